@@ -1,9 +1,7 @@
-"""Memory of one rank: training state, activations, and the states of generation.
+"""Shards of one rank, results that its layers keep for the planner, and the states of generation.
 
-Nothing is allocated. The state follows from what the engine lists (state.py). Activations are
-measured: one layer of each sort runs on fake tensors, and every storage that autograd keeps is
-counted once. That is what the plain operators need; fused kernels need less. The loss is counted
-as it runs: its kernel holds the logits of one chunk of tokens.
+Nothing is allocated. One layer of each sort runs on fake tensors, and every storage that autograd
+keeps is counted once. The memory of a whole step is in step.py.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +21,7 @@ from torch.utils._pytree import tree_leaves
 from ...console.errors import LayoutError
 from ..config import ModelConfig
 from ..fp8 import quantize
-from ..kernels.choice import wanted
-from ..kernels.linear_cross_entropy import held_bytes
-from ..layers.recompute import OPERATIONS, Results, Rule, Selective, Unit, rules_of
+from ..layers.recompute import OPERATIONS, Results, Rule, Selective
 from ..loss import cross_entropy
 from ..model import Model
 from ..operators import BatchContext, State
@@ -57,46 +53,6 @@ def rank_shards(
     # All ranks of the experts' axis have equally many experts.
     model.shard(Axes(tensor=Axis(None, rank, tp), experts=Axis(None, rank, ep)))
     return model.local_shards
-
-
-def activation_memory(
-    config: ModelConfig,
-    seq_len: int,
-    *,
-    rows: int,
-    precision: Precision,
-    degrees: Degrees,
-    device: str,
-) -> dict[str, Any]:
-    """Return the bytes that a micro-batch keeps for its backward pass: the activations by unit of
-    recompute, and the logits with the loss."""
-    kept = kept_by_layer(config, seq_len, rows=rows, precision=precision)
-    ranks = degrees.tp * degrees.cp
-    tokens = rows * seq_len
-    return {
-        "activations": {
-            unit: round((sum(forward) + max(backward)) / ranks)
-            for unit in get_args(Unit)
-            for forward, backward in [kept.by_layer(rules_of(unit, len(config.layers)))]
-        },
-        "logits": loss_bytes(config, kept, tokens, precision, degrees, device),
-    }
-
-
-def loss_bytes(
-    config: ModelConfig,
-    kept: Kept,
-    tokens: int,
-    precision: Precision,
-    degrees: Degrees,
-    device: str,
-) -> int:
-    """Return the bytes that a rank holds for the logits and the loss of a micro-batch of `tokens`
-    on a kind of device."""
-    if not wanted(config.kernel, torch.device(device)):
-        return round(kept.logits / (degrees.tp * degrees.cp))
-    vocabulary = -(-config.vocab_size // degrees.tp)
-    return held_bytes(tokens // degrees.cp, config.width, vocabulary, precision.weight_bytes)
 
 
 @dataclass(frozen=True)

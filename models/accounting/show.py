@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict
-from typing import Any
+from typing import Any, get_args
 
 from ...console.progress import human
 from .. import fp8
 from ..config import ModelConfig
+from ..layers.recompute import Unit, rules_of
 from ..model import Model
 from ..precision import Precision
 from .count import (
@@ -20,8 +21,10 @@ from .count import (
     parameters_by_part,
     step_flops,
 )
-from .memory import activation_memory, generation_bytes, rank_shards
-from .state import Degrees, EngineState, state_bytes
+from .memory import generation_bytes, rank_shards
+from .passes import Shape, model_passes
+from .state import Degrees, EngineState, Shards, device_bytes, state_bytes
+from .step import Action, input_bytes, timeline
 
 LADDER = (2048, 8192, 32768, 131072, 1048576)
 COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red", "white")
@@ -72,6 +75,9 @@ def memory(
     """Return the bytes on one rank that trains `rows` sequences at once, and the bytes of one
     sequence in generation."""
     shards = rank_shards(config, degrees, degrees.tp - 1)  # the last rank has the most
+    shape = Shape(
+        rows=rows, seq_len=seq_len, precision=precision, degrees=degrees, device=engine.device
+    )
     return {
         "precision": precision.name,
         "rows": rows,
@@ -79,16 +85,20 @@ def memory(
         "engine": engine.engine,
         "layout": asdict(degrees),
         "state": state_bytes(engine.parts, shards, degrees),
-        **activation_memory(
-            config,
-            seq_len,
-            rows=rows,
-            precision=precision,
-            degrees=degrees,
-            device=engine.device,
-        ),
+        "step": {unit: step_memory(config, shape, engine, shards, unit) for unit in get_args(Unit)},
         "generation_state": generation_bytes(config, seq_len, precision=precision),
     }
+
+
+def step_memory(
+    config: ModelConfig, shape: Shape, engine: EngineState, shards: Shards, unit: Unit
+) -> dict[str, int]:
+    """Return the bytes of each part at the highest moment of a step of one micro-batch."""
+    layers = len(config.layers)
+    passes = model_passes(config, shape, rules_of(unit, layers))
+    held = engine.memory(shards, shape.degrees)
+    actions: list[Action] = [("forward", 0, 0), ("backward", 0, 0)]
+    return timeline(passes, held, actions, [range(layers)], input_bytes(shape)).parts
 
 
 def lengths_row(model: Model, seq_len: int) -> dict[str, Any]:
@@ -206,19 +216,18 @@ def fp8_table(summary: dict[str, Any]) -> str:
 
 def memory_table(summary: dict[str, Any]) -> str:
     layout = ", ".join(f"{name} {value}" for name, value in summary["layout"].items())
-    kept = summary["activations"]
-    rows = {
-        **summary["state"],
-        "activations": kept["none"],
-        "  kept by operator": kept["operator"],
-        "  kept by block": kept["block"],
-        "logits and loss": summary["logits"],
-        "generation state": summary["generation_state"],
-    }
-    lines = [f"{name:<20}{size:>16}" for name, size in ((n, gib(b)) for n, b in rows.items())]
+    step = summary["step"]
+    units = list(step)
+    lines = [f"{'recompute':<20}" + "".join(f"{unit:>14}" for unit in units)]
+    for name in dict.fromkeys(part for unit in units for part in step[unit]):
+        sizes = (gib(step[unit].get(name, 0)) for unit in units)
+        lines.append(f"{name:<20}" + "".join(f"{size:>14}" for size in sizes))
+    totals = (gib(device_bytes(step[unit])) for unit in units)
+    lines.append(f"{'most of a step':<20}" + "".join(f"{size:>14}" for size in totals))
+    lines.append(f"{'generation state':<20}{gib(summary['generation_state']):>14}")
     what = f"{summary['rows']} × {summary['seq_len']:,} tokens in {summary['precision']}"
     layout = f"{summary['engine']}; {layout}"
-    return "\n".join([*lines, f"For each rank: {what}; {layout}; plain operators."])
+    return "\n".join([*lines, f"For each rank at the highest moment of a step: {what}; {layout}."])
 
 
 def metric(number: float) -> str:

@@ -13,11 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from ..model import Model
 from ..parallel.sharding import LocalShard
 from ..precision import Precision
+
+if TYPE_CHECKING:
+    from .step import EngineMemory
 
 HOST = "host "
 """Beginning of the names of parts that lie in host memory, beside a rank's device."""
@@ -134,6 +137,8 @@ class EngineState:
     device: str
     """Kind of device that it runs on: cuda or cpu."""
     parts: Sequence[StatePart]
+    memory: Callable[[Shards, Degrees], EngineMemory]
+    """Makes the events of the engine in a step, for the rank that has these shards."""
 
 
 class FindEngineState(Protocol):

@@ -12,6 +12,9 @@ from headrace.console.headrace import main
 from headrace.models.conversion.folders import FORMATS
 from headrace.models.precision import PRECISIONS
 
+SHORT = ("--seq-len", "64")
+"""Rows whose memory is traced in a moment."""
+
 
 def run(*words: str) -> Result:
     return CliRunner().invoke(main, ["models", *words])
@@ -32,26 +35,26 @@ def test_list_has_every_shipped_model() -> None:
 
 
 def test_show_as_json() -> None:
-    shown = document("show", "tiny-hybrid", "vocab_size=1024", "--seq-len", "256")
+    shown = document("show", "tiny-hybrid", "vocab_size=1024", "--seq-len", "64")
     assert shown["parameters"] == 1_169_736 + 512 * 128
     assert set(shown["parameters_by_part"]) >= {"embedding", "se", "norms"}
-    assert shown["seq_len"] == 256 and shown["memory"]["seq_len"] == 256
-    longer = document("show", "tiny-hybrid", "--seq-len", "512")
+    assert shown["seq_len"] == 64 and shown["memory"]["seq_len"] == 64
+    longer = document("show", "tiny-hybrid", "--seq-len", "128")
     assert (
         longer["training_flops_per_token"]
-        > document("show", "tiny-hybrid", "--seq-len", "256")["training_flops_per_token"]
+        > document("show", "tiny-hybrid", "--seq-len", "64")["training_flops_per_token"]
     )
 
 
 def test_show_names_active_parameters() -> None:
-    shown = document("show", "blackmamba-1.5b")
+    shown = document("show", "blackmamba-1.5b", *SHORT)
     assert shown["active_parameters"] < shown["parameters"] / 3
     assert abs(shown["six_n_error"]) < 0.1
-    assert " active): 30 layers" in run("show", "blackmamba-1.5b").stdout
+    assert " active): 30 layers" in run("show", "blackmamba-1.5b", *SHORT).stdout
 
 
 def test_show_draws_the_layers() -> None:
-    text = run("show", "zamba2-1.2b", "--zero", "3", "--dp", "8").stdout
+    text = run("show", "zamba2-1.2b", *SHORT, "--zero", "3", "--dp", "8").stdout
     assert text.startswith("1.22B parameters: 38 layers, width 2,048, vocabulary 32,000\n")
     assert "MMMMMSMMMMMS" in text and "head (tied)" in text
     assert "shared>mamba ×6" in text

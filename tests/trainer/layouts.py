@@ -23,6 +23,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from benchmarks._collectives import Count
+from benchmarks._memory import measured as measured_memory
 from headrace.models.accounting.count import build_meta
 from headrace.models.fp8 import quantize
 from headrace.models.layers.recompute import Recompute
@@ -81,7 +82,7 @@ KEYS = {
 GATHER = {"block": "block", "micro": "micro-batch", "step": "step"}
 """Settings of FSDP2, by the last word of a layout."""
 
-__all__ = ["exact", "profile_links", "second_oracle", "times_of_all"]
+__all__ = ["exact", "measured_memory", "profile_links", "second_oracle", "times_of_all"]
 """Tasks of other files."""
 
 norm_of = steps_of.squared_norm

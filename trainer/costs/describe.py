@@ -19,11 +19,13 @@ AXES = ("pp", "dp", "tp", "cp")
 
 
 def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
-    """Return the description; counting activations takes a few seconds, so it is optional."""
+    """Return the description; `activations` counts the memory of a step, which takes a second or
+    two, instead of the state alone."""
     stages = pipeline.stages(job)
-    kept = costs.kept_memory(job) if activations else [{} for _ in stages]
     by_stage = [
-        [state | kept[stage] for state in costs.state_memory(job, stage)]
+        [each.parts for each in costs.timelines(job, stage)]
+        if activations
+        else costs.state_memory(job, stage)
         for stage in range(len(stages))
     ]
     for stage, by_rank in zip(stages, by_stage, strict=True):

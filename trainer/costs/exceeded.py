@@ -98,13 +98,12 @@ def out_of_memory(job: Job, rank: int, doing: str, said: str, limit: int) -> Run
 
 
 def counted(job: Job, stage: int) -> dict[str, int]:
-    """Return the bytes of each part on the fullest rank of a stage: state, then activations. A GPU
-    does not hold what lies in host memory."""
-    kept = costs.kept_memory(job)[stage]
+    """Return the bytes of each part on the fullest rank of a stage, at the highest moment of a
+    step. A GPU does not hold what lies in host memory."""
     apart = job.run.device == "cuda"
     every = (
-        {name: size for name, size in state.items() if not (apart and name.startswith(HOST))} | kept
-        for state in costs.state_memory(job, stage)
+        {name: size for name, size in each.parts.items() if not (apart and name.startswith(HOST))}
+        for each in costs.timelines(job, stage)
     )
     return max(every, key=lambda parts: sum(parts.values()))
 
@@ -118,8 +117,8 @@ def verdict(parts: dict[str, int], limit: int) -> str:
             return f"{name} ({shown_size(size)}) exceed it{beside}"
         before += size
     return (
-        "all of this fits; not counted are results within an operator, buffers of the engine and "
-        "of the network, fragments of free memory, and other programs"
+        "all of this fits; not counted are buffers of the network, fragments of free memory, and "
+        "other programs"
     )
 
 

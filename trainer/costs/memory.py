@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..loop.batches import micro_batches, micro_rows
-from ..pipeline.simulate import most_alive
 from ..run.job import Job
 
 if TYPE_CHECKING:
     from ...models.accounting.state import Degrees
+    from ...models.accounting.step import Timeline
 
 NUMBER_BYTES = 4
 """Bytes of a number in a checkpoint: masters and optimizer states are fp32."""
@@ -88,34 +88,47 @@ def state_memory(job: Job, stage: int) -> list[dict[str, int]]:
     return [state_bytes(state.parts, each, degrees) for each in shards]
 
 
-def kept_memory(job: Job) -> list[dict[str, int]]:
-    """Return the bytes that each stage keeps for its backward passes, in the phase that keeps most.
-
-    A stage keeps the activations of all micro-batches that its schedule has alive at once, and the
-    last stage the logits of one.
-    """
-    from ...models.accounting.memory import kept_by_layer, loss_bytes
+def timelines(job: Job, stage: int) -> list[Timeline]:
+    """Return the memory over a step of each tensor rank of a stage, in the phase with the most."""
+    from ...models.accounting.count import build_meta
+    from ...models.accounting.memory import rank_shards
+    from ...models.accounting.passes import Shape, model_passes
+    from ...models.accounting.step import input_bytes, timeline
     from ...models.model import chunk_layers
     from ..layout.stages import chunks_of
+    from .state import engine_state
 
-    layout, degrees = job.run.layout, _degrees(job)
+    layout, degrees, device = job.run.layout, _degrees(job), job.run.device
+    assert device != "auto"
+    own = chunks_of(layout, stage)
+    model = build_meta(job.model)
+    model.keep(job.cuts, own)
+    state = engine_state(job.run, model, job.precision, device)
+    shards = [rank_shards(job.model, degrees, n, job.cuts, own) for n in range(degrees.tp)]
     chunks = chunk_layers(len(job.model.layers), job.cuts)
-    ranks = degrees.tp * degrees.cp
-    most = [{"activations": 0, "logits": 0} for _ in range(layout.pp)]
+    most: list[Timeline] = []
     for phase in job.plan.phases:
         rows = micro_rows(job.run.micro_batch_tokens, phase, job.dp, degrees.cp)
-        kept = kept_by_layer(job.model, phase.seq_len, rows=rows, precision=job.precision)
-        tokens = rows * phase.seq_len
-        loss = loss_bytes(job.model, kept, tokens, job.precision, degrees, job.run.device)
-        layers, again = kept.by_layer(job.rules)
-        sizes = [float(sum(layers[chunk.start : chunk.stop])) for chunk in chunks]
-        orders = layout.orders(micro_batches(rows, phase, job.dp))
-        for stage, order in enumerate(orders):
-            own = [layer for chunk in chunks_of(layout, stage) for layer in chunks[chunk]]
-            alive = most_alive(order, sizes) + max(again[layer] for layer in own)
-            logits = loss if stage == layout.pp - 1 else 0
-            for name, size in (("activations", round(alive / ranks)), ("logits", logits)):
-                most[stage][name] = max(most[stage][name], size)
+        shape = Shape(
+            rows=rows,
+            seq_len=phase.seq_len,
+            precision=job.precision,
+            device=device,
+            degrees=degrees,
+            attention=layout.attention,
+            hyena_li=layout.hyena_li,
+        )
+        passes = model_passes(job.model, shape, job.rules)
+        number = micro_batches(rows, phase, job.dp)
+        if layout.pp == 1:  # those between the first and the last are alike
+            number = min(number, 3)
+        actions = [(each.kind, each.chunk, each.micro) for each in layout.orders(number)[stage]]
+        found = [
+            timeline(passes, state.memory(each, degrees), actions, chunks, input_bytes(shape))
+            for each in shards
+        ]
+        if not most or found[0].highest > most[0].highest:
+            most = found
     return most
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ...console.errors import ConfigError, Problem
 from ...models.accounting.state import BytesPerParameter, Degrees, EngineState, StatePart
 from ...models.precision import Precision
+from ..engines.engine import StateOnDevice
 from ..layout.devices import choose_device
 from ..run import config as run_config
 from ..run.config import RunConfig
@@ -31,7 +33,19 @@ def engine_state(run: RunConfig, model: Model, precision: Precision, device: str
 
     sharded = run.engine.state_layout(precision, optimizer_bytes, device, run.layout)
     parts = with_full_precision(sharded, model, precision, optimizer_bytes)
-    return EngineState(engine=run.engine.describe(), device=device, parts=parts)
+    held = StateOnDevice(
+        parts=parts,
+        precision=precision,
+        layout=run.layout,
+        device=device,
+        fp32=frozenset(model.full_precision(precision)),
+    )
+    return EngineState(
+        engine=run.engine.describe(),
+        device=device,
+        parts=parts,
+        memory=partial(run.engine.memory, held),
+    )
 
 
 def with_full_precision(

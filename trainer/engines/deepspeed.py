@@ -19,11 +19,13 @@ from .zero.settings import ZeroConfig
 if TYPE_CHECKING:
     import torch
 
-    from ...models.accounting.state import BytesPerParameter, StatePart
+    from ...models.accounting.state import BytesPerParameter, Degrees, Shards, StatePart
+    from ...models.accounting.step import EngineMemory
     from ...models.precision import Precision
     from ..checkpoints.fragments import Fragment
     from ..layout.config import LayoutConfig
     from ..layout.groups import Parallel
+    from .engine import StateOnDevice
     from .objective import Objective, Sums
     from .optimizers.base import OptimizerConfig
 
@@ -102,6 +104,11 @@ class DeepSpeedConfig(ZeroConfig):
         from .zero.memory import state_layout
 
         return state_layout(self, precision, optimizer_bytes, device, LARGEST_BUCKET[device])
+
+    def memory(self, state: StateOnDevice, shards: Shards, degrees: Degrees) -> EngineMemory:
+        from .zero.step_memory import ZeroMemory
+
+        return ZeroMemory(self, state, shards, degrees, LARGEST_BUCKET[state.device])
 
     def build(
         self,

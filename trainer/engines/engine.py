@@ -13,12 +13,13 @@ weight of the global batch. An engine that averages gradients multiplies by the 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from ...models.accounting.state import BytesPerParameter, StatePart
+from ...models.accounting.state import BytesPerParameter, Degrees, Shards, StatePart
 from ...models.compilation import Backend, compile_blocks
 from ...models.model import Model
 from ...models.precision import Precision
@@ -27,6 +28,9 @@ from ..layout.config import LayoutConfig
 from ..layout.groups import Parallel
 from .objective import Objective, Sums
 from .optimizers.base import Optimizer, OptimizerConfig
+
+if TYPE_CHECKING:
+    from ...models.accounting.step import EngineMemory
 
 
 class Engine(Protocol):
@@ -62,6 +66,19 @@ class Engine(Protocol):
 
     def loaded(self, steps: int) -> None:
         """Update all that follows from the fragments, after they were written to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateOnDevice:
+    """State of an engine, and where it runs, for its memory over a step."""
+
+    parts: Sequence[StatePart]
+    precision: Precision
+    layout: LayoutConfig
+    device: str
+    """Kind of device: cuda or cpu."""
+    fp32: Collection[str]
+    """Parameters that are fp32 beside weights of half precision: no engine shards them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +126,10 @@ class EngineConfig(ABC):
         layout: LayoutConfig,
     ) -> list[StatePart]:
         """Return the parts of the state that a rank holds, for the memory accounting."""
+
+    @abstractmethod
+    def memory(self, state: StateOnDevice, shards: Shards, degrees: Degrees) -> EngineMemory:
+        """Return the events of a step in the memory of the rank that has these shards."""
 
     @abstractmethod
     def build(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...console.errors import LayoutError, Problem, Problems
-from .engine import EngineConfig
+from .engine import EngineConfig, StateOnDevice
 from .shard_groups import LayerShards, layer_of, overlapping, shard_of
 
 if TYPE_CHECKING:
@@ -23,7 +23,14 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ...models.accounting.state import BytesPerParameter, Shapes, StatePart
+    from ...models.accounting.state import (
+        BytesPerParameter,
+        Degrees,
+        Shapes,
+        Shards,
+        StatePart,
+    )
+    from ...models.accounting.step import EngineMemory
     from ...models.block import Block
     from ...models.precision import Precision
     from ..checkpoints.fragments import Fragment
@@ -137,6 +144,11 @@ class Fsdp2Config(EngineConfig):
         else:  # FSDP2 keeps what it reduced last until the next micro-batch has gradients
             parts.append(StatePart(name="gradients", bytes_per_parameter=4, cut=outside_blocks))
         return parts
+
+    def memory(self, state: StateOnDevice, shards: Shards, degrees: Degrees) -> EngineMemory:
+        from .fsdp2_memory import Fsdp2Memory
+
+        return Fsdp2Memory(self, state, shards, degrees)
 
     def shard_ranks(self, parameter: str) -> int | None:
         """Return the ranks that share one copy of a parameter's state; None: all."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
 from ..loop.batches import RunPlan
@@ -73,28 +74,66 @@ class Meter:
             return
         events, self.events = self.events, None
         events.stop()
-        self.peak = self.before + highest(
-            (each.start_ns(), each.nbytes())
-            for each in events.profiler.kineto_results.events()
-            if each.name() == "[memory]"
-        )
+        roots = events.profiler.kineto_results.experimental_event_tree()
+        self.peak = self.before + highest(allocations(roots), live_storages().keys())
 
 
-def highest(events: Iterable[tuple[int, int]]) -> int:
-    """Return the highest sum of events (time, bytes given out or back) in the order of time."""
-    in_order = sorted(events, key=lambda event: event[0])
-    return max(accumulate((size for _, size in in_order), initial=0))
+@dataclass(frozen=True)
+class Allocation:
+    """An event of the allocator."""
+
+    time: int
+    address: int
+    size: int
+    """Bytes given out, or, below 0, given back."""
+
+
+def allocations(roots: Iterable[Any]) -> Iterator[Allocation]:
+    """Yield the allocator's events from the profiler's tree of events."""
+    waiting = list(roots)
+    while waiting:
+        event = waiting.pop()
+        waiting += event.children
+        if event.tag == _EventType.Allocation:
+            fields = event.extra_fields
+            yield Allocation(event.start_time_ns, fields.ptr, fields.alloc_size)
+
+
+def highest(events: Iterable[Allocation], alive: Collection[int] = ()) -> int:
+    """Return the highest sum of the events in the order of time. `alive` are the addresses that are
+    in use at the end.
+
+    The profiler does not see what gloo's threads give back: tensors that they sent. Memory whose
+    return is missing does not count.
+    """
+    in_order = sorted(events, key=lambda event: event.time)
+    unreturned: dict[int, int] = {}
+    missing = set()
+    for number, event in enumerate(in_order):
+        earlier = unreturned.pop(event.address, None)
+        if event.size > 0:
+            if earlier is not None:
+                missing.add(earlier)
+            unreturned[event.address] = number
+    missing |= {number for address, number in unreturned.items() if address not in alive}
+    seen = (event.size for number, event in enumerate(in_order) if number not in missing)
+    return max(accumulate(seen, initial=0))
 
 
 def live_bytes() -> int:
     """Return the bytes of all tensors in host memory."""
+    return sum(live_storages().values())
+
+
+def live_storages() -> dict[int, int]:
+    """Return the bytes of all tensors in host memory, by address."""
     sizes: dict[int, int] = {}
     for thing in gc.get_objects():
         if type(thing) in PLAIN and thing.device.type == "cpu":
             own: list[Any] = [thing, thing.grad if thing.is_leaf else None]
             storages = [each.untyped_storage() for each in own if type(each) in PLAIN]
             sizes |= {storage.data_ptr(): storage.nbytes() for storage in storages}
-    return sum(sizes.values())
+    return sizes
 
 
 def gathered(meter: Meter, plan: RunPlan, group: dist.ProcessGroup) -> dict[str, Any]:

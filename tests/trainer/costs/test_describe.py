@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from headrace.trainer.costs import describe
+from headrace.trainer.costs.memory import timelines
 from headrace.trainer.engines.deepspeed import LARGEST_BUCKET
 
 
@@ -23,7 +26,7 @@ def test_the_description_adds_up(ask: Any) -> None:
     }
     assert about["checkpoints"] == {"bytes": 12 * count, "saved": 2}
     more = describe.describe(found, activations=True)
-    assert more["memory"]["activations"] > 0 and more["memory"]["logits"] >= 16 * 37 * 4
+    assert more["memory"]["activations"] > 0
     assert "activations" in "\n".join(describe.lines(more))
     assert "  checkpoints:\n    every: 4\n" in describe.configuration(more)
     written = "\n".join(describe.lines(about))
@@ -94,6 +97,16 @@ def test_parameter_groups_and_the_optimizers_states_are_counted(ask: Any) -> Non
     assert plain["checkpoints"]["bytes"] - muon["checkpoints"]["bytes"] == 4 * matrices
 
 
+def test_the_memory_of_a_stage_follows_its_schedule(ask: Any) -> None:
+    words = ["processes=2", "layout.pp=2", "layout.cuts=[3]", "micro_batch_tokens=16"]
+    first, last = (timelines(ask(*words), stage)[0].moments for stage in (0, 1))
+    assert {moment.layer for moment in first} == {None, 0, 1, 2}
+    assert {moment.layer for moment in last} == {None, 3, 4}
+    assert "forward loss" in {moment.name for moment in last} - {moment.name for moment in first}
+    kept = [moment.end["activations"] for moment in first if moment.name.startswith("forward")]
+    assert max(kept) == pytest.approx(2 * kept[3], rel=0.01), "stage 0 keeps two graphs"
+
+
 def test_stages_are_described(ask: Any) -> None:
     words = ["processes=2", "layout.pp=2", "layout.cuts=[3]", "micro_batch_tokens=16"]
     about = describe.describe(ask(*words), activations=True)
@@ -103,9 +116,7 @@ def test_stages_are_described(ask: Any) -> None:
     embedding = 37 * 36  # tied: both stages hold it
     parameters = first["parameters"] + last["parameters"]
     assert parameters == whole["model"]["parameters"] + embedding
-    assert first["memory"]["logits"] == 0 < last["memory"]["logits"]
-    kept = [stage["memory"]["activations"] for stage in (first, last)]
-    assert whole["memory"]["activations"] == kept[0] // 2 + kept[1], "stage 0 keeps two graphs"
+    assert first["memory"]["activations"] > 0 and last["memory"]["activations"] > 0
     (phase,) = about["pipeline"]
     assert (phase["messages"], phase["message_bytes"]) == (2 * 4, 2 * 4 * 16 * 36 * 4)
     assert 0 < phase["bubble"] < 1

@@ -7,14 +7,22 @@ import torch
 from headrace.trainer.layout.groups import Parallel
 from headrace.trainer.loop.batches import RunPlan
 from headrace.trainer.loop.synthetic import SyntheticConfig, SyntheticPlan
-from headrace.trainer.record.meter import Meter, gathered, highest, live_bytes
+from headrace.trainer.record.meter import Allocation, Meter, gathered, highest, live_bytes
 
 MIB = 1 << 20
 
 
 def test_the_peak_is_the_highest_sum_in_the_order_of_time() -> None:
-    assert highest([(3, 50), (1, 100), (4, -50), (6, 30), (8, 5), (7, -30)]) == 150
-    assert highest([(1, -10)]) == 0
+    events = [(3, 7, 50), (1, 8, 100), (4, 7, -50), (6, 9, 30), (8, 6, 5), (9, 9, -30)]
+    alive = {8, 6}
+    assert highest([Allocation(*each) for each in events], alive) == 150
+    assert highest([Allocation(1, 1, -10)]) == 0
+
+
+def test_memory_that_another_thread_gives_back_does_not_count() -> None:
+    again = [Allocation(1, 7, 100), Allocation(2, 8, 10), Allocation(3, 7, 100)]
+    assert highest(again, alive={7, 8}) == 110
+    assert highest(again, alive={8}) == 10
 
 
 def test_a_rank_measures_its_second_step_and_later_times(parallel: Parallel) -> None:

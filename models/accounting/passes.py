@@ -1,0 +1,356 @@
+"""Memory of the parts of a model: each sort of layer, the embedding, and the loss, traced once.
+
+One layer of each sort runs forward and backward on fake tensors (trace.py), with the rows, the
+shards and the recompute rule of one rank. Layers that are alike share a trace; a process traces
+each model, shape and rule once.
+
+On a GPU the fused kernels run where `kernel: auto` chooses them. On the CPU rows have documents, as
+in training. Split experts run as if this rank had them alone: each gets an equal part of the rows,
+and the buffers of the exchange are not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ...console.errors import LayoutError
+from ..config import ModelConfig
+from ..documents import Aligned, Buckets, Documents, Spans
+from ..fp8 import quantize
+from ..layers.recompute import Rule
+from ..model import Model
+from ..operators import BatchContext
+from ..operators.base import FusedOptions
+from ..parallel.axes import AttentionForm, Axes, Axis, LongFilterForm
+from ..precision import Precision
+from .count import build_meta
+from .state import Degrees
+from .stored import stored
+from .trace import Pass, Passes, Piece, fake_tensors, new_mode, trace
+
+T = TypeVar("T")
+
+LONGEST = 512
+"""Tokens of the longest row that runs where plain operators do, in many small steps. Longer rows
+are extrapolated from shorter ones: from two, or from three where masks grow with the square."""
+MOST_ROWS = 3
+"""Most rows that run; the bytes of more rows are extrapolated from two numbers of rows."""
+EMBEDDINGS = "embeddings"
+"""Name of the embeddings among the parameters of a layer that calls a shared block: their gradient
+is the sum of those of all calls."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What one rank runs."""
+
+    rows: int
+    """Rows of a micro-batch; the ranks of tp and cp have parts of them."""
+    seq_len: int
+    precision: Precision
+    device: str
+    degrees: Degrees = field(default_factory=Degrees)
+    attention: AttentionForm = "a2a"
+    hyena_li: LongFilterForm = "states"
+
+
+@dataclass(frozen=True)
+class ModelPasses:
+    """Passes of all parts of a model. Gradients have the parameters' logical names."""
+
+    first: Passes
+    """The embedding."""
+    layers: Sequence[Passes]
+    last: Passes
+    """Final norm, logits and loss."""
+    names: Sequence[str]
+    """Sort of each layer, for people."""
+
+
+_known: dict[str, Passes] = {}
+
+
+def model_passes(config: ModelConfig, shape: Shape, rules: Sequence[Rule]) -> ModelPasses:
+    """Trace a model with a recompute rule for each layer."""
+    if wrong := list(_problems(config, shape)):
+        raise LayoutError("\n  ".join(["the layout does not divide this model's rows", *wrong]))
+    tracer = _Tracer(config, shape)
+    layers = []
+    for number, (layer, rule) in enumerate(zip(config.layers, rules, strict=True)):
+        own = {"": f"blocks.{number}.", "shared.": f"shared.{layer.shared}."}
+        layers.append(_renamed(tracer.layer(number, rule), own))
+    first = _renamed(tracer.first(), {})
+    last = _renamed(tracer.last(), {})
+    return ModelPasses(first, layers, last, [str(layer) for layer in config.layers])
+
+
+def _problems(config: ModelConfig, shape: Shape) -> Iterator[str]:
+    """Yield each reason why the ranks cannot divide the rows. A run checks them before."""
+    tp, cp = shape.degrees.tp, shape.degrees.cp
+    if shape.seq_len % (tp * cp):
+        yield f"rows of {shape.seq_len:,} tokens do not divide by tp × cp = {tp * cp}"
+    for name, options in config.operators.items():
+        heads = options.attention_heads
+        if shape.attention == "a2a" and heads and heads % (tp * cp):
+            yield f"operators.{name}: tp={tp} × cp={cp} does not divide its {heads} heads"
+
+
+def _renamed(passes: Passes, prefixes: Mapping[str, str]) -> Passes:
+    def name(own: str) -> str:
+        if not own or own == EMBEDDINGS or not prefixes:
+            return own
+        shared = own.startswith("shared.")
+        return prefixes["shared."] + own.removeprefix("shared.") if shared else prefixes[""] + own
+
+    return Passes(
+        passes.forward,
+        tuple(replace(each, gradient=name(each.gradient)) for each in passes.backward),
+    )
+
+
+class _Tracer:
+    """Traces the parts of a model at the lengths and rows that run."""
+
+    def __init__(self, config: ModelConfig, shape: Shape) -> None:
+        self.config, self.shape = config, shape
+        self.key = f"{config!r} {replace(shape, rows=1, seq_len=1)!r}"
+        self.sorts = _sorts(config, shape.precision)
+        self.models: dict[tuple[int, int], _Model] = {}
+
+    def layer(self, number: int, rule: Rule) -> Passes:
+        first = self.sorts.index(self.sorts[number])
+        return self._extrapolated(f"{first} {rule!r}", lambda model: model.layer(first, rule))
+
+    def first(self) -> Passes:
+        return self._extrapolated("first", _Model.first)
+
+    def last(self) -> Passes:
+        return self._extrapolated("last", _Model.last)
+
+    def _extrapolated(self, part: str, run: Callable[[_Model], Passes]) -> Passes:
+        shape = self.shape
+        lengths = [shape.seq_len]
+        if shape.seq_len > LONGEST and shape.device != "cuda":
+            masks = any(getattr(each, "window", None) for each in self.config.operators.values())
+            lengths = [*([LONGEST // 4] if masks else []), LONGEST // 2, LONGEST]
+        numbers = [shape.rows] if shape.rows <= MOST_ROWS else [MOST_ROWS - 1, MOST_ROWS]
+        by_length = [
+            _fitted(numbers, [self._traced(part, n, length, run) for n in numbers], shape.rows)
+            for length in lengths
+        ]
+        return _fitted(lengths, by_length, shape.seq_len)
+
+    def _traced(self, part: str, rows: int, length: int, run: Callable[[_Model], Passes]) -> Passes:
+        key = f"{part} {rows} {length} {self.key}"
+
+        def make() -> Passes:
+            size = rows, length
+            if size not in self.models:
+                shape = replace(self.shape, rows=rows, seq_len=length)
+                self.models[size] = _Model(self.config, shape)
+            return self.models[size].run(run)
+
+        if key not in _known:
+            _known[key] = stored(key, make)
+        return _known[key]
+
+
+def _sorts(config: ModelConfig, precision: Precision) -> list[str]:
+    """Return a name for each layer that layers of its sort share."""
+    if precision.fp8 is None:
+        return [repr(layer) for layer in config.layers]
+    model = quantize(build_meta(config), precision.fp8)
+    narrow = (
+        sum(getattr(module, "fp8", False) for module in block.modules())
+        for block in model.typed_blocks()
+    )
+    return [f"{layer!r} {count}" for layer, count in zip(config.layers, narrow, strict=True)]
+
+
+class _Documents(Documents):
+    """Documents whose layouts are real tensors: their sizes depend on the numbers."""
+
+    def lengthened(self, before: int) -> Documents:
+        with _disable_current_modes():
+            return _Documents(super().lengthened(before).positions)
+
+    def buckets(self) -> Buckets:
+        with _disable_current_modes():
+            return super().buckets()
+
+    def aligned(self, chunk: int, *, compiled: bool = False) -> Aligned:
+        with _disable_current_modes():
+            return super().aligned(chunk, compiled=compiled)
+
+    def spans(self, *, compiled: bool = False) -> Spans:
+        with _disable_current_modes():
+            return super().spans(compiled=compiled)
+
+    def kept(self, key: Hashable, build: Callable[[Documents], T]) -> T:
+        with _disable_current_modes():
+            return super().kept(key, build)
+
+
+class _Model:
+    """A model of fake tensors, and a micro-batch."""
+
+    def __init__(self, config: ModelConfig, shape: Shape) -> None:
+        degrees = shape.degrees
+        self.shape, self.mode = shape, new_mode()
+        self.config = _with_own_experts(config, degrees.ep)
+        self.axes = Axes(
+            tensor=Axis(None, degrees.tp - 1, degrees.tp),
+            context=Axis(None, degrees.cp - 1, degrees.cp),  # it has all states before its part
+            attention=shape.attention,
+            hyena_li=shape.hyena_li,
+        )
+        self.documents = self._documents()
+        if shape.device == "cuda":
+            try:
+                self.model = self._build(_with_kernels(self.config))
+            except LayoutError:
+                self.model = self._build(self.config)
+        else:
+            self.model = self._build(self.config)
+
+    def _build(self, config: ModelConfig) -> Model:
+        with fake_tensors(self.shape.precision.compute, self.mode):
+            model = quantize(Model(config), self.shape.precision.fp8)
+            model.shard(self.axes)
+            fp32 = model.full_precision(self.shape.precision)
+            for name, parameter in model.named_parameters():
+                if name in fp32:
+                    parameter.data = parameter.data.float()
+        return model
+
+    def _documents(self) -> Documents | None:
+        """Return rows of one document each; None where a GPU needs none, and for the ring, whose
+        tiles depend on the numbers."""
+        shape, axis = self.shape, self.axes.context
+        if shape.device == "cuda" or (axis.size > 1 and shape.attention == "ring"):
+            return None
+        rows, length = shape.rows, shape.seq_len
+        ends = torch.arange(0, rows * length + 1, length)
+        whole = _Documents(Documents.from_cu_seqlens(ends, (rows, length)).positions)
+        if axis.size == 1:
+            return whole
+        return _Documents(whole.positions[:, axis.part(length)], whole)
+
+    def run(self, part: Callable[[_Model], Passes]) -> Passes:
+        with fake_tensors(self.shape.precision.compute, self.mode):
+            return part(self)
+
+    def _batch(self, embeddings: Tensor | None = None) -> BatchContext:
+        length = self.shape.seq_len // self.axes.context.size
+        if self.documents is None:
+            positions = torch.arange(length).unsqueeze(0)
+        else:
+            positions = self.documents.positions
+        return BatchContext(positions, self.documents, embeddings=embeddings, axes=self.axes)
+
+    def _stream(self) -> Tensor:
+        length = self.shape.seq_len // self.axes.context.size // self.axes.tensor.size
+        return torch.empty(self.shape.rows, length, self.config.width)
+
+    def _tokens(self) -> Tensor:
+        length = self.shape.seq_len // self.axes.context.size
+        return torch.zeros(self.shape.rows, length, dtype=torch.int64)
+
+    def layer(self, number: int, rule: Rule) -> Passes:
+        block = self.model.typed_blocks()[number]
+        shared = self.model.shared_block(block.layer)
+        block.set_recompute(rule)
+        leaves = _leaves(block)
+        embeddings = None
+        if shared is not None:
+            embeddings = self._stream().requires_grad_()
+            leaves |= {f"shared.{name}": leaf for name, leaf in _leaves(shared).items()}
+            leaves[EMBEDDINGS] = embeddings
+        batch = self._batch(embeddings)
+        result = trace(lambda u: block(u, batch, None, shared)[0], self._stream, leaves)
+        block.set_recompute("none")
+        return result
+
+    def first(self) -> Passes:
+        tokens, batch = self._tokens(), self._batch()
+        model = self.model
+        leaves = _within(model, ("embedding.", "positions."))
+        return trace(lambda ids: model.embed(ids, batch), lambda: tokens, leaves)
+
+    def last(self) -> Passes:
+        model, targets = self.model, self._tokens()
+        weights = torch.ones(targets.shape, dtype=torch.float32)
+        leaves = _within(model, ("embedding.", "norm.", "head."))
+        return trace(lambda u: model.loss(model.norm(u), targets, weights)[0], self._stream, leaves)
+
+
+def _leaves(module: nn.Module) -> dict[str, Tensor]:
+    return dict(module.named_parameters())
+
+
+def _within(model: Model, roots: tuple[str, ...]) -> dict[str, Tensor]:
+    return {name: leaf for name, leaf in model.named_parameters() if name.startswith(roots)}
+
+
+def _with_kernels(config: ModelConfig) -> ModelConfig:
+    """Return the model with fused kernels wherever `auto` chooses them on a GPU."""
+    operators = {
+        name: replace(options, kernel="triton")
+        if isinstance(options, FusedOptions) and options.kernel == "auto"
+        else options
+        for name, options in config.operators.items()
+    }
+    kernel = "triton" if config.kernel == "auto" else config.kernel
+    return replace(config, operators=operators, kernel=kernel)
+
+
+def _with_own_experts(config: ModelConfig, ep: int) -> ModelConfig:
+    """Return the model with the experts of one rank."""
+    if ep == 1:
+        return config
+    operators = dict(config.operators)
+    for name, options in operators.items():
+        if options.expert_count is not None:
+            own = max(options.expert_count // ep, getattr(options, "top_k", 1))
+            operators[name] = replace(options, experts=own)  # type: ignore[call-arg]
+    return replace(config, operators=operators)
+
+
+def _fitted(points: Sequence[int], found: Sequence[Passes], at: int) -> Passes:
+    """Return the passes at another point: each number on the polynomial through all points."""
+    if len(points) == 1:
+        return found[0]
+
+    def fitted(each: Iterable[Pass]) -> Pass:
+        return tuple(
+            Piece(
+                extrapolated(points, [piece.high for piece in pieces], at),
+                extrapolated(points, [piece.change for piece in pieces], at),
+                pieces[0].gradient,
+                extrapolated(points, [piece.size for piece in pieces], at),
+            )
+            for pieces in zip(*each, strict=True)
+        )
+
+    return Passes(
+        fitted(passes.forward for passes in found), fitted(passes.backward for passes in found)
+    )
+
+
+def extrapolated(points: Sequence[int], sizes: Sequence[int], at: int) -> int:
+    """Return the value of the polynomial through all points."""
+    total = Fraction(0)
+    for point, size in zip(points, sizes, strict=True):
+        term = Fraction(size)
+        for other in points:
+            if other != point:
+                term *= Fraction(at - other, point - other)
+        total += term
+    return round(total)

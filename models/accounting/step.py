@@ -1,0 +1,243 @@
+"""Memory of one rank over a training step: the passes of its layers, and the events of its engine.
+
+    forward    part by part: working set up and down, what is kept stays
+    backward   the same in reverse; each gradient that is complete goes to the engine
+    update     the optimizer
+
+An engine says what it holds (`EngineMemory`): whole weights while a layer runs, buffers, gradients.
+The highest level of the step is the rank's memory, its parts are the table, its sequence is the
+picture.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .passes import EMBEDDINGS, ModelPasses, Shape
+from .state import HOST, device_bytes
+from .trace import Passes, Piece
+
+Unit = int | None
+"""Number of a layer, or None: embedding, final norm, head and shared blocks."""
+ACTIVATIONS = "activations"
+WORKING = "working set"
+LOGITS = "logits"
+"""Activations and working set of the final norm, the logits and the loss."""
+GRADIENTS = "gradients"
+INPUTS = "inputs"
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A part of a step."""
+
+    name: str
+    """Such as `forward 3 attention`."""
+    layer: Unit
+    micro: int
+    high: Mapping[str, int]
+    """Bytes by part at the highest level."""
+    end: Mapping[str, int]
+    """Bytes by part at the end."""
+
+
+@dataclass
+class Level:
+    """Bytes of one rank by part, and the moments so far. Host memory does not count."""
+
+    parts: dict[str, int] = field(default_factory=dict)
+    total: int = 0
+    moments: list[Moment] = field(default_factory=list)
+    _most: int = -1
+    _high: dict[str, int] = field(default_factory=dict)
+
+    def add(self, part: str, size: int) -> None:
+        self.parts[part] = self.parts.get(part, 0) + size
+        if part.startswith(HOST):
+            return
+        self.total += size
+        if size > 0 and self.total > self._most:
+            self._most, self._high = self.total, dict(self.parts)
+
+    def passing(self, part: str, size: int) -> None:
+        """Add bytes that are free again at once."""
+        self.add(part, size)
+        self.add(part, -size)
+
+    def mark(self, name: str, layer: Unit, micro: int) -> None:
+        """End a moment."""
+        high = self._high if self._most >= self.total else self.parts
+        self.moments.append(Moment(name, layer, micro, dict(high), dict(self.parts)))
+        self._most, self._high = self.total, dict(self.parts)
+
+
+LOSS = "loss"
+
+
+class EngineMemory(ABC):
+    """What an engine holds beside the activations, as it changes during a step."""
+
+    @abstractmethod
+    def begin(self, level: Level) -> None:
+        """Add what lives from step to step."""
+
+    @abstractmethod
+    def enter(self, level: Level, unit: Unit, *, backward: bool) -> None:
+        """A part begins a pass."""
+
+    @abstractmethod
+    def leave(self, level: Level, unit: Unit, *, backward: bool) -> None:
+        """A part ends a pass."""
+
+    @abstractmethod
+    def gradient(self, level: Level, name: str, size: int, *, last: bool) -> None:
+        """The gradient of a parameter is complete: `size` bytes that do not count yet. `last` is
+        True in the last micro-batch of the step."""
+
+    @abstractmethod
+    def end_backward(self, level: Level, *, last: bool) -> None:
+        """A backward pass has ended."""
+
+    @abstractmethod
+    def update(self, level: Level) -> None:
+        """The optimizer runs."""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Memory of one rank over a step."""
+
+    moments: Sequence[Moment]
+
+    @property
+    def peak(self) -> Moment:
+        """The moment with the highest level."""
+        return max(self.moments, key=lambda moment: device_bytes(moment.high))
+
+    @property
+    def highest(self) -> int:
+        """Bytes at the highest level."""
+        return device_bytes(self.peak.high)
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Bytes by part at the highest level."""
+        return {name: size for name, size in self.peak.high.items() if size}
+
+
+def input_bytes(shape: Shape) -> int:
+    """Return the bytes of a micro-batch: token ids, targets, weights, and its documents."""
+    tokens = shape.rows * shape.seq_len // shape.degrees.cp
+    whole = shape.rows * shape.seq_len
+    return tokens * (8 + 4) + (0 if shape.device == "cuda" else 3 * 8 * whole)
+
+
+Action = tuple[Literal["forward", "backward"], int, int]
+"""A pass of a chunk of layers over a micro-batch."""
+
+
+def timeline(
+    passes: ModelPasses,
+    engine: EngineMemory,
+    actions: Iterable[Action],
+    chunks: Sequence[range],
+    inputs: int = 0,
+) -> Timeline:
+    """Return the memory of a rank that runs these actions in a step. `chunks` are the layers of all
+    chunks of the model; `inputs` the bytes of the tokens of a step."""
+    return _Step(passes, engine, chunks).run(list(actions), inputs)
+
+
+class _Step:
+    def __init__(self, passes: ModelPasses, engine: EngineMemory, chunks: Sequence[range]) -> None:
+        self.passes, self.engine, self.chunks = passes, engine, chunks
+        self.level = Level()
+        self.left: Counter[str] = Counter()
+        """Parts of this backward pass that still add to the gradient of a parameter."""
+        self.sums: dict[str, int] = {}
+        """Bytes of the gradients of which a part is still to come."""
+
+    def run(self, actions: Sequence[Action], inputs: int) -> Timeline:
+        level, engine = self.level, self.engine
+        engine.begin(level)
+        level.add(INPUTS, inputs)
+        level.mark("state", None, 0)
+        backwards = [action for action in actions if action[0] == "backward"]
+        for action in actions:
+            kind, chunk, micro = action
+            if kind == "forward":
+                self._forward(chunk, micro)
+            else:
+                self._backward(chunk, micro, last=action == backwards[-1])
+        engine.update(level)
+        level.mark("update", None, 0)
+        return Timeline(level.moments)
+
+    def _parts(self, chunk: int) -> list[tuple[str, Unit, Passes]]:
+        """Return the parts of a chunk in the order of the forward pass."""
+        passes = self.passes
+        parts: list[tuple[str, Unit, Passes]] = [
+            (passes.names[number], number, passes.layers[number]) for number in self.chunks[chunk]
+        ]
+        first: list[tuple[str, Unit, Passes]] = [("embedding", None, passes.first)]
+        last: list[tuple[str, Unit, Passes]] = [(LOSS, None, passes.last)]
+        return [
+            *(first if chunk == 0 else []),
+            *parts,
+            *(last if chunk == len(self.chunks) - 1 else []),
+        ]
+
+    def _forward(self, chunk: int, micro: int) -> None:
+        level, engine = self.level, self.engine
+        engine.enter(level, None, backward=False)
+        for name, unit, passes in self._parts(chunk):
+            if unit is not None:
+                engine.enter(level, unit, backward=False)
+            for piece in passes.forward:
+                self._piece(name, piece)
+            if unit is not None:
+                engine.leave(level, unit, backward=False)
+            level.mark(f"forward {name}", unit, micro)
+        engine.leave(level, None, backward=False)
+
+    def _backward(self, chunk: int, micro: int, *, last: bool) -> None:
+        level, engine, parts = self.level, self.engine, self._parts(chunk)
+        self.left = Counter(
+            piece.gradient for *_, each in parts for piece in each.backward if piece.gradient
+        )
+        engine.enter(level, None, backward=True)
+        for name, unit, passes in reversed(parts):
+            if unit is not None:
+                engine.enter(level, unit, backward=True)
+            for piece in passes.backward:
+                self._piece(name, piece)
+                if piece.gradient:
+                    self._complete(piece.gradient, piece.size, last=last)
+            if unit is not None:
+                engine.leave(level, unit, backward=True)
+            level.mark(f"backward {name}", unit, micro)
+        level.add(ACTIVATIONS, -self.sums.pop(EMBEDDINGS, 0))
+        engine.leave(level, None, backward=True)
+        engine.end_backward(level, last=last)
+        level.mark("backward end", None, micro)
+
+    def _piece(self, name: str, piece: Piece) -> None:
+        loss = name == LOSS
+        self.level.passing(LOGITS if loss else WORKING, piece.high)
+        self.level.add(LOGITS if loss else ACTIVATIONS, piece.change)
+
+    def _complete(self, name: str, size: int, *, last: bool) -> None:
+        """Hand a gradient to the engine when all of its parts are there."""
+        self.left[name] -= 1
+        part = ACTIVATIONS if name == EMBEDDINGS else GRADIENTS
+        if self.left[name] or name == EMBEDDINGS:
+            if name not in self.sums:
+                self.sums[name] = size
+                self.level.add(part, size)
+            return
+        self.level.add(part, -self.sums.pop(name, 0))
+        self.engine.gradient(self.level, name, size, last=last)

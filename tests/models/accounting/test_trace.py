@@ -1,0 +1,97 @@
+"""Traced memory, beside the events of torch's allocator on the CPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from headrace.models.accounting.trace import Passes, change, fake_tensors, high, trace
+
+sys.path.insert(0, str(Path(__file__).parent))
+from allocator import Levels, levels, turn
+
+ROWS, LENGTH, WIDTH = 2, 64, 96
+SCALARS = 64
+"""Bytes of the loss and of other tensors of one element."""
+RANDOM = torch.get_rng_state().nbytes
+"""Bytes of the state of torch's generator, which `checkpoint` keeps."""
+Run = Callable[["Layer", Tensor], Tensor]
+
+
+class Layer(nn.Module):
+    """Attention and an MLP: views, saved results, a residual stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, u: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm(u)).unflatten(-1, (3, 4, -1)).movedim(2, 0).transpose(2, 3)
+        u = u + nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return u + self.down(nn.functional.gelu(self.up(self.norm(u))))
+
+
+def plain(layer: Layer, u: Tensor) -> Tensor:
+    return layer(u).square().mean()
+
+
+def again(layer: Layer, u: Tensor) -> Tensor:
+    result: Tensor = checkpoint(layer, u, use_reentrant=False)
+    return result.square().mean()
+
+
+def traced(run: Run) -> Passes:
+    with fake_tensors(torch.float32):
+        layer = Layer()
+        make = partial(torch.empty, ROWS, LENGTH, WIDTH)
+        return trace(partial(run, layer), make, dict(layer.named_parameters()))
+
+
+def allocated(run: Run) -> Levels:
+    """Measure both passes beside the input, and drop each gradient when it is complete."""
+    layer, u = Layer(), torch.randn(ROWS, LENGTH, WIDTH, requires_grad=True)
+    for parameter in layer.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+
+    def both() -> None:
+        loss = run(layer, u)
+        turn()
+        loss.backward()
+
+    return levels(both)
+
+
+@pytest.mark.parametrize("run", [plain, again])
+def test_traced_levels_are_those_of_the_allocator(run: Run) -> None:
+    passes = traced(run)
+    real = allocated(run)
+    unseen = SCALARS if run is plain else SCALARS + RANDOM
+    assert abs(passes.kept - real.turn) <= unseen
+    most = max(high(passes.forward), passes.kept + high(passes.backward))
+    assert abs(most - real.most) <= unseen
+
+
+def test_the_passes_cancel_and_name_every_gradient() -> None:
+    passes = traced(plain)
+    assert abs(change(passes.forward) + change(passes.backward)) <= SCALARS
+    names = [piece.gradient for piece in passes.backward if piece.gradient]
+    assert sorted(names) == sorted(name for name, _ in Layer().named_parameters())
+    assert passes.kept > traced(again).kept
+
+
+def test_a_saved_result_is_kept_beside_the_stream() -> None:
+    """sigmoid keeps its result, which is the next layer's input too."""
+    size = 4 * ROWS * LENGTH * WIDTH
+    with fake_tensors(torch.float32):
+        passes = trace(torch.sigmoid, partial(torch.empty, ROWS, LENGTH, WIDTH), {})
+    assert abs(passes.kept - size) <= SCALARS

@@ -1,0 +1,62 @@
+"""The counted memory of a step, beside the events of torch's allocator on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from benchmarks import _memory
+from headrace.trainer.layout.groups import Parallel
+
+SMALL = ("synthetic.seq_len=256", "synthetic.batch_rows=4", "micro_batch_tokens=512", "threads=1")
+BUCKETS = ("engine.reduce_bucket_size=1000000", "engine.allgather_bucket_size=1000000")
+"""As large as the gradients; the ranks' other tests have small ones."""
+RULES = ("none", "operator", "block")
+MODEL = "tiny-transformer"
+
+
+def counted(words: Sequence[str]) -> dict[str, int]:
+    """Return the bytes by part on the fullest tensor rank."""
+    return max(_memory.counted(MODEL, [*SMALL, *words]), key=lambda parts: sum(parts.values()))
+
+
+def is_near(found: int, real: int) -> bool:
+    return 0.99 <= found / real <= 1.03
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_recompute_choices_have_their_true_memory_and_order(
+    parallel: Parallel, precision: str
+) -> None:
+    """FSDP2 on one rank, two micro-batches. Without the working set no count is near."""
+    words = ["engine.kind=fsdp2", f"precision={precision}", "processes=1"]
+    found, real = {}, {}
+    for rule in RULES:
+        parts = counted([*words, f"recompute={rule}"])
+        found[rule] = sum(parts.values())
+        [real[rule]] = _memory.measured(MODEL, [*SMALL, *words, f"recompute={rule}"])
+        assert is_near(found[rule], real[rule]), (rule, found[rule] / real[rule])
+        working = parts.get("working set", 0) + parts.get("logits", 0)
+        assert not is_near(found[rule] - working, real[rule])
+    assert sorted(RULES, key=found.__getitem__) == sorted(RULES, key=real.__getitem__)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["engine.kind=fsdp2", "recompute=block"],
+        ["engine.kind=fsdp2", "layout.tp=2"],
+        ["engine.zero=2", "layout.cp=2", "precision=bf16", *BUCKETS],
+        ["engine.zero=1", "recompute=block", "precision=bf16", *BUCKETS],
+    ],
+    ids=["dp", "tp", "cp", "zero1"],
+)
+def test_two_ranks_have_the_counted_memory(ranks: Callable[[int], Any], words: list[str]) -> None:
+    words = [*words, "processes=2"]
+    found = sum(counted(words).values())
+    real = max(ranks(2).run("measured_memory", MODEL, [*SMALL, *words])[0])
+    assert is_near(found, real), found / real

@@ -1,0 +1,192 @@
+"""Memory of FSDP2 over a step, for the memory accounting.
+
+    forward of a block    gather: buffer, then whole weights; the buffer waits for the next gather
+    after it              whole weights go, if they are sharded again
+    backward              gather, and the buffer of the block ahead; gradients whole
+    after it              a copy of the gradients in fp32 is reduced; it waits for the next one
+
+What belongs to no block (embedding, final norm, head, shared blocks) is whole from the first
+forward to the end of the backward pass. On one rank nothing is gathered, and the copies are made.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ...models.accounting.state import HOST, Degrees, Shards, state_bytes
+from ...models.accounting.step import GRADIENTS, EngineMemory, Level, Unit
+from .shard_groups import layer_of
+
+if TYPE_CHECKING:
+    from .engine import StateOnDevice
+    from .fsdp2 import Fsdp2Config
+
+WEIGHTS = "weights"
+BUFFERS = "buffers"
+REDUCED = 4
+"""Bytes of a number of a reduced gradient."""
+
+
+@dataclass
+class _Group:
+    """Parameters that are gathered together."""
+
+    whole: int
+    """Elements, padded to equal shards."""
+    shard: int
+    """Elements of the largest shard."""
+    ranks: int
+    """Ranks that share one copy."""
+    names: set[str] = field(default_factory=set)
+    unsharded: bool = False
+    gradients: int = 0
+    """Bytes of whole gradients."""
+    reduced: bool = False
+    """True if the rank holds the reduced gradient."""
+
+
+class Fsdp2Memory(EngineMemory):
+    def __init__(
+        self, config: Fsdp2Config, state: StateOnDevice, shards: Shards, degrees: Degrees
+    ) -> None:
+        self.config, self.fp32 = config, state.fp32
+        self.gather = config.gather_of(state.layout)
+        self.half = state.precision.separate_masters
+        self.bytes = state.precision.weight_bytes
+        self.host = HOST if config.offloads else ""
+        lasting = [
+            part
+            for part in state.parts
+            if (part.sharded_over or part.names == state.fp32) and not part.name.endswith(GRADIENTS)
+        ]
+        self.lasting = state_bytes(lasting, shards, degrees)
+        self.groups: dict[Unit, _Group] = {None: _Group(0, 0, 1)}
+        everywhere = next(part for part in lasting if part.sharded_over)
+        for name, shard in shards.items():
+            if name in self.fp32:
+                continue
+            ranks = everywhere.ranks(degrees, name, shard)
+            group = self.groups.setdefault(layer_of(name), _Group(0, 0, ranks))
+            group.ranks = max(group.ranks, ranks)
+            first, *rest = shard.local or (1,)
+            own = -(-first // ranks) * math.prod(rest)
+            group.shard += own
+            group.whole += own * ranks
+            group.names.add(name)
+        self.layers = sorted(unit for unit in self.groups if unit is not None)
+        self.gathered = 0
+        """Bytes of the buffer of the last gather."""
+        self.ahead: dict[Unit, int] = {}
+        """Bytes of the buffers of gathers ahead."""
+        self.reducing = 0
+        """Bytes of the copy that was reduced last."""
+        self.sums: set[str] = set()
+
+    def begin(self, level: Level) -> None:
+        for name, size in self.lasting.items():
+            level.add(name, size)
+
+    def enter(self, level: Level, unit: Unit, *, backward: bool) -> None:
+        group = self.groups.get(unit)
+        if group is None:
+            return
+        self._gather(level, unit, group, backward=backward)
+        if backward and unit is not None and self.gather == "block":
+            before = [layer for layer in reversed(self.layers) if layer < unit]
+            for layer in before[: self.config.backward_prefetch]:
+                self._start(level, layer)
+        if not backward and unit is not None and self.gather == "block":
+            after = [layer for layer in self.layers if layer > unit]
+            for layer in after[: self.config.forward_prefetch]:
+                self._start(level, layer)
+
+    def _start(self, level: Level, unit: Unit) -> None:
+        """Gather ahead: fill the buffer of a block."""
+        group = self.groups[unit]
+        if group.unsharded or unit in self.ahead or group.ranks == 1:
+            return
+        size = group.whole * self.bytes
+        self.ahead[unit] = size
+        level.add(BUFFERS, size)
+        if self.half:  # its own part in half precision
+            level.passing(BUFFERS, group.shard * self.bytes)
+
+    def _gather(self, level: Level, unit: Unit, group: _Group, *, backward: bool) -> None:
+        if group.unsharded:
+            return
+        self._start(level, unit)
+        group.unsharded = True
+        if not backward:
+            level.add(BUFFERS, -self.gathered)
+            self.gathered = 0
+        level.add(WEIGHTS, group.whole * self.bytes)
+        buffer = self.ahead.pop(unit, 0)
+        if backward or self.config.forward_prefetch:
+            level.add(BUFFERS, -buffer)
+        else:
+            self.gathered = buffer
+
+    def leave(self, level: Level, unit: Unit, *, backward: bool) -> None:
+        group = self.groups.get(unit)
+        if unit is None and not backward:
+            level.add(BUFFERS, -self.gathered)
+            self.gathered = 0
+        if group is None or (unit is None and backward):
+            return
+        if backward:
+            self._reduce(level, group)
+        elif unit is not None and self.gather == "block":
+            left = len(self.layers) - 1 - self.layers.index(unit)
+            if self.config.resharded(unit, left):
+                self._reshard(level, group)
+
+    def _reshard(self, level: Level, group: _Group) -> None:
+        if group.unsharded:
+            group.unsharded = False
+            level.add(WEIGHTS, -group.whole * self.bytes)
+
+    def _reduce(self, level: Level, group: _Group) -> None:
+        """Reduce the gradients of a group in a copy of fp32, and shard it again."""
+        if self.gather == "step" and not self.last:
+            return
+        self._reshard(level, group)
+        if not group.gradients:
+            return
+        level.add(BUFFERS, -self.reducing)
+        self.reducing = group.whole * REDUCED
+        level.add(BUFFERS, self.reducing)
+        level.add(GRADIENTS, -group.gradients)
+        group.gradients = 0
+        level.passing(BUFFERS, group.shard * REDUCED)
+        if not group.reduced:
+            group.reduced = True
+            level.add(f"{self.host}{GRADIENTS}", group.shard * REDUCED)
+
+    last = False
+
+    def gradient(self, level: Level, name: str, size: int, *, last: bool) -> None:
+        self.last = last
+        if name in self.fp32:
+            if name not in self.sums:
+                self.sums.add(name)
+                level.add(GRADIENTS, size)
+            return
+        group = self.groups[layer_of(name)]
+        if self.gather == "step":  # sums of all micro-batches
+            if name in self.sums:
+                return
+            self.sums.add(name)
+        level.add(GRADIENTS, size)
+        group.gradients += size
+
+    def end_backward(self, level: Level, *, last: bool) -> None:
+        self.last = last
+        self._reduce(level, self.groups[None])
+        level.add(BUFFERS, -self.reducing)
+        self.reducing = 0
+
+    def update(self, level: Level) -> None:
+        largest = max((group.shard for group in self.groups.values()), default=0)
+        level.passing("working", 8 * min(largest, 1 << 24))
