@@ -21,9 +21,10 @@ from .count import (
     parameters_by_part,
     step_flops,
 )
+from .level import EngineState
 from .memory import generation_bytes, rank_shards
 from .passes import Shape, model_passes
-from .state import Degrees, EngineState, Shards, device_bytes, state_bytes
+from .state import Degrees, Shards, device_bytes, state_bytes
 from .step import Action, input_bytes, timeline
 
 LADDER = (2048, 8192, 32768, 131072, 1048576)

@@ -13,14 +13,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal
 
-from ..model import Model
 from ..parallel.sharding import LocalShard
-from ..precision import Precision
-
-if TYPE_CHECKING:
-    from .step import EngineMemory
 
 HOST = "host "
 """Beginning of the names of parts that lie in host memory, beside a rank's device."""
@@ -127,27 +122,6 @@ def host_bytes(parts: Mapping[str, int]) -> int:
 def device_bytes(parts: Mapping[str, int]) -> int:
     """Bytes of the other parts."""
     return sum(parts.values()) - host_bytes(parts)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineState:
-    """State of one engine, with the name to print."""
-
-    engine: str
-    device: str
-    """Kind of device that it runs on: cuda or cpu."""
-    parts: Sequence[StatePart]
-    memory: Callable[[Shards, Degrees], EngineMemory]
-    """Makes the events of the engine in a step, for the rank that has these shards."""
-
-
-class FindEngineState(Protocol):
-    """Find the state of the engine that a run's `PATH.TO.KEY=VALUE` words configure. The engines
-    live above this package, so the command that knows both hands this function down."""
-
-    def __call__(
-        self, words: Sequence[str], model: Model, precision: Precision, degrees: Degrees
-    ) -> EngineState: ...
 
 
 def elements(shapes: Iterable[Shape]) -> int:

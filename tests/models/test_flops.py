@@ -23,6 +23,7 @@ from headrace.models.accounting.count import (
     step_flops_per_token,
     training_flops_per_token,
 )
+from headrace.models.accounting.level import EngineMemory, EngineState, Level
 from headrace.models.accounting.memory import (
     activations,
     generation_bytes,
@@ -32,7 +33,6 @@ from headrace.models.accounting.passes import Shape, model_passes
 from headrace.models.accounting.show import describe
 from headrace.models.accounting.state import (
     Degrees,
-    EngineState,
     Shards,
     StatePart,
     by_parameter,
@@ -40,7 +40,6 @@ from headrace.models.accounting.state import (
     flat,
     state_bytes,
 )
-from headrace.models.accounting.step import EngineMemory, Level
 from headrace.models.config import ModelConfig, load_model_config
 from headrace.models.layers.recompute import Unit
 from headrace.models.loss import cross_entropy

@@ -8,7 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ...console.errors import ConfigError, Problem
-from ...models.accounting.state import BytesPerParameter, Degrees, EngineState, StatePart
+from ...models.accounting.level import EngineState
+from ...models.accounting.state import BytesPerParameter, Degrees, StatePart
 from ...models.precision import Precision
 from ..engines.engine import StateOnDevice
 from ..layout.devices import choose_device

@@ -19,8 +19,8 @@ from .zero.settings import ZeroConfig
 if TYPE_CHECKING:
     import torch
 
+    from ...models.accounting.level import EngineMemory
     from ...models.accounting.state import BytesPerParameter, Degrees, Shards, StatePart
-    from ...models.accounting.step import EngineMemory
     from ...models.precision import Precision
     from ..checkpoints.fragments import Fragment
     from ..layout.config import LayoutConfig

@@ -30,7 +30,7 @@ from .objective import Objective, Sums
 from .optimizers.base import Optimizer, OptimizerConfig
 
 if TYPE_CHECKING:
-    from ...models.accounting.step import EngineMemory
+    from ...models.accounting.level import EngineMemory
 
 
 class Engine(Protocol):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from ...models.accounting.level import EngineMemory
     from ...models.accounting.state import (
         BytesPerParameter,
         Degrees,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
         Shards,
         StatePart,
     )
-    from ...models.accounting.step import EngineMemory
     from ...models.block import Block
     from ...models.precision import Precision
     from ..checkpoints.fragments import Fragment

@@ -13,20 +13,33 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from ...models.accounting.level import GRADIENTS, EngineMemory, Level, Unit
 from ...models.accounting.state import HOST, Degrees, Shards, state_bytes
-from ...models.accounting.step import GRADIENTS, EngineMemory, Level, Unit
 from .shard_groups import layer_of
 
 if TYPE_CHECKING:
+    from ..layout.config import LayoutConfig
     from .engine import StateOnDevice
-    from .fsdp2 import Fsdp2Config
 
 WEIGHTS = "weights"
 BUFFERS = "buffers"
 REDUCED = 4
 """Bytes of a number of a reduced gradient."""
+
+
+class Settings(Protocol):
+    """Settings of FSDP2 that decide its memory."""
+
+    @property
+    def forward_prefetch(self) -> int: ...
+    @property
+    def backward_prefetch(self) -> int: ...
+    @property
+    def offloads(self) -> bool: ...
+    def gather_of(self, layout: LayoutConfig) -> str: ...
+    def resharded(self, layer: int, left: int) -> bool: ...
 
 
 @dataclass
@@ -49,7 +62,7 @@ class _Group:
 
 class Fsdp2Memory(EngineMemory):
     def __init__(
-        self, config: Fsdp2Config, state: StateOnDevice, shards: Shards, degrees: Degrees
+        self, config: Settings, state: StateOnDevice, shards: Shards, degrees: Degrees
     ) -> None:
         self.config, self.fp32 = config, state.fp32
         self.gather = config.gather_of(state.layout)

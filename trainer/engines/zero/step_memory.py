@@ -16,8 +16,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from ....models.accounting.level import GRADIENTS, EngineMemory, Level, Unit
 from ....models.accounting.state import HOST, Degrees, Shards, StatePart, flat, state_bytes
-from ....models.accounting.step import GRADIENTS, EngineMemory, Level, Unit
 from ..shard_groups import layer_of
 from .memory import bucket_elements
 
