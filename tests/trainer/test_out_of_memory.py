@@ -18,7 +18,7 @@ def test_an_allocation_that_fails_is_explained(trainer: Any) -> None:
     assert "error: rank 0 ran out of memory (step 0)" in error
     for words in (
         f"can't allocate memory: you tried to allocate {LENGTH * LENGTH}",
-        "activations (",
+        "working set (",
         "exceed it beside the",
         "hint:",
     ):

@@ -47,9 +47,8 @@ def test_recompute_choices_have_their_true_memory_and_order(parallel: Parallel) 
     [
         ["engine.kind=fsdp2", "layout.tp=2"],
         ["engine.zero=2", "layout.cp=2", "precision=bf16", *BUCKETS],
-        ["engine.zero=1", "recompute=block", "precision=bf16", *BUCKETS],
     ],
-    ids=["tp", "cp", "zero1"],
+    ids=["tp", "cp"],
 )
 def test_two_ranks_have_the_counted_memory(ranks: Callable[[int], Any], words: list[str]) -> None:
     words = [*words, "processes=2"]
