@@ -20,7 +20,7 @@ from headrace.trainer.layout.groups import join
 from headrace.trainer.layout.stages import shared_modules
 from headrace.trainer.loop.loaders import training_steps
 from headrace.trainer.loop.loop import Loop, LoopOptions
-from headrace.trainer.record.meter import PLAIN, Meter
+from headrace.trainer.record.meter import PLAIN, Meter, live_storages
 from headrace.trainer.record.steps import NullRecorder
 from headrace.trainer.run.job import Job
 from headrace.trainer.run.request import Request
@@ -52,6 +52,13 @@ def measured(model: str, words: Sequence[str]) -> list[int]:
         engine = build_engine(job, parallel)
         give(engine, initial_weights(job.model, 0))
         meter = Meter(parallel.device)
+        seen: set[int] = set()
+
+        def begin(step: int) -> None:
+            meter.begin(step)
+            if step == STEPS - 1:  # the tensors that the meter has just counted
+                seen.update(live_storages())
+
         start = RunState(
             step=0, row=0, tokens=0, plan_hash=job.plan.hash, updates=0, ledger="0" * 32, seed=0
         )
@@ -63,24 +70,29 @@ def measured(model: str, words: Sequence[str]) -> list[int]:
             parallel,
             LoopOptions(micro_batch_tokens=job.run.micro_batch_tokens, seed=0),
             recorder=NullRecorder(),
-            begin=meter.begin,
+            begin=begin,
         )
         loop.run(start)
         meter.end()
     del loop, engine, parallel
     gc.collect()
-    kept = sum(size for storage, size in earlier if storage() is not None)
+    kept = {
+        place: size for storage, size, place in earlier if storage() is not None and place in seen
+    }
     peaks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(peaks, (meter.peak or 0) - kept)
+    dist.all_gather_object(peaks, (meter.peak or 0) - sum(kept.values()))
     return peaks
 
 
-def _storages() -> list[tuple[weakref.ref[Any], int]]:
-    """Return the storages of all tensors, and their bytes."""
+def _storages() -> list[tuple[weakref.ref[Any], int, int]]:
+    """Return the storages of all tensors, their bytes and their addresses."""
     tensors = [thing for thing in gc.get_objects() if type(thing) in PLAIN]
     tensors += [each.grad for each in tensors if each.is_leaf and type(each.grad) in PLAIN]
     storages = {each.untyped_storage()._cdata: each.untyped_storage() for each in tensors}
-    return [(weakref.ref(storage), storage.nbytes()) for storage in storages.values()]
+    return [
+        (weakref.ref(storage), storage.nbytes(), storage.data_ptr())
+        for storage in storages.values()
+    ]
 
 
 def counted(model: str, words: Sequence[str]) -> list[dict[str, int]]:
