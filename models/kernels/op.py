@@ -12,8 +12,9 @@ from torch._library.custom_ops import CustomOpDef
 from ...console.errors import LayoutError
 from .choice import KernelFailed, unfit
 
-DRIVER = "Triton Error"
-"""Beginning of the messages with which Triton passes on errors of the driver."""
+OF_TRITON = ("Triton Error", "PassManager::run failed")
+"""Beginnings of the messages of Triton that are no TritonError: errors of the driver and of the
+compiler."""
 
 
 def op(name: str, **options: Any) -> Callable[[Callable[..., Any]], CustomOpDef]:
@@ -33,7 +34,7 @@ def op(name: str, **options: Any) -> Callable[[Callable[..., Any]], CustomOpDef]
                 with torch.cuda.device_of(arguments[0]):
                     return function(*arguments)
             except _failures() as error:  # evaluated only if something is raised
-                if isinstance(error, RuntimeError) and not str(error).startswith(DRIVER):
+                if isinstance(error, RuntimeError) and not str(error).startswith(OF_TRITON):
                     raise
                 kernel = function.__module__.rpartition(".")[2]
                 raise KernelFailed(kernel, f"{name}: {error}") from error
