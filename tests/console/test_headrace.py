@@ -1,6 +1,7 @@
 """`headrace`: the umbrella command imports each subcommand only when it is used."""
 
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -84,7 +85,7 @@ def test_help_has_examples_that_parse_and_names_a_page(words: tuple[str, ...]) -
     assert more, text
     page = re.split("[;, \n]", rest)[0]
     assert (ROOT / page).is_file(), page
-    lines = [line.split() for line in examples.splitlines()[1:] if line.strip()]
+    lines = [shlex.split(line) for line in examples.splitlines()[1:] if line.strip()]
     assert lines
     for line in lines:
         arguments = line[1:] if line[0] == "headrace" else line

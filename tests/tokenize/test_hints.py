@@ -118,7 +118,9 @@ def test_a_missing_package_of_a_url_is_named() -> None:
     assert "did you mean s3://?" in build("s33://bucket/a.txt", code=1).stderr
 
 
-@pytest.mark.parametrize("url", ["https://nowhere.invalid/a.txt", "hf://datasets/no/where/a.txt"])
+@pytest.mark.parametrize(
+    "url", ["https://nowhere.invalid/a.txt", f"hf://datasets/no/where@{'0' * 40}/a.txt"]
+)
 def test_an_unknown_host_is_one_error_without_retries(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
