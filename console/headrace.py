@@ -19,6 +19,7 @@ COMMANDS = {
     "models": ("..models.cli", "Show, count and convert models."),
     "bench": ("..trainer.measure.cli", "Measure blocks and collectives on this machine."),
     "doctor": (".doctor", "Check this machine: versions, devices, missing packages."),
+    "config": ("..trainer.config_key", "Explain a key of a run, a mixture or a model."),
     "completion": (".completion", "Complete commands, options and paths in the shell."),
     "demo": ("..trainer.demo", "Run the whole pipeline at small size, from corpus to model."),
 }

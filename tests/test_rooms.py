@@ -31,6 +31,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "tune",
         "demo",
         "cli",
+        "config_key",
     ),
     "mixtures": (
         "lr_shapes",

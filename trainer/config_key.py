@@ -1,0 +1,224 @@
+"""`headrace config KEY`: the meaning of a key of a run, a mixture or a model, and where it is set.
+
+The meaning is the string below the field of the configuration's dataclass, so it is never another
+one than the code's.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..console import command
+from ..console.errors import MisuseError
+
+REQUIRED = "required"
+
+
+@dataclass(frozen=True)
+class KeyMeaning:
+    """A key, as one configuration has it."""
+
+    owners: tuple[str, ...]
+    """Names of the dataclasses that have it so."""
+    type: str
+    default: str
+    text: str
+    below: tuple[str, ...]
+    """Names of the keys below it."""
+
+
+@click.command()
+@click.argument("key")
+@click.argument("place", required=False, metavar="[FILE.yaml|RUN]", type=click.Path())
+@command.json_option
+def main(key: str, place: str | None, as_json: bool) -> None:
+    """Explain a key: its meaning, its default, and where a file or a run sets it.
+
+    Keys of a mixture begin with `mixture.`, keys of a model with `model.`; all others are those of
+    a run. NAME stands for a name of yours.
+
+    \b
+    Examples:
+      headrace config optimizer.lr
+      headrace config engine.gather runs/first
+      headrace config mixture.phases.NAME.weights mixture.yaml
+
+    More: docs/trainer.md
+    """
+    found = meanings(key)
+    if not found:
+        raise _unknown(key)
+    where = None if place is None else setting(key, Path(place))
+    if as_json:
+        listed = [dataclasses.asdict(meaning) for meaning in found]
+        command.emit({"key": key, "meanings": listed, "set": where})
+        return
+    for meaning in found:
+        click.echo(f"{key}: {meaning.type}, {_default(meaning)} ({', '.join(meaning.owners)})")
+        if meaning.text:
+            click.echo(textwrap.indent(meaning.text, "  "))
+        if meaning.below:
+            click.echo(f"  keys: {', '.join(meaning.below)}")
+    if where is not None:
+        click.echo(where)
+
+
+def meanings(key: str) -> list[KeyMeaning]:
+    """Return the different meanings of a key, with the configurations that have each."""
+    kind, path = _root(key)
+    owners: dict[KeyMeaning, list[str]] = {}
+    for owner, field, hint in _fields(kind, path.split(".")):
+        names = owners.setdefault(_meaning(owner, field, hint), [])
+        names += [] if owner.__name__ in names else [owner.__name__]
+    return [replace(meaning, owners=tuple(names)) for meaning, names in owners.items()]
+
+
+def setting(key: str, place: Path) -> str:
+    """Return the line that sets a key in a file, or in the files of a run's folder."""
+    from ..console import config as reader
+    from .folder import RunFolder
+
+    path = _root(key)[1].split(".")
+    if place.is_dir():
+        folder = RunFolder(place)
+        folder.check_is_run()
+        files = {"mixture": folder.mixture, "model": folder.model}
+        place = files.get(key.partition(".")[0], folder.run)
+    data, lines = reader.read_yaml(place)
+    rows = []
+    for names, value in _values(data, path):
+        line = lines.get(names)
+        rows.append(f"{place}{'' if line is None else f', line {line}'}: {value!r}")
+    return "\n".join(rows) or f"{place} does not set it"
+
+
+def _root(key: str) -> tuple[Any, str]:
+    """Return the configuration that a key belongs to, and the key's path in it."""
+    from ..mixtures.spec.mixture import Mixture
+    from ..models.config import ModelConfig
+    from .run.config import RunConfig
+
+    prefix, _, rest = key.partition(".")
+    return {"mixture": (Mixture, rest), "model": (ModelConfig, rest)}.get(prefix, (RunConfig, key))
+
+
+def _fields(kind: Any, path: Sequence[str]) -> Iterator[tuple[type, Any, Any]]:
+    """Yield (dataclass, field, type) of every field at a path below a type."""
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind, include_extras=True)
+        for field in dataclasses.fields(kind):
+            if field.init and field.name == path[0]:
+                if len(path) == 1:
+                    yield kind, field, hints[field.name]
+                else:
+                    yield from _fields(hints[field.name], path[1:])
+        return
+    for below, named in _parts(kind):
+        if not named:
+            yield from _fields(below, path)
+        elif len(path) > 1:
+            yield from _fields(below, path[1:])
+
+
+def _parts(kind: Any) -> Iterator[tuple[Any, bool]]:
+    """Yield the types that a type is made of; True with those below a name of the user's."""
+    from ..console.config import OneOf
+
+    for mark in getattr(kind, "__metadata__", ()):
+        if isinstance(mark, OneOf):
+            yield from ((choice, False) for choice in mark.registry.values())
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (dict, Mapping, tuple, list, Sequence):
+        named = arguments[-1 if origin in (dict, Mapping) else 0]
+        yield named, True
+        return
+    yield from ((argument, False) for argument in arguments if not isinstance(argument, str))
+
+
+def _meaning(owner: type, field: Any, hint: Any) -> KeyMeaning:
+    default = REQUIRED
+    if field.default is not dataclasses.MISSING:
+        default = repr(field.default)
+    elif field.default_factory is not dataclasses.MISSING:
+        made = field.default_factory()
+        default = type(made).__name__ if dataclasses.is_dataclass(made) else repr(made)
+    kind = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", "")
+    sections = list(_classes(hint))
+    below = dict.fromkeys(name for section in sections for name in _names(section))
+    text = _text(owner, field.name)
+    if (
+        not text
+        and len(sections) == 1
+        and not str(sections[0].__doc__).startswith(
+            f"{sections[0].__name__}("  # the docstring that a dataclass gets if it has none
+        )
+    ):
+        text = inspect.getdoc(sections[0]) or ""
+    return KeyMeaning((), kind, default, text, tuple(below))
+
+
+def _classes(hint: Any) -> Iterator[type]:
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        yield hint
+        return
+    for part, _ in _parts(hint):
+        yield from _classes(part)
+
+
+def _names(kind: type) -> Iterator[str]:
+    yield from (field.name for field in dataclasses.fields(kind) if field.init)
+
+
+def _text(owner: type, name: str) -> str:
+    """Return the string below a field, in the source of the class that declares it."""
+    declaring = next(each for each in owner.__mro__ if name in inspect.get_annotations(each))
+    [node] = ast.parse(textwrap.dedent(inspect.getsource(declaring))).body
+    assert isinstance(node, ast.ClassDef)
+    for statement, after in zip(node.body, [*node.body[1:], None], strict=True):
+        target = getattr(statement, "target", None)
+        if not (isinstance(target, ast.Name) and target.id == name and isinstance(after, ast.Expr)):
+            continue
+        if isinstance(after.value, ast.Constant) and isinstance(after.value.value, str):
+            return inspect.cleandoc(after.value.value)
+    return ""
+
+
+def _values(data: Any, path: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield the places and the values of a path in a file's data; NAME is any name there."""
+    if not path:
+        yield (), data
+        return
+    if isinstance(data, Mapping):
+        chosen = list(data) if path[0] == "NAME" else [path[0]] if path[0] in data else []
+    elif isinstance(data, list) and path[0].isdecimal() and int(path[0]) < len(data):
+        chosen = [int(path[0])]
+    else:
+        chosen = []
+    for name in chosen:
+        for place, value in _values(data[name], path[1:]):
+            yield (name, *place), value
+
+
+def _default(meaning: KeyMeaning) -> str:
+    return REQUIRED if meaning.default == REQUIRED else f"default {meaning.default}"
+
+
+def _unknown(key: str) -> MisuseError:
+    from ..console.explain import nearest
+    from .cli import keys
+
+    known = list(keys())
+    last = key.rpartition(".")[2]
+    near = [path for path in known if path.rpartition(".")[2] == last] or [nearest(key, known)]
+    hint = f"did you mean {', '.join(path for path in near[:5] if path)}?" if any(near) else None
+    return MisuseError(f"there is no key {key}", hint=hint)
