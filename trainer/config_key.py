@@ -219,6 +219,8 @@ def _unknown(key: str) -> MisuseError:
 
     known = list(keys())
     last = key.rpartition(".")[2]
-    near = [path for path in known if path.rpartition(".")[2] == last] or [nearest(key, known)]
-    hint = f"did you mean {', '.join(path for path in near[:5] if path)}?" if any(near) else None
+    near = [path for path in known if path.rpartition(".")[2] == last]
+    if not near and (like := nearest(key, known)) is not None:
+        near = [like]
+    hint = f"did you mean {', '.join(near[:5])}?" if near else None
     return MisuseError(f"there is no key {key}", hint=hint)
