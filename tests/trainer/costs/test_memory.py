@@ -47,8 +47,10 @@ def test_recompute_choices_have_their_true_memory_and_order(parallel: Parallel) 
     [
         ["engine.kind=fsdp2", "layout.tp=2"],
         ["engine.zero=2", "layout.cp=2", "precision=bf16", *BUCKETS],
+        ["engine.zero=1", "recompute=block", "precision=bf16", *BUCKETS],
+        ["engine.zero=3", "recompute=block", *BUCKETS],
     ],
-    ids=["tp", "cp"],
+    ids=["tp", "cp", "zero1", "zero3"],
 )
 def test_two_ranks_have_the_counted_memory(ranks: Callable[[int], Any], words: list[str]) -> None:
     words = [*words, "processes=2"]
