@@ -13,7 +13,7 @@ PROGRAMS = ("headrace", "tokenize", "mixtures", "trainer")
 SHELLS = ("bash", "zsh", "fish")
 MARK = "# completion of headrace"
 BEFORE = {"zsh": "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit; }\n"}
-"""What a shell's script needs first."""
+"""Commands that a shell's script needs before it."""
 
 
 @click.command()

@@ -267,7 +267,7 @@ def select_command(as_json: bool, **values: Any) -> None:
 def card_command(
     url: str, licenses: tuple[str, ...], sources: tuple[str, ...], out: str | None
 ) -> None:
-    """Write a page about a dataset: size, origin, lengths, what was left out, kept fields.
+    """Write a page about a dataset: size, origin, lengths, counts of the build, kept fields.
 
     Licences and sources that are given are kept in about.json beside the manifest; the cards of
     mixtures show them too.

@@ -154,7 +154,8 @@ def _meaning(owner: type, field: Any, hint: Any) -> KeyMeaning:
         default = type(made).__name__ if dataclasses.is_dataclass(made) else repr(made)
     kind = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", "")
     sections = list(_classes(hint))
-    below = dict.fromkeys(name for section in sections for name in _names(section))
+    fields = (each for section in sections for each in dataclasses.fields(section))
+    below = dict.fromkeys(each.name for each in fields if each.init)
     text = _text(owner, field.name)
     if (
         not text
@@ -173,10 +174,6 @@ def _classes(hint: Any) -> Iterator[type]:
         return
     for part, _ in _parts(hint):
         yield from _classes(part)
-
-
-def _names(kind: type) -> Iterator[str]:
-    yield from (field.name for field in dataclasses.fields(kind) if field.init)
 
 
 def _text(owner: type, name: str) -> str:

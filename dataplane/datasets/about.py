@@ -16,7 +16,7 @@ NAME = "about.json"
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What people state of a dataset."""
+    """Licences and sources of a dataset, as people state them."""
 
     licenses: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()

@@ -69,11 +69,11 @@ LOSS = "loss"
 
 
 class EngineMemory(ABC):
-    """What an engine holds beside the activations, as it changes during a step."""
+    """Memory that an engine holds beside the activations, as it changes during a step."""
 
     @abstractmethod
     def begin(self, level: Level) -> None:
-        """Add what lives from step to step."""
+        """Add the bytes that live from step to step."""
 
     @abstractmethod
     def enter(self, level: Level, unit: Unit, *, backward: bool) -> None:

@@ -49,7 +49,7 @@ is the sum of those of all calls."""
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What one rank runs."""
+    """Rows, precision, device and layout of one rank's micro-batch."""
 
     rows: int
     """Rows of a micro-batch; the ranks of tp and cp have parts of them."""

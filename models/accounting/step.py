@@ -1,6 +1,6 @@
 """Memory of one rank over a training step: the passes of its layers, and the events of its engine.
 
-    forward    part by part: working set up and down, what is kept stays
+    forward    part by part: the working set comes and goes, kept results stay
     backward   the same in reverse; each gradient that is complete goes to the engine
     update     the optimizer
 

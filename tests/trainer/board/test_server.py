@@ -107,7 +107,7 @@ def lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-# Who is answered
+# Requests that are answered, and refused
 
 
 def test_only_the_token_and_this_machines_name_are_answered(open_board: Any, runs: Path) -> None:
