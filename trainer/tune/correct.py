@@ -1,8 +1,9 @@
 """Correction of a hardware file by the measured steps of layout plans.
 
 A predicted step is a sum of parts: the seconds of each table of rates, of launches, and of the rest
-of a step. The correction is a factor for each table and the two overheads that fit the measured
-steps best. Factors that no trial shows stay near 1: each deviation has a small cost.
+of a step. The correction is a factor for each table, the seconds of a launch, and those of the rest
+of a step with each engine, which fit the measured steps best. Factors that no trial shows stay near
+1: each deviation has a small cost.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Step:
     price: Callable[[Hardware], float]
     """Return its predicted seconds."""
     seconds: float
+    engine: str
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ class Correction:
     factors: Mapping[str, float]
     """Seconds of each table, in those of the file."""
     operation: float
-    step: float
+    steps: Mapping[str, float]
+    """Seconds of the rest of a step, by engine; that of the first measured step comes first."""
 
     def words(self) -> list[str]:
         """Return the changes in words."""
@@ -55,20 +58,29 @@ class Correction:
             if abs(factor - 1) > VISIBLE
         ]
         found += [f"{self.operation * 1e6:.3g} µs an operation"] * (self.operation > 0)
-        return found + [f"{self.step * 1e3:.3g} ms a step"] * (self.step > 0)
+        return found + [
+            f"{seconds * 1e3:.3g} ms a step of {engine}"
+            for engine, seconds in self.steps.items()
+            if seconds > 0
+        ]
 
 
 def fit(steps: Sequence[Step], hardware: Hardware) -> Correction:
     """Return the correction with which the predictions fit the measured steps best."""
     plain = Hardware(replace(hardware.file, overhead=None), hardware.where)
-    known = hardware.file.overhead
-    start = [*[1.0] * len(TABLES), known.operation if known else 0.0, known.step if known else 0.0]
-    rows = [_parts(step, plain) for step in steps]
+    known = hardware.file.overhead or Overhead(operation=0.0, step=0.0, source="")
+    engines = list(dict.fromkeys(step.engine for step in steps))
+    start = [*[1.0] * len(TABLES), known.operation, *map(known.step_of, engines)]
+    rows = [
+        [*_parts(step, plain), *(float(step.engine == engine) for engine in engines)]
+        for step in steps
+    ]
     typical = sum(step.seconds for step in steps) / len(steps)
     launches = sum(row[len(TABLES)] for row in rows) / len(rows)
     # A deviation counts in factors of a table, or in typical steps.
-    units = [*[1.0] * len(TABLES), typical / max(launches, 1.0), STEP * typical]
-    limits = [*[(LEAST, MOST)] * len(TABLES), (0.0, units[-2]), (0.0, typical)]
+    launch = typical / max(launches, 1.0)
+    units = [*[1.0] * len(TABLES), launch, *[STEP * typical] * len(engines)]
+    limits = [*[(LEAST, MOST)] * len(TABLES), (0.0, launch), *[(0.0, typical)] * len(engines)]
     values = list(start)
     scaled = [[part / step.seconds for part in row] for row, step in zip(rows, steps, strict=True)]
     for _ in range(ROUNDS):  # one unknown after the other: the sum is convex
@@ -80,18 +92,20 @@ def fit(steps: Sequence[Step], hardware: Hardware) -> Correction:
                 slope += row[k] * (rest + values[k] * row[k])
                 weight += row[k] ** 2
             values[k] = min(max(slope / weight, limits[k][0]), limits[k][1])
-    *factors, operation, each = values
-    return Correction(dict(zip(TABLES, factors, strict=True)), operation, each)
+    factors, [operation, *each] = values[: len(TABLES)], values[len(TABLES) :]
+    return Correction(
+        dict(zip(TABLES, factors, strict=True)), operation, dict(zip(engines, each, strict=True))
+    )
 
 
 def _parts(step: Step, plain: Hardware) -> list[float]:
-    """Return the seconds of each table in a step, its launches, and the steps that it is: 1."""
+    """Return the seconds of each table in a step, and its launches."""
     whole = step.price(plain)
     faster = [step.price(_with(plain, {name: PROBE})) for name in TABLES]
     with_launches = Overhead(operation=LAUNCH, step=0.0, source="")
     launched = step.price(Hardware(_unchecked(plain.file, overhead=with_launches), plain.where))
     parts = [(whole - less) / (1 - PROBE) for less in faster]
-    return [*parts, (launched - whole) / LAUNCH, 1.0]
+    return [*parts, (launched - whole) / LAUNCH]
 
 
 def _with(hardware: Hardware, factors: Mapping[str, float]) -> Hardware:
@@ -150,10 +164,13 @@ def corrected(hardware: Hardware, correction: Correction, date: str, about: str)
 
     tables = _scaled(file, changed, source)
     overhead = file.overhead
-    if correction.operation or correction.step:
+    if correction.operation or any(correction.steps.values()):
         name = f"tune-{date}"
         sources[name] = Source(kind="measured", date=date, text=about)
-        overhead = Overhead(operation=correction.operation, step=correction.step, source=name)
+        [(_, first), *others] = correction.steps.items()
+        overhead = Overhead(
+            operation=correction.operation, step=first, engines=dict(others), source=name
+        )
     used = {row.source for _, row in replace(file, **tables, sources=sources).rows()}
     used |= {overhead.source} if overhead is not None else set()
     kept = {name: each for name, each in sources.items() if name in used}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ...console.errors import PlanError
 from ..costs.hardware import Hardware
-from ..costs.planner.assemble import assigned
+from ..costs.planner.assemble import Assigned, assigned, memory_by_part, time_by_part
+from ..costs.planner.division.bounds import quick_bound
+from ..costs.planner.division.problem import Problem
 from ..costs.planner.grid import grid_of
 from ..costs.planner.layers import Costs
 from ..costs.planner.machine import Machine
@@ -44,6 +46,39 @@ class Pricing:
         self, plan: LayoutPlan, hardware: Hardware, seq_len: int, batch_tokens: int
     ) -> tuple[float, int]:
         """Return the seconds of a step of a plan, and the bytes of the fullest rank."""
+        _, made, buffers = self._assigned(plan, hardware, seq_len, batch_tokens)
+        return made.price, round(max(stage.memory for stage in made.stages) + buffers)
+
+    def predicted(self, plan: LayoutPlan, hardware: Hardware) -> LayoutPlan:
+        """Return a plan with the predictions by the figures of a hardware file."""
+        phases = [
+            replace(each, seconds=self.seconds(plan, hardware, each.seq_len, each.batch_tokens))
+            for each in plan.planned.phases
+        ]
+        [first, *_] = phases
+        problem, made, buffers = self._assigned(plan, hardware, first.seq_len, first.batch_tokens)
+        memory = memory_by_part(problem, made, buffers)
+        return replace(
+            plan,
+            planned=replace(
+                plan.planned,
+                hardware=f"{hardware.file.name}#{hardware.digest}",
+                phases=tuple(phases),
+            ),
+            predicted=replace(
+                plan.predicted,
+                seconds=made.price,
+                bound=quick_bound(problem),
+                by=time_by_part(problem, made),
+                memory=sum(memory.values()),
+                memory_by=memory,
+            ),
+        )
+
+    def _assigned(
+        self, plan: LayoutPlan, hardware: Hardware, seq_len: int, batch_tokens: int
+    ) -> tuple[Problem, Assigned, float]:
+        """Return the plan as a solution of its layout's problem, and the bytes of buffers."""
         costs = self.costs(hardware, seq_len, batch_tokens)
         layout, gpus = plan.layout, plan.planned.gpus
         grid = grid_of(layout, plan.engine, plan.micro_batch_tokens, gpus, costs.phase)
@@ -65,5 +100,4 @@ class Pricing:
                 )
             choices.append(by[key])
         made = assigned(problem, layout.cuts or (), choices)
-        buffers = budget - problem.budget
-        return made.price, round(max(stage.memory for stage in made.stages) + buffers)
+        return problem, made, budget - problem.budget

@@ -1,7 +1,8 @@
 """Runs that separate the figures: the best layout, with one thing changed in each.
 
 Layouts that are the best by prediction differ little. In these runs attention, launches, the rest
-of a step and the second forward pass have other shares, so that the correction finds each of them.
+of a step and the second forward pass have other shares, or the engine is the other one, so that the
+correction finds each of them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ...console.errors import LayoutError
+from ...models.precision import PRECISIONS
 from ..costs.hardware import Hardware
+from ..engines.deepspeed import DeepSpeedConfig
+from ..engines.engine import EngineConfig
+from ..engines.fsdp2 import Fsdp2Config
 from ..layout.checks import problems
 from ..run.layout_plan import LayoutPlan, PlannedPhase
 from .prices import Pricing
@@ -20,6 +26,8 @@ LEAST = 16
 """Tokens of the shortest row."""
 ROWS = 4
 """Rows of a larger micro-batch."""
+ENGINES: tuple[EngineConfig, ...] = (DeepSpeedConfig(zero=1), Fsdp2Config(gather="step"))
+"""Engines of which one is the other kind: those that send the least."""
 
 
 def probes(
@@ -32,6 +40,7 @@ def probes(
         *_fewer(best),
         *_other_rows(best),
         *_recomputed(best),
+        *_other_engine(best, pricing),
     ):
         [phase] = plan.planned.phases
         seconds, memory = pricing.price(plan, hardware, phase.seq_len, phase.batch_tokens)
@@ -81,6 +90,19 @@ def _recomputed(best: LayoutPlan) -> Iterator[LayoutPlan]:
     if any(span.recompute == "none" for span in best.layers):
         layers = tuple(replace(span, recompute="block") for span in best.layers)
         yield _of(replace(best, layers=layers), best.planned.phases[0])
+
+
+def _other_engine(best: LayoutPlan, pricing: Pricing) -> Iterator[LayoutPlan]:
+    """Yield the plan with the other kind of engine: its own work in a step is another."""
+    for engine in ENGINES:
+        if engine.kind == best.engine.kind:
+            continue
+        try:
+            engine.check(best.layout, best.planned.gpus, PRECISIONS[pricing.run.precision])
+        except LayoutError:
+            continue
+        layers = tuple(replace(span, reshard=None, shard=None) for span in best.layers)
+        yield _of(replace(best, engine=engine, layers=layers), best.planned.phases[0])
 
 
 def _of(plan: LayoutPlan, phase: PlannedPhase) -> LayoutPlan:

@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,7 @@ def tune(question: Question, folder: TuneFolder, runner: Runner) -> Outcome:
             [other] = plan.planned.phases
             rows.append((plan, other, trial(f"{number:02}-0", plan, number, question.steps, other)))
         outcome = _outcome(question, rows, ranked, folder)
-        _write(outcome)
+        _write(question, outcome)
         return outcome
 
 
@@ -226,8 +227,11 @@ def _outcome(
     def price(plan: LayoutPlan, phase: PlannedPhase, by: Hardware) -> tuple[float, int]:
         return pricing.price(plan, by, phase.seq_len, phase.batch_tokens)
 
+    def seconds_of(plan: LayoutPlan, phase: PlannedPhase, by: Hardware) -> float:
+        return price(plan, phase, by)[0]
+
     steps = [
-        Step(lambda by, p=plan, s=phase: price(p, s, by)[0], result.seconds)  # type: ignore[misc]
+        Step(partial(seconds_of, plan, phase), result.seconds, plan.engine.kind)
         for plan, phase, result in rows
         if result.seconds is not None
     ]
@@ -240,16 +244,11 @@ def _outcome(
     for plan, phase, result in rows:
         seconds, memory = price(plan, phase, hardware)
         found.append(Row(plan, phase, result, seconds, price(plan, phase, after)[0], memory))
-    return Outcome(
-        rows=found,
-        ranked=ranked,
-        correction=correction,
-        folder=folder,
-    )
+    return Outcome(rows=found, ranked=ranked, correction=correction, folder=folder)
 
 
-def _write(outcome: Outcome) -> None:
-    """Write the best plan, with its measurement."""
+def _write(question: Question, outcome: Outcome) -> None:
+    """Write the best plan, with its measurement and the prediction by the corrected figures."""
     best = outcome.best
     assert best.result.seconds is not None
     measured = Measured(
@@ -257,7 +256,8 @@ def _write(outcome: Outcome) -> None:
         memory=best.result.memory,
         date=date.today().isoformat(),
     )
-    write(outcome.folder.plan, reader.dump(replace(best.plan, measured=measured)))
+    plan = question.pricing.predicted(best.plan, Hardware.load(outcome.folder.hardware))
+    write(outcome.folder.plan, reader.dump(replace(plan, measured=measured)))
 
 
 def _nothing_ran(ranked: Ranked) -> RunError:
@@ -334,7 +334,7 @@ def as_json(outcome: Outcome) -> Mapping[str, Any]:
         "factors": dict(outcome.correction.factors),
         "overhead": {
             "operation": outcome.correction.operation,
-            "step": outcome.correction.step,
+            "steps": dict(outcome.correction.steps),
         },
         "layouts": [
             {

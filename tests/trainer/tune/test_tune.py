@@ -16,7 +16,7 @@ from headrace.console.errors import LayoutError, PlanError, RunError
 from headrace.models.config import load_model_config
 from headrace.trainer.cli import main
 from headrace.trainer.costs.hardware import Hardware
-from headrace.trainer.costs.hardware.file import HardwareFile, Overhead
+from headrace.trainer.costs.hardware.file import ENGINES, HardwareFile, Overhead
 from headrace.trainer.costs.planner import make
 from headrace.trainer.run.config import RunConfig
 from headrace.trainer.run.layout_plan import LayoutPlan, load_plan
@@ -101,8 +101,9 @@ def question(planned: tuple[Hardware, LayoutPlan], pricing: Pricing) -> work.Que
 
 @pytest.fixture
 def runner(truth: HardwareFile, pricing: Pricing) -> Callable[[Trial], Result]:
-    """Trials of the machine: 2 ms more a step, and an error of 1% that differs among them."""
-    more = Overhead(operation=0.0, step=2e-3, source="here")
+    """Trials of the machine: 2 ms more a step, 5 ms with DeepSpeed, and an error of 1% that differs
+    among them."""
+    more = Overhead(operation=0.0, step=2e-3, engines={"deepspeed": 5e-3}, source="here")
     machine = Hardware(replace(truth, overhead=more), "the machine")
 
     def run(trial: Trial) -> Result:
@@ -131,6 +132,10 @@ def test_a_planted_wrong_rate_is_corrected_by_trials(
     assert source.kind == "measured" and "trainer tune" in source.text
     best = load_plan(tmp_path / "tune" / "plan.yaml")
     assert best.measured is not None and best.measured.memory == 1000
+    assert best.planned.hardware == f"{stored.file.name}#{stored.digest}"
+    assert best.predicted.seconds == pytest.approx(outcome.best.after, rel=1e-6)
+    assert sum(best.predicted.by.values()) == pytest.approx(best.predicted.seconds, rel=1e-6)
+    assert best.predicted.bound <= best.predicted.seconds
     # A length that no trial had.
     trial = Trial(
         plan=best, file=Path("00.yaml"), folder=tmp_path, steps=4, seq_len=HELD_OUT,
@@ -140,6 +145,11 @@ def test_a_planted_wrong_rate_is_corrected_by_trials(
     assert measured is not None
     at = (HELD_OUT, 4 * HELD_OUT)
     assert pricing.seconds(best, stored, *at) == pytest.approx(measured, rel=0.05)
+    # The other engine at that length, with its own seconds of a step.
+    assert {best.engine.kind, outcome.rows[-1].plan.engine.kind} == set(ENGINES)
+    other = replace(best, engine=outcome.rows[-1].plan.engine)
+    measured_other = runner(replace(trial, plan=other)).seconds
+    assert pricing.seconds(other, stored, *at) == pytest.approx(measured_other, rel=0.05)
     # Negative control: the wrong figures are off there too.
     assert pricing.seconds(best, question.hardware, *at) < 0.85 * measured
     text = "\n".join(work.lines(outcome))
@@ -175,7 +185,8 @@ def test_probes_change_one_thing_of_the_best_layout(
     question: work.Question, pricing: Pricing
 ) -> None:
     best = question.plan
-    short, fewer, rows, again = probes(best, pricing, question.hardware, 1e12)
+    short, fewer, rows, again, engine = probes(best, pricing, question.hardware, 1e12)
+    assert engine.engine.kind != best.engine.kind and engine.layout == best.layout
     [first, *_] = best.planned.phases
     assert short.planned.phases[0].seq_len == first.seq_len // 4
     assert fewer.planned.phases[0].batch_tokens == first.batch_tokens // 2
@@ -226,11 +237,13 @@ def test_a_correction_leaves_what_no_step_shows(truth: HardwareFile) -> None:
     def price(by: Hardware) -> float:
         return 1e9 / by.file.matmul[0].rate
 
-    found = fit([Step(price, 0.1), Step(price, 0.1)], hardware)
+    found = fit([Step(price, 0.1, "fsdp2"), Step(price, 0.1, "fsdp2")], hardware)
     assert found.factors == pytest.approx(dict.fromkeys(found.factors, 1.0), abs=1e-3)
     made = corrected(hardware, found, "2026-11-23", "a test")
     assert made.matmul == truth.matmul and made.sources == truth.sources
-    slow = corrected(hardware, fit([Step(price, 0.2)] * 4, hardware), "2026-11-23", "a test")
+    slow = corrected(
+        hardware, fit([Step(price, 0.2, "fsdp2")] * 4, hardware), "2026-11-23", "a test"
+    )
     assert slow.attention == truth.attention
     assert slow.matmul[0].rate < 0.9 * truth.matmul[0].rate
 

@@ -19,6 +19,8 @@ from .links import COLLECTIVES
 DATE = re.compile(r"\d{4}-\d{2}(-\d{2})?")
 LINKS = ("node", "network")
 """Links of a device: to the devices of its node, and to other nodes."""
+ENGINES = ("deepspeed", "fsdp2")
+"""Kinds of engines, named here as `trainer.engines` needs torch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,15 +235,23 @@ class Overhead(Row):
     """Seconds to launch an operation, whatever its size."""
     step: float
     """Seconds of a step outside its passes: norms, the optimizer's launches, records."""
+    engines: Mapping[Annotated[str, NameIn(ENGINES)], float] = field(default_factory=dict)
+    """`step` with these engines, where it is another."""
 
     def __post_init__(self) -> None:
+        seconds = {"operation": self.operation, "step": self.step}
+        seconds |= {f"engines.{engine}": each for engine, each in self.engines.items()}
         wrong = [
             Problem(name, f"must be at least 0 and finite, not {value}")
-            for name, value in (("operation", self.operation), ("step", self.step))
+            for name, value in seconds.items()
             if not 0 <= value < math.inf
         ]
         if wrong:
             raise Problems(wrong)
+
+    def step_of(self, engine: str) -> float:
+        """Return the seconds of a step outside its passes with an engine."""
+        return self.engines.get(engine, self.step)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -260,7 +260,8 @@ class Costs:
                 held=memory.last,
                 kept=head.kept["none"],
                 work=engine.work(at_end),
-                update=engine.update(head.ahead, head.back, at_end) + self.machine.overhead.step,
+                update=engine.update(head.ahead, head.back, at_end)
+                + self.machine.overhead.step_of(grid.engine.kind),
             ),
             modules=tuple(
                 Fixed(held=held, update=engine.update(0.0, 0.0, shards))
