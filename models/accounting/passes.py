@@ -79,16 +79,7 @@ _known: dict[str, Passes] = {}
 
 def model_passes(config: ModelConfig, shape: Shape, rules: Sequence[Rule]) -> ModelPasses:
     """Trace a model with a recompute rule for each layer."""
-    if wrong := list(_problems(config, shape)):
-        raise LayoutError("\n  ".join(["the layout does not divide this model's rows", *wrong]))
-    tracer = _Tracer(config, shape)
-    layers = []
-    for number, (layer, rule) in enumerate(zip(config.layers, rules, strict=True)):
-        own = {"": f"blocks.{number}.", "shared.": f"shared.{layer.shared}."}
-        layers.append(_renamed(tracer.layer(number, rule), own))
-    first = _renamed(tracer.first(), {})
-    last = _renamed(tracer.last(), {})
-    return ModelPasses(first, layers, last, [str(layer) for layer in config.layers])
+    return Tracer(config, shape).whole(rules)
 
 
 def _problems(config: ModelConfig, shape: Shape) -> Iterator[str]:
@@ -104,7 +95,7 @@ def _problems(config: ModelConfig, shape: Shape) -> Iterator[str]:
 
 def _renamed(passes: Passes, prefixes: Mapping[str, str]) -> Passes:
     def name(own: str) -> str:
-        if not own or own == EMBEDDINGS or not prefixes:
+        if not own or own == EMBEDDINGS:
             return own
         shared = own.startswith("shared.")
         return prefixes["shared."] + own.removeprefix("shared.") if shared else prefixes[""] + own
@@ -115,16 +106,27 @@ def _renamed(passes: Passes, prefixes: Mapping[str, str]) -> Passes:
     )
 
 
-class _Tracer:
+class Tracer:
     """Traces the parts of a model at the lengths and rows that run."""
 
     def __init__(self, config: ModelConfig, shape: Shape) -> None:
+        if wrong := list(_problems(config, shape)):
+            raise LayoutError("\n  ".join(["the layout does not divide the model's rows", *wrong]))
         self.config, self.shape = config, shape
         self.key = f"{config!r} {replace(shape, rows=1, seq_len=1)!r}"
         self.sorts = _sorts(config, shape.precision)
         self.models: dict[tuple[int, int], _Model] = {}
 
+    def whole(self, rules: Sequence[Rule]) -> ModelPasses:
+        """Return the passes of the model with a recompute rule for each layer."""
+        layers = []
+        for number, (layer, rule) in enumerate(zip(self.config.layers, rules, strict=True)):
+            own = {"": f"blocks.{number}.", "shared.": f"shared.{layer.shared}."}
+            layers.append(_renamed(self.layer(number, rule), own))
+        return ModelPasses(self.first(), layers, self.last(), list(map(str, self.config.layers)))
+
     def layer(self, number: int, rule: Rule) -> Passes:
+        """Return the passes of a layer, under names of the layer's own parameters."""
         first = self.sorts.index(self.sorts[number])
         return self._extrapolated(f"{first} {rule!r}", lambda model: model.layer(first, rule))
 

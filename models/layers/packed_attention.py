@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ..documents import Spans
 from ..kernels.choice import Kernel
@@ -23,7 +24,8 @@ WIDEST = 256
 def applies(kernel: Kernel, q: Tensor) -> bool:
     """Return True if one call can compute the attention of q [rows, length, heads, dim]."""
     fits = q.dtype in TYPES and q.shape[-1] % 8 == 0 and q.shape[-1] <= WIDEST
-    return kernel != "torch" and q.device.type == "cuda" and fits
+    traced = kernel == "triton" and isinstance(q, FakeTensor)  # fake tensors stand for a GPU's
+    return kernel != "torch" and (q.device.type == "cuda" or traced) and fits
 
 
 def packed_attention(

@@ -1,0 +1,33 @@
+"""Memory of the parts of a model on a GPU, traced without one."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.models.accounting.passes import Shape, model_passes
+from headrace.models.accounting.state import Degrees
+from headrace.models.config import load_model_config
+from headrace.models.parallel.axes import AttentionForm
+from headrace.models.precision import PRECISIONS
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+def test_both_forms_of_context_attention_keep_as_much_and_the_ring_works_with_more() -> None:
+    """The ring runs flash attention hop by hop, and sums outputs and gradients in fp32."""
+    config = load_model_config("tiny-transformer")
+    found = {}
+    forms: tuple[AttentionForm, AttentionForm] = ("a2a", "ring")
+    for attention in forms:
+        shape = Shape(
+            rows=1, seq_len=512, precision=PRECISIONS["bf16"], device="cuda",
+            degrees=Degrees(cp=4), attention=attention,
+        )  # fmt: skip
+        found[attention] = model_passes(config, shape, ["none"] * len(config.layers)).layers[0]
+    a2a, ring = (found[form] for form in forms)
+    assert ring.kept == pytest.approx(a2a.kept, rel=0.1)
+    one, other = (sum(piece.high for piece in each.backward) for each in (ring, a2a))
+    assert one > 1.05 * other
