@@ -60,8 +60,51 @@ def screen_options(function: Any) -> Any:
             metavar="NAME=VALUE",
             help="--filter: a keyword argument of the function.",
         ),
+        click.option(
+            "--decontaminate",
+            multiple=True,
+            metavar="EVALS",
+            help="Leave out documents with an n-gram of these evaluations.",
+        ),
+        click.option(
+            "--contaminated",
+            type=click.Choice(["drop", "cut"]),
+            help="--decontaminate: drop such documents (the default), or cut the n-grams out.",
+        ),
+    ]
+    return evaluation_options(_apply(options, function))
+
+
+def evaluation_options(function: Any) -> Any:
+    """Add the options for reading evaluations."""
+    options = [
+        click.option("--ngram", type=int, metavar="N", help="Words in a row that count (13)."),
+        click.option(
+            "--eval-fields", metavar="NAME,…", help="Fields of evaluations (all their strings)."
+        ),
+        click.option(
+            "--match-short",
+            type=int,
+            metavar="N",
+            help="Look for whole documents of evaluations from N words on.",
+        ),
     ]
     return _apply(options, function)
+
+
+def evaluations_of(values: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """Take the settings of evaluations out of the options' values."""
+    fields = values.pop("eval_fields")
+    given = {
+        "ngram": values.pop("ngram"),
+        "fields": None if fields is None else [name.strip() for name in fields.split(",")],
+        "match_short": values.pop("match_short"),
+    }
+    held = {name: value for name, value in given.items() if value is not None}
+    if held and not names:
+        option = {"fields": "eval-fields"}.get(name := next(iter(held)), name.replace("_", "-"))
+        raise click.UsageError(f"--{option} needs --decontaminate")
+    return {"evaluations": list(names), **held}
 
 
 def source_options(function: Any) -> Any:
@@ -237,6 +280,13 @@ def build_config(values: dict[str, Any]) -> BuildConfig:
         if values["filter_settings"] and values["filter"] is None:
             raise click.UsageError("--filter-set needs --filter")
         values["filter_settings"] = _filter_settings(values["filter_settings"])
+    if "decontaminate" in values:
+        names, action = values.pop("decontaminate"), values.pop("contaminated")
+        if action is not None and not names:
+            raise click.UsageError("--contaminated needs --decontaminate")
+        evaluations = evaluations_of(values, names)
+        if names:
+            values |= {"decontaminate": evaluations, "contaminated": action or "drop"}
     if "shard_size" in values:
         values["shard_size"] = bytes_of(values["shard_size"], "--shard-size")
     data = {

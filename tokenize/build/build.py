@@ -25,7 +25,9 @@ from ...dataplane.tokenizers import Tokenizer, bpe
 from ...dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
 from ...dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
 from .. import executors, sources
+from ..corpus.decontaminate import Action, StoredEvaluations
 from ..corpus.drop_list import StoredDrops, read_lists
+from ..corpus.evaluations import EvaluationConfig, read_evaluations
 from ..corpus.field_types import with_types
 from ..corpus.filters import Filter
 from ..corpus.inputs import find_files
@@ -85,6 +87,10 @@ class BuildConfig:
     """`module:function` or `./rules.py:function` that decides which documents stay."""
     filter_settings: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the filter."""
+    decontaminate: EvaluationConfig | None = None
+    """Evaluations that documents must not contain."""
+    contaminated: Action = "drop"
+    """drop: leave out documents with an n-gram of an evaluation; cut: cut the n-grams out."""
     on_error: OnError = "fail"
     """fail: stop at a record that cannot be read; skip: leave it out."""
     rehash: bool = False
@@ -109,6 +115,8 @@ class BuildConfig:
                 raise ValueError(f"the {self.format} format cannot be compressed")
         if self.filter_settings and self.filter is None:
             raise ValueError("filter_settings needs filter")
+        if self.contaminated != "drop" and self.decontaminate is None:
+            raise ValueError("contaminated needs decontaminate")
         check_splits(self.splits)
         for name in ("shard_size", "slice_size"):
             if getattr(self, name) < 1:
@@ -134,12 +142,13 @@ def check_splits(splits: Mapping[str, float]) -> None:
 
 def build(config: BuildConfig) -> dict[str, Manifest]:
     """Build what is missing; return the manifest of each dataset by URL."""
-    tokenizer, inputs, _, drops, rule = run_all(
+    tokenizer, inputs, _, drops, rule, evaluations = run_all(
         lambda: load_tokenizer(config),
         lambda: find_files(config.inputs, config.source, config.out),
         lambda: storage.check_writable(config.out),
         lambda: read_lists(config.drop) if config.drop else None,
         lambda: Filter.of(config.filter, config.filter_settings) if config.filter else None,
+        lambda: read_evaluations(config.decontaminate) if config.decontaminate else None,
     )
     if isinstance(tokenizer, BpeTokenizer) and tokenizer.slow_because:
         log.warning("using the slower `tokenizers` library: %s", tokenizer.slow_because)
@@ -151,6 +160,11 @@ def build(config: BuildConfig) -> dict[str, Manifest]:
         if drops is not None:
             stored = StoredDrops.write(drops, work_url(job.url), DROPS)
             job = replace(job, drops=stored)
+        if evaluations is not None:
+            held = StoredEvaluations.write(
+                evaluations, config.contaminated, work_url(job.url), DROPS
+            )
+            job = replace(job, evaluations=held)
         manifests = {name: existing(job, name, tokenizer) for name in job.outputs}
         started = time.time()
         inputs = with_fingerprints(inputs, rehash=config.rehash)

@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -88,6 +88,8 @@ def commit(
             "notes": notes[:100],
             "versions": _versions(job),
         }
+        if job.evaluations is not None:
+            provenance["evaluations"] = [asdict(each) for each in job.evaluations.read]
         if job.dedup:
             provenance["digests"] = [
                 write_named(url, "tables", "digests", data) for data in made.digests

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...dataplane.datasets.manifest import TokenizerInfo
 from ...dataplane.storage import storage
+from ..corpus.decontaminate import StoredEvaluations
 from ..corpus.drop_list import StoredDrops
 from ..corpus.filters import Filter
 from ..sources.format import SourceConfig
@@ -44,6 +45,14 @@ class BuildJob:
     """Documents to leave out."""
     filter: Filter | None = None
     """Function that decides which documents stay."""
+    evaluations: StoredEvaluations | None = None
+    """Evaluations that documents must not contain."""
+
+    @property
+    def cuts(self) -> bool:
+        """Return True if several documents of the dataset may come from one of the corpus before it
+        is tokenized."""
+        return self.evaluations is not None and self.evaluations.action == "cut"
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -57,12 +66,14 @@ class BuildJob:
         settings = asdict(self)
         if not self.source.keep:
             del settings["source"]["keep"]
-        for key in ("url", "tokenizer", "tokenizer_files", "drops", "filter"):
+        for key in ("url", "tokenizer", "tokenizer_files", "drops", "filter", "evaluations"):
             del settings[key]
         if self.drops is not None:
             settings["drop"] = self.drops.digest
         if self.filter is not None:
             settings["filter"] = self.filter.identity
+        if self.evaluations is not None:
+            settings["decontaminate"] = self.evaluations.identity
         tokenizer = [self.tokenizer.kind, self.tokenizer.fingerprint, self.tokenizer.spec]
         return {**settings, "tokenizer": tokenizer, "version": VERSION}
 

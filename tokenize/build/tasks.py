@@ -24,9 +24,9 @@ from ...dataplane.datasets.manifest import Shard
 from ...dataplane.shards.documents import ShardDocuments
 from ...dataplane.storage.verified import read_named
 from ...dataplane.tokenizers import Encoded, TextError, Tokenizer
-from ..corpus.documents import DocumentReader, SpecialNames, select
+from ..corpus.documents import DocumentReader, SpecialNames
 from ..corpus.read_stats import MAX_MESSAGES, ReadStats
-from ..corpus.screen import DROPPED, Screen
+from ..corpus.screen import Screen, documents_read
 from ..sources.format import BadRecord, Slice, Texts
 from .settings import BuildJob, dataset_url, work_url
 from .shuffle import write_spill
@@ -75,7 +75,7 @@ class TokenizeWorker:
 
     @cached_property
     def reader(self) -> DocumentReader:
-        screen = Screen(self.job.drops, self.job.filter)
+        screen = Screen(self.job.drops, self.job.filter, self.job.evaluations)
         return DocumentReader(self.job.source, self.job.skip_bad, screen if screen else None)
 
     def __call__(self, task: Task) -> Iterator[TaskEvent]:
@@ -87,13 +87,13 @@ class TokenizeWorker:
         stats = state.stats = ReadStats()  # a resumed task reads its slices again
         pending = {name: _PendingShard(job, name, task.id) for name in job.outputs}
         duplicates = self._duplicates(task)
-        pieces = _PieceNumbers()
+        pieces = _PieceNumbers() if job.source.split_large or job.cuts else None
         names = SpecialNames(self.tokenizer.special)
         number = 0
         for file, texts in self.reader.read(task.slices, stats):
             tokens = 0
             names.note(file, texts, stats)
-            piece = pieces.of(file, texts.positions) if job.source.split_large else None
+            piece = None if pieces is None else pieces.of(file, texts.positions)
             for name, chosen in self._choose(texts, number, duplicates, state).items():
                 if not chosen:
                     continue
@@ -117,8 +117,7 @@ class TokenizeWorker:
                 output.shards.append(shard)
                 output.split += split
             output.next = number
-        dropped = sum(n for name, n in stats.counts.items() if name.startswith(DROPPED))
-        stats.counts["documents read"] = number + dropped
+        stats.counts["documents read"] = documents_read(number, stats.counts)
         stats.counts["duplicates"] = len(duplicates)
         stats.counts["documents that were split"] = sum(o.split for o in state.outputs.values())
         stats.counts["bad: not tokenizable"] = len(state.untokenizable)
@@ -182,13 +181,13 @@ class TokenizeWorker:
         """Return the chosen texts as ids, and their numbers in the task. A text that cannot be
         tokenized is a bad record."""
         if len(chosen) < len(texts.texts):
-            texts = select(texts, chosen)
+            texts = texts.select(chosen)
         numbers = [first + k for k in chosen]
         encoded, kept, bad = self.encode(file, texts)
         for k, problem in bad:
             state.untokenizable[str(numbers[k])] = str(problem)
         if bad:
-            texts, numbers = select(texts, kept), [numbers[k] for k in kept]
+            texts, numbers = texts.select(kept), [numbers[k] for k in kept]
         documents = ShardDocuments(
             tokens=encoded.tokens,
             starts=encoded.starts,
@@ -203,7 +202,7 @@ class TokenizeWorker:
 
 
 class _PieceNumbers:
-    """Numbers the pieces of a document that is too large to be read at once. Such pieces are
+    """Numbers the pieces of a document that was cut, or is too large to be read at once. They are
     consecutive and have the same position."""
 
     def __init__(self) -> None:

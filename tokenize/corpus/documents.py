@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from os.path import commonprefix
 
-import numpy as np
-
 from ...console.errors import InputError
 from ...dataplane.tokenizers import Raw
 from ..sources import corpus_format
@@ -54,13 +52,12 @@ class DocumentReader:
                 empty = texts.texts.count("")
                 if empty:
                     stats.counts["empty documents"] += empty
-                    texts = select(texts, [k for k, text in enumerate(texts.texts) if text])
+                    texts = texts.select([k for k, text in enumerate(texts.texts) if text])
                 records += len(texts.texts) + len(texts.problems)
                 if self.config.keep:
                     texts = self._with_fields(texts, stats)
                 if self.screen is not None:
-                    kept = self.screen.kept(part.file, texts, stats)
-                    texts = texts if len(kept) == len(texts.texts) else select(texts, kept)
+                    texts = self.screen.apply(part.file, texts, stats)
                 yield part.file.name, texts
             if not records and part.start == 0:
                 stats.counts["files without documents"] += 1
@@ -110,14 +107,3 @@ class SpecialNames:
             names = ", ".join(name for name in self.names if name in texts.texts[k])
             note = BadRecord("names special tokens", names, file, texts.positions[k])
             stats.notes.append(str(note))
-
-
-def select(texts: Texts, kept: Sequence[int]) -> Texts:
-    """Return the texts with the indices `kept`."""
-    return replace(
-        texts,
-        texts=[texts.texts[k] for k in kept],
-        positions=[texts.positions[k] for k in kept],
-        ids=None if texts.ids is None else [texts.ids[k] for k in kept],
-        fields=None if texts.fields is None else texts.fields.take(np.array(kept, np.int64)),
-    )

@@ -1,4 +1,5 @@
-"""Decide which documents of a corpus stay: by a drop list, then by a filter.
+"""Decide which documents of a corpus stay: by a drop list, then by a filter, then by evaluations
+that they must not contain.
 
 Each dropped document is counted by its reason. All readers of a build see the same documents: a
 duplicate is a duplicate of a document that stays.
@@ -13,6 +14,8 @@ from typing import Any
 from ...console.errors import InputError
 from ..files.input_file import File
 from ..sources.format import BadRecord, Texts
+from . import decontaminate
+from .decontaminate import StoredEvaluations
 from .drop_list import StoredDrops
 from .filters import MOST_REASONS, Filter
 from .read_stats import ReadStats
@@ -29,12 +32,13 @@ class Screen:
 
     drops: StoredDrops | None = None
     filter: Filter | None = None
+    evaluations: StoredEvaluations | None = None
 
     def __bool__(self) -> bool:
-        return self.drops is not None or self.filter is not None
+        return any(rule is not None for rule in (self.drops, self.filter, self.evaluations))
 
-    def kept(self, file: File, texts: Texts, stats: ReadStats) -> list[int]:
-        """Return the indices of the texts that stay; count the others."""
+    def apply(self, file: File, texts: Texts, stats: ReadStats) -> Texts:
+        """Return the texts that stay; count the others."""
         kept = list(range(len(texts.texts)))
         if self.drops is not None:
             named = self.drops.drops(file.fingerprint, texts.positions, texts.ids)
@@ -42,7 +46,11 @@ class Screen:
             stats.counts[BY_LIST] += sum(named)
         if self.filter is not None:
             kept = self._filtered(self.filter, file, texts, kept, stats.counts)
-        return kept
+        if len(kept) < len(texts.texts):
+            texts = texts.select(kept)
+        if self.evaluations is not None:
+            texts = self.evaluations.apply(file, texts, stats)
+        return texts
 
     def _filtered(
         self, rule: Filter, file: File, texts: Texts, kept: list[int], counts: Counter[str]
@@ -69,3 +77,9 @@ class Screen:
                     hint="give the same reason to all documents that are dropped alike",
                 )
         return stay
+
+
+def documents_read(left: int, counts: Counter[str]) -> int:
+    """Return the number of documents before the rules, given how many are left."""
+    dropped = sum(count for name, count in counts.items() if name.startswith(DROPPED))
+    return left + dropped + counts[decontaminate.CUT] - counts[decontaminate.PIECES]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from ..files.input_file import File
@@ -95,6 +95,18 @@ class Texts:
     """Bytes of the file that were read for them."""
     fields: Any = None
     """The kept fields of the documents: a pyarrow.Table with a row for each text, or None."""
+
+    def select(self, numbers: Sequence[int]) -> Texts:
+        """Return the documents with these numbers."""
+        import numpy as np
+
+        return replace(
+            self,
+            texts=[self.texts[k] for k in numbers],
+            positions=[self.positions[k] for k in numbers],
+            ids=None if self.ids is None else [self.ids[k] for k in numbers],
+            fields=None if self.fields is None else self.fields.take(np.array(numbers, np.int64)),
+        )
 
 
 class CorpusFormat(ABC):
