@@ -9,6 +9,7 @@ import click
 from ..console import command
 from ..dataplane.shards import FORMATS, writable_formats
 from . import options
+from .build.options import fim_options
 
 
 @command.group("tokenize")
@@ -78,6 +79,7 @@ def train_command(as_json: bool, **values: Any) -> None:
 @click.option("--max-document-tokens", type=int, metavar="N", help="Split longer documents.")
 @options.keep_option
 @options.screen_options
+@fim_options
 @click.option("--rehash", is_flag=True, help="Hash all inputs, also those that seem unchanged.")
 @options.tokenizer_options
 @options.source_options

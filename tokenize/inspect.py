@@ -75,6 +75,11 @@ def describe(url: str) -> str:
     if held.kept_fields:
         kept = ", ".join(f"{name} ({kind})" for name, kind in held.kept_fields.items())
         lines.append(f"  fields {kept}")
+    if fim := held.settings.get("fim"):
+        lines.append(
+            f"  fill-in-the-middle in {fim['rate']:.1%} of the documents, {fim['spm']:.1%} of them "
+            f"with the suffix first; sentinels {', '.join(fim['sentinels'])}"
+        )
     for number, made in enumerate(held.generations):
         lines.append(
             f"  generation {number}: {made.documents:,} documents, {human(made.tokens)} tokens, "

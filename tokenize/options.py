@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
+from .build.options import fim_of
 from .executors import ExecutorKind
 from .sources import CORPUS_FORMATS
 from .sources.fields import FIELD_KINDS
@@ -287,6 +288,8 @@ def build_config(values: dict[str, Any]) -> BuildConfig:
         evaluations = evaluations_of(values, names)
         if names:
             values |= {"decontaminate": evaluations, "contaminated": action or "drop"}
+    if "fim" in values:
+        values["fim"] = fim_of(values)
     if "shard_size" in values:
         values["shard_size"] = bytes_of(values["shard_size"], "--shard-size")
     data = {

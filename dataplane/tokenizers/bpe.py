@@ -21,7 +21,7 @@ from ..arrays import Int64
 from ..datasets.manifest import TokenizerInfo
 from ..storage import hub, storage
 from .fast_bpe import BATCH, CUT, END, FastBpe, Inexact, convert, spelled
-from .tokenizer import Encoded, TextError, id_type
+from .tokenizer import Encoded, SpecialToken, TextError, id_type
 
 PACKAGES = ("tokenizers", "tiktoken")
 
@@ -79,7 +79,11 @@ class BpeTokenizer:
         # The library splits texts at added tokens before it splits them into words. Texts with an
         # added token, or with one of our own marks, are encoded by the library.
         added = self.tokenizer.get_added_tokens_decoder().values()
-        self.special = tuple(token.content for token in added if token.special)
+        self.special = {
+            token.content: SpecialToken(vocabulary[token.content])
+            for token in added
+            if token.special
+        }
         marks = [token.content for token in added if config.parse_special or not token.special]
         if getattr(self.tokenizer.model, "ignore_merges", False):
             # A word that equals such a token becomes its id, although no merge produces it.

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from ..arrays import Int64
 from ..datasets.manifest import TokenizerInfo
 from . import genome
-from .tokenizer import Encoded, Raw, id_type
+from .tokenizer import Encoded, Raw, SpecialToken, id_type
 
 PACKAGES: tuple[str, ...] = ()
 
@@ -78,7 +78,6 @@ class ByteTokenizer:
         table = (1.0, *[config.masked_weight] * config.dna, *[0.0] * config.mask_control_tags)
         self.weight_table = table if len(table) > 1 else None
         self.files: dict[str, bytes] = {}
-        self.special = config.special_tokens
         self._end = 256
         # Settings that are newer than the format are stored only where they are set, so that files
         # can still be added to earlier datasets.
@@ -86,6 +85,7 @@ class ByteTokenizer:
         spec = {k: v for k, v in asdict(config).items() if (k, v) not in newer.items()}
         spec["special_tokens"] = list(config.special_tokens)
         self._names = {name: 256 + n for n, name in enumerate(config.special_tokens)}
+        self.special = {name: SpecialToken(id) for name, id in self._names.items()}
         vocab_size = 256 + len(self._names)
         self._dtype = np.dtype(id_type(vocab_size))
         longest_first = sorted(self._names, key=len, reverse=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -52,6 +52,13 @@ class Raw(Sequence[str]):
         return self._texts.count(value) if value else 0
 
 
+@dataclass(frozen=True)
+class SpecialToken:
+    """A token that no plain text becomes."""
+
+    id: int
+
+
 class TextError(Exception):
     """A text that a tokenizer cannot turn into ids."""
 
@@ -74,8 +81,8 @@ class Tokenizer(Protocol):
         ...
 
     @property
-    def special(self) -> tuple[str, ...]:
-        """Names of the special tokens."""
+    def special(self) -> Mapping[str, SpecialToken]:
+        """The special tokens by their names."""
         ...
 
     @property

@@ -38,6 +38,7 @@ from ..sources.format import OnError, Slice, SourceConfig
 from .commit import BuildResult, commit, write_derived_files
 from .dedup import DigestWorker, find_duplicates
 from .drops import check_drops
+from .fim import FimConfig, check_sentinels
 from .garbage import FOLDERS, remove_garbage
 from .generations import existing, files_of, kept_types, missing, new_files
 from .lock import BuildLock
@@ -91,6 +92,8 @@ class BuildConfig:
     """Evaluations that documents must not contain."""
     contaminated: Action = "drop"
     """drop: leave out documents with an n-gram of an evaluation; cut: cut the n-grams out."""
+    fim: FimConfig | None = None
+    """Rearrange a share of the documents for fill-in-the-middle."""
     on_error: OnError = "fail"
     """fail: stop at a record that cannot be read; skip: leave it out."""
     rehash: bool = False
@@ -117,12 +120,24 @@ class BuildConfig:
             raise ValueError("filter_settings needs filter")
         if self.contaminated != "drop" and self.decontaminate is None:
             raise ValueError("contaminated needs decontaminate")
+        if self.fim is not None:
+            self._check_fim()
         check_splits(self.splits)
         for name in ("shard_size", "slice_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1 byte")
         if self.max_document_tokens is not None and self.max_document_tokens < 2:
             raise ValueError("max_document_tokens must be at least 2: a token and the end")
+
+    def _check_fim(self) -> None:
+        if self.max_document_tokens is not None:
+            raise ValueError(
+                "fim rearranges whole documents, and max_document_tokens splits them: use one"
+            )
+        if any(settings and settings.parse_special for settings in (self.byte, self.bpe)):
+            raise ValueError("fim and parse_special: a text that names a sentinel would imitate it")
+        if self.byte is not None and self.byte.mask_control_tags:
+            raise ValueError("fim and mask_control_tags: a document may be split within a tag")
 
 
 def check_splits(splits: Mapping[str, float]) -> None:
@@ -150,6 +165,8 @@ def build(config: BuildConfig) -> dict[str, Manifest]:
         lambda: Filter.of(config.filter, config.filter_settings) if config.filter else None,
         lambda: read_evaluations(config.decontaminate) if config.decontaminate else None,
     )
+    if config.fim is not None:
+        check_sentinels(config.fim, tokenizer)
     if isinstance(tokenizer, BpeTokenizer) and tokenizer.slow_because:
         log.warning("using the slower `tokenizers` library: %s", tokenizer.slow_because)
     if config.source.keep:
@@ -247,6 +264,7 @@ def job_of(config: BuildConfig, tokenizer: Tokenizer) -> BuildJob:
         skip_bad=config.on_error == "skip",
         seed=config.shuffle,
         dedup=config.dedup is not None,
+        fim=config.fim,
     )
 
 

@@ -11,6 +11,7 @@ from ..corpus.decontaminate import StoredEvaluations
 from ..corpus.drop_list import StoredDrops
 from ..corpus.filters import Filter
 from ..sources.format import SourceConfig
+from .fim import FimConfig
 
 VERSION = 3
 """Version of the task output. A change makes all task ids differ, so old tasks are not reused."""
@@ -47,6 +48,8 @@ class BuildJob:
     """Function that decides which documents stay."""
     evaluations: StoredEvaluations | None = None
     """Evaluations that documents must not contain."""
+    fim: FimConfig | None = None
+    """How documents are rearranged for fill-in-the-middle."""
 
     @property
     def cuts(self) -> bool:
@@ -68,6 +71,8 @@ class BuildJob:
             del settings["source"]["keep"]
         for key in ("url", "tokenizer", "tokenizer_files", "drops", "filter", "evaluations"):
             del settings[key]
+        if self.fim is None:
+            del settings["fim"]
         if self.drops is not None:
             settings["drop"] = self.drops.digest
         if self.filter is not None:

@@ -5,7 +5,8 @@ saves its state after every finished shard, so a killed task resumes after its l
 are deterministic and idempotent: any worker, in any order, any number of times, writes the same
 bytes.
 
-    read, by the rules of what stays → leave out duplicates → choose the split → tokenize → shards
+    read, by the rules of what stays → leave out duplicates → choose the split → rearrange for
+    fill-in-the-middle → tokenize → shards
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from ...dataplane.arrays import Int64
 from ...dataplane.datasets.manifest import Shard
 from ...dataplane.shards.documents import ShardDocuments
 from ...dataplane.storage.verified import read_named
-from ...dataplane.tokenizers import Encoded, TextError, Tokenizer
+from ...dataplane.tokenizers import Encoded, TextError, Tokenizer, marks
 from ..corpus.documents import DocumentReader, SpecialNames
 from ..corpus.read_stats import MAX_MESSAGES, ReadStats
 from ..corpus.screen import Screen, documents_read
 from ..sources.format import BadRecord, Slice, Texts
+from .fim import Rearrangement
 from .settings import BuildJob, dataset_url, work_url
 from .shuffle import write_spill
 from .task_state import TaskEvent, TaskState
@@ -74,6 +76,11 @@ class TokenizeWorker:
         )
 
     @cached_property
+    def rearrangement(self) -> Rearrangement | None:
+        fim = self.job.fim
+        return None if fim is None else Rearrangement(fim, self.tokenizer.special)
+
+    @cached_property
     def reader(self) -> DocumentReader:
         screen = Screen(self.job.drops, self.job.filter, self.job.evaluations)
         return DocumentReader(self.job.source, self.job.skip_bad, screen if screen else None)
@@ -88,13 +95,14 @@ class TokenizeWorker:
         pending = {name: _PendingShard(job, name, task.id) for name in job.outputs}
         duplicates = self._duplicates(task)
         pieces = _PieceNumbers() if job.source.split_large or job.cuts else None
-        names = SpecialNames(self.tokenizer.special)
+        names = SpecialNames(tuple(self.tokenizer.special))
         number = 0
         for file, texts in self.reader.read(task.slices, stats):
             tokens = 0
             names.note(file, texts, stats)
             piece = None if pieces is None else pieces.of(file, texts.positions)
-            for name, chosen in self._choose(texts, number, duplicates, state).items():
+            kept = [k for k in range(len(texts.texts)) if number + k not in duplicates]
+            for name, chosen in self._choose(texts, kept, number, state).items():
                 if not chosen:
                     continue
                 documents, numbers = self._encode(file, texts, chosen, number, state)
@@ -108,6 +116,9 @@ class TokenizeWorker:
                     state.outputs[name].next = last + 1
                     state.outputs[name].split += split
                     state.save(job.url, task.id)
+            if self.rearrangement is not None:
+                encoded = (k for k in kept if str(number + k) not in state.untokenizable)
+                stats.counts += self.rearrangement.count(texts.texts[k] for k in encoded)
             number += len(texts.texts)
             yield TaskEvent(task.id, texts.size, len(texts.texts), tokens)
         for name, unwritten in pending.items():
@@ -136,7 +147,7 @@ class TokenizeWorker:
         bad: list[tuple[int, BadRecord]] = []
         while True:
             try:
-                encoded = self.tokenizer.encode(chosen)
+                encoded = self._ids(chosen)
                 problems = self.tokenizer.misfits(encoded)
             except TextError as error:
                 problems = {error.number: error.why}
@@ -149,6 +160,11 @@ class TokenizeWorker:
             kept = [k for number, k in enumerate(kept) if number not in problems]
             chosen = [texts.texts[k] for k in kept]
 
+    def _ids(self, texts: Sequence[str]) -> Encoded:
+        if self.rearrangement is None:
+            return self.tokenizer.encode(texts)
+        return marks.encode(self.tokenizer, *self.rearrangement.of(texts))
+
     def _duplicates(self, task: Task) -> set[int]:
         """Return the numbers of the task's documents that are duplicates."""
         if task.drops is None:
@@ -157,13 +173,11 @@ class TokenizeWorker:
         return set(np.frombuffer(data, np.int64).tolist())
 
     def _choose(
-        self, texts: Texts, number: int, duplicates: set[int], state: TaskState
+        self, texts: Texts, kept: list[int], number: int, state: TaskState
     ) -> dict[str, list[int]]:
-        """Return the indices of the documents of each dataset that are not in finished shards."""
+        """Return the indices of the kept documents that each dataset has and that are not in
+        finished shards."""
         chosen: dict[str, list[int]] = {name: [] for name in self.job.outputs}
-        kept = list(range(len(texts.texts)))
-        if duplicates:
-            kept = [k for k in kept if number + k not in duplicates]
         if not self.job.splits:
             chosen[""] = kept
         else:
