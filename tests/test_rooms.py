@@ -70,6 +70,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "select",
         "verify",
         "index",
+        "contamination",
         "cli",
     ),
     "models": (

@@ -261,6 +261,43 @@ def select_command(as_json: bool, **values: Any) -> None:
     command.say(f"{values['out']}: {share_of(held)}")
 
 
+@main.command("contamination")
+@click.argument("dataset", metavar="URL")
+@click.argument("evaluations", nargs=-1, required=True, metavar="EVALS…")
+@click.option("--out", metavar="FILE.parquet", help="Write a row for each place.")
+@options.evaluation_options
+@options.executor_options
+@command.json_option
+def contamination_command(
+    dataset: str, evaluations: tuple[str, ...], out: str | None, as_json: bool, **values: Any
+) -> None:
+    """Find n-grams of evaluations in the documents of a dataset.
+
+    \b
+    Example:
+      tokenize contamination data/web 'evals/**/*.jsonl' --out found.parquet
+
+    More: docs/tokenize.md, section Decontamination
+    """
+    from ..dataplane.storage import storage
+    from .contamination import ContaminationConfig, as_data, contamination, describe, write_parquet
+
+    data = {
+        "dataset": dataset,
+        "engine": options.executor_of(values),
+        "evaluations": options.evaluations_of(values, evaluations),
+    }
+    if out is not None:
+        storage.check_writable(out, file=True)
+    found = contamination(options.checked(ContaminationConfig, data))
+    if out is not None:
+        write_parquet(found, out)
+    if as_json:
+        command.emit(as_data(found))
+    else:
+        click.echo(describe(found))
+
+
 @main.command("card")
 @click.argument("url")
 @click.option("--license", "licenses", multiple=True, metavar="NAME", help="May be repeated.")
