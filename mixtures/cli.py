@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ..console import command
+from .search.cli import search
 
 PLAN_ARGUMENT = "MIXTURE.yaml|PLAN.json|RUN"
 
@@ -274,6 +275,9 @@ def _span(text: str) -> range:
     if not span:
         raise click.UsageError(f"--rows {text} is empty: A:B goes from A to B, without B")
     return span
+
+
+main.add_command(search)
 
 
 if __name__ == "__main__":

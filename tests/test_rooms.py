@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 ROOMS: Mapping[str, Sequence[str]] = {
     "trainer": (
         "folder",
+        "request_folder",
         "cluster",
         "pipeline",
         "drawing",
@@ -29,6 +30,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "report",
         "launch",
         "tune",
+        "anneal",
         "demo",
         "cli",
         "config_key",
@@ -41,6 +43,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "template",
         "view",
         "audit",
+        "search",
         "cli",
     ),
     "dataplane": (

@@ -13,6 +13,7 @@ import click
 from ..console import command
 from ..console.errors import SeveralErrors, UserError
 from ..console.progress import as_bytes
+from .anneal.cli import anneal
 from .costs.planner.cli import plan
 from .launch.options import StartOptions, command_words, start_options
 from .measure.cli import profile
@@ -294,6 +295,7 @@ main.add_command(profile)
 main.add_command(export)
 main.add_command(sample)
 main.add_command(tune)
+main.add_command(anneal)
 
 
 def _is_file(word: str) -> bool:

@@ -26,10 +26,11 @@ from headrace.trainer.costs.hardware import Hardware
 from headrace.trainer.costs.planner.assemble import plan_of
 from headrace.trainer.costs.planner.make import Question, make_plans, parse_wanted, uniform_phase
 from headrace.trainer.costs.planner.search import search
+from headrace.trainer.request_folder import write
 from headrace.trainer.run.config import RunConfig
 from headrace.trainer.run.layout_plan import LayoutPlan, load_plan
 from headrace.trainer.tune import tune as work
-from headrace.trainer.tune.folder import TuneFolder, write
+from headrace.trainer.tune.folder import TuneFolder
 from headrace.trainer.tune.prices import Pricing
 from headrace.trainer.tune.trial import Result, Runs, Trial
 

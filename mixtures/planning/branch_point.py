@@ -1,8 +1,9 @@
 """Continue another run's stream: its position, and what each source has left.
 
 A source keeps its order and its position if the order still fits: the dataset has not grown, and
-the chunks are multiples of the new sequence lengths. Otherwise it starts a new order over the
-chunks of the epoch that were not started, and over what the dataset has grown by.
+the chunks are multiples of the new sequence lengths. Otherwise, or if the mixture asks for it, it
+starts a new order over the chunks of the epoch that were not started, and over what the dataset has
+grown by.
 
 Sources that the new mixture does not use stay in the plan, so that their positions are not lost
 for a later mixture.
@@ -40,6 +41,8 @@ class BranchPoint:
     step: int
     token: int
     run: str
+    reshuffle: bool = False
+    """True if no source keeps its order."""
 
     @property
     def parent(self) -> Parent:
@@ -95,7 +98,7 @@ def open_branch_point(after: After) -> BranchPoint:
     else:
         at = plan.step(step)
         row, token = at.first_row, at.first_token
-    return BranchPoint(plan, Stream(plan), row, step, token, after.run)
+    return BranchPoint(plan, Stream(plan), row, step, token, after.run, after.reshuffle)
 
 
 def check_checkpoint(after: After) -> None:
@@ -179,7 +182,7 @@ def continued_order(
     before, position = branch.plan.sources[index].order, branch.positions[index]
     before_length = branch.last_phase.seq_len
     grown = fresh.tokens > before.tokens
-    same = (fresh.chunk, fresh.window) == (before.chunk, before.window)
+    same = (fresh.chunk, fresh.window) == (before.chunk, before.window) and not branch.reshuffle
     if same and not grown and all(before.chunk % other == 0 for other in lengths):
         if length == before_length:
             return before, position

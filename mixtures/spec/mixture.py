@@ -72,6 +72,9 @@ class After:
     """Folder or URL of the run."""
     step: int | None = None
     """First step of this mixture. Default: the step of the run's newest checkpoint."""
+    reshuffle: bool = False
+    """Serve the rest of each source's epoch in a new order, which this mixture's seed decides:
+    other rows than those that the run would take next. A source loses up to a window of tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,16 +7,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from ...dataplane.arrays import Int64
+from ...dataplane.arrays import Float64, Int64
 from ...dataplane.order.plan import Plan
 from ...dataplane.order.stream import Stream
 from ..learning_rate import lr_at
 from ..lr_shapes import shape_of
 from ..planning.continuation import epochs_consumed
-
-Float64 = npt.NDArray[np.float64]
 
 POINTS = 400
 """Number of points of each curve, without the edges of phases."""

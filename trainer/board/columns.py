@@ -12,11 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ...console.errors import IntegrityError
-
-Float64 = npt.NDArray[np.float64]
+from ...dataplane.arrays import Float64
 
 OF_A_SOURCE = ("loss", "rows")
 """Fields of a source that become columns."""

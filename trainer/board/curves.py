@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .columns import Float64
+from ...dataplane.arrays import Float64
 from .levels import FACTOR, Float32, Levels, Window
 from .runs import BoardRun
 

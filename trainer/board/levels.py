@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...dataplane.arrays import Float64
 from ...dataplane.storage import storage
-from .columns import Float64, columns
+from .columns import columns
 
 Float32 = npt.NDArray[np.float32]
 

@@ -92,9 +92,19 @@ def seconds_of(time: str | None) -> int | None:
     return int(days or 0) * 86400 + parts
 
 
-def script(config: SlurmConfig, name: str, words: Sequence[str], *, logs: Path, cwd: Path) -> str:
-    """Return the batch script that runs `trainer` with these words."""
+def script(
+    config: SlurmConfig,
+    name: str,
+    words: Sequence[str],
+    *,
+    logs: Path,
+    cwd: Path,
+    tasks: Sequence[int] = (),
+) -> str:
+    """Return the batch script that runs `trainer` with these words. `tasks` make it an array: each
+    task adds `--task` and its number."""
     options = {
+        "array": ",".join(map(str, tasks)) or None,
         "job-name": name,
         "nodes": config.nodes,
         "ntasks-per-node": config.per_node,
@@ -110,6 +120,7 @@ def script(config: SlurmConfig, name: str, words: Sequence[str], *, logs: Path, 
     directives = [f"#SBATCH --{key}={value}" for key, value in options.items() if value is not None]
     command = shlex.join([sys.executable, "-m", "headrace.trainer.cli", *words])
     note = shlex.quote(str(logs.absolute())) + f'/"{SLURM_NOTE.format(job="$SLURM_JOB_ID")}"'
+    task = ' --task "$SLURM_ARRAY_TASK_ID"' if tasks else ""
     setup = f"\n{config.setup.strip()}\n" if config.setup else ""
     return f"""#!/bin/bash
 {chr(10).join(directives)}
@@ -143,7 +154,7 @@ srun --kill-on-bad-exit=1 bash -c '
   export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS
   export LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE={config.per_node}
   exec "$@"
-' rank {command} &
+' rank {command}{task} &
 wait $!
 while kill -0 $! 2>/dev/null; do wait $!; done  # a signal has interrupted `wait`
 wait $!

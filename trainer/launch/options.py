@@ -117,5 +117,6 @@ def command_words(context: click.Context, without: frozenset[str]) -> list[str]:
         elif value is True:
             words.append(parameter.opts[0])
         else:
-            words += [parameter.opts[0], str(value)]
+            for each in value if isinstance(value, tuple) else (value,):
+                words += [parameter.opts[0], str(each)]
     return words

@@ -61,10 +61,10 @@ def _in_bits(run: RunData) -> RunData:
     if not isinstance(plan, Plan):
         raise UserError(f"the rows of {run.name} are synthetic and have no bytes")
     drawn = {name for entry in run.metrics for name in entry["sources"]}
-    trained = _bytes_per_token(source for source in plan.sources if source.name in drawn)
+    trained = bytes_per_token(source for source in plan.sources if source.name in drawn)
     held_out: BytesPerToken = {}
     if run.evaluations and run.job.run.evaluate is not None:
-        held_out = _bytes_per_token(Plan.load(run.job.held_out).sources)
+        held_out = bytes_per_token(Plan.load(run.job.held_out).sources)
     return replace(
         run,
         metrics=[_converted(entry, trained) for entry in run.metrics],
@@ -87,11 +87,17 @@ def _converted(entry: dict[str, Any], sizes: BytesPerToken) -> dict[str, Any]:
     }
 
 
+def bits_per_byte(nats: float, size: float) -> float:
+    """Return a loss per token in bits per byte; `size` is the bytes of a token."""
+    return nats / math.log(2) / size
+
+
 def _bits(nats: float | None, size: float) -> float | None:
-    return None if nats is None else nats / math.log(2) / size
+    return None if nats is None else bits_per_byte(nats, size)
 
 
-def _bytes_per_token(sources: Iterable[PlanSource]) -> BytesPerToken:
+def bytes_per_token(sources: Iterable[PlanSource]) -> BytesPerToken:
+    """Return the bytes per token of each source's dataset."""
     return {source.name: measure(source.url) for source in sources}
 
 

@@ -19,9 +19,10 @@ from ...console.errors import LayoutError, RunError
 from ..costs.hardware import Hardware
 from ..costs.planner.assemble import plan_of
 from ..costs.planner.search import search
+from ..request_folder import write
 from ..run.layout_plan import LayoutPlan, Measured, PlannedPhase, model_hash
 from .correct import Correction, Step, corrected, fit
-from .folder import TuneFolder, write
+from .folder import TuneFolder
 from .halving import Ranked, halve
 from .prices import Pricing
 from .probes import probes

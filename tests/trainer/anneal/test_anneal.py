@@ -1,0 +1,238 @@
+"""`trainer anneal`: candidates of one checkpoint, trained, ranked and continued."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import forked
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.console.errors import ConfigError, MisuseError
+from headrace.mixtures.planning.resolve_mixture import resolve_file
+from headrace.mixtures.spec.mixture import PhaseSpec
+from headrace.tokenize.cli import main as tokenize
+from headrace.trainer.anneal import train
+from headrace.trainer.anneal.candidates import parse_grid, with_shares
+from headrace.trainer.anneal.folder import AnnealFolder
+from headrace.trainer.cli import main
+
+MODEL = """
+vocab_size: 257
+width: 16
+pattern: "[attention]"
+mlp: glu
+operators:
+  attention: {kind: attention, heads: 2}
+  glu: {kind: glu, hidden: 32}
+"""
+MIXTURE = """
+sources: {letters: {data: data/letters/train}, digits: {data: data/digits/train, max_epochs: 9}}
+phases:
+  stable: {tokens: 4K, seq_len: 64, batch: 512, weights: {letters: 0.9, digits: 0.1}}
+"""
+WITH_SIGNS = """
+sources: {signs: {data: data/signs/train, max_epochs: 9}}
+phases: {anneal: {tokens: 4K, weights: {stable: 0.5, signs: 0.5}, lr: {shape: linear}}}
+"""
+WITH_DIGITS = """
+phases: {anneal: {tokens: 4K, weights: {stable: 0.5, digits: 0.5}, lr: {shape: linear}}}
+"""
+PROCESSES = ("engine.kind=fsdp2", "threads=1", "optimizer.lr=1e-2", "watch.tensorboard=false")
+
+
+def _run(arguments: Sequence[str]) -> int:
+    return forked.run([sys.executable, "-m", "headrace.trainer.cli", *arguments]).returncode
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three corpora, their datasets with held-out splits, mixtures, and a run of eight steps."""
+    root = tmp_path_factory.mktemp("anneal")
+    here = Path.cwd()
+    os.chdir(root)
+    try:
+        for name, letters in (("letters", "abcdefgh"), ("digits", "0123456789"), ("signs", "+-*/")):
+            chance = random.Random(name)
+            lines = ["".join(chance.choices(letters, k=120)) for _ in range(100)]
+            text = "".join(json.dumps({"text": line}) + "\n" for line in lines)
+            Path(f"{name}.jsonl").write_text(text)
+            words = ["build", f"{name}.jsonl", "--tokenizer", "byte", "--split", "val=0.1"]
+            done = CliRunner().invoke(tokenize, [*words, "--out", f"data/{name}"])
+            assert done.exit_code == 0, done.output
+        files = {"main": MIXTURE, "signs": WITH_SIGNS, "digits": WITH_DIGITS, "model": MODEL}
+        for name, text in files.items():
+            Path(f"{name}.yaml").write_text(text)
+        words = ["run", "--mixture", "main.yaml", "--model", "model.yaml", "--out", "main"]
+        assert _run([*words, *PROCESSES]) == 0
+    finally:
+        os.chdir(here)
+    return root
+
+
+@pytest.fixture
+def inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(train, "_run", _run)
+    return folder
+
+
+def anneal(*words: object) -> Any:
+    return CliRunner().invoke(main, ["anneal", "main", *map(str, words)])
+
+
+@pytest.mark.slow
+def test_candidates_are_trained_ranked_and_found_again(
+    inside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two mixtures with two seeds. Each learns the source that it adds, by more than the noise."""
+    words = ("--mixtures", "signs.yaml", "digits.yaml", "--seeds", 2, "--out", "both", "--json")
+    only = ("--score", "signs=1")
+    done = anneal(*words, *only)
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    signs, digits = found["candidates"]
+    assert (signs["name"], digits["name"]) == ("signs", "digits")
+    assert signs["by_source"]["signs"] < digits["by_source"]["signs"]
+    assert signs["by_source"]["digits"] > digits["by_source"]["digits"]
+    assert digits["clearly_worse"] and found["noise"] > 0 and not found["waiting"]
+    assert signs["score"] == pytest.approx(signs["by_source"]["signs"])
+    assert sum(signs["shares"].values()) == pytest.approx(1) and signs["shares"]["signs"] == 0.5
+    # The first seed is the exact continuation, the second takes other rows of the same sources.
+    by_hand = Path("by-hand.yaml")
+    by_hand.write_text(f"after: {{run: main, step: 8}}\n{WITH_DIGITS}")
+    plan = resolve_file(str(by_hand)).hash
+    first, second = digits["runs"]
+    assert first["plan"] == plan != second["plan"]
+    assert first["ledger"] != second["ledger"] and first["score"] != second["score"]
+    page = Path(found["page"]).read_text()
+    assert all(run["plan"] in page and run["ledger"] in page for run in (first, second))
+    # By another score the order is another; nothing is trained again.
+    monkeypatch.setattr(train, "_run", pytest.fail)
+    again = json.loads(anneal(*words, "--score", "digits=1").stdout)
+    assert [each["name"] for each in again["candidates"]] == ["digits", "signs"]
+    assert "which no held-out dataset has" in anneal(*words, "--score", "letterz=1").output
+    # Another request is refused, and each difference named.
+    changed = anneal(*words, *only, "mixture.phases.anneal.tokens=5K")
+    assert changed.exit_code == 1 and "candidates.signs, seed 0: the folder has" in changed.output
+
+
+def test_a_stopped_anneal_goes_on_and_a_failed_run_is_named(
+    inside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("digits.yaml", "--grid", "digits=0.2,0.4", "--out", "stopped")
+    codes = [0, 85]
+    trained: list[str] = []
+
+    def interrupted(arguments: Sequence[str]) -> int:
+        trained.append(arguments[-1] if arguments[-2] == "--out" else arguments[-3])
+        return codes.pop(0) or _run(arguments)
+
+    monkeypatch.setattr(train, "_run", interrupted)
+    done = anneal(*words)
+    assert done.exit_code == 85 and "the same command goes on" in done.output
+    codes += [1]
+    done = anneal(*words)
+    assert done.exit_code == 1 and "1 of 2 runs failed" in done.output
+    assert [Path(each).name for each in trained] == ["00", "01", "01"]
+    report = anneal(*words, "--report", "--json")
+    found = json.loads(report.stdout)
+    assert found["waiting"] == ["digits digits=0.4, seed 0"] and len(found["candidates"]) == 1
+    assert found["noise"] is None and "1 run is not finished" in report.stderr
+
+
+def test_a_slurm_array_has_a_task_for_each_run(
+    inside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without sbatch here, the error names the script; a task becomes the run of its candidate."""
+    words = ("--mixtures", "digits.yaml", "--grid", "digits=0.1,0.2,0.3", "--out", "array")
+    monkeypatch.setenv("PATH", "")
+    done = anneal(*words, "--slurm", "slurm.nodes=2", "slurm.processes=4")
+    assert "sbatch is not installed" in done.output
+    script = Path("array/slurm.sh").read_text()
+    assert "#SBATCH --array=0,1,2\n" in script and "--nodes=2" in script
+    assert "--grid digits=0.1,0.2,0.3" in script and '--task "$SLURM_ARRAY_TASK_ID"' in script
+    became: list[str] = []
+
+    def execv(program: str, arguments: list[str]) -> None:
+        became.extend(arguments)
+        raise SystemExit(0)
+
+    monkeypatch.setattr(os, "execv", execv)
+    assert anneal(*words, "--task", 2).exit_code == 0
+    folder = AnnealFolder("array")
+    assert became[3:] == [
+        "run", "array/run.yaml", "--model", "array/model.yaml",
+        "--mixture", str(folder.mixture(2)), "--out", str(folder.run_of(2).root),
+    ]  # fmt: skip
+    assert "digits: 0.3" in folder.mixture(2).read_text()
+
+
+def test_all_problems_are_reported_before_a_run_starts(inside: Path) -> None:
+    Path("other.yaml").write_text(f"after: {{run: main, step: 3}}\n{WITH_DIGITS}")
+    Path("wrong.yaml").write_text(WITH_DIGITS.replace("digits: 0.5", "digits: 0.6"))
+    done = anneal("--mixtures", "other.yaml", "wrong.yaml")
+    assert done.exit_code == 1 and not Path("main-anneal").exists()
+    assert "continues main at step 3, not main at step 8" in done.output
+    assert "1 problem in wrong.yaml" in done.output
+    assert "has no checkpoint of step 5" in anneal("digits.yaml", "--at", 5).output
+    assert "give mixtures" in anneal().output
+    grid = anneal("digits.yaml", "--grid", "paper=0.1")
+    assert "which neither digits.yaml nor the run has" in grid.output
+    assert (
+        "the candidates have the model of the run" in anneal("digits.yaml", "model.width=8").output
+    )
+
+
+def test_a_dry_run_shows_each_candidate(inside: Path) -> None:
+    done = anneal("digits.yaml", "--grid", "digits=0.2,0.4", "--dry-run", "--json")
+    found = json.loads(done.stdout)
+    assert [each["shares"]["digits"] for each in found] == pytest.approx([0.28, 0.46])
+    assert not Path("main-anneal").exists()
+
+
+@given(
+    weights=st.dictionaries(st.sampled_from("abcdef"), st.floats(0.01, 1), min_size=2),
+    share=st.floats(0, 0.99),
+)
+def test_a_grid_keeps_the_proportions_of_the_other_shares(
+    weights: dict[str, float], share: float
+) -> None:
+    first, *others = weights
+    found = with_shares("m.yaml", "p", PhaseSpec(tokens=1, weights=dict(weights)), {first: share})
+    assert sum(found.values()) == pytest.approx(1, abs=1e-12)
+    assert found[first] == pytest.approx(share, abs=1e-5)
+    whole = sum(weights[name] for name in others)
+    for name in others:
+        expected = (1 - share) * weights[name] / whole
+        assert found[name] == pytest.approx(expected, abs=1e-5 * len(others))
+
+
+@pytest.mark.parametrize(
+    ("point", "message"),
+    [
+        ({"a": 0.6, "b": 0.6}, "sum to 1.2"),
+        ({"a": 0.5, "b": 0.4}, "no other source takes the rest"),
+    ],
+)
+def test_shares_of_a_grid_that_do_not_fit_are_named(point: dict[str, float], message: str) -> None:
+    spec = PhaseSpec(tokens=1, weights={"a": 0.5, "b": 0.5})
+    with pytest.raises(ConfigError, match=message):
+        with_shares("m.yaml", "p", spec, point)
+    changing = PhaseSpec(tokens=1, weights={"a": {"from": 0.1, "to": 0.9}, "b": 0.5})
+    with pytest.raises(ConfigError, match="do not change over the phase"):
+        with_shares("m.yaml", "p", changing, {"b": 0.1})
+
+
+@pytest.mark.parametrize("words", [["math"], ["math=a"], ["math=2"], ["m=0.1", "m=0.2"], ["m=1,1"]])
+def test_a_grid_that_cannot_be_read_is_misuse(words: list[str]) -> None:
+    with pytest.raises(MisuseError):
+        parse_grid(words)
