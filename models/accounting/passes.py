@@ -233,10 +233,9 @@ class _Model:
         return model
 
     def _documents(self) -> Documents | None:
-        """Return rows of one document each; None where a GPU needs none, and for the ring, whose
-        tiles depend on the numbers."""
+        """Return rows of one document each; None where a GPU needs none."""
         shape, axis = self.shape, self.axes.context
-        if shape.device == "cuda" or (axis.size > 1 and shape.attention == "ring"):
+        if shape.device == "cuda":
             return None
         rows, length = shape.rows, shape.seq_len
         ends = torch.arange(0, rows * length + 1, length)

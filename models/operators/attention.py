@@ -19,7 +19,7 @@ from ..layers.ring_flash import ring_flash_attention
 from ..layers.rope import Rope, rotate, rotation
 from ..parallel.axes import Axes, Axis
 from ..parallel.heads import from_heads, to_heads
-from ..parallel.ring import ring_attention
+from ..parallel.ring import FirstKeys, Zigzag, ring_attention
 from ..parallel.sharding import ShardingSpec
 from ..parallel.tensor import own_groups
 from .base import BatchContext, FusedOptions, Operator, State, divides
@@ -119,8 +119,17 @@ class Attention(Operator):
         window = self.options.window
         if window is None and applies(self.options.kernel, q):
             return ring_flash_attention(q, k, v, batch.documents, axis, scale=self.scale)
-        past = None if window is None and batch.documents is None else reach(batch, window)
-        return ring_attention(q, k, v, past, axis, scale=self.scale)
+        zigzag, device = Zigzag(q.shape[1], axis), q.device
+        first = None
+        if batch.documents is not None:
+            key = ("tiles", window, q.shape[1], axis.rank, axis.size)
+            first = batch.documents.kept(
+                key,
+                lambda host: FirstKeys.build(reach(host.positions, window), zigzag).to(device),
+            )
+        elif window is not None:
+            first = FirstKeys.of_window(window, zigzag, device)
+        return ring_attention(q, k, v, first, zigzag, scale=self.scale)
 
     def whole_rows(self, q: Tensor, k: Tensor, v: Tensor, batch: BatchContext) -> Tensor:
         if batch.state is not None:
@@ -186,9 +195,9 @@ def remember(k: Tensor, v: Tensor, state: State) -> tuple[Tensor, Tensor]:
     return state.tensors["keys"][:, :end], state.tensors["values"][:, :end]
 
 
-def reach(batch: BatchContext, window: int | None) -> Tensor:
+def reach(positions: Tensor, window: int | None) -> Tensor:
     """int64 [rows or 1, length]: number of earlier keys that each query sees."""
-    return batch.positions if window is None else batch.positions.clamp(max=window - 1)
+    return positions if window is None else positions.clamp(max=window - 1)
 
 
 def visible(batch: BatchContext, queries: int, window: int | None) -> Tensor | None:
@@ -196,7 +205,7 @@ def visible(batch: BatchContext, queries: int, window: int | None) -> Tensor | N
     seen = batch.state.seen if batch.state else 0
     if batch.documents is None and not seen and (window is None or window >= queries):
         return None
-    past = reach(batch, window)
+    past = reach(batch.positions, window)
     key = torch.arange(seen + queries, device=past.device)
     query = key[seen:, None]
     return ((key <= query) & (key >= query - past[..., None])).unsqueeze(1)

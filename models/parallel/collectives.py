@@ -41,9 +41,21 @@ def all_reduce(x: Tensor, axis: Axis, how: Literal["sum", "max"] = "sum") -> Ten
 
 def all_to_all(flat: Tensor, due: Sequence[int], sent: Sequence[int], axis: Axis) -> Tensor:
     """Send `sent[r]` elements of `flat` to rank r; return the `due[r]` elements from each rank."""
-    rows = as_real(flat).contiguous()
-    received = _ops.all_to_all_single(rows, list(due), list(sent), axis.name)
-    return as_before(_ops.wait_tensor(received), flat)
+    received = start_all_to_all(as_real(flat).contiguous(), due, sent, axis)
+    return as_before(wait(received), flat)
+
+
+def start_all_to_all(flat: Tensor, due: Sequence[int], sent: Sequence[int], axis: Axis) -> Tensor:
+    """Start to send and to receive: the result is valid after `wait`, and `flat`, which is
+    contiguous, must live until then."""
+    received: Tensor = _ops.all_to_all_single(flat, list(due), list(sent), axis.name)
+    return received
+
+
+def wait(received: Tensor) -> Tensor:
+    """Wait until a result is valid."""
+    arrived: Tensor = _ops.wait_tensor(received)
+    return arrived
 
 
 def as_real(x: Tensor) -> Tensor:

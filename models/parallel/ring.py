@@ -19,16 +19,16 @@ The mask is given by the first key that each query sees: the start of its docume
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ..precision import widen
 from .axes import Axis
+from .collectives import start_all_to_all, wait
 from .exchange import rearranged
 
 TILE = 256
@@ -36,20 +36,12 @@ TILE = 256
 
 
 def ring_attention(
-    q: Tensor, k: Tensor, v: Tensor, past: Tensor | None, axis: Axis, *, scale: float
+    q: Tensor, k: Tensor, v: Tensor, first: FirstKeys | None, zigzag: Zigzag, *, scale: float
 ) -> Tensor:
-    """q [rows, part, heads, dim], k and v [rows, part, kv_heads, dim] → like q.
-
-    `past` [rows or 1, length] is the number of earlier keys that each position of whole rows sees;
-    None: all.
-    """
-    zigzag = Zigzag(q.shape[1], axis)
+    """q [rows, part, heads, dim], k and v [rows, part, kv_heads, dim] → like q. `first` None: each
+    query sees all earlier keys of its row."""
     heads = [q.shape[2], k.shape[2], v.shape[2]]
     dealt = zigzag.deal(torch.cat([q, k, v], dim=2)).split(heads, dim=2)
-    first = None
-    if past is not None:
-        index = zigzag.index(past.device)
-        first = index - past[:, index]
     y: Tensor = _Ring.apply(*dealt, first, zigzag, scale)
     return zigzag.collect(y)
 
@@ -96,6 +88,45 @@ class Zigzag:
         return torch.cat([torch.arange(c.first, c.last, device=device) for c in chunks])
 
 
+def tiles_of_queries(zigzag: Zigzag) -> list[Chunk]:
+    """Return the pieces of this rank's chunks whose scores are in memory at once."""
+    return [
+        Chunk(chunk.here + start, chunk.first + start, min(chunk.first + start + TILE, chunk.last))
+        for chunk in zigzag.chunks(zigzag.axis.rank)
+        for start in range(0, chunk.last - chunk.first, TILE)
+    ]
+
+
+@dataclass(frozen=True)
+class FirstKeys:
+    """The first key that each query of this rank sees."""
+
+    keys: Tensor
+    """int64 [rows or 1, part], as positions in whole rows."""
+    bounds: Sequence[tuple[int, int]]
+    """Lowest and highest one of each tile of queries."""
+
+    @classmethod
+    def build(cls, past: Tensor, zigzag: Zigzag) -> FirstKeys:
+        """`past` [rows or 1, length] is the number of earlier keys that each position of whole rows
+        sees. It is read, so it should lie in host memory."""
+        index = zigzag.index(past.device)
+        keys = index - past[:, index]
+        spans = [keys[:, q.here : q.here + q.last - q.first] for q in tiles_of_queries(zigzag)]
+        return cls(keys, [(int(span.min()), int(span.max())) for span in spans])
+
+    @classmethod
+    def of_window(cls, window: int, zigzag: Zigzag, device: torch.device) -> FirstKeys:
+        """Build for rows of one document: a query sees itself and `window` − 1 earlier keys."""
+        keys = (zigzag.index(device) - window + 1).clamp(min=0)
+        spans = [(query.first, query.last - 1) for query in tiles_of_queries(zigzag)]
+        bounds = [(max(0, a - window + 1), max(0, b - window + 1)) for a, b in spans]
+        return cls(keys.unsqueeze(0), bounds)
+
+    def to(self, device: torch.device) -> FirstKeys:
+        return FirstKeys(self.keys.to(device), self.bounds)
+
+
 @dataclass(frozen=True)
 class Tile:
     """Some queries, and the keys of the current hop that they may see."""
@@ -109,23 +140,12 @@ class Tile:
 class Hops:
     """The tiles to compute at each hop."""
 
-    def __init__(self, first: Tensor | None, zigzag: Zigzag, device: torch.device) -> None:
+    def __init__(self, first: FirstKeys | None, zigzag: Zigzag, device: torch.device) -> None:
         self.first = first
         self.zigzag = zigzag
         self.device = device
-        self.queries = [
-            Chunk(
-                chunk.here + start, chunk.first + start, min(chunk.first + start + TILE, chunk.last)
-            )
-            for chunk in zigzag.chunks(zigzag.axis.rank)
-            for start in range(0, chunk.last - chunk.first, TILE)
-        ]
-        self.bounds = [(0, 0)] * len(self.queries)
-        """Lowest and highest first key of each tile's queries."""
-        if first is not None:
-            spans = [first[:, q.here : q.here + q.last - q.first] for q in self.queries]
-            bounds = torch.stack([torch.stack([s.amin(), s.amax()]) for s in spans])
-            self.bounds = [(low, high) for low, high in bounds.tolist()]
+        self.queries = tiles_of_queries(zigzag)
+        self.bounds = first.bounds if first is not None else [(0, 0)] * len(self.queries)
 
     def tiles(self, owner: int) -> Iterator[Tile]:
         """Yield the tiles of the hop that holds the keys of `owner`.
@@ -150,7 +170,7 @@ class Hops:
         place = torch.arange(query.first, query.last, device=self.device).unsqueeze(-1)
         seen = (key <= place).unsqueeze(0)
         if self.first is not None:
-            seen = seen & (key >= self.first[:, queries].unsqueeze(-1))
+            seen = seen & (key >= self.first.keys[:, queries].unsqueeze(-1))
         return seen[:, None, None]
 
 
@@ -161,7 +181,7 @@ class _Ring(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        first: Tensor | None,
+        first: FirstKeys | None,
         zigzag: Zigzag,
         scale: float,
     ) -> Tensor:
@@ -263,19 +283,11 @@ def pass_on(x: Tensor, axis: Axis) -> Callable[[], Tensor]:
     """Start to send x to the next rank of the ring. Return a function that waits for the tensor
     from the previous rank."""
     x = x.contiguous()
-    arriving = torch.empty_like(x)
-    if axis.group is None:  # a trace on fake tensors, without ranks
-        return lambda _sent=x: arriving  # type: ignore[misc]
     to, source = ([0] * axis.size for _ in range(2))
     to[(axis.rank + 1) % axis.size] = source[(axis.rank - 1) % axis.size] = x.numel()
-    work = dist.all_to_all_single(
-        arriving.view(-1), x.view(-1), source, to, group=axis.group, async_op=True
-    )
+    arriving = start_all_to_all(x.view(-1), source, to, axis)
 
-    assert work is not None
+    def arrived(_sent: Tensor = x) -> Tensor:  # keeps the sent tensor alive until then
+        return wait(arriving).view_as(x)
 
-    def wait(_sent: Tensor = x) -> Tensor:  # keeps the sent tensor alive until then
-        work.wait()
-        return arriving
-
-    return wait
+    return arrived

@@ -1,12 +1,15 @@
-"""Memory of the parts of a model on a GPU, traced without one."""
+"""Memory of the parts of a model on a GPU or on ranks, traced without them."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
 from headrace.models.accounting.passes import Shape, model_passes
 from headrace.models.accounting.state import Degrees
-from headrace.models.config import load_model_config
+from headrace.models.config import ModelConfig, load_model_config
+from headrace.models.operators.attention import AttentionOptions
 from headrace.models.parallel.axes import AttentionForm
 from headrace.models.precision import PRECISIONS
 
@@ -31,3 +34,29 @@ def test_both_forms_of_context_attention_keep_as_much_and_the_ring_works_with_mo
     assert ring.kept == pytest.approx(a2a.kept, rel=0.1)
     one, other = (sum(piece.high for piece in each.backward) for each in (ring, a2a))
     assert one > 1.05 * other
+
+
+@pytest.mark.parametrize(("device", "window"), [("cpu", None), ("cuda", 24)])
+def test_the_ring_is_traced_and_grows_with_the_row(device: str, window: int | None) -> None:
+    """Scores live tile by tile, so the memory of attention is linear in the row."""
+    config = ModelConfig(
+        vocab_size=64,
+        width=32,
+        pattern="[attention]",
+        operators={"attention": AttentionOptions(heads=2, window=window)},
+    )
+    shape = Shape(
+        rows=1,
+        seq_len=128,
+        precision=PRECISIONS["bf16"],
+        device=device,
+        degrees=Degrees(cp=2),
+        attention="ring",
+    )
+    kept = [
+        model_passes(config, replace(shape, seq_len=length), ["none"]).layers[0].kept
+        for length in (128, 256, 512)
+    ]
+    short, middle, long = kept
+    assert 0 < middle - short < short
+    assert long - middle == 2 * (middle - short)

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain, combinations, product
+from unittest import mock
 
 import torch
 from hypothesis import given, settings
@@ -16,8 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from headrace.models.documents import Documents
 from headrace.models.layers.ring_flash import calls_of, flash, flash_backward
+from headrace.models.parallel import ring
 from headrace.models.parallel.axes import Axis
-from headrace.models.parallel.ring import TILE, Zigzag
+from headrace.models.parallel.ring import TILE, FirstKeys, Zigzag
 
 BOUND = 1e-12
 ROWS = 2
@@ -68,6 +70,24 @@ def test_the_ring(
         pools[size], "ring", lambda q, k, v: by_definition(q, k, v, past), inputs, sent, tile
     )
     assert worst < BOUND
+
+
+@given(
+    size=st.integers(1, 4),
+    part=st.integers(1, 11),
+    window=st.integers(1, 50),
+    tile=st.integers(1, 5),
+)
+def test_first_keys_of_a_window(size: int, part: int, window: int, tile: int) -> None:
+    """Rows of one document need no numbers of positions."""
+    past = torch.arange(part * size).unsqueeze(0).clamp(max=window - 1)
+    with mock.patch.object(ring, "TILE", tile):
+        for axis in Axis(None, 0, size).ranks():
+            zigzag = Zigzag(part, axis)
+            found = FirstKeys.of_window(window, zigzag, past.device)
+            real = FirstKeys.build(past, zigzag)
+            assert torch.equal(found.keys, real.keys)
+            assert found.bounds == real.bounds
 
 
 @settings(max_examples=30, deadline=None)

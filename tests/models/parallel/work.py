@@ -29,7 +29,7 @@ from headrace.models.parallel import ring as ring_module
 from headrace.models.parallel.axes import ALONE, Axes, Axis
 from headrace.models.parallel.exchange import own_parts, whole_rows
 from headrace.models.parallel.halo import preceding
-from headrace.models.parallel.ring import Zigzag, ring_attention
+from headrace.models.parallel.ring import FirstKeys, Zigzag, ring_attention
 from headrace.models.parallel.sharding import LocalShard
 from headrace.models.precision import Fp8Config
 from headrace.trainer.layout.config import LayoutConfig
@@ -195,9 +195,10 @@ def part_of(
 
 
 def ring(axis: Axis, q: Tensor, k: Tensor, v: Tensor, past: np.ndarray | None, tile: int) -> Tensor:
-    sees = torch.from_numpy(past) if past is not None else None
+    zigzag = Zigzag(q.shape[1], axis)
     with mock.patch.object(ring_module, "TILE", tile):
-        return ring_attention(q, k, v, sees, axis, scale=0.5)
+        first = FirstKeys.build(torch.from_numpy(past), zigzag) if past is not None else None
+        return ring_attention(q, k, v, first, zigzag, scale=0.5)
 
 
 def ring_flash(axis: Axis, q: Tensor, k: Tensor, v: Tensor, cuts: list[int] | None) -> Tensor:
