@@ -3,7 +3,8 @@
     forward of a block    gather: buffer, then whole weights; the buffer waits for the next gather
     after it              whole weights go, if they are sharded again
     backward              gather, and the buffer of the block ahead; gradients whole
-    after it              a copy of the gradients in fp32 is reduced; it waits for the next one
+    after it              a copy of the gradients in fp32 is reduced; it waits for the next one,
+                          across micro-batches too
 
 What belongs to no block (embedding, final norm, head, shared blocks) is whole from the first
 forward to the end of the backward pass. On one rank nothing is gathered, and the copies are made.
@@ -197,8 +198,9 @@ class Fsdp2Memory(EngineMemory):
     def end_backward(self, level: Level, *, last: bool) -> None:
         self.last = last
         self._reduce(level, self.groups[None])
-        level.add(BUFFERS, -self.reducing)
-        self.reducing = 0
+        if last:
+            level.add(BUFFERS, -self.reducing)
+            self.reducing = 0
 
     def update(self, level: Level) -> None:
         largest = max((group.shard for group in self.groups.values()), default=0)
