@@ -11,6 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from headrace.models.layers.recompute import Rule
 from headrace.models.model import initial_weights
 from headrace.trainer.checkpoints.store import RunState
 from headrace.trainer.costs.memory import timelines
@@ -28,60 +29,83 @@ from headrace.trainer.run.resolve import resolve
 
 from ._ranks import TIMEOUT
 
-STEPS = 2
-"""The second step is measured: the first allocates what later ones reuse."""
-
 
 @contextmanager
-def job_of(model: str, words: Sequence[str]) -> Iterator[Job]:
+def job_of(model: str, words: Sequence[str], steps: int = 2) -> Iterator[Job]:
     """Resolve a run of synthetic rows in a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         asked: dict[str, Any] = {"model": model, "out": f"{folder}/run", "dry_run": True}
         yield resolve(
-            Request(overrides=["device=cpu", f"synthetic.steps={STEPS}", *words], **asked)
+            Request(overrides=["device=cpu", f"synthetic.steps={steps}", *words], **asked)
         )
 
 
 def measured(model: str, words: Sequence[str]) -> list[int]:
     """Train two steps as one of the ranks, and return the most bytes of each rank. Collective."""
+    [peaks] = measured_rules(model, words, [])
+    return peaks
+
+
+def measured_rules(model: str, words: Sequence[str], choices: Sequence[str]) -> list[list[int]]:
+    """Train with each recompute choice in turn, and return the most bytes of each rank for each
+    choice; with no choice, for that of the run. One engine serves all of them. Collective."""
     gc.collect()
     earlier = _storages()  # DeepSpeed keeps engines of earlier cases alive
-    with job_of(model, words) as job:
-        shared = shared_modules(job.run.layout, job.model, job.cuts)
-        parallel = join(job.run.layout, "cpu", TIMEOUT, shared)
-        engine = build_engine(job, parallel)
-        give(engine, initial_weights(job.model, 0))
-        meter = Meter(parallel.device)
-        seen: set[int] = set()
-
-        def begin(step: int) -> None:
-            meter.begin(step)
-            if step == STEPS - 1:  # the tensors that the meter has just counted
-                seen.update(live_storages())
-
-        start = RunState(
-            step=0, row=0, tokens=0, plan_hash=job.plan.hash, updates=0, ledger="0" * 32, seed=0
-        )
-        loop = Loop(
-            job.plan,
-            training_steps(job.plan, parallel, job.run.data),
-            lambda _: 1e-4,
-            engine,
-            parallel,
-            LoopOptions(micro_batch_tokens=job.run.micro_batch_tokens, seed=0),
-            recorder=NullRecorder(),
-            begin=begin,
-        )
-        loop.run(start)
-        meter.end()
-    del loop, engine, parallel
+    rules = []
+    for each in choices:
+        with job_of(model, [*words, f"recompute={each}"]) as job:
+            rules.append(job.rules)
+    # A first step allocates what later ones reuse; in a step ZeRO-3 learns the order of modules.
+    turns = list(range(max(1, len(choices))))
+    turns = sorted(2 * turns) if "engine.zero=3" in words else [0, *turns]
+    with job_of(model, words, steps=len(turns)) as job:
+        found, seen = _train(job, rules, turns)
     gc.collect()
-    kept = {
-        place: size for storage, size, place in earlier if storage() is not None and place in seen
-    }
+    kept = sum(size for storage, size, place in earlier if storage() is not None and place in seen)
     peaks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(peaks, (meter.peak or 0) - sum(kept.values()))
-    return peaks
+    dist.all_gather_object(peaks, [peak - kept for peak in found])
+    return [list(each) for each in zip(*peaks, strict=True)]
+
+
+def _train(
+    job: Job, rules: Sequence[tuple[Rule, ...]], turns: Sequence[int]
+) -> tuple[list[int], set[int]]:
+    """Train a step for each of `turns`, numbers of rules, and measure the last step of each number.
+    Return the most bytes, and the addresses of the tensors that lived before the measured steps."""
+    shared = shared_modules(job.run.layout, job.model, job.cuts)
+    parallel = join(job.run.layout, "cpu", TIMEOUT, shared)
+    engine = build_engine(job, parallel)
+    give(engine, initial_weights(job.model, 0))
+    meters: list[Meter] = []
+    seen: set[int] = set()
+    measured_steps = {turn: step for step, turn in enumerate(turns)}.values()
+
+    def begin(step: int) -> None:
+        if meters and meters[-1].peak is None:
+            meters[-1].end()
+        if rules:
+            engine.objective.model.set_recompute(rules[turns[step]])
+        if step in measured_steps:
+            meters.append(Meter(parallel.device, marks=[(step - 1, 0.0, 0.0)]))
+            meters[-1].begin(step)
+            seen.update(live_storages())  # the tensors that the meter has just counted
+
+    start = RunState(
+        step=0, row=0, tokens=0, plan_hash=job.plan.hash, updates=0, ledger="0" * 32, seed=0
+    )
+    loop = Loop(
+        job.plan,
+        training_steps(job.plan, parallel, job.run.data),
+        lambda _: 1e-4,
+        engine,
+        parallel,
+        LoopOptions(micro_batch_tokens=job.run.micro_batch_tokens, seed=0),
+        recorder=NullRecorder(),
+        begin=begin,
+    )
+    loop.run(start)
+    meters[-1].end()
+    return [meter.peak or 0 for meter in meters], seen
 
 
 def _storages() -> list[tuple[weakref.ref[Any], int, int]]:

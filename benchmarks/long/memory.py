@@ -1,0 +1,223 @@
+"""Memory of a training step: counted by the accounting, and measured by the CPU's allocator.
+
+    python -m benchmarks.long.memory [FOLDER [WORD ...]]
+
+Each tiny model trains under each engine, layout and recompute choice: on 1 rank, and on 2 ranks of
+dp, tp and cp. The words choose cells: those whose name has all of them. A process measures many
+cells. FOLDER/measured.jsonl has a line for each measured cell, and a cell that it has is not
+measured again, so a changed accounting is compared without new runs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+from pathlib import Path
+
+from headrace.console.errors import UserError
+
+from .. import _memory, _ranks
+
+LOW, HIGH = 0.99, 1.03
+"""Bounds of counted by measured bytes."""
+WORST = 12
+MODELS = ("tiny-hybrid", "tiny-mamba", "tiny-moe", "tiny-transformer", "tiny-zamba")
+ENGINES = {
+    "fsdp2": ("engine.kind=fsdp2",),
+    **{f"zero{stage}": ("engine.kind=deepspeed", f"engine.zero={stage}") for stage in range(4)},
+}
+LAYOUTS: dict[str, tuple[str, ...]] = {
+    "one": ("processes=1",),
+    "dp2": ("processes=2",),
+    "tp2": ("processes=2", "layout.tp=2"),
+    "cp2": ("processes=2", "layout.cp=2"),
+    "ring": ("processes=2", "layout.cp=2", "layout.attention=ring"),
+}
+RECOMPUTE = {
+    "none": "none",
+    "operator": "operator",
+    "block": "block",
+    "half": "0.5",
+    "matmul": "{save: [matmul]}",
+    "results": "{save: [attention, scan, convolution]}",
+    "second": "{every: 2, save: [matmul, attention]}",
+}
+"""Choices of recompute, by their names in a cell."""
+FEWER = ("none", "block", "operator", "matmul", "second")
+WITHOUT_ATTENTION = ("tiny-mamba", "tiny-moe")
+LENGTH, ROWS = 256, 2
+"""Tokens of a row, and rows of a micro-batch. A step has two micro-batches of each rank."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A run whose memory is counted and measured."""
+
+    model: str
+    engine: str
+    layout: str
+    recompute: str
+    precision: str
+
+    @property
+    def name(self) -> str:
+        return " ".join((self.model, self.engine, self.layout, self.recompute, self.precision))
+
+    @property
+    def ranks(self) -> int:
+        return 1 if self.layout == "one" else 2
+
+    @property
+    def words(self) -> list[str]:
+        """Return the words of the run's configuration, all but its recompute choice."""
+        data = 2 if self.layout == "dp2" else 1
+        parts = 2 if self.layout in ("cp2", "ring") else 1
+        return [
+            *ENGINES[self.engine],
+            *LAYOUTS[self.layout],
+            f"precision={self.precision}",
+            f"synthetic.seq_len={LENGTH}",
+            f"synthetic.batch_rows={2 * ROWS * data}",
+            f"micro_batch_tokens={ROWS * LENGTH // parts}",
+            "threads=1",
+        ]
+
+
+def cells() -> Iterator[Cell]:
+    """Yield the cells of the matrix: fewer choices of recompute on two ranks, and in bf16."""
+    for engine, model, layout in product(ENGINES, MODELS, LAYOUTS):
+        if layout == "ring" and model in WITHOUT_ATTENTION:
+            continue
+        choices = list(RECOMPUTE) if layout == "one" else FEWER
+        yield from (Cell(model, engine, layout, choice, "fp32") for choice in choices)
+        if engine != "zero0" and layout != "ring":  # ZeRO-0 sums bf16 gradients in bf16
+            yield from (Cell(model, engine, layout, choice, "bf16") for choice in FEWER[:2])
+
+
+def counted(cell: Cell) -> int | str:
+    """Return the counted bytes of the fullest rank, or the reason why the run is refused."""
+    try:
+        words = [*cell.words, f"recompute={RECOMPUTE[cell.recompute]}"]
+        return max(sum(parts.values()) for parts in _memory.counted(cell.model, words))
+    except UserError as error:
+        return str(error)
+
+
+def measure(chosen: Sequence[Cell], file: Path) -> None:
+    """Measure cells as one of the ranks. The first one writes."""
+    import torch.distributed as dist
+
+    runs: dict[tuple[str, ...], list[Cell]] = defaultdict(list)
+    for cell in chosen:
+        runs[cell.model, *cell.words].append(cell)
+    for (model, *words), alike in runs.items():
+        choices = [RECOMPUTE[cell.recompute] for cell in alike]
+        found = _memory.measured_rules(model, words, choices)
+        if dist.get_rank() == 0:
+            with file.open("a") as lines:
+                for cell, peaks in zip(alike, found, strict=True):
+                    lines.write(json.dumps({"cell": cell.name, "measured": max(peaks)}) + "\n")
+
+
+def measured(file: Path) -> dict[str, int]:
+    """Return the measured bytes by cell."""
+    if not file.exists():
+        return {}
+    lines = (json.loads(line) for line in file.read_text().splitlines() if line.endswith("}"))
+    return {line["cell"]: line["measured"] for line in lines}
+
+
+def main(folder: Path, words: Sequence[str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "measured.jsonl"
+    chosen = [cell for cell in cells() if all(word in cell.name.split() for word in words)]
+    found: dict[Cell, int] = {}
+    refused: Counter[str] = Counter()
+    for cell in chosen:
+        result = counted(cell)
+        if isinstance(result, str):
+            refused[f"{cell.model} {cell.engine} {cell.layout}: {result}"] += 1
+        else:
+            found[cell] = result
+    known = measured(file)
+    groups: dict[tuple[str, int], list[Cell]] = defaultdict(list)
+    for cell in found:
+        if cell.name not in known:
+            groups[cell.engine, cell.ranks].append(cell)
+    for (_, ranks), group in groups.items():
+        _ranks.run(ranks, measure, group, file)
+    known = measured(file)
+    for line in report({cell: (size, known[cell.name]) for cell, size in found.items()}, refused):
+        print(line, flush=True)
+
+
+def report(found: dict[Cell, tuple[int, int]], refused: Counter[str]) -> Iterator[str]:
+    """Yield the lines: each cell, the shares by engine and layout, the worst, the orders."""
+    ratios = {cell: counted / real for cell, (counted, real) in found.items()}
+    for cell, ratio in ratios.items():
+        mark = "" if is_near(ratio) else "  outside"
+        yield f"{cell.name:<52} {found[cell][1] / 2**20:7.2f} MiB  {ratio:.3f}{mark}"
+    yield ""
+    for key in ("engine", "layout", "model", "recompute", "precision"):
+        by: dict[str, list[float]] = defaultdict(list)
+        for cell, ratio in ratios.items():
+            by[getattr(cell, key)].append(ratio)
+        yield from (f"{name:<18} {share(own)}" for name, own in by.items())
+    yield f"{'all':<18} {share(ratios.values())}"
+    yield ""
+    for cell in sorted(ratios, key=lambda cell: distance(ratios[cell]))[-WORST:]:
+        yield f"worst: {cell.name:<52} {ratios[cell]:.3f}"
+    yield ""
+    yield from orders(found)
+    yield from (f"refused: {what} ({count} cells)" for what, count in refused.items())
+
+
+def is_near(ratio: float) -> bool:
+    return LOW <= ratio <= HIGH
+
+
+def distance(ratio: float) -> float:
+    """Return how far a ratio is, in parts of the bound on its side."""
+    return (ratio - 1) / (HIGH - 1) if ratio > 1 else (1 - ratio) / (1 - LOW)
+
+
+def share(ratios: Iterable[float]) -> str:
+    every = sorted(ratios)
+    near = sum(map(is_near, every))
+    return f"{near:>4} of {len(every):>4} cells within bounds; {every[0]:.3f} to {every[-1]:.3f}"
+
+
+def orders(found: dict[Cell, tuple[int, int]]) -> Iterator[str]:
+    """Compare the order of the recompute choices by counted memory with that by measured memory."""
+    alike: dict[tuple[str, ...], list[tuple[Cell, int, int]]] = defaultdict(list)
+    for cell, (size, real) in found.items():
+        key = (cell.model, cell.engine, cell.layout, cell.precision)
+        alike[key].append((cell, size, real))
+    wrong, pairs, true, several = [], 0, 0, 0
+    for group in alike.values():
+        several += len(group) > 1
+        inverted = []
+        for (one, size, real), (other, second, actual) in combinations(group, 2):
+            pairs += 1
+            if (size - second) * (real - actual) < 0:
+                gap = abs(real - actual) / max(real, actual)
+                inverted.append((gap, f"{one.name} and {other.recompute}"))
+        true += len(group) > 1 and not inverted
+        wrong += inverted
+    right = f"{true} of {several} runs; {pairs - len(wrong)} of {pairs} pairs"
+    yield f"recompute choices in their true order: {right}"
+    for gap, what in sorted(wrong, reverse=True)[:WORST]:
+        yield f"inverted: {what}, {gap:.1%} apart"
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        main(Path(sys.argv[1]), sys.argv[2:])
+    else:
+        with tempfile.TemporaryDirectory() as place:
+            main(Path(place), ())
