@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -118,14 +118,14 @@ def _normals(values: Float64) -> Float64:
     return np.array([_normal(value) for value in values], np.float64)
 
 
-def effects(fit: Regression, shares: Float64, step: float = 0.01) -> Sequence[tuple[float, float]]:
-    """Return the predicted change of the score if a source's share grows by `step`, the others
-    shrinking in proportion, and the standard deviation of that change's two ends."""
-    [here], _ = fit.predict(shares[None])
+def effects(fit: Regression, shares: Float64, step: float = 0.01) -> list[tuple[float, float]]:
+    """Return the predicted change of the score if a source's share grows by `step` and the others
+    shrink in proportion, and the standard deviation of its error."""
     found = []
     for number, share in enumerate(shares):
-        moved = shares * (1 - step - share) / max(1 - share, 1e-12)
-        moved[number] = share + step
-        [there], [error] = fit.predict(moved[None])
-        found.append((float(there - here), float(error)))
+        others = 1 - share
+        more = min(step, others)
+        moved = shares * ((others - more) / others if others else 0.0)
+        moved[number] = share + more
+        found.append(fit.difference(moved, shares))
     return found

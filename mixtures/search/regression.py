@@ -10,6 +10,7 @@ length, are those under which the measured scores are most likely.
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,6 +76,17 @@ class Regression:
         own = kernel_of_each(shares, self.scales)
         variance = np.maximum(own - (half**2).sum(0), 0.0)
         return self.mean + self.unit * (cross @ self._weights), self.unit * np.sqrt(variance)
+
+    def difference(self, there: Float64, here: Float64) -> tuple[float, float]:
+        """Return the predicted difference of the scores of two mixtures, and the standard deviation
+        of its error."""
+        both = np.stack([there, here])
+        sign = np.array([1.0, -1.0])
+        cross = kernel(both, self.shares, self.scales)
+        half = np.linalg.solve(self._lower, cross.T)
+        covariance = kernel(both, both, self.scales) - half.T @ half
+        variance = max(float(sign @ covariance @ sign), 0.0)
+        return self.unit * float(sign @ cross @ self._weights), self.unit * math.sqrt(variance)
 
     def left_out(self) -> Float64:
         """Return the prediction of each score by a fit of the others, with the same scales."""

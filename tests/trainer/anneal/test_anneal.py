@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import random
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import forked
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
@@ -19,70 +16,10 @@ from hypothesis import strategies as st
 from headrace.console.errors import ConfigError, MisuseError
 from headrace.mixtures.planning.resolve_mixture import resolve_file
 from headrace.mixtures.spec.mixture import PhaseSpec
-from headrace.tokenize.cli import main as tokenize
 from headrace.trainer.anneal import train
 from headrace.trainer.anneal.candidates import parse_grid, with_shares
 from headrace.trainer.anneal.folder import AnnealFolder
 from headrace.trainer.cli import main
-
-MODEL = """
-vocab_size: 257
-width: 16
-pattern: "[attention]"
-mlp: glu
-operators:
-  attention: {kind: attention, heads: 2}
-  glu: {kind: glu, hidden: 32}
-"""
-MIXTURE = """
-sources: {letters: {data: data/letters/train}, digits: {data: data/digits/train, max_epochs: 9}}
-phases:
-  stable: {tokens: 4K, seq_len: 64, batch: 512, weights: {letters: 0.9, digits: 0.1}}
-"""
-WITH_SIGNS = """
-sources: {signs: {data: data/signs/train, max_epochs: 9}}
-phases: {anneal: {tokens: 4K, weights: {stable: 0.5, signs: 0.5}, lr: {shape: linear}}}
-"""
-WITH_DIGITS = """
-phases: {anneal: {tokens: 4K, weights: {stable: 0.5, digits: 0.5}, lr: {shape: linear}}}
-"""
-PROCESSES = ("engine.kind=fsdp2", "threads=1", "optimizer.lr=1e-2", "watch.tensorboard=false")
-
-
-def _run(arguments: Sequence[str]) -> int:
-    return forked.run([sys.executable, "-m", "headrace.trainer.cli", *arguments]).returncode
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three corpora, their datasets with held-out splits, mixtures, and a run of eight steps."""
-    root = tmp_path_factory.mktemp("anneal")
-    here = Path.cwd()
-    os.chdir(root)
-    try:
-        for name, letters in (("letters", "abcdefgh"), ("digits", "0123456789"), ("signs", "+-*/")):
-            chance = random.Random(name)
-            lines = ["".join(chance.choices(letters, k=120)) for _ in range(100)]
-            text = "".join(json.dumps({"text": line}) + "\n" for line in lines)
-            Path(f"{name}.jsonl").write_text(text)
-            words = ["build", f"{name}.jsonl", "--tokenizer", "byte", "--split", "val=0.1"]
-            done = CliRunner().invoke(tokenize, [*words, "--out", f"data/{name}"])
-            assert done.exit_code == 0, done.output
-        files = {"main": MIXTURE, "signs": WITH_SIGNS, "digits": WITH_DIGITS, "model": MODEL}
-        for name, text in files.items():
-            Path(f"{name}.yaml").write_text(text)
-        words = ["run", "--mixture", "main.yaml", "--model", "model.yaml", "--out", "main"]
-        assert _run([*words, *PROCESSES]) == 0
-    finally:
-        os.chdir(here)
-    return root
-
-
-@pytest.fixture
-def inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(train, "_run", _run)
-    return folder
 
 
 def anneal(*words: object) -> Any:
@@ -107,8 +44,8 @@ def test_candidates_are_trained_ranked_and_found_again(
     assert signs["score"] == pytest.approx(signs["by_source"]["signs"])
     assert sum(signs["shares"].values()) == pytest.approx(1) and signs["shares"]["signs"] == 0.5
     # The first seed is the exact continuation, the second takes other rows of the same sources.
-    by_hand = Path("by-hand.yaml")
-    by_hand.write_text(f"after: {{run: main, step: 8}}\n{WITH_DIGITS}")
+    by_hand, digits_yaml = Path("by-hand.yaml"), Path("digits.yaml").read_text()
+    by_hand.write_text(f"after: {{run: main, step: 8}}\n{digits_yaml}")
     plan = resolve_file(str(by_hand)).hash
     first, second = digits["runs"]
     assert first["plan"] == plan != second["plan"]
@@ -128,13 +65,14 @@ def test_candidates_are_trained_ranked_and_found_again(
 def test_a_stopped_anneal_goes_on_and_a_failed_run_is_named(
     inside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    run_trainer = train._run
     words = ("digits.yaml", "--grid", "digits=0.2,0.4", "--out", "stopped")
     codes = [0, 85]
     trained: list[str] = []
 
     def interrupted(arguments: Sequence[str]) -> int:
         trained.append(arguments[-1] if arguments[-2] == "--out" else arguments[-3])
-        return codes.pop(0) or _run(arguments)
+        return codes.pop(0) or run_trainer(arguments)
 
     monkeypatch.setattr(train, "_run", interrupted)
     done = anneal(*words)
@@ -177,8 +115,9 @@ def test_a_slurm_array_has_a_task_for_each_run(
 
 
 def test_all_problems_are_reported_before_a_run_starts(inside: Path) -> None:
-    Path("other.yaml").write_text(f"after: {{run: main, step: 3}}\n{WITH_DIGITS}")
-    Path("wrong.yaml").write_text(WITH_DIGITS.replace("digits: 0.5", "digits: 0.6"))
+    digits = Path("digits.yaml").read_text()
+    Path("other.yaml").write_text(f"after: {{run: main, step: 3}}\n{digits}")
+    Path("wrong.yaml").write_text(digits.replace("digits: 0.5", "digits: 0.6"))
     done = anneal("--mixtures", "other.yaml", "wrong.yaml")
     assert done.exit_code == 1 and not Path("main-anneal").exists()
     assert "continues main at step 3, not main at step 8" in done.output
