@@ -65,6 +65,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "read_shard",
         "external",
         "options",
+        "neardup",
         "train",
         "count",
         "card",

@@ -10,6 +10,7 @@ from ..console import command
 from ..dataplane.shards import FORMATS, writable_formats
 from . import options
 from .build.options import fim_options
+from .neardup.commands import duplicates, neardup
 
 
 @command.group("tokenize")
@@ -362,6 +363,9 @@ def verify_command(url: str, as_json: bool, **values: Any) -> None:
         )
     command.say(f"{url}: no damage found")
 
+
+main.add_command(neardup)
+main.add_command(duplicates)
 
 if __name__ == "__main__":
     main()

@@ -16,6 +16,7 @@ from headrace.console.errors import InputError, RunError
 from headrace.dataplane.datasets import manifest
 from headrace.tokenize import executors
 from headrace.tokenize.executors import ExecutorConfig
+from headrace.tokenize.neardup.find import NeardupConfig, find_neardups
 
 
 def squares(number: int) -> Iterator[int]:
@@ -97,6 +98,17 @@ def test_ray_builds_the_same_bytes(corpus: Path, run_build: Any, ray: Any) -> No
     assert sum("worse.jsonl, line 3: missing field" in line for line in provenance["problems"]) == 1
     with pytest.raises(InputError, match="broken JSON"):
         run_build(corpus, out="failed", engine=ExecutorConfig(kind="ray"), **options)
+
+
+@pytest.mark.slow
+def test_ray_finds_the_same_near_duplicates(corpus: Path, tmp_path: Path, ray: Any) -> None:
+    pytest.importorskip("rensa")
+    for name, engine in (("ray", ExecutorConfig(kind="ray")), ("local", ONE)):
+        out = tmp_path / name / "drop.parquet"
+        find_neardups(
+            NeardupConfig(inputs=(str(corpus),), out=str(out), slice_size=5_000, engine=engine)
+        )
+    assert snapshot(tmp_path / "ray") == snapshot(tmp_path / "local")
 
 
 @pytest.mark.slow

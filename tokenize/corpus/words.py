@@ -8,6 +8,7 @@ without spaces, each character is a word.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -164,7 +165,9 @@ def _within(parts: Sequence[str], start: int) -> Iterator[tuple[int, int]]:
 # Runs of words
 
 LOAD = 8
-"""Bytes at the beginning and at the end of a word that its hash covers."""
+"""Bytes of a word that are loaded at once."""
+LONG = 16 * LOAD
+"""Words with more bytes are hashed one by one."""
 MASKS = np.array([(1 << (8 * count)) - 1 for count in range(LOAD + 1)], np.uint64)
 """Masks of the first bytes of a load."""
 FACTORS = tuple(
@@ -211,19 +214,29 @@ class Words:
 
     @cached_property
     def hashes(self) -> UInt64:
-        """A hash of each word. It covers the length and eight bytes at both ends: words with equal
-        ones share a hash, so whoever finds a run by its hash compares the words."""
-        count = len(self.data)
-        loads: Any = np.ndarray((count,), "<u8", self.data + bytes(LOAD), strides=(1,))
+        """A hash of each word."""
+        loads: Any = np.ndarray((len(self.data),), "<u8", self.data + bytes(LOAD), strides=(1,))
         lengths = self.ends - self.starts
         low = MASKS[np.minimum(lengths, LOAD)]
         first, last = loads[self.starts], loads[np.maximum(self.ends - LOAD, self.starts)]
         mixed = (first & low) * FACTORS[0]
         mixed ^= mixed >> np.uint64(32)
         mixed += (last & low) * FACTORS[1] + lengths.astype(np.uint64) * FACTORS[2]
+        for at in range(LOAD, LONG - LOAD, LOAD):  # what lies between the first and the last load
+            longer = np.flatnonzero(lengths > at + LOAD)
+            if not len(longer):
+                break
+            mixed[longer] = (mixed[longer] ^ loads[self.starts[longer] + at]) * FACTORS[1]
+            mixed[longer] ^= mixed[longer] >> np.uint64(31)
+        for word in np.flatnonzero(lengths > LONG).tolist():
+            mixed[word] = self._hash_of_long(word)
         mixed ^= mixed >> np.uint64(29)
         hashed: UInt64 = mixed * FACTORS[3]
         return hashed
+
+    def _hash_of_long(self, word: int) -> np.uint64:
+        text = self.data[self.starts[word] : self.ends[word]]
+        return np.uint64(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little"))
 
     def run_hashes(self, count: int) -> UInt64:
         """Return a hash of the `count` words from each word on. The last words have none; runs that

@@ -1,0 +1,1 @@
+"""Near-duplicates of a corpus: MinHash, bands of signatures, clusters, a drop list."""

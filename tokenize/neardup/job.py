@@ -1,0 +1,94 @@
+"""Settings of a search for near-duplicates, and the files of its work folder.
+
+A task writes its results into files that are named by their content, and then a state that lists
+them. A state that exists belongs to a finished task, which is not run again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from ...console.errors import IntegrityError
+from ...dataplane.storage import storage
+from ...dataplane.storage.verified import read_checked
+from ..sources.format import SourceConfig
+from .lsh import LshConfig
+from .signatures import rensa
+
+VERSION = 1
+"""Version of the results of tasks."""
+STATES, PARTS = "states", "parts"
+"""Folders in the work folder: states of tasks, and their results."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeardupJob:
+    """Settings of all tasks."""
+
+    work: str
+    """URL of the work folder."""
+    source: SourceConfig
+    skip_bad: bool
+    lsh: LshConfig
+    segments: int
+    """Ranges of keys in which a part is read."""
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that decide the results."""
+        return {
+            "source": asdict(self.source),
+            "skip_bad": self.skip_bad,
+            **asdict(self.lsh),
+            "segments": self.segments,
+            "minhash": f"rensa {rensa().ALGORITHM_VERSION}",
+            "version": VERSION,
+        }
+
+
+def task_id(job: NeardupJob, *inputs: Any) -> str:
+    """Return a hash of all that decides the result of a task."""
+    text = json.dumps([job.identity(), *inputs], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def save_state(job: NeardupJob, task: str, state: dict[str, Any]) -> None:
+    text = json.dumps({**state, "seal": _seal(state)})
+    storage.write(_url(job, task), text.encode())
+
+
+def load_state(job: NeardupJob, task: str) -> dict[str, Any] | None:
+    """Return the state of a finished task, or None."""
+    where = _url(job, task)
+    return read_checked(where, partial(_parse, where)) if storage.exists(where) else None
+
+
+def finished(job: NeardupJob, task: str) -> dict[str, Any]:
+    state = load_state(job, task)
+    assert state is not None
+    return state
+
+
+def _parse(where: str, text: bytes) -> dict[str, Any]:
+    try:
+        state: dict[str, Any] = json.loads(text)
+        whole = state.pop("seal") == _seal(state)
+    except (ValueError, KeyError, AttributeError):
+        whole = False
+    if not whole:
+        raise IntegrityError(
+            f"{where} is damaged: its content does not match its hash",
+            hint="remove the file and run the same command again: its task is run again",
+        )
+    return state
+
+
+def _seal(state: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(state).encode()).hexdigest()
+
+
+def _url(job: NeardupJob, task: str) -> str:
+    return storage.join(job.work, STATES, f"{task}.json")
