@@ -116,6 +116,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     packaged = {name for name in names if ".dist-info/" not in name}
     shipped = [*ALL_FILES, ROOT / "py.typed", *(ROOT / "configs").rglob("*.yaml")]
     shipped += (ROOT / "trainer/board/static").iterdir()
+    shipped += (ROOT / "tokenize/chat").glob("*.jinja")
     assert packaged == {f"headrace/{file.relative_to(ROOT)}" for file in shipped}
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert set(commands) == {"tokenize", "mixtures", "trainer", "headrace"}

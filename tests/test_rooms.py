@@ -58,6 +58,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
     ),
     "tokenize": (
         "files",
+        "chat",
         "sources",
         "corpus",
         "executors",

@@ -44,6 +44,8 @@ class Sample:
     tokens: int = 0
     bytes: int | None = 0
     """Bytes of the text of `tokens`; None if the tokenizer is unknown."""
+    weights: Counter[float] = field(default_factory=Counter)
+    """Tokens by their loss weight; empty if all have the weight 1."""
     fields: list[tuple[dict[str, Any], int]] = field(default_factory=list)
     """Kept fields of documents, with the tokens of each."""
 
@@ -91,6 +93,11 @@ def sample_of(url: str) -> Sample:
             dataset.fill(start, ids)
             sample.tokens += len(ids)
             sample.bytes += int(sizes[ids].sum())
+        if dataset.weight_table is not None:
+            for codes in dataset.codes(start, end):
+                counts = np.bincount(codes, minlength=len(dataset.weight_table)).tolist()
+                for weight, tokens in zip(held.weights or (), counts, strict=True):
+                    sample.weights[weight] += tokens
         if held.kept_fields:
             first = int(dataset.shard_documents[number])
             rows = dataset.fields(first, first + min(DOCUMENTS, len(lengths[-1])))
@@ -113,6 +120,9 @@ def _totals(url: str, held: Manifest, sample: Sample) -> list[str]:
     if sample.bytes and sample.tokens:
         ratio = sample.bytes / sample.tokens
         rows.append(("bytes of a token", f"{ratio:.3f} in {sample.tokens:,} tokens of the sample"))
+    for weight, count in sorted(sample.weights.items()):
+        share = count / sample.weights.total()
+        rows.append((f"tokens of loss weight {weight:g}", f"{share:.2%} in the sample"))
     files = sum(made.provenance.get("inputs", {}).get("files", 0) for made in held.generations)
     size = sum(made.provenance.get("inputs", {}).get("bytes", 0) for made in held.generations)
     if files:
@@ -160,10 +170,15 @@ def _left_out(held: Manifest) -> list[str]:
 
 def _settings(held: Manifest) -> list[str]:
     flat = {key: value for key, value in held.settings.items() if value not in (None, {}, [])}
+    if chat := flat.pop("chat", None):
+        flat["chat"] = {key: value for key, value in chat.items() if key != "source"}
     if not flat:
         return []
     rows = [(f"`{key}`", f"`{value}`") for key, value in sorted(flat.items())]
-    return ["## Settings of the build", "", *table(("setting", "value"), rows)]
+    lines = ["## Settings of the build", "", *table(("setting", "value"), rows)]
+    if chat:
+        lines += ["", "The chat template:", "", "````", chat["source"].rstrip(), "````"]
+    return lines
 
 
 def _field(key: str, sample: Sample) -> list[str]:

@@ -9,7 +9,7 @@ import click
 from ..console import command
 from ..dataplane.shards import FORMATS, writable_formats
 from . import options
-from .build.options import fim_options
+from .build.options import chat_options, fim_options
 from .neardup.commands import duplicates, neardup
 
 
@@ -80,6 +80,7 @@ def train_command(as_json: bool, **values: Any) -> None:
 @click.option("--max-document-tokens", type=int, metavar="N", help="Split longer documents.")
 @options.keep_option
 @options.screen_options
+@chat_options
 @fim_options
 @click.option("--rehash", is_flag=True, help="Hash all inputs, also those that seem unchanged.")
 @options.tokenizer_options
@@ -214,6 +215,7 @@ def inspect_command(url: str, number: int | None, documents: int, as_json: bool)
                     "origin": vars(found.origin),
                     **fields,
                     "ids": found.ids,
+                    "weights": found.weights,
                     "text": text(url, found.ids),
                 }
             )
@@ -229,7 +231,7 @@ def inspect_command(url: str, number: int | None, documents: int, as_json: bool)
         click.echo(f"\n--- document {k}: {len(found.ids)} tokens, {place}")
         if found.fields is not None:
             click.echo(f"--- {as_text(found.fields)}")
-        click.echo(text(url, found.ids))
+        click.echo(text(url, found.ids, found.weights))
 
 
 @main.command("select")

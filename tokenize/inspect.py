@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,10 @@ def describe(url: str) -> str:
     if held.kept_fields:
         kept = ", ".join(f"{name} ({kind})" for name, kind in held.kept_fields.items())
         lines.append(f"  fields {kept}")
+    if chat := held.settings.get("chat"):
+        parts = "the turns of the assistant" if chat["learn"] == "assistant" else "everything"
+        lines.append(f"  chat template {chat['template'][:12]}, learns {parts}")
+        lines += [f"    {name} = {value!r}" for name, value in chat["variables"].items()]
     if fim := held.settings.get("fim"):
         lines.append(
             f"  fill-in-the-middle in {fim['rate']:.1%} of the documents, {fim['spm']:.1%} of them "
@@ -105,6 +110,8 @@ class ShownDocument:
     fields: dict[str, Any] | None
     """Its kept fields; None if the dataset keeps none."""
     ids: list[int]
+    weights: list[float] | None = None
+    """Loss weight of each id; None if all have the weight 1."""
 
 
 def document(url: str, number: int) -> ShownDocument:
@@ -116,11 +123,24 @@ def document(url: str, number: int) -> ShownDocument:
     start, end = dataset.document(number)
     ids = np.empty(end - start, np.int64)
     dataset.fill(start, ids)
+    weights = None
+    if dataset.weight_table is not None:
+        codes = np.concatenate(dataset.codes(start, end))
+        weights = dataset.weight_table[codes].astype(float).round(6).tolist()
     fields = dataset.fields(number, number + 1)
     origin = dataset.origins(number, number + 1)[0]
-    return ShownDocument(origin, fields[0] if fields else None, ids.tolist())
+    return ShownDocument(origin, fields[0] if fields else None, ids.tolist(), weights)
 
 
-def text(url: str, ids: list[int]) -> str:
-    """Decode ids with the dataset's tokenizer."""
-    return tokenizers.load(manifest.load(url).tokenizer, url).decode(ids)
+def text(url: str, ids: list[int], weights: list[float] | None = None) -> str:
+    """Decode ids with the dataset's tokenizer. Parts whose loss weight is not 1 get brackets: ⟦…⟧
+    without a loss, ⟦0.1:…⟧ with another weight."""
+    tokenizer = tokenizers.load(manifest.load(url).tokenizer, url)
+    if weights is None:
+        return tokenizer.decode(ids)
+    parts = []
+    for weight, run in groupby(zip(ids, weights, strict=True), key=lambda pair: pair[1]):
+        shown = tokenizer.decode([id for id, _ in run])
+        label = f"{weight:g}:" if weight else ""
+        parts.append(shown if weight == 1 else f"⟦{label}{shown}⟧")
+    return "".join(parts)

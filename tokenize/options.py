@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
-from .build.options import fim_of
+from .build.options import apply_options, chat_of, fim_of, settings_of
 from .executors import ExecutorKind
 from .sources import CORPUS_FORMATS
 from .sources.fields import FIELD_KINDS
@@ -73,7 +73,7 @@ def screen_options(function: Any) -> Any:
             help="--decontaminate: drop such documents (the default), or cut the n-grams out.",
         ),
     ]
-    return evaluation_options(_apply(options, function))
+    return evaluation_options(apply_options(options, function))
 
 
 def evaluation_options(function: Any) -> Any:
@@ -90,7 +90,7 @@ def evaluation_options(function: Any) -> Any:
             help="Look for whole documents of evaluations from N words on.",
         ),
     ]
-    return _apply(options, function)
+    return apply_options(options, function)
 
 
 def evaluations_of(values: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def source_options(function: Any) -> Any:
         ),
         click.option("--separator", help="Separator of documents in a plain text (\\n\\n)."),
     ]
-    return _apply(options, function)
+    return apply_options(options, function)
 
 
 def tokenizer_options(function: Any) -> Any:
@@ -162,7 +162,7 @@ def tokenizer_options(function: Any) -> Any:
         ),
         on_error_option,
     ]
-    return _apply(options, function)
+    return apply_options(options, function)
 
 
 def executor_options(function: Any) -> Any:
@@ -178,7 +178,7 @@ def executor_options(function: Any) -> Any:
         click.option("--workers", type=int, help="local: number of processes (one per core)."),
         click.option("--address", help="ray: address of the cluster (started on this machine)."),
     ]
-    return _apply(options, function)
+    return apply_options(options, function)
 
 
 def executor_of(values: dict[str, Any]) -> dict[str, Any]:
@@ -188,12 +188,6 @@ def executor_of(values: dict[str, Any]) -> dict[str, Any]:
         "workers": values.pop("workers"),
         "address": values.pop("address"),
     }
-
-
-def _apply(options: list[Any], function: Any) -> Any:
-    for option in reversed(options):
-        function = option(function)
-    return function
 
 
 def source_of(values: dict[str, Any]) -> dict[str, Any]:
@@ -280,7 +274,7 @@ def build_config(values: dict[str, Any]) -> BuildConfig:
     if "filter_settings" in values:
         if values["filter_settings"] and values["filter"] is None:
             raise click.UsageError("--filter-set needs --filter")
-        values["filter_settings"] = _filter_settings(values["filter_settings"])
+        values["filter_settings"] = settings_of("--filter-set", values["filter_settings"])
     if "decontaminate" in values:
         names, action = values.pop("decontaminate"), values.pop("contaminated")
         if action is not None and not names:
@@ -290,6 +284,7 @@ def build_config(values: dict[str, Any]) -> BuildConfig:
             values |= {"decontaminate": evaluations, "contaminated": action or "drop"}
     if "fim" in values:
         values["fim"] = fim_of(values)
+        values["chat"] = chat_of(values)
     if "shard_size" in values:
         values["shard_size"] = bytes_of(values["shard_size"], "--shard-size")
     data = {
@@ -300,21 +295,6 @@ def build_config(values: dict[str, Any]) -> BuildConfig:
         **values,
     }
     return checked(BuildConfig, data)
-
-
-def _filter_settings(words: tuple[str, ...]) -> dict[str, Any]:
-    from ..console.yaml_text import value
-
-    settings: dict[str, Any] = {}
-    for word in words:
-        name, sign, text = word.partition("=")
-        if not sign or not name.isidentifier() or name in settings:
-            raise click.UsageError(f"--filter-set {word}: write NAME=VALUE, each name once")
-        try:
-            settings[name] = value(text)
-        except ValueError as error:
-            raise click.UsageError(f"--filter-set {word}: {error}") from None
-    return settings
 
 
 def _splits(words: tuple[str, ...]) -> dict[str, float]:

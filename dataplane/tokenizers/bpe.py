@@ -21,7 +21,7 @@ from ..arrays import Int64
 from ..datasets.manifest import TokenizerInfo
 from ..storage import hub, storage
 from .fast_bpe import BATCH, CUT, END, FastBpe, Inexact, convert, spelled
-from .tokenizer import Encoded, SpecialToken, TextError, id_type
+from .tokenizer import Encoded, SpecialToken, TextError, id_type, spans_of_sizes
 
 PACKAGES = ("tokenizers", "tiktoken")
 
@@ -80,7 +80,7 @@ class BpeTokenizer:
         # added token, or with one of our own marks, are encoded by the library.
         added = self.tokenizer.get_added_tokens_decoder().values()
         self.special = {
-            token.content: SpecialToken(vocabulary[token.content])
+            token.content: SpecialToken(vocabulary[token.content], token.lstrip, token.rstrip)
             for token in added
             if token.special
         }
@@ -122,6 +122,12 @@ class BpeTokenizer:
     def slow_because(self) -> str | None:
         """Why the `tokenizers` library must encode all texts, or None if it need not."""
         return str(self._fast) if isinstance(self._fast, Inexact) else None
+
+    @property
+    def whole_because(self) -> str | None:
+        """Why the ids of a text are not those of its parts between special tokens, or None."""
+        first = any(step.get("prepend_scheme") == "first" for step in self._steps)
+        return "it puts a space before the first word of a text alone" if first else None
 
     def encode(self, texts: Sequence[str]) -> Encoded:
         batches = [self._encode(texts[first:last], first) for first, last in _batches(texts)]
@@ -178,6 +184,42 @@ class BpeTokenizer:
                 raise TextError(number, f"the `tokenizers` library failed: {error}") from None
             parts.append(np.array([*encoding.ids, end], self._dtype))
         return np.concatenate(parts), np.cumsum([len(part) for part in parts], dtype=np.int64)
+
+    def spans(self, texts: Sequence[str], encoded: Encoded) -> Int64:
+        sizes = self._sizes[encoded.tokens]
+        sizes[encoded.starts[1:] - 1] = 0
+        spans = spans_of_sizes(sizes, encoded.starts)
+        ends = spans[encoded.starts[1:] - 1, 1].tolist()
+        bounds = encoded.starts.tolist()
+        for number, (text, end) in enumerate(zip(texts, ends, strict=True)):
+            if self._byte_level and end == len(text.encode()) and self._unchanged(text):
+                continue
+            # The library knows where its ids come from, in characters.
+            found = self.tokenizer.encode(text, add_special_tokens=False).offsets
+            places = np.array([*found, (len(text), len(text))], np.int64)
+            if not text.isascii():
+                lengths = [len(letter.encode()) for letter in text]
+                places = np.concatenate([[0], np.cumsum(lengths)])[places]
+            spans[bounds[number] : bounds[number + 1]] = np.maximum.accumulate(places)
+        return spans
+
+    def _unchanged(self, text: str) -> bool:
+        return self._normalize is None or text.isascii() or self._normalize(text) == text
+
+    @cached_property
+    def _sizes(self) -> Int64:
+        return self.byte_sizes()
+
+    @cached_property
+    def _steps(self) -> list[dict[str, Any]]:
+        """The steps that split a text into words."""
+        before = json.loads(self.tokenizer.to_str()).get("pre_tokenizer") or {}
+        return list(before.get("pretokenizers", [before]))
+
+    @property
+    def _byte_level(self) -> bool:
+        """Return True if each character of a token stands for a byte of text."""
+        return any(step.get("type") == "ByteLevel" for step in self._steps)
 
     def misfits(self, encoded: Encoded) -> dict[int, str]:
         return {}

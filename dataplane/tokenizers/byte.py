@@ -19,7 +19,7 @@ import numpy.typing as npt
 from ..arrays import Int64
 from ..datasets.manifest import TokenizerInfo
 from . import genome
-from .tokenizer import Encoded, Raw, SpecialToken, id_type
+from .tokenizer import Encoded, Raw, SpecialToken, id_type, spans_of_sizes
 
 PACKAGES: tuple[str, ...] = ()
 
@@ -76,6 +76,7 @@ class ByteTokenizer:
     def __init__(self, config: ByteConfig) -> None:
         self.config = config
         table = (1.0, *[config.masked_weight] * config.dna, *[0.0] * config.mask_control_tags)
+        self.whole_because = None
         self.weight_table = table if len(table) > 1 else None
         self.files: dict[str, bytes] = {}
         self._end = 256
@@ -127,6 +128,9 @@ class ByteTokenizer:
 
     def byte_sizes(self) -> Int64:
         return (np.arange(self.info.vocab_size) < 256).astype(np.int64)
+
+    def spans(self, texts: Sequence[str], encoded: Encoded) -> Int64:
+        return spans_of_sizes((encoded.tokens < 256).astype(np.int64), encoded.starts)
 
     def _finish(self, data: npt.NDArray[np.uint8], starts: Int64) -> Encoded:
         weights = None

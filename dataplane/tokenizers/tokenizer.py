@@ -57,6 +57,10 @@ class SpecialToken:
     """A token that no plain text becomes."""
 
     id: int
+    takes_left: bool = False
+    """It swallows the white space before it."""
+    takes_right: bool = False
+    """It swallows the white space after it."""
 
 
 class TextError(Exception):
@@ -98,6 +102,16 @@ class Tokenizer(Protocol):
         """Decode ids to text; special tokens are shown by their names."""
         ...
 
+    @property
+    def whole_because(self) -> str | None:
+        """Why the ids of a text are not those of its parts between special tokens, or None."""
+        ...
+
+    def spans(self, texts: Sequence[str], encoded: Encoded) -> Int64:
+        """Return the bytes [start, end) of its text that each id of encoded texts stands for, as
+        [ids, 2]; the ends of documents stand for none, at the end of their text."""
+        ...
+
     def misfits(self, encoded: Encoded) -> dict[int, str]:
         """Return the numbers of documents that are not of the kind that the tokenizer is for, and
         why. A build does not accept them."""
@@ -111,6 +125,14 @@ class Tokenizer(Protocol):
 def id_type(vocab_size: int) -> str:
     """Return the smallest type for ids that holds every id of a vocabulary."""
     return "uint16" if vocab_size <= 1 << 16 else "uint32"
+
+
+def spans_of_sizes(sizes: Int64, starts: Int64) -> Int64:
+    """Return the spans of ids that follow each other in their texts, from the bytes of each."""
+    ends = np.cumsum(sizes)
+    before = np.concatenate([[0], ends])[starts[:-1]]
+    ends -= np.repeat(before, np.diff(starts))
+    return np.stack([ends - sizes, ends], axis=1)
 
 
 class TokenizerModule(Protocol):

@@ -17,12 +17,14 @@ from hub_server import COMMIT, Hub, hub_of
 from headrace.console.errors import InputError, StorageError
 from headrace.dataplane.storage import remote, storage
 from headrace.tokenize.build.build import BuildConfig, build
+from headrace.tokenize.chat.config import ChatConfig
 from headrace.tokenize.cli import main
 from headrace.tokenize.train import TrainConfig, train
 
 LINES = texts(40)
 ROWS = texts(60, seed=1)
 URL = f"hf://datasets/owner/corpus@{COMMIT}"
+TEMPLATE = "{{ messages[0].content }}{% generation %}:{{ messages[1].content }}{% endgeneration %}"
 
 
 def parquet(rows: list[str]) -> bytes:
@@ -45,7 +47,10 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
             "data/a.jsonl": path.read_bytes(),
             "data/more/b.parquet": parquet(ROWS),
         },
-        "owner/model": {"tokenizer.json": (tmp_path / "t.json").read_bytes()},
+        "owner/model": {
+            "tokenizer.json": (tmp_path / "t.json").read_bytes(),
+            "tokenizer_config.json": json.dumps({"chat_template": TEMPLATE}).encode(),
+        },
     }
     monkeypatch.setattr(remote, "FIRST_PAUSE", 0.01)
     with hub_of(repositories) as served:
@@ -77,6 +82,20 @@ def test_a_build_from_the_hub(tmp_path: Path, hub: Hub) -> None:
     assert not [
         line for line in hub.requests[before:] if "/resolve/" in line and ".json" not in line
     ]
+
+
+@pytest.mark.parametrize("template", ["tokenizer", f"hf://owner/model@{COMMIT}"])
+def test_a_chat_template_of_the_hub(tmp_path: Path, hub: Hub, template: str) -> None:
+    (tmp_path / "a.jsonl").write_text('{"prompt": "a", "response": "b"}\n')
+    config = BuildConfig(
+        inputs=(str(tmp_path / "a.jsonl"),),
+        out=str(tmp_path / "out"),
+        tokenizer=f"hf://owner/model@{COMMIT}",
+        chat=ChatConfig(template=template),
+        engine=ONE,
+    )
+    build(config)
+    assert [text for _, text, _ in read_dataset(tmp_path / "out")] == ["a:b"]
 
 
 def test_only_the_bytes_of_a_range_are_sent(hub: Hub) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from ...console.errors import run_all
+from ...console.errors import MisuseError, run_all
 from ...console.log import get_logger
 from ...console.progress import Progress
 from ...dataplane.datasets.manifest import Generation, Manifest
@@ -25,6 +25,7 @@ from ...dataplane.tokenizers import Tokenizer, bpe
 from ...dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
 from ...dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
 from .. import executors, sources
+from ..chat.config import ChatConfig
 from ..corpus.decontaminate import Action, StoredEvaluations
 from ..corpus.drop_list import StoredDrops, read_lists
 from ..corpus.evaluations import EvaluationConfig, read_evaluations
@@ -92,6 +93,8 @@ class BuildConfig:
     """Evaluations that documents must not contain."""
     contaminated: Action = "drop"
     """drop: leave out documents with an n-gram of an evaluation; cut: cut the n-grams out."""
+    chat: ChatConfig | None = None
+    """The chat template by which records become conversations, and what is learnt of them."""
     fim: FimConfig | None = None
     """Rearrange a share of the documents for fill-in-the-middle."""
     on_error: OnError = "fail"
@@ -120,8 +123,9 @@ class BuildConfig:
             raise ValueError("filter_settings needs filter")
         if self.contaminated != "drop" and self.decontaminate is None:
             raise ValueError("contaminated needs decontaminate")
-        if self.fim is not None:
-            self._check_fim()
+        for name in ("chat", "fim"):
+            if getattr(self, name) is not None:
+                self._check_documents(name)
         check_splits(self.splits)
         for name in ("shard_size", "slice_size"):
             if getattr(self, name) < 1:
@@ -129,15 +133,26 @@ class BuildConfig:
         if self.max_document_tokens is not None and self.max_document_tokens < 2:
             raise ValueError("max_document_tokens must be at least 2: a token and the end")
 
-    def _check_fim(self) -> None:
+    def _check_documents(self, name: str) -> None:
+        """Raise for settings that contradict `chat` or `fim`."""
         if self.max_document_tokens is not None:
-            raise ValueError(
-                "fim rearranges whole documents, and max_document_tokens splits them: use one"
-            )
+            raise ValueError(f"{name} needs whole documents, and max_document_tokens splits them")
         if any(settings and settings.parse_special for settings in (self.byte, self.bpe)):
-            raise ValueError("fim and parse_special: a text that names a sentinel would imitate it")
+            raise ValueError(
+                f"{name} and parse_special: a text that names a special token would imitate one"
+            )
         if self.byte is not None and self.byte.mask_control_tags:
-            raise ValueError("fim and mask_control_tags: a document may be split within a tag")
+            raise ValueError(f"{name} and mask_control_tags: a document may be split within a tag")
+        if name == "fim":
+            return
+        if self.byte is not None and self.byte.dna:
+            raise ValueError("chat and dna: a conversation is no genome")
+        if self.fim is not None:
+            raise ValueError("chat and fim: a conversation has an order of its own")
+        if self.contaminated == "cut":
+            raise ValueError("chat and contaminated: cut: a conversation is not cut; drop it")
+        if self.source.text_field != SourceConfig().text_field:
+            raise ValueError("chat and text_field: a conversation has fields of its own")
 
 
 def check_splits(splits: Mapping[str, float]) -> None:
@@ -172,6 +187,9 @@ def build(config: BuildConfig) -> dict[str, Manifest]:
     if config.source.keep:
         known = kept_types(config.out.rstrip("/"), job_of(config, tokenizer).outputs)
         config = replace(config, source=with_types(config.source, inputs, known))
+    if config.chat is not None:
+        source = replace(config.source, chat=conversations(config.chat, tokenizer, config, inputs))
+        config = replace(config, source=source)
     job = replace(job_of(config, tokenizer), filter=rule)
     with BuildLock(work_url(job.url, LOCKS)) as lock:
         if drops is not None:
@@ -247,6 +265,21 @@ def load_tokenizer(config: BuildConfig) -> Tokenizer:
     if config.tokenizer == "byte":
         return ByteTokenizer(config.byte or ByteConfig())
     return bpe.load(config.tokenizer, config.bpe or BpeConfig())
+
+
+def conversations(
+    chat: ChatConfig, tokenizer: Tokenizer, config: BuildConfig, inputs: Sequence[File]
+) -> Any:
+    """Return how the records of the inputs become conversations."""
+    from ..chat.find import chat_of  # imports jinja2
+
+    for file in inputs:
+        if file.format != "jsonl":
+            raise MisuseError(
+                f"--chat reads JSON lines, and {file.name} is {file.format}",
+                hint="convert the file to JSON lines, or build it at another URL",
+            )
+    return chat_of(chat, tokenizer, config.tokenizer)
 
 
 def job_of(config: BuildConfig, tokenizer: Tokenizer) -> BuildJob:

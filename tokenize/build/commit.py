@@ -160,4 +160,6 @@ def _save_inputs(url: str, files: Sequence[File]) -> dict[str, Any]:
 
 def _versions(job: BuildJob) -> dict[str, str]:
     names = ["pyarrow", *module_of(job.tokenizer.kind).PACKAGES]
+    if job.source.chat is not None:
+        names.append("jinja2")
     return {"headrace": __version__, **{name: version(name) for name in names}}

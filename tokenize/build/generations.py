@@ -13,7 +13,7 @@ from ...dataplane.datasets import fields, manifest
 from ...dataplane.datasets.manifest import Generation, Manifest
 from ...dataplane.storage import storage
 from ...dataplane.storage.verified import read_named
-from ...dataplane.tokenizers import Tokenizer, id_type
+from ...dataplane.tokenizers import Tokenizer, id_type, marks
 from ..files.input_file import File
 from ..sources.fields import FieldKind
 from .settings import BuildJob, dataset_url
@@ -33,7 +33,7 @@ def existing(job: BuildJob, output: str, tokenizer: Tokenizer) -> Manifest:
         format=job.format,
         dtype=id_type(tokenizer.info.vocab_size),
         tokenizer=tokenizer.info,
-        weights=tokenizer.weight_table,
+        weights=marks.WEIGHTS if job.masks else tokenizer.weight_table,
         settings=settings,
     )
     if not storage.exists(storage.join(url, manifest.NAME)):
@@ -80,9 +80,12 @@ def _shown(setting: Any) -> str:
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Move the settings of the source to the top level; `format` is the shards' format there."""
+    """Move the settings of source and template to the top level; `format` is the shards' there."""
     source = dict(settings.get("source", {}))
-    return {**settings, "source": None, "input_format": source.pop("format", None), **source}
+    chat = {f"chat {key}": value for key, value in settings.get("chat", {}).items()}
+    chat.pop("chat source", None)  # the text of the template, which has a hash
+    flat = {**settings, "source": None, "chat": None, **chat}
+    return {**flat, "input_format": source.pop("format", None), **source}
 
 
 def new_files(files: Sequence[File], job: BuildJob, old: Manifest) -> list[File]:

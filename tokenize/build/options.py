@@ -2,9 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import click
+
+from ..chat.config import Learn
+
+
+def apply_options(options: list[Any], function: Any) -> Any:
+    """Add options to a command, in this order."""
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def chat_options(function: Any) -> Any:
+    """Add the options of conversations."""
+    options = [
+        click.option(
+            "--chat",
+            metavar="TEMPLATE",
+            help="Records are conversations: a Jinja file, chatml, llama-3, zephyr, or tokenizer.",
+        ),
+        click.option(
+            "--chat-set",
+            "chat_settings",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="--chat: a variable of the template.",
+        ),
+        click.option(
+            "--learn",
+            type=click.Choice(get_args(Learn)),
+            help="--chat: what has a loss (the turns of the assistant).",
+        ),
+        click.option("--messages-field", help="--chat: field of the messages (messages)."),
+        click.option("--prompt-field", help="--chat: field of the user's text (prompt)."),
+        click.option("--response-field", help="--chat: field of the answer (response)."),
+    ]
+    return apply_options(options, function)
 
 
 def fim_options(function: Any) -> Any:
@@ -31,9 +67,24 @@ def fim_options(function: Any) -> Any:
             "--fim-seed", type=int, metavar="SEED", help="--fim: seed of the choices (0)."
         ),
     ]
-    for option in reversed(options):
-        function = option(function)
-    return function
+    return apply_options(options, function)
+
+
+def chat_of(values: dict[str, Any]) -> dict[str, Any] | None:
+    """Take the settings of conversations out of the options' values."""
+    names = ("messages", "prompt", "response")
+    fields = {name: values.pop(f"{name}_field") for name in names}
+    fields = {name: value for name, value in fields.items() if value is not None}
+    words, learn = values.pop("chat_settings"), values.pop("learn")
+    if values["chat"] is None:
+        given = [f"{name}-field" for name in fields]
+        given += ["chat-set"] * bool(words) + ["learn"] * (learn is not None)
+        if given:
+            raise click.UsageError(f"--{given[0]} needs --chat")
+        return None
+    data = {"template": values["chat"], "fields": fields}
+    data["variables"] = settings_of("--chat-set", words)
+    return data if learn is None else {**data, "learn": learn}
 
 
 def fim_of(values: dict[str, Any]) -> dict[str, Any] | None:
@@ -51,3 +102,19 @@ def fim_of(values: dict[str, Any]) -> dict[str, Any] | None:
             "'<|fim_prefix|>,<|fim_suffix|>,<|fim_middle|>'"
         )
     return {"rate": values["fim"], **given, "sentinels": given["sentinels"].split(",")}
+
+
+def settings_of(option: str, words: tuple[str, ...]) -> dict[str, Any]:
+    """Return the settings of an option that is given as NAME=VALUE, several times."""
+    from ...console.yaml_text import value
+
+    settings: dict[str, Any] = {}
+    for word in words:
+        name, sign, text = word.partition("=")
+        if not sign or not name.isidentifier() or name in settings:
+            raise click.UsageError(f"{option} {word}: write NAME=VALUE, each name once")
+        try:
+            settings[name] = value(text)
+        except ValueError as error:
+            raise click.UsageError(f"{option} {word}: {error}") from None
+    return settings

@@ -58,6 +58,11 @@ class BuildJob:
         return self.evaluations is not None and self.evaluations.action == "cut"
 
     @property
+    def masks(self) -> bool:
+        """Return True if some tokens of documents are not learnt."""
+        return self.source.chat is not None and self.source.chat.learn != "all"
+
+    @property
     def outputs(self) -> tuple[str, ...]:
         """Names of the datasets: the splits, or one with an empty name."""
         return ("train", *(name for name, _ in self.splits)) if self.splits else ("",)
@@ -73,6 +78,9 @@ class BuildJob:
             del settings[key]
         if self.fim is None:
             del settings["fim"]
+        del settings["source"]["chat"]
+        if self.source.chat is not None:
+            settings["chat"] = self.source.chat.identity
         if self.drops is not None:
             settings["drop"] = self.drops.digest
         if self.filter is not None:

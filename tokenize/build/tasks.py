@@ -143,11 +143,11 @@ class TokenizeWorker:
     ) -> tuple[Encoded, list[int], list[tuple[int, BadRecord]]]:
         """Return the ids of the texts, the indices of the texts that have ids, and the others with
         their problems."""
-        kept, chosen = list(range(len(texts.texts))), texts.texts
+        kept = list(range(len(texts.texts)))
         bad: list[tuple[int, BadRecord]] = []
         while True:
             try:
-                encoded = self._ids(chosen)
+                encoded = self._ids(texts, kept)
                 problems = self.tokenizer.misfits(encoded)
             except TextError as error:
                 problems = {error.number: error.why}
@@ -158,12 +158,15 @@ class TokenizeWorker:
                 bad.append((k, BadRecord("not tokenizable", why, file, texts.positions[k])))
                 self.reader.reject(bad[-1][1])
             kept = [k for number, k in enumerate(kept) if number not in problems]
-            chosen = [texts.texts[k] for k in kept]
 
-    def _ids(self, texts: Sequence[str]) -> Encoded:
-        if self.rearrangement is None:
-            return self.tokenizer.encode(texts)
-        return marks.encode(self.tokenizer, *self.rearrangement.of(texts))
+    def _ids(self, texts: Texts, chosen: Sequence[int]) -> Encoded:
+        if len(chosen) < len(texts.texts):
+            texts = texts.select(chosen)
+        if texts.marks is not None:
+            return marks.encode(self.tokenizer, texts.texts, texts.marks)
+        if self.rearrangement is not None:
+            return marks.encode(self.tokenizer, *self.rearrangement.of(texts.texts))
+        return self.tokenizer.encode(texts.texts)
 
     def _duplicates(self, task: Task) -> set[int]:
         """Return the numbers of the task's documents that are duplicates."""

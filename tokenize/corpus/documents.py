@@ -12,6 +12,8 @@ from os.path import commonprefix
 
 from ...console.errors import InputError
 from ...dataplane.tokenizers import Raw
+from ...dataplane.tokenizers.marks import plain_parts
+from ..chat.problems import NOTHING, REFUSED, UNSTEADY
 from ..sources import corpus_format
 from ..sources.fields import no_values
 from ..sources.format import BadRecord, Slice, SourceConfig, Texts
@@ -26,6 +28,10 @@ HINTS = {
     "other type": f"name the type with --keep NAME:TYPE, {SKIP}",
     "not JSON lines": "convert it with jq -c 'if type == \"array\" then .[] else . end', or read "
     "it as text with --input-format text",
+    NOTHING: "learn whole conversations with --learn all, or leave such records out with "
+    "--on-error skip",
+    REFUSED: "correct the order of the turns, or leave such records out with --on-error skip",
+    UNSTEADY: "change the template, or name another one with --chat",
     "not text": "extract the text of pages with another program, or leave such records out with "
     "--on-error skip",
 }
@@ -72,8 +78,9 @@ class DocumentReader:
         return texts
 
     def reject(self, problem: BadRecord) -> None:
-        """Raise an error for a bad record, unless bad records are skipped."""
-        if not self.skip_bad:
+        """Raise an error for a bad record, unless bad records are skipped. A template that does not
+        suit a record may not suit others either, so it is never skipped."""
+        if not self.skip_bad or problem.kind == UNSTEADY:
             raise InputError(
                 f"{problem.kind}: {problem.what}",
                 where=problem.where(),
@@ -101,9 +108,13 @@ class SpecialNames:
 
     def note(self, file: str, texts: Texts, stats: ReadStats) -> None:
         """Count such texts, and note the places of the first ones."""
-        matches = self.find(texts.texts)
+        plain: Sequence[str] = texts.texts
+        if texts.marks is not None:  # the template's own special tokens are no text
+            pairs = zip(texts.texts, texts.marks, strict=True)
+            plain = ["\0".join(plain_parts(text, marks)) for text, marks in pairs]
+        matches = self.find(plain)
         stats.counts["texts that name special tokens"] += len(matches)
         for k in matches[: MAX_MESSAGES - len(stats.notes)]:
-            names = ", ".join(name for name in self.names if name in texts.texts[k])
+            names = ", ".join(name for name in self.names if name in plain[k])
             note = BadRecord("names special tokens", names, file, texts.positions[k])
             stats.notes.append(str(note))

@@ -10,10 +10,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..files.input_file import File
 from .fields import FieldKind, KeptField, check_names
+
+if TYPE_CHECKING:
+    from ...dataplane.tokenizers.marks import Marks
 
 LARGEST_DOCUMENT = 32 << 20
 """Bytes of text. A worker holds a document several times (its text, where one emoji makes Python
@@ -41,6 +44,9 @@ class SourceConfig:
     """Read a text above the memory limit in pieces, instead of rejecting it."""
     keep: tuple[KeptField, ...] = ()
     """Fields or columns that the dataset keeps for each document."""
+    chat: Any = None
+    """How records become conversations: a `conversation.Chat`, which a build makes of its
+    `ChatConfig`; None: a record is a text."""
 
     def __post_init__(self) -> None:
         check_names(self.keep)
@@ -95,6 +101,8 @@ class Texts:
     """Bytes of the file that were read for them."""
     fields: Any = None
     """The kept fields of the documents: a pyarrow.Table with a row for each text, or None."""
+    marks: list[Marks] | None = None
+    """The special tokens of conversations, and what is learnt of them; None: plain texts."""
 
     def select(self, numbers: Sequence[int]) -> Texts:
         """Return the documents with these numbers."""
@@ -106,6 +114,7 @@ class Texts:
             positions=[self.positions[k] for k in numbers],
             ids=None if self.ids is None else [self.ids[k] for k in numbers],
             fields=None if self.fields is None else self.fields.take(np.array(numbers, np.int64)),
+            marks=None if self.marks is None else [self.marks[k] for k in numbers],
         )
 
 

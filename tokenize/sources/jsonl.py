@@ -1,4 +1,4 @@
-"""JSON lines: one object per line, with the text in a field."""
+"""JSON lines: one object per line, with the text in a field, or with a conversation."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
+from ...dataplane.tokenizers.marks import Marks
+from ..chat.problems import ChatProblem
 from ..files.input_file import File
 from .delimited import cut_bytes, record_blocks
 from .fields import FieldKind, FieldProblem, kind_of, look_up, table_of, value_of
@@ -29,6 +31,7 @@ class Jsonl(CorpusFormat):
         name = part.file.name
         for block in record_blocks(part, DELIMITER, unit=UNIT, split=False):
             texts: list[str] = []
+            marks: list[Marks] = []
             positions: list[int] = []
             ids: list[str | None] = []
             fields: list[list[Any]] = []
@@ -37,7 +40,7 @@ class Jsonl(CorpusFormat):
                 if not line or line.isspace():
                     continue
                 try:
-                    text, id, values = _document(line, config)
+                    text, marked, id, values = _document(line, config)
                 except _Bad as bad:
                     kind, what = bad.kind, str(bad)
                     if number == 0 and (form := _other_form(line)) is not None:
@@ -45,6 +48,7 @@ class Jsonl(CorpusFormat):
                     problems.append(BadRecord(kind, what, name, number, UNIT))
                     continue
                 texts.append(text)
+                marks.append(marked)
                 positions.append(number)
                 ids.append(id)
                 fields.append(values)
@@ -55,6 +59,7 @@ class Jsonl(CorpusFormat):
                 problems,
                 block.read,
                 table_of(fields, config.keep) if config.keep else None,
+                marks if config.chat else None,
             )
 
     def field_kinds(self, part: Slice, names: Sequence[str]) -> dict[str, set[FieldKind | str]]:
@@ -93,7 +98,7 @@ class _Bad(Exception):
         self.kind = kind
 
 
-def _document(line: bytes, config: SourceConfig) -> tuple[str, str | None, list[Any]]:
+def _document(line: bytes, config: SourceConfig) -> tuple[str, Marks, str | None, list[Any]]:
     try:
         decoded = line.decode()
     except UnicodeDecodeError as error:
@@ -104,13 +109,14 @@ def _document(line: bytes, config: SourceConfig) -> tuple[str, str | None, list[
         raise _Bad("broken JSON", f"not JSON: {error}") from None
     if not isinstance(record, dict):
         raise _Bad("broken JSON", f"a JSON {type(record).__name__}, not an object")
-    text = record.get(config.text_field)
-    if not isinstance(text, str):
-        if config.text_field in record:
-            kind = "null" if text is None else f"a JSON {type(text).__name__}"
-            raise _Bad("missing field", f"`{config.text_field}` is {kind}, not a string")
-        known = ", ".join(f"`{key}`" for key in list(record)[:10])
-        raise _Bad("missing field", f"no field `{config.text_field}` (it has {known})")
+    marks = Marks()
+    if config.chat is None:
+        text = _text(record, config)
+    else:
+        try:
+            text, marks = config.chat.read(record)
+        except ChatProblem as problem:
+            raise _Bad(problem.kind, str(problem)) from None
     if b"\\u" in line and not _encodes(text):
         raise _Bad("invalid UTF-8", "half of a surrogate pair, which is not a character")
     try:
@@ -118,12 +124,23 @@ def _document(line: bytes, config: SourceConfig) -> tuple[str, str | None, list[
     except FieldProblem as problem:
         raise _Bad(problem.kind, str(problem)) from None
     if config.id_field is None:
-        return text, None, values
+        return text, marks, None, values
     if config.id_field not in record:
         known = ", ".join(f"`{key}`" for key in list(record)[:10])
         raise _Bad("missing field", f"no field `{config.id_field}` (it has {known})")
     id = record[config.id_field]
-    return text, None if id is None else str(id), values
+    return text, marks, None if id is None else str(id), values
+
+
+def _text(record: dict[str, Any], config: SourceConfig) -> str:
+    text = record.get(config.text_field)
+    if not isinstance(text, str):
+        if config.text_field in record:
+            kind = "null" if text is None else f"a JSON {type(text).__name__}"
+            raise _Bad("missing field", f"`{config.text_field}` is {kind}, not a string")
+        known = ", ".join(f"`{key}`" for key in list(record)[:10])
+        raise _Bad("missing field", f"no field `{config.text_field}` (it has {known})")
+    return text
 
 
 def _encodes(text: str) -> bool:

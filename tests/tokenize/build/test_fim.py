@@ -243,7 +243,7 @@ def test_wrong_sentinels_are_misuse(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_document_tokens": 9}, "splits them"),
+        ({"max_document_tokens": 9}, "max_document_tokens splits them"),
         ({"byte": ByteConfig(parse_special=True)}, "imitate"),
         ({"byte": ByteConfig(mask_control_tags=True)}, "within a tag"),
     ],

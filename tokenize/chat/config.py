@@ -1,0 +1,37 @@
+"""Settings of a build whose records are conversations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Learn = Literal["assistant", "all"]
+"""assistant: the turns of the assistant; all: whole conversations."""
+
+OWN = "tokenizer"
+"""Name of the template that the tokenizer brings."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatFields:
+    """Fields of a record that hold a conversation. Manifests store them."""
+
+    messages: str = "messages"
+    """List of messages, each with `role` and `content`, or with `from` and `value`."""
+    prompt: str = "prompt"
+    """The user's text, in records without messages."""
+    response: str = "response"
+    """The assistant's text, in records without messages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatConfig:
+    template: str
+    """A Jinja file, a tokenizer_config.json, a repository of the Hub, the name of a shipped
+    template, or `tokenizer`: the tokenizer's own."""
+    learn: Learn = "assistant"
+    """Parts of a conversation that are learnt."""
+    fields: ChatFields = field(default_factory=ChatFields)
+    """Fields of a record that hold a conversation."""
+    variables: dict[str, Any] = field(default_factory=dict)
+    """Variables of the template."""

@@ -1,0 +1,200 @@
+"""A record of a corpus as a conversation: its text by a chat template, and what is learnt of it.
+
+A special token is one where the template writes its name, and plain text where a message holds the
+name. The assistant's parts are the template's `{% generation %}` blocks. A template without them is
+rendered up to each turn of the assistant, and once more with it: the difference is the turn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+from ...dataplane.tokenizers import SpecialToken
+from ...dataplane.tokenizers.marks import Marks
+from .config import ChatFields, Learn
+from .problems import BROKEN, MISSING, NOTHING, UNSTEADY, ChatProblem
+from .template import BREAK, CLOSE, MARKS, OPEN, Template, compiled
+
+OTHER_NAMES = {"human": "user", "gpt": "assistant"}
+"""Roles of messages that have `from` and `value` instead of `role` and `content`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chat:
+    """How the records of a build become texts."""
+
+    name: str
+    """Name of the template, for errors."""
+    source: str
+    """The template."""
+    learn: Learn
+    """Parts of a conversation that are learnt."""
+    fields: ChatFields
+    """Fields of a record that hold a conversation."""
+    variables: dict[str, Any]
+    """Variables of the template, such as `bos_token`."""
+    special: dict[str, SpecialToken]
+    """Special tokens of the tokenizer."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Return what decides the texts and the learnt parts; the tokenizer decides the rest."""
+        return {
+            "template": hashlib.sha256(self.source.encode()).hexdigest(),
+            "learn": self.learn,
+            "fields": vars(self.fields),
+            "variables": self.variables,
+            "source": self.source,
+        }
+
+    def read(self, record: dict[str, Any]) -> tuple[str, Marks]:
+        """Return the text of a record, its special tokens and what is learnt; raise ChatProblem."""
+        messages = self._plain(self._messages(record))
+        variables = {**self.variables}
+        if record.get("tools") is not None:
+            variables["tools"] = self._plain(record["tools"])
+        rendered = self._template.render(messages, variables, prompt=False)
+        if self.learn == "assistant" and not self._template.marks_generation:
+            rendered = self._with_turns(rendered, messages, variables)
+        return self._text_and_marks(rendered)
+
+    @property
+    def _template(self) -> Template:
+        return compiled(self.source, self.name)
+
+    def _messages(self, record: dict[str, Any]) -> list[dict[str, Any]]:
+        fields = self.fields
+        if record.get(fields.messages) is not None:
+            given = record[fields.messages]
+            if not isinstance(given, list) or not given:
+                raise ChatProblem(BROKEN, f"`{fields.messages}` is no list with messages")
+            return [_message(value, turn) for turn, value in enumerate(given, start=1)]
+        roles = {"user": fields.prompt, "assistant": fields.response}
+        for name in roles.values():
+            if name not in record:
+                known = ", ".join(f"`{key}`" for key in list(record)[:10])
+                raise ChatProblem(
+                    MISSING,
+                    f"no field `{fields.messages}`, and no field `{name}` (it has {known})",
+                )
+            if not isinstance(record[name], str):
+                raise ChatProblem(MISSING, f"`{name}` is not a string")
+        return [{"role": role, "content": record[name]} for role, name in roles.items()]
+
+    def _plain(self, value: Any) -> Any:
+        """Return a value of a record in which each name of a special token has a mark."""
+        if isinstance(value, str):
+            if any(mark in value for mark in MARKS):
+                raise ChatProblem(BROKEN, "it holds a character from U+FDD0 to U+FDD2")
+            places = [match.start() + 1 for match in self._names.finditer(value)]
+            edges = [0, *places, len(value)]
+            return BREAK.join(value[a:b] for a, b in pairwise(edges))
+        if isinstance(value, list):
+            return [self._plain(item) for item in value]
+        if isinstance(value, dict):
+            return {self._plain(key): self._plain(item) for key, item in value.items()}
+        return value
+
+    @cached_property
+    def _names(self) -> re.Pattern[str]:
+        """Match the beginning of each name, also of those that overlap."""
+        return re.compile(
+            f"(?={'|'.join(map(re.escape, self.special))})" if self.special else "(?!)"
+        )
+
+    @cached_property
+    def _tokens(self) -> re.Pattern[str]:
+        """Match special tokens, the longest first, with the white space that they swallow."""
+        space = r"[^\S\x1c-\x1f]*"  # what the `tokenizers` library takes for white space
+        parts = [
+            f"{space * token.takes_left}{re.escape(name)}"
+            # The mark of a name of one letter stands after it.
+            f"{f'(?!{BREAK})' if len(name) == 1 else ''}{space * token.takes_right}"
+            for name, token in sorted(self.special.items(), key=lambda item: -len(item[0]))
+        ]
+        return re.compile("|".join(parts) or "(?!)")
+
+    def _id(self, found: str) -> int:
+        return (self.special.get(found) or self.special[found.strip()]).id
+
+    def _with_turns(
+        self, whole: str, messages: list[dict[str, Any]], variables: Mapping[str, Any]
+    ) -> str:
+        """Mark the assistant's turns in a rendered conversation."""
+        parts, at = [], 0
+        for number, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            before = self._template.render(messages[:number], variables, prompt=True)
+            upto = whole
+            if number + 1 < len(messages):
+                upto = self._template.render(messages[: number + 1], variables, prompt=False)
+            if not whole.startswith(upto) or not upto.startswith(before) or len(before) < at:
+                raise ChatProblem(
+                    UNSTEADY,
+                    f"it writes turn {number + 1} in another way when more follows, so the "
+                    "assistant's part is unknown; put {% generation %} and {% endgeneration %} "
+                    "around what the assistant writes",
+                )
+            short = upto.rstrip()
+            end = len(short) if short.endswith(tuple(self.special)) else len(upto)
+            parts += [whole[at : len(before)], OPEN, whole[len(before) : end], CLOSE]
+            at = end
+        return "".join([*parts, whole[at:]])
+
+    def _text_and_marks(self, rendered: str) -> tuple[str, Marks]:
+        """Take the marks out of a rendered conversation."""
+        learnt: list[tuple[int, int]] = []
+        begins: list[int] = []
+        parts, at = [], 0
+        for part in re.split(f"([{OPEN}{CLOSE}])", rendered):
+            if part == OPEN:
+                begins.append(at)
+            elif part == CLOSE and begins:
+                begin = begins.pop()
+                if not begins:  # blocks may be nested
+                    learnt.append((begin, at))
+            elif part != CLOSE:
+                parts.append(part)
+                at += len(part)
+        text = "".join(parts)
+        breaks = [k for k, letter in enumerate(text) if letter == BREAK] if BREAK in text else []
+
+        def place(k: int) -> int:
+            return k - bisect_left(breaks, k)
+
+        special = tuple(
+            (place(match.start()), place(match.end()), self._id(match.group()))
+            for match in self._tokens.finditer(text)
+        )
+        text = text.replace(BREAK, "")
+        if self.learn == "all":
+            return text, Marks(special)
+        spans = tuple(sorted((place(a), place(b)) for a, b in learnt if a < b))
+        if text and not spans:
+            raise ChatProblem(NOTHING, "nothing in the conversation is learnt")
+        return text, Marks(special, spans)
+
+
+def _message(given: Any, turn: int) -> dict[str, Any]:
+    """Return a message with `role` and `content`; raise ChatProblem."""
+    if not isinstance(given, dict):
+        raise ChatProblem(BROKEN, f"turn {turn} is no object with `role` and `content`")
+    value: dict[str, Any] = given
+    if "role" not in value and "from" in value and "value" in value:
+        rest = {key: item for key, item in value.items() if key not in ("from", "value")}
+        role = value["from"]
+        value = {"role": OTHER_NAMES.get(role, role), "content": value["value"], **rest}
+    known = ", ".join(f"`{key}`" for key in list(value)[:10]) or "nothing"
+    if not isinstance(value.get("role"), str):
+        raise ChatProblem(BROKEN, f"turn {turn} has no `role` that is a string (it has {known})")
+    if not isinstance(value.get("content"), str) and not value.get("tool_calls"):
+        raise ChatProblem(BROKEN, f"turn {turn} has no `content` that is a string (it has {known})")
+    return value
