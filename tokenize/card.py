@@ -18,7 +18,7 @@ from ..console.markdown import table
 from ..console.progress import as_bytes
 from ..dataplane import tokenizers
 from ..dataplane.arrays import Int64
-from ..dataplane.datasets import about, manifest
+from ..dataplane.datasets import about, manifest, packing
 from ..dataplane.datasets.about import About
 from ..dataplane.datasets.dataset import Dataset
 from ..dataplane.datasets.manifest import Manifest
@@ -87,7 +87,7 @@ def sample_of(url: str) -> Sample:
     lengths = [sample.lengths]
     for number in np.unique(np.linspace(0, count - 1, min(SHARDS, count)).astype(int)).tolist():
         start, end = (int(token) for token in dataset.shard_tokens[number : number + 2])
-        lengths.append(np.diff(np.append(dataset.document_starts(start, end), end)))
+        lengths.append(dataset.open_shard(number).layout.document_tokens)
         if sizes is not None and sample.bytes is not None:
             ids = np.empty(min(TOKENS, end - start), np.int64)
             dataset.fill(start, ids)
@@ -113,7 +113,8 @@ def _totals(url: str, held: Manifest, sample: Sample) -> list[str]:
         ("URL", f"`{url}`"),
         ("hash", f"`{held.hash}`"),
         ("tokens", f"{held.tokens:,}"),
-        ("documents", f"{held.documents:,}"),
+        *([("packed", packing.describe(held))] if packing.length_of(held) else []),
+        ("pieces of documents" if packing.length_of(held) else "documents", f"{held.documents:,}"),
         ("tokens of a document", f"{held.tokens / max(1, held.documents):,.1f} on average"),
         ("tokenizer", f"{info.kind}, {info.vocab_size:,} ids, `{info.fingerprint[:16]}`"),
     ]

@@ -11,6 +11,7 @@ from ..dataplane.shards import FORMATS, writable_formats
 from . import options
 from .build.options import chat_options, fim_options
 from .neardup.commands import duplicates, neardup
+from .views.commands import pack, select
 
 
 @command.group("tokenize")
@@ -234,36 +235,6 @@ def inspect_command(url: str, number: int | None, documents: int, as_json: bool)
         click.echo(text(url, found.ids, found.weights))
 
 
-@main.command("select")
-@click.argument("dataset", metavar="URL")
-@click.option("--where", required=True, metavar="EXPRESSION", help="Documents that the view has.")
-@click.option("--out", required=True, metavar="URL", help="Folder or URL of the view.")
-@options.executor_options
-@command.json_option
-def select_command(as_json: bool, **values: Any) -> None:
-    """Make a view: a dataset of some documents of another one, without tokens of its own.
-
-    An expression over kept fields (`tokenize build --keep`), `tokens`, `id`, `file`, `position` and
-    `document` chooses the documents.
-
-    \b
-    Example:
-      tokenize select data/web --where "language == 'en' and score >= 0.8" --out data/web-en
-
-    More: docs/tokenize.md, section Views
-    """
-    from .select import SelectConfig, select, share_of
-
-    data = {"engine": options.executor_of(values), **values}
-    held = select(options.checked(SelectConfig, data))
-    if as_json:
-        from .inspect import summary
-
-        command.emit(summary(values["out"]))
-        return
-    command.say(f"{values['out']}: {share_of(held)}")
-
-
 @main.command("contamination")
 @click.argument("dataset", metavar="URL")
 @click.argument("evaluations", nargs=-1, required=True, metavar="EVALS…")
@@ -368,6 +339,8 @@ def verify_command(url: str, as_json: bool, **values: Any) -> None:
 
 main.add_command(neardup)
 main.add_command(duplicates)
+main.add_command(select)
+main.add_command(pack)
 
 if __name__ == "__main__":
     main()

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..console.progress import Progress
 from ..dataplane import tokenizers
+from ..dataplane.arrays import Int64
 from ..dataplane.datasets.dataset import Dataset
 from ..dataplane.storage import storage
 from ..dataplane.tokenizers import Tokenizer
@@ -109,24 +110,25 @@ class ContaminationWorker:
 
     def __call__(self, task: ShardTask) -> Iterator[Searched]:
         dataset = self.dataset
-        begin, end = (int(token) for token in dataset.shard_tokens[task.number : task.number + 2])
-        bounds = np.append(dataset.document_starts(begin, end), end)
+        layout = dataset.open_shard(task.number).layout
+        bounds = layout.document_starts + dataset.shard_tokens[task.number]
+        ends = bounds[:-1] + layout.document_tokens
         first, number = int(dataset.shard_documents[task.number]), 0
         while number < len(bounds) - 1:
             last = int(np.searchsorted(bounds, bounds[number] + TOKENS, side="right")) - 1
             last = max(last, number + 1)
-            texts = self._texts(bounds[number : last + 1])
+            texts = self._texts(bounds[number:last], ends[number:last])
             findings = self._search(texts, first + number)
             yield Searched(findings, last - number, int(bounds[last] - bounds[number]))
             number = last
 
-    def _texts(self, bounds: Any) -> list[str]:
+    def _texts(self, starts: Int64, ends: Int64) -> list[str]:
         """Return the texts of consecutive documents."""
-        ids = np.empty(int(bounds[-1] - bounds[0]), np.int64)
-        self.dataset.fill(int(bounds[0]), ids)
+        ids = np.empty(int(ends[-1] - starts[0]), np.int64)
+        self.dataset.fill(int(starts[0]), ids)
         end = self.dataset.manifest.tokenizer.end_of_document
         texts = []
-        for low, high in zip(bounds[:-1] - bounds[0], bounds[1:] - bounds[0], strict=True):
+        for low, high in zip(starts - starts[0], ends - starts[0], strict=True):
             of = ids[low:high]
             ended = len(of) and of[-1] == end
             texts.append(self.tokenizer.decode(of[: len(of) - int(ended)].tolist()))

@@ -11,9 +11,9 @@ import numpy as np
 from ..console.errors import InputError
 from ..console.progress import as_bytes, human
 from ..dataplane import tokenizers
-from ..dataplane.datasets import manifest
+from ..dataplane.datasets import manifest, packing
 from ..dataplane.datasets.dataset import Dataset
-from ..dataplane.datasets.view import view_of
+from ..dataplane.datasets.view import View, documents_of, view_of
 from ..dataplane.shards.documents import DocumentOrigin
 
 
@@ -57,19 +57,20 @@ def describe(url: str) -> str:
     view = view_of(url, held)
     lines = [
         f"{url}",
-        f"  {held.tokens:,} tokens in {held.documents:,} documents "
+        f"  {held.tokens:,} tokens in {held.documents:,} {_documents(view)} "
         f"({held.tokens / max(1, held.documents):,.1f} each)",
         f"  {held.format}, {held.dtype}; tokenizer {info.kind} of {info.vocab_size:,} ids, "
         + _end(info.end_of_document),
         f"  hash {held.hash}",
     ]
-    if view is not None:
-        of = [made.provenance["view"] for made in held.generations]
-        documents = sum(each["documents"] for each in of)
-        share = held.tokens / max(1, sum(each["tokens"] for each in of))
-        lines.append(f"  view of {view.url}: its {documents:,} documents where {view.where}")
+    if view is not None and view.bins is not None:
+        lines += [f"  view of {view.url}: {view.text}", f"  {packing.describe(held)}"]
+    elif view is not None:
+        documents, tokens = documents_of(held)
+        lines.append(f"  view of {view.url}: its {documents:,} documents {view.text}")
         lines.append(
-            f"  {held.documents / max(1, documents):.1%} of them, {share:.1%} of the tokens"
+            f"  {held.documents / max(1, documents):.1%} of them, "
+            f"{held.tokens / max(1, tokens):.1%} of the tokens"
         )
     if held.weights is not None:
         lines.append(f"  loss weights {', '.join(map(str, held.weights))}")
@@ -96,6 +97,10 @@ def describe(url: str) -> str:
         for name, count in made.provenance.get("counts", {}).items():
             lines.append(f"    {name}: {count:,}")
     return "\n".join(lines)
+
+
+def _documents(view: View | None) -> str:
+    return "documents" if view is None or view.bins is None else "pieces of documents"
 
 
 def _end(id: int | None) -> str:

@@ -21,7 +21,7 @@ from .cache import Cache
 from .chunks import CHUNK_BYTES
 from .fields import FieldsReader, file_of
 from .manifest import Shard
-from .open_shard import OpenShard, OpenShards
+from .open_shard import OpenShard, OpenShards, Padding
 from .shard_file import CachedShardFile, LocalShardFile, ShardFile
 from .shard_tables import BLOCK, ShardTables
 from .view import Selection, selection_of, view_of
@@ -45,13 +45,13 @@ class Gathered:
 
     tokens: list[Tokens] = field(default_factory=list)
     starts: list[Int64] = field(default_factory=list)
-    """Token offsets in the shard at which documents begin, after a row's first token."""
+    """Token offsets in the shard at which documents or padding begin, after a row's first token."""
     offsets: list[int] = field(default_factory=list)
     """Added to each array of `starts`, it gives places in the rows laid side by side."""
     shards: set[OpenShard] = field(default_factory=set)
 
     def document_starts(self) -> Int64:
-        """Return the places at which documents begin, in the rows laid side by side."""
+        """Return where documents and padding begin, in the rows laid side by side."""
         if not self.starts:
             return np.empty(0, np.int64)
         offsets = np.repeat(self.offsets, [len(starts) for starts in self.starts])
@@ -79,6 +79,7 @@ class Dataset:
         self._open_shards = open_shards or OpenShards()
         self._lock = threading.Lock()
         self.view = view_of(url, self.manifest)
+        self.tokens = sum(generation.tokens for generation in self.generations)
         self.shards_url = self.view.url if self.view else url
         """The URL of the dataset that holds the files: this one's, or that of a view."""
         self._shards: ShardTables | None = None
@@ -125,31 +126,41 @@ class Dataset:
     def codes(self, start: int, end: int) -> list[Bytes]:
         """Return views of the weight codes of the tokens [start, end), in order."""
         parts = self._parts(start, end)
-        return [view for shard, _, low, high in parts for view in shard.codes(low, high)]
+        codes = [view for shard, _, low, high in parts for view in shard.codes(low, high)]
+        if end > self.tokens:
+            codes.append(Padding(self.manifest).codes(end - self.tokens))
+        return codes
 
-    def document_starts(self, start: int, end: int) -> Int64:
-        """Return the tokens in [start, end) at which a document begins."""
-        starts = [
-            shard.document_starts(low, high) + first
+    def boundaries(self, start: int, end: int) -> Int64:
+        """Return the tokens in [start, end) at which a document or padding begins."""
+        places = [
+            shard.boundaries(low, high) + first
             for shard, first, low, high in self._parts(start, end)
         ]
-        return np.concatenate([*starts, np.empty(0, np.int64)])
+        return np.concatenate([*places, np.empty(0, np.int64)])
 
     def gather(self, start: int, end: int, place: int, into: Gathered) -> None:
-        """Add the row of the tokens [start, end). `place` is the row's own place among the rows."""
+        """Add the row of the tokens [start, end). `place` is the row's own place among the rows.
+
+        The row of the last bin of a packed view reads one token more than there are: the target
+        after it is padding."""
         for shard, first, low, high in self._parts(start, end):
             if shard not in into.shards:
                 shard.file.refresh()
                 into.shards.add(shard)
             into.tokens.extend(shard.tokens(low, high))
-            into.starts.append(shard.document_starts(start - first + 1, high))
+            into.starts.append(shard.boundaries(start - first + 1, high))
             into.offsets.append(first - start + place)
+        if end > self.tokens:
+            into.tokens.append(Padding(self.manifest).tokens(end - self.tokens))
+            into.starts.append(np.array([self.tokens - start]))
+            into.offsets.append(place)
 
     def documents(self, start: int, end: int) -> list[DocumentSpan]:
         """Return the documents of which [start, end) holds a token."""
         spans = []
         for shard, first, inside, last in self._parts(start, end):
-            starts = shard.layout.document_starts
+            starts, lengths = shard.layout.document_starts, shard.layout.document_tokens
             low = int(np.searchsorted(starts, inside, side="right")) - 1
             high = int(np.searchsorted(starts[:-1], last))
             before = int(self.shard_documents[shard.number])
@@ -157,10 +168,10 @@ class Dataset:
                 DocumentSpan(
                     number=before + index,
                     first_token=first + int(starts[index]),
-                    tokens=int(starts[index + 1] - starts[index]),
+                    tokens=int(lengths[index]),
                 )
                 for index in range(low, high)
-                if starts[index + 1] > starts[index]
+                if lengths[index] and starts[index] + lengths[index] > inside
             ]
         return spans
 
@@ -168,20 +179,14 @@ class Dataset:
         """Return the tokens [start, end) of a document."""
         shard = int(np.searchsorted(self.shard_documents, number, side="right")) - 1
         inside = number - int(self.shard_documents[shard])
-        starts = self.open_shard(shard).layout.document_starts[inside : inside + 2]
-        start, end = (starts + self.shard_tokens[shard]).tolist()
-        return start, end
+        layout = self.open_shard(shard).layout
+        start = int(self.shard_tokens[shard] + layout.document_starts[inside])
+        return start, start + int(layout.document_tokens[inside])
 
     def origins(self, first: int, last: int) -> list[DocumentOrigin]:
         """Return where the documents [first, last) came from."""
-        origins: list[DocumentOrigin] = []
-        while first < last:
-            number = int(np.searchsorted(self.shard_documents, first, side="right")) - 1
-            before = int(self.shard_documents[number])
-            until = min(last, int(self.shard_documents[number + 1]))
-            origins += self.open_shard(number).origins(first - before, until - before)
-            first = until
-        return origins
+        parts = self._by_shard(first, last)
+        return [at for n, low, high in parts for at in self.open_shard(n).origins(low, high)]
 
     def fields(self, first: int, last: int) -> list[dict[str, Any]]:
         """Return the kept fields of the documents [first, last); nothing if there are none."""
@@ -194,14 +199,8 @@ class Dataset:
         `document` (its number), `tokens`, `file`, `position`, `id`."""
         import pyarrow as pa
 
-        tables = []
-        while first < last:
-            number = int(np.searchsorted(self.shard_documents, first, side="right")) - 1
-            before = int(self.shard_documents[number])
-            until = min(last, int(self.shard_documents[number + 1]))
-            tables.append(self._shard_columns(number, first - before, until - before, names))
-            first = until
-        return pa.concat_tables(tables)
+        parts = self._by_shard(first, last)
+        return pa.concat_tables([self._shard_columns(*part, names) for part in parts])
 
     def _shard_columns(self, number: int, first: int, last: int, names: Sequence[str]) -> Any:
         import pyarrow as pa
@@ -215,8 +214,7 @@ class Dataset:
             before = int(self.shard_documents[number])
             columns["document"] = np.arange(before + first, before + last)
         if "tokens" in names:
-            starts = self.open_shard(number).layout.document_starts
-            columns["tokens"] = np.diff(starts[first : last + 1])
+            columns["tokens"] = self.open_shard(number).layout.document_tokens[first:last]
         if own := [name for name in names if name in ("file", "position", "id")]:
             origins = self.open_shard(number).origins(first, last)
             types = {"file": pa.string(), "position": pa.int64(), "id": pa.string()}
@@ -241,21 +239,23 @@ class Dataset:
         if selection is None:
             return reader.rows(first, last)
         numbers = selection.documents[first:last]
-        return reader.rows(int(numbers[0]), int(numbers[-1]) + 1).take(numbers - numbers[0])
+        low, high = int(numbers.min()), int(numbers.max()) + 1
+        return reader.rows(low, high).take(numbers - low)
 
-    def numbers_in_view(self, first: int, last: int) -> list[int]:
-        """Return the numbers that documents [first, last) of a view have in its dataset."""
-        numbers: list[int] = []
+    def places_in_view(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Return for documents [first, last) of a view their numbers in its dataset, and the token
+        of that document with which each begins: 0, unless packing has cut it."""
+        parts = self._by_shard(first, last)
+        return [at for n, low, high in parts for at in self.open_shard(n).places_in_view(low, high)]
+
+    def _by_shard(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the shards of the documents [first, last): number, and the range of its own."""
         while first < last:
-            shard = int(np.searchsorted(self.shard_documents, first, side="right")) - 1
-            before = int(self.shard_documents[shard])
-            until = min(last, int(self.shard_documents[shard + 1]))
-            selection = self.open_shard(shard).selection
-            assert selection is not None, "the dataset is no view"
-            chosen = selection.documents[first - before : until - before] + selection.first
-            numbers += chosen.tolist()
+            number = int(np.searchsorted(self.shard_documents, first, side="right")) - 1
+            before, after = (int(each) for each in self.shard_documents[number : number + 2])
+            until = min(last, after)
+            yield number, first - before, until - before
             first = until
-        return numbers
 
     def chunks(self, start: int, end: int) -> list[tuple[int, int]]:
         """Return the (shard, chunk) pairs whose bytes hold the tokens [start, end)."""
@@ -268,7 +268,8 @@ class Dataset:
 
     def shards_with(self, start: int, end: int) -> range:
         """Return the numbers of the shards that hold the tokens [start, end)."""
-        return range(self._shard_at(start)[0], self._shard_at(end - 1)[0] + 1)
+        last = min(end, self.tokens) - 1
+        return range(self._shard_at(start)[0], self._shard_at(last)[0] + 1)
 
     def open_shard(self, number: int) -> OpenShard:
         opened = self._open.get(number)
@@ -293,6 +294,7 @@ class Dataset:
     def _parts(self, start: int, end: int) -> Iterator[tuple[OpenShard, int, int, int]]:
         """Yield the shards that hold [start, end): shard, its first token in the dataset, and the
         range [low, high) of its own tokens."""
+        end = min(end, self.tokens)
         while start < end:
             number, first, after = self._shard_at(start)
             last = min(end, after)

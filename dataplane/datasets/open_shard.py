@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from array import array
 from bisect import bisect_right
 from collections import deque
 from typing import Generic, TypeVar
@@ -13,7 +14,7 @@ from ...console.errors import IntegrityError
 from ..arrays import Bytes, Int64, Tokens
 from ..shards import shard_format
 from ..shards.documents import DocumentOrigin
-from ..shards.format import ShardLayout
+from ..shards.format import PADDING, ShardLayout
 from .manifest import Manifest, Shard
 from .shard_file import ShardFile
 from .view import Selection
@@ -23,6 +24,9 @@ OPEN_SHARDS = 512
 usual limit is 1,024 descriptors per process."""
 KEPT_BLOCKS = 2048
 """Blocks of shards whose token counts a reader keeps: about 10 MB."""
+
+NEAR = 64
+"""Documents between two that are read by one call when origins are read."""
 
 T = TypeVar("T")
 
@@ -50,12 +54,13 @@ class OpenShard:
         )
         if selection is not None:
             self.layout = selection.layout(self.layout, self.dtype.itemsize)
-        # Indexing a list is several times faster than indexing an array.
+        # Indexing these is several times faster than indexing a numpy array.
         self._width = self.dtype.itemsize
-        self._run_tokens: list[int] = self.layout.run_tokens.tolist()
-        self._run_bytes: list[int] = self.layout.run_bytes.tolist()
+        self._run_tokens = array("q", self.layout.run_tokens.tobytes())
+        self._run_bytes = array("q", self.layout.run_bytes.tobytes())
+        self._boundaries = _boundaries(self.layout)
+        self._padding = Padding(manifest)
         starts = self.layout.document_starts
-        self._document_starts = starts[:-1]
         if starts[-1] != shard.tokens or len(starts) != shard.documents + 1:
             raise IntegrityError(
                 f"{shard.name} holds {int(starts[-1])} tokens in {len(starts) - 1} documents; its "
@@ -68,39 +73,59 @@ class OpenShard:
         run = bisect_right(self._run_tokens, start) - 1
         while start < end:
             last = min(end, self._run_tokens[run + 1])
-            byte = self._run_bytes[run] + (start - self._run_tokens[run]) * width
-            views.append(self.file.read(byte, byte + (last - start) * width).view(self.dtype))
+            place = self._run_bytes[run]
+            if place == PADDING:
+                views.append(self._padding.tokens(last - start))
+            else:
+                byte = place + (start - self._run_tokens[run]) * width
+                views.append(self.file.read(byte, byte + (last - start) * width).view(self.dtype))
             start, run = last, run + 1
         return views
 
     def codes(self, start: int, end: int) -> list[Bytes]:
         """Return views of the weight codes of the tokens [start, end), in order."""
         places = self.layout.weight_bytes
-        assert places is not None, "a dataset with a loss-weight table has codes in every shard"
+        packed = self.layout.document_ends is not None
+        assert packed or places is not None, "a dataset with weights has codes in every shard"
         views = []
         run = bisect_right(self._run_tokens, start) - 1
         while start < end:
             last = min(end, self._run_tokens[run + 1])
-            byte = int(places[run]) + start - self._run_tokens[run]
-            views.append(self.file.read(byte, byte + last - start))
+            if self._run_bytes[run] == PADDING:
+                views.append(self._padding.codes(last - start))
+            elif places is None:  # packing alone has given the dataset a table of weights
+                views.append(np.zeros(last - start, np.uint8))
+            else:
+                byte = int(places[run]) + start - self._run_tokens[run]
+                views.append(self.file.read(byte, byte + last - start))
             start, run = last, run + 1
         return views
 
-    def document_starts(self, start: int, end: int) -> Int64:
-        """Return the tokens in [start, end) at which a document begins."""
-        starts = self._document_starts
-        inside: Int64 = starts[starts.searchsorted(start) : starts.searchsorted(end)]
+    def boundaries(self, start: int, end: int) -> Int64:
+        """Return the tokens in [start, end) at which a document or padding begins."""
+        places = self._boundaries
+        inside: Int64 = places[places.searchsorted(start) : places.searchsorted(end)]
         return inside
 
     def origins(self, first: int, last: int) -> list[DocumentOrigin]:
-        numbers = range(first, last)
+        numbers = np.arange(first, last)
         if self.selection is not None:
-            numbers = self.selection.documents[first:last].tolist()
-        low = numbers[0]
-        origins = self.format.origins(
-            self._read, self.shard.size, low, numbers[-1] + 1, details=self.shard.details
-        )
-        return [origins[number - low] for number in numbers]
+            numbers = self.selection.documents[first:last]
+        distinct = np.unique(numbers)
+        found: dict[int, DocumentOrigin] = {}
+        for part in np.split(distinct, np.flatnonzero(np.diff(distinct) > NEAR) + 1):
+            low, high = int(part[0]), int(part[-1]) + 1
+            origins = self.format.origins(
+                self._read, self.shard.size, low, high, details=self.shard.details
+            )
+            found.update(enumerate(origins, low))
+        return [found[number] for number in numbers.tolist()]
+
+    def places_in_view(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Return for documents of a view their numbers in its dataset, and the first token of each
+        in that document."""
+        assert self.selection is not None, "the dataset is no view"
+        return self.selection.places(first, last)
 
     def byte_ranges(self, start: int, end: int) -> list[tuple[int, int]]:
         """Return the byte ranges that hold the tokens [start, end) and their weight codes."""
@@ -112,6 +137,8 @@ class OpenShard:
                 break
             low, high = max(start, run_start) - run_start, min(end, run_end) - run_start
             byte = self._run_bytes[run]
+            if byte == PADDING:
+                continue
             ranges.append((byte + low * width, byte + high * width))
             if layout.weight_bytes is not None:
                 byte = int(layout.weight_bytes[run])
@@ -120,6 +147,30 @@ class OpenShard:
 
     def _read(self, start: int, end: int) -> bytes:
         return self.file.read(start, end).tobytes()
+
+
+class Padding:
+    """The tokens and weight codes of padding: end tokens without weight."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._id = manifest.tokenizer.end_of_document or 0
+        self._dtype = np.dtype(manifest.dtype).newbyteorder("<")
+        self._code = len(manifest.weights or ()) - 1
+
+    def tokens(self, count: int) -> Tokens:
+        return np.full(count, self._id, self._dtype)
+
+    def codes(self, count: int) -> Bytes:
+        return np.full(count, self._code, np.uint8)
+
+
+def _boundaries(layout: ShardLayout) -> Int64:
+    """Return the tokens at which a document or padding begins, in order."""
+    starts, ends = layout.document_starts, layout.document_ends
+    if ends is None:
+        return starts[:-1]
+    places: Int64 = np.sort(np.concatenate([starts[:-1], ends[ends < starts[1:]]]))
+    return places
 
 
 class Newest(Generic[T]):

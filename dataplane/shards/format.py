@@ -18,6 +18,9 @@ from .documents import DocumentOrigin, ShardDocuments
 Reader = Callable[[int, int], bytes]
 """Reads the bytes [start, end) of a shard."""
 
+PADDING = -1
+"""In place of the byte of a run: its tokens are padding, which has no bytes."""
+
 
 @dataclass(frozen=True)
 class ShardLayout:
@@ -33,6 +36,16 @@ class ShardLayout:
     run_tokens: Int64
     run_bytes: Int64
     weight_bytes: Int64 | None = None
+    document_ends: Int64 | None = None
+    """Ends of the documents, if padding follows some; else each ends where the next one begins."""
+
+    @property
+    def document_tokens(self) -> Int64:
+        """The length of each document."""
+        starts = self.document_starts
+        ends = starts[1:] if self.document_ends is None else self.document_ends
+        lengths: Int64 = ends - starts[:-1]
+        return lengths
 
 
 class StoredShard(Protocol):

@@ -19,8 +19,15 @@ class ThroughView:
     """The URL of the dataset that holds the document."""
     document: int
     """Number of the document there."""
-    where: str
-    """The expression of the view."""
+    where: str | None
+    """The expression of the view; None if it has all documents."""
+    packed: int | None = None
+    """Tokens of a bin, if the view is packed."""
+    first: int | None = None
+    """If it is packed: the token of the document there with which that of the view begins."""
+
+    def as_data(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +52,7 @@ class DocumentInRow:
 
     def as_data(self) -> dict[str, Any]:
         data = {name: value for name, value in vars(self).items() if value is not None}
-        return data | {"id": self.id} | ({} if self.view is None else {"view": vars(self.view)})
+        return data | {"id": self.id} | ({} if self.view is None else {"view": self.view.as_data()})
 
     def as_text(self) -> str:
         return (
@@ -129,7 +136,7 @@ class AuditedDocument:
         if self.fields is not None:
             origin["fields"] = self.fields
         if self.view is not None:
-            origin["view"] = vars(self.view)
+            origin["view"] = self.view.as_data()
         for occurrence in self.occurrences:
             data = {"source": self.source, "document": self.document, **origin, **vars(occurrence)}
             yield json.dumps(data if self.text is None else {**data, "text": self.text})
@@ -165,4 +172,9 @@ def _listed(fields: dict[str, Any] | None) -> str:
 def _through(view: ThroughView | None) -> str:
     if view is None:
         return ""
-    return f"; document {view.document:,} of {view.dataset}, through the view {view.where}"
+    document = f"document {view.document:,} of {view.dataset}"
+    if view.first:
+        document = f"from token {view.first:,} of {document}"
+    through = [] if view.where is None else [f"through the view {view.where}"]
+    packed = [] if view.packed is None else [f"packed to {view.packed:,} tokens"]
+    return "; " + ", ".join([document, *through, *packed])

@@ -271,6 +271,12 @@ def _views(dataset: Dataset, first: int, last: int) -> list[ThroughView]:
     if view is None:
         return []
     return [
-        ThroughView(dataset=view.url, document=number, where=view.where)
-        for number in dataset.numbers_in_view(first, last)
+        ThroughView(
+            dataset=view.url,
+            document=number,
+            where=view.where,
+            packed=view.bins,
+            first=None if view.bins is None else token,
+        )
+        for number, token in dataset.places_in_view(first, last)
     ]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ...console.errors import UserError
 from ...dataplane.datasets import manifest as manifests
+from ...dataplane.datasets import packing
 from ...dataplane.datasets.manifest import Generation, Manifest
 from ..spec.check import Finding
 from ..spec.mixture import (
@@ -37,7 +38,14 @@ class OpenedSource:
 
     @property
     def tokens(self) -> int:
-        return sum(generation.tokens for generation in self.generations)
+        """Tokens of the order, whose last one is only ever a target. After the last bin of a packed
+        view, that is one more token of padding."""
+        return sum(made.tokens for made in self.generations) + (self.bins is not None)
+
+    @property
+    def bins(self) -> int | None:
+        """Tokens of a bin, if the dataset is a packed view."""
+        return packing.length_of(self.manifest)
 
     @property
     def hash(self) -> str:
@@ -116,10 +124,10 @@ def source_mismatches(
         owners.update(dict.fromkeys(hashes, name))
 
 
-def sources_too_short(
+def unfit_rows(
     mixture: Mixture, opened: Mapping[str, OpenedSource], seq_len: int | None
 ) -> Iterator[Finding]:
-    """Yield sources that are shorter than one row of a phase that draws from them.
+    """Yield phases whose rows are longer than a source that they draw from, or cut its bins.
 
     `seq_len` is that of the run that the mixture continues.
     """
@@ -134,10 +142,21 @@ def sources_too_short(
                 names |= drawn.get(name, {name})
         drawn[phase.name] = names
         for name in sorted(names & set(opened)):
-            tokens, length = opened[name].tokens, phase.seq_len
-            if length is not None and 0 < tokens <= length:
-                what = (
-                    f"a row of {length:,} tokens is longer than source {name} ({tokens:,} tokens)"
-                )
+            length = phase.seq_len
+            if length is not None and (what := _unfit(name, opened[name], length)):
                 place = "seq_len" if phase.spec.seq_len else "weights"
                 yield Finding(("phases", phase.name, place), what)
+
+
+def _unfit(name: str, source: OpenedSource, length: int) -> str | None:
+    """Return why rows of a length cannot be drawn from a source, or None."""
+    tokens, bins = source.tokens, source.bins
+    if bins is not None and length % bins:
+        return (
+            f"rows of {length:,} tokens cut documents of source {name}, which is packed to "
+            f"{bins:,} tokens; take a multiple of that, or pack its dataset with `tokenize pack "
+            f"--length {length}`"
+        )
+    if 0 < tokens <= length:
+        return f"a row of {length:,} tokens is longer than source {name} ({tokens:,} tokens)"
+    return None

@@ -32,7 +32,7 @@ from .branch_point import (
     with_inherited_sources,
 )
 from .continuation import epochs_consumed
-from .open_sources import OpenedSource, open_sources, source_mismatches, sources_too_short
+from .open_sources import OpenedSource, open_sources, source_mismatches, unfit_rows
 from .shares import Shares, average, fits_tables, line, phase_shares, stretches
 from .size_weights import Supply, size_weights
 
@@ -79,7 +79,7 @@ def resolve_draft(draft: Draft) -> Stream:
     tokenizer = (branch.plan.tokenizer, branch.plan.vocab_size) if branch else None
     mismatches = source_mismatches(opened, tokenizer)
     findings += [mismatch for mismatch in mismatches if mismatch.path not in reported]
-    findings += sources_too_short(mixture, opened, inherited.seq_len if inherited else None)
+    findings += unfit_rows(mixture, opened, inherited.seq_len if inherited else None)
     if branch:
         findings += source_conflicts(branch, opened)
     problems = [*draft.problems, *filter(None, map(draft.problem, findings))]

@@ -17,8 +17,8 @@ from headrace.console.errors import InputError
 from headrace.dataplane.datasets import manifest
 from headrace.tokenize.card import card
 from headrace.tokenize.cli import main
-from headrace.tokenize.select import SelectConfig, select
 from headrace.tokenize.sources.format import KeptField, SourceConfig
+from headrace.tokenize.views.select import SelectConfig, select
 
 Run = Callable[..., Path]
 

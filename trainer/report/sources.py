@@ -51,5 +51,5 @@ def _cells(source: PlanSource) -> list[str] | None:
         f"{sum(made.documents for made in planned):,}",
         human(sum(made.tokens for made in planned)),
         ", ".join(fields) or "–",
-        f"{view.url} where {view.where}" if view else "–",
+        f"{view.url} {view.text}" if view else "–",
     ]

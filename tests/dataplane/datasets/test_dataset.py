@@ -38,7 +38,7 @@ def test_any_span_equals_that_of_the_documents_in_order(
     corpus.fill(start, out)
     assert np.array_equal(out, FLAT[start:end])
     begins = STARTS[:-1][(STARTS[:-1] >= start) & (STARTS[:-1] < end)]
-    assert corpus.document_starts(start, end).tolist() == begins.tolist()
+    assert corpus.boundaries(start, end).tolist() == begins.tolist()
     rows = Gathered()
     corpus.gather(start, end, 0, rows)
     corpus.gather(start, end, 10_000, rows)

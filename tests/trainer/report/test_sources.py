@@ -10,9 +10,9 @@ from corpora import ONE
 from small_data import plan_of
 
 from headrace.tokenize.build.build import BuildConfig, build
-from headrace.tokenize.select import SelectConfig, select
 from headrace.tokenize.sources.fields import KeptField
 from headrace.tokenize.sources.format import SourceConfig
+from headrace.tokenize.views.select import SelectConfig, select
 from headrace.trainer.report import sources
 
 

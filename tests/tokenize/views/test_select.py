@@ -23,10 +23,10 @@ from headrace.mixtures.planning.open_plan import open_plan
 from headrace.tokenize import inspect
 from headrace.tokenize.cli import main
 from headrace.tokenize.executors import ExecutorConfig
-from headrace.tokenize.select import SelectConfig, select
 from headrace.tokenize.sources.fields import KeptField
 from headrace.tokenize.sources.format import SourceConfig
 from headrace.tokenize.verify import verify
+from headrace.tokenize.views.select import SelectConfig, select
 
 Run = Callable[..., Path]
 FIELDS = ("language", "score", "good")
@@ -97,7 +97,7 @@ def test_a_view_has_the_chosen_documents(
     rows = Dataset(str(out)).fields(0, 300)
     opened = Dataset(str(tmp_path / "view"))
     assert opened.fields(0, len(numbers)) == [rows[number] for number in numbers]
-    assert opened.numbers_in_view(0, len(numbers)) == numbers
+    assert opened.places_in_view(0, len(numbers)) == [(n, 0) for n in numbers]
     assert not list(tmp_path.glob("view/shards/*"))
     if options.get("format") != "mds":
         assert verify(str(tmp_path / "view")) == []
@@ -191,7 +191,7 @@ def test_a_view_of_a_view_is_a_view_of_the_dataset(
     view(tmp_path / "en", "good", tmp_path / "good")
     numbers = chosen(out, lambda row: row["language"] == "en" and row["good"])
     opened = Dataset(str(tmp_path / "good"))
-    assert opened.numbers_in_view(0, len(numbers)) == numbers
+    assert opened.places_in_view(0, len(numbers)) == [(n, 0) for n in numbers]
     assert opened.view is not None
     assert (opened.view.url, opened.view.where) == (str(out), "(language == 'en') and (good)")
     whole = read_dataset(out)

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from headrace.console.errors import MisuseError
-from headrace.tokenize.select import holds
-from headrace.tokenize.where import parse
+from headrace.tokenize.views.select import holds
+from headrace.tokenize.views.where import parse
 
 KINDS: Any = {"language": "string", "score": "float", "words": "int", "good": "bool", "m.x": "int"}
 ROWS = [

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..console.errors import MisuseError
+from ...console.errors import MisuseError
 
 OWN = {
     "document": "int",

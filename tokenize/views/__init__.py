@@ -1,0 +1,1 @@
+"""Views: datasets without tokens of their own, made of documents of another dataset."""
