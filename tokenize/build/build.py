@@ -274,9 +274,9 @@ def conversations(
     from ..chat.find import chat_of  # imports jinja2
 
     for file in inputs:
-        if file.format != "jsonl":
+        if "chat" not in sources.corpus_format(file.format).settings:
             raise MisuseError(
-                f"--chat reads JSON lines, and {file.name} is {file.format}",
+                f"--chat reads JSON lines, Parquet and Arrow, and {file.name} is {file.format}",
                 hint="convert the file to JSON lines, or build it at another URL",
             )
     return chat_of(chat, tokenizer, config.tokenizer)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -22,6 +22,8 @@ from .config import ChatFields, Learn
 from .problems import BROKEN, MISSING, NOTHING, UNSTEADY, ChatProblem
 from .template import BREAK, CLOSE, MARKS, OPEN, Template, compiled
 
+TOOLS = "tools"
+"""Field of the tools that a conversation may use, and the template's variable for them."""
 OTHER_NAMES = {"human": "user", "gpt": "assistant"}
 """Roles of messages that have `from` and `value` instead of `role` and `content`."""
 
@@ -58,12 +60,20 @@ class Chat:
         """Return the text of a record, its special tokens and what is learnt; raise ChatProblem."""
         messages = self._plain(self._messages(record))
         variables = {**self.variables}
-        if record.get("tools") is not None:
-            variables["tools"] = self._plain(record["tools"])
+        if record.get(TOOLS) is not None:
+            variables[TOOLS] = self._plain(record[TOOLS])
         rendered = self._template.render(messages, variables, prompt=False)
         if self.learn == "assistant" and not self._template.marks_generation:
             rendered = self._with_turns(rendered, messages, variables)
         return self._text_and_marks(rendered)
+
+    def columns(self, names: Sequence[str]) -> list[str]:
+        """Return the columns of a conversation, in a file with columns of these names."""
+        pair = [self.fields.prompt, self.fields.response]
+        found = [self.fields.messages] if self.fields.messages in names else []
+        if not found or set(pair) <= set(names):
+            found += pair
+        return found + [TOOLS] * (TOOLS in names)
 
     @property
     def _template(self) -> Template:

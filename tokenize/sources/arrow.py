@@ -17,7 +17,7 @@ class Arrow(CorpusFormat):
     """Arrow IPC files, sliced by record batches, and streams, which are one slice."""
 
     endings = ("arrow", "feather", "ipc")
-    settings = ("text_field", "id_field", "keep")
+    settings = ("text_field", "id_field", "keep", "chat")
     compressible = False
 
     def cut(self, file: File, config: SourceConfig, size: int) -> list[Slice]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...dataplane.arrays import Int64
+from ...dataplane.tokenizers.marks import Marks
+from ..chat.problems import ChatProblem
 from ..files.input_file import BLOCK_BYTES
 from .fields import (
     FieldKind,
@@ -20,16 +22,24 @@ from .fields import (
 )
 from .format import LARGEST_DOCUMENT, BadRecord, Slice, SourceConfig, Texts
 
+if TYPE_CHECKING:
+    from ..chat.conversation import Chat
+
 
 def columns_to_read(schema: Any, config: SourceConfig) -> list[str]:
     """Return the names of the columns that are read."""
     kept = [root_column(schema, field.name) for field in config.keep]
-    return list(dict.fromkeys([*own_columns(config), *kept]))
+    return list(dict.fromkeys([*own_columns(config, schema.names), *kept]))
 
 
-def own_columns(config: SourceConfig) -> list[str]:
-    """Return the names of the columns of the text and the id."""
-    return [config.text_field, *([config.id_field] if config.id_field else [])]
+def own_columns(config: SourceConfig, names: Sequence[str]) -> list[str]:
+    """Return the columns of the text, or of the conversation, and of the id; `names` are the
+    columns that there are."""
+    return [*_text_columns(config, names), *([config.id_field] if config.id_field else [])]
+
+
+def _text_columns(config: SourceConfig, names: Sequence[str]) -> list[str]:
+    return [config.text_field] if config.chat is None else config.chat.columns(names)
 
 
 def column_problem(names: Sequence[str], wanted: Sequence[str]) -> str | None:
@@ -59,15 +69,16 @@ def schema_problem(schema: Any, part: Slice, config: SourceConfig) -> Texts | No
     the problem."""
     import pyarrow as pa
 
-    what = column_problem(schema.names, own_columns(config))
+    what = column_problem(schema.names, own_columns(config, schema.names))
     if what is None:
-        kind = schema.field(config.text_field).type
-        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        strings = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
         kept = (type_problem(schema, field) for field in config.keep)
         what = next((problem for problem in kept if problem is not None), None)
-        if not any(test(kind) for test in strings):
-            what = f"column `{config.text_field}` holds {kind}, not text"
+        if config.chat is None:
+            kind = schema.field(config.text_field).type
+            kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+            strings = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+            if not any(test(kind) for test in strings):
+                what = f"column `{config.text_field}` holds {kind}, not text"
         if what is None:
             return None
     problems = [BadRecord("other schema", what, part.file.name)] if part.start == 0 else []
@@ -77,7 +88,7 @@ def schema_problem(schema: Any, part: Slice, config: SourceConfig) -> Texts | No
 def small_batches(batch: Any, config: SourceConfig) -> Iterator[Any]:
     """Cut a batch into pieces of at most BLOCK_BYTES of text, or of one row: Python strings take
     more memory than columns."""
-    ends = np.cumsum(_sizes(batch.column(config.text_field)))
+    ends = np.cumsum(_row_sizes(batch, config))
     first = 0
     while first < len(batch):
         before = int(ends[first - 1]) if first else 0
@@ -85,6 +96,13 @@ def small_batches(batch: Any, config: SourceConfig) -> Iterator[Any]:
         last = max(first + 1, last)
         yield batch.slice(first, last - first)
         first = last
+
+
+def _row_sizes(batch: Any, config: SourceConfig) -> Int64:
+    """Return the bytes of text of each row; of conversations, the mean of the batch."""
+    if config.chat is None:
+        return _sizes(batch.column(config.text_field))
+    return np.full(len(batch), -(-batch.nbytes // max(1, len(batch))), np.int64)
 
 
 def _sizes(column: Any) -> Int64:
@@ -108,23 +126,13 @@ def texts_of(
     """Return the texts of a batch whose first row has position `first`."""
     import pyarrow as pa
 
-    column = batch.column(config.text_field)
-    if len(batch) == 1 and _sizes(column)[0] > LARGEST_DOCUMENT:
+    if len(batch) == 1 and _row_sizes(batch, config)[0] > LARGEST_DOCUMENT:
         what = f"a document of more than {LARGEST_DOCUMENT >> 20} MiB"
         return Texts([], [], None, [BadRecord("too large", what, name, first, unit)], size)
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    problems = []
-    try:
-        texts: list[str | None] = column.to_pylist()
-    except UnicodeDecodeError:
-        texts = []
-        for number, value in enumerate(column, start=first):
-            try:
-                texts.append(value.as_py())
-            except UnicodeDecodeError:
-                texts.append(None)
-                problems.append(BadRecord("invalid UTF-8", "in the text", name, number, unit))
+    texts, problems = _values(batch, first, config, name, unit)
+    marks: list[Marks] = []
+    if config.chat is not None:
+        texts, marks = _conversations(texts, config.chat, first, name, unit, problems)
     ids = batch.column(config.id_field).to_pylist() if config.id_field else None
     columns = []
     for field in config.keep:
@@ -151,4 +159,60 @@ def texts_of(
     if config.keep:
         fields = pa.table(columns, schema=arrow_schema(config.keep))
         fields = fields.take(np.array(positions, np.int64) - first)
-    return Texts(kept, positions, own if ids is not None else None, problems, size, fields)
+    chosen = [marks[number - first] for number in positions] if config.chat else None
+    own_ids = own if ids is not None else None
+    return Texts(kept, positions, own_ids, problems, size, fields, chosen)
+
+
+def _values(
+    batch: Any, first: int, config: SourceConfig, name: str, unit: str
+) -> tuple[list[Any], list[BadRecord]]:
+    """Return the text, or the columns of the conversation, of each row; None where it is null or
+    cannot be read."""
+    import pyarrow as pa
+
+    if config.chat is None:
+        column = batch.column(config.text_field)
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+    else:
+        column = batch.select(_text_columns(config, batch.schema.names)).to_struct_array()
+    try:
+        return column.to_pylist(), []
+    except UnicodeDecodeError:
+        values: list[Any] = []
+        problems = []
+        for number, value in enumerate(column, start=first):
+            try:
+                values.append(value.as_py())
+            except UnicodeDecodeError:
+                values.append(None)
+                problems.append(BadRecord("invalid UTF-8", "in the text", name, number, unit))
+        return values, problems
+
+
+def _conversations(
+    rows: Sequence[Any], chat: Chat, first: int, name: str, unit: str, problems: list[BadRecord]
+) -> tuple[list[str | None], list[Marks]]:
+    """Return the text of each row and its marks; add to `problems`."""
+    texts: list[str | None] = []
+    marks: list[Marks] = []
+    for number, row in enumerate(rows, start=first):
+        text, marked = None, Marks()
+        try:
+            if row is not None:
+                text, marked = chat.read(_without_nulls(row))
+        except ChatProblem as problem:
+            problems.append(BadRecord(problem.kind, str(problem), name, number, unit))
+        texts.append(text)
+        marks.append(marked)
+    return texts, marks
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a value without the keys that are null: rows have all keys that some row has."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    return value

@@ -22,7 +22,7 @@ class Jsonl(CorpusFormat):
     """JSON lines; the text is in a field."""
 
     endings = ("jsonl", "ndjson", "json")
-    settings = ("text_field", "id_field", "keep")
+    settings = ("text_field", "id_field", "keep", "chat")
 
     def cut(self, file: File, config: SourceConfig, size: int) -> list[Slice]:
         return cut_bytes(file, DELIMITER, size)

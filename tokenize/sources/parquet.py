@@ -20,7 +20,7 @@ class Parquet(CorpusFormat):
     """Parquet files; a slice is a range of row groups."""
 
     endings = ("parquet", "pq")
-    settings = ("text_field", "id_field", "keep")
+    settings = ("text_field", "id_field", "keep", "chat")
     compressible = False
 
     def cut(self, file: File, config: SourceConfig, size: int) -> list[Slice]:

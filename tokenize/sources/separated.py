@@ -42,7 +42,7 @@ class Separated(CorpusFormat):
             header = next(rows, None)
             if header is None:
                 return
-            wanted = [*own_columns(config), *(field.name for field in config.keep)]
+            wanted = [*own_columns(config, header), *(field.name for field in config.keep)]
             if (what := column_problem(header, wanted)) is not None:
                 yield Texts([], [], None, [BadRecord("other schema", what, name)], lines.take())
                 return

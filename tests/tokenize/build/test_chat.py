@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from corpora import read_dataset, snapshot, texts
@@ -22,6 +25,7 @@ from headrace.tokenize.build.fim import FimConfig
 from headrace.tokenize.chat.config import ChatConfig
 from headrace.tokenize.cli import main
 from headrace.tokenize.executors import ExecutorConfig
+from headrace.tokenize.sources.fields import KeptField
 from headrace.tokenize.sources.format import SourceConfig
 
 Run = Callable[..., Path]
@@ -76,6 +80,53 @@ def test_the_answers_are_learnt(tmp_path: Path, run_build: Run) -> None:
     assert held.generations[0].provenance["versions"]["jinja2"]
 
 
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+def test_columns_are_conversations(tmp_path: Path, run_build: Run, ending: str) -> None:
+    calls = [{"id": "1", "function": {"name": "f", "arguments": '{"a": 1}'}}]
+    records = [
+        {"messages": [*conversation("q", "a<|im_end|>🙂")["messages"]], "n": 1},
+        {"messages": [{"role": "assistant", "content": "x", "tool_calls": calls}], "n": 2},
+        {"prompt": "2+2", "response": "4", "n": 3, "tools": [{"name": "f"}]},
+        {"messages": [{"role": "user"}], "n": 4},
+    ]
+    nothing = dict.fromkeys(["prompt", "response", "messages", "tools"])
+    rows = [{**nothing, **record} for record in records]
+    table = pa.Table.from_pylist(rows)
+    assert "tool_calls" in str(table.schema.field("messages"))
+    path = tmp_path / f"a.{ending}"
+    if ending == "parquet":
+        pq.write_table(table, path)
+    else:
+        feather.write_feather(table, path)
+    template = tmp_path / "t.jinja"
+    template.write_text(
+        "{{ tools | tojson if tools }}{% for m in messages %}{{ m | tojson }}{% generation %}"
+        "{{ m.content if m.role == 'assistant' }}{% endgeneration %}{% endfor %}"
+    )
+    keep = SourceConfig(keep=(KeptField(name="n", type="int"),))
+    options = {"byte": BYTES, "chat": ChatConfig(template=str(template)), "source": keep}
+    with pytest.raises(InputError, match="turn 1 has no `content`") as caught:
+        run_build(path, **options)
+    assert caught.value.where == f"{path}, row 4"
+    lines = write(tmp_path / "a.jsonl", records)
+    texts_and_ids, masks = [], []
+    for number, file in enumerate((path, lines)):
+        out = run_build(file, out=str(number), on_error="skip", **options)
+        texts_and_ids.append([(text, ids) for _, text, ids in read_dataset(out)])
+        masks.append(codes(out))
+        assert [fields["n"] for fields in Dataset(str(out)).fields(0, 3)] == [1, 2, 3]
+    assert texts_and_ids[0] == texts_and_ids[1]
+    assert masks[0] == masks[1]
+    assert len(texts_and_ids[0]) == 3
+
+
+def test_a_file_without_the_columns_is_named(tmp_path: Path, run_build: Run) -> None:
+    pq.write_table(pa.table({"prompt": ["a"], "answer": ["b"]}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=r"other schema: no column `response` \(it has prompt, an"):
+        run_build(tmp_path / "a.parquet", **CHATML)
+
+
+@pytest.mark.slow
 def test_workers_and_resumes_give_the_same_bytes(
     talks: Path, run_build: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,7 +247,7 @@ def test_settings_that_contradict_it_are_refused(options: dict[str, Any], messag
         BuildConfig(inputs=("a",), out="b", **{"tokenizer": "byte", **CHATML, **options})
 
 
-def test_only_json_lines_are_conversations(tmp_path: Path, run_build: Run) -> None:
+def test_plain_texts_are_no_conversations(tmp_path: Path, run_build: Run) -> None:
     (tmp_path / "a.txt").write_text("plain")
     with pytest.raises(MisuseError, match=r"a\.txt is text"):
         run_build(tmp_path / "a.txt", **CHATML)
