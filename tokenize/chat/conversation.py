@@ -146,12 +146,18 @@ class Chat:
             upto = whole
             if number + 1 < len(messages):
                 upto = self._template.render(messages[: number + 1], variables, prompt=False)
-            if not whole.startswith(upto) or not upto.startswith(before) or len(before) < at:
+            why = None
+            if not whole.startswith(upto):
+                why = (
+                    f"it writes turn {number + 1}, or one before, in another way when more follows"
+                )
+            elif not upto.startswith(before) or len(before) < at:
+                why = f"it writes turn {number + 1} in another way than it prompts for it"
+            if why is not None:
                 raise ChatProblem(
                     UNSTEADY,
-                    f"it writes turn {number + 1} in another way when more follows, so the "
-                    "assistant's part is unknown; put {% generation %} and {% endgeneration %} "
-                    "around what the assistant writes",
+                    f"{why}, so the assistant's part is unknown; put {{% generation %}} and "
+                    "{% endgeneration %} around what the assistant writes",
                 )
             short = upto.rstrip()
             end = len(short) if short.endswith(tuple(self.special)) else len(upto)

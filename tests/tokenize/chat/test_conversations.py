@@ -225,6 +225,9 @@ def test_tools_and_other_keys_reach_the_template() -> None:
 USER, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
 LAST_ONLY = "{% for m in messages %}{{ m.content }}{% if loop.last %}.{% endif %}{% endfor %}"
 STRICT = "{% if messages[0].role != 'user' %}{{ raise_exception('user first') }}{% endif %}x"
+PROMPT = (
+    "{% for m in messages %}{{ m.content }}{% endfor %}{{ '<think>' if add_generation_prompt }}"
+)
 CLOCK = "{{ strftime_now('%d %b %Y') }}"
 
 
@@ -249,6 +252,7 @@ CLOCK = "{{ strftime_now('%d %b %Y') }}"
         ("{{ messages.a.b }}", {"messages": [ANSWER]}, "the template fails", "UndefinedError"),
         ("{{ ''.__class__.mro() }}", {"messages": [ANSWER]}, "the template fails", "SecurityError"),
         (LAST_ONLY, {"messages": [USER, ANSWER] * 2}, "unsteady template", "turn 2"),
+        (PROMPT, {"messages": [USER, ANSWER]}, "unsteady template", "turn 2 .* prompts for it"),
         (CLOCK, {"messages": [USER, ANSWER]}, "unsteady template", "reads the clock"),
     ],
 )
