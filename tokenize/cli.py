@@ -158,6 +158,7 @@ def index_command(as_json: bool, **values: Any) -> None:
     metavar="FRACTION",
     help="Tokenize only this fraction of the text, and estimate the count.",
 )
+@chat_options
 @options.tokenizer_options
 @options.source_options
 @options.executor_options

@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from ..console.errors import InputError, run_all
+from ..console.errors import InputError, MisuseError, run_all
 from ..console.progress import Progress, as_bytes
 from ..dataplane.arrays import Int64
+from ..dataplane.tokenizers import marks
 from . import executors
-from .build.build import BuildConfig, cut, job_of, load_tokenizer
+from .build.build import BuildConfig, cut, job_of, load_tokenizer, with_conversations
 from .build.settings import BuildJob
 from .build.tasks import Task, TokenizeWorker
 from .corpus.inputs import find_files
@@ -49,6 +50,8 @@ class Counts:
     bb: int = 0
     histogram: list[int] = field(default_factory=lambda: [0] * BUCKETS)
     """Lengths of the documents whose first piece was tokenized."""
+    learnt: int = 0
+    """Tokens of conversations that have a loss."""
     bad: int = 0
     read: int = 0
     """Bytes of the corpus that were read."""
@@ -130,6 +133,8 @@ class CountWorker:
                     counts.documents -= len(bad)
                     counts.bytes -= sum(sizes[k] for k, _ in bad)
                 octets = np.array([len(chosen.texts[k].encode()) for k in kept], np.int64)
+                if self.job.masks and encoded.weights is not None:
+                    counts.learnt = int(np.count_nonzero(encoded.weights != marks.MASKED))
                 counts.measure(np.diff(encoded.starts) - 1, octets, np.array(whole, np.int64)[kept])
             yield counts
         yield Counts(bad=stats.bad)
@@ -172,6 +177,12 @@ def count(config: BuildConfig, fraction: float = 1.0) -> Counts:
     tokenizer, files = run_all(
         lambda: load_tokenizer(config), lambda: find_files(config.inputs, config.source)
     )
+    if config.chat is not None and fraction < 1:
+        raise MisuseError(
+            "--sample counts pieces of texts, and --chat has whole conversations",
+            hint="count all of them, or give --chat a part of the files",
+        )
+    config = with_conversations(config, tokenizer, files)
     job = job_of(config, tokenizer)
     tasks = cut(files, config, job)
     total = Counts()
@@ -195,6 +206,7 @@ def as_data(counts: Counts) -> dict[str, Any]:
         "tokens": counts.tokens,
         "tokens_error": counts.error,
         "bytes_per_token": counts.bytes / max(1, counts.tokens),
+        **({"learnt_tokens": counts.learnt} if counts.learnt else {}),
         "sampled_pieces": counts.sampled,
         "sampled_documents": sum(counts.histogram),
         "bad_records": counts.bad,
@@ -213,6 +225,9 @@ def describe(counts: Counts) -> str:
         f"{counts.tokens:,} tokens{about}, "
         f"{counts.bytes / max(1, counts.tokens):.2f} bytes per token",
     ]
+    if counts.learnt:
+        share = counts.learnt / counts.tokens
+        lines.append(f"{counts.learnt:,} tokens with a loss ({share:.1%})")
     if counts.bad:
         lines.append(f"{counts.bad:,} bad records left out")
     most = max(counts.histogram)

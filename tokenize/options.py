@@ -284,6 +284,7 @@ def build_config(values: dict[str, Any]) -> BuildConfig:
             values |= {"decontaminate": evaluations, "contaminated": action or "drop"}
     if "fim" in values:
         values["fim"] = fim_of(values)
+    if "chat" in values:
         values["chat"] = chat_of(values)
     if "shard_size" in values:
         values["shard_size"] = bytes_of(values["shard_size"], "--shard-size")

@@ -10,9 +10,10 @@ from corpora import ONE, texts, write_jsonl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.console.errors import InputError
+from headrace.console.errors import InputError, MisuseError
 from headrace.tokenize import count as count_module
-from headrace.tokenize.build.build import BuildConfig
+from headrace.tokenize.build.build import BuildConfig, build
+from headrace.tokenize.chat.config import ChatConfig
 from headrace.tokenize.count import (
     PIECE_CHARACTERS,
     Counts,
@@ -23,6 +24,7 @@ from headrace.tokenize.count import (
     student,
 )
 
+TALK = {"prompt": "q", "response": "answer"}
 UNABLE = {
     "version": "1.0",
     "added_tokens": [],
@@ -36,6 +38,21 @@ def config(path: Path) -> BuildConfig:
     return BuildConfig(
         inputs=(str(path),), out="nowhere", tokenizer="byte", engine=ONE, slice_size=50_000
     )
+
+
+def test_count_of_conversations_is_that_of_their_build(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text((json.dumps(TALK) + "\n") * 3)
+    template = tmp_path / "t.jinja"
+    template.write_text("{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}")
+    talks = replace(config(path), chat=ChatConfig(template=str(template)))
+    counts = count(talks)
+    [held] = build(replace(talks, out=str(tmp_path / "out"))).values()
+    assert (counts.tokens, counts.error, counts.documents) == (held.tokens, 0, 3)
+    assert as_data(counts)["learnt_tokens"] == 3 * len("assistant:answer\n")
+    assert "51 tokens with a loss (68.0%)" in describe(counts)
+    with pytest.raises(MisuseError, match="--chat has whole conversations"):
+        count(talks, 0.5)
 
 
 def test_count_of_a_whole_corpus(tmp_path: Path) -> None:

@@ -187,9 +187,7 @@ def build(config: BuildConfig) -> dict[str, Manifest]:
     if config.source.keep:
         known = kept_types(config.out.rstrip("/"), job_of(config, tokenizer).outputs)
         config = replace(config, source=with_types(config.source, inputs, known))
-    if config.chat is not None:
-        source = replace(config.source, chat=conversations(config.chat, tokenizer, config, inputs))
-        config = replace(config, source=source)
+    config = with_conversations(config, tokenizer, inputs)
     job = replace(job_of(config, tokenizer), filter=rule)
     with BuildLock(work_url(job.url, LOCKS)) as lock:
         if drops is not None:
@@ -267,10 +265,12 @@ def load_tokenizer(config: BuildConfig) -> Tokenizer:
     return bpe.load(config.tokenizer, config.bpe or BpeConfig())
 
 
-def conversations(
-    chat: ChatConfig, tokenizer: Tokenizer, config: BuildConfig, inputs: Sequence[File]
-) -> Any:
-    """Return how the records of the inputs become conversations."""
+def with_conversations(
+    config: BuildConfig, tokenizer: Tokenizer, inputs: Sequence[File]
+) -> BuildConfig:
+    """Return the configuration with the rule by which records become conversations, if they do."""
+    if config.chat is None:
+        return config
     from ..chat.find import chat_of  # imports jinja2
 
     for file in inputs:
@@ -279,7 +279,8 @@ def conversations(
                 f"--chat reads JSON lines, Parquet and Arrow, and {file.name} is {file.format}",
                 hint="convert the file to JSON lines, or build it at another URL",
             )
-    return chat_of(chat, tokenizer, config.tokenizer)
+    chat = chat_of(config.chat, tokenizer, config.tokenizer)
+    return replace(config, source=replace(config.source, chat=chat))
 
 
 def job_of(config: BuildConfig, tokenizer: Tokenizer) -> BuildJob:
