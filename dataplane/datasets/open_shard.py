@@ -60,6 +60,7 @@ class OpenShard:
         self._run_bytes = array("q", self.layout.run_bytes.tobytes())
         self._boundaries = _boundaries(self.layout)
         self._padding = Padding(manifest)
+        self._gaps = _gaps(self.layout)
         starts = self.layout.document_starts
         if starts[-1] != shard.tokens or len(starts) != shard.documents + 1:
             raise IntegrityError(
@@ -85,21 +86,30 @@ class OpenShard:
     def codes(self, start: int, end: int) -> list[Bytes]:
         """Return views of the weight codes of the tokens [start, end), in order."""
         places = self.layout.weight_bytes
-        packed = self.layout.document_ends is not None
-        assert packed or places is not None, "a dataset with weights has codes in every shard"
+        if places is None:
+            return self._codes_of_packing(start, end)
         views = []
         run = bisect_right(self._run_tokens, start) - 1
         while start < end:
             last = min(end, self._run_tokens[run + 1])
             if self._run_bytes[run] == PADDING:
                 views.append(self._padding.codes(last - start))
-            elif places is None:  # packing alone has given the dataset a table of weights
-                views.append(np.zeros(last - start, np.uint8))
             else:
                 byte = int(places[run]) + start - self._run_tokens[run]
                 views.append(self.file.read(byte, byte + last - start))
             start, run = last, run + 1
         return views
+
+    def _codes_of_packing(self, start: int, end: int) -> list[Bytes]:
+        """Return the codes where packing alone has given the dataset a table of weights: many runs
+        have none, so padding is looked for instead."""
+        codes, gaps = np.zeros(end - start, np.uint8), self._gaps
+        assert gaps is not None, "a dataset with weights has codes in every shard"
+        for low, high in gaps[
+            gaps[:, 1].searchsorted(start, "right") : gaps[:, 0].searchsorted(end)
+        ]:
+            codes[max(low - start, 0) : high - start] = self._padding.code
+        return [codes]
 
     def boundaries(self, start: int, end: int) -> Int64:
         """Return the tokens in [start, end) at which a document or padding begins."""
@@ -155,21 +165,29 @@ class Padding:
     def __init__(self, manifest: Manifest) -> None:
         self._id = manifest.tokenizer.end_of_document or 0
         self._dtype = np.dtype(manifest.dtype).newbyteorder("<")
-        self._code = len(manifest.weights or ()) - 1
+        self.code = len(manifest.weights or ()) - 1
 
     def tokens(self, count: int) -> Tokens:
         return np.full(count, self._id, self._dtype)
 
     def codes(self, count: int) -> Bytes:
-        return np.full(count, self._code, np.uint8)
+        return np.full(count, self.code, np.uint8)
+
+
+def _gaps(layout: ShardLayout) -> Int64 | None:
+    """Return the tokens [low, high) of each padding, in order; None if no document can have any."""
+    if layout.document_ends is None:
+        return None
+    gaps = np.stack([layout.document_ends, layout.document_starts[1:]], axis=1)
+    return gaps[gaps[:, 0] < gaps[:, 1]]
 
 
 def _boundaries(layout: ShardLayout) -> Int64:
     """Return the tokens at which a document or padding begins, in order."""
-    starts, ends = layout.document_starts, layout.document_ends
-    if ends is None:
-        return starts[:-1]
-    places: Int64 = np.sort(np.concatenate([starts[:-1], ends[ends < starts[1:]]]))
+    starts, gaps = layout.document_starts[:-1], _gaps(layout)
+    if gaps is None:
+        return starts
+    places: Int64 = np.sort(np.concatenate([starts, gaps[:, 0]]))
     return places
 
 
