@@ -137,7 +137,7 @@ def plan(
     from .view.table import as_data, table
 
     opened = open_plan(file, overrides)
-    summary = summarize(opened.stream, opened.branch)
+    summary = summarize(opened.stream, opened.branch, opened.sources)
     if out is not None:
         opened.plan.save(out)
         command.say(f"wrote {out}")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from ...console.errors import ConfigError, PlanError, Problem, UserError
@@ -15,7 +15,8 @@ from ...dataplane.storage import storage
 from ..spec.mixture import After
 from ..spec.tolerant_read import read
 from .branch_point import PLAN, BranchPoint, open_branch_point
-from .resolve_mixture import resolve_draft
+from .open_sources import OpenedSource
+from .resolve_mixture import resolve_with_sources
 
 log = get_logger(__name__)
 
@@ -27,6 +28,8 @@ class OpenedPlan:
     stream: Stream
     run: str | None = None
     """Folder or URL of the run; None for a mixture or a saved plan."""
+    sources: Mapping[str, OpenedSource] = field(default_factory=dict)
+    """The datasets of a mixture's sources; none for a saved plan, which does not open them."""
 
     @cached_property
     def branch(self) -> BranchPoint | None:
@@ -61,7 +64,8 @@ def open_plan(name: str, overrides: Sequence[str] = ()) -> OpenedPlan:
         hint = f"give a mixture YAML, a {PLAN} or the folder of a run"
         raise PlanError(f"there is no {PLAN} in the folder {run}", hint=hint)
     if not run and not name.endswith(".json"):
-        return OpenedPlan(resolve_draft(read(name, overrides)))
+        stream, sources = resolve_with_sources(read(name, overrides))
+        return OpenedPlan(stream, sources=sources)
     if overrides:
         problem = Problem(
             overrides[0].partition("=")[0],

@@ -48,6 +48,11 @@ class OpenedSource:
         return packing.length_of(self.manifest)
 
     @property
+    def padding(self) -> int:
+        """Tokens of padding in the bins of a packed view."""
+        return packing.padding_of(self.manifest, len(self.generations))
+
+    @property
     def hash(self) -> str:
         return self.generations[-1].hash
 

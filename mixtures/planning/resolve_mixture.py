@@ -58,6 +58,11 @@ def resolve(mixture: Mixture) -> Plan:
 
 def resolve_draft(draft: Draft) -> Stream:
     """Return the plan of a mixture as a stream, or raise ConfigError with all its problems."""
+    return resolve_with_sources(draft)[0]
+
+
+def resolve_with_sources(draft: Draft) -> tuple[Stream, dict[str, OpenedSource]]:
+    """Return the plan of a mixture as a stream, and the datasets of its sources."""
     mixture, branch = draft.mixture, None
     findings: list[Finding] = []
     if mixture.after is not None:
@@ -96,7 +101,7 @@ def resolve_draft(draft: Draft) -> Stream:
             [problem for problem in map(draft.problem, shortages) if problem],
             hint="lower the source's weight, shorten the phase, add data, or raise `max_epochs`",
         )
-    return stream
+    return stream, opened
 
 
 def _plan(mixture: Mixture, opened: Mapping[str, OpenedSource], branch: BranchPoint | None) -> Plan:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from ...console.errors import UserError
 from ...console.markdown import table
 from ...dataplane.datasets import about, manifest
+from ...dataplane.datasets.packing import length_of, padding_of
 from ...dataplane.order.plan import PlanSource
 from ...dataplane.order.stream import Stream
 from .summary import Summary, summarize
@@ -61,17 +62,19 @@ def _datasets(stream: Stream) -> list[str]:
         (source.name, f"`{source.url}`", f"`{source.dataset[:16]}`", *_stated(source))
         for source in stream.plan.sources
     ]
-    return table(("source", "URL", "hash", "licences", "origin", "left out by its build"), rows)
+    head = ("source", "URL", "hash", "licences", "origin", "left out by its build", "padding")
+    return table(head, rows)
 
 
-def _stated(source: PlanSource) -> tuple[str, str, str]:
-    """Return the licences, the origin, and the counts of dropped documents of a source's dataset;
-    a dataset that cannot be read any more is named as such."""
+def _stated(source: PlanSource) -> tuple[str, str, str, str]:
+    """Return the licences, the origin, the counts of dropped documents, and the padding of a
+    source's dataset; a dataset that cannot be read any more is named as such."""
     try:
         stated = about.load(source.url)
-        generations = manifest.load(source.url).generations[: source.generations]
+        held = manifest.load(source.url)
     except UserError:
-        return "the dataset cannot be read", "", ""
+        return "the dataset cannot be read", "", "", ""
+    generations = held.generations[: source.generations]
     counts: dict[str, int] = {}
     for made in generations:
         for name, count in made.provenance.get("counts", {}).items():
@@ -81,4 +84,7 @@ def _stated(source: PlanSource) -> tuple[str, str, str]:
         "; ".join(stated.licenses) or "not stated",
         "; ".join(stated.sources) or "not stated",
         left_out or "nothing",
+        f"{padding_of(held, source.generations) / source.order.tokens:.2%}"
+        if length_of(held)
+        else "none",
     )

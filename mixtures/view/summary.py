@@ -6,7 +6,7 @@ skipped tokens. A source whose `stands_at` reaches `max_epochs` is used up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -18,6 +18,7 @@ from ...dataplane.order.source_order import Position, SourceOrder
 from ...dataplane.order.stream import Stream
 from ..planning.branch_point import BranchPoint
 from ..planning.continuation import Continuation, continuation, epochs_consumed
+from ..planning.open_sources import OpenedSource
 from ..planning.shares import drawn_shares
 
 
@@ -40,6 +41,17 @@ class SourceUse:
     """Tokens at the end of epochs that do not fill a row."""
     passed_over: int
     """Tokens of the current epoch that a change of sequence length skips, at the start."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedSource:
+    """A source whose rows are bins of whole documents."""
+
+    source: str
+    bins: int
+    """Tokens of a bin."""
+    padding: float
+    """Share of its tokens that are padding, which has no weight in the loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +91,17 @@ class Summary:
     total: tuple[SourceUse, ...]
     continues: Continuation | None
     """State that the plan inherits; None if it continues no run, or the run cannot be read."""
+    packed: tuple[PackedSource, ...] = ()
+    """The packed sources among those whose datasets are known."""
 
 
-def summarize(stream: Stream, branch: BranchPoint | None = None) -> Summary:
-    """Summarize a plan. `branch` is the run that it continues, if that can be read."""
+def summarize(
+    stream: Stream,
+    branch: BranchPoint | None = None,
+    sources: Mapping[str, OpenedSource] | None = None,
+) -> Summary:
+    """Summarize a plan. `branch` is the run that it continues, if that can be read, and `sources`
+    are the datasets of its sources that are known."""
     plan = stream.plan
     edges = [phase.first_row for phase in plan.phases] + [plan.last_row]
     counts = [stream.counts(row) for row in edges]
@@ -100,6 +119,11 @@ def summarize(stream: Stream, branch: BranchPoint | None = None) -> Summary:
         phases=tuple(phases),
         total=_total(plan, phases),
         continues=continuation(stream, branch) if branch else None,
+        packed=tuple(
+            PackedSource(source=name, bins=source.bins, padding=source.padding / source.tokens)
+            for name, source in (sources or {}).items()
+            if source.bins is not None
+        ),
     )
 
 

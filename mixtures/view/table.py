@@ -134,6 +134,11 @@ def _notes(summary: Summary) -> Iterator[str]:
         yield "left over: tokens at the end of an epoch that do not fill a row."
     if any(use.passed_over for use in uses):
         yield "skipped: tokens of the current epoch that a change of sequence length skips."
+    for packed in summary.packed:
+        yield (
+            f"{packed.source} is packed to {packed.bins:,} tokens: {packed.padding:.2%} of its "
+            "tokens are padding, which counts as tokens and has no weight in the loss."
+        )
 
 
 def _hours(tokens: int, speed: float | None) -> str:

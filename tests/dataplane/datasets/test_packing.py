@@ -17,11 +17,15 @@ from small_data import END, plan_of, random_documents, write_dataset
 
 from headrace.console.config import build
 from headrace.console.errors import ConfigError
+from headrace.dataplane.datasets import packing
 from headrace.dataplane.datasets.dataset import Dataset
 from headrace.dataplane.loader.loader import Loader
 from headrace.dataplane.loader.rows import RowReader
 from headrace.mixtures.audit.auditor import Auditor
-from headrace.mixtures.planning.open_plan import OpenedPlan
+from headrace.mixtures.planning.open_plan import OpenedPlan, open_plan
+from headrace.mixtures.view.card import card
+from headrace.mixtures.view.summary import summarize
+from headrace.mixtures.view.table import table
 from headrace.models.config import ModelConfig
 from headrace.models.documents import Documents
 from headrace.models.model import Model
@@ -239,3 +243,24 @@ def test_a_store_is_asked_for_no_padding(tmp_path: Path) -> None:
     assert last == range(1, 2)
     plan = mixture({"packed": f"{url}/packed"}, tokens=dataset.tokens, batch=L)
     assert len(list(Loader(plan, micro_batch=4))) == dataset.tokens // L
+
+
+def test_plans_and_cards_show_the_padding(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "base")
+    write_corpus(tmp_path / "other", seed=1)
+    made = packed(tmp_path / "base", tmp_path / "packed")
+    share = packing.padding_of(made) / (made.tokens + 1)
+    file = tmp_path / "m.yaml"
+    file.write_text(
+        f"sources: {{packed: {{data: {tmp_path}/packed}}, other: {{data: {tmp_path}/other}}}}\n"
+        "phases:\n  all: {tokens: 640, seq_len: 64, batch: 64, "
+        "weights: {packed: 0.5, other: 0.5}}\n"
+    )
+    opened = open_plan(str(file))
+    summary = summarize(opened.stream, opened.branch, opened.sources)
+    assert [(each.source, each.bins, each.padding) for each in summary.packed] == [
+        ("packed", L, share)
+    ]
+    assert f"packed is packed to 64 tokens: {share:.2%} of its tokens are padding" in table(summary)
+    rows = [line.split(" | ") for line in card(opened.stream).splitlines() if "`/" in line]
+    assert [row[-1].strip(" |") for row in rows] == [f"{share:.2%}", "none"]
