@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from headrace.console.config import build as checked
+from headrace.dataplane.arrays import Int64
 from headrace.dataplane.datasets.dataset import Dataset
 from headrace.dataplane.loader.loader import Loader
 from headrace.mixtures.planning.resolve_mixture import resolve
@@ -34,10 +35,10 @@ from headrace.tokenize.views.pack import PackConfig, pack, pack_shard
 
 LENGTHS = (2048, 4096, 8192)
 GROUPS = (64, 256, 1024, 4096)
-MEGABYTES = 40
+MEGABYTES = {"Python files": 32, "prose": 6}
 LOG_NORMAL = {"web": (6.2, 1.1), "code": (6.5, 1.4)}
 """Mean and deviation of the logarithm: 900 and 1,770 tokens on average."""
-DOCUMENTS = 1_000_000
+DOCUMENTS = 300_000
 ONE = ExecutorConfig(workers=1)
 
 
@@ -60,11 +61,11 @@ def prose() -> Iterator[str]:
         yield "\n\n".join(filter(None, map(ast.get_docstring, nodes)))
 
 
-def built(folder: Path, name: str, texts: Iterator[str]) -> str:
-    """Build a dataset of about MEGABYTES of text; return its URL."""
+def built(folder: Path, name: str, texts: Iterator[str], most: int) -> str:
+    """Build a dataset of about `most` characters; return its URL."""
     size, corpus = 0, folder / f"{name}.jsonl"
     with corpus.open("w") as out:
-        while size < MEGABYTES << 20 and (text := next(texts, None)) is not None:
+        while size < most and (text := next(texts, None)) is not None:
             out.write(json.dumps({"text": text}) + "\n")
             size += len(text)
     tokenizer, url = folder / "tokenizer.json", str(folder / name)
@@ -76,14 +77,14 @@ def built(folder: Path, name: str, texts: Iterator[str]) -> str:
     return url
 
 
-def cut_by_concatenation(lengths: np.ndarray, length: int) -> tuple[int, int]:
+def cut_by_concatenation(lengths: Int64, length: int) -> tuple[int, int]:
     """Return the documents that lie in several rows, and those of them that a row could hold."""
     ends = np.cumsum(lengths)
     cut = (ends - lengths) // length != (ends - 1) // length
     return int(cut.sum()), int((cut & (lengths <= length)).sum())
 
 
-def report(name: str, lengths: np.ndarray, length: int, counts: dict[str, int], spent: str) -> None:
+def report(name: str, lengths: Int64, length: int, counts: dict[str, int], spent: str) -> None:
     cut, needless = cut_by_concatenation(lengths, length)
     total, bins = len(lengths), counts["bins"]
     least = -(-int(lengths.sum()) // length)
@@ -129,13 +130,22 @@ def synthetic() -> None:
         lengths = np.maximum(2, draws).astype(np.int64)
         for length in LENGTHS:
             counts, spent = packed(lengths, PackConfig(dataset=name, out=name, length=length))
-            report(f"log-normal {name}", lengths, length, counts, f"; {spent:.2f} s")
+            report(
+                f"log-normal {name}",
+                lengths,
+                length,
+                counts,
+                f"; {spent / DOCUMENTS * 1e6:.2f} s for a million documents",
+            )
         for bins in GROUPS:
             config = PackConfig(dataset=name, out=name, length=4096, group_bins=bins)
             counts, spent = packed(lengths, config)
             share = counts["padding"] / (counts["bins"] * 4096)
-            print(f"packing log-normal {name}, groups of {bins:,} bins: {share:.3%}; {spent:.2f} s")
-        pieces = np.sort(lengths[lengths <= 4096])[::-1][::20]
+            print(
+                f"packing log-normal {name}, groups of {bins:,} bins: {share:.3%} padding; "
+                f"{spent / DOCUMENTS * 1e6:.2f} s for a million documents"
+            )
+        pieces = np.sort(lengths[lengths <= 4096])[::-1][::6]
         start = time.process_time()
         peer = by_segment_tree(pieces.tolist(), 4096)
         one_by_one = time.process_time() - start
@@ -148,7 +158,7 @@ def synthetic() -> None:
         )
 
 
-def packed(lengths: np.ndarray, config: PackConfig) -> tuple[dict[str, int], float]:
+def packed(lengths: Int64, config: PackConfig) -> tuple[dict[str, int], float]:
     start = time.process_time()
     _, counts = pack_shard(lengths, config, "benchmark")
     return counts, time.process_time() - start
@@ -156,7 +166,7 @@ def packed(lengths: np.ndarray, config: PackConfig) -> tuple[dict[str, int], flo
 
 def real(folder: Path) -> None:
     for name, texts in (("Python files", python_files()), ("prose", prose())):
-        url = built(folder, name.split()[0].lower(), texts)
+        url = built(folder, name.split()[0].lower(), texts, MEGABYTES[name] << 20)
         dataset = Dataset(url)
         lengths = np.concatenate(
             [
