@@ -170,7 +170,7 @@ def compiled(launch: Launch, capability: int) -> Binary:
     cubin = binary.asm["cubin"]
     registers, spilled = resources(cubin)
     ptx = binary.asm["ptx"]
-    products = len(re.findall(r"\b(?:wgmma\.mma_async|mma\.sync)", ptx))
+    products = len(re.findall(r"\b(?:wgmma\.mma_async|mma\.sync|tcgen05\.mma)\b", ptx))
     narrow = len(re.findall(r"\b(?:ld|st)\.global(?:\.\w+::\w+)*\.b(?:8|16)\b", ptx))
     return Binary(cubin, registers, spilled, binary.metadata.shared, products, narrow)
 

@@ -5,7 +5,7 @@ The line of a binary has its registers per thread (at most 255), the bytes of lo
 thread spills to (memory traffic that the algorithm does not need), its shared memory, and the
 number of instructions that use the matrix units.
 
-    python -m benchmarks.long.kernel_binaries [--types bfloat16 float32 float16] [--cards 90 80]
+    python -m benchmarks.long.kernel_binaries [--types bfloat16 float32 float16] [--cards 90 80 100]
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kernel_cases import all_cases
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--types", nargs="*", default=["bfloat16"])
-    parser.add_argument("--cards", nargs="*", type=int, default=[90, 80])
+    parser.add_argument("--cards", nargs="*", type=int, default=[90, 80, 100])
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     print(f"triton {triton.__version__}; compiled, not run: no device is needed")

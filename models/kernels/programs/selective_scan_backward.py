@@ -94,10 +94,14 @@ def backward(
     grad_B += partial
     grad_C += partial
     positions += row * length
+    of_chunk = (row * chunks + chunk) * MODES * width
+    states += of_chunk
+    adjoints += of_chunk
+    grad_A += of_chunk
     mode = tl.arange(0, MODES)
     real = (mode[:, None] >= 0) & some[None, :]
-    own = states_at(row, chunk, chunks, width, channel, MODES)
-    decay = tl.load(A + states_at(0, 0, 1, width, channel, MODES), mask=real, other=0.0)
+    own = states_at(0, 0, 1, width, channel, MODES)  # 32 bits: they stay in registers to the end
+    decay = tl.load(A + own, mask=real, other=0.0)
     offset = tl.load(bias + channel, mask=some, other=0.0).to(tl.float32)
     through = tl.load(D + channel, mask=some, other=0.0).to(tl.float32)
 

@@ -66,9 +66,17 @@ def decays(
 
 
 @triton.jit
+def positions_at(positions, first, length, CHUNK: tl.constexpr, PACKED: tl.constexpr):
+    """Return the positions of a chunk's tokens in their documents, if PACKED."""
+    at = tl.arange(0, CHUNK)
+    if PACKED:
+        at = tl.load(positions + first + at, mask=first + at < length, other=0).to(tl.int32)
+    return at
+
+
+@triton.jit
 def within(
-    total, positions, first, length,
-    CHUNK: tl.constexpr, PACKED: tl.constexpr, BACKWARD: tl.constexpr,
+    total, position, CHUNK: tl.constexpr, PACKED: tl.constexpr, BACKWARD: tl.constexpr
 ):  # fmt: skip
     """Return [t, s], or [s, t] if BACKWARD: the decay from s to t, tokens of one chunk."""
     at = tl.arange(0, CHUNK)
@@ -78,7 +86,6 @@ def within(
         ahead, apart = -ahead, -apart
     seen = ahead >= 0
     if PACKED:
-        position = tl.load(positions + first + at, mask=first + at < length, other=0).to(tl.int32)
         if BACKWARD:
             seen = seen & (ahead <= position[None, :])
         else:
@@ -223,7 +230,8 @@ def outputs(
         mixing = tl.dot(
             queries, tl.trans(keys), input_precision=PRECISION, out_dtype=tl.float32
         )  # fmt: skip
-        mixing *= within(total, positions, first, length, CHUNK, PACKED, BACKWARD)
+        position = positions_at(positions, first, length, CHUNK, PACKED)
+        mixing *= within(total, position, CHUNK, PACKED, BACKWARD)
         if not BACKWARD:
             mixing *= step[None, :]
         y = tl.dot(

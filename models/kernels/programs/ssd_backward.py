@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from .selective import softplus
-from .ssd import marks, plus, state_at, tile, within
+from .ssd import marks, plus, positions_at, state_at, tile, within
 
 
 @triton.jit
@@ -74,6 +74,7 @@ def pairs(
         entered, _, _ = marks(positions, first, length, CHUNK, PACKED)
         _, leaves, _ = marks(positions, there, length, CHUNK, PACKED)
         open_ = _open(positions, earlier + 1, chunk, length, CHUNK, PACKED)
+        position = positions_at(positions, first, length, CHUNK, PACKED)
         summed = tl.zeros([CHUNK, CHUNK], dtype=tl.float32)
         for number in range(HEADS):
             of_head = number * padded
@@ -84,7 +85,7 @@ def pairs(
                 diagonal = tl.where(at[:, None] == at[None, :], met, 0.0)
                 tl.store(of_D + of_head + first + at, tl.sum(diagonal, 1))
                 total = tl.load(totals + of_head + first + at)
-                met *= within(total, positions, first, length, CHUNK, PACKED, False)
+                met *= within(total, position, CHUNK, PACKED, False)
             else:
                 gap = _between(totals + of_head, start, earlier, chunk, CHUNK, CHUNKS) * open_
                 met *= (_reach(totals + of_head, first, entered, False, CHUNK) * gap)[:, None]

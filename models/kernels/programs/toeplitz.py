@@ -7,7 +7,8 @@ of its products are one chunk of each stream, with their channels.
 Documents are kept apart by masking tokens of the products' inputs, never the matrices. Between
 chunks only the document that spans them passes: tokens from its first to its last. Within a chunk
 H₀ is multiplied once for each document, as often as the chunk with the most documents needs;
-`begin` and `end` are numbers for each stream.
+`begin` and `end` are numbers for each stream. The loop over documents is a `while`: of a `for` that
+masks the sum of a product, Triton's compiler (3.6 and 3.9) makes no program for sm_100.
 """
 
 from __future__ import annotations
@@ -153,11 +154,13 @@ def forward(
             begins = begins_of(positions, starts, length, CHUNK)
             begin, end = tl.zeros([CHUNKS], tl.int32), next_begin(begins, -1, CHUNK)
             unbroken = spread(end, CHUNKS, SIDE) == CHUNK
-            for _ in range(most(begins) + 1):
+            documents = most(begins) + 1
+            while documents > 0:
                 to_end = time < spread(end, CHUNKS, SIDE)
                 own = tl.where(to_end & (time >= spread(begin, CHUNKS, SIDE)), now, 0.0)
                 y = tl.where(to_end, product(matrices[0], own, y, PRECISION), 0.0)
                 begin, end = end, next_begin(begins, end[None, :], CHUNK)
+                documents -= 1
             left = tl.where(time >= spread(last_begin(begins, CHUNK), CHUNKS, SIDE), now, 0.0)
         else:
             y = product(matrices[0], now, y, PRECISION)

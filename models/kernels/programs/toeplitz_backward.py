@@ -134,7 +134,8 @@ def backward(
         met = sums[0]
         if PACKED:
             begin, end = tl.zeros([CHUNKS], tl.int32), opened
-            for _ in range(most(begins) + 1):
+            documents = most(begins) + 1
+            while documents > 0:
                 to_end = time < spread(end, CHUNKS, SIDE)
                 inside = to_end & (time >= spread(begin, CHUNKS, SIDE))
                 own = tl.where(inside, w, 0.0)
@@ -142,6 +143,7 @@ def backward(
                 if GATED:
                     y = tl.where(to_end, product(matrices[0], own, y, PRECISION), 0.0)
                 begin, end = end, next_begin(begins, end[None, :], CHUNK)
+                documents -= 1
         else:
             met = product(g, tl.trans(w), met, PRECISION)
             if GATED:
@@ -167,13 +169,15 @@ def backward(
         g = _pulls(grad, x, to, at, start, channel, last, length, CHUNK, GATED)
         if PACKED:
             begin, end = last_begin(begins, CHUNK), tl.full([CHUNKS], CHUNK, tl.int32)
-            for _ in range(most(begins) + 1):
+            documents = most(begins) + 1
+            while documents > 0:
                 from_begin = time >= spread(begin, CHUNKS, SIDE)
                 inside = from_begin & (time < spread(end, CHUNKS, SIDE))
                 own = tl.where(inside, g, 0.0)
                 pulled = product(tl.trans(matrices[0]), own, pulled, PRECISION)
                 pulled = tl.where(from_begin, pulled, 0.0)
                 begin, end = last_begin(begins & (time < begin[None, :]), CHUNK), begin
+                documents -= 1
         else:
             pulled = product(tl.trans(matrices[0]), g, pulled, PRECISION)
         if SKIP:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,7 +105,7 @@ from kernel_cases import all_cases
 
 cases = [case for case in all_cases() if case.kernel == sys.argv[1]]
 types = [getattr(torch, name) for name in sys.argv[2].split()]
-SHARED = {"80": 163 * 1024, "90": 227 * 1024}  # a program that needs more is rejected
+SHARED = {"80": 163 * 1024, "90": 227 * 1024, "100": 227 * 1024}  # more is rejected
 for launch in every_launch(cases, LONG, types):
     for capability in sys.argv[3].split():
         binary = compiled(launch, int(capability))
@@ -115,17 +116,22 @@ for launch in every_launch(cases, LONG, types):
 print("compiled")
 """
 
-VECTORS = """
+A_FEW = """
+import json
 import torch
-from kernel_binaries import compiled, every_launch
+from kernel_binaries import LONG, compiled, every_launch
 from kernel_cases import all_cases
 from kernel_cases.case import Shape
 
 [case, _] = [case for case in all_cases() if case.kernel == "linear_cross_entropy"]
 launches = every_launch([case], Shape(1, 16, 208), [torch.bfloat16])
 narrow = {launch.name.split(".")[1]: compiled(launch, 90).narrow for launch in launches}
-assert narrow == {"statistics": 1, "gradients": 0, "scaled": 0}, narrow
-print("vectors")
+case = next(case for case in all_cases() if case.kernel == "toeplitz" and "packed" in case.name)
+products = {}
+for launch in every_launch([case], LONG, [torch.bfloat16]):
+    binaries = {capability: compiled(launch, capability) for capability in (80, 90, 100)}
+    products[launch.name] = [binary.products for binary in binaries.values()]
+print(json.dumps([narrow, products]))
 """
 
 
@@ -159,10 +165,24 @@ def test_every_kernel_equals_its_twin(cases: str) -> None:
         assert error > 1e-4, f"negative control: the comparison does not see {case}"
 
 
+@pytest.fixture(scope="module")
+def a_few() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(run(A_FEW))
+    return found
+
+
 @pytest.mark.slow
-def test_an_odd_vocabulary_is_read_in_vectors() -> None:
+def test_an_odd_vocabulary_is_read_in_vectors(a_few: list[dict[str, Any]]) -> None:
     """One number alone is read: the logit of the target."""
-    assert run(VECTORS) == "vectors"
+    assert a_few[0] == {"statistics": 1, "gradients": 0, "scaled": 0}
+
+
+@pytest.mark.slow
+def test_packed_filters_compile_for_three_generations(a_few: list[dict[str, Any]]) -> None:
+    """sm_80, sm_90 and sm_100: each has its own instructions of the matrix units."""
+    assert a_few[1].keys() == {"toeplitz.forward", "toeplitz_backward.backward"}
+    for products in a_few[1].values():
+        assert all(products) and len(set(products)) > 1
 
 
 @pytest.mark.long
@@ -186,7 +206,7 @@ def test_a_compiled_graph_keeps_kernels() -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_every_configuration_compiles(kernel: str) -> None:
-    assert run(COMPILED, kernel, "bfloat16", "80 90") == "compiled"
+    assert run(COMPILED, kernel, "bfloat16", "80 90 100") == "compiled"
 
 
 @pytest.mark.long
