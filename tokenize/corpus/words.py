@@ -29,6 +29,7 @@ PIECE = 1 << 20
 """Characters that are folded at once, and sixteen times as many bytes."""
 CHUNK = re.compile(r"\S+")
 SPACE = re.compile(r"\s")
+LETTER = re.compile(r"[0-9A-Za-z]")
 
 WITHOUT_SPACES = (
     *((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF)),  # Thai, Lao, Burmese, Khmer
@@ -137,6 +138,10 @@ def spans(text: str) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     for match in CHUNK.finditer(text):
         start, end = match.span()
+        if match[0].isascii():  # no word, or one
+            if (first := LETTER.search(text, start, end)) is not None:
+                found.append((first.start(), end))
+            continue
         parts = [normal(character) for character in match[0]]
         if "".join(parts) == normal(match[0]):
             found += _within(parts, start)
