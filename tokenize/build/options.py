@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import click
 
-from ..chat.config import Learn
+from ..chat.config import OWN, SHIPPED, Learn
 
 
 def apply_options(options: list[Any], function: Any) -> Any:
@@ -22,7 +22,7 @@ def chat_options(function: Any) -> Any:
         click.option(
             "--chat",
             metavar="TEMPLATE",
-            help="Records are conversations: a Jinja file, chatml, llama-3, zephyr, or tokenizer.",
+            help=f"Records are conversations: a Jinja file, {', '.join(SHIPPED)}, or {OWN}.",
         ),
         click.option(
             "--chat-set",
@@ -114,7 +114,7 @@ def settings_of(option: str, words: tuple[str, ...]) -> dict[str, Any]:
         if not sign or not name.isidentifier() or name in settings:
             raise click.UsageError(f"{option} {word}: write NAME=VALUE, each name once")
         try:
-            settings[name] = value(text)
+            settings[name] = value(text) if text else ""
         except ValueError as error:
             raise click.UsageError(f"{option} {word}: {error}") from None
     return settings

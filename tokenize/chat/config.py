@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 Learn = Literal["assistant", "all"]
@@ -10,6 +11,8 @@ Learn = Literal["assistant", "all"]
 
 OWN = "tokenizer"
 """Name of the template that the tokenizer brings."""
+SHIPPED = {path.stem: path for path in sorted(Path(__file__).parent.glob("*.jinja"))}
+"""Templates that are shipped here, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 from ...console.errors import InputError, MisuseError
@@ -12,13 +11,11 @@ from ...console.explain import path_hint
 from ...console.log import get_logger
 from ...dataplane.storage import hub, storage
 from ...dataplane.tokenizers import Tokenizer
-from .config import OWN, ChatConfig
+from .config import OWN, SHIPPED, ChatConfig
 from .conversation import Chat
 from .template import Template, compiled
 
 log = get_logger(__name__)
-
-SHIPPED = {path.stem: path for path in sorted(Path(__file__).parent.glob("*.jinja"))}
 
 CONFIG, BESIDE = "tokenizer_config.json", "chat_template.jinja"
 """Files beside a tokenizer.json that may hold its template."""
@@ -41,7 +38,7 @@ def chat_of(config: ChatConfig, tokenizer: Tokenizer, place: str) -> Chat:
     for name in sorted({"bos_token", "eos_token"} & template.variables - variables.keys()):
         raise MisuseError(
             f"the chat template {config.template} writes {name}, and the tokenizer names none",
-            hint=f"name it with --chat-set {name}=TOKEN, or write --chat-set {name}='' for none",
+            hint=f"name it with --chat-set {name}=TOKEN, or write --chat-set {name}= for none",
         )
     unknown = [
         name

@@ -269,6 +269,10 @@ def test_the_command_shows_what_is_learnt(tmp_path: Path) -> None:
     assert sum(data["shown"][0]["weights"]) == 2
     card = CliRunner().invoke(main, ["card", out]).output
     assert "tokens of loss weight 0" in card and "{%- for message in messages %}" in card
+    llama = ["--chat", "llama-3", "--chat-set", "bos_token=", "--out", f"{out}-2", *fields]
+    assert CliRunner().invoke(main, [*command, *llama]).exit_code == 0
+    shown = CliRunner().invoke(main, ["inspect", f"{out}-2", "--document", "0"]).output
+    assert "⟦<|start_header_id|>user" in shown
     for wrong, message in (
         (["--learn", "all"], "--learn needs --chat"),
         (["--prompt-field", "q"], "--prompt-field needs --chat"),

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from headrace.dataplane.tokenizers import Tokenizer, marks
 from headrace.dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
 from headrace.dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
-from headrace.tokenize.chat.config import ChatConfig, ChatFields
+from headrace.tokenize.chat.config import SHIPPED, ChatConfig, ChatFields
 from headrace.tokenize.chat.conversation import Chat
-from headrace.tokenize.chat.find import SHIPPED, chat_of
+from headrace.tokenize.chat.find import chat_of
 from headrace.tokenize.chat.problems import ChatProblem
 from headrace.tokenize.train import TrainConfig, train
 

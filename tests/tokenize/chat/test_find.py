@@ -12,7 +12,7 @@ import pytest
 from headrace.console.errors import InputError
 from headrace.dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
 from headrace.tokenize.chat.config import ChatConfig
-from headrace.tokenize.chat.find import SHIPPED, chat_of
+from headrace.tokenize.chat.find import chat_of
 
 BYTES = ByteTokenizer(ByteConfig(special_tokens=("<|endoftext|>", "<s>")))
 
@@ -92,10 +92,3 @@ def test_a_tokenizer_without_a_template_is_an_error(
         (folder / "tokenizer_config.json").write_text(config)
     with pytest.raises(InputError, match=message):
         found("tokenizer", folder)
-
-
-def test_shipped_templates_are_named_in_the_help() -> None:
-    from headrace.tokenize.cli import build_command
-
-    [option] = [each for each in build_command.params if each.name == "chat"]
-    assert all(name in str(getattr(option, "help", "")) for name in SHIPPED)
