@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from headrace.dataplane.datasets.chunks import CHUNK_BYTES
-from headrace.dataplane.order.permutation import key, permute
+from headrace.dataplane.order.epochs.permutation import key, permute
 from headrace.dataplane.order.source_order import Position, SourceOrder
 
 TOKENS, SEQ_LEN, RESEMBLE = 8_000_000_000, 4096, 4_000_000
@@ -58,7 +58,7 @@ def main() -> None:
         chunk = 1 << bits
         order = SourceOrder(seed=1, name="web", tokens=TOKENS, chunk=chunk, window=window)
         rows = np.arange(order.rows(0, SEQ_LEN))
-        _, tokens = order.offsets(Position(), SEQ_LEN, rows)
+        _, tokens, _ = order.locate(Position(), SEQ_LEN, rows)
         cost = (
             f"; window {chunk * window * 2 >> 20:,} MiB, at most "
             f"{CHUNK_BYTES / (chunk * 2):.1%} fetched twice"

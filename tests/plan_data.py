@@ -54,11 +54,11 @@ def served(plan: Plan, first: int | None = None, last: int | None = None) -> Cou
         if not len(rows):
             continue
         located = stream.locate(rows)
-        for source, epoch, token in zip(
-            located.sources.tolist(), located.epochs.tolist(), located.tokens.tolist(), strict=True
-        ):
-            name = plan.sources[source].name
-            inputs.update((name, epoch, token + at) for at in range(phase.seq_len))
+        places = zip(located.sources.tolist(), located.epochs.tolist(), strict=True)
+        for place, (source, epoch) in enumerate(places):
+            name, spans = plan.sources[source].name, located.spans(place)
+            assert sum(end - start for start, end in spans) == phase.seq_len
+            inputs.update((name, epoch, token) for span in spans for token in range(*span))
     return inputs
 
 

@@ -49,13 +49,17 @@ class Gathered:
     offsets: list[int] = field(default_factory=list)
     """Added to each array of `starts`, it gives places in the rows laid side by side."""
     shards: set[OpenShard] = field(default_factory=set)
+    joints: list[int] = field(default_factory=list)
+    """Places in rows of several spans at which another span begins."""
 
     def document_starts(self) -> Int64:
-        """Return where documents and padding begin, in the rows laid side by side."""
+        """Return where documents, padding and joined spans begin, in the rows laid side by side."""
         if not self.starts:
             return np.empty(0, np.int64)
         offsets = np.repeat(self.offsets, [len(starts) for starts in self.starts])
         places: Int64 = np.concatenate(self.starts) + offsets
+        if self.joints:  # a document may begin there
+            places = np.union1d(places, self.joints)
         return places
 
 

@@ -154,28 +154,31 @@ class Prefetcher:
 
     def _chunks(self, located: Located) -> dict[Chunk, tuple[str, Shard, int]]:
         """Return the remote chunks that a block reads, and (url, shard, number) of each."""
-        length = located.length + 1
-        places = list(zip(located.sources.tolist(), located.tokens.tolist(), strict=True))
-        self._open(places, length)
+        spans = [
+            (source, start, end + 1)  # the token after a row is its last target
+            for place, source in enumerate(located.sources.tolist())
+            for start, end in located.spans(place)
+        ]
+        self._open(spans)
         chunks = {}
-        for source, token in places:
+        for source, start, end in spans:
             dataset = self.reader.dataset(source)
-            for number, chunk in dataset.chunks(token, token + length):
+            for number, chunk in dataset.chunks(start, end):
                 shard = dataset.open_shard(number).shard
                 if not dataset.is_mapped(shard):
                     chunks[shard.hash, chunk] = (dataset.shards_url, shard, chunk)
         return chunks
 
-    def _open(self, places: list[tuple[int, int]], length: int) -> None:
+    def _open(self, spans: list[tuple[int, int, int]]) -> None:
         """Open the datasets and shards that rows lie in, in parallel: on an object store each takes
         several requests in sequence."""
-        sources = {source for source, _ in places} - {source for source, _ in self.opened}
+        sources = {source for source, _, _ in spans} - {source for source, _ in self.opened}
         if sources:
             list(self.openers.map(self.reader.dataset, sources))
         shards = {
             (source, number)
-            for source, token in places
-            for number in self.reader.dataset(source).shards_with(token, token + length)
+            for source, start, end in spans
+            for number in self.reader.dataset(source).shards_with(start, end)
         }
         fresh = shards - self.opened
         if fresh:

@@ -3,6 +3,9 @@
 A row reads L + 1 tokens: L inputs, and the same shifted by one as targets. A target that is the
 first token of another document is masked: no input of its document precedes it.
 
+A row of several spans (order/epochs) reads them one after another, and the token after the last.
+The next span begins like a document, and its first token is always a masked target.
+
 Rows are read in two steps: views of all of them are gathered, and their bytes verified; then one
 call copies them, widening ids to int64.
 """
@@ -48,8 +51,8 @@ class RowBlock:
     located: Located
     arrays: RowArrays
     document_starts: Int64
-    """Document starts in the rows laid side by side: place p of row n is n·L + p, with p in
-    [1, L]."""
+    """Starts of documents and of further spans in the rows laid side by side: place p of row n is
+    n·L + p, with p in [1, L]."""
     digests: list[bytes]
     """Digest of each row's stored tokens, the last target included; empty if not requested."""
 
@@ -91,22 +94,41 @@ class RowReader:
         arrays = into or RowArrays.empty(len(located.rows), length)
         weights = arrays.weights
         weights.fill(1.0)
-        gathered, row_digests = Gathered(), []
+        gathered, row_digests, pieces = Gathered(), [], located.pieces
         places = zip(located.sources.tolist(), located.tokens.tolist(), strict=True)
         for number, (source, first) in enumerate(places):
             dataset = self.opened.get(source) or self.dataset(source)
             before = len(gathered.tokens)
-            dataset.gather(first, first + length + 1, number * length, gathered)
+            if number in pieces:
+                self._gather_joined(dataset, located, number, gathered)
+            else:
+                dataset.gather(first, first + length + 1, number * length, gathered)
             if dataset.weight_table is not None:
-                codes = dataset.codes(first + 1, first + length + 1)
+                codes = [
+                    view
+                    for start, end in located.spans(number)
+                    for view in dataset.codes(start + 1, end + 1)
+                ]
                 weights[number] = dataset.weight_table[np.concatenate(codes)]
             if digests:
                 row_digests.append(digest(gathered.tokens[before:]))
         copy_all(gathered.tokens, arrays.tokens.reshape(-1))
         starts = gathered.document_starts()
-        if self.plan.isolate_documents:
-            weights.reshape(-1)[starts - 1] = 0.0
+        masked = starts if self.plan.isolate_documents else np.array(gathered.joints, np.int64)
+        weights.reshape(-1)[masked - 1] = 0.0
         return RowBlock(located, arrays, starts, row_digests)
+
+    def _gather_joined(
+        self, dataset: Dataset, located: Located, number: int, into: Gathered
+    ) -> None:
+        """Add a row of several spans."""
+        place = number * located.length
+        *others, last = located.spans(number)
+        for start, end in (*others, (last[0], last[1] + 1)):
+            if place > number * located.length:
+                into.joints.append(place)
+            dataset.gather(start, end, place, into)
+            place += end - start
 
 
 def digest(parts: list[Tokens]) -> bytes:

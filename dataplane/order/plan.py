@@ -21,15 +21,18 @@ from typing import Any
 
 from ...console.errors import IntegrityError, StorageError
 from ..storage import storage
+from .epochs.epoch import Cut
 from .owed import Line
 from .simulation import Segment
 from .source_order import Position, Rest, SourceOrder
 from .timeline import PhaseRows, Timeline
 
 TABLES, FAIR = 2, 3
-VERSIONS = (TABLES, FAIR)
+CUT = 2
+"""Added to a version: changes of the row length cut epochs, and skip nothing (source_order.py)."""
+VERSIONS = (TABLES, FAIR, TABLES + CUT, FAIR + CUT)
 """How rows are assigned to sources: by small tables that repeat (apportionment.py), or by lines of
-any shares (fair_order.py). A plan keeps its version."""
+any shares (fair_order.py). A plan keeps its version, and a new one has the lowest that holds it."""
 PARTS = 32
 """Parts with the same shares, as which a line is drawn."""
 
@@ -117,6 +120,16 @@ class Plan(Timeline[Phase]):
     parent: Parent | None = None
     version: int = TABLES
 
+    @property
+    def fair(self) -> bool:
+        """Whether rows are assigned to sources by lines of shares."""
+        return self.version in (FAIR, FAIR + CUT)
+
+    @property
+    def cuts(self) -> bool:
+        """Whether a change of the row length cuts epochs, and skips nothing."""
+        return self.version in (TABLES + CUT, FAIR + CUT)
+
     def lines(self) -> list[tuple[int, list[Line]]]:
         """Return, for consecutive phases of one sequence length, that length and their lines."""
         return [
@@ -172,7 +185,7 @@ class Plan(Timeline[Phase]):
                 {
                     **vars(source),
                     "order": _order_to_json(source.order),
-                    "start": vars(source.start),
+                    "start": _position_to_json(source.start),
                 }
                 for source in self.sources
             ],
@@ -205,7 +218,7 @@ class Plan(Timeline[Phase]):
                     **{
                         **source,
                         "order": _order_from_json(source["order"]),
-                        "start": Position(**source["start"]),
+                        "start": _position_from_json(source["start"]),
                     }
                 )
                 for source in data["sources"]
@@ -251,9 +264,9 @@ class Plan(Timeline[Phase]):
             version = data["version"]
             written, folder = data.pop("hash"), data.pop("folder")
             if version not in VERSIONS:
-                known = " and ".join(map(str, VERSIONS))
                 raise StorageError(
-                    f"{file} is a plan of version {version}; this headrace reads {known}",
+                    f"{file} is a plan of version {version}; this headrace reads "
+                    f"{', '.join(map(str, VERSIONS))}",
                     hint="make the plan again with `mixtures plan`",
                 )
             plan = cls.from_json(data)
@@ -295,27 +308,43 @@ def _parent_from_json(data: Mapping[str, Any]) -> Parent:
     return Parent(**{**data, "phases": phases})
 
 
+def _position_to_json(position: Position) -> dict[str, Any]:
+    data: dict[str, Any] = {"epoch": position.epoch, "row": position.row}
+    return data | ({"cuts": [list(cut) for cut in position.cuts]} if position.cuts else {})
+
+
+def _position_from_json(data: Mapping[str, Any]) -> Position:
+    cuts = tuple(Cut(row, length) for row, length in data.get("cuts", ()))
+    return Position(epoch=data["epoch"], row=data["row"], cuts=cuts)
+
+
 def _order_to_json(order: SourceOrder) -> dict[str, Any]:
-    rest = order.rest
     return {
         "seed": order.seed,
         "name": order.name,
         "tokens": order.tokens,
         "chunk": order.chunk,
         "window": order.window,
-        "rest": rest
-        and {
-            "order": _order_to_json(rest.order),
-            "position": vars(rest.position),
-            "length": rest.length,
-        },
+        "rest": order.rest and _rest_to_json(order.rest),
     }
 
 
 def _order_from_json(data: Mapping[str, Any]) -> SourceOrder:
-    rest = data["rest"] and Rest(
-        order=_order_from_json(data["rest"]["order"]),
-        position=Position(**data["rest"]["position"]),
-        length=data["rest"]["length"],
+    return SourceOrder(**{**data, "rest": data["rest"] and _rest_from_json(data["rest"])})
+
+
+def _rest_to_json(rest: Rest) -> dict[str, Any]:
+    return {
+        "order": _order_to_json(rest.order),
+        "position": _position_to_json(rest.position),
+        "length": rest.length,
+    } | ({"complete": True} if rest.complete else {})
+
+
+def _rest_from_json(data: Mapping[str, Any]) -> Rest:
+    return Rest(
+        order=_order_from_json(data["order"]),
+        position=_position_from_json(data["position"]),
+        length=data["length"],
+        complete=data.get("complete", False),
     )
-    return SourceOrder(**{**data, "rest": rest})

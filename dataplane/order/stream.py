@@ -7,8 +7,8 @@ It does not depend on world size, workers or batch size. A restart calls it with
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
 from itertools import pairwise
@@ -21,7 +21,7 @@ from .apportionment import Assignment
 from .fair_order import Eras, FairOrder
 from .kept_tables import kept
 from .owed import Owed
-from .plan import FAIR, Phase, Plan
+from .plan import Phase, Plan
 from .simulation import most_simulated, simulate
 from .slow_jobs import SlowJobs, SlowTable, assign
 from .source_order import Position
@@ -36,7 +36,8 @@ AHEAD = 2048
 
 @dataclass(frozen=True, eq=False)
 class Located:
-    """Locations of rows of one length: row i reads the tokens [tokens[i], tokens[i] + length]."""
+    """Locations of rows of one length: row i reads the tokens [tokens[i], tokens[i] + length],
+    unless it has several spans."""
 
     rows: Int64
     length: int
@@ -44,6 +45,8 @@ class Located:
     """Indices into the plan's sources."""
     epochs: Int64
     tokens: Int64
+    pieces: Mapping[int, Int64] = field(default_factory=dict)
+    """The spans of tokens [start, end) of the rows that have several, by place."""
 
     @classmethod
     def empty(cls, length: int) -> Located:
@@ -53,7 +56,18 @@ class Located:
 
     def __getitem__(self, part: slice) -> Located:
         arrays = (self.sources[part], self.epochs[part], self.tokens[part])
-        return Located(self.rows[part], self.length, *arrays)
+        first, last, _ = part.indices(len(self.rows))
+        pieces = {
+            place - first: spans for place, spans in self.pieces.items() if first <= place < last
+        }
+        return Located(self.rows[part], self.length, *arrays, pieces)
+
+    def spans(self, place: int) -> list[tuple[int, int]]:
+        """Return the spans of tokens [start, end) that are the inputs of a row, in their order."""
+        if place in self.pieces:
+            return [(start, end) for start, end in self.pieces[place].tolist()]
+        first = int(self.tokens[place])
+        return [(first, first + self.length)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +98,7 @@ class Stream:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.assignment = _fair(plan) if plan.version == FAIR else _assignment(plan)
+        self.assignment = _fair(plan) if plan.fair else _assignment(plan)
         self.spans = self._spans()
 
     def locate(self, rows: Int64) -> Located:
@@ -94,12 +108,14 @@ class Stream:
         sources, draws = self.assignment.locate(rows - self.plan.first_row)
         epochs = np.empty(len(rows), np.int64)
         tokens = np.empty(len(rows), np.int64)
+        pieces: dict[int, Int64] = {}
         for index in np.unique(sources).tolist():
-            chosen = sources == index
-            epochs[chosen], tokens[chosen] = self.plan.sources[index].order.offsets(
+            chosen = np.flatnonzero(sources == index)
+            epochs[chosen], tokens[chosen], parts = self.plan.sources[index].order.locate(
                 span.starts[index], span.length, draws[chosen] - span.counts[index]
             )
-        return Located(rows, span.length, sources, epochs, tokens)
+            pieces.update((int(chosen[place]), spans) for place, spans in parts.items())
+        return Located(rows, span.length, sources, epochs, tokens, pieces)
 
     def locate_blocks(self, blocks: Iterable[Int64]) -> Iterator[Located]:
         """Locate blocks of rows, each of one length; about AHEAD rows are located by one call."""
@@ -136,10 +152,11 @@ class Stream:
             last = order.advance(position, span.length, drawn - 1).epoch
             passed = -position.row
             for epoch in range(position.epoch, last + 1):
-                draws = passed + order.rows_with(epoch, span.length, start, end)
+                at = position if epoch == position.epoch else Position(epoch=epoch)
+                draws = passed + order.rows_with(at, span.length, start, end)
                 draws = draws[(draws >= 0) & (draws < drawn)]
                 rows.append(self.assignment.rows_of(source, before + draws))
-                passed += order.rows(epoch, span.length)
+                passed += order.rows(epoch, span.length, at.cuts)
         return np.sort(np.concatenate(rows)) + self.plan.first_row
 
     def counts(self, row: int) -> Int64:
@@ -195,7 +212,7 @@ class Stream:
             start = span.starts[index]
             last = int(self.counts(span.last_row)[index] - span.counts[index])
             supply = -start.row + sum(
-                source.order.rows(epoch, span.length)
+                source.order.rows(epoch, span.length, start.cuts if epoch == start.epoch else ())
                 for epoch in range(start.epoch, min(start.epoch + 2, source.max_epochs))
             )
             more = source.max_epochs - start.epoch - 2
@@ -237,9 +254,10 @@ class Stream:
             counts = self.counts(last)
             drawn = counts - spans[-1].counts
             for number, source in enumerate(plan.sources):
-                here = source.order.advance(positions[number], length, int(drawn[number]))
-                there = source.order.next_window(here, length)
-                positions[number] = source.order.convert(there, length, lengths[index + 1])
+                order = source.order
+                here = order.advance(positions[number], length, int(drawn[number]))
+                change = order.change_length if plan.cuts else order.skip_window
+                positions[number] = change(here, length, lengths[index + 1])
         return spans
 
 

@@ -87,9 +87,9 @@ class Auditor:
     def texts(self, row: int) -> list[str]:
         """Return the text of each document's piece in a row, in order."""
         located = self.reader.stream.locate(np.array([row], np.int64))
-        source, start = int(located.sources[0]), int(located.tokens[0])
+        source = int(located.sources[0])
         [tokens] = self.reader.read(located).arrays.tokens
-        pieces = self._documents(self.reader.dataset(source), start, start + located.length)
+        pieces = self._documents(self.reader.dataset(source), located.spans(0))
         return [
             self._decode(source, tokens[piece.at : piece.at + piece.tokens].tolist())
             for piece in pieces
@@ -125,7 +125,7 @@ class Auditor:
         located = self.reader.stream.locate(rows)
         block = self.reader.read(located)
         for place, row in enumerate(rows.tolist()):
-            source, start = int(located.sources[place]), int(located.tokens[place])
+            source = int(located.sources[place])
             tokens = block.arrays.tokens[place]
             yield AuditedRow(
                 row=row,
@@ -133,14 +133,23 @@ class Auditor:
                 phase=phase.name,
                 source=self.plan.sources[source].name,
                 epoch=int(located.epochs[place]),
-                documents=tuple(
-                    self._documents(self.reader.dataset(source), start, start + located.length)
-                ),
+                documents=tuple(self._documents(self.reader.dataset(source), located.spans(place))),
                 tokens_hash=block.digests[place].hex(),
                 text=self._decode(source, tokens[:-1].tolist()) if self.text else None,
             )
 
-    def _documents(self, dataset: Dataset, start: int, end: int) -> Iterator[DocumentInRow]:
+    def _documents(
+        self, dataset: Dataset, spans: Iterable[tuple[int, int]]
+    ) -> Iterator[DocumentInRow]:
+        """Yield the documents of a row, in order; twice one of which two spans hold tokens."""
+        at = 0
+        for start, end in spans:
+            yield from self._documents_of_span(dataset, start, end, at)
+            at += end - start
+
+    def _documents_of_span(
+        self, dataset: Dataset, start: int, end: int, at: int
+    ) -> Iterator[DocumentInRow]:
         spans = dataset.documents(start, end)
         first = spans[0].number
         origins = dataset.origins(first, spans[-1].number + 1)
@@ -157,7 +166,7 @@ class Auditor:
                 position=origin.position,
                 tokens=last_token - first_token,
                 first=first_token - span.first_token,
-                at=first_token - start,
+                at=at + first_token - start,
                 fields=fields[span.number - first] if fields else None,
                 view=views[span.number - first] if views else None,
             )
@@ -229,24 +238,32 @@ class Auditor:
             fields=fields[0] if fields else None,
             view=views[0] if views else None,
             tokens=end - start,
-            occurrences=tuple(self._occurrence(row, start, end) for row in rows.tolist()),
+            occurrences=tuple(
+                occurrence
+                for row in rows.tolist()
+                for occurrence in self._occurrences(row, start, end)
+            ),
             text=text,
         )
 
-    def _occurrence(self, row: int, start: int, end: int) -> Occurrence:
+    def _occurrences(self, row: int, start: int, end: int) -> Iterator[Occurrence]:
+        """Yield the parts of a row that hold tokens of a document: one for each span of the row."""
         located = self.reader.stream.locate(np.array([row], np.int64))
-        step, token = self.plan.step_at(row), int(located.tokens[0])
-        first = max(token, start)
-        return Occurrence(
-            row=row,
-            step=step.number,
-            phase=step.phase.name,
-            epoch=int(located.epochs[0]),
-            first=first - start,
-            tokens=min(token + located.length, end) - first,
-            at=first - token,
-            seen=None if self._rows_taken is None else row < self._rows_taken,
-        )
+        step, at = self.plan.step_at(row), 0
+        for first, last in located.spans(0):
+            low, high = max(first, start), min(last, end)
+            if low < high:
+                yield Occurrence(
+                    row=row,
+                    step=step.number,
+                    phase=step.phase.name,
+                    epoch=int(located.epochs[0]),
+                    first=low - start,
+                    tokens=high - low,
+                    at=at + low - first,
+                    seen=None if self._rows_taken is None else row < self._rows_taken,
+                )
+            at += last - first
 
     @cached_property
     def _rows_taken(self) -> int | None:

@@ -2,7 +2,7 @@
 
 A source keeps its order and its position if the order still fits: the dataset has not grown, and
 the chunks are multiples of the new sequence lengths. Otherwise, or if the mixture asks for it, it
-starts a new order over the chunks of the epoch that were not started, and over what the dataset has
+starts a new order over the tokens of the epoch that were not served, and over what the dataset has
 grown by.
 
 Sources that the new mixture does not use stay in the plan, so that their positions are not lost
@@ -186,8 +186,7 @@ def continued_order(
     if same and not grown and all(before.chunk % other == 0 for other in lengths):
         if length == before_length:
             return before, position
-        window = before.next_window(position, before_length)
-        return before, before.convert(window, before_length, length)
+        return before, before.change_length(position, before_length, length)
     starts_in_epoch = before.rest is not None and before.rest.position.epoch == position.epoch
     if grown and position.row == 0 and position.epoch > 0 and not starts_in_epoch:
         # An epoch has just ended: new tokens of the dataset still belong to that epoch.

@@ -24,7 +24,7 @@ class InheritedSource:
     stands_at: float
     """Epochs that the run has consumed."""
     passed_over: int
-    """Tokens of the current epoch that the run has not consumed and this plan skips."""
+    """Tokens of the current epoch that the run has not consumed and this plan does not serve."""
     sibling_tokens: int
     """Tokens that the run takes if it continues with its own plan."""
     shared_tokens: int
@@ -49,7 +49,7 @@ class Continuation:
 
 def epochs_consumed(order: SourceOrder, position: Position, length: int) -> float:
     """Return the number of epochs consumed at a position."""
-    left = order.rows(position.epoch, 1) - position.row * length
+    left = order.tokens_left(position, length)
     return position.epoch + 1 - left / max(order.tokens - 1, 1)
 
 
@@ -64,11 +64,11 @@ def continuation(stream: Stream, branch: BranchPoint) -> Continuation:
         number = names.index(source.name)
         successor, carried = plan.sources[number], plan.debts[number]
         here = branch.positions[index]
-        left = source.order.rows(here.epoch, 1) - here.row * length
+        left = source.order.tokens_left(here, length)
         left += successor.order.tokens - source.order.tokens
         if here.row == 0 and successor.start.epoch < here.epoch:
             left = successor.order.tokens - source.order.tokens  # the epoch had ended
-        available = successor.order.rows(successor.start.epoch, 1) - successor.start.row * first
+        available = successor.order.tokens_left(successor.start, first)
         sibling = _taken(branch.stream, index, branch.row)
         own = _taken(stream, number, plan.first_row)
         inherited.append(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ...console.errors import ConfigError, UserError
 from ...dataplane.order.apportionment import carried
-from ...dataplane.order.plan import FAIR, TABLES, Phase, Plan, PlanSource
+from ...dataplane.order.plan import CUT, FAIR, TABLES, Phase, Plan, PlanSource
 from ...dataplane.order.source_order import Position, SourceOrder
 from ...dataplane.order.stream import Stream
 from ..spec.check import Finding, check_mixture
@@ -42,8 +42,8 @@ SMALL_CHUNKS = 256
 WINDOW_CHUNKS = 32
 """benchmarks/shuffle.py measures how well chunks and windows shuffle, and what they cost."""
 WINDOW_FRACTION = 8
-"""A window is at most this fraction (1/8) of a small source: a change of sequence length skips at
-most one window."""
+"""A window is at most this fraction (1/8) of a small source: a change of sequence length moves at
+most one window to the end of the epoch."""
 
 
 def resolve_file(file: str | Path, overrides: Sequence[str] = ()) -> Plan:
@@ -134,8 +134,9 @@ def _plan(mixture: Mixture, opened: Mapping[str, OpenedSource], branch: BranchPo
             )
         )
     tokenizer = next(iter(opened.values())).manifest.tokenizer
+    changes = len({phase.seq_len for phase in phases}) > 1
     plan = Plan(
-        version=version,
+        version=version + CUT if changes or any(map(_was_cut, planned)) else version,
         seed=mixture.seed,
         sources=tuple(planned),
         phases=tuple(phases),
@@ -146,9 +147,15 @@ def _plan(mixture: Mixture, opened: Mapping[str, OpenedSource], branch: BranchPo
     )
     if branch is None:
         return plan
-    if version == FAIR:
+    if plan.fair:
         return replace(plan, debts=(Fraction(0),) * len(names))
     return replace(plan, debts=tuple(carried(plan.segments(), inherited_debts(branch, plan))))
+
+
+def _was_cut(source: PlanSource) -> bool:
+    """Return whether a source starts with what a cut has left of an epoch."""
+    rest = source.order.rest
+    return bool(source.start.cuts) or (rest is not None and rest.complete)
 
 
 def _lengths(mixture: Mixture, branch: BranchPoint | None) -> list[int]:
@@ -161,24 +168,18 @@ def _supply(
     mixture: Mixture, opened: Mapping[str, OpenedSource], branch: BranchPoint | None
 ) -> Supply:
     """Return the tokens that each source has left at the start of the plan."""
-    lengths = _lengths(mixture, branch)
-    left, skipped = {}, {}
+    left = {}
     before = (
         {source.name: index for index, source in enumerate(branch.plan.sources)} if branch else {}
     )
     for name, source in opened.items():
-        order, epochs = None, 0.0
+        epochs = 0.0
         if branch and name in before:
-            order, position = (
-                branch.plan.sources[before[name]].order,
-                branch.positions[before[name]],
-            )
+            order = branch.plan.sources[before[name]].order
+            position = branch.positions[before[name]]
             epochs = epochs_consumed(order, position, branch.last_phase.seq_len)
-        chunk, window = _chunking(mixture, source.tokens, lengths, order)
         left[name] = source.spec.max_epochs * (source.tokens - 1) - epochs * source.tokens
-        skipped[name] = chunk * window
-    touched = set(before) & set(opened)
-    return Supply(left, skipped, branch.inherited.seq_len if branch else None, touched)
+    return Supply(left, branch.inherited.seq_len if branch else 0)
 
 
 def _with_shares(

@@ -21,33 +21,28 @@ class Supply:
     """The tokens that each source still has within its `max_epochs`, phase by phase."""
 
     left: dict[str, float]
-    skipped: Mapping[str, int]
-    """Tokens of each source that a change of sequence length may skip: a window."""
-    length: int | None = None
-    """Tokens of the rows so far."""
-    touched: set[str] = field(default_factory=set)
-    """Sources that rows of this length were drawn from."""
+    length: int
+    """Tokens of the rows so far; 0 at the start."""
+    longest: int = field(init=False)
+    """Tokens of the longest of them."""
+
+    def __post_init__(self) -> None:
+        self.longest = self.length
 
     def change_length(self, length: int) -> None:
         """Begin a phase with rows of `length` tokens."""
-        if length != self.length:
-            for name in self.touched:
-                self.left[name] -= self.skipped[name]
-            self.touched.clear()
-        self.length = length
+        self.length, self.longest = length, max(self.longest, length)
 
     def rows(self, name: str, epochs: int) -> int:
         """Return the rows that a source certainly has left. Each epoch may leave a part of a row
-        over, and the order may be a row ahead of the shares."""
-        assert self.length
-        return max(0, math.floor(self.left[name] / self.length) - epochs - 1)
+        over; and the order may be a row ahead of the shares, two after longer rows."""
+        spare = epochs + (1 if self.length == self.longest else 2)
+        return max(0, math.floor((self.left[name] - spare * self.longest) / self.length))
 
     def take(self, shares: Mapping[str, float], tokens: int) -> None:
         """Take the shares of a phase of `tokens` tokens."""
         for name, share in shares.items():
-            if share:
-                self.left[name] -= share * tokens
-                self.touched.add(name)
+            self.left[name] -= share * tokens
 
 
 def size_weights(

@@ -7,7 +7,7 @@ skipped tokens. A source whose `stands_at` reaches `max_epochs` is used up.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -190,11 +190,12 @@ def _left_over(order: SourceOrder, start: Position, end: Position, length: int) 
     if end.epoch == start.epoch:
         return 0
 
-    def unfilled(epoch: int) -> int:
-        return order.rows(epoch, 1) - order.rows(epoch, length) * length
+    def unfilled(start: Position) -> int:
+        last = replace(start, row=order.rows(start.epoch, length, start.cuts))
+        return order.tokens_left(last, length)
 
     full = end.epoch - start.epoch - 1
-    return unfilled(start.epoch) + full * unfilled(start.epoch + 1)
+    return unfilled(start) + full * unfilled(Position(epoch=start.epoch + 1))
 
 
 def _passed_over(stream: Stream) -> dict[int, Int64]:
@@ -212,7 +213,5 @@ def _passed_over(stream: Stream) -> dict[int, Int64]:
 
 
 def _skipped(order: SourceOrder, here: Position, length: int, there: Position, other: int) -> int:
-    left = order.rows(here.epoch, 1) - here.row * length
-    if there.epoch > here.epoch:
-        return left
-    return left - (order.rows(there.epoch, 1) - there.row * other)
+    left = order.tokens_left(here, length)
+    return left if there.epoch > here.epoch else left - order.tokens_left(there, other)

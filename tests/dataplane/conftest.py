@@ -47,3 +47,29 @@ def two_phases(dataset: Callable[..., str]) -> Plan:
             },
         }
     )
+
+
+@pytest.fixture
+def changing(dataset: Callable[..., str]) -> Plan:
+    """Four lengths and several epochs: rows of several spans, in which cut epochs end."""
+    phases = {"a": (6_000, 16), "b": (6_000, 64), "c": (3_000, 48), "d": (12_000, 32)}
+    return plan_of(
+        {
+            "seed": 2,
+            "chunk": 192,
+            "window": 8,
+            "sources": {
+                "web": {"data": dataset("web", count=60), "max_epochs": 3},
+                "code": {"data": dataset("code", count=30), "max_epochs": 3},
+            },
+            "phases": {
+                name: {
+                    "tokens": tokens,
+                    "seq_len": length,
+                    "batch": 192,
+                    "weights": {"web": 0.7, "code": 0.3},
+                }
+                for name, (tokens, length) in phases.items()
+            },
+        }
+    )

@@ -25,7 +25,7 @@ from ...dataplane.datasets import fields
 from ...dataplane.datasets.chunks import ChunkHasher
 from ...dataplane.datasets.manifest import Shard
 from ...dataplane.datasets.shard_file import UncachedShardFile
-from ...dataplane.order.permutation import mix
+from ...dataplane.order.epochs.permutation import mix
 from ...dataplane.shards import shard_format
 from ...dataplane.shards.documents import ShardDocuments
 from ...dataplane.storage import storage

@@ -20,7 +20,7 @@ from ...dataplane.datasets import packing
 from ...dataplane.datasets.dataset import Dataset
 from ...dataplane.datasets.manifest import Manifest
 from ...dataplane.datasets.packing import Pieces
-from ...dataplane.order.permutation import key, permute
+from ...dataplane.order.epochs.permutation import key, permute
 from ..executors import ExecutorConfig
 from .best_fit import best_fit
 from .making import MadeShard, Making, ShardTask, made_shard, make

@@ -68,7 +68,7 @@ def test_an_incomplete_or_newer_plan_is_refused(
             Plan.load(file)
     file.write_text(whole)
     monkeypatch.setattr("headrace.dataplane.order.plan.VERSIONS", (98, 99))
-    with pytest.raises(StorageError, match="version 2; this headrace reads 98 and 99"):
+    with pytest.raises(StorageError, match="version 4; this headrace reads 98, 99"):
         Plan.load(file)
 
 

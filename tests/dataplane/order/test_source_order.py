@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.dataplane.order.source_order import Position, Rest, SourceOrder, joined
+from headrace.dataplane.order.source_order import Position, Rest, SourceOrder
 
 
 @dataclass
@@ -28,8 +28,13 @@ def cases(draw: st.DrawFn) -> Case:
 
 def served(order: SourceOrder, start: Position, length: int, rows: int) -> list[int]:
     """Return the tokens of the first `rows` rows in one list."""
-    _, firsts = order.offsets(start, length, np.arange(rows))
-    return (firsts[:, None] + np.arange(length)).ravel().tolist()
+    _, firsts, pieces = order.locate(start, length, np.arange(rows))
+    served = []
+    for row, first in enumerate(firsts.tolist()):
+        spans = pieces.get(row, np.array([[first, first + length]])).tolist()
+        assert spans[0][0] == first and sum(end - start for start, end in spans) == length
+        served += [token for start, end in spans for token in range(start, end)]
+    return served
 
 
 @given(cases())
@@ -37,7 +42,7 @@ def served(order: SourceOrder, start: Position, length: int, rows: int) -> list[
 def test_an_epoch_serves_each_token_once_except_less_than_a_row(case: Case) -> None:
     order, length = case.order, case.length
     rows = order.rows(0, length)
-    epochs, _ = order.offsets(Position(), length, np.arange(2 * rows))
+    epochs, _, _ = order.locate(Position(), length, np.arange(2 * rows))
     assert epochs.tolist() == [0] * rows + [1] * rows
     tokens = served(order, Position(), length, rows)
     assert len(set(tokens)) == len(tokens)
@@ -50,7 +55,7 @@ def test_an_epoch_serves_each_token_once_except_less_than_a_row(case: Case) -> N
 def test_epochs_differ(case: Case) -> None:
     order, length = case.order, case.length
     rows = order.rows(0, length)
-    _, firsts = order.offsets(Position(), length, np.arange(3 * rows))
+    _, firsts, _ = order.locate(Position(), length, np.arange(3 * rows))
     if rows > 12:
         orders = {tuple(part) for part in firsts.reshape(3, rows).tolist()}
         assert len(orders) == 3
@@ -63,7 +68,7 @@ def test_a_window_holds_at_most_its_chunks(case: Case) -> None:
     order, length = case.order, case.length
     in_window = order.window * (order.chunk // length)
     rows = order.rows(0, length)
-    _, firsts = order.offsets(Position(), length, np.arange(rows))
+    _, firsts, _ = order.locate(Position(), length, np.arange(rows))
     for first in range(0, rows, in_window):
         chunks = set((firsts[first : first + in_window] // order.chunk).tolist())
         assert len(chunks) <= order.window + 1  # and a tail
@@ -71,18 +76,18 @@ def test_a_window_holds_at_most_its_chunks(case: Case) -> None:
 
 @given(cases(), st.data())
 @settings(max_examples=100, deadline=None)
-def test_rows_of_another_length_start_at_the_next_window(case: Case, data: st.DataObject) -> None:
+def test_rows_of_another_length_skip_to_the_next_window(case: Case, data: st.DataObject) -> None:
+    """In plans of versions 2 and 3."""
     order, length = case.order, case.length
     rows = order.rows(0, length)
     drawn = data.draw(st.integers(0, rows - 1))
     longer = length * data.draw(st.sampled_from([1, 2, 4]))
     before = served(order, Position(), length, drawn)
     here = order.advance(Position(), length, drawn)
-    there = order.next_window(here, length)
-    in_window = order.window * (order.chunk // length)
-    if there.epoch == here.epoch:
-        assert there.row - here.row < in_window
-        start = order.convert(there, length, longer)
+    start = order.skip_window(here, length, longer)
+    in_window = order.window * order.chunk
+    if start.epoch == here.epoch:
+        assert start.row * longer - here.row * length < in_window
         after = served(order, start, longer, order.rows(0, longer) - start.row)
         assert not set(before) & set(after)
         assert len(set(after)) == len(after)
@@ -94,7 +99,7 @@ def test_a_continuation_serves_the_rest_of_an_epoch_once(case: Case, data: st.Da
     order, length = case.order, case.length
     drawn = data.draw(st.integers(0, order.rows(0, length) - 1))
     grown = data.draw(st.sampled_from([0, 1, 50, 300]))
-    times = data.draw(st.integers(1, 3))
+    times, complete = data.draw(st.integers(1, 3)), data.draw(st.booleans())
     here = order.advance(Position(), length, drawn)
     child = SourceOrder(
         seed=order.seed,
@@ -102,7 +107,7 @@ def test_a_continuation_serves_the_rest_of_an_epoch_once(case: Case, data: st.Da
         tokens=order.tokens + grown,
         chunk=order.chunk * times,
         window=order.window,
-        rest=Rest(order=order, position=here, length=length),
+        rest=Rest(order=order, position=here, length=length, complete=complete),
     )
     start = Position(epoch=here.epoch)
     rows = child.rows(here.epoch, length)
@@ -111,7 +116,9 @@ def test_a_continuation_serves_the_rest_of_an_epoch_once(case: Case, data: st.Da
     assert len(set(after)) == len(after)
     assert not set(before) & set(after)
     assert not after or max(after) <= child.tokens - 2
-    if times == 1 and not grown:  # only the rest of a started window is lost
+    if complete:
+        assert len(before) + len(after) > child.tokens - 1 - length
+    elif times == 1 and not grown:  # only the rest of a started window is lost
         in_window = order.window * (order.chunk // length)
         begun = -(-drawn // in_window) * in_window - drawn
         assert rows >= order.rows(0, length) - drawn - begun - order.window * order.chunk // length
@@ -122,48 +129,118 @@ def test_a_continuation_serves_the_rest_of_an_epoch_once(case: Case, data: st.Da
 def test_a_row_does_not_depend_on_the_rows_located_with_it() -> None:
     order = SourceOrder(seed=1, name="a", tokens=10**12, chunk=1 << 20, window=64)
     draws = np.array([0, 5, 10**7, 10**8 - 1, 3 * 10**8])
-    epochs, firsts = order.offsets(Position(), 4096, draws)
+    epochs, firsts, _ = order.locate(Position(), 4096, draws)
     for number, draw in enumerate(draws.tolist()):
-        epoch, first = order.offsets(Position(row=draw), 4096, np.array([0]))
+        epoch, first, _ = order.locate(Position(row=draw), 4096, np.array([0]))
         assert (epoch[0], first[0]) == (epochs[number], firsts[number])
 
 
-def test_spans_that_touch_are_joined() -> None:
-    assert joined(np.array([[4, 6], [0, 2], [6, 9], [2, 3]])).tolist() == [[0, 3], [4, 9]]
-    assert joined(np.empty((0, 2), np.int64)).shape == (0, 2)
+@dataclass
+class Changed:
+    """An order with a position that changes of the row length have led to."""
+
+    order: SourceOrder
+    position: Position
+    length: int
+    served: list[int]
+    """The tokens that the position's epoch has served before."""
 
 
-@given(cases(), st.data())
+@st.composite
+def changed(draw: st.DrawFn) -> Changed:
+    """Draw an order, which may continue another, and up to four changes of the length."""
+    order = draw(cases()).order
+    lengths = [each for each in range(1, order.chunk + 1) if order.chunk % each == 0]
+    length = draw(st.sampled_from(lengths))
+    if draw(st.booleans()) and order.rows(0, length):
+        drawn = draw(st.integers(0, order.rows(0, length) - 1))
+        rest = Rest(order=order, position=Position(row=drawn), length=length)
+        order = replace(order, tokens=order.tokens + draw(st.sampled_from([0, 30])), rest=rest)
+    position = Position(epoch=draw(st.sampled_from([0, 0, 1])))
+    taken: list[int] = []
+    for _ in range(draw(st.integers(0, 4))):
+        left = order.rows(position.epoch, length, position.cuts) - position.row
+        rows = draw(st.integers(0, max(left - 1, 0)))
+        taken += served(order, position, length, rows)
+        position = order.advance(position, length, rows)
+        other = draw(st.sampled_from(lengths))
+        position = order.change_length(position, length, other)
+        length = other
+    return Changed(order, position, length, taken)
+
+
+@given(changed())
+@settings(max_examples=300, deadline=None)
+def test_changes_of_length_lose_nothing(case: Changed) -> None:
+    """The oracle is the set of the epoch's tokens: each is served once, up to less than a row."""
+    order, position, length = case.order, case.position, case.length
+    if position.epoch or order.rest is None:
+        tokens = list(range(order.tokens - 1))
+    else:  # an independent list: the parent's tokens without the rows that it has served
+        parent = order.rest
+        gone = set(served(parent.order, Position(), parent.length, parent.position.row))
+        tokens = [token for token in range(order.tokens - 1) if token not in gone]
+    rows = order.rows(position.epoch, length, position.cuts) - position.row
+    last = served(order, position, length, rows)
+    every = case.served + last
+    assert len(set(every)) == len(every)
+    assert set(every) <= set(tokens)
+    missing = len(tokens) - len(every)
+    assert 0 <= missing < length
+    assert order.tokens_left(position, length) == len(last) + missing
+    # Rows do not depend on the rows located with them, and the next epoch is whole again.
+    more = np.arange(rows + 3 * (order.rows(position.epoch + 1, length) >= 3))
+    epochs, firsts, pieces = order.locate(position, length, more)
+    assert epochs.tolist() == [position.epoch + (row >= rows) for row in more.tolist()]
+    for row in more[:: max(1, rows // 7)].tolist():
+        _, first, parts = order.locate(position, length, np.array([row]))
+        assert first[0] == firsts[row]
+        assert (0 in parts) == (row in pieces)
+        assert 0 not in parts or np.array_equal(parts[0], pieces[row])
+
+
+def test_a_change_that_skips_loses_tokens() -> None:
+    """The negative control of the test above: the change of plans of versions 2 and 3."""
+    order = SourceOrder(seed=1, name="web", tokens=2_001, chunk=40, window=5)
+    here = order.advance(Position(), 4, 20)
+    start = order.skip_window(here, 4, 8)
+    rows = order.rows(0, 8) - start.row
+    assert 20 * 4 + len(served(order, start, 8, rows)) == 2_000 - 30 * 4
+    start = order.change_length(here, 4, 8)
+    rows = order.rows(0, 8, start.cuts) - start.row
+    assert 20 * 4 + len(served(order, start, 8, rows)) == 2_000
+
+
+@given(changed(), st.data())
 @settings(max_examples=150, deadline=None)
-def test_rows_with_equals_a_search_over_an_epoch(case: Case, data: st.DataObject) -> None:
-    order, length = case.order, case.length
-    epoch = data.draw(st.integers(0, 2))
-    if data.draw(st.booleans()):  # an order that continues another
-        drawn = data.draw(st.integers(0, order.rows(0, length)))
-        rest = Rest(order=order, position=order.advance(Position(), length, drawn), length=length)
-        grown = data.draw(st.sampled_from([0, 1, 30]))
-        order = replace(order, chunk=length * 2, tokens=order.tokens + grown, rest=rest)
+def test_rows_with_equals_a_search_over_an_epoch(case: Changed, data: st.DataObject) -> None:
+    order, position, length = case.order, case.position, case.length
     start = data.draw(st.integers(0, order.tokens - 1))
     end = data.draw(st.integers(start, min(order.tokens, start + 3 * length)))
-    rows = np.arange(order.rows(epoch, length))
-    _, firsts = order.offsets(Position(epoch=epoch), length, rows)
-    searched = rows[(firsts < end) & (firsts + length > start) & (start < end)]
-    assert order.rows_with(epoch, length, start, end).tolist() == searched.tolist()
+    draws = np.arange(order.rows(position.epoch, length, position.cuts) - position.row)
+    searched = [
+        row
+        for row in draws.tolist()
+        if set(served(order, replace(position, row=position.row + row), length, 1))
+        & set(range(start, end))
+    ]
+    found = order.rows_with(position, length, start, end) - position.row
+    assert found[found >= 0].tolist() == searched
 
 
-@given(cases(), st.data())
+@given(changed(), st.data())
 @settings(max_examples=150, deadline=None)
-def test_taken_equals_a_walk_over_the_rows(case: Case, data: st.DataObject) -> None:
-    order, length = case.order, case.length
-    rows = order.rows(0, length)
-    position = Position(epoch=data.draw(st.integers(0, 1)), row=data.draw(st.integers(0, rows - 1)))
+def test_taken_equals_a_walk_over_the_rows(case: Changed, data: st.DataObject) -> None:
+    order, position, length = case.order, case.position, case.length
+    rows = order.rows(position.epoch, length, position.cuts) - position.row
+    if not order.rows(position.epoch + 1, length):
+        return  # a source without a row of this length is never drawn
     draws = data.draw(st.integers(0, 2 * rows))
-    epochs, firsts = order.offsets(position, length, np.arange(draws))
-    walked: dict[int, set[int]] = {}
-    for epoch, first in zip(epochs.tolist(), firsts.tolist(), strict=True):
-        walked.setdefault(epoch, set()).update(range(first, first + length))
+    epochs, _, _ = order.locate(position, length, np.arange(draws))
+    tokens = np.array(served(order, position, length, draws), np.int64).reshape(draws, length)
+    walked = {epoch: sorted(tokens[epochs == epoch].ravel().tolist()) for epoch in epochs.tolist()}
     taken = {
         epoch: [token for start, end in spans.tolist() for token in range(start, end)]
         for epoch, spans in order.taken(position, length, draws)
     }
-    assert taken == {epoch: sorted(tokens) for epoch, tokens in walked.items()}
+    assert {epoch: tokens for epoch, tokens in taken.items() if tokens} == walked

@@ -8,51 +8,69 @@ import numpy as np
 import pytest
 
 from headrace.dataplane.order import stream as streams
-from headrace.dataplane.order.plan import Plan
+from headrace.dataplane.order.plan import CUT, Plan
 from headrace.dataplane.order.stream import Stream
 
+Rows = list[tuple[int, int, list[tuple[int, int]]]]
 
-def walk(plan: Plan) -> list[tuple[int, int, int, int]]:
-    """Return (source, epoch, first token, length) of every row."""
+
+def walk(plan: Plan) -> Rows:
+    """Return (source, epoch, spans of tokens) of every row."""
     stream = Stream(plan)
-    rows = []
+    rows: Rows = []
     for phase in plan.phases:
         located = stream.locate(np.arange(phase.first_row, phase.last_row))
+        places = zip(located.sources.tolist(), located.epochs.tolist(), strict=True)
         rows += [
-            (source, epoch, token, phase.seq_len)
-            for source, epoch, token in zip(
-                located.sources.tolist(),
-                located.epochs.tolist(),
-                located.tokens.tolist(),
-                strict=True,
-            )
+            (source, epoch, located.spans(place)) for place, (source, epoch) in enumerate(places)
         ]
     return rows
 
 
-def test_each_token_is_served_at_most_once_per_epoch(two_phases: Plan) -> None:
+def tokens_by_epoch(plan: Plan) -> Counter[tuple[int, int, int]]:
+    """Count how often each (source, epoch, token) is served."""
     seen: Counter[tuple[int, int, int]] = Counter()
-    for source, epoch, first, length in walk(two_phases):
-        seen.update((source, epoch, token) for token in range(first, first + length))
+    for source, epoch, spans in walk(plan):
+        seen.update((source, epoch, token) for span in spans for token in range(*span))
+    return seen
+
+
+def test_each_token_is_served_at_most_once_per_epoch(two_phases: Plan) -> None:
+    seen = tokens_by_epoch(two_phases)
     assert set(seen.values()) == {1}
     assert {epoch for source, epoch, _ in seen if source == 0} == {0, 1}
 
 
-def test_a_row_does_not_depend_on_the_rows_located_with_it(two_phases: Plan) -> None:
-    stream = Stream(two_phases)
-    rows = walk(two_phases)
-    for row in range(0, two_phases.rows, 37):
+def test_epochs_are_whole_through_changes_of_length(changing: Plan) -> None:
+    """All tokens of an epoch that has ended, up to less than a row, in rows of one span and of
+    several. The negative control is the order that skips what windows had left."""
+    longest = max(phase.seq_len for phase in changing.phases)
+    assert max(len(spans) for _, _, spans in walk(changing)) > 1
+    for plan in (changing, replace(changing, version=changing.version - CUT)):
+        seen = tokens_by_epoch(plan)
+        assert set(seen.values()) == {1}
+        sizes = Counter((source, epoch) for source, epoch, _ in seen)
+        ended = {key: size for key, size in sizes.items() if sizes[key[0], key[1] + 1]}
+        assert len(ended) >= 2
+        missing = [plan.sources[key[0]].order.tokens - 1 - size for key, size in ended.items()]
+        assert all(0 <= tokens < longest for tokens in missing) == plan.cuts
+
+
+def test_a_row_does_not_depend_on_the_rows_located_with_it(changing: Plan) -> None:
+    stream = Stream(changing)
+    rows = walk(changing)
+    for row in range(0, changing.rows, 7):
         located = stream.locate(np.array([row]))
-        alone = (int(located.sources[0]), int(located.epochs[0]), int(located.tokens[0]))
-        assert alone == rows[row][:3]
+        alone = (int(located.sources[0]), int(located.epochs[0]), located.spans(0))
+        assert alone == rows[row]
 
 
 def test_blocks_located_together_equal_blocks_located_alone(
-    two_phases: Plan, monkeypatch: pytest.MonkeyPatch
+    changing: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For any cuts, and across a change of length."""
-    stream = Stream(two_phases)
-    edges = [phase.last_row for phase in two_phases.phases]
+    stream = Stream(changing)
+    edges = [phase.last_row for phase in changing.phases]
     cuts = sorted({*np.random.default_rng(0).integers(1, edges[-1], 60).tolist(), *edges})
     blocks = [np.arange(first, last) for first, last in pairwise([0, *cuts])]
     for ahead in (1, 37, 10_000):
@@ -62,6 +80,8 @@ def test_blocks_located_together_equal_blocks_located_alone(
             assert located.length == alone.length
             for name in ("rows", "sources", "epochs", "tokens"):
                 assert np.array_equal(getattr(located, name), getattr(alone, name))
+            for place in range(len(block)):
+                assert located.spans(place) == alone.spans(place)
 
 
 def test_positions_are_those_of_the_next_rows(two_phases: Plan) -> None:
@@ -71,8 +91,8 @@ def test_positions_are_those_of_the_next_rows(two_phases: Plan) -> None:
         for index in (0, 1):  # math has no row in this phase
             later = next(number for number in range(row, len(rows)) if rows[number][0] == index)
             order = two_phases.sources[index].order
-            epoch, token = order.offsets(positions[index], 64, np.array([0]))
-            assert (int(epoch[0]), int(token[0])) == rows[later][1:3]
+            epoch, token, _ = order.locate(positions[index], 64, np.array([0]))
+            assert (int(epoch[0]), int(token[0])) == (rows[later][1], rows[later][2][0][0])
 
 
 def test_a_shortage_names_the_first_missing_row(two_phases: Plan) -> None:
@@ -83,7 +103,7 @@ def test_a_shortage_names_the_first_missing_row(two_phases: Plan) -> None:
     row = short.row
     rows = walk(two_phases)
     assert rows[row][:2] == (0, 1)  # the first row of web's second epoch
-    assert all(epoch == 0 for source, epoch, _, _ in rows[:row] if source == 0)
+    assert all(epoch == 0 for source, epoch, _ in rows[:row] if source == 0)
     assert not list(Stream(two_phases).shortages())
 
 
@@ -102,16 +122,16 @@ def test_a_row_of_ten_trillion_tokens_is_located_at_once(two_phases: Plan) -> No
     assert stream.assignment.tables.table.nbytes < 10_000
 
 
-def test_rows_with_equals_a_search_over_all_rows(two_phases: Plan) -> None:
-    stream = Stream(two_phases)
+def test_rows_with_equals_a_search_over_all_rows(changing: Plan) -> None:
+    stream = Stream(changing)
     rng = np.random.default_rng(0)
-    rows = walk(two_phases)
-    for source, planned in enumerate(two_phases.sources):
+    rows = walk(changing)
+    for source, planned in enumerate(changing.sources):
         for start in rng.integers(0, planned.order.tokens, 40).tolist():
             end = start + int(rng.integers(1, 300))
             walked = [
                 number
-                for number, (other, _, token, length) in enumerate(rows)
-                if other == source and token < end and token + length > start
+                for number, (other, _, spans) in enumerate(rows)
+                if other == source and any(low < end and high > start for low, high in spans)
             ]
             assert stream.rows_with(source, start, end).tolist() == walked

@@ -57,18 +57,15 @@ def expected_rows(plan: Plan) -> list[dict]:
     stream = Stream(plan)
     for phase in plan.phases:
         located = stream.locate(np.arange(phase.first_row, phase.last_row))
-        for row, source, epoch, first in zip(
-            located.rows.tolist(),
-            located.sources.tolist(),
-            located.epochs.tolist(),
-            located.tokens.tolist(),
-            strict=True,
-        ):
-            name = plan.sources[source].name
+        places = zip(
+            located.rows.tolist(), located.sources.tolist(), located.epochs.tolist(), strict=True
+        )
+        for place, (row, source, epoch) in enumerate(places):
+            name, spans = plan.sources[source].name, located.spans(place)
             documents = DOCUMENTS[name]
             owner = np.repeat(np.arange(len(documents)), [len(one) for one in documents])
-            tokens = np.concatenate(documents)[first : first + phase.seq_len + 1]
-            own = owner[first : first + phase.seq_len].tolist()
+            inputs = [number for start, end in spans for number in range(start, end)]
+            tokens = np.concatenate(documents)[[*inputs, spans[-1][1]]]
             digest = hashlib.blake2b(tokens.astype("<u2").tobytes(), digest_size=16).hexdigest()
             rows.append(
                 {
@@ -76,7 +73,11 @@ def expected_rows(plan: Plan) -> list[dict]:
                     "phase": phase.name,
                     "source": name,
                     "epoch": epoch,
-                    "documents": [(one, own.count(one)) for one in sorted(set(own))],
+                    "documents": [
+                        (one, owner[start:end].tolist().count(one))
+                        for start, end in spans
+                        for one in sorted(set(owner[start:end].tolist()))
+                    ],
                     "tokens_hash": digest,
                 }
             )
@@ -86,6 +87,8 @@ def expected_rows(plan: Plan) -> list[dict]:
 def test_rows_hold_the_expected_documents(plan):
     audited = list(Auditor(OpenedPlan(Stream(plan))).rows(range(plan.first_row, plan.last_row)))
     assert len(audited) == plan.rows
+    stream = Stream(plan)
+    assert any(stream.locate(np.array([row.row])).pieces for row in audited)
     for row, wanted in zip(audited, expected_rows(plan), strict=True):
         data = json.loads(row.as_json())
         assert list(data) == ["row", "phase", "source", "epoch", "documents", "tokens_hash"]
@@ -114,12 +117,13 @@ def test_a_document_is_found_in_every_row_that_holds_it(plan):
     for name, documents in DOCUMENTS.items():
         for number in range(0, len(documents), 7):
             (match,) = auditor.find(str(number), name)
-            wanted = {
-                row["row"]: dict(row["documents"])[number]
+            wanted = [
+                (row["row"], tokens)
                 for row in rows
-                if row["source"] == name and number in dict(row["documents"])
-            }
-            assert {at.row: at.tokens for at in match.occurrences} == wanted
+                for document, tokens in row["documents"]
+                if row["source"] == name and document == number
+            ]
+            assert [(at.row, at.tokens) for at in match.occurrences] == wanted
             assert match.tokens == len(documents[number])
             assert match.origin.id == f"id-{number}"
             for at in match.occurrences:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.dataplane.order.permutation import (
+from headrace.dataplane.order.epochs.permutation import (
     Permutation,
     RecentTables,
     invert,

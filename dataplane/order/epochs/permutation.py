@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays import Int64
+from ...arrays import Int64
 
 UInt64 = npt.NDArray[np.uint64]
 Step = Callable[[UInt64, np.uint64, np.uint64, UInt64], UInt64]

@@ -1,0 +1,77 @@
+"""Tokens of an epoch that changes of the sequence length lose, and the cost of serving them.
+
+A source is read for a little more than an epoch, in phases of 4,096, 8,192, 16,384 and 32,768
+tokens: three changes. A line for each size of the source: the share of the epoch that is never
+served by plans of versions 2 and 4, the rows of several spans, and the time to locate the first of
+them after a restart.
+
+    python -m benchmarks.length_changes
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from plan_data import write_head
+
+from headrace.dataplane.order.plan import CUT, Plan
+from headrace.dataplane.order.stream import Stream
+from headrace.mixtures.planning.resolve_mixture import resolve
+from headrace.mixtures.spec.mixture import Mixture, PhaseSpec, SourceSpec
+from headrace.mixtures.view.summary import summarize
+
+SIZES = (3_000_000, 30_000_000, 300_000_000, 10_000_000_000)
+PHASES = ((4_096, 0.21), (8_192, 0.23), (16_384, 0.19), (32_768, 0.45))
+"""Tokens of a row, and the part of an epoch."""
+
+
+def plan_of(url: str, tokens: int) -> Plan:
+    source = SourceSpec(data=url, max_epochs=2)
+    phases = {
+        f"p{number}": PhaseSpec(
+            tokens=int(part * tokens), seq_len=length, batch=length, weights={"web": 1}
+        )
+        for number, (length, part) in enumerate(PHASES)
+    }
+    return resolve(Mixture(sources={"web": source}, phases=phases))
+
+
+def lost(plan: Plan, tokens: int) -> int:
+    """Return the tokens of the first epoch that are in no row."""
+    use = summarize(Stream(plan)).total[0]
+    assert 1 < use.stands_at < 2, "one epoch has ended"
+    return use.left_over + use.passed_over
+
+
+def report(folder: str, tokens: int) -> None:
+    plan = plan_of(write_head(f"{folder}/{tokens}", tokens), tokens)
+    older = replace(plan, version=plan.version - CUT)
+    before, after = lost(older, tokens), lost(plan, tokens)
+    located = Stream(plan).locate(np.arange(plan.phases[-1].first_row, plan.last_row))
+    row = int(located.rows[min(located.pieces)])
+    start = time.process_time()
+    Stream(plan).locate(np.array([row]))
+    seconds = time.process_time() - start
+    print(
+        f"length changes, {tokens:>14,} tokens: version {older.version} loses {before:,} "
+        f"({before / tokens:.2%}), version {plan.version} {after:,} ({after / tokens:.4%}, "
+        f"{after / plan.phases[-1].seq_len:.2f} rows); {len(located.pieces):,} of {plan.rows:,} "
+        f"rows have several spans; the first after a restart: {1000 * seconds:.1f} ms"
+    )
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for tokens in SIZES:
+            report(folder, tokens)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""An epoch of a source: the order of its tokens, in rows of any length."""

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.dataplane.order.epochs.remainder import Remainder, joined
+
+
+@st.composite
+def remainders(draw: st.DrawFn) -> Remainder:
+    edges = sorted(draw(st.sets(st.integers(0, 80), max_size=12)))
+    spans = np.array(edges[: len(edges) // 2 * 2], np.int64).reshape(-1, 2)
+    return Remainder(spans, joins=draw(st.booleans()))
+
+
+def tokens_of(spans: list[list[int]]) -> list[int]:
+    return [token for start, end in spans for token in range(start, end)]
+
+
+@given(remainders(), st.integers(1, 12))
+@settings(max_examples=200, deadline=None)
+def test_rows_and_what_they_leave_are_all_tokens(remainder: Remainder, length: int) -> None:
+    rows = remainder.rows(length)
+    firsts, pieces = remainder.locate(length, np.arange(rows))
+    served: list[int] = []
+    for row, first in enumerate(firsts.tolist()):
+        tokens = tokens_of(pieces[row].tolist() if row in pieces else [[first, first + length]])
+        assert tokens[0] == first and len(tokens) == length
+        assert row not in pieces or len(pieces[row]) > 1
+        served += tokens
+        for token in (tokens[0], tokens[-1]):
+            assert row in remainder.rows_with(length, token, token + 1).tolist()
+    unused = tokens_of(remainder.unused(length).tolist())
+    assert sorted(served + unused) == tokens_of(remainder.spans.tolist())
+    assert not remainder.joins or len(unused) < length
+    assert remainder.joins or not pieces
+    assert all(not len(remainder.rows_with(length, token, token + 1)) for token in unused)
+
+
+def test_spans_that_touch_are_joined() -> None:
+    assert joined(np.array([[4, 6], [0, 2], [6, 9], [2, 3]])).tolist() == [[0, 3], [4, 9]]
+    assert joined(np.empty((0, 2), np.int64)).shape == (0, 2)
