@@ -20,6 +20,7 @@ COMMANDS = {
     "bench": ("..trainer.measure.cli", "Measure blocks and collectives on this machine."),
     "doctor": (".doctor", "Check this machine: versions, devices, missing packages."),
     "config": ("..trainer.config_key", "Explain a key of a run, a mixture or a model."),
+    "recipes": ("..trainer.recipes", "List models, runs and mixtures that fit together."),
     "completion": (".completion", "Complete commands, options and paths in the shell."),
     "demo": ("..trainer.demo", "Run the whole pipeline at small size, from corpus to model."),
 }

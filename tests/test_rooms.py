@@ -34,6 +34,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "demo",
         "cli",
         "config_key",
+        "recipes",
     ),
     "mixtures": (
         "lr_shapes",

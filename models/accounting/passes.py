@@ -12,6 +12,7 @@ and the buffers of the exchange are not counted.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TypeVar
@@ -24,10 +25,10 @@ from ...console.errors import LayoutError
 from ..config import ModelConfig
 from ..documents import Aligned, Buckets, Documents, Spans
 from ..fp8 import quantize
+from ..kernels.choice import as_on_gpu
 from ..layers.recompute import Rule
 from ..model import Model
 from ..operators import BatchContext
-from ..operators.base import FusedOptions
 from ..parallel.axes import AttentionForm, Axes, Axis, LongFilterForm
 from ..precision import Precision
 from .count import build_meta
@@ -139,8 +140,10 @@ class Tracer:
     def _extrapolated(self, part: str, run: Callable[[_Model], Passes]) -> Passes:
         shape = self.shape
         lengths = [shape.seq_len]
-        if shape.seq_len > LONGEST and shape.device != "cuda":
-            masks = any(getattr(each, "window", None) for each in self.config.operators.values())
+        operators = self.config.operators.values()
+        steps = shape.device != "cuda" or any(each.steps_on_gpus for each in operators)
+        if shape.seq_len > LONGEST and steps:
+            masks = any(getattr(each, "window", None) for each in operators)
             lengths = [*([LONGEST // 4] if masks else []), LONGEST // 2, LONGEST]
         numbers = [shape.rows] if shape.rows <= MOST_ROWS else [MOST_ROWS - 1, MOST_ROWS]
         by_length = [
@@ -214,17 +217,18 @@ class _Model:
             hyena_li=shape.hyena_li,
         )
         self.documents = self._documents()
-        if shape.device == "cuda":
-            try:
-                self.model = self._build(_with_kernels(self.config))
-            except LayoutError:
-                self.model = self._build(self.config)
-        else:
-            self.model = self._build(self.config)
+        self.model = self._build()
 
-    def _build(self, config: ModelConfig) -> Model:
-        with fake_tensors(self.shape.precision.compute, self.mode):
-            model = quantize(Model(config), self.shape.precision.fp8)
+    @contextmanager
+    def _fake_tensors(self) -> Iterator[None]:
+        """Make tensors fake inside, on the device of the shape."""
+        kernels = as_on_gpu() if self.shape.device == "cuda" else nullcontext()
+        with kernels, fake_tensors(self.shape.precision.compute, self.mode):
+            yield
+
+    def _build(self) -> Model:
+        with self._fake_tensors():
+            model = quantize(Model(self.config), self.shape.precision.fp8)
             model.shard(self.axes)
             fp32 = model.full_precision(self.shape.precision)
             for name, parameter in model.named_parameters():
@@ -245,7 +249,7 @@ class _Model:
         return _Documents(whole.positions[:, axis.part(length)], whole)
 
     def run(self, part: Callable[[_Model], Passes]) -> Passes:
-        with fake_tensors(self.shape.precision.compute, self.mode):
+        with self._fake_tensors():
             return part(self)
 
     def _batch(self, embeddings: Tensor | None = None) -> BatchContext:
@@ -298,18 +302,6 @@ def _leaves(module: nn.Module) -> dict[str, Tensor]:
 
 def _within(model: Model, roots: tuple[str, ...]) -> dict[str, Tensor]:
     return {name: leaf for name, leaf in model.named_parameters() if name.startswith(roots)}
-
-
-def _with_kernels(config: ModelConfig) -> ModelConfig:
-    """Return the model with fused kernels wherever `auto` chooses them on a GPU."""
-    operators = {
-        name: replace(options, kernel="triton")
-        if isinstance(options, FusedOptions) and options.kernel == "auto"
-        else options
-        for name, options in config.operators.items()
-    }
-    kernel = "triton" if config.kernel == "auto" else config.kernel
-    return replace(config, operators=operators, kernel=kernel)
 
 
 def _with_own_experts(config: ModelConfig, ep: int) -> ModelConfig:

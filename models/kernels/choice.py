@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from importlib.util import find_spec
 from typing import Literal
@@ -37,9 +40,24 @@ class KernelFailed(LayoutError):
         self.problem = problem
 
 
+_as_on_gpu = ContextVar("as_on_gpu", default=False)
+
+
+@contextmanager
+def as_on_gpu() -> Iterator[None]:
+    """Inside, `kernel: auto` chooses for fake tensors as on a GPU: fused kernels, and their twins
+    where a kernel cannot do the work."""
+    token = _as_on_gpu.set(True)
+    try:
+        yield
+    finally:
+        _as_on_gpu.reset(token)
+
+
 def wanted(kernel: Kernel, device: torch.device) -> bool:
     """Return True if the configuration asks for kernels on this device."""
-    return kernel == "triton" or (kernel == "auto" and device.type == "cuda")
+    on_gpu = device.type == "cuda" or _as_on_gpu.get()
+    return kernel == "triton" or (kernel == "auto" and on_gpu)
 
 
 def chosen(kernel: Kernel, name: str, x: Tensor, problem: str | None = None) -> bool:
@@ -64,7 +82,8 @@ def chosen(kernel: Kernel, name: str, x: Tensor, problem: str | None = None) -> 
             f"the kernel {name} cannot do this: {problem}",
             hint="use `kernel: auto`, which runs plain torch where the kernel cannot",
         )
-    warnings.warn(f"{name} runs as plain torch: {problem}", RuntimeWarning, stacklevel=3)
+    if not _as_on_gpu.get():
+        warnings.warn(f"{name} runs as plain torch: {problem}", RuntimeWarning, stacklevel=3)
     return False
 
 

@@ -41,6 +41,11 @@ class OperatorOptions:
         return False
 
     @property
+    def steps_on_gpus(self) -> bool:
+        """True if a GPU too takes many small steps through a row, as no fused kernel can do it."""
+        return False
+
+    @property
     def attention_heads(self) -> int | None:
         """Number of query heads, if there is attention. Context parallelism by a2a splits them."""
         return None

@@ -39,6 +39,10 @@ class HyenaLIOptions(ModalOptions):
     gamma_max: float = 0.1
     """Upper bound of γ's start."""
 
+    @property
+    def steps_on_gpus(self) -> bool:
+        return self.method == "scan" and self.poles == "complex"
+
     def problems(self, width: int) -> Iterator[str]:
         yield from super().problems(width)
         if not 0 < self.gamma_min <= self.gamma_max:

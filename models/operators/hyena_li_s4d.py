@@ -32,6 +32,10 @@ class HyenaLIS4DOptions(ModalOptions):
     newer = ("groups", "slow_heads")
     kind: Literal["hyena-li-s4d"] = "hyena-li-s4d"
 
+    @property
+    def steps_on_gpus(self) -> bool:
+        return self.method == "scan"
+
 
 class HyenaLIS4D(ModalHyena):
     Options = HyenaLIS4DOptions

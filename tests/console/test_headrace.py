@@ -15,7 +15,17 @@ from click.testing import CliRunner
 from headrace.console.headrace import COMMANDS, main
 
 ROOT = Path(__file__).parents[2]
-DESCRIBED = ("tokenize", "mixtures", "trainer", "models", "doctor", "config", "completion", "demo")
+DESCRIBED = (
+    "tokenize",
+    "mixtures",
+    "trainer",
+    "models",
+    "doctor",
+    "config",
+    "recipes",
+    "completion",
+    "demo",
+)
 """Subcommands whose help texts have examples and name a page."""
 
 
