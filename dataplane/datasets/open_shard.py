@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from array import array
 from bisect import bisect_right
 from collections import deque
 from typing import Generic, TypeVar
@@ -56,11 +55,9 @@ class OpenShard:
             self.layout = selection.layout(self.layout, self.dtype.itemsize)
         # Indexing these is several times faster than indexing a numpy array.
         self._width = self.dtype.itemsize
-        self._run_tokens = array("q", self.layout.run_tokens.tobytes())
-        self._run_bytes = array("q", self.layout.run_bytes.tobytes())
-        self._boundaries = _boundaries(self.layout)
+        self._run_tokens = np.ascontiguousarray(self.layout.run_tokens).data
+        self._run_bytes = np.ascontiguousarray(self.layout.run_bytes).data
         self._padding = Padding(manifest)
-        self._gaps = _gaps(self.layout)
         starts = self.layout.document_starts
         if starts[-1] != shard.tokens or len(starts) != shard.documents + 1:
             raise IntegrityError(
@@ -103,18 +100,27 @@ class OpenShard:
     def _codes_of_packing(self, start: int, end: int) -> list[Bytes]:
         """Return the codes where packing alone has given the dataset a table of weights: many runs
         have none, so padding is looked for instead."""
-        codes, gaps = np.zeros(end - start, np.uint8), self._gaps
-        assert gaps is not None, "a dataset with weights has codes in every shard"
-        for low, high in gaps[
-            gaps[:, 1].searchsorted(start, "right") : gaps[:, 0].searchsorted(end)
-        ]:
+        assert self.layout.padding is not None, "a dataset with weights has codes in every shard"
+        codes = np.zeros(end - start, np.uint8)
+        for low, high in self._gaps(start, end):
             codes[max(low - start, 0) : high - start] = self._padding.code
         return [codes]
 
     def boundaries(self, start: int, end: int) -> Int64:
         """Return the tokens in [start, end) at which a document or padding begins."""
-        places = self._boundaries
+        places = self.layout.document_starts[:-1]
         inside: Int64 = places[places.searchsorted(start) : places.searchsorted(end)]
+        if len(gaps := self._gaps(start, end)):
+            inside = np.sort(np.append(inside, [low for low, _ in gaps if low >= start]))
+        return inside
+
+    def _gaps(self, start: int, end: int) -> list[list[int]]:
+        """Return the tokens [low, high) of each padding with a token in [start, end)."""
+        gaps = self.layout.padding
+        if gaps is None:
+            return []
+        first, last = gaps[:, 1].searchsorted(start, "right"), gaps[:, 0].searchsorted(end)
+        inside: list[list[int]] = gaps[first:last].tolist()
         return inside
 
     def origins(self, first: int, last: int) -> list[DocumentOrigin]:
@@ -172,23 +178,6 @@ class Padding:
 
     def codes(self, count: int) -> Bytes:
         return np.full(count, self.code, np.uint8)
-
-
-def _gaps(layout: ShardLayout) -> Int64 | None:
-    """Return the tokens [low, high) of each padding, in order; None if no document can have any."""
-    if layout.document_ends is None:
-        return None
-    gaps = np.stack([layout.document_ends, layout.document_starts[1:]], axis=1)
-    return gaps[gaps[:, 0] < gaps[:, 1]]
-
-
-def _boundaries(layout: ShardLayout) -> Int64:
-    """Return the tokens at which a document or padding begins, in order."""
-    starts, gaps = layout.document_starts[:-1], _gaps(layout)
-    if gaps is None:
-        return starts
-    places: Int64 = np.sort(np.concatenate([starts, gaps[:, 0]]))
-    return places
 
 
 class Newest(Generic[T]):

@@ -25,7 +25,7 @@ from .manifest import Manifest
 KEY = "pack"
 """Key of the settings of packing in `Manifest.settings["view"]`, and of their counts in
 `Generation.provenance`."""
-COLUMNS = ("document", "first", "tokens", "padding")
+COLUMNS = {"document": "int32", "first": "int64", "tokens": "int64", "padding": "int32"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,8 @@ class Pieces:
         import pyarrow as pa
 
         columns = (self.documents, self.first, self.tokens, self.padding)
-        table = pa.table(dict(zip(COLUMNS, columns, strict=True)))
+        schema = pa.schema(list(COLUMNS.items()))
+        table = pa.table(list(columns), schema=schema)
         sink = io.BytesIO()
         options = pa.ipc.IpcWriteOptions(compression="zstd")
         with pa.ipc.new_file(sink, table.schema, options=options) as writer:
@@ -81,16 +82,17 @@ class Pieces:
     def padded(self, layout: ShardLayout, runs: Int64) -> ShardLayout:
         """Add the padding to a layout of the pieces alone; `runs` are the runs of each piece."""
         after = np.flatnonzero(self.padding)
-        place, gaps = np.cumsum(runs)[after], self.padding[after]
-        sizes = np.insert(np.diff(layout.run_tokens), place, gaps)
+        place = np.cumsum(runs)[after]
+        sizes = np.insert(np.diff(layout.run_tokens), place, self.padding[after])
         ends = np.cumsum(self.tokens + self.padding)
+        gaps = np.stack([(ends - self.padding)[after], ends[after]], axis=1)
         weights = layout.weight_bytes
         return ShardLayout(
             document_starts=np.concatenate([[0], ends]).astype(np.int64),
             run_tokens=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
             run_bytes=np.insert(layout.run_bytes, place, PADDING),
             weight_bytes=None if weights is None else np.insert(weights, place, PADDING),
-            document_ends=ends - self.padding,
+            padding=gaps,
         )
 
 

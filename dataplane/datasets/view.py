@@ -80,7 +80,7 @@ class Selection:
     def places(self, first: int, last: int) -> list[tuple[int, int]]:
         """Return the numbers of documents [first, last) in the other dataset, and the first token
         of each in that document."""
-        numbers = (self.documents[first:last] + self.first).tolist()
+        numbers = [self.first + number for number in self.documents[first:last].tolist()]
         cuts = [0] * len(numbers) if self.pieces is None else self.pieces.first[first:last].tolist()
         return list(zip(numbers, cuts, strict=True))
 

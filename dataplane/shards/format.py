@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, ClassVar, Protocol
 
+import numpy as np
+
 from ..arrays import Int64
 from .documents import DocumentOrigin, ShardDocuments
 
@@ -36,15 +38,17 @@ class ShardLayout:
     run_tokens: Int64
     run_bytes: Int64
     weight_bytes: Int64 | None = None
-    document_ends: Int64 | None = None
-    """Ends of the documents, if padding follows some; else each ends where the next one begins."""
+    padding: Int64 | None = None
+    """Of a packed view: the tokens [low, high) of each padding, which ends where the next document
+    begins."""
 
     @property
     def document_tokens(self) -> Int64:
         """The length of each document."""
-        starts = self.document_starts
-        ends = starts[1:] if self.document_ends is None else self.document_ends
-        lengths: Int64 = ends - starts[:-1]
+        lengths: Int64 = np.diff(self.document_starts)
+        if self.padding is not None:
+            before = np.searchsorted(self.document_starts, self.padding[:, 0]) - 1
+            lengths[before] -= self.padding[:, 1] - self.padding[:, 0]
         return lengths
 
 

@@ -43,7 +43,7 @@ def select(as_json: bool, **values: Any) -> None:
 
 @click.command()
 @click.argument("dataset", metavar="URL")
-@click.option("--length", required=True, metavar="TOKENS", help="Tokens of a bin, as in 4096.")
+@click.option("--length", type=int, required=True, metavar="TOKENS", help="Tokens of a bin.")
 @click.option("--out", required=True, metavar="URL", help="Folder or URL of the packed view.")
 @click.option(
     "--long",
@@ -70,7 +70,6 @@ def pack(as_json: bool, **values: Any) -> None:
     from .pack import PackConfig
     from .pack import pack as make
 
-    values["length"] = options.bytes_of(values["length"], "--length")
     data = {"engine": options.executor_of(values), **values}
     held = make(options.checked(PackConfig, data))
     if as_json:

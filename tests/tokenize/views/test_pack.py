@@ -174,7 +174,7 @@ def test_a_killed_run_and_parallel_tasks_leave_the_same_bytes(
 def test_the_command(tmp_path: Path, run_build: Callable[..., Path], corpus: Path) -> None:
     source = SourceConfig(keep=(KeptField(name="name"),))
     out, target = run_build(corpus, source=source), str(tmp_path / "packed")
-    arguments = ["pack", str(out), "--length", "2Ki", "--out", target]
+    arguments = ["pack", str(out), "--length", "2048", "--out", target]
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 0, result.output
     assert "bins of 2,048 tokens" in result.output
