@@ -39,7 +39,7 @@ from ..sources.format import OnError, Slice, SourceConfig
 from .commit import BuildResult, commit, write_derived_files
 from .dedup import DigestWorker, find_duplicates
 from .drops import check_drops
-from .fim import FimConfig, check_sentinels
+from .fim import FimConfig, check_tokenizer
 from .garbage import FOLDERS, remove_garbage
 from .generations import existing, files_of, kept_types, missing, new_files
 from .lock import BuildLock
@@ -181,7 +181,7 @@ def build(config: BuildConfig) -> dict[str, Manifest]:
         lambda: read_evaluations(config.decontaminate) if config.decontaminate else None,
     )
     if config.fim is not None:
-        check_sentinels(config.fim, tokenizer)
+        check_tokenizer(config.fim, tokenizer)
     if isinstance(tokenizer, BpeTokenizer) and tokenizer.slow_because:
         log.warning("using the slower `tokenizers` library: %s", tokenizer.slow_because)
     if config.source.keep:

@@ -46,6 +46,8 @@ class FimConfig:
             raise ValueError(f"the rate is {self.rate}; it must be above 0 and at most 1")
         if not 0 <= self.spm <= 1:
             raise ValueError(f"the share of SPM is {self.spm}; a share is between 0 and 1")
+        if abs(self.seed) >= 1 << 63:
+            raise ValueError(f"the seed is {self.seed}; it must fit into 64 bits")
         if len(self.sentinels) not in (3, 4) or len(set(self.sentinels)) < len(self.sentinels):
             raise ValueError(
                 "the sentinels must be three or four different special tokens: PRE,SUF,MID[,EOT], "
@@ -53,8 +55,9 @@ class FimConfig:
             )
 
 
-def check_sentinels(config: FimConfig, tokenizer: Tokenizer) -> None:
-    """Raise if a sentinel is no special token of the tokenizer, or ends documents."""
+def check_tokenizer(config: FimConfig, tokenizer: Tokenizer) -> None:
+    """Raise if a sentinel is no special token of the tokenizer or ends documents, or if the
+    tokenizer does not encode parts of a text as parts."""
     known = tokenizer.special
     for name in config.sentinels:
         if name not in known:
@@ -68,6 +71,13 @@ def check_sentinels(config: FimConfig, tokenizer: Tokenizer) -> None:
                 f"the sentinel {name} is the token that ends documents",
                 hint="use another special token: a sentinel stands within a document",
             )
+    apart, whole = tokenizer.encode(["A", "C"]), tokenizer.encode(["AC"])
+    plain = apart.tokens[apart.tokens != tokenizer.info.end_of_document]
+    if tokenizer.decode(plain.tolist()) != tokenizer.decode(whole.tokens[:-1].tolist()):
+        raise MisuseError(
+            "--fim cannot use this tokenizer: it puts a space before each part of a document",
+            hint="use a byte-level tokenizer, as those of GPT-2, Llama 3 or Qwen",
+        )
 
 
 class Rearrangement:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from headrace.dataplane.tokenizers import Tokenizer, marks
 from headrace.dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
 from headrace.dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
 from headrace.tokenize.build.build import BuildConfig
-from headrace.tokenize.build.fim import FimConfig, Rearrangement
+from headrace.tokenize.build.fim import FimConfig, Rearrangement, check_tokenizer
 from headrace.tokenize.cli import main
 from headrace.tokenize.executors import ExecutorConfig
 from headrace.tokenize.train import TrainConfig, train
@@ -238,6 +239,17 @@ def test_wrong_sentinels_are_misuse(
 ) -> None:
     with pytest.raises(MisuseError, match=message):
         run_build(corpus, **{"byte": BYTES, "fim": HALF, **options})
+
+
+def test_a_tokenizer_that_adds_spaces_is_refused(bpe: Path, tokenizers: dict[str, Any]) -> None:
+    for tokenizer in tokenizers.values():
+        check_tokenizer(HALF, tokenizer)
+    data = json.loads(bpe.read_bytes())
+    level = {"type": "ByteLevel", "trim_offsets": True, "use_regex": True}
+    data["pre_tokenizer"] = {**level, "add_prefix_space": True}
+    spaced = BpeTokenizer(json.dumps(data).encode(), BpeConfig(), source="t")
+    with pytest.raises(MisuseError, match="a space before each part"):
+        check_tokenizer(HALF, spaced)
 
 
 @pytest.mark.parametrize(
