@@ -2,7 +2,7 @@
 
     with fake_gpu() as gpu:     device="cuda" works, and the code takes its CUDA path
         ...                     host tensors are real: document boundaries, row numbers, messages
-    gpu.launches, gpu.waits     operations on the device, and reads that made the host wait
+    gpu.launches, gpu.waits     operations on the device, and copies that made the host wait
 
 A custom op of headrace runs its own code: its Triton programs are recorded, not launched, beside
 the operations of torch that surround them. A read returns ones: a fake tensor has no values.
@@ -153,12 +153,23 @@ class FakeGpu(TorchDispatchMode):
         to_host = name == "aten::_to_copy" and kwargs.get("device") == HOST
         onto_host = name == "aten::copy_" and not isinstance(args[0], FakeTensor)
         if not (to_host or onto_host):
+            self._written(name, args, kwargs, target)
             return None
         if not (kwargs.get("non_blocking") or (onto_host and len(args) > 2 and args[2])):
             self.wait(name)
         if onto_host:
             return args[0].fill_(1)
         return torch.ones(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
+
+    def _written(self, name: str, args: Any, kwargs: dict[str, Any], target: torch.device) -> None:
+        """Record a wait if the host copies to the device, and not asynchronously: torch then
+        returns behind all that was launched before."""
+        to_device = name == "aten::_to_copy" and target.type == "cuda"
+        source = args[0] if to_device else args[1] if name == "aten::copy_" else None
+        if source is None or isinstance(source, FakeTensor):
+            return
+        if not (kwargs.get("non_blocking") or (len(args) > 2 and args[2])):
+            self.wait(name)
 
     def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if func.namespace == "c10d":  # messages of one rank: nothing changes

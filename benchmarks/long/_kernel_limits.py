@@ -40,7 +40,7 @@ def beyond_limits(kernel: str, dry: bool) -> Iterator[str]:
         "equal rows": lambda: rows_alike(case, draw, Shape(1, 20, 72) if dry else far(case, draw)),
         "several lengths in a compiled graph": lambda: compiled(case, draw, odd),
     }
-    if not dry and kernel != "fft_convolution":  # it synchronises for document lengths
+    if not dry and kernel != "fft_convolution":  # its launches follow the documents
         tries["a CUDA graph"] = lambda: recorded(case, draw, odd)
     if torch.cuda.device_count() > 1:
         other = Draw(draw.dtype, "cuda:1", 1)

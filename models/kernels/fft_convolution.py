@@ -27,14 +27,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..documents import moved
 from .op import op
 
 NUMBERS = 1 << 26
 """Approximate numbers that are transformed at a time: 256 MiB in fp32."""
 SHORTEST = 32
 """Tokens up to which all documents have one transform size."""
-WAITS = (torch.Tag.cudagraph_unsafe,)
-"""The op waits for the lengths of documents, so CUDA graphs must leave it out."""
+VARIES = (torch.Tag.cudagraph_unsafe,)
+"""The launches of the op follow the documents, so CUDA graphs must leave it out."""
 TOKENS, CHANNELS = 64, 32
 """Size of a tile: 64 bytes of bf16 in the rows, 256 bytes of fp32 in the transforms."""
 
@@ -55,11 +56,15 @@ def beyond(*, bias: bool, silu: bool, history: bool) -> str | None:
     return None
 
 
-@op("fft_convolution", tags=WAITS)
+@op("fft_convolution", tags=VARIES)
 def fft_convolution(
     x: Tensor, taps: Tensor, skip: Tensor | None, positions: Tensor | None, gated: bool
 ) -> Tensor:
-    """Filter x [rows, length, width or 3·width] with taps [groups, K]."""
+    """Filter x [rows, length, width or 3·width] with taps [groups, K].
+
+    The positions are best in host memory, where the sizes of the transforms are computed: on the
+    device, the host waits for them.
+    """
     x, through = x.contiguous(), x if skip is None else skip.contiguous()
     out = x.new_empty(_shape(x, gated))
     programs = _programs()
@@ -80,7 +85,7 @@ def _(
     return x.new_empty(_shape(x, gated))
 
 
-@op("fft_convolution_backward", tags=WAITS)
+@op("fft_convolution_backward", tags=VARIES)
 def _backward(
     grad: Tensor,
     x: Tensor,
@@ -195,14 +200,14 @@ def _pieces(y: Tensor, taps: Tensor, positions: Tensor | None) -> Iterator[Trans
         begins, counts = torch.arange(rows) * length, torch.full((rows,), length)
         alike = {length: torch.arange(rows)}
     else:
-        starts = positions == 0
+        starts = positions.cpu() == 0
         starts[:, 0] = True
-        begins = starts.flatten().nonzero().squeeze(1).cpu()
+        begins = starts.flatten().nonzero().squeeze(1)
         counts = torch.diff(begins, append=begins.new_tensor([rows * length]))
         power = 2 ** counts.clamp(min=SHORTEST).double().log2().ceil().long()
         alike = {int(longest): (power == longest).nonzero()[:, 0] for longest in power.unique()}
     for longest, those in alike.items():
-        where = begins[those].to(y.device), counts[those].to(y.device)
+        where = moved(begins[those], y.device), moved(counts[those], y.device)
         size = _rounded(longest + min(longest, taps.shape[1]) - 1, 2)
         places = len(those) if positions is None else _rounded(len(those), 1)
         step = max(CHANNELS, NUMBERS // (places * size) // CHANNELS * CHANNELS)

@@ -56,7 +56,8 @@ def gated_convolution(
             bias=bias is not None, silu=silu, history=history is not None
         )
         if chosen(kernel, "fft_convolution", x, beyond):
-            fused = fft_convolution.fft_convolution(x, taps, skip, positions, gated)
+            on_host = (documents.host or documents).positions if documents is not None else None
+            fused = fft_convolution.fft_convolution(x, taps, skip, on_host, gated)
             return fused
     return plain(
         x,
