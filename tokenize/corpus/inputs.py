@@ -39,13 +39,13 @@ def find_files(inputs: Sequence[str], config: SourceConfig, out: str | None = No
     left_out = LeftOut()
     for given in inputs:
         matches = _expand(given, config, left_out)
-        if out is not None and any(_is_within(name, out) for name in matches):
-            if _is_within(given, out):
+        if out is not None and any(is_within(name, out) for name in matches):
+            if is_within(given, out):
                 raise MisuseError(
                     f"the input {given} is in the output folder {out}",
                     hint="choose another folder for --out",
                 )
-            matches = [name for name in matches if not _is_within(name, out)]
+            matches = [name for name in matches if not is_within(name, out)]
         names.update(dict.fromkeys(matches))
         if not matches:
             problems.append(_no_files(given))
@@ -167,7 +167,7 @@ def _files_below(folder: Path, left_out: LeftOut) -> list[str]:
     return sorted(names)
 
 
-def _is_within(name: str, folder: str) -> bool:
+def is_within(name: str, folder: str) -> bool:
     """Return True if `name` is the folder or is in it."""
     return f"{_absolute(name)}/".startswith(f"{_absolute(folder)}/")
 

@@ -25,7 +25,7 @@ from ...dataplane.storage import storage
 from .. import executors, sources
 from ..build.lock import BuildLock
 from ..build.settings import LOCKS, work_url
-from ..corpus.inputs import find_files
+from ..corpus.inputs import find_files, is_within
 from ..executors import ExecutorConfig
 from ..files.file_hashes import check_unchanged, with_fingerprints
 from ..files.input_file import File
@@ -75,12 +75,13 @@ def find_neardups(config: NeardupConfig) -> Results:
     """Search a corpus; return what was found."""
     folder = results.folder_of(config.out)
     files, _, _ = run_all(
-        lambda: find_files(config.inputs, config.source),
+        lambda: find_files(config.inputs, config.source, config.out),
         lambda: storage.check_writable(config.out, file=True),
         rensa,
     )
     with BuildLock(work_url(folder, LOCKS)) as lock:
         started = time.time()
+        files = [file for file in files if not is_within(file.name, folder)]  # earlier results
         files = _each_once(with_fingerprints(files))
         inputs = [[file.name, file.size, file.fingerprint] for file in files]
         job = _job(config, work_url(folder), files)

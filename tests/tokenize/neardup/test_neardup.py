@@ -6,6 +6,7 @@ import json
 import math
 import random
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -159,7 +160,11 @@ def test_a_build_drops_what_the_list_names(
     copies: list[Path], tmp_path: Path, run_build: Callable[..., Path]
 ) -> None:
     folder, out = copies[0].parent, tmp_path / "drop.parquet"
-    search([folder], out)
+    beside = folder / "drop.parquet"
+    counted = [search([folder], list).documents for list in (out, beside, beside)]
+    assert counted == [216, 216, 216]  # its own list and tables are no inputs
+    shutil.rmtree(folder / "drop.neardup")
+    beside.unlink()
     whole = [
         (Path(o.file).name, o.position) for o, _, _ in read_dataset(run_build(folder, out="a"))
     ]
