@@ -32,6 +32,7 @@ from ..operators import BatchContext
 from ..parallel.axes import AttentionForm, Axes, Axis, LongFilterForm
 from ..precision import Precision
 from .count import build_meta
+from .sorts import one_of_each
 from .state import Degrees
 from .stored import stored
 from .trace import Pass, Passes, Piece, fake_tensors, new_mode, trace
@@ -94,7 +95,7 @@ def _problems(config: ModelConfig, shape: Shape) -> Iterator[str]:
             yield f"operators.{name}: tp={tp} × cp={cp} does not divide its {heads} heads"
 
 
-def _renamed(passes: Passes, prefixes: Mapping[str, str]) -> Passes:
+def renamed(passes: Passes, prefixes: Mapping[str, str]) -> Passes:
     def name(own: str) -> str:
         if not own or own == EMBEDDINGS:
             return own
@@ -113,23 +114,32 @@ class Tracer:
     def __init__(self, config: ModelConfig, shape: Shape) -> None:
         if wrong := list(_problems(config, shape)):
             raise LayoutError("\n  ".join(["the layout does not divide the model's rows", *wrong]))
+        shape = replace(shape, degrees=replace(shape.degrees, dp=1))  # it divides no micro-batch
         self.config, self.shape = config, shape
         self.key = f"{config!r} {replace(shape, rows=1, seq_len=1)!r}"
         self.sorts = _sorts(config, shape.precision)
+        self.traced = config
+        """The model that runs, with a layer of each sort."""
+        self.places = {sort: self.sorts.index(sort) for sort in self.sorts}
+        if shape.precision.fp8 is None:  # whether a product is in FP8 depends on the layer
+            self.traced = one_of_each(config)
+            self.places = {sort: place for place, sort in enumerate(self.places)}
         self.models: dict[tuple[int, int], _Model] = {}
+        self.parts: dict[str, Passes] = {}
 
     def whole(self, rules: Sequence[Rule]) -> ModelPasses:
         """Return the passes of the model with a recompute rule for each layer."""
         layers = []
         for number, (layer, rule) in enumerate(zip(self.config.layers, rules, strict=True)):
             own = {"": f"blocks.{number}.", "shared.": f"shared.{layer.shared}."}
-            layers.append(_renamed(self.layer(number, rule), own))
+            layers.append(renamed(self.layer(number, rule), own))
         return ModelPasses(self.first(), layers, self.last(), list(map(str, self.config.layers)))
 
     def layer(self, number: int, rule: Rule) -> Passes:
         """Return the passes of a layer, under names of the layer's own parameters."""
-        first = self.sorts.index(self.sorts[number])
-        return self._extrapolated(f"{first} {rule!r}", lambda model: model.layer(first, rule))
+        sort = self.sorts[number]
+        first, place = self.sorts.index(sort), self.places[sort]
+        return self._extrapolated(f"{first} {rule!r}", lambda model: model.layer(place, rule))
 
     def first(self) -> Passes:
         return self._extrapolated("first", _Model.first)
@@ -138,6 +148,11 @@ class Tracer:
         return self._extrapolated("last", _Model.last)
 
     def _extrapolated(self, part: str, run: Callable[[_Model], Passes]) -> Passes:
+        if part not in self.parts:
+            self.parts[part] = self._fitted(part, run)
+        return self.parts[part]
+
+    def _fitted(self, part: str, run: Callable[[_Model], Passes]) -> Passes:
         shape = self.shape
         lengths = [shape.seq_len]
         operators = self.config.operators.values()
@@ -147,10 +162,10 @@ class Tracer:
             lengths = [*([LONGEST // 4] if masks else []), LONGEST // 2, LONGEST]
         numbers = [shape.rows] if shape.rows <= MOST_ROWS else [MOST_ROWS - 1, MOST_ROWS]
         by_length = [
-            _fitted(numbers, [self._traced(part, n, length, run) for n in numbers], shape.rows)
+            fitted(numbers, [self._traced(part, n, length, run) for n in numbers], shape.rows)
             for length in lengths
         ]
-        return _fitted(lengths, by_length, shape.seq_len)
+        return fitted(lengths, by_length, shape.seq_len)
 
     def _traced(self, part: str, rows: int, length: int, run: Callable[[_Model], Passes]) -> Passes:
         key = f"{part} {rows} {length} {self.key}"
@@ -159,7 +174,7 @@ class Tracer:
             size = rows, length
             if size not in self.models:
                 shape = replace(self.shape, rows=rows, seq_len=length)
-                self.models[size] = _Model(self.config, shape)
+                self.models[size] = _Model(self.traced, shape)
             return self.models[size].run(run)
 
         if key not in _known:
@@ -316,12 +331,12 @@ def _with_own_experts(config: ModelConfig, ep: int) -> ModelConfig:
     return replace(config, operators=operators)
 
 
-def _fitted(points: Sequence[int], found: Sequence[Passes], at: int) -> Passes:
+def fitted(points: Sequence[int], found: Sequence[Passes], at: int) -> Passes:
     """Return the passes at another point: each number on the polynomial through all points."""
     if len(points) == 1:
         return found[0]
 
-    def fitted(each: Iterable[Pass]) -> Pass:
+    def of_passes(each: Iterable[Pass]) -> Pass:
         return tuple(
             Piece(
                 extrapolated(points, [piece.high for piece in pieces], at),
@@ -333,7 +348,8 @@ def _fitted(points: Sequence[int], found: Sequence[Passes], at: int) -> Passes:
         )
 
     return Passes(
-        fitted(passes.forward for passes in found), fitted(passes.backward for passes in found)
+        of_passes(passes.forward for passes in found),
+        of_passes(passes.backward for passes in found),
     )
 
 

@@ -14,6 +14,7 @@ from planner_hardware import cpu_hardware
 from small_data import random_documents, write_dataset
 
 from headrace.console.errors import ConfigError, LayoutError, MisuseError
+from headrace.console.progress import as_bytes
 from headrace.trainer.cli import main
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.shard_groups import LayerShards
@@ -87,7 +88,15 @@ def test_a_plan_is_what_a_run_resolves_to(
     predicted = result["plan"]["predicted"]
     assert sum(predicted["by"].values()) == pytest.approx(predicted["seconds"])
     assert sum(predicted["memory_by"].values()) == predicted["memory"]
-    assert "tokens/s on each device" in plan("show", str(file)).stderr
+    page = file.with_suffix(".html")
+    words = ("--model", TINY, "--device", "cpu", "--html", str(page))
+    assert "tokens/s on each device" in plan("show", str(file), *words).stderr
+    drawn = page.read_text()
+    assert as_bytes(predicted["memory"]) in drawn
+    assert all(f"> {name}<" in drawn or f">{name}<" in drawn for name in predicted["memory_by"])
+    assert "need each other" in plan("show", str(file), "--html", str(page), code=2).stderr
+    other = plan("show", str(file), "--model", "llama2-7b", "--html", str(page), code=1)
+    assert "the plan is for model" in other.stderr
 
 
 @pytest.mark.long
@@ -216,7 +225,7 @@ def test_no_plan_names_what_the_nearest_layout_needs() -> None:
     assert "no layout fits into 4.0" in text.replace("4.08", "4.0")
     assert "the nearest needs" in text
     assert "too much: pp 1 × dp 1 × cp 1 × tp 2" in text
-    assert "state " in text
+    assert "optimizer " in text
     assert "not decided" not in text
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from ..loop.batches import micro_batches, micro_rows
 from ..run.job import Job
 
 if TYPE_CHECKING:
+    from ...models.accounting.level import EngineMemory
+    from ...models.accounting.passes import ModelPasses
     from ...models.accounting.state import Degrees
     from ...models.accounting.step import Timeline
+    from ..layout.config import LayoutConfig
+    from ..pipeline.cuts import Cuts
 
 NUMBER_BYTES = 4
 """Bytes of a number in a checkpoint: masters and optimizer states are fp32."""
@@ -93,8 +98,7 @@ def timelines(job: Job, stage: int) -> list[Timeline]:
     from ...models.accounting.count import build_meta
     from ...models.accounting.memory import rank_shards
     from ...models.accounting.passes import Shape, model_passes
-    from ...models.accounting.step import input_bytes, timeline
-    from ...models.model import chunk_layers
+    from ...models.accounting.step import input_bytes
     from ..layout.stages import chunks_of
     from .state import engine_state
 
@@ -105,7 +109,6 @@ def timelines(job: Job, stage: int) -> list[Timeline]:
     model.keep(job.cuts, own)
     state = engine_state(job.run, model, job.precision, device)
     shards = [rank_shards(job.model, degrees, n, job.cuts, own) for n in range(degrees.tp)]
-    chunks = chunk_layers(len(job.model.layers), job.cuts)
     most: list[Timeline] = []
     for phase in job.plan.phases:
         rows = micro_rows(job.run.micro_batch_tokens, phase, job.dp, degrees.cp)
@@ -119,17 +122,58 @@ def timelines(job: Job, stage: int) -> list[Timeline]:
             hyena_li=layout.hyena_li,
         )
         passes = model_passes(job.model, shape, job.rules)
-        number = micro_batches(rows, phase, job.dp)
-        if layout.pp == 1:  # those between the first and the last are alike
-            number = min(number, 3)
-        actions = [(each.kind, each.chunk, each.micro) for each in layout.orders(number)[stage]]
+        number, inputs = micro_batches(rows, phase, job.dp), input_bytes(shape)
         found = [
-            timeline(passes, state.memory(each, degrees), actions, chunks, input_bytes(shape))
+            step_memory(
+                passes, state.memory(each, degrees), layout, job.cuts, stage, number, inputs
+            )
             for each in shards
         ]
         if not most or found[0].highest > most[0].highest:
             most = found
     return most
+
+
+def step_memory(
+    passes: ModelPasses,
+    engine: EngineMemory,
+    layout: LayoutConfig,
+    cuts: Cuts,
+    stage: int,
+    micro_batches: int,
+    inputs: int,
+    *,
+    every: bool = False,
+) -> Timeline:
+    """Return the memory over a step of a rank of a stage. The dry run, the message of a rank that
+    runs out of memory, and the planner count by it. `inputs` are the bytes of a micro-batch.
+
+    Of micro-batches that are alike, as many are in it as the highest level needs, or `every` one.
+    """
+    from ...models.accounting.step import timeline
+    from ...models.model import chunk_layers
+
+    number = micro_batches if every else different(layout, micro_batches)
+    order = layout.orders(number)[stage]
+    actions = [(each.kind, each.chunk, each.micro) for each in order]
+    return timeline(passes, engine, actions, chunk_layers(len(passes.layers), cuts), inputs)
+
+
+def different(layout: LayoutConfig, micro_batches: int) -> int:
+    """Return a number of micro-batches with the same highest level: a schedule runs ahead by a
+    fixed number of them, and then repeats itself. GPipe runs ahead by all of them."""
+    if layout.schedule == "gpipe" and layout.pp > 1:
+        return micro_batches
+    if layout.chunks > 1:
+        return min(micro_batches, 4 * layout.pp + micro_batches % layout.pp)
+    return min(micro_batches, layout.pp + 2)
+
+
+def ahead(layout: LayoutConfig) -> int:
+    """Return the most micro-batches that are alive before the first backward pass ends."""
+    if layout.schedule == "gpipe" and layout.pp > 1:
+        return sys.maxsize
+    return layout.pp * (1 if layout.chunks == 1 else 2)
 
 
 def _degrees(job: Job) -> Degrees:

@@ -129,13 +129,14 @@ class Chart:
             x, y = self.x(curve.x[0]), self.y(curve.y[0])
             self.parts.append(f'<circle class="dot"{fill} cx="{x:.1f}" cy="{y:.1f}" r="3"/>')
 
-    def area(self, curve: Curve, style: str) -> None:
+    def area(self, curve: Curve, style: str, colour: str | None = None) -> None:
         if len(curve.x) < 2:
             return
         first, last = self.x(curve.x[0]), self.x(curve.x[-1])
+        paint = f' style="fill:{colour}"' if colour else ""
         self._clipped(
-            f'<polygon class="{style}" points="{first:.1f},{self.base} {self._points(curve)} '
-            f'{last:.1f},{self.base}"/>'
+            f'<polygon class="{style}"{paint} points="{first:.1f},{self.base} '
+            f'{self._points(curve)} {last:.1f},{self.base}"/>'
         )
 
     def beyond(self, curve: Curve) -> None:

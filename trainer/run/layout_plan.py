@@ -90,7 +90,7 @@ class Predicted:
     by: Mapping[str, float]
     """Seconds by part, of the busiest stage."""
     memory: int
-    """Bytes of the fullest stage's ranks."""
+    """Bytes of a rank of the fullest stage, at the highest moment of the phase with the most."""
     memory_by: Mapping[str, int]
     """Bytes by part."""
     estimated: tuple[str, ...] = ()

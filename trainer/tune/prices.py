@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from ...console.errors import PlanError
 from ..costs.hardware import Hardware
-from ..costs.planner.assemble import Assigned, assigned, memory_by_part, time_by_part
+from ..costs.planner.assemble import Assigned, assigned, fullest, time_by_part
 from ..costs.planner.division.bounds import quick_bound
 from ..costs.planner.division.problem import Problem
-from ..costs.planner.grid import grid_of
+from ..costs.planner.grid import Grid, grid_of
 from ..costs.planner.layers import Costs
 from ..costs.planner.machine import Machine
 from ..costs.planner.make import uniform_phase
@@ -18,6 +18,7 @@ from ..run.config import RunConfig
 from ..run.layout_plan import LayoutPlan
 
 if TYPE_CHECKING:
+    from ...models.accounting.step import Timeline
     from ...models.config import ModelConfig
 
 
@@ -40,14 +41,14 @@ class Pricing:
         self, plan: LayoutPlan, hardware: Hardware, seq_len: int, batch_tokens: int
     ) -> float:
         """Return the seconds of a step of a plan."""
-        return self.price(plan, hardware, seq_len, batch_tokens)[0]
+        return self._assigned(plan, hardware, seq_len, batch_tokens)[2].price
 
     def price(
         self, plan: LayoutPlan, hardware: Hardware, seq_len: int, batch_tokens: int
     ) -> tuple[float, int]:
         """Return the seconds of a step of a plan, and the bytes of the fullest rank."""
-        _, made, buffers = self._assigned(plan, hardware, seq_len, batch_tokens)
-        return made.price, round(max(stage.memory for stage in made.stages) + buffers)
+        made = self._assigned(plan, hardware, seq_len, batch_tokens)
+        return made[2].price, _memory(plan, *made).highest
 
     def predicted(self, plan: LayoutPlan, hardware: Hardware) -> LayoutPlan:
         """Return a plan with the predictions by the figures of a hardware file."""
@@ -55,9 +56,9 @@ class Pricing:
             replace(each, seconds=self.seconds(plan, hardware, each.seq_len, each.batch_tokens))
             for each in plan.planned.phases
         ]
-        [first, *_] = phases
-        problem, made, buffers = self._assigned(plan, hardware, first.seq_len, first.batch_tokens)
-        memory = memory_by_part(problem, made, buffers)
+        each = [self._assigned(plan, hardware, p.seq_len, p.batch_tokens) for p in phases]
+        _, problem, made, _ = each[0]
+        memory = max((_memory(plan, *one) for one in each), key=lambda found: found.highest)
         return replace(
             plan,
             planned=replace(
@@ -70,20 +71,19 @@ class Pricing:
                 seconds=made.price,
                 bound=quick_bound(problem),
                 by=time_by_part(problem, made),
-                memory=sum(memory.values()),
-                memory_by=memory,
+                memory=memory.highest,
+                memory_by=memory.parts,
             ),
         )
 
     def _assigned(
         self, plan: LayoutPlan, hardware: Hardware, seq_len: int, batch_tokens: int
-    ) -> tuple[Problem, Assigned, float]:
-        """Return the plan as a solution of its layout's problem, and the bytes of buffers."""
+    ) -> tuple[Costs, Problem, Assigned, Grid]:
+        """Return the plan as a solution of its layout's problem."""
         costs = self.costs(hardware, seq_len, batch_tokens)
         layout, gpus = plan.layout, plan.planned.gpus
         grid = grid_of(layout, plan.engine, plan.micro_batch_tokens, gpus, costs.phase)
-        budget = hardware.usable_memory
-        problem = costs.problem(grid, budget, all_choices=True)
+        problem = costs.problem(grid, hardware.usable_memory, all_choices=True)
         wanted = [
             (span.recompute, span.reshard, span.sequence)
             for span in plan.layers
@@ -99,5 +99,11 @@ class Pricing:
                     hint="choose among those that `trainer plan` writes",
                 )
             choices.append(by[key])
-        made = assigned(problem, layout.cuts or (), choices)
-        return problem, made, budget - problem.budget
+        return costs, problem, assigned(problem, layout.cuts or (), choices), grid
+
+
+def _memory(
+    plan: LayoutPlan, costs: Costs, problem: Problem, made: Assigned, grid: Grid
+) -> Timeline:
+    """Return the memory of the plan's fullest rank."""
+    return fullest(costs.memory.timelines(grid, plan.engine_of_layers, made.cuts, plan.rules))

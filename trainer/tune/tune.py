@@ -167,7 +167,7 @@ def _candidates(question: Question) -> Iterator[LayoutPlan]:
     found = search(costs, question.plan.planned.gpus, budget, best=question.trials)
     others = 0
     for candidate in found.candidates:
-        made = plan_of([costs], {"steps": candidate.solution.price}, candidate, budget)
+        made = plan_of([costs], {"steps": candidate.solution.price}, candidate)
         if _runs_as(made) != _runs_as(question.plan) and others < question.trials - 1:
             others += 1
             yield _with_phases(made, question)

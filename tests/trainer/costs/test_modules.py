@@ -15,7 +15,9 @@ from torchvision.models import ViT_B_16_Weights
 from headrace.console.errors import LayoutError, PlanError
 from headrace.models.precision import PRECISIONS
 from headrace.trainer.cli import main
+from headrace.trainer.costs.modules.memory import ModuleParts
 from headrace.trainer.costs.modules.trace import ModuleRecorder, Traced, flops, trace_modules
+from headrace.trainer.costs.planner.machine import Split
 from headrace.trainer.run.job import Job
 
 pytestmark = pytest.mark.slow
@@ -45,12 +47,16 @@ def test_operations_are_those_that_torchvision_publishes(traced: Traced) -> None
     assert backward[0] == pytest.approx(forward[0])  # an image needs no gradient
 
 
-def test_kept_bytes_are_those_of_a_row(traced: Traced) -> None:
-    block = traced.trace.sorts[1]
-    assert block.stream == 197 * 768 * 2
+def test_kept_bytes_grow_with_the_rows_and_shrink_with_recompute(traced: Traced) -> None:
+    parts = ModuleParts(traced.model, traced.trace, PRECISIONS["bf16"])
+    stream = traced.trace.sorts[1].stream
+    assert stream == 197 * 768 * 2
+    kept = {rows: parts.traces(Split(rows), 1).layer(1, "none").kept for rows in (1, 2, 16)}
     # Inputs of the norms and products: at least twelve times the stream without recompute.
-    assert 12 * block.stream < block.everything < 24 * block.stream
-    assert block.needed["matmul"] <= block.results["matmul"]
+    assert 12 * stream < kept[1] < 40 * stream
+    assert kept[2] == pytest.approx(2 * kept[1], rel=0.01)
+    assert kept[16] == pytest.approx(16 * kept[1], rel=0.01)
+    assert parts.traces(Split(1), 1).layer(1, "block").kept == pytest.approx(stream, rel=0.02)
 
 
 def test_convolutions_are_counted_as_torch_counts_them() -> None:

@@ -1,76 +1,124 @@
-"""The state that the planner counts is the one that `models show` and the engine count."""
+"""The memory of a plan is that of its dry run, which is traced."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
+from planner_hardware import cpu_hardware
 
-from headrace.models.accounting.count import build_meta
-from headrace.models.accounting.memory import rank_shards
-from headrace.models.accounting.state import Degrees, device_bytes, state_bytes
+from benchmarks._memory import job_of
 from headrace.models.config import load_model_config
-from headrace.models.precision import PRECISIONS
+from headrace.models.layers.recompute import Rule, Selective
 from headrace.trainer.costs.hardware import Hardware
+from headrace.trainer.costs.memory import different, timelines
+from headrace.trainer.costs.planner.grid import Grid, Shape
 from headrace.trainer.costs.planner.layers import Costs
 from headrace.trainer.costs.planner.machine import Machine
 from headrace.trainer.costs.planner.make import uniform_phase
-from headrace.trainer.costs.state import engine_state
+from headrace.trainer.costs.planner.search import nearest, search
 from headrace.trainer.engines.deepspeed import DeepSpeedConfig
 from headrace.trainer.engines.engine import EngineConfig
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
+from headrace.trainer.engines.shard_groups import LayerShards
+from headrace.trainer.layout.config import LayoutConfig
 from headrace.trainer.run.config import RunConfig
 
-MODEL = load_model_config("tiny-transformer")
-DP = 4
+NAME = "tiny-transformer"
+LENGTH, ROWS, MICRO = 64, 16, 2
+OWN = LayerShards(layers=(1, 2), reshard=False)
+SPANS = "[{layers: [1, 2], reshard: false}]"
+TP = ["layout.tp=2", "engine.gather=micro-batch"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="module")
-def costs() -> Costs:
-    machine = Machine(Hardware.load("h100"), "bf16")
-    return Costs(MODEL, replace(RunConfig(), precision="bf16"), machine, uniform_phase(64, 16))
+def costs(tmp_path_factory: pytest.TempPathFactory) -> Costs:
+    hardware = Hardware.load(cpu_hardware(tmp_path_factory.mktemp("hardware")))
+    machine = Machine(hardware, "fp32", roofline=True)
+    phase = uniform_phase(LENGTH, ROWS)
+    return Costs(load_model_config(NAME), replace(RunConfig(), precision="fp32"), machine, phase)
 
 
-def counted(costs: Costs, engine: EngineConfig) -> float:
-    """Return the bytes that the engine counts on a device for the whole model."""
-    run = replace(costs.run, engine=engine)
-    parts = engine_state(run, build_meta(MODEL), PRECISIONS["bf16"], "cuda").parts
-    degrees = Degrees(dp=DP)
-    return device_bytes(state_bytes(parts, rank_shards(MODEL, degrees, 0), degrees))
-
-
-def planned(costs: Costs, engine: EngineConfig) -> float:
-    """Return the bytes of all layers and both ends."""
-    memory = costs.memory(engine, 1, DP, 1, 1, 1)
-    layers = sum(memory.layers[sort] for sort in costs.trace.layers)
-    return layers + memory.first + memory.last + sum(memory.modules) + memory.buffers
+def grid_of(engine: EngineConfig, layout: LayoutConfig, dp: int) -> Grid:
+    plain = LayoutConfig(pp=layout.pp, tp=layout.tp, cp=layout.cp)
+    return Grid(Shape(plain, dp, MICRO, ROWS // dp // MICRO), engine, layout)
 
 
 @pytest.mark.parametrize(
-    "engine",
+    ("engine", "layout", "words"),
     [
-        Fsdp2Config(gather="micro-batch"),
-        Fsdp2Config(gather="step"),
-        *(DeepSpeedConfig(zero=stage) for stage in range(4)),
+        (Fsdp2Config(layers=(OWN,)), LayoutConfig(), [f"engine.layers={SPANS}"]),
+        (Fsdp2Config(), LayoutConfig(pp=2, cuts=(2,)), ["layout.pp=2", "layout.cuts=[2]"]),
+        (Fsdp2Config(gather="micro-batch"), LayoutConfig(tp=2), TP),
+        (DeepSpeedConfig(zero=3), LayoutConfig(cp=2), ["layout.cp=2", "engine.zero=3"]),
+        (DeepSpeedConfig(zero=1), LayoutConfig(), ["engine.zero=1"]),
     ],
-    ids=["micro-batch", "step", "zero0", "zero1", "zero2", "zero3"],
-)
-def test_layers_add_up_to_the_state_of_the_engine(costs: Costs, engine: EngineConfig) -> None:
-    assert planned(costs, engine) == pytest.approx(counted(costs, engine), rel=1e-3)
+    ids=["reshard", "pp", "tp", "zero3-cp", "zero1"],
+)  # fmt: skip
+def test_the_planner_counts_as_the_dry_run(
+    costs: Costs, engine: EngineConfig, layout: LayoutConfig, words: list[str]
+) -> None:
+    """Both call one function. The planner hands rules, shards and micro-batches to it."""
+    layers = len(costs.trace.layers)
+    rules: Sequence[Rule] = ["none", "block", *["operator"] * (layers - 2)]
+    dp = 2 // layout.shards
+    grid = grid_of(engine, layout, dp)
+    found = costs.memory.timelines(grid, engine, layout.cuts or (), rules)
+    asked = [
+        f"synthetic.seq_len={LENGTH}", f"synthetic.batch_rows={ROWS}", "processes=2", *words,
+        f"micro_batch_tokens={MICRO * LENGTH // layout.cp}", f"engine.kind={engine.kind}",
+        f"recompute=[{', '.join(map(str, rules))}]",
+    ]  # fmt: skip
+    with job_of(NAME, asked) as job:
+        for stage, timeline in enumerate(found):
+            counted = max(timelines(job, stage), key=lambda each: each.highest)
+            assert timeline.parts == counted.parts
 
 
-@pytest.mark.parametrize("ahead", [1, 2])
-def test_weights_of_blocks_are_whole_while_they_run_alone(costs: Costs, ahead: int) -> None:
-    engine = Fsdp2Config(gather="block", backward_prefetch=ahead)
-    messages, (layers, *_) = costs.sharded(engine, 1, DP, 1, 1, 1)
-    block = layers[0].elements
-    gradients = 4 * block
-    whole = messages.work(layers[0]) - gradients
-    assert whole == 2 * block * (1 + ahead)
-    assert planned(costs, engine) + whole == pytest.approx(counted(costs, engine), rel=1e-3)
+def test_a_found_plan_fits_by_its_timeline_and_less_memory_takes_longer(costs: Costs) -> None:
+    wanted = {"engine": "fsdp2", "gather": "block", "rows": 8, "tp": 1, "cp": 1, "pp": 1}
+    [free] = search(costs, 2, 1e12, wanted=wanted, best=1).candidates
+    most = free.timelines[0].highest
+    least = nearest(costs, 2, 0.0, wanted).bytes
+    assert least < 0.8 * most
+    budget = (least + most) / 2
+    [tight] = search(costs, 2, budget, wanted=wanted, best=1).candidates
+    assert tight.timelines[0].highest <= budget
+    assert tight.solution.price > free.solution.price
+    ways = [choice.name for choice in tight.choices]
+    again = costs.timelines(tight.grid, tight.solution.cuts, ways, every=True)
+    assert again[0].highest == tight.timelines[0].highest
+    # Layers that need most while they run come first: later ones have given theirs back by then.
+    works = [choice.work for choice in tight.choices]
+    by_sort = [
+        [w for w, s in zip(works, costs.trace.layers, strict=True) if s == sort]
+        for sort in {*costs.trace.layers}
+    ]
+    assert all(each == sorted(each, reverse=True) for each in by_sort)
+    assert not search(costs, 2, 0.98 * least, wanted=wanted, best=1).candidates
 
 
-def test_state_in_host_memory_is_not_counted(costs: Costs) -> None:
-    on_device = Fsdp2Config(gather="micro-batch")
-    offloaded = replace(on_device, offload="cpu")
-    assert planned(costs, offloaded) < planned(costs, on_device) / 2
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved"])
+def test_alike_micro_batches_do_not_change_the_highest_level(costs: Costs, schedule: str) -> None:
+    chunks = 2 if schedule == "interleaved" else 1
+    layout = LayoutConfig(pp=2, schedule=schedule, chunks=chunks)
+    cuts = (1, 2, 3) if chunks > 1 else (2,)
+    rules: list[Rule] = ["none", Selective(save=("matmul",))] * (len(costs.trace.layers) // 2)
+    rules += ["none"] * (len(costs.trace.layers) - len(rules))
+    for stage in range(2):
+        sizes = []
+        for number in (23, different(layout, 23)):
+            grid = replace(
+                grid_of(Fsdp2Config(), layout, 1), shape=Shape(LayoutConfig(pp=2), 1, 1, number)
+            )
+            [*each] = costs.memory.timelines(grid, Fsdp2Config(), cuts, rules, every=True)
+            sizes.append(each[stage].highest)
+        assert sizes[1] == pytest.approx(sizes[0], rel=1e-3)

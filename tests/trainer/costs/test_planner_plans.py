@@ -55,7 +55,7 @@ def question(machine: str, *lengths: int, **more: Any) -> Question:
         model=load_model_config(TINY),
         run=replace(RunConfig(), precision="fp32"),
         hardware=Hardware.load(machine),
-        gpus=2,
+        gpus=1,
         phases=phases,
         **more,
     )
@@ -158,7 +158,7 @@ def test_tensor_ranks_as_context_ranks_are_simulated(machine: str) -> None:
         rank, whole = by["none", None, False], by["none", None, True]
         assert "context" in whole.name.forward or "tensor" not in whole.name.forward
         assert "tensor" in rank.name.forward
-        assert whole.work > 1.5 * rank.work  # weights and gradients of all tensor ranks
+        assert whole.work > rank.work  # whole weights of all tensor ranks
         assert sort.forward <= without.forward
         same = next(c for c in without.choices if c.name.key == rank.name.key)
         own = sort.forward + rank.backward + sort.update / 2  # two micro-batches

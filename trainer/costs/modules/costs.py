@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING
 
 from ....console.errors import PlanError
 from ....console.progress import as_bytes, human
-from ....models.accounting.state import Shards
-from ....models.parallel.sharding import LocalShard
-from ....models.precision import Precision
 from ...run.config import RunConfig
+from ..footprints import WHOLE
 from ..planner.division.problem import Fixed, Problem
 from ..planner.grid import Grid
 from ..planner.layers import Costs
 from ..planner.machine import Machine
 from ..planner.trace import ModelTrace
+from ..rank_memory import ModelParts
 from .load import ModuleModel
+from .memory import ModuleParts
 from .trace import Traced, flops
 
 if TYPE_CHECKING:
@@ -48,48 +44,25 @@ class ModuleCosts(Costs):
     def _trace(self) -> ModelTrace:
         return self.traced.trace
 
-    def _shards(self, tp: int, ep: int) -> tuple[list[Shards], Shards, Shards, dict[str, Shards]]:
-        layers: list[Shards] = [
-            {f"blocks.{number}.{name}": LocalShard(shape) for name, shape in sort.parameters}
-            for number, sort in enumerate(self.modules.sorts)
-        ]
-        return layers, {}, {}, {}
+    def _parts(self) -> ModelParts:
+        return ModuleParts(self.modules, self.trace, self.precision)
 
     def problem(self, grid: Grid, budget: float, **options: bool) -> Problem:
         """Return the problem of a layout: embedding and head are modules like the others."""
         return replace(super().problem(grid, budget, **options), first=Fixed(), last=Fixed())
 
-    @cached_property
-    def _meta(self) -> Any:
-        return _Parameters(self.shards(1, 1)[0])
 
-
-class _Parameters(nn.Module):
-    """Parameters of each sort, for the state of an engine."""
-
-    def __init__(self, layers: list[Shards]) -> None:
-        super().__init__()
-        self.shapes = {name: each.shape for shards in layers for name, each in shards.items()}
-
-    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        for name, shape in self.shapes.items():
-            yield name, nn.Parameter(torch.empty(shape, device="meta"))
-
-    def full_precision(self, precision: Precision) -> tuple[str, ...]:
-        return ()
-
-
-def sort_lines(traced: Traced) -> Iterator[str]:
+def sort_lines(costs: ModuleCosts) -> Iterator[str]:
     """Yield a line for each sort: its number, parameters, operations and bytes of a row."""
-    for number, (sort, trace) in enumerate(
-        zip(traced.model.sorts, traced.trace.sorts, strict=True)
-    ):
-        places = [place for place, other in enumerate(traced.model.layers) if other == number]
+    kept = costs.memory.footprints.of(WHOLE, 1).sorts
+    columns = zip(costs.modules.sorts, costs.trace.sorts, kept, strict=True)
+    for number, (sort, trace, sizes) in enumerate(columns):
+        places = [place for place, other in enumerate(costs.modules.layers) if other == number]
         yield (
             f"module {_places(places)}: {sort.name}, {human(sort.elements)} parameters; a row has "
             f"{human(flops(trace.forward))}FLOP forward, {human(flops(trace.backward))}FLOP "
-            f"backward, and keeps {as_bytes(trace.everything)} ({as_bytes(trace.stream)} with "
-            "recompute)"
+            f"backward, and keeps {as_bytes(round(sizes['none'].kept))} "
+            f"({as_bytes(round(sizes['block'].kept))} with recompute)"
         )
 
 

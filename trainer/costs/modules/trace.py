@@ -1,4 +1,4 @@
-"""Trace of a sequence of modules: operations, parameters and memory of each sort, for one row."""
+"""Trace of a sequence of modules: operations and parameters of each sort, for one row."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ....console.errors import PlanError
-from ....models.accounting.memory import kept_sizes
-from ....models.layers.recompute import OPERATIONS
 from ....models.precision import Precision
 from ..planner.recorder import Recorder
 from ..planner.trace import LayerTrace, ModelTrace, counted
@@ -72,8 +70,7 @@ def trace_modules(name: str, precision: Precision) -> Traced:
     sorts = list(known)
     numbers = tuple(map(sorts.index, layers))
     stream = max(trace.stream for trace in known.values())
-    none = dict.fromkeys(OPERATIONS, 0)
-    end = LayerTrace("end", {}, (), (), 0, stream, 1, none, none)
+    end = LayerTrace("end", {}, (), (), stream, 1)
     trace = ModelTrace(1, 1, numbers, tuple(known.values()), end)
     return Traced(ModuleModel(name, tuple(sorts), numbers), trace)
 
@@ -94,18 +91,13 @@ def _layer(name: str, module: nn.Module, row: Tensor, first: bool) -> LayerTrace
     with ModuleRecorder() as backward:
         if result.requires_grad:
             torch.autograd.backward([result], [torch.ones_like(result)])
-    everything, *results = kept_sizes((module,), lambda: _result(module, given))
-    half = len(OPERATIONS)
     return LayerTrace(
         name=name,
         layer={"shared": None},
         forward=counted(forward.work),
         backward=counted(backward.work),
-        everything=everything,
         stream=row.nbytes,
         calls=1,
-        results=dict(zip(OPERATIONS, results[:half], strict=True)),
-        needed=dict(zip(OPERATIONS, results[half:], strict=True)),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from ....models.accounting.step import Timeline
 from ...pipeline.cuts import Cuts
 from ...run.layout_plan import (
     LayerSpan,
@@ -55,6 +56,8 @@ class InPhase(NamedTuple):
     grid: Grid
     problem: Problem
     plan: Assigned
+    timelines: Sequence[Timeline]
+    """Memory over a step of a rank of each stage."""
 
     @property
     def runs_as(self) -> tuple[Any, ...]:
@@ -65,28 +68,8 @@ class InPhase(NamedTuple):
 def in_phase(candidate: Candidate) -> InPhase:
     """Return a candidate in the phase that it was found for."""
     grid, problem = candidate.grid, candidate.problem
-    made = assigned(problem, candidate.solution.cuts, choices_of(candidate))
-    return InPhase(grid, problem, made)
-
-
-def choices_of(candidate: Candidate) -> list[Choice]:
-    """Return the choice of each layer. Layers of a sort take theirs in turn."""
-    problem, solution = candidate.problem, candidate.solution
-    ranges = problem.ranges(solution.cuts)
-    found: list[Choice | None] = [None] * len(problem.layers)
-    for stage, plan in enumerate(solution.stages):
-        for chunk, counts in zip(problem.own(stage), plan.counts, strict=True):
-            waiting = {
-                sort: [
-                    choice
-                    for choice, n in zip(problem.sorts[sort].choices, numbers, strict=True)
-                    for _ in range(n)
-                ]
-                for sort, numbers in enumerate(counts)
-            }
-            for layer in range(*ranges[chunk]):
-                found[layer] = waiting[problem.layers[layer]].pop(0)
-    return [choice for choice in found if choice is not None]
+    made = assigned(problem, candidate.solution.cuts, candidate.choices)
+    return InPhase(grid, problem, made, candidate.timelines)
 
 
 def assigned(problem: Problem, cuts: Cuts, choices: Sequence[Choice]) -> Assigned:
@@ -151,34 +134,26 @@ def time_by_part(problem: Problem, plan: Assigned) -> dict[str, float]:
     return {name: seconds for name, seconds in found.items() if seconds > ROUNDING * plan.price}
 
 
-def memory_by_part(problem: Problem, plan: Assigned, buffers: float) -> dict[str, int]:
-    """Return the bytes of the fullest stage by part."""
-    stage = max(range(problem.stages), key=lambda number: plan.stages[number].memory)
-    ranges, alive = problem.ranges(plan.cuts), problem.alive(stage)
-    kept = work = 0.0
-    for n, chunk in zip(alive, problem.own(stage), strict=True):
-        parts: list[Choice | Fixed] = [
-            *(plan.choices[layer] for layer in range(*ranges[chunk])),
-            *problem.fixed(chunk),
-        ]
-        kept += n * sum(part.kept for part in parts)
-        work = max(work, *(part.work for part in parts))
-    state = plan.stages[stage].memory - kept - work
-    parts_of = {"state": state, "buffers": buffers, "activations": kept, "working": work}
-    return {name: round(size) for name, size in parts_of.items() if size}
+def fullest(timelines: Sequence[Timeline]) -> Timeline:
+    """Return the memory of the stage that needs most."""
+    return max(timelines, key=lambda each: each.highest)
 
 
 def plan_of(
-    costs: Sequence[Costs], seconds: Mapping[str, float], candidate: Candidate, budget: float
+    costs: Sequence[Costs],
+    seconds: Mapping[str, float],
+    candidate: Candidate,
+    in_others: Sequence[Timeline] = (),
 ) -> LayoutPlan:
-    """Return the plan's file of a candidate of the first of these phases."""
+    """Return the plan's file of a candidate of the first of these phases. `in_others` is the memory
+    of ranks in the other phases."""
     first = costs[0]
     grid, problem = candidate.grid, candidate.problem
-    choices = choices_of(candidate)
+    choices = candidate.choices
     cuts = candidate.solution.cuts
     made = assigned(problem, cuts, choices)
     hardware = first.machine.hardware
-    memory = memory_by_part(problem, made, budget - problem.budget)
+    memory = fullest([*candidate.timelines, *in_others])
     ways = [choice.name for choice in choices]
     return LayoutPlan(
         planned=Planned(
@@ -205,8 +180,8 @@ def plan_of(
             seconds=made.price,
             bound=candidate.solution.bound,
             by=time_by_part(problem, made),
-            memory=sum(memory.values()),
-            memory_by=memory,
+            memory=memory.highest,
+            memory_by=memory.parts,
             estimated=tuple(sorted(first.machine.estimated)),
         ),
     )

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from ....console.errors import PlanError
     from ....dataplane.order.timeline import PhaseRows
+    from ...run.config import RunConfig
+    from ...run.layout_plan import LayoutPlan
     from ..modules.trace import Traced
     from ..simulation.outlook import Outlook
     from .make import PhasePlans, Plans, Question
@@ -116,18 +118,14 @@ def plan(context: click.Context, /, as_json: bool, **options: Any) -> None:
         _write_page(plans, outlooks, options)
     if as_json:
         command.emit(_as_json(plans) | {"simulated": {o.title: o.as_json() for o in outlooks}})
-    if plans.question.modules is not None:
-        from ..modules.costs import sort_lines
+    from ..modules.costs import ModuleCosts, sort_lines
 
-        command.say("\n".join(sort_lines(plans.question.modules)))
+    if isinstance(costs := plans.phases[0].costs, ModuleCosts):
+        command.say("\n".join(sort_lines(costs)))
     command.say("\n".join(lines_of(plans)))
     for own, other in explained:
         name = f"{options['explain']} in phase {own.costs.phase.name}"
-        text = (
-            [str(other)]
-            if isinstance(other, Exception)
-            else compared(own.best, other, plans.question.budget)
-        )
+        text = [str(other)] if isinstance(other, Exception) else compared(own.best, other)
         command.say("\n".join([f"{name}:", *text]))
     for outlook in outlooks:
         command.say("\n".join([f"{outlook.title}:", *outlook.lines()]))
@@ -135,24 +133,76 @@ def plan(context: click.Context, /, as_json: bool, **options: Any) -> None:
 
 @plan.command("show")
 @click.argument("file", metavar="PLAN.yaml")
+@click.option("--html", metavar="PAGE", help="Draw the memory over a step, by part and by layer.")
+@click.option("--model", metavar="NAME|FILE", help="The plan's model, for --html.")
+@click.option("--run", "run_file", metavar="FILE", help="A run's YAML, for --html.")
+@click.option(
+    "--device",
+    type=click.Choice(["cuda", "cpu"]),
+    default="cuda",
+    show_default=True,
+    help="Kind of device that is drawn.",
+)
 @command.json_option
-def show(file: str, as_json: bool) -> None:
+def show(
+    file: str, html: str | None, model: str | None, run_file: str | None, device: str, as_json: bool
+) -> None:
     """Print a plan's file: layout, layers, time and memory by part.
 
     \b
-    Example:
+    Examples:
       trainer plan show plan.yaml
+      trainer plan show plan.yaml --model llama2-7b --html memory.html
 
     More: docs/planner.md
     """
+    if (html is None) != (model is None):
+        raise click.UsageError("--html and --model need each other")
     from ....console.config import plain
     from ...run.layout_plan import load_plan
     from .show import plan_lines
 
     stored = load_plan(file)
+    if html is not None and model is not None:
+        _write_memory(stored, html, model, run_file, device)
     if as_json:
         command.emit(plain(stored))
     command.say("\n".join(plan_lines(stored)))
+
+
+def _write_memory(
+    plan: LayoutPlan, html: str, model: str, run_file: str | None, device: str
+) -> None:
+    """Draw the phase of a plan that needs most memory."""
+    from pathlib import Path
+
+    from ....dataplane.storage.atomic import replacing
+    from ....models.config import load_model_config
+    from ..simulation.memory_page import memory_page, plan_timelines
+    from .assemble import fullest
+
+    config, run = load_model_config(model), _run_on(run_file, device)
+    phases = plan.planned.phases
+    found = [plan_timelines(plan, phase, config, run, device) for phase in phases]
+    sizes = [fullest(timelines).highest for timelines in found]
+    own = sizes.index(max(sizes))
+    names = list(map(str, config.layers))
+    text = memory_page(Path(model).stem, phases[own], names, found[own])
+    with replacing(Path(html)) as file:
+        file.write(text.encode())
+    command.say(f"wrote {html}")
+
+
+def _run_on(file: str | None, device: str) -> RunConfig:
+    """Return the run of a file with the precision of a kind of device."""
+    from dataclasses import replace
+
+    from ...run import config as run_config
+
+    run = run_config.load(file)
+    if run.precision == "auto":
+        run = replace(run, precision="bf16" if device == "cuda" else "fp32")
+    return run
 
 
 Explained = list[tuple["PhasePlans", "Candidate | PlanError"]]
@@ -199,19 +249,13 @@ def _write_page(plans: Plans, outlooks: list[Outlook], options: dict[str, Any]) 
 
 
 def _question(options: dict[str, Any]) -> Question:
-    from dataclasses import replace
-
     from ....models.config import load_model_config
     from ....models.precision import PRECISIONS
-    from ...run import config as run_config
     from ..hardware import Hardware
     from .make import Question
 
     hardware = Hardware.load(options["hardware"])
-    run = run_config.load(options["run_file"])
-    if run.precision == "auto":
-        precision = "bf16" if hardware.file.device.kind == "cuda" else "fp32"
-        run = replace(run, precision=precision)
+    run = _run_on(options["run_file"], hardware.file.device.kind)
     traced: Traced | None = None
     if options["module"] is not None:
         from ..modules.trace import trace_modules

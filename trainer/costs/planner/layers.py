@@ -1,41 +1,39 @@
 """Costs of the layers of a model in a layout: the problem that the search solves.
 
-Times follow from the trace of a layer and the figures of the hardware; bytes from the memory
-accounting (models/accounting), with what it does not count yet: whole weights and gradients of a
-block while it runs, and gathered inputs under tensor parallelism.
+Times follow from the trace of a layer and the figures of the hardware. Bytes of layers and of the
+state add up (footprints.py); what does not is counted by the timeline of a step (`timelines`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ....models.accounting.count import build_meta
-from ....models.accounting.memory import KeptLayer
-from ....models.accounting.state import Degrees, Shards, StatePart, device_bytes, state_bytes
+from ....models.accounting.step import Timeline
 from ....models.layers.recompute import Results, Rule, Selective
 from ....models.precision import PRECISIONS, Precision
 from ...engines.engine import EngineConfig
-from ...engines.fsdp2 import Fsdp2Config
 from ...layout.checks import problems
 from ...layout.config import LayoutConfig
+from ...pipeline.cuts import Cuts
 from ...run.config import RunConfig
-from ..state import engine_state
+from ..footprints import Footprint, unbeaten
+from ..memory import ahead
+from ..model_parts import OwnParts
+from ..rank_memory import Between, ModelParts, RankMemory, as_context, engine_of, remembered
 from . import messages
 from .division.problem import Choice, Fixed, Problem, Sort
 from .grid import Grid
 from .machine import Machine, Split
-from .trace import LayerTrace, ModelTrace, local_shards, one_of_each, trace
+from .trace import LayerTrace, ModelTrace, trace
 from .work import RULES, Parts, Passes, recompute_launches
 
 if TYPE_CHECKING:
     from ....dataplane.order.timeline import PhaseRows
     from ....models.config import ModelConfig
-
-T = TypeVar("T")
 
 ShardedParts = tuple[
     list[messages.Sharded], messages.Sharded, messages.Sharded, dict[str, messages.Sharded]
@@ -46,10 +44,16 @@ class Form(NamedTuple):
     """A layer of one sort as a layout runs it, before its own choices."""
 
     passes: Passes
+    sizes: Mapping[Rule, Footprint]
+    useful: Sequence[Rule]
+    """Rules that no other beats in everything."""
     engine: messages.EngineMessages
     shards: messages.Sharded
-    held: float
-    """Bytes of the state."""
+    held: Between
+    whole: Between
+    """With weights that stay whole from the forward to the backward pass."""
+    later: bool
+    """True if a stage has gradients while all of its micro-batches are alive."""
     sequence: bool
     """True: the tensor ranks work as context ranks, with whole weights. Simulated only."""
 
@@ -117,19 +121,26 @@ class Costs:
         self.device = machine.hardware.file.device.kind
         self.trace = self._trace()
         self.passes = cache(self._passes)
-        self.shards = cache(self._shards)
-        self.memory = _remembered(self._memory)
-        self.sharded = _remembered(self._sharded)
+        layers = self.trace.layers
+        self.memory = RankMemory(self._parts(), run, self.precision, self.device, layers)
+        self.sharded = remembered(self._sharded)
+        self.beyond: dict[tuple[Any, ...], tuple[float, ...]] = {}
+        """What plans of alike grids have beyond the sum of their parts, for a first guess."""
+        self._useful: dict[tuple[Split, int], list[tuple[Rule, ...]]] = {}
 
     def _trace(self) -> ModelTrace:
         return trace(self.model, self.phase.seq_len, self.precision, self.device)
+
+    def _parts(self) -> ModelParts:
+        return OwnParts(self.model, self.phase.seq_len, self.precision, self.device)
 
     def on(self, machine: Machine) -> Costs:
         """Return the costs on another cluster with devices of this kind."""
         other = copy(self)
         other.machine = machine
         other.passes = cache(other._passes)
-        other.sharded = _remembered(other._sharded)
+        other.sharded = remembered(other._sharded)
+        other._useful = {}
         return other
 
     @property
@@ -146,17 +157,15 @@ class Costs:
         return found[:-1], found[-1]
 
     def _of_layer(self, layer: LayerTrace, split: Split, ep: int) -> Passes:
-        machine, part = self.machine, split.rows / split.ranks
+        machine = self.machine
         each = [machine.seconds([work], "forward", split) for work in layer.forward]
         forward = {"compute": sum(each)}
         backward = {"compute": machine.seconds(layer.backward, "backward", split)}
         sent = messages.of_layer(layer, self.model, self.trace, self.precision, machine, split, ep)
         for name, (there, back) in sent.items():
             forward[name], backward[name] = there, back
-        again, kept, work = {}, {}, {}
-        sizes = KeptLayer(layer.everything, layer.stream, layer.calls, layer.results, layer.needed)
+        again = {}
         launched = sum(work.count for work in layer.forward if work.kind == "launch")
-        gathered = layer.calls * layer.stream * split.rows / split.cp * (1 - 1 / split.tp)
         for rule in RULES:
             saved: tuple[Results, ...] = rule.save if isinstance(rule, Selective) else ()
             repeated = sum(there for there, _ in sent.values()) + sum(
@@ -166,30 +175,7 @@ class Costs:
             )
             more = machine.launches(recompute_launches(rule, layer.calls, launched))
             again[rule] = 0.0 if rule == "none" else repeated + more
-            kept[rule] = sizes.forward(rule) * part + (gathered if rule == "none" else 0.0)
-            work[rule] = sizes.backward(rule) * part + (0.0 if rule == "none" else gathered)
-        return Passes(forward, backward, again, kept, work)
-
-    def _shards(self, tp: int, ep: int) -> tuple[list[Shards], Shards, Shards, dict[str, Shards]]:
-        """Return the local shards of each sort of layer, the embedding, the head with the final
-        norm, and the shared modules."""
-        layers: list[dict[str, Any]] = [{} for _ in self.sorts]
-        first: dict[str, Any] = {}
-        last: dict[str, Any] = {}
-        modules: dict[str, dict[str, Any]] = {}
-        for name, shard in local_shards(self.model, tp, ep).items():
-            root, _, rest = name.partition(".")
-            if root == "blocks":
-                layers[int(rest.partition(".")[0])][name] = shard
-            elif root == "shared":
-                modules.setdefault(rest.partition(".")[0], {})[name] = shard
-            else:
-                (first if root in ("embedding", "positions") else last)[name] = shard
-        return list(layers), first, last, dict(modules)
-
-    @cached_property
-    def _meta(self) -> Any:
-        return build_meta(one_of_each(self.model))
+        return Passes(forward, backward, again)
 
     def problem(
         self,
@@ -204,10 +190,14 @@ class Costs:
         shape, layout = grid.shape, grid.layout
         split = shape.split
         _, head = self.passes(split, layout.ep)
+        sizes = self.memory.footprints.of(split, layout.ep)
         engine, (_, first, at_end, modules) = self.sharded(
             grid.engine, layout.pp, shape.dp, layout.cp, layout.tp, layout.ep
         )
-        memory = self.memory(grid.engine, layout.pp, shape.dp, layout.cp, layout.tp, layout.ep)
+        degrees = layout.pp, shape.dp, layout.cp, layout.tp, layout.ep
+        memory = self.memory.held(grid.engine, *degrees)
+        # Gradients of the first micro-batch are there while later ones are alive.
+        later = shape.micro_batches > ahead(layout)
         names = list(modules)
         forms = [self._forms(grid, sequence=False)]
         if simulate and self._may_be_sequence(grid):
@@ -228,7 +218,7 @@ class Costs:
                             form,
                             form.forward - forward,
                             (form.update - update) / shape.micro_batches,
-                            RULES if all_choices else form.passes.useful,
+                            RULES if all_choices else form.useful,
                         )
                     ),
                     update=update,
@@ -242,7 +232,7 @@ class Costs:
             sorts=tuple(sorts),
             layers=self.trace.layers,
             micro_batches=shape.micro_batches,
-            budget=budget - memory.buffers,
+            budget=budget,
             stages=layout.pp,
             chunks=layout.chunks,
             schedule=layout.schedule,
@@ -250,21 +240,22 @@ class Costs:
             first=Fixed(
                 forward=self.machine.traffic(2 * stream),
                 backward=self.machine.traffic(2 * stream),
-                held=memory.first,
-                work=engine.work(first),
+                held=memory.first.held(sizes.first.kept, later=later),
+                kept=sizes.first.kept,
+                work=sizes.first.work,
                 update=engine.update(0.0, 0.0, first),
             ),
             last=Fixed(
                 forward=engine.forward(head.ahead, at_end),
                 backward=engine.backward(head.back, at_end, gathers=False),
-                held=memory.last,
-                kept=head.kept["none"],
-                work=engine.work(at_end),
+                held=memory.last.held(sizes.last.kept, later=later),
+                kept=sizes.last.kept,
+                work=sizes.last.work,
                 update=engine.update(head.ahead, head.back, at_end)
                 + self.machine.overhead.step_of(grid.engine.kind),
             ),
             modules=tuple(
-                Fixed(held=held, update=engine.update(0.0, 0.0, shards))
+                Fixed(held=held.held(0.0, later=later), update=engine.update(0.0, 0.0, shards))
                 for held, shards in zip(memory.modules, modules.values(), strict=True)
             ),
         )
@@ -273,16 +264,48 @@ class Costs:
         """Return each sort of layer as a layout runs it, with the tensor axis as it is or as a part
         of the context axis."""
         shape, layout = grid.shape, grid.layout
-        split, tp, cp = shape.split, layout.tp, layout.cp
-        if sequence:
-            split, tp, cp = replace(split, tp=1, cp=cp * tp), 1, cp * tp
+        split = as_context(shape.split) if sequence else shape.split
+        tp, cp = split.tp, split.cp
         passes, _ = self.passes(split, layout.ep)
+        sizes = self.memory.footprints.of(split, layout.ep).sorts
         engine, (layers, *_) = self.sharded(grid.engine, layout.pp, shape.dp, cp, tp, layout.ep)
-        memory = self.memory(grid.engine, layout.pp, shape.dp, cp, tp, layout.ep)
+        degrees = layout.pp, shape.dp, cp, tp, layout.ep
+        held = self.memory.held(grid.engine, *degrees)
+        whole = self.memory.whole(grid.engine, *degrees) if engine.gathers_blocks else held
+        later = shape.micro_batches > ahead(layout)
+        columns = passes, sizes, self.useful(split, layout.ep), layers, held.layers, whole.layers
         return [
-            Form(cost, engine, shards, held, sequence)
-            for cost, shards, held in zip(passes, layers, memory.layers, strict=True)
+            Form(cost, size, useful, engine, shards, one, other, later, sequence)
+            for cost, size, useful, shards, one, other in zip(*columns, strict=True)
         ]
+
+    def useful(self, split: Split, ep: int) -> list[tuple[Rule, ...]]:
+        """Return, for each sort, the rules without those that another beats in everything. An
+        engine adds the same bytes to all of them, and never turns the order of their times."""
+        key = split, ep
+        if key not in self._useful:
+            passes, _ = self.passes(split, ep)
+            sizes = self.memory.footprints.of(split, ep).sorts
+            self._useful[key] = [
+                tuple(unbeaten({rule: (cost.again[rule], *size[rule]) for rule in RULES}))
+                for cost, size in zip(passes, sizes, strict=True)
+            ]
+        return self._useful[key]
+
+    def refine(self, grid: Grid, ways: Sequence[Way]) -> bool:
+        """Trace what these ways of the layers use in this layout. Return True if that changed the
+        bytes of the problem."""
+        split, ep, changed = grid.shape.split, grid.layout.ep, False
+        for sequence in sorted({False, *(way.sequence for way in ways)}):
+            own = as_context(split) if sequence else split
+            used: list[dict[Rule, None]] = [{} for _ in self.sorts]
+            for sort, way in zip(self.trace.layers, ways, strict=True):
+                if way.sequence == sequence:
+                    used[sort][way.rule] = None
+            if self.memory.footprints.refine(own, ep, used):
+                self._useful.pop((own, ep), None)
+                changed = True
+        return changed
 
     def _may_be_sequence(self, grid: Grid) -> bool:
         """True if the tensor ranks could work as context ranks."""
@@ -299,91 +322,42 @@ class Costs:
         the shared modules."""
         layout = LayoutConfig(pp=pp, tp=tp, cp=cp, ep=ep)
         found = messages.EngineMessages(engine, layout, dp, self.precision, self.machine)
-        layers, first, last, modules = self.shards(tp, ep)
+        layers, first, last, modules = self.memory.shards_of_sorts(tp, ep)
         return found, (
             [found.of(shards) for shards in layers],
             found.of(first),
-            found.of({**last, **first} if self.tied(pp) else last),
+            found.of({**last, **first} if self.memory.parts.tied(pp) else last),
             {name: found.of(shards) for name, shards in modules.items()},
         )
 
-    def _memory(self, engine: EngineConfig, pp: int, dp: int, cp: int, tp: int, ep: int) -> Memory:
-        """Return the bytes of the state of an engine on a device."""
-        layout = LayoutConfig(pp=pp, tp=tp, cp=cp, ep=ep)
-        run = replace(self.run, engine=engine, layout=layout)
-        state = engine_state(run, self._meta, self.precision, self.device).parts
-        degrees = Degrees(dp=dp, tp=tp, cp=cp, ep=ep)
-        parts = [part for part in state if part.name != "buffers"]
-        buffers = [part for part in state if part.name == "buffers"]
-        layers, first, last, modules = self.shards(tp, ep)
-
-        def held(shards: Shards, parts: Sequence[StatePart] = parts) -> float:
-            return device_bytes(state_bytes(parts, shards, degrees)) if shards else 0.0
-
-        of_layers = parts
-        if isinstance(engine, Fsdp2Config) and engine.gather_of(layout) == "block":
-            # Whole weights of a block are in the working set (EngineMessages.work).
-            of_layers = [part for part in parts if part.name != "weights" or part.sharded_over]
-
-        everything: dict[str, Any] = {**first, **last}
-        for number, sort in enumerate(self.trace.layers):
-            everything |= {f"{number}.{name}": shard for name, shard in layers[sort].items()}
-        for shards in modules.values():
-            everything |= shards
-        return Memory(
-            layers=[held(shards, of_layers) for shards in layers],
-            first=held(first),
-            last=held({**last, **first} if self.tied(pp) else last),
-            modules=[held(shards) for shards in modules.values()],
-            buffers=sum(state_bytes(buffers, everything, degrees).values()),
+    def timelines(
+        self, grid: Grid, cuts: Cuts, ways: Sequence[Way], *, every: bool = False
+    ) -> list[Timeline]:
+        """Return the memory over a step of a rank of each stage, with `every` micro-batch or with
+        as many as the highest level needs."""
+        ranks = grid.shape.dp * grid.layout.cp * grid.layout.tp
+        return self.memory.timelines(
+            grid,
+            engine_of(grid.engine, [(way.reshard, way.sequence) for way in ways], ranks),
+            cuts,
+            [way.rule for way in ways],
+            [way.sequence for way in ways],
+            every=every,
         )
 
-    def tied(self, pp: int) -> bool:
-        """True if the last stage holds the embedding too."""
-        return self.model.tie_embeddings and pp > 1
 
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes of the state on a device."""
-
-    layers: Sequence[float]
-    """Bytes of a layer of each sort."""
-    first: float
-    last: float
-    modules: Sequence[float]
-    buffers: float
-    """Buffers of a stage, at most."""
-
-
-def _remembered(
-    function: Callable[[EngineConfig, int, int, int, int, int], T],
-) -> Callable[[EngineConfig, int, int, int, int, int], T]:
-    """Return the function with a memory. Engines with options of torch.compile have no hash: the
-    key is the object, which the memory keeps alive."""
-    known: dict[tuple[int, ...], tuple[EngineConfig, T]] = {}
-
-    def call(engine: EngineConfig, *degrees: int) -> T:
-        key = id(engine), *degrees
-        if key not in known:
-            known[key] = engine, function(engine, *degrees)
-        return known[key][1]
-
-    return call
-
-
-def _choices(form: Form, longer: float, later: float, rules: Sequence[Rule]) -> Iterator[Choice]:
+def _choices(form: Form, longer: float, delayed: float, rules: Sequence[Rule]) -> Iterator[Choice]:
     """Yield the choices of a layer in one form. Its forward pass is `longer` than that of the sort,
-    and its update `later` for each micro-batch."""
-    cost, engine, shards, held, sequence = form
-    work = engine.work(shards)
+    and its update `delayed` for each micro-batch."""
+    cost, sizes, _, engine, shards, held, whole, later, sequence = form
     for reshard in (None, False) if engine.gathers_blocks else (None,):
         for rule in rules:
             back = cost.back + cost.again[rule]
+            own = held if reshard is None else whole
             yield Choice(
-                name=Way(rule, reshard, cost, engine, shards, sequence, later),
-                backward=engine.backward(back, shards, gathers=reshard is None) + longer + later,
-                held=held if reshard is None else held + engine.whole_weights(shards),
-                kept=cost.kept[rule],
-                work=cost.work[rule] + work,
+                name=Way(rule, reshard, cost, engine, shards, sequence, delayed),
+                backward=engine.backward(back, shards, gathers=reshard is None) + longer + delayed,
+                held=own.held(sizes[rule].kept, later=later),
+                kept=sizes[rule].kept,
+                work=sizes[rule].work + (held.running if reshard is None else 0),
             )

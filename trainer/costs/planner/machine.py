@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Literal
 
 from ....console.errors import PlanError
+from ....models.parallel.axes import AttentionForm, LongFilterForm
 from ....models.precision import Fp8Config
 from ..hardware import Hardware
 from ..hardware.file import Overhead
@@ -32,8 +33,8 @@ class Split:
     rows: int = 1
     tp: int = 1
     cp: int = 1
-    attention: str = "a2a"
-    hyena_li: str = "states"
+    attention: AttentionForm = "a2a"
+    hyena_li: LongFilterForm = "states"
 
     @property
     def ranks(self) -> int:

@@ -15,7 +15,7 @@ from ...run.layout_plan import LayoutPlan
 from ..hardware import Hardware
 from ..modules.costs import ModuleCosts
 from ..modules.trace import Traced
-from .assemble import InPhase, assigned, choices_of, in_phase, plan_of, same_choices
+from .assemble import InPhase, assigned, fullest, in_phase, plan_of, same_choices
 from .grid import grid_of
 from .layers import Costs
 from .machine import Machine
@@ -106,12 +106,7 @@ def make_plans(question: Question) -> Plans:
             raise no_plan(question, costs, outcome)
         phases.append(PhasePlans(costs, outcome))
     each = [
-        plan_of(
-            [own.costs],
-            {own.costs.phase.name: own.best.solution.price},
-            own.best,
-            question.budget,
-        )
+        plan_of([own.costs], {own.costs.phase.name: own.best.solution.price}, own.best)
         for own in phases
     ]
     if len(phases) == 1:
@@ -165,7 +160,8 @@ def joint(
     _, own, candidate, made = best
     costs = [own.costs, *(p.costs for p in phases if p is not own)]
     times = {p.costs.phase.name: each.plan.price for p, each in zip(phases, made, strict=True)}
-    return plan_of(costs, times, candidate, question.budget), made
+    in_others = [timeline for each in made for timeline in each.timelines]
+    return plan_of(costs, times, candidate, in_others), made
 
 
 def _in_phases(
@@ -174,7 +170,7 @@ def _in_phases(
     """Yield the plan of one phase in each phase that it runs."""
     layout = candidate.grid.layout
     tokens = candidate.grid.shape.rows * own.costs.phase.seq_len // layout.cp
-    choices = choices_of(candidate)
+    choices = candidate.choices
     for other in phases:
         phase = other.costs.phase
         if phase.seq_len % (layout.tp * layout.cp):
@@ -183,9 +179,11 @@ def _in_phases(
         problem = other.costs.problem(
             grid, question.budget, simulate=question.simulate, all_choices=True
         )
-        found = assigned(problem, candidate.solution.cuts, same_choices(problem, choices))
-        if max(stage.memory for stage in found.stages) <= problem.budget:
-            yield InPhase(grid, problem, found)
+        cuts, ways = candidate.solution.cuts, [choice.name for choice in choices]
+        timelines = other.costs.timelines(grid, cuts, ways)
+        if fullest(timelines).highest <= question.budget:
+            found = assigned(problem, cuts, same_choices(problem, choices))
+            yield InPhase(grid, problem, found, timelines)
 
 
 def no_plan(
@@ -208,7 +206,7 @@ def no_plan(
     least = nearest(costs, question.gpus, question.budget, wanted)
     stages = least.grid.layout.pp
     on = f" on stage {least.stage}" if stages > 1 else ""
-    parts = ", ".join(f"{name} {as_bytes(round(size))}" for name, size in least.parts.items())
+    parts = ", ".join(f"{name} {as_bytes(size)}" for name, size in least.parts.items())
     over = as_bytes(round(least.bytes - question.budget))
     open_ = ""
     if outcome.undecided:
@@ -219,7 +217,7 @@ def no_plan(
     return PlanError(
         f"no layout{which} fits into {as_bytes(round(question.budget))} of each of "
         f"{question.gpus} devices ({where}); {outcome.grids} were searched",
-        where=f"\n    the nearest needs {as_bytes(round(least.bytes))}{on}, {over} too much: "
+        where=f"\n    the nearest needs {as_bytes(least.bytes)}{on}, {over} too much: "
         f"{least.grid.name()}\n    {parts}{open_}",
         hint="use more devices, devices with more memory, or a larger --memory",
     )

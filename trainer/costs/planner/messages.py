@@ -122,7 +122,7 @@ class Sharded:
 
 
 class EngineMessages:
-    """Messages of an engine on some ranks, and the memory that they need."""
+    """Messages of an engine on some ranks."""
 
     def __init__(
         self,
@@ -137,17 +137,12 @@ class EngineMessages:
         self.stride = layout.tp
         self.ranks = dp * layout.cp
         self.shard = self.ranks
-        self.blocks: int
-        """Blocks whose weights are whole at once, where they are gathered block by block."""
         if isinstance(engine, Fsdp2Config):
             self.shard = engine.shard or self.ranks
             self.gather: str = engine.gather_of(layout)
-            ahead = 1 + max(engine.forward_prefetch, engine.backward_prefetch)
-            self.blocks = max(engine.keep_last, ahead)
         else:
             assert isinstance(engine, DeepSpeedConfig)
             self.gather = {3: "block"}.get(engine.zero, f"zero{engine.zero}")
-            self.blocks = 2
 
     @property
     def gathers_blocks(self) -> bool:
@@ -227,12 +222,3 @@ class EngineMessages:
         if self.gather in ("zero1", "zero2"):
             seconds += costs.gather
         return seconds
-
-    def work(self, costs: Sharded) -> float:
-        """Return the bytes of whole weights and gradients while a block runs."""
-        if self.gather == "block":  # this block and the next ones, and the gradients of this one
-            return costs.elements * (self.blocks * self.width + GRADIENT_BYTES)
-        return costs.elements * GRADIENT_BYTES if self.gather == "micro-batch" else 0.0
-
-    def whole_weights(self, costs: Sharded) -> float:
-        return costs.elements * self.width

@@ -13,25 +13,29 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
+from ....models.accounting.step import Timeline
 from ...layout.config import LayoutConfig
 from ...pipeline.cuts import Cuts
 from .division.bounds import Bounds, least_cuts, quick_bound, stage_alone
-from .division.interleaved import NODES, fullest, interleaved_estimate, least_division
+from .division.fit import fit
+from .division.interleaved import NODES, interleaved_estimate, least_division
 from .division.linear import ROUNDING
-from .division.problem import Problem, Solution
-from .division.solve import solve
+from .division.problem import Choice, Problem, Solution
 from .grid import Grid, Shape, shapes, variants
 from .layers import Costs
+from .work import RULES
 
 BEST = 10
 """Plans that a search returns."""
 PROOF = 1_000_000
 """Most beginnings of interleaved divisions that the proof of "no plan" tries: about 15 seconds."""
+COUNTED = 12
+"""Most layouts that the nearest one is chosen from."""
 MARGIN = 1e-9
 """Relative difference below which two times are equal: the simpler layout is then better."""
 
@@ -43,11 +47,13 @@ class Candidate:
     grid: Grid
     problem: Problem
     solution: Solution
+    timelines: Sequence[Timeline]
+    """Memory over a step of a rank of each stage."""
 
     @property
-    def memory(self) -> float:
-        """Bytes of the fullest stage, without buffers."""
-        return max(stage.memory for stage in self.solution.stages)
+    def choices(self) -> list[Choice]:
+        """Choice of each layer."""
+        return choices_of(self.problem, self.solution)
 
 
 @dataclass
@@ -117,12 +123,11 @@ def search(
 
     def finish(grid: Grid) -> None:
         outcome.solved += 1
-        problem = problem_of(grid)
-        solution = solve(problem, ceiling())
-        if solution is None and problem.chunks > 1:
+        found = fitted(costs, grid, budget, ceiling(), simulate=simulate)
+        if found is None and grid.layout.chunks > 1:
             outside.append(grid)
-        if solution is not None:
-            outcome.candidates.append(Candidate(grid, problem, solution))
+        if found is not None:
+            outcome.candidates.append(found)
             outcome.candidates.sort(key=_rank)
             del outcome.candidates[best:]
 
@@ -149,6 +154,48 @@ def search(
         if not (outcome.candidates or (least.complete and least.cuts is None)):
             outcome.undecided.append(grid)
     return outcome
+
+
+def fitted(
+    costs: Costs, grid: Grid, budget: float, ceiling: float = math.inf, *, simulate: bool = False
+) -> Candidate | None:
+    """Return the best plan of a grid that fits by the timelines of its stages."""
+
+    def problem_of() -> Problem:
+        return costs.problem(grid, budget, simulate=simulate)
+
+    def count(solution: Solution) -> Sequence[Timeline] | None:
+        ways = [choice.name for choice in choices_of(problem_of(), solution)]
+        if costs.refine(grid, ways):
+            return None
+        return costs.timelines(grid, solution.cuts, ways)
+
+    key = grid.layout.pp, grid.layout.tp, grid.layout.schedule, grid.layout.chunks, id(grid.engine)
+    found = fit(problem_of, count, ceiling, costs.beyond.get(key, ()))
+    if found is None:
+        return None
+    costs.beyond[key] = found.beyond
+    return Candidate(grid, problem_of(), found.solution, found.counted)
+
+
+def choices_of(problem: Problem, solution: Solution) -> list[Choice]:
+    """Return the choice of each layer. Of layers that are alike the first ones take the choices
+    that work with most memory: later layers have given theirs back by then."""
+    ranges = problem.ranges(solution.cuts)
+    found: list[Choice | None] = [None] * len(problem.layers)
+    for stage, plan in enumerate(solution.stages):
+        for chunk, counts in zip(problem.own(stage), plan.counts, strict=True):
+            waiting = {
+                sort: _in_turn(problem, sort, numbers) for sort, numbers in enumerate(counts)
+            }
+            for layer in range(*ranges[chunk]):
+                found[layer] = waiting[problem.layers[layer]].pop(0)
+    return [choice for choice in found if choice is not None]
+
+
+def _in_turn(problem: Problem, sort: int, numbers: Sequence[int]) -> list[Choice]:
+    pairs = zip(problem.sorts[sort].choices, numbers, strict=True)
+    return sorted((choice for choice, n in pairs for _ in range(n)), key=lambda each: -each.work)
 
 
 def shape_bound(costs: Costs, shape: Shape, simulate: bool = False) -> float:
@@ -188,58 +235,70 @@ def problems_of(
 class Nearest:
     """The layout that needs the least memory of a device."""
 
-    bytes: float
+    bytes: int
     grid: Grid
     stage: int
     """The stage that needs most."""
-    parts: Mapping[str, float]
+    parts: Mapping[str, int]
 
 
 def nearest(costs: Costs, gpus: int, budget: float, wanted: Wanted | None) -> Nearest:
-    """Return the layout with the least bytes. GPipe keeps no fewer micro-batches alive than 1F1B;
-    interleaved layouts are looked at last, because their divisions are many."""
-    found: tuple[float, Grid, Problem, Cuts] | None = None
-    interleaved: list[tuple[float, Grid]] = []
+    """Return the layout with the least bytes, each with the division and the rule of least memory.
+
+    Layouts are counted in the order of their bounds, until no bound is below the best or `COUNTED`
+    are. GPipe keeps no fewer micro-batches alive than 1F1B.
+    """
+    queue: list[tuple[float, int, Grid, Cuts | None]] = []
+    order, left, counted = count(), PROOF, 0
     for shape, *_ in shapes(costs.model, gpus, costs.machine.per_node, costs.phase):
         if shape is None or not _may_be(shape, wanted):
             continue
         for grid, problem in problems_of(costs, shape, gpus, budget, wanted):
-            bound = memory_bound(problem, budget)
-            if found is not None and bound >= found[0]:
-                continue
-            if problem.chunks > 1:
-                interleaved.append((bound, grid))
-            elif grid.layout.schedule == "1f1b" or (wanted and "schedule" in wanted):
-                least, cuts = least_cuts(problem)
-                least += budget - problem.budget
-                if found is None or least < found[0]:
-                    found = least, grid, problem, cuts
-    left = PROOF
-    for bound, grid in sorted(interleaved, key=lambda each: each[0]):
-        if found is not None and bound >= found[0]:
+            if grid.layout.schedule != "gpipe" or (wanted and "schedule" in wanted):
+                queue.append((memory_bound(problem), next(order), grid, None))
+    heapq.heapify(queue)
+    best: Nearest | None = None
+    while queue and counted < COUNTED:
+        bound, _, grid, cuts = heapq.heappop(queue)
+        if best is not None and bound >= best.bytes:
             break
+        if cuts is not None:
+            counted += 1
+            found = _counted(costs, grid, cuts)
+            best = found if best is None or found.bytes < best.bytes else best
+            continue
         problem = costs.problem(grid, budget)
-        buffers = budget - problem.budget
-        ceiling = math.inf if found is None else found[0] - buffers
-        division = least_division(problem, ceiling, most=min(left, NODES))
-        left -= division.nodes
-        if division.cuts is not None:
-            found = division.bytes + buffers, grid, problem, division.cuts
-    assert found is not None, "every number of devices has a layout"
-    least, grid, problem, cuts = found
-    stage, parts = fullest(problem, cuts)
-    buffers = budget - problem.budget
-    return Nearest(least, grid, stage, {**parts, **({"buffers": buffers} if buffers else {})})
+        if problem.chunks > 1:
+            ceiling = math.inf if best is None else best.bytes
+            division = least_division(problem, ceiling, most=min(left, NODES))
+            left -= division.nodes
+            least, cuts = division.bytes, division.cuts
+        else:
+            least, cuts = least_cuts(problem)
+        if cuts is not None:
+            heapq.heappush(queue, (least, next(order), grid, cuts))
+    assert best is not None, "every number of devices has a layout"
+    return best
 
 
-def memory_bound(problem: Problem, budget: float) -> float:
+def _counted(costs: Costs, grid: Grid, cuts: Cuts) -> Nearest:
+    """Return the memory of a division with the rule of least memory for all layers."""
+    engine, layers = grid.engine, len(costs.trace.layers)
+    found = [costs.memory.timelines(grid, engine, cuts, [rule] * layers) for rule in RULES]
+    sizes = [[timeline.highest for timeline in each] for each in found]
+    most, own = min(zip(map(max, sizes), range(len(RULES)), strict=True))
+    stage = sizes[own].index(most)
+    return Nearest(most, grid, stage, found[own][stage].parts)
+
+
+def memory_bound(problem: Problem) -> float:
     """Return bytes that the fullest stage needs at least: the mean of all stages."""
     state = sum(
         min(choice.held + choice.kept for choice in problem.sorts[sort].choices)
         for sort in problem.layers
     )
     ends = (problem.first.held, problem.last.held, *(m.held for m in problem.modules))
-    return (state + sum(ends)) / problem.stages + budget - problem.budget
+    return (state + sum(ends)) / problem.stages
 
 
 def _may_be(shape: Shape, wanted: Wanted | None) -> bool:

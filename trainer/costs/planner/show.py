@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ....console.progress import as_bytes
+from ....models.accounting.state import device_bytes
 from ....models.layers.recompute import Rule
 from ...run.layout_plan import LayoutPlan
-from .assemble import PARTS, in_phase, memory_by_part, time_by_part
+from .assemble import PARTS, fullest, in_phase, time_by_part
 from .make import PhasePlans, Plans
 from .search import Candidate
 
@@ -19,7 +20,7 @@ def lines_of(plans: Plans) -> list[str]:
     """Return the best plans of each phase, and the plan that serves all."""
     text = []
     for own in plans.phases:
-        text += [*_phase(own), *_table(own, plans.question.budget), ""]
+        text += [*_phase(own), *_table(own), ""]
     if len(plans.phases) > 1 and plans.best is None:
         text.append("no plan of one phase runs all phases: plan each by itself (--seq-len)")
     elif plans.best is not None:
@@ -36,24 +37,24 @@ def _phase(own: PhasePlans) -> list[str]:
     ]
 
 
-def _table(own: PhasePlans, budget: float) -> list[str]:
+def _table(own: PhasePlans) -> list[str]:
     """Return a line for each of the best plans: time, memory, and their parts."""
     found = []
     for number, candidate in enumerate(own.outcome.candidates, start=1):
-        times, memory = parts_of(candidate, budget)
+        times, memory = parts_of(candidate)
         price = candidate.solution.price
         found.append(
-            f"{number:>3}  {price:.4g} s  {as_bytes(sum(memory.values()))}  "
+            f"{number:>3}  {price:.4g} s  {as_bytes(device_bytes(memory))}  "
             f"{candidate.grid.name()}{_gap(price, candidate.solution.bound)}"
         )
         found.append(f"     {_shares(times, price)}; {_sizes(memory)}")
     return found
 
 
-def parts_of(candidate: Candidate, budget: float) -> tuple[dict[str, float], dict[str, int]]:
+def parts_of(candidate: Candidate) -> tuple[dict[str, float], dict[str, int]]:
     """Return seconds and bytes by part."""
-    _, problem, made = in_phase(candidate)
-    return time_by_part(problem, made), memory_by_part(problem, made, budget - problem.budget)
+    _, problem, made, timelines = in_phase(candidate)
+    return time_by_part(problem, made), fullest(timelines).parts
 
 
 def plan_lines(plan: LayoutPlan) -> list[str]:
@@ -98,13 +99,13 @@ def plan_lines(plan: LayoutPlan) -> list[str]:
     return text
 
 
-def compared(best: Candidate, other: Candidate, budget: float) -> list[str]:
+def compared(best: Candidate, other: Candidate) -> list[str]:
     """Return in which parts another plan takes more or less time than the best."""
-    (mine, memory), (theirs, more) = parts_of(best, budget), parts_of(other, budget)
+    (mine, memory), (theirs, more) = parts_of(best), parts_of(other)
     price, seconds = best.solution.price, other.solution.price
     text = [
         f"{seconds:.4g} s against {price:.4g} s of the best ({seconds / price - 1:+.1%}); "
-        f"{as_bytes(sum(more.values()))} against {as_bytes(sum(memory.values()))}"
+        f"{as_bytes(device_bytes(more))} against {as_bytes(device_bytes(memory))}"
     ]
     for name, meaning in PARTS.items():
         change = theirs.get(name, 0.0) - mine.get(name, 0.0)

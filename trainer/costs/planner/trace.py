@@ -1,4 +1,4 @@
-"""Trace of a model: the operations of one layer of each sort, and the bytes that it keeps.
+"""Trace of a model: the operations of one layer of each sort.
 
 Nothing is computed: a layer of each sort runs forward and backward on fake tensors, one row of the
 asked length. On a GPU the fused kernels are recorded by name, elsewhere their plain references. The
@@ -11,23 +11,21 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....console import config as reader
 from ....dataplane.storage.atomic import replacing
+from ....models.accounting.sorts import one_of_each, sorts_of
 from .work import Work
 
 if TYPE_CHECKING:
     from ....models.accounting.state import Shards
     from ....models.config import ModelConfig
-    from ....models.layers.recompute import Results
-    from ....models.pattern import Layer
     from ....models.precision import Precision
 
-FORMAT = 3
+FORMAT = 4
 """Number of the stored content: another number is traced anew."""
 
 
@@ -40,16 +38,10 @@ class LayerTrace:
     """Operators of the layer."""
     forward: tuple[Work, ...]
     backward: tuple[Work, ...]
-    everything: int
-    """Bytes kept for the backward pass of a row without recompute."""
     stream: int
     """Bytes of the layer's input."""
     calls: int
     """Operator calls."""
-    results: Mapping[Results, int]
-    """Bytes of the results of operations, by kind."""
-    needed: Mapping[Results, int]
-    """Bytes of those results that the backward pass needs."""
 
 
 @dataclass(frozen=True)
@@ -63,25 +55,6 @@ class ModelTrace:
     sorts: tuple[LayerTrace, ...]
     head: LayerTrace
     """Final norm, logits and loss."""
-
-
-def sorts_of(model: ModelConfig) -> tuple[list[Layer], tuple[int, ...]]:
-    """Return the different layers, and the number of the sort of each layer."""
-    sorts = list(dict.fromkeys(model.layers))
-    numbers = {layer: number for number, layer in enumerate(sorts)}
-    return sorts, tuple(numbers[layer] for layer in model.layers)
-
-
-def one_of_each(model: ModelConfig) -> ModelConfig:
-    """Return the model with one layer of each sort."""
-    sorts, _ = sorts_of(model)
-    return replace(model, pattern=f"[{', '.join(_word(layer) for layer in sorts)}]")
-
-
-def _word(layer: Layer) -> str:
-    before = f"{layer.shared}>" if layer.shared else ""
-    after = f"{'&' if layer.parallel else '/'}{layer.mlp or 'none'}"
-    return f"{before}{layer.mixer}{after}"
 
 
 def trace(model: ModelConfig, seq_len: int, precision: Precision, device: str) -> ModelTrace:
@@ -127,8 +100,6 @@ def _make(model: ModelConfig, seq_len: int, precision: Precision, device: str) -
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from ....models.accounting.memory import kept_by_layer, kept_sizes
-    from ....models.layers.recompute import OPERATIONS
     from ....models.model import Model
     from ....models.operators import BatchContext
 
@@ -136,7 +107,6 @@ def _make(model: ModelConfig, seq_len: int, precision: Precision, device: str) -
     config = one_of_each(model)
     if device == "cuda":
         config = _with_kernels(config)
-    kept = kept_by_layer(config, seq_len, rows=1, precision=precision)
     found = []
     standard = torch.get_default_dtype()
     torch.set_default_dtype(precision.compute)
@@ -145,7 +115,7 @@ def _make(model: ModelConfig, seq_len: int, precision: Precision, device: str) -
             whole = Model(config)
             u = torch.empty(1, seq_len, config.width, requires_grad=True)
             batch = BatchContext(torch.arange(seq_len).unsqueeze(0), embeddings=u)
-            for layer, block, sizes in zip(sorts, whole.typed_blocks(), kept.layers, strict=True):
+            for layer, block in zip(sorts, whole.typed_blocks(), strict=True):
                 shared = whole.shared_block(layer)
                 forward, backward = _record(lambda b=block, s=shared: b(u, batch, None, s), seq_len)
                 found.append(
@@ -154,11 +124,8 @@ def _make(model: ModelConfig, seq_len: int, precision: Precision, device: str) -
                         layer=asdict(layer),
                         forward=forward,
                         backward=backward,
-                        everything=sizes.everything,
-                        stream=sizes.stream,
-                        calls=sizes.calls,
-                        results=dict(sizes.results),
-                        needed=dict(sizes.needed_results),
+                        stream=u.nbytes,
+                        calls=len(layer.branches) + (layer.shared is not None),
                     )
                 )
             targets = torch.zeros(1, seq_len, dtype=torch.int64)
@@ -168,11 +135,9 @@ def _make(model: ModelConfig, seq_len: int, precision: Precision, device: str) -
                 return whole.unembed.loss(whole.norm(u), targets, weights, 0.0, whole.axes.tensor)
 
             forward, backward = _record(loss, seq_len)
-            logits, *_ = kept_sizes((whole,), loss)
     finally:
         torch.set_default_dtype(standard)
-    none = dict.fromkeys(OPERATIONS, 0)
-    head = LayerTrace("head", {}, forward, backward, logits, u.nbytes, 1, none, none)
+    head = LayerTrace("head", {}, forward, backward, u.nbytes, 1)
     return ModelTrace(seq_len, config.width, layers, tuple(found), head)
 
 

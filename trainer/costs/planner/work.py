@@ -1,4 +1,4 @@
-"""Operations of a layer, by the rows of a hardware file; seconds and bytes of its passes."""
+"""Operations of a layer, by the rows of a hardware file; seconds of its passes."""
 
 from __future__ import annotations
 
@@ -62,8 +62,6 @@ class Passes:
     backward: Parts
     again: Mapping[Rule, float]
     """Seconds of the backward pass that recompute adds."""
-    kept: Mapping[Rule, float]
-    work: Mapping[Rule, float]
 
     @cached_property
     def ahead(self) -> float:
@@ -74,17 +72,3 @@ class Passes:
     def back(self) -> float:
         """Seconds of the backward pass without recompute."""
         return sum(self.backward.values())
-
-    @cached_property
-    def useful(self) -> tuple[Rule, ...]:
-        """Rules without those that another beats in everything. An engine adds the same bytes to
-        all of them, and never turns the order of their times."""
-        found: dict[Rule, tuple[float, ...]] = {}
-        sizes = {rule: (self.again[rule], self.kept[rule], self.work[rule]) for rule in RULES}
-        for rule in sorted(RULES, key=lambda rule: sizes[rule]):
-            mine = sizes[rule]
-            if not any(
-                all(a <= b for a, b in zip(other, mine, strict=True)) for other in found.values()
-            ):
-                found[rule] = mine
-        return tuple(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ....models.accounting.state import device_bytes
 from ...pipeline.schedules import Kind
 from ..planner.division.problem import Fixed
 from .messages import Messages
@@ -33,10 +34,6 @@ class Part(NamedTuple):
     sort: int | None
     """None: the embedding or the head."""
     seconds: dict[str, float]
-    kept: float
-    """Bytes from the forward to the backward pass."""
-    work: float
-    """Bytes while it runs."""
     beside: float
     """Seconds of the data messages beside it."""
 
@@ -61,14 +58,14 @@ class Events:
             seconds = way.forward if kind == "forward" else way.backward
             beside = self.messages.beside(sort, way, kind)
             text = f"layer {layer}, {names[sort]}"
-            found.append(Part(text, sort, dict(seconds), choice.kept, choice.work, beside))
+            found.append(Part(text, sort, dict(seconds), beside))
         if chunk == problem.all_chunks - 1:
             found.append(self._end("head and loss", problem.last, kind))
         return found if kind == "forward" else found[::-1]
 
     def _end(self, text: str, fixed: Fixed, kind: Kind) -> Part:
         seconds = fixed.forward if kind == "forward" else fixed.backward
-        return Part(text, None, {"ends": seconds}, fixed.kept, fixed.work, 0.0)
+        return Part(text, None, {"ends": seconds}, 0.0)
 
     def of_micro_batch(self, chunk: int) -> list[Event]:
         """Return the events of one micro-batch in a chunk: forward pass, then backward pass."""
@@ -88,25 +85,21 @@ class Events:
         return found
 
     def memory(self, stage: int) -> Iterator[tuple[float, float]]:
-        """Yield (seconds, bytes) of a rank of a stage: at the start and the end of each layer."""
+        """Yield (seconds, bytes) of a rank of a stage: the highest level of each layer while it
+        runs, then the level that it leaves."""
         simulation = self.simulation
-        problem, plan = simulation.problem, simulation.plan
-        passes = {
-            (chunk, kind): self.parts(chunk, kind) for chunk in problem.own(stage) for kind in KINDS
-        }
-        every = [(chunk, part) for (chunk, kind), parts in passes.items() for part in parts]
-        alive = dict(zip(problem.own(stage), problem.alive(stage), strict=True))
-        most = sum(alive[chunk] * part.kept for chunk, part in every) / len(KINDS)
-        # The state is what the search counts beside activations and working memory.
-        state = plan.stages[stage].memory - most - max(part.work for _, part in every)
-        now = state + simulation.buffers
-        yield 0.0, now
+        moments = iter(simulation.moments[stage])
+        yield 0.0, device_bytes(next(moments).end)
+        clock = 0.0
         for action, start, _ in simulation.step.timeline.spans[stage]:
-            clock, sign = start, 1 if action.kind == "forward" else -1
-            for part in passes[action.chunk, action.kind]:
-                yield clock, now + part.work
-                clock += sum(part.seconds.values())
-                yield clock, now + part.work
-                now += sign * part.kept
-                yield clock, now
-        yield simulation.step.seconds, now
+            clock = start
+            lengths = [sum(p.seconds.values()) for p in self.parts(action.chunk, action.kind)]
+            for length in [*lengths, *([0.0] if action.kind == "backward" else [])]:
+                moment = next(moments)
+                yield clock, device_bytes(moment.high)
+                clock += length
+                yield clock, device_bytes(moment.high)
+                yield clock, device_bytes(moment.end)
+        update = next(moments)
+        yield clock, device_bytes(update.high)
+        yield simulation.step.seconds, device_bytes(update.end)

@@ -210,10 +210,9 @@ def _memory(outlook: Outlook) -> str:
         chart.line(curve, "thin", colour(number))
     names = [f"stage {stage}" for stage in stages]
     note = (
-        '<p class="note">State and buffers, activations between a forward and a backward pass, and '
-        f"the working memory of the running layer. Most by events: {as_bytes(most)}; the search "
-        f"counts {as_bytes(simulation.memory)}, because it adds the most of each. Dashed: the "
-        "limit of the search.</p>"
+        '<p class="note">The traced bytes of a rank: state, gathered weights, activations, working '
+        f"set, gradients, buffers. At most {as_bytes(simulation.memory)}. Dashed: the limit of the "
+        "search.</p>"
     )
     keys = legend(names) if len(names) > 1 else ""
     return section("Memory by events", chart.text("memory over a step") + note, keys, "of a rank")

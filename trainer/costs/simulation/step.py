@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from ....models.accounting.level import Moment
 from ...pipeline.schedules import Kind
 from ...pipeline.simulate import Timeline, simulate
 from ..planner.assemble import Assigned, InPhase, assigned, same_choices
@@ -37,21 +38,23 @@ class Simulation:
 
     def __init__(self, costs: Costs, made: InPhase, budget: float) -> None:
         self.costs, self.budget = costs, budget
-        self.grid, self.problem, self.plan = made
+        self.grid, self.problem, self.plan, self.timelines = made
 
     @cached_property
     def step(self) -> Step:
         return self._step(self.plan.stages, self._hops)
 
     @property
-    def buffers(self) -> float:
-        """Bytes of buffers, which the problem leaves out."""
-        return self.budget - self.problem.budget
+    def memory(self) -> int:
+        """Bytes of the fullest stage at its highest moment."""
+        return self.timelines[self.fullest].highest
 
-    @property
-    def memory(self) -> float:
-        """Bytes of the fullest stage by the search, which adds what is not needed at once."""
-        return max(stage.memory for stage in self.plan.stages) + self.buffers
+    @cached_property
+    def moments(self) -> list[Sequence[Moment]]:
+        """Memory of a rank of each stage over the whole step."""
+        ways = [choice.name for choice in self.plan.choices]
+        found = self.costs.timelines(self.grid, self.plan.cuts, ways, every=True)
+        return [timeline.moments for timeline in found]
 
     @cached_property
     def busiest(self) -> int:
@@ -61,7 +64,7 @@ class Simulation:
 
     @cached_property
     def fullest(self) -> int:
-        sizes = [stage.memory for stage in self.plan.stages]
+        sizes = [timeline.highest for timeline in self.timelines]
         return sizes.index(max(sizes))
 
     @property

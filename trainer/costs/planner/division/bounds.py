@@ -31,7 +31,7 @@ def quick_bound(problem: Problem) -> float:
     stages, m = problem.stages, problem.micro_batches
     alive, counts = problem.least_alive, problem.numbers
     least = min(c.work for sort in problem.sorts for c in sort.choices)
-    room = stages * (problem.budget - least) - _fixed(problem, alive)
+    room = sum(map(problem.room, range(stages))) - stages * least - _fixed(problem, alive)
     parts = [(sort, count, alive) for sort, count in enumerate(counts)]
     total = least_seconds(problem, parts, room) + _forward(problem, counts)
     if stages == 1:
@@ -48,7 +48,7 @@ def stage_alone(problem: Problem) -> float:
     counts, fixed = problem.numbers, _fixed(problem, 1)
     parts = [(sort, count, 1) for sort, count in enumerate(counts)]
     limits = limits_of(problem, set(problem.layers), max(problem.first.work, problem.last.work))
-    backward = least_of_limits(problem, parts, problem.budget - fixed, limits)
+    backward = least_of_limits(problem, parts, problem.room(0) - fixed, limits)
     total = backward + _forward(problem, counts)
     return problem.micro_batches * total + _update(problem, counts)
 
@@ -134,7 +134,7 @@ class Bounds:
         problem = self.problem
         [alive] = problem.alive(stage)
         parts = list(problem.fixed(stage))
-        found = problem.budget - np.zeros(len(self.counts))
+        found = problem.room(stage) - np.zeros(len(self.counts))
         found -= sum(part.held + alive * part.kept for part in parts)
         for number, module in enumerate(problem.modules):
             found = found - module.held * calls(problem, self.counts, number)

@@ -109,7 +109,7 @@ class Stages:
     def _room(self, stage: int, counts: Counts) -> tuple[float, float]:
         """Return the bytes for layers and work, and the least work."""
         problem = self.problem
-        room, least = problem.budget, 0.0
+        room, least = problem.room(stage), 0.0
         for chunk, alive in zip(problem.own(stage), problem.alive(stage), strict=True):
             for part in problem.fixed(chunk):
                 room -= part.held + alive * part.kept

@@ -17,6 +17,8 @@ import numpy as np
 from .linear import least_seconds, limits_of
 from .problem import Flags, Integers, Numbers, Problem, StagePlan
 
+POINTS = 300
+"""Most selections of layers that are alike: more of them differ by less than a part in 300."""
 Ranges = Sequence[tuple[int, int]]
 """First and end of each chunk of a stage."""
 
@@ -88,7 +90,7 @@ class Knapsack:
                     together[key] = together.get(key, 0) + count
         items = [(chunk, sort, alive[chunk], n) for (chunk, sort), n in together.items()]
         items.sort(key=lambda item: item[-1])  # the longest frontier is not joined, but searched
-        room = problem.budget - held - kept
+        room = problem.room(stage) - held - kept
         best = self._fastest(items, room, least_work)
         for bound, work in [] if best is not None else self._limits(items, room, least_work):
             if math.isinf(bound) or (best is not None and bound >= best[0]):
@@ -202,7 +204,7 @@ class Knapsack:
         rest = self._of_sort(sort, alive, count - count // 2, work)
         if half is None or rest is None:
             return None
-        return joined(half, rest, np.inf, alike=True)
+        return _thinned(joined(half, rest, np.inf, alike=True))
 
 
 def _take(numbers: list[int], count: int) -> tuple[int, ...]:
@@ -228,6 +230,17 @@ def joined(a: Frontier, b: Frontier, room: float, *, alike: bool = False) -> Fro
     one, other = a.counts[of_a[chosen]], b.counts[of_b[chosen]]
     counts = one + other if alike else np.concatenate([one, other], axis=1)
     return Frontier(memory[chosen], time[chosen], counts)
+
+
+def _thinned(whole: Frontier) -> Frontier:
+    """Return the fastest selection of each of `POINTS` equal spans of the memory."""
+    if len(whole.memory) <= POINTS:
+        return whole
+    least, most = whole.memory[0], whole.memory[-1]
+    span = np.minimum((whole.memory - least) / (most - least) * POINTS, POINTS - 1).astype(int)
+    last = np.append(span[1:] != span[:-1], True)  # times fall with the memory
+    last[0] = True
+    return Frontier(whole.memory[last], whole.time[last], whole.counts[last])
 
 
 def _pareto(memory: Numbers, time: Numbers, counts: Integers) -> Frontier:

@@ -93,6 +93,8 @@ class Problem:
     """Added to the last chunk."""
     modules: tuple[Fixed, ...] = ()
     """Shared modules: `held` and `update` count once on each stage that calls them."""
+    aside: tuple[float, ...] = ()
+    """Bytes of each stage that are set aside: nothing of the problem may take them."""
 
     def __post_init__(self) -> None:
         assert self.stages * self.chunks <= len(self.layers), "each chunk has a layer"
@@ -129,6 +131,10 @@ class Problem:
         """Shared modules that a layer calls."""
         numbers = {self.sorts[sort].module for sort in set(self.layers)}
         return [module for number, module in enumerate(self.modules) if number in numbers]
+
+    def room(self, stage: int) -> float:
+        """Return the bytes of a rank of a stage."""
+        return self.budget - (self.aside[stage] if self.aside else 0.0)
 
     def ranges(self, cuts: Cuts) -> list[tuple[int, int]]:
         """Return the first and the end of each chunk."""

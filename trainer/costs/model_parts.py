@@ -1,0 +1,76 @@
+"""A model as the memory of its ranks needs it (rank_memory.py): traces, shards, modules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...models.accounting.count import build_meta
+from ...models.accounting.memory import rank_shards
+from ...models.accounting.passes import Shape, Tracer
+from ...models.accounting.sorts import one_of_each, sorts_of
+from ...models.accounting.state import Degrees, Shards
+from ...models.accounting.step import input_bytes
+from ...models.model import chunk_users
+from ...models.precision import Precision
+from .footprints import Traces
+from .planner.machine import Split
+from .planner.trace import local_shards
+from .rank_memory import SortShards
+
+if TYPE_CHECKING:
+    from ...models.config import ModelConfig
+
+
+class OwnParts:
+    """A model of ours, with rows of one length."""
+
+    def __init__(self, model: ModelConfig, seq_len: int, precision: Precision, device: str) -> None:
+        self.model, self.seq_len = model, seq_len
+        self.precision, self.device = precision, device
+        _, self.layers = sorts_of(model)
+        """Sort of each layer."""
+
+    def _shape(self, split: Split, ep: int) -> Shape:
+        return Shape(
+            rows=split.rows,
+            seq_len=self.seq_len,
+            precision=self.precision,
+            device=self.device,
+            degrees=Degrees(tp=split.tp, cp=split.cp, ep=ep),
+            attention=split.attention,
+            hyena_li=split.hyena_li,
+        )
+
+    def traces(self, split: Split, ep: int) -> Traces:
+        return Tracer(self.model, self._shape(split, ep))
+
+    def inputs(self, split: Split) -> int:
+        return input_bytes(self._shape(split, 1))
+
+    def meta(self, *, whole: bool) -> Any:
+        return build_meta(self.model if whole else one_of_each(self.model))
+
+    def shards(self, tp: int, ep: int) -> Shards:
+        return rank_shards(self.model, Degrees(dp=max(1, ep // tp), tp=tp, ep=ep), 0)
+
+    def shards_of_sorts(self, tp: int, ep: int) -> SortShards:
+        layers: list[dict[str, Any]] = [{} for _ in {*self.layers}]
+        first: dict[str, Any] = {}
+        last: dict[str, Any] = {}
+        modules: dict[str, dict[str, Any]] = {}
+        for name, shard in local_shards(self.model, tp, ep).items():
+            root, _, rest = name.partition(".")
+            if root == "blocks":
+                layers[int(rest.partition(".")[0])][name] = shard
+            elif root == "shared":
+                modules.setdefault(rest.partition(".")[0], {})[name] = shard
+            else:
+                (first if root in ("embedding", "positions") else last)[name] = shard
+        return list(layers), first, last, dict(modules)
+
+    def users(self, chunks: Sequence[range]) -> Mapping[str, set[int]]:
+        return chunk_users(self.model, chunks)
+
+    def tied(self, pp: int) -> bool:
+        return self.model.tie_embeddings and pp > 1
