@@ -61,7 +61,7 @@ class Draw:
         positions = documents.positions
         if continued:
             positions = positions + 5 * ((positions == 0).cumsum(1) == 1)
-        return Documents(positions.to(self.device))
+        return Documents(positions).to(torch.device(self.device))
 
 
 @dataclass(frozen=True)

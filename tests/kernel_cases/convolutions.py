@@ -104,7 +104,7 @@ def transform(reach: int, share: int, *, gates: bool, packed: bool) -> Case:
     def run(
         x: Tensor, taps: Tensor, skip: Tensor | None, documents: Documents | None = None
     ) -> Tensor:
-        positions = documents.positions if documents is not None else None
+        positions = None if documents is None else (documents.host or documents).positions
         fused: Tensor = fft_convolution(x, taps, skip, positions, gates)
         return fused
 
