@@ -207,6 +207,27 @@ def test_rows_of_several_bins_and_rows_that_cut_them(tmp_path: Path) -> None:
     assert not (located.tokens % L).any()
 
 
+def test_changes_of_length_cut_no_bin_and_lose_none(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "base", 400)
+    bins = packed(tmp_path / "base", tmp_path / "packed").tokens // L
+    phases, left = {}, bins
+    for number, (several, rows) in enumerate([(1, 31), (2, 9), (1, 13), (4, 7), (2, 5), (1, bins)]):
+        rows = min(rows, left)
+        left -= several * rows
+        size = {"tokens": several * rows * L, "seq_len": several * L, "batch": several * L}
+        phases[f"phase{number}"] = {**size, "weights": {"packed": 1}}
+    sources = {"packed": {"data": str(tmp_path / "packed")}}
+    plan = plan_of({"chunk": 4 * L, "window": 5, "sources": sources, "phases": phases})
+    stream, served = RowReader(plan).stream, []
+    for phase in plan.phases:
+        located = stream.locate(np.arange(phase.first_row, phase.last_row))
+        for place in range(len(located.rows)):
+            for start, end in located.spans(place):
+                assert start % L == 0 and end % L == 0
+                served += range(start // L, end // L)
+    assert sorted(served) == list(range(bins))
+
+
 def test_growth_and_a_continued_run_cut_nothing(tmp_path: Path) -> None:
     write_corpus(tmp_path / "base", 60)
     first = packed(tmp_path / "base", tmp_path / "packed")
