@@ -12,7 +12,7 @@ A plan that continues another starts with what its parent had left of the epoch.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -20,9 +20,6 @@ import numpy as np
 from ..arrays import Int64
 from .epochs.epoch import Cut, Epoch, Pool, Shuffle
 from .epochs.remainder import Remainder, joined
-
-CUT_EPOCHS = 4
-"""Cut epochs kept in memory per source, with what the cuts have left."""
 
 Cuts = tuple[Cut, ...]
 
@@ -62,9 +59,6 @@ class SourceOrder:
     """Chunks of a window."""
     rest: Rest | None = None
     """The tokens of this order's first epoch, if it continues another."""
-    _cut_epochs: dict[tuple[int, Cuts], Epoch] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
 
     def rows(self, epoch: int, length: int, cuts: Cuts = ()) -> int:
         """Return the row number at which an epoch ends."""
@@ -141,14 +135,9 @@ class SourceOrder:
         return position.cuts if epoch == position.epoch else ()
 
     def _epoch(self, number: int, cuts: Cuts) -> Epoch:
-        if not cuts:  # made quickly: thousands of sources keep none
-            return Epoch(self._shuffle, number, self._pool(number))
-        epoch = self._cut_epochs.get((number, cuts))
-        if epoch is None:
-            epoch = self._epoch(number, cuts[:-1]).cut(*cuts[-1])
-            if len(self._cut_epochs) >= CUT_EPOCHS:
-                self._cut_epochs.clear()
-            self._cut_epochs[number, cuts] = epoch
+        epoch = Epoch(self._shuffle, number, self._pool(number))
+        for cut in cuts:
+            epoch = epoch.cut(*cut)
         return epoch
 
     @cached_property

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +29,8 @@ from .remainder import Remainder, joined
 CHUNKS = -1
 PERMUTATIONS = 8
 """Permutations kept in memory per source: that of its chunks, and those of a few windows."""
+REMAINDERS = 4
+"""Remainders of cut epochs kept in memory per source. All else about an epoch is made quickly."""
 
 
 class Cut(NamedTuple):
@@ -61,6 +62,8 @@ class Shuffle:
     window: int
     """Chunks of a window."""
     _kept: dict[tuple[int, int, int], Permutation] = field(default_factory=dict)
+    remainders: dict[tuple[int, tuple[Cut, ...]], Remainder] = field(default_factory=dict)
+    """By epoch and cuts."""
 
     def permutation(self, epoch: int, window: int, length: int) -> Permutation:
         """Return the permutation of a window's rows, or of the epoch's chunks (CHUNKS)."""
@@ -86,17 +89,17 @@ class Epoch:
         self.chunk, self.window = shuffle.chunk, shuffle.window
         self.windows = max(1, -(-pool.whole // self.window))
         """Windows of whole chunks; the last has the remainder too."""
-        self.begun = self.cuts = 0
+        self.begun, self.cuts = 0, tuple[Cut, ...]()
         self.left = pool.whole * self.chunk + pool.tails.tokens
         """Tokens that the cuts have left."""
         if before is not None:
             epoch, (row, length) = before
-            self.begun, self.cuts = epoch.windows_begun(row, length), epoch.cuts + 1
+            self.begun, self.cuts = epoch.windows_begun(row, length), (*epoch.cuts, before[1])
             self.left = epoch.tokens_left(row, length)
         self.chunks_left = pool.whole - min(self.begun * self.window, pool.whole)
         # After a cut in the last window, the remainder is a window of its own, with its own number.
         ended = self.begun >= self.windows
-        self.last_window = self.windows + self.cuts if ended else self.windows - 1
+        self.last_window = self.windows + len(self.cuts) if ended else self.windows - 1
         self.last_chunks = pool.whole if ended else (self.windows - 1) * self.window
         """Chunks before the last window."""
 
@@ -213,11 +216,22 @@ class Epoch:
         chunks = self._chunks(begun, self.windows)
         return joined(np.concatenate([chunks, self._remainder.spans]))
 
-    @cached_property
+    @property
     def _remainder(self) -> Remainder:
         if self.before is None:
             return self.pool.tails
-        epoch, (row, length) = self.before
+        kept, name = self.shuffle.remainders, (self.number, self.cuts)
+        remainder = kept.get(name)
+        if remainder is None:
+            remainder = self._cut_remainder(*self.before)
+            if len(kept) >= REMAINDERS:
+                kept.clear()
+            kept[name] = remainder
+        return remainder
+
+    def _cut_remainder(self, epoch: Epoch, cut: Cut) -> Remainder:
+        """Return the remainder of an epoch after its cut: this one."""
+        row, length = cut
         older = epoch._remainder
         if self.begun < self.windows:
             rows = np.arange(row, self.begun * self._window_rows(length))
