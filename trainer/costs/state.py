@@ -12,6 +12,7 @@ from ...models.accounting.level import EngineState
 from ...models.accounting.state import BytesPerParameter, Degrees, StatePart
 from ...models.precision import Precision
 from ..engines.engine import StateOnDevice
+from ..engines.groups import parameter_groups
 from ..layout.devices import choose_device
 from ..run import config as run_config
 from ..run.config import RunConfig
@@ -34,12 +35,14 @@ def engine_state(run: RunConfig, model: Model, precision: Precision, device: str
 
     sharded = run.engine.state_layout(precision, optimizer_bytes, device, run.layout)
     parts = with_full_precision(sharded, model, precision, optimizer_bytes)
+    fp32 = frozenset(model.full_precision(precision))
     held = StateOnDevice(
         parts=parts,
         precision=precision,
         layout=run.layout,
         device=device,
-        fp32=frozenset(model.full_precision(precision)),
+        fp32=fp32,
+        groups=[group.names for group in parameter_groups(model, run.optimizer, fp32)],
     )
     return EngineState(
         engine=run.engine.describe(),

@@ -79,6 +79,8 @@ class StateOnDevice:
     """Kind of device: cuda or cpu."""
     fp32: Collection[str]
     """Parameters that are fp32 beside weights of half precision: no engine shards them."""
+    groups: Sequence[Sequence[str]]
+    """Names of the parameters in each of the optimizer's groups."""
 
 
 @dataclass(frozen=True, kw_only=True)

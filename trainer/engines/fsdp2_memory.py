@@ -68,6 +68,8 @@ class Fsdp2Memory(EngineMemory):
         self.config, self.fp32 = config, state.fp32
         self.gather = config.gather_of(state.layout)
         self.half = state.precision.separate_masters
+        self.clones = state.device == "cpu"
+        """True if a reduce-scatter clones what it sends: gloo does."""
         self.bytes = state.precision.weight_bytes
         self.host = HOST if config.offloads else ""
         lasting = [
@@ -173,6 +175,8 @@ class Fsdp2Memory(EngineMemory):
         level.add(BUFFERS, self.reducing)
         level.add(GRADIENTS, -group.gradients)
         group.gradients = 0
+        if self.clones and group.ranks > 1:
+            level.passing(BUFFERS, group.whole * REDUCED)
         level.passing(BUFFERS, group.shard * REDUCED)
         if not group.reduced:
             group.reduced = True

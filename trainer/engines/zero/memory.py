@@ -7,9 +7,8 @@
     3       sharded   sharded         sharded         sharded     one bucket in fp32
 
 Gradients are counted at their peak: in ZeRO-1 they are whole until the last micro-batch is reduced,
-and bf16 holds the gradients of the last micro-batch beside the fp32 sums. ZeRO-2 in fp32 also keeps
-the gradient of the parameter on the edge of its shard; it is not counted. `overlap_comm` takes a
-second bucket in ZeRO-1 and 2.
+and bf16 holds the gradients of the last micro-batch beside the fp32 sums. `overlap_comm` takes a
+second bucket in ZeRO-1 and 2. What lives for a part of a step is in step_memory.py.
 
 With `offload_optimizer`, masters, optimizer states and a copy of the sharded gradients lie in host
 memory, with a copy of what is on its way: weights in ZeRO-1 and 2, gradients in ZeRO-3 and in fp32.

@@ -5,7 +5,9 @@
     1       whole, and a bucket                                 last: a copy of the own part
     1 bf16  whole in bf16 and in fp32                           a cast of each; last: a copy
     2       into a bucket                                       the own part; bf16: a cast
-    3       into a bucket that stays                            a copy of the bucket
+    3       into a bucket that stays                            copies of the bucket
+
+ZeRO-2 in fp32 keeps whole gradients of the parameters on the edges of its part.
 
 ZeRO-3 keeps a gathered weight that it needs again soon: up to REUSED elements later. So a model
 below that size is whole from the forward pass of a layer to its backward pass.
@@ -14,6 +16,9 @@ below that size is whole from the forward pass of a layer to its backward pass.
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from ....models.accounting.level import GRADIENTS, EngineMemory, Level, Unit
@@ -54,6 +59,11 @@ class ZeroMemory(EngineMemory):
         self.largest = max(map(math.prod, own.values()), default=0)
         self.part = flat(own, self.ranks)
         """Elements of this rank's part of all gradients."""
+        sizes = [[math.prod(own[name]) for name in group if name in own] for group in state.groups]
+        self.with_edges = touched(sizes, self.ranks)
+        """The same with the whole of a parameter on the edge of the part."""
+        self.clones = state.device == "cpu"
+        """True if a reduce-scatter clones what it sends: gloo does."""
         self.bucket = bucket_elements(self.elements, config.reduce_bucket_size or largest_bucket)
         self.buckets = 1 + (self.stage < 3 and config.overlaps(state.precision, state.device))
         self.layers: dict[Unit, int] = {}
@@ -122,10 +132,12 @@ class ZeroMemory(EngineMemory):
     def _reduce(self, level: Level) -> None:
         """Reduce what is in the bucket, and keep this rank's part."""
         if self.stage == 3:
-            level.passing(BUFFERS, self.filled * SUMS)
+            width = 2 if self.config.communication_data_type == "bf16" else SUMS
+            level.passing(BUFFERS, self.filled * width * (1 + self.clones))
         else:
             if not self.parted:
-                self.parted = self.part * (SUMS if self.half else self.bytes)
+                own = self.part * SUMS if self.half else self.with_edges * self.bytes
+                self.parted = own
                 level.add(GRADIENTS, self.parted)
             elif not self.half:
                 level.passing(GRADIENTS, self.parted)
@@ -155,3 +167,15 @@ class ZeroMemory(EngineMemory):
         if self.stage in (1, 2) and not self.half:
             level.passing(GRADIENTS, self.part * SUMS)
         level.passing("working", 8 * min(self.largest, 1 << 24))
+
+
+def touched(groups: Sequence[Sequence[int]], ranks: int) -> int:
+    """Return the elements of the parameters that reach into a rank's part, on the rank with the
+    most. Each group's parameters, of these sizes, lie end to end and are cut evenly."""
+    by_rank: Counter[int] = Counter()
+    for sizes in groups:
+        part = max(1, -(-sum(sizes) // ranks))
+        for begin, size in zip(accumulate(sizes, initial=0), sizes, strict=False):
+            for rank in range(begin // part, (begin + size - 1) // part + 1):
+                by_rank[rank] += size
+    return max(by_rank.values(), default=0)
