@@ -1,11 +1,12 @@
 """Memory of a training step: counted by the accounting, and measured by the CPU's allocator.
 
-    python -m benchmarks.long.memory [FOLDER [WORD ...]]
+    python -m benchmarks.long.memory [--known] [FOLDER [WORD ...]]
 
 Each tiny model trains under each engine, layout and recompute choice: on 1 rank, and on 2 ranks of
-dp, tp and cp. The words choose cells: those whose name has all of them. A process measures many
-cells. FOLDER/measured.jsonl has a line for each measured cell, and a cell that it has is not
-measured again, so a changed accounting is compared without new runs.
+dp, tp and cp. The words choose cells: those whose name has one word of each list, as in
+`zero1,zero2 dp2 none,block`. A process measures many cells. FOLDER/measured.jsonl has a line for
+each measured cell, and a cell that it has is not measured again, so a changed accounting is
+compared without new runs. `--known` measures nothing and compares the cells that the folder has.
 """
 
 from __future__ import annotations
@@ -132,10 +133,14 @@ def measured(file: Path) -> dict[str, int]:
     return {line["cell"]: line["measured"] for line in lines}
 
 
-def main(folder: Path, words: Sequence[str]) -> None:
+def main(folder: Path, words: Sequence[str], *, known_only: bool = False) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "measured.jsonl"
-    chosen = [cell for cell in cells() if all(word in cell.name.split() for word in words)]
+    wanted = [set(word.split(",")) for word in words]
+    chosen = [cell for cell in cells() if all(each & set(cell.name.split()) for each in wanted)]
+    number, known = len(chosen), measured(file)
+    if known_only:
+        chosen = [cell for cell in chosen if cell.name in known]
     found: dict[Cell, int] = {}
     refused: Counter[str] = Counter()
     for cell in chosen:
@@ -144,7 +149,6 @@ def main(folder: Path, words: Sequence[str]) -> None:
             refused[f"{cell.model} {cell.engine} {cell.layout}: {result}"] += 1
         else:
             found[cell] = result
-    known = measured(file)
     groups: dict[tuple[str, int], list[Cell]] = defaultdict(list)
     for cell in found:
         if cell.name not in known:
@@ -154,6 +158,7 @@ def main(folder: Path, words: Sequence[str]) -> None:
     known = measured(file)
     for line in report({cell: (size, known[cell.name]) for cell, size in found.items()}, refused):
         print(line, flush=True)
+    print(f"measured: {len(found)} of {number} cells")
 
 
 def report(found: dict[Cell, tuple[int, int]], refused: Counter[str]) -> Iterator[str]:
@@ -182,14 +187,14 @@ def is_near(ratio: float) -> bool:
 
 
 def distance(ratio: float) -> float:
-    """Return how far a ratio is, in parts of the bound on its side."""
+    """Return how far a ratio is from 1, in parts of the bound on its side."""
     return (ratio - 1) / (HIGH - 1) if ratio > 1 else (1 - ratio) / (1 - LOW)
 
 
 def share(ratios: Iterable[float]) -> str:
     every = sorted(ratios)
-    near = sum(map(is_near, every))
-    return f"{near:>4} of {len(every):>4} cells within bounds; {every[0]:.3f} to {every[-1]:.3f}"
+    span = f"; {every[0]:.3f} to {every[-1]:.3f}" if every else ""
+    return f"{sum(map(is_near, every)):>4} of {len(every):>4} cells within bounds{span}"
 
 
 def orders(found: dict[Cell, tuple[int, int]]) -> Iterator[str]:
@@ -216,8 +221,7 @@ def orders(found: dict[Cell, tuple[int, int]]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        main(Path(sys.argv[1]), sys.argv[2:])
-    else:
-        with tempfile.TemporaryDirectory() as place:
-            main(Path(place), ())
+    with tempfile.TemporaryDirectory() as place:
+        arguments = [word for word in sys.argv[1:] if word != "--known"]
+        root = arguments[0] if arguments else place
+        main(Path(root), arguments[1:], known_only="--known" in sys.argv)
