@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ..documents import Spans
-from ..kernels.choice import Kernel
+from ..kernels.choice import Kernel, wanted
 
 TYPES = (torch.bfloat16, torch.float16)
 WIDEST = 256
@@ -24,8 +24,8 @@ WIDEST = 256
 def applies(kernel: Kernel, q: Tensor) -> bool:
     """Return True if one call can compute the attention of q [rows, length, heads, dim]."""
     fits = q.dtype in TYPES and q.shape[-1] % 8 == 0 and q.shape[-1] <= WIDEST
-    traced = kernel == "triton" and isinstance(q, FakeTensor)  # fake tensors stand for a GPU's
-    return kernel != "torch" and (q.device.type == "cuda" or traced) and fits
+    on_gpu = q.device.type == "cuda" or isinstance(q, FakeTensor)  # they may stand for a GPU's
+    return wanted(kernel, q.device) and on_gpu and fits
 
 
 def packed_attention(

@@ -9,7 +9,10 @@ import pytest
 from headrace.models.accounting.passes import Shape, model_passes
 from headrace.models.accounting.state import Degrees
 from headrace.models.config import ModelConfig, load_model_config
+from headrace.models.layers.recompute import Rule
 from headrace.models.operators.attention import AttentionOptions
+from headrace.models.operators.base import FusedOptions
+from headrace.models.operators.hyena_li import HyenaLIOptions
 from headrace.models.parallel.axes import AttentionForm
 from headrace.models.precision import PRECISIONS
 
@@ -60,3 +63,25 @@ def test_the_ring_is_traced_and_grows_with_the_row(device: str, window: int | No
     short, middle, long = kept
     assert 0 < middle - short < short
     assert long - middle == 2 * (middle - short)
+
+
+def test_a_gpu_is_traced_with_the_kernels_that_it_would_take() -> None:
+    """`auto` is traced as `triton` where kernels can do the work, and as plain torch where they
+    cannot: filters with complex poles."""
+    config = load_model_config("tiny-hybrid")
+    shape = Shape(rows=1, seq_len=256, precision=PRECISIONS["bf16"], device="cuda")
+    rules: list[Rule] = ["none"] * len(config.layers)
+    explicit = {
+        name: replace(options, kernel="triton") if isinstance(options, FusedOptions) else options
+        for name, options in config.operators.items()
+    }
+    fused = replace(config, operators=explicit, kernel="triton")
+    found = model_passes(config, shape, rules)
+    assert found == model_passes(fused, shape, rules)
+    assert found != model_passes(config, replace(shape, device="cpu"), rules)
+    li = HyenaLIOptions(state_size=4, poles="complex")
+    poles = ModelConfig(vocab_size=64, width=32, pattern="[li]", operators={"li": li})
+    long = replace(shape, seq_len=4096)
+    [complex_poles] = model_passes(poles, long, ["none"]).layers
+    [plain] = model_passes(replace(poles, kernel="torch"), long, ["none"]).layers
+    assert complex_poles.kept == pytest.approx(plain.kept, rel=0.2)

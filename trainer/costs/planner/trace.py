@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,18 +101,17 @@ def _make(model: ModelConfig, seq_len: int, precision: Precision, device: str) -
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    from ....models.kernels.choice import as_on_gpu
     from ....models.model import Model
     from ....models.operators import BatchContext
 
     sorts, layers = sorts_of(model)
     config = one_of_each(model)
-    if device == "cuda":
-        config = _with_kernels(config)
     found = []
     standard = torch.get_default_dtype()
     torch.set_default_dtype(precision.compute)
     try:
-        with FakeTensorMode():
+        with FakeTensorMode(), as_on_gpu() if device == "cuda" else nullcontext():
             whole = Model(config)
             u = torch.empty(1, seq_len, config.width, requires_grad=True)
             batch = BatchContext(torch.arange(seq_len).unsqueeze(0), embeddings=u)
@@ -139,20 +139,6 @@ def _make(model: ModelConfig, seq_len: int, precision: Precision, device: str) -
         torch.set_default_dtype(standard)
     head = LayerTrace("head", {}, forward, backward, u.nbytes, 1)
     return ModelTrace(seq_len, config.width, layers, tuple(found), head)
-
-
-def _with_kernels(model: ModelConfig) -> ModelConfig:
-    """Return the model with fused kernels wherever `auto` chooses them on a GPU."""
-    from ....models.operators.base import FusedOptions
-
-    operators = {
-        name: replace(options, kernel="triton")
-        if isinstance(options, FusedOptions) and options.kernel == "auto"
-        else options
-        for name, options in model.operators.items()
-    }
-    kernel = "triton" if model.kernel == "auto" else model.kernel
-    return replace(model, operators=operators, kernel=kernel)
 
 
 def _record(run: Any, seq_len: int) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
