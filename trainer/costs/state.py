@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ...console.errors import ConfigError, Problem
 from ...models.accounting.level import EngineState
 from ...models.accounting.state import BytesPerParameter, Degrees, StatePart
+from ...models.model import Model
 from ...models.precision import Precision
 from ..engines.engine import StateOnDevice
 from ..engines.groups import parameter_groups
 from ..layout.devices import choose_device
 from ..run import config as run_config
 from ..run.config import RunConfig
-
-if TYPE_CHECKING:
-    from ...models.model import Model
 
 SECTIONS = ("engine", "optimizer", "device")
 """Keys of a run that decide its state; precision and degrees have options of their own."""
@@ -42,7 +39,7 @@ def engine_state(run: RunConfig, model: Model, precision: Precision, device: str
         layout=run.layout,
         device=device,
         fp32=fp32,
-        groups=[group.names for group in parameter_groups(model, run.optimizer, fp32)],
+        groups=_groups(run, model, fp32),
     )
     return EngineState(
         engine=run.engine.describe(),
@@ -50,6 +47,13 @@ def engine_state(run: RunConfig, model: Model, precision: Precision, device: str
         parts=parts,
         memory=partial(run.engine.memory, held),
     )
+
+
+def _groups(run: RunConfig, model: Model, fp32: frozenset[str]) -> list[tuple[str, ...]]:
+    """Return the names of the parameters of each group; modules that are not ours are one group."""
+    if not isinstance(model, Model):
+        return [tuple(name for name, _ in model.named_parameters())]
+    return [group.names for group in parameter_groups(model, run.optimizer, fp32)]
 
 
 def with_full_precision(

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ....console.errors import PlanError
@@ -77,9 +78,17 @@ def load_function(name: str) -> Callable[[], Any]:
     return found  # type: ignore[no-any-return]
 
 
-def build(name: str) -> tuple[list[nn.Module], Tensor]:
-    """Call the function."""
-    made = load_function(name)()
+def build(name: str, compute: torch.dtype) -> tuple[list[nn.Module], Tensor]:
+    """Call the function on the meta device, where initializers that read values do nothing, with
+    parameters of this number format."""
+    function = load_function(name)
+    standard = torch.get_default_dtype()
+    torch.set_default_dtype(compute)
+    try:
+        with torch.device("meta"):
+            made = function()
+    finally:
+        torch.set_default_dtype(standard)
     try:
         modules, row = made
         modules = list(modules)

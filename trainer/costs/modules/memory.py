@@ -122,8 +122,7 @@ class Built:
 
     def __init__(self, name: str, precision: Precision) -> None:
         self.mode, self.compute = new_mode(), precision.compute
-        with torch.device("meta"):
-            modules, given = build(name)
+        modules, given = build(name, precision.compute)
         self.modules = [_Module(module) for module in modules]
         self.inputs: list[tuple[tuple[int, ...], torch.dtype]] = []
         with fake_tensors(self.compute, self.mode):

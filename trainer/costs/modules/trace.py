@@ -41,11 +41,10 @@ def trace_modules(name: str, precision: Precision) -> Traced:
     """Trace the modules of `package:function`. Nothing is allocated."""
     known: dict[Sort, LayerTrace] = {}
     layers: list[Sort] = []
+    built, given = build(name, precision.compute)
     standard = torch.get_default_dtype()
     torch.set_default_dtype(precision.compute)
     try:
-        with torch.device("meta"):  # where initializers that read values do nothing
-            built, given = build(name)
         with FakeTensorMode(allow_non_fake_inputs=True):
             row = torch.empty_like(given, device="cpu")
             for number, module in enumerate(built):

@@ -93,7 +93,8 @@ def least_of_limits(problem: Problem, parts: Parts, room: float, limits: Sequenc
     Groups of limits are bounded together: by the choices of the greatest of them in the room of the
     least. The group of the least bound is split, until it is one limit.
     """
-    waiting = [(0.0, 0, len(limits))]
+    everything = least_seconds(problem, parts, room - limits[0], limits[-1])
+    waiting = [(everything, 0, len(limits))] if math.isfinite(everything) else []
     while waiting:
         seconds, first, end = heappop(waiting)
         if end - first == 1:
