@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from torch import nn
+
 from ...console.errors import ConfigError, Problem
 from ...models.accounting.level import EngineState
 from ...models.accounting.state import BytesPerParameter, Degrees, StatePart
@@ -49,7 +51,7 @@ def engine_state(run: RunConfig, model: Model, precision: Precision, device: str
     )
 
 
-def _groups(run: RunConfig, model: Model, fp32: frozenset[str]) -> list[tuple[str, ...]]:
+def _groups(run: RunConfig, model: nn.Module, fp32: frozenset[str]) -> list[tuple[str, ...]]:
     """Return the names of the parameters of each group; modules that are not ours are one group."""
     if not isinstance(model, Model):
         return [tuple(name for name, _ in model.named_parameters())]
