@@ -104,7 +104,7 @@ class Measured:
             for name, value in (("MFU", speed.mfu(length, rate)), ("HFU", speed.hfu(length, rate)))
         ]
         words = [
-            f"{rate:,.0f} tokens/s",
+            f"{rate:,.{0 if rate >= 10 else 3}f} tokens/s",
             *used,
             f"{1e3 * self.seconds:.1f} ms a step",
             f"memory {self.allocated / 2**30:.1f} GiB allocated, "

@@ -207,7 +207,7 @@ def summary(report: Report) -> Iterator[str]:
     ours = [line.name for line in lines()]
     rates, used = {}, {}
     for name in (*ours, *PEERS, *(f"{PREDICTION}{name}" for name in ours)):
-        found = re.match(r"([\d,]+) tokens/s, MFU ([\d.]+|—)", report.result(name) or "")
+        found = re.match(r"([\d,.]+) tokens/s, MFU ([\d.]+|—)", report.result(name) or "")
         if found is not None:
             rates[name] = float(found[1].replace(",", ""))
             used[name] = 0.0 if found[2] == "—" else float(found[2])

@@ -316,6 +316,8 @@ def test_summary_compares_goals_predictions_and_peers() -> None:
         "hybrid-1b, one document: 82,000 tokens/s, MFU 0.450, HFU 0.450",
         "transformer-1b, one document: failed: OutOfMemoryError",
         "peer of transformer-1b, by hand: 60,000 tokens/s, MFU 0.4, HFU 0.4",
+        "mamba2-1.3b: 0.120 tokens/s, MFU —, HFU —",  # a dry run on a busy CPU
+        "prediction of mamba2-1.3b: 0.240 tokens/s, MFU 0.000, HFU 0.000",
     ):
         report(line)
     found = list(gpu_suite.summary(report))
@@ -326,6 +328,7 @@ def test_summary_compares_goals_predictions_and_peers() -> None:
     assert "hybrid-1b at 0.98x the tokens/s of hybrid-1b, one document" in found
     assert "transformer-1b at 1.50x the tokens/s of peer of transformer-1b, by hand" in found
     assert "hybrid-1b at 1.33x the tokens/s of peer of transformer-1b, by hand" in found
+    assert "mamba2-1.3b at 0.50x the tokens/s of prediction of mamba2-1.3b" in found
 
 
 # Traces and tools
