@@ -27,7 +27,7 @@ def anneal_page(ranking: Ranking, run: str, step: int) -> str:
         f'<header><div><p class="over">headrace · anneal</p><h1>{escape(ranking.best.name)}</h1>'
         f"</div></header><p class='note'>Candidates continue {escape(run)} at step {step:,}. "
         f"{escape(sentence(ranking))}</p>",
-        tiles(_tiles(ranking)),
+        tiles(_tiles(ranking, step)),
         section("Ranking", _ranking(ranking), unit="held-out bits per byte"),
         section("Held-out loss", charts.held_out(runs), legend=legend(names), unit=unit or ""),
         section("Loss", charts.compared(runs, "loss", 300, "loss"), legend=legend(names)),
@@ -60,14 +60,16 @@ def sentence(ranking: Ranking) -> str:
     )
 
 
-def _tiles(ranking: Ranking) -> list[tuple[str, str, str]]:
+def _tiles(ranking: Ranking, step: int) -> list[tuple[str, str, str]]:
     tokens = sum(each.tokens * len(each.runs) for each in ranking.candidates)
     noise = "–" if ranking.noise is None else f"{ranking.noise:.4f}"
     return [
         ("best", f"{ranking.best.score:.4f}", "bits per byte"),
         ("noise", noise, "of a seed, bits per byte"),
         ("candidates", str(len(ranking.candidates)), f"{len(ranking.waiting)} runs wait"),
+        ("seeds", str(max(len(each.runs) for each in ranking.candidates)), "of a candidate"),
         ("tokens spent", human(tokens), "in all finished runs"),
+        ("from step", f"{step:,}", "of the run"),
     ]
 
 
