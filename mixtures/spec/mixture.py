@@ -74,7 +74,7 @@ class After:
     """First step of this mixture. Default: the step of the run's newest checkpoint."""
     reshuffle: bool = False
     """Serve the rest of each source's epoch in a new order, which this mixture's seed decides:
-    other rows than those that the run would take next. A source loses up to a window of tokens."""
+    other rows than those that the run would take next."""
 
 
 @dataclass(frozen=True, kw_only=True)
