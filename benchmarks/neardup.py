@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -174,12 +174,12 @@ def show_planted(
     from headrace.tokenize.neardup.lsh import LshConfig
     from headrace.tokenize.neardup.show import similarity
 
-    sums: dict[float, Counter[str]] = {}
+    sums: dict[float, defaultdict[str, float]] = {}
     for one, other in planted:
         exact = similarity(texts[one], texts[other], NGRAM)
-        counter = sums.setdefault(min(0.9, int(exact * 10) / 10), Counter())
+        counter = sums.setdefault(min(0.9, int(exact * 10) / 10), defaultdict(float))
         counter["pairs"] += 1
-        counter["curve"] += LshConfig().probability(exact)  # type: ignore[assignment]
+        counter["curve"] += LshConfig().probability(exact)
         for name, cluster in found.items():
             counter[name] += one in cluster and cluster[one] == cluster.get(other)
     for low, counter in sorted(sums.items()):

@@ -11,6 +11,7 @@ Results go to stdout, everything else to stderr. User errors are printed without
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import traceback
@@ -49,6 +50,24 @@ def check_overrides(words: Sequence[str]) -> None:
             raise click.UsageError(
                 f"{word} is neither a YAML file nor an override; write {word}={value}"
             )
+
+
+def named_numbers(
+    words: Sequence[str], option: str, form: str, most: float = math.inf
+) -> dict[str, float]:
+    """Return the numbers of an option's words NAME=NUMBER, each from 0 to `most`; `form` says so in
+    the error."""
+    found: dict[str, float] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            number = -1.0
+        if not (name and 0 <= number <= most):
+            raise click.UsageError(f"{option} {word}: not {form}")
+        found[name] = number
+    return found
 
 
 def name_in(

@@ -62,7 +62,7 @@ class RequestFolder:
             )
 
     def stored(self, request: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return what the folder's request file holds; None if there is none. Raise if it is of
+        """Return the contents of the request's file; None if there is none. Raise if it is of
         another request."""
         if not self.request.exists():
             return None

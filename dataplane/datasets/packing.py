@@ -109,7 +109,7 @@ def padding_of(manifest: Manifest, generations: int | None = None) -> int:
 
 
 def describe(manifest: Manifest) -> str:
-    """Return what packing has done, in a line."""
+    """Describe a packing in a line."""
     made = [each.provenance[KEY] for each in manifest.generations]
     bins, documents, long = (
         sum(each.get(name, 0) for each in made) for name in ("bins", "documents", "long")

@@ -44,7 +44,7 @@ class View:
 
     @property
     def text(self) -> str:
-        """What the view is, in words."""
+        """The view in words."""
         packed = [] if self.bins is None else [f"packed to {self.bins:,} tokens"]
         return ", ".join([*([] if self.where is None else [f"where {self.where}"]), *packed])
 

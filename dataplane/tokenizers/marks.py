@@ -26,7 +26,7 @@ MASKED = 1
 
 @dataclass(frozen=True)
 class Marks:
-    """What is special in a text, by places in it."""
+    """The special parts of a text, by their places."""
 
     special: tuple[tuple[int, int, int], ...] = ()
     """Parts [start, end) of the text, which may be empty, and the id that stands for each. CUT: no

@@ -68,7 +68,8 @@ def search(
     if (mixture is None) != (out is None):
         raise click.UsageError("--mixture FILE and --out FOLDER need each other")
     measured = load(anneals)
-    most = np.array([_limits(limits, measured.sources).get(name, 1.0) for name in measured.sources])
+    largest = _limits(limits, measured.sources)
+    most = np.array([largest.get(name, 1.0) for name in measured.sources])
     fit = Regression(measured.shares, measured.scores, measured.error)
     best = float(fit.predict(measured.shares)[0].min())
     proposals = propose(fit, best, count, most, seed)
@@ -84,20 +85,13 @@ def search(
 def _limits(words: tuple[str, ...], sources: Sequence[str]) -> dict[str, float]:
     from ...console.errors import MisuseError
 
-    found: dict[str, float] = {}
-    for word in words:
-        name, _, value = word.partition("=")
-        try:
-            found[name] = float(value)
-        except ValueError:
-            found[name] = -1.0
-        if not 0 <= found[name] <= 1:
-            raise click.UsageError(f"--max {word}: not SOURCE=SHARE, with a share from 0 to 1")
-        if name not in sources:
-            raise MisuseError(
-                f"--max names {name}, which no measured mixture has",
-                hint=f"the sources are {', '.join(sources)}",
-            )
+    form = "SOURCE=SHARE, with a share from 0 to 1"
+    found = command.named_numbers(words, "--max", form, most=1.0)
+    if unknown := [name for name in found if name not in sources]:
+        raise MisuseError(
+            f"--max names {', '.join(unknown)}, which no measured mixture has",
+            hint=f"the sources are {', '.join(sources)}",
+        )
     if sum(found.get(name, 1.0) for name in sources) < 1:
         raise MisuseError("the shares of --max sum to less than 1", hint="allow larger shares")
     return found

@@ -27,7 +27,7 @@ RUN_AGAIN = "run `tokenize neardup` again with the same inputs"
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """What a search found, as `neardup.json` has it."""
+    """The result of a search, as `neardup.json` has it."""
 
     settings: dict[str, Any]
     inputs: list[list[Any]]
@@ -37,7 +37,7 @@ class Results:
     duplicates: int
     """Documents that the drop list names."""
     counts: dict[str, int]
-    """What reading the corpus counted, as in the manifest of a build."""
+    """Counts of the documents read, as in the manifest of a build."""
     problems: list[str]
     drop_list: str
     """sha256 of the drop list."""

@@ -39,7 +39,7 @@ class ShardTask:
 
 @dataclass(frozen=True)
 class MadeShard:
-    """What a view has of a shard."""
+    """The part of a shard that a view has."""
 
     number: int
     shard: Shard | None

@@ -26,7 +26,7 @@ from .best_fit import best_fit
 from .making import MadeShard, Making, ShardTask, made_shard, make
 
 Long = Literal["cut", "drop", "keep-first"]
-"""What becomes of a document that is longer than a bin: it is cut into pieces, left out, or cut to
+"""Rule for a document that is longer than a bin: it is cut into pieces, left out, or cut to
 the tokens of one bin."""
 
 

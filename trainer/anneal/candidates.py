@@ -88,7 +88,7 @@ def parse_grid(words: Sequence[str]) -> dict[str, tuple[float, ...]]:
 
 
 def _names(files: Sequence[str]) -> list[str]:
-    """Return the files' names without the parts that all have, or their paths if two are equal."""
+    """Return the files' names without folder and ending, or their paths if two names are equal."""
     names = [Path(file).stem for file in files]
     if len(set(files)) < len(files):
         raise MisuseError("one mixture is named twice", where=", ".join(files))

@@ -128,15 +128,7 @@ def _prepare(run: str, words: tuple[str, ...], options: dict[str, Any]) -> Prepa
 
 def _weights(words: tuple[str, ...]) -> dict[str, float]:
     """Return the weights of held-out sources in the score."""
-    found: dict[str, float] = {}
-    for word in words:
-        name, _, value = word.partition("=")
-        try:
-            found[name] = float(value)
-        except ValueError:
-            found[name] = -1.0
-        if found[name] < 0:
-            raise click.UsageError(f"--score {word}: not SOURCE=WEIGHT, with a weight above 0")
+    found = command.named_numbers(words, "--score", "SOURCE=WEIGHT, with a weight of at least 0")
     if found and not any(found.values()):
         raise click.UsageError("--score: all weights are 0")
     return found

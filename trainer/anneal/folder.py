@@ -1,6 +1,6 @@
 """Files of an anneal's candidates. A command that was killed continues there.
 
-run.yaml model.yaml         what all runs share
+run.yaml model.yaml         configuration and model of all runs
 candidates/00.yaml …        mixtures, one for each run: candidates × seeds
 anneal.json                 the request and its runs; written when all of these are there
 runs/00 …                   the runs

@@ -1,4 +1,4 @@
-"""What the candidates of an anneal share: the run's configuration and model, and held-out rows.
+"""Prepare an anneal: the candidates, their configuration and model, and the held-out rows.
 
 Every candidate is scored on the same rows: the held-out datasets of all candidates, at one length.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """Which mixtures to compare, from which checkpoint."""
+    """A request to compare mixtures from a checkpoint."""
 
     run: str
     step: int | None

@@ -131,7 +131,7 @@ class Epoch:
         return -(-row // self._window_rows(length))
 
     def cut(self, row: int, length: int) -> Epoch:
-        """Return what the rows before `row` have left of the epoch."""
+        """Return the part of the epoch that the rows before `row` have left."""
         return Epoch(self.shuffle, self.number, self.pool, (self, Cut(row, length)))
 
     def ends_window(self, row: int, length: int) -> bool:

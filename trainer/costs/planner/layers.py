@@ -125,7 +125,7 @@ class Costs:
         self.memory = RankMemory(self._parts(), run, self.precision, self.device, layers)
         self.sharded = remembered(self._sharded)
         self.beyond: dict[tuple[Any, ...], tuple[float, ...]] = {}
-        """What plans of alike grids have beyond the sum of their parts, for a first guess."""
+        """Bytes of plans of alike grids beyond the sum of their parts, for a first guess."""
         self._useful: dict[tuple[Split, int], list[tuple[Rule, ...]]] = {}
 
     def _trace(self) -> ModelTrace:

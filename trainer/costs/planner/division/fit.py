@@ -43,7 +43,7 @@ class Fit(Generic[C]):
     solution: Solution
     counted: Sequence[C]
     beyond: Aside
-    """What each stage has beyond the sum of its parts."""
+    """Bytes of each stage beyond the sum of its parts."""
 
 
 def fit(
