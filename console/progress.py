@@ -27,6 +27,14 @@ def as_bytes(number: float) -> str:
     return f"{human(number).replace('B', 'G')}B"
 
 
+def binary_bytes(size: float) -> str:
+    """Format bytes of memory: 1610612736 → '1.5 GiB', 8 → '8 B'."""
+    for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB")):
+        if size >= unit / 10:
+            return f"{size / unit:.3g} {name}"
+    return f"{size / 1024:.3g} KiB" if size >= 1024 else f"{size:.0f} B"
+
+
 def counted(number: float, things: str) -> str:
     """Format a count with its noun: '1 file', '1.2K files'."""
     return f"{human(number)} {things.removesuffix('s') if number == 1 else things}"

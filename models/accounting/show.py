@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any, get_args
 
-from ...console.progress import human
+from ...console.progress import binary_bytes, human
 from .. import fp8
 from ..config import ModelConfig
 from ..layers.recompute import Unit, rules_of
@@ -221,11 +221,11 @@ def memory_table(summary: dict[str, Any]) -> str:
     units = list(step)
     lines = [f"{'recompute':<20}" + "".join(f"{unit:>14}" for unit in units)]
     for name in dict.fromkeys(part for unit in units for part in step[unit]):
-        sizes = (gib(step[unit].get(name, 0)) for unit in units)
+        sizes = (binary_bytes(step[unit].get(name, 0)) for unit in units)
         lines.append(f"{name:<20}" + "".join(f"{size:>14}" for size in sizes))
-    totals = (gib(device_bytes(step[unit])) for unit in units)
+    totals = (binary_bytes(device_bytes(step[unit])) for unit in units)
     lines.append(f"{'most of a step':<20}" + "".join(f"{size:>14}" for size in totals))
-    lines.append(f"{'generation state':<20}{gib(summary['generation_state']):>14}")
+    lines.append(f"{'generation state':<20}{binary_bytes(summary['generation_state']):>14}")
     what = f"{summary['rows']} × {summary['seq_len']:,} tokens in {summary['precision']}"
     layout = f"{summary['engine']}; {layout}"
     return "\n".join([*lines, f"For each rank at the highest moment of a step: {what}; {layout}."])
@@ -237,7 +237,3 @@ def metric(number: float) -> str:
         if number >= size:
             return f"{number / size:.3g}{suffix}"
     return f"{number:.3g}"
-
-
-def gib(size: float) -> str:
-    return f"{size / 2**30:.3g} GiB" if size >= 2**27 else f"{size / 2**20:.3g} MiB"

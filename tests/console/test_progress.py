@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.console import progress
-from headrace.console.progress import Progress, duration, human
+from headrace.console.progress import Progress, binary_bytes, duration, human
 from headrace.console.yaml_text import count
 
 
@@ -40,6 +40,25 @@ class Clock:
 )
 def test_numbers_are_formatted(number: float, text: str) -> None:
     assert human(number) == text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (8, "8 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (50 << 10, "50 KiB"),
+        (1 << 19, "0.5 MiB"),
+        (30 << 20, "30 MiB"),
+        (1 << 29, "0.5 GiB"),
+        (80 << 30, "80 GiB"),
+        (3 << 39, "1.5 TiB"),
+    ],
+)
+def test_bytes_of_memory_are_formatted(size: int, text: str) -> None:
+    assert binary_bytes(size) == text
 
 
 @given(st.integers(1000, 10**17))

@@ -6,7 +6,7 @@ import textwrap
 from typing import Any
 
 from ...console import config as reader
-from ...console.progress import as_bytes, human
+from ...console.progress import as_bytes, binary_bytes, human
 from ...models.accounting.show import letters_of, shown_active
 from ...models.accounting.state import HOST, device_bytes, host_bytes
 from ..run.config import COUPLED
@@ -14,7 +14,6 @@ from ..run.job import Job
 from . import memory as costs
 from . import stages as pipeline
 
-GIGABYTE = 1 << 30
 AXES = ("pp", "dp", "tp", "cp")
 
 
@@ -171,14 +170,14 @@ def _stage(stage: dict[str, Any]) -> str:
     layers = ", ".join(
         f"{first}" if first == last else f"{first}–{last}" for first, last in stage["layers"]
     )
-    size = shown_size(device_bytes(stage["memory"]))
+    size = binary_bytes(device_bytes(stage["memory"]))
     return f"layers {layers}: {stage['parameters']:,} parameters, {size} on each rank"
 
 
 def _pipeline(phase: dict[str, Any]) -> str:
     return (
         f"{phase['phase']}: {phase['micro_batches']} micro-batches, {phase['bubble']:.1%} of a "
-        f"step idle; {phase['messages']} messages, {shown_size(phase['message_bytes'])} between "
+        f"step idle; {phase['messages']} messages, {binary_bytes(phase['message_bytes'])} between "
         "stages for each data-parallel rank"
     )
 
@@ -220,15 +219,15 @@ def _memory(by_rank: list[dict[str, int]], stage: str) -> list[str]:
         more = "" if "activations" in parts else ", and activations"
         named = {
             host: ", ".join(
-                f"{part.removeprefix(HOST)} {shown_size(size)}"
+                f"{part.removeprefix(HOST)} {binary_bytes(size)}"
                 for part, size in parts.items()
                 if size and part.startswith(HOST) == host
             )
             for host in (False, True)
         }
-        line = f"{shown_size(device_bytes(parts))} on {where}{stage} ({named[False]}){more}"
+        line = f"{binary_bytes(device_bytes(parts))} on {where}{stage} ({named[False]}){more}"
         if host := host_bytes(parts):
-            line += f"; {shown_size(host)} of host memory ({named[True]})"
+            line += f"; {binary_bytes(host)} of host memory ({named[True]})"
         text.append(line)
     return text
 
@@ -236,9 +235,3 @@ def _memory(by_rank: list[dict[str, int]], stage: str) -> list[str]:
 def configuration(about: dict[str, Any]) -> str:
     """Format the resolved configuration with all defaults."""
     return f"configuration\n{textwrap.indent(reader.dump(about['configuration']), '  ')}"
-
-
-def shown_size(size: int) -> str:
-    """Format bytes as MiB or GiB."""
-    unit, name = (GIGABYTE, "GiB") if size >= GIGABYTE / 10 else (1 << 20, "MiB")
-    return f"{size / unit:.3g} {name}"

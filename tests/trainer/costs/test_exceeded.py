@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from headrace.console.errors import RunError
-from headrace.trainer.costs.describe import describe, shown_size
+from headrace.console.progress import binary_bytes
+from headrace.trainer.costs.describe import describe
 from headrace.trainer.costs.exceeded import (
     counted,
     explained,
@@ -48,13 +49,14 @@ def test_the_error_has_the_numbers_of_the_accounting(ask: Any) -> None:
     text = str(error)
     for words in (
         "DefaultCPUAllocator: can't allocate memory",
-        f"counted for this rank: {shown_size(total)}",
-        f"it may use {shown_size(limit)}: activations ({shown_size(parts['activations'])}) exceed",
+        f"counted for this rank: {binary_bytes(total)}",
+        f"it may use {binary_bytes(limit)}: "
+        f"activations ({binary_bytes(parts['activations'])}) exceed",
     ):
         assert words in text, text
     for words in ("micro_batch_tokens=256", "engine.zero=2", "recompute=block", "layout.cp=2"):
         size = sum(counted(ask(*ROWS, "processes=2", words), 0).values())
-        shown = f"{words} ({shown_size(size)}{', fits' * (size <= limit)})"
+        shown = f"{words} ({binary_bytes(size)}{', fits' * (size <= limit)})"
         assert (shown in text) == (size < total), (shown, text)
     assert ", fits)" in text
 
@@ -62,7 +64,7 @@ def test_the_error_has_the_numbers_of_the_accounting(ask: Any) -> None:
 def test_a_micro_batch_shrinks_until_it_fits(ask: Any) -> None:
     job = ask(*ROWS)
     small = sum(counted(ask(*ROWS, "micro_batch_tokens=128"), 0).values())
-    assert f"micro_batch_tokens=128 ({shown_size(small)}, fits)" in str(
+    assert f"micro_batch_tokens=128 ({binary_bytes(small)}, fits)" in str(
         out_of_memory(job, 0, "step 3", "", small)
     )
     assert "micro_batch_tokens=64 (" in str(out_of_memory(job, 0, "step 3", "", 1))
