@@ -104,33 +104,37 @@ class RowGroup:
 
 class RankReader:
     """Reads the groups of a rank in order, or those of one of several readers that take turns.
-    Remote shards are prefetched."""
+    From the first group with a row in a remote dataset on, remote shards are prefetched."""
 
     def __init__(
         self, rank_rows: RankRows, cache: Cache | None = None, turn: int = 0, turns: int = 1
     ) -> None:
         self.rank_rows, self.turn, self.turns = rank_rows, turn, turns
-        self._prefetcher = None
-        if all(is_local(source.url) for source in rank_rows.plan.sources):
-            self.reader = RowReader(rank_rows.plan, cache=cache)
-        else:
-            cache = cache or Cache()
-            self.reader = RowReader(rank_rows.plan, cache=cache)
-            self._prefetcher = Prefetcher(self.reader, cache, self._locate())
+        self.cache = cache or Cache()
+        self.reader = RowReader(rank_rows.plan, cache=self.cache)
+        self._prefetcher: Prefetcher | None = None
+        self._local_sources: set[int] = set()
+        self._read_groups = 0
+        """Groups read, without those that have no rows for this rank."""
         self._located = self._locate()
 
     def read(self, group: range, into: RowArrays | None = None) -> RowGroup:
         rows, length = self.rank_rows.shape(group)
         arrays = into or RowArrays.empty(rows, length)
         located = next(self._located) if rows else Located.empty(length)
+        if self._prefetcher is None and self._reads_remote(located):
+            blocks = self._locate(self._read_groups)
+            self._prefetcher = Prefetcher(self.reader, self.cache, blocks)
         block = self.reader.read(located, arrays, digests=self.rank_rows.digests)
         boundaries = np.arange(0, rows * length + 1, length)
         if self.rank_rows.plan.isolate_documents:
             starts = block.document_starts
             inside = starts[starts % length != 0]  # place L of a row is place 0 of the next
             boundaries = np.sort(np.concatenate([boundaries, inside]))
-        if self._prefetcher and rows:
-            self._prefetcher.done()
+        if rows:
+            self._read_groups += 1
+            if self._prefetcher:
+                self._prefetcher.done()
         labels = Labels(located.rows, located.sources, boundaries, block.digests)
         return RowGroup(group, arrays, labels)
 
@@ -138,6 +142,22 @@ class RankReader:
         if self._prefetcher:
             self._prefetcher.close()
 
-    def _locate(self) -> Iterator[Located]:
-        blocks = map(self.rank_rows.rows, self.rank_rows.groups(self.turn, self.turns))
-        return self.reader.stream.locate_blocks(rows for rows in blocks if len(rows))
+    def _reads_remote(self, located: Located) -> bool:
+        """True if rows lie in a remote dataset. The URL of a source may not say so: the tokens of a
+        local view can be in a store."""
+        fresh = set(located.sources.tolist()) - self._local_sources
+        sources = self.rank_rows.plan.sources
+        if not all(is_local(sources[source].url) for source in fresh):
+            return True
+        if not all(is_local(self.reader.dataset(source).shards_url) for source in fresh):
+            return True
+        self._local_sources |= fresh
+        return False
+
+    def _locate(self, first: int = 0) -> Iterator[Located]:
+        """Locate the rows of each group that has any, from the group `first` of these on."""
+        groups = self.rank_rows.groups(self.turn, self.turns)
+        filled = (group for group in groups if self.rank_rows.shape(group)[0])
+        return self.reader.stream.locate_blocks(
+            map(self.rank_rows.rows, islice(filled, first, None))
+        )

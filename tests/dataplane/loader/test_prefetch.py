@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,12 @@ from headrace.dataplane.datasets.cache import Cache
 from headrace.dataplane.datasets.manifest import Shard
 from headrace.dataplane.loader import prefetch as prefetching
 from headrace.dataplane.loader.prefetch import Prefetcher, Queue
+from headrace.dataplane.loader.rank_rows import RankReader, RankRows
 from headrace.dataplane.loader.rows import RowReader
 from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.order.stream import Located
+from headrace.tokenize.executors import ExecutorConfig
+from headrace.tokenize.views.select import SelectConfig, select
 
 
 @pytest.fixture
@@ -116,3 +120,33 @@ def test_close_ends_the_walk(plan: Plan, tmp_path: Path) -> None:
     ahead.close()
     ahead.thread.join(300)
     assert not ahead.thread.is_alive()
+
+
+@pytest.mark.parametrize("store", ["memory", "local"])
+def test_a_local_view_is_prefetched_if_its_tokens_are_remote(tmp_path: Path, store: str) -> None:
+    name = f"viewed-{os.urandom(4).hex()}/web"
+    url, view = f"memory://{name}" if store == "memory" else str(tmp_path / name), tmp_path / "view"
+    write_dataset(url, random_documents(5, 900, longest=2000))
+    engine = ExecutorConfig(workers=1)
+    select(SelectConfig(dataset=url, where="tokens > 500", out=str(view), engine=engine))
+    phase = {"tokens": 300_000, "seq_len": 64, "batch": 1024, "weights": {"one": 1}}
+    plan = plan_of({"sources": {"one": {"data": str(view)}}, "phases": {"all": phase}})
+    cache = Cache(tmp_path / "cache")
+    rank_rows = RankRows(plan=plan, rank=0, world=1, start_step=0, digests=True, group_bytes=50_000)
+    groups = list(rank_rows.groups())
+    alone, expected = RowReader(plan, cache=Cache(tmp_path / "other")), []
+    for located in map(alone.stream.locate, map(rank_rows.rows, groups)):
+        expected.append(alone.read(located).digests)
+    with closing(RankReader(rank_rows, cache)) as reader:
+        digests = [reader.read(groups[0]).labels.digests]
+        ahead = reader._prefetcher
+        assert (ahead is None) == (store == "local")
+        if ahead:
+            eventually(lambda: len(groups) - 1 in reached(ahead))
+            names = [cache.folder.root / hash / str(number) for hash, number in ahead.wanted]
+            eventually(lambda: all(name.exists() for name in names))
+            assert len(names) > 3
+        before = cache.requests
+        digests += [reader.read(group).labels.digests for group in groups[1:]]
+        assert cache.requests == before, "the reader had to fetch"
+    assert digests == expected
