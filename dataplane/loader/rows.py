@@ -103,13 +103,16 @@ class RowReader:
                 self._gather_joined(dataset, located, number, gathered)
             else:
                 dataset.gather(first, first + length + 1, number * length, gathered)
-            if dataset.weight_table is not None:
+            table = dataset.weight_table
+            if table is not None:
                 codes = [
                     view
                     for start, end in located.spans(number)
                     for view in dataset.codes(start + 1, end + 1)
                 ]
-                weights[number] = dataset.weight_table[np.concatenate(codes)]
+                row = codes[0] if len(codes) == 1 else np.concatenate(codes)
+                # Most rows have code 0 alone; the look-up of each token costs more than the rest.
+                weights[number] = table[row] if row.any() else table[0]
             if digests:
                 row_digests.append(digest(gathered.tokens[before:]))
         copy_all(gathered.tokens, arrays.tokens.reshape(-1))

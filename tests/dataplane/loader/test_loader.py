@@ -117,12 +117,14 @@ def test_without_isolation_only_joints_of_spans_are_masked(changing: Plan) -> No
 
 def test_loss_weights_come_from_the_weight_table(tmp_path: Path) -> None:
     documents = random_documents(3, 80)
-    codes = [np.arange(len(document)) % 3 for document in documents]
+    mixed = [number % 20 < 5 for number in range(80)]  # rows between have one code, 0
+    codes = [np.arange(len(each)) % 3 * some for each, some in zip(documents, mixed, strict=True)]
+    table = (0.7, 0.5, 0.1)
     url = str(tmp_path / "dna")
-    write_dataset(url, documents, codes=codes, weight_table=(1.0, 0.5, 0.1))
+    write_dataset(url, documents, codes=codes, weight_table=table)
     plan = lengths_of_one_source(url)
     flat, code = np.concatenate(documents), np.concatenate(codes)
-    several = 0
+    several = alike = 0
     reader = RowReader(plan)
     for batches in Loader(plan, micro_batch=4):
         for batch in batches:
@@ -132,13 +134,14 @@ def test_loss_weights_come_from_the_weight_table(tmp_path: Path) -> None:
                 spans = reader.stream.locate(np.array([row])).spans(0)
                 parts = []
                 for start, end in spans:
-                    weights = np.array([1.0, 0.5, 0.1], np.float32)[code[start + 1 : end + 1]]
+                    weights = np.array(table, np.float32)[code[start + 1 : end + 1]]
+                    alike += not code[start + 1 : end + 1].any()
                     weights[flat[start:end] == 0] = 0
                     weights[-1] *= end == spans[-1][1]
                     parts.append(weights)
                 assert np.array_equal(batch.weights[number].numpy(), np.concatenate(parts))
                 several += len(spans) > 1
-    assert several
+    assert several and alike
 
 
 @pytest.mark.parametrize("workers", [0, 2])
