@@ -3,10 +3,11 @@
     python -m benchmarks.long.memory [--known] [FOLDER [WORD ...]]
 
 Each tiny model trains under each engine, layout and recompute choice: on 1 rank, and on 2 ranks of
-dp, tp and cp. The words choose cells: those whose name has one word of each list, as in
-`zero1,zero2 dp2 none,block`. A process measures many cells. FOLDER/measured.jsonl has a line for
-each measured cell, and a cell that it has is not measured again, so a changed accounting is
-compared without new runs. `--known` measures nothing and compares the cells that the folder has.
+dp, tp and cp, and with two copies of FSDP2's state (hsdp). The words choose cells: those whose name
+has one word of each list, as in `zero1,zero2 dp2 none,block`. A process measures many cells.
+FOLDER/measured.jsonl has a line for each measured cell, and a cell that it has is not measured
+again, so a changed accounting is compared without new runs. `--known` measures nothing and compares
+the cells that the folder has.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     "tp2": ("processes=2", "layout.tp=2"),
     "cp2": ("processes=2", "layout.cp=2"),
     "ring": ("processes=2", "layout.cp=2", "layout.attention=ring"),
+    "hsdp": ("processes=2", "engine.shard=1", "engine.gather=block"),
 }
 RECOMPUTE = {
     "none": "none",
@@ -76,7 +78,7 @@ class Cell:
     @property
     def words(self) -> list[str]:
         """Return the words of the run's configuration, all but its recompute choice."""
-        data = 2 if self.layout == "dp2" else 1
+        data = 2 if self.layout in ("dp2", "hsdp") else 1
         parts = 2 if self.layout in ("cp2", "ring") else 1
         return [
             *ENGINES[self.engine],
@@ -93,6 +95,8 @@ def cells() -> Iterator[Cell]:
     """Yield the cells of the matrix: fewer choices of recompute on two ranks, and in bf16."""
     for engine, model, layout in product(ENGINES, MODELS, LAYOUTS):
         if layout == "ring" and model in WITHOUT_ATTENTION:
+            continue
+        if layout == "hsdp" and engine != "fsdp2":
             continue
         choices = list(RECOMPUTE) if layout == "one" else FEWER
         yield from (Cell(model, engine, layout, choice, "fp32") for choice in choices)

@@ -5,6 +5,8 @@
     backward              gather, and the buffer of the block ahead; gradients whole
     after it              a copy of the gradients in fp32 is reduced; it waits for the next one,
                           across micro-batches too
+    after it, replicas    HSDP: torch keeps each shard that it sums over replicas until the end of
+                          the last backward pass. In the first micro-batch it is the gradient
 
 What belongs to no block (embedding, final norm, head, shared blocks) is whole from the first
 forward to the end of the backward pass. On one rank nothing is gathered, and the copies are made.
@@ -13,7 +15,7 @@ forward to the end of the backward pass. On one rank nothing is gathered, and th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from ...models.accounting.level import GRADIENTS, EngineMemory, Level, Unit
@@ -53,12 +55,16 @@ class _Group:
     """Elements of the largest shard."""
     ranks: int
     """Ranks that share one copy."""
+    replicated: bool = False
+    """True if other ranks have copies of the shards."""
     names: set[str] = field(default_factory=set)
     unsharded: bool = False
     gradients: int = 0
     """Bytes of whole gradients."""
     reduced: bool = False
     """True if the rank holds the reduced gradient."""
+    summed: bool = False
+    """True if torch keeps the shard that was summed over replicas, beside the gradient."""
 
 
 class Fsdp2Memory(EngineMemory):
@@ -72,6 +78,8 @@ class Fsdp2Memory(EngineMemory):
         """True if a reduce-scatter clones what it sends: gloo does."""
         self.bytes = state.precision.weight_bytes
         self.host = HOST if config.offloads else ""
+        self.copies = config.offloads and state.device != "cpu"
+        """True if the gradient is a copy of what was reduced, and no view of it."""
         lasting = [
             part
             for part in state.parts
@@ -84,8 +92,10 @@ class Fsdp2Memory(EngineMemory):
             if name in self.fp32:
                 continue
             ranks = everywhere.ranks(degrees, name, shard)
+            all_ranks = replace(everywhere, shard_ranks=None).ranks(degrees, name, shard)
             group = self.groups.setdefault(layer_of(name), _Group(0, 0, ranks))
             group.ranks = max(group.ranks, ranks)
+            group.replicated |= ranks < all_ranks
             first, *rest = shard.local or (1,)
             own = -(-first // ranks) * math.prod(rest)
             group.shard += own
@@ -177,10 +187,14 @@ class Fsdp2Memory(EngineMemory):
         group.gradients = 0
         if self.clones and group.ranks > 1:
             level.passing(BUFFERS, group.whole * REDUCED)
-        level.passing(BUFFERS, group.shard * REDUCED)
+        reduced = group.shard * REDUCED
+        level.passing(BUFFERS, reduced)
+        if group.replicated and not group.summed and (group.reduced or self.copies):
+            group.summed = True
+            level.add(BUFFERS, reduced)
         if not group.reduced:
             group.reduced = True
-            level.add(f"{self.host}{GRADIENTS}", group.shard * REDUCED)
+            level.add(f"{self.host}{GRADIENTS}", reduced)
 
     last = False
 
@@ -205,6 +219,10 @@ class Fsdp2Memory(EngineMemory):
         if last:
             level.add(BUFFERS, -self.reducing)
             self.reducing = 0
+            for group in self.groups.values():
+                if group.summed:
+                    group.summed = False
+                    level.add(BUFFERS, -group.shard * REDUCED)
 
     def update(self, level: Level) -> None:
         largest = max((group.shard for group in self.groups.values()), default=0)

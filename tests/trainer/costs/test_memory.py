@@ -46,11 +46,12 @@ def test_recompute_choices_have_their_true_memory_and_order(parallel: Parallel) 
     "words",
     [
         ["engine.kind=fsdp2", "layout.tp=2"],
+        ["engine.kind=fsdp2", "engine.shard=1", "engine.gather=block", "recompute=block"],
         ["engine.zero=2", "layout.cp=2", "layout.attention=ring", "recompute=block", *BUCKETS],
         ["engine.zero=1", "recompute=block", "precision=bf16", *BUCKETS],
         ["engine.zero=3", "recompute=block", "precision=bf16", *BUCKETS],
     ],
-    ids=["tp", "ring", "zero1", "zero3"],
+    ids=["tp", "hsdp", "ring", "zero1", "zero3"],
 )
 def test_two_ranks_have_the_counted_memory(ranks: Callable[[int], Any], words: list[str]) -> None:
     words = [*words, "processes=2"]
