@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,7 @@ from headrace.dataplane.loader.loader import Loader
 from headrace.dataplane.loader.rows import RowReader
 from headrace.dataplane.order.plan import Plan
 
-SEQ_LENS, STEP_TOKENS, STEPS, ROUNDS = (2048, 4096, 8192), 1 << 15, 600, 5
+SEQ_LENS, STEP_TOKENS, STEPS, ROUNDS = (256, 2048, 4096, 8192, 32768), 1 << 15, 600, 5
 TURN = 60
 """Steps of one loop before the next loop runs."""
 SIZES = {"web": 14e6, "code": 5e6, "math": 3e6}
@@ -74,6 +75,7 @@ def raw_loop(plan: Plan, *, bare: bool = False) -> Iterator[Batch]:
     reader = RowReader(plan)
     located = reader.stream.locate(np.arange(STEPS * rows, 2 * STEPS * rows))
     slices: list[Pieces] = []
+    maps: dict[Path, np.memmap[Any, Any]] = {}
     for source, token in zip(located.sources.tolist(), located.tokens.tolist(), strict=True):
         dataset = reader.dataset(source)
         pieces, end = [], token + seq_len + 1
@@ -81,9 +83,11 @@ def raw_loop(plan: Plan, *, bare: bool = False) -> Iterator[Batch]:
             number = int(np.searchsorted(dataset.shard_tokens, token, side="right")) - 1
             shard, first = dataset.open_shard(number), int(dataset.shard_tokens[number])
             last = min(end - first, shard.shard.tokens)
-            data = np.memmap(Path(dataset.url, shard.shard.name), np.uint8, "r")
+            path = Path(dataset.url, shard.shard.name)
+            if path not in maps:
+                maps[path] = np.memmap(path, np.uint8, "r")
             for start, stop in shard.byte_ranges(token - first, last):
-                piece = data[start:stop].view(np.uint16)
+                piece = maps[path][start:stop].view(np.uint16)
                 pieces.append(np.asarray(piece) if bare else piece)
             token = first + last
         slices.append(pieces)
