@@ -7,7 +7,7 @@ checked:
 1. The merges. tiktoken joins the pair whose union has the lowest rank; `tokenizers` joins the
    pairs in its list, which may hold several pairs for a token, each with its own rank. They agree
    if every token, encoded alone, ends with a pair listed for it, and if those pairs are listed in
-   the order of the tokens (`convert` checks both). Proof: if the two ever differed, at a pair
+   the order of the tokens (`_check_merges` checks both). Proof: if the two ever differed, at a pair
    (x, y) that is not listed although xy is a token, or that is listed elsewhere, then the token xy
    alone would end with that pair as well.
 2. The pattern. All supported ones (PATTERNS) end in `\s+(?!\S)|\s+`: of several spaces, the last
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence, Set
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -45,12 +46,20 @@ NARROW_SPACES = "\t\n\x0b\x0c\r "
 WIDE_SPACES = "\x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B)))
 WIDE_SPACES += "\u2028\u2029\u202f\u205f\u3000"
 SPACES = NARROW_SPACES + WIDE_SPACES
-WIDE_SPACE = re.compile(f"[{WIDE_SPACES}]")
-"""Matches a space of more than one byte."""
+WIDE_SPACE = [
+    re.compile(rb"\xc2[\x85\xa0]"),
+    re.compile(rb"\xe1\x9a\x80"),
+    re.compile(rb"\xe2(?:\x80[\x80-\x8a\xa8\xa9\xaf]|\x81\x9f)"),
+    re.compile(rb"\xe3\x80\x80"),
+]
+"""Match a space of more than one byte, in UTF-8. A search for one first byte is fastest."""
 
 SPACE, LAST, WORD = 1, 2, 4
 """Kinds of characters as bits: a space; a space that may be the last of several and belong to the
 next word; the first character of a word."""
+
+Pair = tuple[bytes, bytes]
+"""Two tokens that a merge joins."""
 
 
 class Inexact(Exception):
@@ -104,7 +113,7 @@ class FastBpe:
         """Insert CUT before the last of several spaces if a word follows."""
         encoding, data = "utf-8", text.encode()
         units: npt.NDArray[Any] = np.frombuffer(data, np.uint8)
-        if len(data) > len(text) and WIDE_SPACE.search(text):
+        if len(data) > len(text) and any(wide.search(data) for wide in WIDE_SPACE):
             encoding = "utf-32-le"
             units = np.frombuffer(text.encode(encoding), np.uint32)
             kinds = self._kinds[np.minimum(units, len(self._kinds) - 1)]
@@ -163,51 +172,68 @@ def _ranks(
     octets = {letter: byte for byte, letter in letters.items()}
     if missing := [byte for byte, letter in letters.items() if letter not in vocabulary]:
         raise Inexact(f"it has no token for the byte {missing[0]:#x}")
-    ranks = {bytes([byte]): byte for byte in letters}
-    ids = [vocabulary[letters[byte]] for byte in range(256)]
-    listed: dict[bytes, dict[tuple[bytes, bytes], int]] = {}
     merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
-    if unknown := set().union(*map("".join, merges)) - octets.keys():
+    texts = set(chain.from_iterable(merges))
+    if unknown := set("".join(texts)) - octets.keys():
         raise Inexact(f"its merges have the letter {min(unknown)!r}, which encodes no byte")
     spelling = str.maketrans({letter: chr(byte) for letter, byte in octets.items()})
-    for rank, (left, right) in enumerate(merges):
-        first, second = (part.translate(spelling).encode("latin-1") for part in (left, right))
-        pair, whole = (first, second), first + second
-        if whole not in ranks:
-            ranks[whole] = len(ids)
+    parts = {text: text.translate(spelling).encode("latin-1") for text in texts}
+    ids = [vocabulary[letters[byte]] for byte in range(256)]
+    listed: dict[bytes, dict[Pair, int]] = {}
+    for line, (left, right) in enumerate(merges):
+        pair = parts[left], parts[right]
+        whole = pair[0] + pair[1]
+        if whole not in listed:
+            listed[whole] = {}
             ids.append(vocabulary[left + right])
-        listed.setdefault(whole, {})[pair] = rank
-    last = -1
-    for whole, pairs in listed.items():
-        rank = _made(whole, pairs, ranks)
-        if rank < last:
-            raise Inexact(f"its merges into {whole!r} are not listed together")
-        last = rank
+        listed[whole][pair] = line
+    ranks = {bytes([byte]): byte for byte in letters}
+    ranks |= {whole: rank for rank, whole in enumerate(listed, start=256)}
+    _check_merges(listed, ranks)
     if model.get("ignore_merges"):
-        for token in (
-            vocabulary.keys() - added
-        ):  # added tokens are marks of the caller (see `spelled`)
-            if all(c in octets for c in token) and bytes(octets[c] for c in token) not in ranks:
+        # Added tokens are marks of the caller (see `spelled`).
+        for token in vocabulary.keys() - added:
+            if octets.keys() >= set(token) and bytes(octets[c] for c in token) not in ranks:
                 raise Inexact(f"its token {token!r} is produced by no merge")
     return ranks, np.array(ids, np.uint32)
 
 
-def _made(whole: bytes, pairs: Mapping[tuple[bytes, bytes], int], ranks: dict[bytes, int]) -> int:
-    """Return the rank of the last pair joined when a token's bytes are encoded alone."""
-    none = len(ranks)
-    cuts = list(range(len(whole) + 1))
-    joins = [ranks.get(whole[k : k + 2], none) for k in cuts[:-2]]
-    while len(joins) > 1 and (best := min(joins)) < none:
-        at = joins.index(best)
-        del joins[at], cuts[at + 1]
-        if at:
-            joins[at - 1] = ranks.get(whole[cuts[at - 1] : cuts[at + 1]], none)
-        if at < len(joins):
-            joins[at] = ranks.get(whole[cuts[at] : cuts[at + 2]], none)
-    rank = pairs.get((whole[: cuts[1]], whole[cuts[1] :])) if len(joins) == 1 else None
-    if rank is None:
-        raise Inexact(f"its merges never produce the token {whole!r} by a listed pair")
-    return rank
+def _check_merges(listed: Mapping[bytes, Mapping[Pair, int]], ranks: Mapping[bytes, int]) -> None:
+    """Raise Inexact unless each token, encoded alone, ends with a pair listed for it, and these
+    pairs are listed in the order of the tokens. `listed` has the line of each pair of a token."""
+    last, made = -1, dict[bytes, Pair]()
+    for whole, pairs in listed.items():
+        rank = ranks[whole]
+        for left, right in pairs:
+            before = ranks.get(left, rank) < rank > ranks.get(right, rank)
+            if before and _is_last(left, right, made, ranks):
+                break
+        else:
+            raise Inexact(f"its merges never produce the token {whole!r} by a listed pair")
+        made[whole] = left, right
+        line = pairs[made[whole]]
+        if line < last:
+            raise Inexact(f"its merges into {whole!r} are not listed together")
+        last = line
+
+
+def _is_last(
+    left: bytes, right: bytes, made: Mapping[bytes, Pair], ranks: Mapping[bytes, int]
+) -> bool:
+    """Return True if both parts, side by side, are produced before anything joins across them.
+
+    Parts are produced in the order of their ranks, for both parts of a token rank below it. So two
+    tokens meet at the boundary until the one of the higher rank is divided, going back in time; of
+    two equal ones, the left one is produced first. Joined, they must rank behind that moment.
+    """
+    while len(left) > 1 or len(right) > 1:
+        if ranks[left] > ranks[right]:
+            moment, left = ranks[left], made[left][1]
+        else:
+            moment, right = ranks[right] + 1, made[right][0]
+        if ranks.get(left + right, moment) < moment:
+            return False
+    return True
 
 
 def spelled(token: str) -> str | None:

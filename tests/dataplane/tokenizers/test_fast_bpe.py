@@ -244,6 +244,12 @@ def test_every_character_between_words_and_spaces(
     same(*style, texts)
 
 
+def test_wide_spaces_are_found_in_utf_8() -> None:
+    characters = map(chr, range(0x3400))
+    found = [c for c in characters if any(w.search(c.encode()) for w in fast_bpe.WIDE_SPACE)]
+    assert found == sorted(fast_bpe.WIDE_SPACES)
+
+
 UNITS = {
     "spaces": "  ",
     "letters": "ab",
