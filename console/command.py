@@ -21,7 +21,7 @@ from typing import Any
 import click
 
 from . import log
-from .errors import FILE_FAULTS, UserError, file_fault
+from .errors import FILE_FAULTS, HINT, UserError, file_fault
 
 DEBUG = "headrace.debug"
 
@@ -97,6 +97,14 @@ def say(text: str) -> None:
     click.echo(text, err=True)
 
 
+def say_error(error: UserError | str) -> None:
+    """Print an error on stderr: in colours on a terminal, unless NO_COLOR is set."""
+    text, marker, hint = str(error).partition(HINT)
+    label = click.style("error:", fg="red", bold=True)
+    line = f"{label} {text}{click.style(marker, fg='cyan')}{hint}"
+    click.echo(line, err=True, color=log.can_colour(sys.stderr))
+
+
 class Command(click.Command):
     """A command; an unknown option that is the name of a key is answered with the override.
 
@@ -144,7 +152,7 @@ class CommandGroup(click.Group):
         except OSError as error:  # click itself handles a closed pipe
             if not _raised_by_echo(error):
                 raise
-            say(f"error: cannot write to stdout: {error.strerror}")
+            say_error(f"cannot write to stdout: {error.strerror}")
             # Drop the rest of the output: Python would try to write it again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
@@ -170,13 +178,13 @@ class CommandGroup(click.Group):
         except UserError as error:
             if debug:
                 raise
-            say(f"error: {error}")
+            say_error(error)
             ctx.exit(error.exit_code)
         except OSError as error:
             if debug or error.filename is None or error.errno not in FILE_FAULTS:
                 raise
             reason, hint = file_fault(error)
-            say(f"error: {UserError(f'cannot use {error.filename}: {reason}', hint=hint)}")
+            say_error(UserError(f"cannot use {error.filename}: {reason}", hint=hint))
             ctx.exit(1)
         except KeyboardInterrupt:
             say("interrupted")

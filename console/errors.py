@@ -26,6 +26,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+HINT = "  hint:  "
+"""Start of the last line of an error."""
+
 
 class UserError(Exception):
     """An error that the user can fix: what failed, where, and a hint how to fix it."""
@@ -48,7 +51,7 @@ class UserError(Exception):
         if self.where:
             lines.append(f"  where: {self.where}".replace(" \n", "\n", 1))  # or separate lines
         if self.hint:
-            lines.append(f"  hint:  {self.hint}")
+            lines.append(f"{HINT}{self.hint}")
         return "\n".join(lines)
 
 

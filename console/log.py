@@ -5,6 +5,7 @@ Libraries call `get_logger(__name__)`; only commands call `setup`.
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import sys
@@ -21,6 +22,22 @@ def can_rewrite_lines(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
+def can_colour(stream: TextIO) -> bool:
+    """True for a terminal, unless the user has set NO_COLOR (no-color.org)."""
+    return can_rewrite_lines(stream) and not os.environ.get("NO_COLOR")
+
+
+class _ColouredLevels(logging.Formatter):
+    """Shows the level of warnings in yellow, and of errors in red."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        if record.levelno >= logging.WARNING:
+            number = 31 if record.levelno >= logging.ERROR else 33
+            record = copy.copy(record)  # other handlers receive the same record
+            record.levelname = f"\x1b[{number}m{record.levelname}\x1b[0m"
+        return super().formatMessage(record)
+
+
 def get_logger(name: str) -> logging.Logger:
     return logging.getLogger(name)
 
@@ -31,5 +48,8 @@ def setup(*, debug: bool = False) -> None:
     form = FORMAT if rank is None else FORMAT.replace("%(message)s", f"[rank {rank}] %(message)s")
     if can_rewrite_lines(sys.stderr):  # the current line may be a progress line
         form = CLEAR_LINE + form
-    logging.basicConfig(format=form, datefmt="%H:%M:%S", level=logging.WARNING, force=True)
+    handler = logging.StreamHandler()
+    formatter = _ColouredLevels if can_colour(sys.stderr) else logging.Formatter
+    handler.setFormatter(formatter(form, datefmt="%H:%M:%S"))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("headrace").setLevel(logging.DEBUG if debug else logging.INFO)

@@ -1,6 +1,9 @@
 """Conventions of all commands: output streams, exit codes, `--debug`, help texts."""
 
 import json
+import os
+import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -143,6 +146,22 @@ def test_a_file_system_that_refuses_is_one_error_with_a_hint(program: Path) -> N
         "  hint:  choose a folder that can be written to\n",
     )
     assert "Traceback" in run(program, "disk", "--debug").stderr
+
+
+@pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_an_error_on_a_terminal_is_coloured(
+    program: Path, variables: dict[str, str], coloured: bool
+) -> None:
+    ours, theirs = pty.openpty()
+    kept = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    environment = {**kept, "TERM": "xterm", **variables}
+    subprocess.run([sys.executable, program, "fail"], stderr=theirs, env=environment)
+    os.close(theirs)
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        shown = terminal.read(4096).decode().replace("\r\n", "\n")
+    plain = "error: the disk is full\n  hint:  free some space\n"
+    assert re.sub(r"\x1b\[\d+m", "", shown) == plain
+    assert (shown != plain) == coloured
 
 
 def test_an_interruption_prints_one_word(program: Path) -> None:

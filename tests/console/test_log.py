@@ -1,5 +1,6 @@
 """Logs go to stderr, with the rank."""
 
+import io
 import logging
 from collections.abc import Iterator
 
@@ -47,3 +48,19 @@ def test_log_lines_name_the_rank(
     log.setup()
     log.get_logger("headrace.x").info("here")
     assert "headrace.x: [rank 3] here" in capsys.readouterr().err
+
+
+def test_warnings_on_a_terminal_have_a_coloured_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(log.sys, "stderr", Terminal())
+    log.setup()
+    log.get_logger("headrace.x").warning("slow")
+    log.get_logger("headrace.x").info("fine")
+    warning, fine, _ = log.sys.stderr.getvalue().split("\n")
+    assert "\x1b[33mWARNING\x1b[0m headrace.x: slow" in warning
+    assert "INFO headrace.x: fine" in fine and "\x1b[3" not in fine
