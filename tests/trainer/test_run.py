@@ -48,7 +48,7 @@ def leave_as_if_killed_at_the_end(run: Path) -> None:
 def test_an_interrupted_run_equals_an_undisturbed_one(trainer: Any, whole: Any) -> None:
     """Two ranks; stopped half-way by --stop-after; `resume` needs the folder alone."""
     stderr = trainer.run("--processes", "2", "--stop-after", "3", code=85)
-    assert "saved at step 3 of 6; the same command resumes it" in stderr
+    assert f"saved at step 3 of 6 (exit code 85); to go on: trainer resume {trainer.out}" in stderr
     command = [sys.executable, "-m", "headrace.trainer.cli", "resume", str(trainer.out), "--json"]
     done = forked.run(command)
     assert done.returncode == 0, done.stderr

@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from ...console.errors import StorageError, UserError
 from ...console.log import get_logger
+from ...console.progress import Progress
 from ...dataplane.storage import storage
 from ..cluster.agreement import agreed
 from . import store, tensors
@@ -33,15 +34,22 @@ from .store import RunState
 
 log = get_logger(__name__)
 
+QUIET_SECONDS = 2.0
+"""Seconds that a run waits for a save before it shows the save's progress."""
+SHOWN_SECONDS = 0.2
+"""Seconds between two looks at the progress of a save."""
+
 
 @dataclass
 class Save:
     """A save that has begun."""
 
     step: int
-    thread: threading.Thread | None
-    """None if the step waited for the save."""
-    blocked: float
+    size: int
+    """Bytes of the fragments that this rank writes."""
+    thread: threading.Thread
+    began: float
+    blocked: float = 0.0
     """Seconds that the save blocked the step."""
 
 
@@ -78,36 +86,53 @@ class Saver:
         self.report = report
         self._buffers: dict[str, torch.Tensor] = {}
         self._running: Save | None = None
+        self._written = 0
+        """Bytes that this rank has written of the running save."""
         self._failure: Exception | None = None
 
     def save(self, fragments: Sequence[Fragment], state: RunState) -> None:
         """Start a save. Wait for the previous one, if it still runs. Collective."""
-        began = time.perf_counter()
+        began = time.monotonic()
         self.wait()
         copies = [self._copy(fragment) for fragment in fragments if fragment.writes]
-        thread = None
-        if self.config.background:
-            thread = threading.Thread(
-                target=self._attempt, args=(copies, state), name="checkpoint", daemon=False
-            )
-            thread.start()
-        else:
-            self._attempt(copies, state)
-        self._running = Save(state.step, thread, time.perf_counter() - began)
-        if thread is None:
+        thread = threading.Thread(
+            target=self._attempt, args=(copies, state), name="checkpoint", daemon=False
+        )
+        size = sum(copy.data.nbytes for copy in copies)
+        self._running, self._written = Save(state.step, size, thread, began), 0
+        thread.start()
+        if not self.config.background:
+            self._join(self._running)
+        self._running.blocked = time.monotonic() - began
+        if not self.config.background:
             self.wait()
 
     def wait(self) -> None:
         """Wait for the running save and report its outcome. Raise its error."""
-        if self._running is not None and self._running.thread is not None:
-            self._running.thread.join()
+        if self._running is not None:
+            self._join(self._running)
         self.poll()
         self.raise_failure()
+
+    def _join(self, save: Save) -> None:
+        """Wait for the thread of a save; rank 0 shows the progress of its own files.
+
+        Uploads are not counted: the total, and with it the time left, is shown for disks alone.
+        """
+        save.thread.join(QUIET_SECONDS if self.rank == 0 else None)
+        if not save.thread.is_alive():
+            return
+        total = save.size if self.config.url is None else None
+        with Progress(f"saving step {save.step}", total=total, unit="B") as progress:
+            progress.started = save.began
+            while save.thread.is_alive():
+                save.thread.join(SHOWN_SECONDS)
+                progress.advance(self._written - progress.done)
 
     def poll(self) -> None:
         """Report the outcome of the running save, if it has ended."""
         save = self._running
-        if save is None or (save.thread is not None and save.thread.is_alive()):
+        if save is None or save.thread.is_alive():
             return
         self._running = None
         self.report(save.step, save.blocked, self._failure)
@@ -131,6 +156,9 @@ class Saver:
         buffer.copy_(fragment.data)
         return replace(fragment, data=buffer)
 
+    def _count(self, size: int) -> None:
+        self._written += size
+
     def _attempt(self, fragments: Sequence[Fragment], state: RunState) -> None:
         try:
             self._failure = self._write(fragments, state)
@@ -143,7 +171,7 @@ class Saver:
         path, failure = self._begin(state)
         if failure is None:
             try:
-                files = tensors.write(path / store.TENSORS, fragments, self.group)
+                files = tensors.write(path / store.TENSORS, fragments, self.group, self._count)
                 store.send(path, files)
             except (UserError, OSError) as error:
                 failure = tensors.named(error, *self._what, self.rank)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,11 +54,15 @@ READERS = 8
 
 
 def write(
-    folder: Path, fragments: Sequence[Fragment], group: dist.ProcessGroup
+    folder: Path,
+    fragments: Sequence[Fragment],
+    group: dist.ProcessGroup,
+    written: Callable[[int], None] = lambda size: None,
 ) -> list[StoredFile]:
-    """Write the fragments that this rank stores. Return this rank's files. Collective."""
+    """Write the fragments that this rank stores, and report the bytes of each write to `written`.
+    Return this rank's files. Collective."""
     writer = FileSystemWriter(folder, single_file_per_rank=True, per_thread_copy_ahead=0)
-    files = HashingFiles()
+    files = HashingFiles(written)
     writer.fs = files
     what = f"a checkpoint in {folder.parent.parent}"
     try:
@@ -273,7 +277,8 @@ def _check_whole(metadata: Metadata, folder: Path) -> None:
 class HashingFiles(FileSystem):
     """Files that hash their bytes while they are written."""
 
-    def __init__(self) -> None:
+    def __init__(self, report: Callable[[int], None]) -> None:
+        self.report = report
         self.written: dict[str, _HashingStream] = {}
         self.failure: OSError | None = None
         """The disk's error: torch's serialiser hides it behind one of its own."""
@@ -304,6 +309,7 @@ class _HashingStream(io.IOBase):
             raise
         self.digest.update(view)
         self.size += len(view)
+        self.owner.report(len(view))
         return len(view)
 
     def tell(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -155,8 +156,8 @@ def _finish(job: Job, code: int) -> None:
     path, _ = write([str(job.folder.root)], None)
     if code == ranks.INTERRUPTED:
         command.say(
-            f"saved at step {store.step_of(saved[-1])} of "
-            f"{job.plan.last_step}; the same command resumes it (exit code {code})"
+            f"saved at step {store.step_of(saved[-1])} of {job.plan.last_step} (exit code {code}); "
+            f"to go on: trainer resume {shlex.quote(str(job.folder.root))}"
         )
     command.say(f"report: {path}")
 

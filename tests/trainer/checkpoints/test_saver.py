@@ -71,6 +71,49 @@ def test_a_file_that_cannot_grow_is_an_error_and_leaves_no_partial_files(
     assert [store.step_of(path) for path in store.committed(tmp_path)] == [1, 3]
 
 
+@pytest.mark.parametrize("background", [True, False])
+def test_a_run_that_waits_for_a_save_sees_the_time_left(
+    tmp_path: Path,
+    parallel: Parallel,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    background: bool,
+) -> None:
+    half_written, seen = threading.Event(), threading.Event()
+    write = tensors.write
+
+    def stopping(folder: Path, parts: Any, group: Any, written: Any) -> Any:
+        written(parts[0].data.nbytes // 2)
+        half_written.set()
+        seen.wait(30)
+        return write(folder, parts, group)
+
+    class Shown(saver.Progress):
+        def advance(self, amount: float = 1, **counters: float) -> None:
+            super().advance(amount, **counters)
+            if half_written.is_set():
+                self.show()
+                seen.set()
+
+    monkeypatch.setattr(tensors, "write", stopping)
+    monkeypatch.setattr(saver, "Progress", Shown)
+    monkeypatch.setattr(saver, "QUIET_SECONDS", 0.01)
+    keeper = saver.Saver(tmp_path, CheckpointConfig(background=background), parallel.checkpoint)
+    keeper.save([fragment(torch.zeros(100, 100))], state(7))
+    keeper.wait()
+    shown = capsys.readouterr().err
+    assert "saving step 7: 20KB of 40KB (50%)" in shown and " left" in shown
+
+
+def test_a_short_save_shows_nothing(
+    tmp_path: Path, parallel: Parallel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keeper = saver.Saver(tmp_path, CheckpointConfig(background=False), parallel.checkpoint)
+    keeper.save([fragment(torch.zeros(4, 4))], state(1))
+    keeper.wait()
+    assert capsys.readouterr().err == ""
+
+
 def test_a_lost_rank_is_reported_to_the_waiting_caller_only(
     tmp_path: Path,
     parallel: Parallel,
