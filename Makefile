@@ -6,14 +6,15 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 OUT    ?= runs/demo
 
-# Stamps: headrace and its dependencies are installed; test dependencies too.
+# Stamps: headrace and its dependencies are installed; test dependencies too; those of the site.
 RUNS   := $(VENV)/.headrace-runs
 TESTS  := $(VENV)/.headrace-tests
+DOCS   := $(VENV)/.headrace-docs
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-quick test-all check style bench golden regress setup
+.PHONY: help run test test-quick test-all check style bench golden regress docs setup
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -56,6 +57,9 @@ regress: $(TESTS)  ## compare with the recordings; A=<commit> B=<commit>: two co
 	$(BIN)/python -m benchmarks.golden regress $(GOLDEN) \
 	  $(if $(B),--b $(B)) $(if $(QUICK),--quick) $(if $(ROUNDING),--rounding)
 
+docs: $(DOCS)  ## build the documentation site in build/site; a broken link fails
+	$(BIN)/python -m mkdocs --quiet build
+
 setup: $(TESTS)  ## install headrace and its test dependencies into .venv
 
 # venv creates pip last: without Debian's python3-venv it is missing.
@@ -71,4 +75,8 @@ $(RUNS): pyproject.toml constraints.txt | $(BIN)/pip
 
 $(TESTS): pyproject.toml constraints.txt | $(BIN)/pip
 	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev,ray]'
+	@touch $(RUNS) $@
+
+$(DOCS): pyproject.toml constraints.txt | $(BIN)/pip
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[docs]'
 	@touch $(RUNS) $@

@@ -78,7 +78,7 @@ def meanings(key: str) -> list[KeyMeaning]:
     kind, path = _root(key)
     owners: dict[KeyMeaning, list[str]] = {}
     for owner, field, hint in _fields(kind, path.split(".")):
-        names = owners.setdefault(_meaning(owner, field, hint), [])
+        names = owners.setdefault(meaning_of(owner, field, hint), [])
         names += [] if owner.__name__ in names else [owner.__name__]
     return [replace(meaning, owners=tuple(names)) for meaning, names in owners.items()]
 
@@ -123,14 +123,14 @@ def _fields(kind: Any, path: Sequence[str]) -> Iterator[tuple[type, Any, Any]]:
                 else:
                     yield from _fields(hints[field.name], path[1:])
         return
-    for below, named in _parts(kind):
+    for below, named in parts_of(kind):
         if not named:
             yield from _fields(below, path)
         elif len(path) > 1:
             yield from _fields(below, path[1:])
 
 
-def _parts(kind: Any) -> Iterator[tuple[Any, bool]]:
+def parts_of(kind: Any) -> Iterator[tuple[Any, bool]]:
     """Yield the types that a type is made of; True with those below a name of the user's."""
     from ..console.config import OneOf
 
@@ -145,7 +145,8 @@ def _parts(kind: Any) -> Iterator[tuple[Any, bool]]:
     yield from ((argument, False) for argument in arguments if not isinstance(argument, str))
 
 
-def _meaning(owner: type, field: Any, hint: Any) -> KeyMeaning:
+def meaning_of(owner: type, field: Any, hint: Any) -> KeyMeaning:
+    """Return the meaning of a field of a dataclass; `hint` is its type."""
     default = REQUIRED
     if field.default is not dataclasses.MISSING:
         default = repr(field.default)
@@ -156,7 +157,7 @@ def _meaning(owner: type, field: Any, hint: Any) -> KeyMeaning:
     sections = list(_classes(hint))
     fields = (each for section in sections for each in dataclasses.fields(section))
     below = dict.fromkeys(each.name for each in fields if each.init)
-    text = _text(owner, field.name)
+    text = text_below(owner, field.name)
     if (
         not text
         and len(sections) == 1
@@ -172,11 +173,11 @@ def _classes(hint: Any) -> Iterator[type]:
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         yield hint
         return
-    for part, _ in _parts(hint):
+    for part, _ in parts_of(hint):
         yield from _classes(part)
 
 
-def _text(owner: type, name: str) -> str:
+def text_below(owner: type, name: str) -> str:
     """Return the string below a field, in the source of the class that declares it."""
     declaring = next(each for each in owner.__mro__ if name in inspect.get_annotations(each))
     [node] = ast.parse(textwrap.dedent(inspect.getsource(declaring))).body

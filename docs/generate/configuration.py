@@ -1,0 +1,101 @@
+"""Reference of the configuration, from the dataclasses and the strings below their fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import typing
+from collections.abc import Iterator
+
+from headrace.mixtures.spec.mixture import Mixture
+from headrace.models.config import ModelConfig
+from headrace.tokenize.build.build import BuildConfig
+from headrace.tokenize.train import TrainConfig
+from headrace.trainer.config_key import REQUIRED, meaning_of, parts_of
+from headrace.trainer.costs.hardware.file import HardwareFile
+from headrace.trainer.run.config import RunConfig
+
+from .markdown import code, definitions, escaped, link_pages
+
+ROOTS = {
+    "run": (RunConfig, "A run", "`trainer run RUN.yaml`; on the command line as `KEY=VALUE`."),
+    "mixture": (Mixture, "A mixture", "`mixtures plan FILE`; in a run as `mixture.KEY=VALUE`."),
+    "model": (
+        ModelConfig,
+        "A model",
+        "`headrace models show FILE`; in a run as `model.KEY=VALUE`.",
+    ),
+    "build": (BuildConfig, "A build", "`tokenize build --config FILE`, or its options."),
+    "tokenizer": (TrainConfig, "A tokenizer's training", "`tokenize train`."),
+    "hardware": (HardwareFile, "A cluster", "`trainer plan --hardware FILE`."),
+}
+"""Configuration, title and use of each page."""
+
+
+def configuration_pages() -> dict[str, str]:
+    """Return a page for each file that people write."""
+    return {f"reference/{name}-file.md": _page(*root) for name, root in ROOTS.items()}
+
+
+def sections(kind: type) -> dict[type, list[str]]:
+    """Return the dataclasses of a configuration with the keys that hold each."""
+    found: dict[type, list[str]] = {}
+    waiting: list[tuple[type, str]] = [(kind, "")]
+    while waiting:
+        section, path = waiting.pop(0)
+        seen = section in found
+        found.setdefault(section, []).append(path)
+        if seen:
+            continue
+        hints = typing.get_type_hints(section, include_extras=True)
+        for field in dataclasses.fields(section):
+            if field.init:
+                below = f"{path}.{field.name}".lstrip(".")
+                waiting += [(each, place) for each, place in _within(hints[field.name], below)]
+    return found
+
+
+def _within(hint: object, path: str) -> Iterator[tuple[type, str]]:
+    """Yield the dataclasses of a field's type with their paths; NAME stands for a name."""
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        yield hint, path
+        return
+    for part, named in parts_of(hint):
+        yield from _within(part, f"{path}.NAME" if named else path)
+
+
+def _page(kind: type, title: str, use: str) -> str:
+    written = [_section(section, paths) for section, paths in sections(kind).items()]
+    return "\n\n".join([f"# {title}", f"Used by {use}", *written]) + "\n"
+
+
+def _section(kind: type, paths: list[str]) -> str:
+    keys = list(dict.fromkeys(path for path in paths if path))
+    head = "## Keys" if not keys else f"## {code(keys[0])}: {kind.__name__}"
+    also = f"Also below {', '.join(map(code, keys[1:]))}." if keys[1:] else ""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    items = []
+    for field in dataclasses.fields(kind):
+        if field.init:
+            meaning = meaning_of(kind, field, hints[field.name])
+            required = meaning.default == REQUIRED
+            default = REQUIRED if required else f"default {code(meaning.default)}"
+            items.append(
+                (
+                    f"{code(field.name)}: {code(_short(meaning.type))}, {default}",
+                    link_pages(escaped(meaning.text)) or _choices(meaning.below),
+                )
+            )
+    doc = inspect.getdoc(kind) or ""
+    text = "" if doc.startswith(f"{kind.__name__}(") else link_pages(escaped(doc))
+    return "\n\n".join(filter(None, [head, text, also, definitions(items)]))
+
+
+def _short(annotation: str) -> str:
+    """Return an annotation without the marks of `Annotated`, which are for the reader of YAML."""
+    return re.sub(r"Annotated\[(\w+), (?:[^\[\]]|\[[^\]]*\])*\]", r"\1", annotation)
+
+
+def _choices(keys: tuple[str, ...]) -> str:
+    return f"A section with the keys {', '.join(map(code, keys))}." if keys else "The kind."

@@ -1,0 +1,116 @@
+"""The pages: links resolve, and the generated reference has every command, key and public name."""
+
+import dataclasses
+import re
+from importlib import import_module
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+from test_house import ROOT, configurations
+
+from docs.generate import generated_pages
+from docs.generate.configuration import ROOTS, sections
+from docs.generate.markdown import definitions, escaped
+from docs.generate.python_api import MODULES, public_names
+from headrace.console.headrace import main
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    return generated_pages()
+
+
+def headings(text: str) -> set[str]:
+    """Return the anchors of a page, as GitHub and MkDocs make them."""
+    outside = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.+)$", outside, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def broken_links(page: Path) -> list[str]:
+    """Return the relative links and pictures of a page that lead to no file or no heading."""
+    text = page.read_text()
+    targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text)
+    broken = []
+    for target in targets:
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        file = page.parent / name if name else page
+        if not file.exists() or (anchor and anchor not in headings(file.read_text())):
+            broken.append(target)
+    return broken
+
+
+def test_links_between_pages_resolve() -> None:
+    files = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    assert len(files) > 15
+    assert not {file.name: links for file in files if (links := broken_links(file))}
+
+
+def test_a_broken_link_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A title\n[a](#a-title) [b](#no) [c](page.md#a-title) [d](gone.md)\n"
+        '<img src="gone.png">\n```sh\n# no heading\n```\n[e](#no-heading) [f](https://a.example/)\n'
+    )
+    assert broken_links(page) == ["#no", "gone.md", "#no-heading", "gone.png"]
+
+
+def test_the_site_lists_every_page(pages: dict[str, str]) -> None:
+    listed = str(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    written = [str(file.relative_to(ROOT / "docs")) for file in (ROOT / "docs").rglob("*.md")]
+    assert not [page for page in [*written, *pages] if f"'{page}'" not in listed]
+
+
+def test_the_reference_has_every_command_and_option(pages: dict[str, str]) -> None:
+    count = 0
+    commands: list[tuple[str, click.Command]] = [("headrace", main)]
+    while commands:
+        name, command = commands.pop()
+        program = next((part for part in name.split()[1:2] if f"reference/{part}.md" in pages), "")
+        title = name.removeprefix("headrace ") if program else name
+        _, found, section = pages[f"reference/{program or 'headrace'}.md"].partition(
+            f"\n## {title}\n"
+        )
+        assert found, name
+        section = section.partition("\n## ")[0]
+        options = [
+            each for each in command.params if isinstance(each, click.Option) and not each.hidden
+        ]
+        missing = [each.opts[0] for each in options if f"`{each.opts[0]}" not in section]
+        assert not missing, (name, missing)
+        count += 1
+        if isinstance(command, click.Group):
+            with click.Context(command) as context:
+                for below in command.list_commands(context):
+                    child = command.get_command(context, below)
+                    assert child is not None
+                    commands.append((f"{name} {below}", child))
+    assert count > 30
+
+
+def test_the_reference_has_every_key(pages: dict[str, str]) -> None:
+    text = "\n".join(pages[f"reference/{name}-file.md"] for name in ROOTS)
+    found = {section for root, _, _ in ROOTS.values() for section in sections(root)}
+    # Base classes hold fields for their subclasses; no file has such a section itself.
+    bases = {base for kind in found for base in kind.__mro__[1:]}
+    assert set(configurations()) <= found | bases
+    for kind in found:
+        for field in dataclasses.fields(kind):
+            assert not field.init or f"`{field.name}`: `" in text, (kind, field.name)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_reference_has_every_public_name(name: str, pages: dict[str, str]) -> None:
+    _, found, section = pages["reference/python.md"].partition(f": `{name}`\n")
+    names = public_names(import_module(name))
+    assert found and names
+    assert not [each for each in names if f"\n### `{each}`\n" not in section]
+
+
+def test_docstrings_are_not_read_as_html() -> None:
+    assert escaped("a < b, `x<T>`, <NAME> *") == "a &lt; b, `x<T>`, &lt;NAME> \\*"
+    assert definitions([("`a`", "x\n\ny"), ("`b`", "")]) == "`a`\n:   x\n\n    y\n\n`b`\n:   –"
