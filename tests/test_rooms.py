@@ -21,6 +21,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "checkpoints",
         "engines",
         "weights",
+        "scores",
         "loop",
         "record",
         "run",

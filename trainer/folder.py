@@ -4,6 +4,7 @@
     layout.yaml measured.json                       its layout plan; measured beside predicted
     metrics.jsonl ledger.jsonl events.jsonl         what each step did
     held-out-….json evaluations.jsonl               held-out rows and their losses
+    scores.jsonl                                    scores of its checkpoints
     checkpoints/ logs/ profiles/ tensorboard/ board/
     slurm.sh report.html
 
@@ -36,6 +37,7 @@ LAYOUT = "layout.yaml"
 MEASURED = "measured.json"
 EVENTS = "events.jsonl"
 EVALUATIONS = "evaluations.jsonl"
+SCORES = "scores.jsonl"
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
 PROFILES = "profiles"
@@ -70,6 +72,7 @@ class RunFolder:
         self.ledger = self.root / ledger.NAME
         self.events = self.root / EVENTS
         self.evaluations = self.root / EVALUATIONS
+        self.scores = self.root / SCORES
         self.checkpoints = self.root / CHECKPOINTS
         self.logs = self.root / LOGS
         self.profiles = self.root / PROFILES

@@ -47,6 +47,7 @@ class RunData:
     metrics: list[dict[str, Any]]
     events: list[dict[str, Any]]
     evaluations: list[dict[str, Any]]
+    scores: list[dict[str, Any]]
     hashes: dict[int, str]
     """Hashes of the ledger, by step."""
     checkpoints: list[int]
@@ -69,6 +70,7 @@ class RunData:
             metrics=metrics,
             events=list(lines.read(folder.events)),
             evaluations=list(lines.read(folder.evaluations)),
+            scores=list(lines.read(folder.scores)),
             hashes={entry["step"]: entry["hash"] for entry in lines.read(folder.ledger)},
             checkpoints=[store.step_of(path) for path in store.committed(folder.checkpoints)],
             measured=measured.of_run(job),

@@ -14,6 +14,7 @@ from ..board.runs import SKIPPED
 from ..costs.describe import degrees
 from ..costs.measured import EVENT
 from ..drawing.page import definitions, layer_stripe, legend, page, section, tiles
+from ..scores.records import scores_section
 from . import charts, predicted, schedule, sources
 from .data import RunData
 from .outliers import DEVIATIONS, WINDOW, OutlierStep, find_outliers
@@ -32,6 +33,7 @@ def run_page(run: RunData) -> str:
         _outliers(run, outliers),
         _skipped(run),
         held_out([run]),
+        scores_section(run.scores),
         section("Learning rate", charts.learning_rate(run)),
         section(
             "Mixture",

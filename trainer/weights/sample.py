@@ -19,6 +19,7 @@ from .source import WeightSource
 
 if TYPE_CHECKING:
     from ...dataplane.tokenizers import Tokenizer
+    from ...models.config import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,8 @@ def sample(
     end = tokenizer.info.end_of_document
     ids = _encode(tokenizer, prompts)
     model = load(source, device)
+    check_vocabulary(tokenizer, model.config)
     vocabulary = tokenizer.info.vocab_size
-    if vocabulary > model.config.vocab_size:
-        raise InputError(
-            f"the tokenizer has {vocabulary:,} ids, the model embeds {model.config.vocab_size:,}",
-            hint="name a dataset with the tokenizer of the model's training data: --data URL",
-        )
     generated = generate(model, ids, tokens, sampling=sampling, stop=end, vocab_size=vocabulary)
     samples = []
     for prompt, new in zip(prompts, generated, strict=True):
@@ -57,6 +54,15 @@ def sample(
         text = tokenizer.decode(new[:-1] if ended else new)
         samples.append(Sample(prompt, text, len(new), ended))
     return samples
+
+
+def check_vocabulary(tokenizer: Tokenizer, model: ModelConfig) -> None:
+    vocabulary = tokenizer.info.vocab_size
+    if vocabulary > model.vocab_size:
+        raise InputError(
+            f"the tokenizer has {vocabulary:,} ids, the model embeds {model.vocab_size:,}",
+            hint="name a dataset with the tokenizer of the model's training data: --data URL",
+        )
 
 
 def load(source: WeightSource, device: DeviceKind = "auto") -> Model:

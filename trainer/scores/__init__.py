@@ -1,0 +1,1 @@
+"""Scores of a model: tasks of lm-evaluation-harness."""

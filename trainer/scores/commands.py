@@ -1,0 +1,116 @@
+"""`trainer eval`: scores of a run's weights."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import click
+
+from ...console import command
+from ...console.errors import MissingError
+from ..layout.devices import DEVICES, DeviceKind
+from ..weights.commands import SOURCE, data_option, step_option
+
+device_option = click.option(
+    "--device",
+    type=click.Choice(DEVICES),
+    default="auto",
+    show_default=True,
+    help="auto takes a GPU if there is one.",
+)
+batch_option = click.option(
+    "--batch-tokens",
+    type=click.IntRange(1),
+    default=16384,
+    show_default=True,
+    help="Most tokens of a batch, with its padding.",
+)
+
+
+@click.command("eval")
+@click.argument("source", metavar=SOURCE)
+@click.option("--tasks", required=True, metavar="NAME,...", help="Tasks or groups of the harness.")
+@click.option(
+    "--include-path",
+    type=click.Path(exists=True, file_okay=False),
+    metavar="FOLDER",
+    help="Folder with YAML files of more tasks.",
+)
+@click.option("--limit", type=click.IntRange(1), help="Most documents of each task [all].")
+@click.option("--num-fewshot", type=click.IntRange(0), help="Examples before a question [task's].")
+@click.option(
+    "--max-length",
+    type=click.IntRange(2),
+    metavar="TOKENS",
+    help="Longest context [the run's longest row; 2,048 for weights without a run].",
+)
+@batch_option
+@step_option
+@data_option
+@device_option
+@command.json_option
+def eval_command(
+    source: str,
+    tasks: str,
+    include_path: str | None,
+    limit: int | None,
+    num_fewshot: int | None,
+    max_length: int | None,
+    batch_tokens: int,
+    step: int | None,
+    data: str | None,
+    device: DeviceKind,
+    as_json: bool,
+) -> None:
+    """Score a checkpoint on tasks of lm-evaluation-harness.
+
+    RUN is a run's folder; CHECKPOINT is the folder of one checkpoint, its s3:// URL, or a folder of
+    transformers or of Vortex. The scores of a run are added to its scores.jsonl and its report.
+
+    \b
+    Example:
+      trainer eval runs/anneal --tasks hellaswag,arc_easy
+
+    More: docs/eval.md
+    """
+    names = list(dict.fromkeys(name for name in tasks.split(",") if name))
+    if not names:
+        raise click.UsageError("--tasks names no task")
+    if find_spec("lm_eval") is None:
+        raise MissingError(
+            "trainer eval runs tasks of lm-evaluation-harness, and lm_eval is not installed",
+            hint="pip install 'headrace[eval]'",
+        )
+    from ..weights import sample as samples
+    from ..weights import source as sources
+    from ..weights.tokenizer import find_tokenizer
+    from . import records
+
+    weights = sources.find(source, step)
+    tokenizer = find_tokenizer(weights, data)
+    samples.check_vocabulary(tokenizer, weights.model)
+    length = records.context_length(weights, max_length)
+    from . import harness  # imports `datasets` and more: the mistakes above are found before
+
+    known = harness.load_tasks(names, include_path)
+    model = harness.HarnessModel(
+        samples.load(weights, device), tokenizer, max_length=length, batch_tokens=batch_tokens
+    )
+    scores = harness.evaluate(model, names, known, limit=limit, fewshot=num_fewshot)
+    entry = {
+        "from": weights.where,
+        "harness": harness.version(),
+        "max_length": length,
+        "limit": limit,
+        "tasks": scores,
+    }
+    stored = records.store(weights, entry)
+    if as_json:
+        command.emit(entry | {"stored": stored})
+        return
+    lines = [
+        f"{task:<24} {metric:<24} {value}"
+        for (task, metric), value in records.values(entry).items()
+    ]
+    click.echo("\n".join(lines))
+    command.say(f"stored in {stored}" if stored else "not stored: these are weights without a run")

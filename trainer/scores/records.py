@@ -1,0 +1,93 @@
+"""Scores of a run's checkpoints, a line of `scores.jsonl` for each evaluation, and their table."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from ...console.errors import InputError
+from ...dataplane.order.plan import Plan
+from ...dataplane.runlog.writer import LineWriter
+from ..drawing.page import section
+from ..weights.source import Checkpoint, WeightSource
+
+STEPS = 8
+"""Newest steps in the table."""
+LENGTH = 2048
+"""Tokens of the context of weights without a run, as in the harness."""
+ERROR = "_stderr"
+
+
+def context_length(source: WeightSource, asked: int | None) -> int:
+    """Return the tokens of the longest context: by default, those of the run's longest row."""
+    most = source.model.learned_positions or None
+    if asked is not None and most is not None and asked > most:
+        raise InputError(
+            f"--max-length {asked:,} is more than the model's {most:,} learned positions",
+            hint=f"--max-length {most}",
+        )
+    run = source.run if isinstance(source, Checkpoint) else None
+    usual = LENGTH
+    if run is not None and run.plan.exists():
+        usual = max(phase.seq_len for phase in Plan.load(run.plan).phases)
+    return asked or min(usual, most or usual)
+
+
+def store(source: WeightSource, entry: dict[str, Any]) -> str | None:
+    """Append an evaluation to the scores of the run. Returns the file's name; None for weights
+    that no run saved."""
+    if not isinstance(source, Checkpoint) or source.run is None:
+        return None
+    writer = LineWriter(source.run.scores)
+    try:
+        writer.write({"step": source.step, "time": time.time(), **entry})
+        writer.sync()
+    finally:
+        writer.close()
+    return str(source.run.scores)
+
+
+def values(entry: dict[str, Any]) -> dict[tuple[str, str], str]:
+    """Return the scores of an evaluation as text, by task and metric; with a standard error where
+    the harness gives one."""
+    found = {}
+    for task, result in entry["tasks"].items():
+        for metric, value in result["metrics"].items():
+            name, _, filter = metric.partition(",")
+            if name.endswith(ERROR):
+                continue
+            error = result["metrics"].get(f"{name}{ERROR},{filter}")
+            shown = name if filter == "none" else f"{name} ({filter})"
+            found[task, shown] = _number(value) + (f" ± {error:.2g}" if error is not None else "")
+    return found
+
+
+def _number(value: float | None) -> str:
+    if value is None or not math.isfinite(value):
+        return "not finite"
+    return f"{value:.4f}" if abs(value) < 100 else f"{value:,.1f}"
+
+
+def scores_section(entries: Sequence[dict[str, Any]]) -> str:
+    """Return the table of the scores by step: of several evaluations of a step, the last."""
+    by_step: dict[int, dict[tuple[str, str], str]] = {}
+    for entry in entries:
+        by_step.setdefault(entry["step"], {}).update(values(entry))
+    if not by_step:
+        return ""
+    steps = sorted(by_step)[-STEPS:]
+    rows = "".join(
+        f"<tr><th>{escape(task)}</th><td>{escape(metric)}</td>"
+        + "".join(f"<td>{by_step[step].get((task, metric), '–')}</td>" for step in steps)
+        + "</tr>"
+        for task, metric in dict.fromkeys(key for step in steps for key in by_step[step])
+    )
+    heads = "".join(f"<th>step {step:,}</th>" for step in steps)
+    table = (
+        '<div class="scroll"><table class="history"><thead><tr><th>task</th><th>metric</th>'
+        f"{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+    return section("Scores", table)
