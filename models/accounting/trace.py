@@ -30,6 +30,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ..kernels.choice import wanted
 from ..kernels.linear_cross_entropy import held_bytes
 
 
@@ -84,7 +85,26 @@ def _loss_scratch(hidden: Tensor, weight: Tensor, *_: Any) -> int:
     return held - hidden.nbytes - weight.nbytes
 
 
-SCRATCH: dict[str, Callable[..., int]] = {"headrace::linear_cross_entropy": _loss_scratch}
+def _product_scratch(x: Tensor, weights: Tensor, _: Tensor) -> int:
+    return _pieces_of_groups(x, len(x) * weights.shape[1])
+
+
+def _outer_scratch(y: Tensor, x: Tensor, ends: Tensor) -> int:
+    return _pieces_of_groups(x, len(ends) * y.shape[1] * x.shape[1])
+
+
+def _pieces_of_groups(x: Tensor, numbers: int) -> int:
+    """Return the bytes of the groups' results, which a loop over the groups (layers/grouped.py)
+    joins: as many as those of the whole result."""
+    one_launch = wanted("auto", x.device) and x.dtype == torch.bfloat16
+    return 0 if one_launch else numbers * x.element_size()
+
+
+SCRATCH: dict[str, Callable[..., int]] = {
+    "headrace::linear_cross_entropy": _loss_scratch,
+    "headrace::grouped_product": _product_scratch,
+    "headrace::grouped_outer": _outer_scratch,
+}
 """Bytes that an operation holds beside its results while it runs, from its arguments."""
 
 

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from headrace.models.accounting.trace import Passes, change, fake_tensors, high, trace
+from headrace.models.kernels.choice import as_on_gpu
+from headrace.models.layers.grouped import grouped_product
 
 sys.path.insert(0, str(Path(__file__).parent))
 from allocator import Levels, levels, turn
@@ -95,3 +97,33 @@ def test_a_saved_result_is_kept_beside_the_stream() -> None:
     with fake_tensors(torch.float32):
         passes = trace(torch.sigmoid, partial(torch.empty, ROWS, LENGTH, WIDTH), {})
     assert abs(passes.kept - size) <= SCALARS
+
+
+def test_products_of_experts_hold_the_results_of_each_group() -> None:
+    """A loop over the experts joins its results: both are there for a moment."""
+    rows, width = 64, 3 * WIDTH
+    ends = torch.tensor([16, 32, 48, 64], dtype=torch.int32)
+
+    def traced(dtype: torch.dtype = torch.float32) -> Passes:
+        with fake_tensors(dtype):
+            own = torch.empty(4, width, WIDTH, requires_grad=True)
+            make = partial(torch.empty, rows, WIDTH)
+            return trace(lambda u: grouped_product(u, own, ends), make, {"weights": own})
+
+    own = torch.ones(4, width, WIDTH, requires_grad=True)
+    own.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+    u, result = torch.ones(rows, WIDTH, requires_grad=True), 4 * rows * width
+
+    def forward() -> None:
+        grouped_product(u, own, ends)
+
+    def both() -> None:
+        y = grouped_product(u, own, ends)  # lives beside its gradient; in a chain it would not
+        y.backward(torch.empty_like(y))
+
+    passes = traced()
+    assert abs(high(passes.forward) - levels(forward).most) <= SCALARS
+    assert abs(passes.kept + high(passes.backward) + result - levels(both).most) <= SCALARS
+    with as_on_gpu():  # one launch in bf16, a loop in fp32
+        assert traced() == passes
+        assert abs(high(traced(torch.bfloat16).forward) - result // 2) <= SCALARS
