@@ -14,7 +14,7 @@ DOCS   := $(VENV)/.headrace-docs
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-quick test-all check style bench golden regress docs setup
+.PHONY: help run test test-quick test-all check style bench golden regress docs pictures setup
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -31,11 +31,11 @@ test-quick: $(TESTS)  ## run the tests that take a few seconds at most
 test-all: $(TESTS)  ## run all tests, long ones and those that install an S3 server or Slurm too
 	$(BIN)/python -m pytest --hypothesis-profile=others
 
-check: $(TESTS)  ## lint, format, types, packaging and the rules of the house
+check: $(TESTS)  ## lint, format, types, packaging, pages and the rules of the house
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests/test_house.py tests/test_rooms.py
+	$(BIN)/python -m pytest tests/test_house.py tests/test_rooms.py tests/test_docs.py
 
 style: $(TESTS)  ## format the code and fix lint findings that can be fixed
 	$(BIN)/ruff check --fix .
@@ -59,6 +59,10 @@ regress: $(TESTS)  ## compare with the recordings; A=<commit> B=<commit>: two co
 
 docs: $(DOCS)  ## build the documentation site in build/site; a broken link fails
 	$(BIN)/python -m mkdocs --quiet build
+
+pictures: $(RUNS)  ## draw the README's pictures from the demo's run (needs Chromium)
+	$(BIN)/headrace demo --out runs/demo
+	$(BIN)/python -m docs.generate.pictures runs/demo/run
 
 setup: $(TESTS)  ## install headrace and its test dependencies into .venv
 

@@ -59,6 +59,13 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
     assert broken_links(page) == ["#no", "gone.md", "#no-heading", "gone.png"]
 
 
+def test_pictures_are_small_and_have_both_forms() -> None:
+    pictures = list((ROOT / "docs" / "pictures").iterdir())
+    assert all(picture.stat().st_size < 300_000 for picture in pictures)
+    names = {picture.stem.rpartition("-")[::2] for picture in pictures}
+    assert names == {(name, form) for name in ("data-path", "report") for form in ("light", "dark")}
+
+
 def test_the_site_lists_every_page(pages: dict[str, str]) -> None:
     listed = str(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
     written = [str(file.relative_to(ROOT / "docs")) for file in (ROOT / "docs").rglob("*.md")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from pathlib import Path
 from typing import Any
@@ -19,20 +20,24 @@ PAGES = {
 }
 """Pages of the repository's root, by their place in the site."""
 
-LINK = re.compile(r"""(?<=\]\()(?P<target>[^)#\s:]+)|(?<=(?:src|set)=")(?P<source>[^"]+)""")
+LINK = re.compile(r"""(?<=\]\()[^)#\s:]+|(?<=src=")[^":]+|(?<=srcset=")[^":]+""")
+"""Relative targets of links and pictures, without their anchors."""
 
 
 def on_files(files: Files, config: Any) -> Files:
+    """Add the generated pages, the pages of the root, and the files that pages link to."""
     pages = generated_pages()
-    pages |= {place: _from_root((ROOT / name).read_text()) for name, place in PAGES.items()}
+    pages |= {place: moved_links(ROOT / name, place) for name, place in PAGES.items()}
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
-    for page in (ROOT / "docs").rglob("*.md"):
-        for target in set(re.findall(r"\]\((?:\.\./)+([^)#\s]+)", page.read_text())):
-            if target not in PAGES and (ROOT / target).is_file():
-                place = f"repository/{target}"
-                if files.get_file_from_path(place) is None:
-                    files.append(File.generated(config, place, abs_src_path=str(ROOT / target)))
+    texts = [*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in PAGES)]
+    linked = {
+        file for page in texts for file in map(page.parent.joinpath, LINK.findall(page.read_text()))
+    }
+    for file in sorted({file.resolve() for file in linked if file.is_file()}):
+        place = in_site(file)
+        if files.get_file_from_path(place) is None:
+            files.append(File.generated(config, place, abs_src_path=str(file)))
     return files
 
 
@@ -40,22 +45,24 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     """Point links that leave docs/ at their copies in the site."""
     if page.file.generated_by:
         return markdown
+    return moved_links(ROOT / "docs" / page.file.src_uri, page.file.src_uri)
 
-    def moved(found: re.Match[str]) -> str:
-        above, target = found.groups()
-        depth = "../" * (above.count("../") - 1)
-        return f"]({depth}{PAGES.get(target, f'repository/{target}')}"
 
-    return re.sub(
-        r"\]\(((?:\.\./)+)([A-Z]+\.md|benchmarks/[^)#\s]+|configs/[^)#\s]+)", moved, markdown
+def in_site(file: Path) -> str:
+    """Return the place in the site of a file of the repository."""
+    name = file.relative_to(ROOT).as_posix()
+    return PAGES.get(name) or (
+        name.removeprefix("docs/") if name.startswith("docs/") else f"repository/{name}"
     )
 
 
-def _from_root(text: str) -> str:
-    """Return a page of the root with the links that it needs in docs/."""
+def moved_links(page: Path, place: str) -> str:
+    """Return a page with the links that it needs at its place in the site."""
 
     def moved(found: re.Match[str]) -> str:
-        target = found.group(0)
-        return PAGES.get(target, target.removeprefix("docs/"))
+        file = (page.parent / found.group()).resolve()
+        if not file.exists():
+            return found.group()
+        return posixpath.relpath(in_site(file), posixpath.dirname(place) or ".")
 
-    return LINK.sub(moved, text)
+    return LINK.sub(moved, page.read_text())
