@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ COLOURS = (
 )  # fmt: skip
 LETTER = 0.0095
 """Width of a letter of a phase's name, as a fraction of the panel's width."""
+SMALL = 0.84
+"""Size of the row lengths below the names."""
 INK, FAINT, BAND = "#2b2f36", "#8a919c", "#f3f5f8"
 STYLE = {
     "font.family": "sans-serif",
@@ -42,20 +44,34 @@ STYLE = {
     "svg.hashsalt": "headrace",
     "svg.fonttype": "none",
 }
+VARIABLES = {
+    INK: "ink", FAINT: "faint", BAND: "band", "#c9ced6": "edge", "#e3e7ec": "grid",
+    "#ffffff": "paper",
+}  # fmt: skip
+"""Colours of a picture that a page shows in its own light or dark variant."""
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
 <style>
-body {{ margin: 2rem auto; max-width: 66rem; padding: 0 1rem; color: {ink};
-  font: 15px/1.5 system-ui, sans-serif; }}
+:root {{ color-scheme: light dark; --paper: #ffffff; --ink: #2b2f36; --faint: #8a919c;
+  --band: #f3f5f8; --edge: #c9ced6; --grid: #e3e7ec; }}
+@media (prefers-color-scheme: dark) {{ :root {{ --paper: #12181c; --ink: #e6ebee;
+  --faint: #93a0a8; --band: #1e272c; --edge: #47545c; --grid: #2c363c; }} }}
+body {{ margin: 2rem auto; max-width: 66rem; padding: 0 1rem; color: var(--ink);
+  background: var(--paper); font: 15px/1.5 system-ui, sans-serif; }}
+.scroll {{ overflow-x: auto; }}
 h1 {{ font-size: 1.3rem; }}
-svg {{ width: 100%; height: auto; }}
+svg {{ width: 100%; min-width: 40rem; height: auto; }}
 table {{ border-collapse: collapse; margin-top: 1.5rem; }}
-th, td {{ padding: .25rem .9rem; text-align: right; border-bottom: 1px solid #e3e7ec; }}
+th, td {{ padding: .25rem .9rem; text-align: right; border-bottom: 1px solid var(--grid); }}
 th:first-child, td:first-child {{ text-align: left; }}
-th {{ font-weight: 600; color: {faint}; }}
+th {{ font-weight: 600; color: var(--faint); }}
 </style></head><body>
 <h1>{title}</h1>
-{figure}
+<div class="scroll">{figure}</div>
+<table><tr><th>phase</th><th>tokens</th><th>tokens of a row</th></tr>
+{phases}
+</table>
 <table><tr><th>source</th><th>tokens</th><th>share</th><th>total epochs</th></tr>
 {rows}
 </table></body></html>
@@ -91,7 +107,7 @@ def _picture(curves: Curves, kind: str) -> bytes:
             1,
             figsize=(10.5, 9.8),
             sharex=True,
-            height_ratios=(0.36, 3, 1.6, 2.4, 2.4),
+            height_ratios=(0.62, 3, 1.6, 2.4, 2.4),
             layout="constrained",
         )
         try:
@@ -218,13 +234,12 @@ def _draw_phases(panel: Any, curves: Curves) -> None:
 
 
 def _draw_names(strip: Any, curves: Curves) -> None:
-    """Write the names of the phases into a strip above the panels.
+    """Write the names of the phases, and the lengths of their rows, into a strip above the panels.
 
     Neighbouring phases that are too narrow for their names share one label: first … last.
     """
     strip.set_axis_off()
     strip.set_ylim(0, 1)
-    lengths = {phase.seq_len for phase in curves.phases}
     first, last = curves.phases[0].first_token, curves.phases[-1].last_token
     letter = LETTER * (last - first)
 
@@ -239,17 +254,22 @@ def _draw_names(strip: Any, curves: Curves) -> None:
     for group in groups:
         start, end = group[0].first_token, group[-1].last_token
         text = group[0].phase if len(group) == 1 else f"{group[0].phase} … {group[-1].phase}"
-        more = f" · {group[0].seq_len:,} tokens a row"
-        if len(lengths) > 1 and len(group) == 1 and letter * len(text + more) < end - start:
-            text += more
-        width = letter * len(text)
+        rows = _row_lengths(group)
+        width = letter * max(len(text), SMALL * len(rows))
         left = min(max((start + end) / 2 - width / 2, first), last - width)
         high = not high and left < before
         before = left + width
-        strip.text(
-            left + width / 2, 0.6 if high else 0.0, text, ha="center", va="bottom",
-            fontsize=9.5, color=INK,
-        )  # fmt: skip
+        middle, bottom = left + width / 2, 0.52 if high else 0.0
+        words = {"ha": "center", "va": "bottom"}
+        strip.text(middle, bottom + 0.26, text, fontsize=9.5, color=INK, **words)
+        strip.text(middle, bottom, rows, fontsize=9.5 * SMALL, color=FAINT, **words)
+
+
+def _row_lengths(phases: Sequence[PhaseSpan]) -> str:
+    """Return the shortest and the longest row of some phases."""
+    lengths = sorted({phase.seq_len for phase in phases})
+    ends = dict.fromkeys((lengths[0], lengths[-1]))
+    return f"rows of {' to '.join(f'{length:,}' for length in ends)}"
 
 
 def _page(curves: Curves, figure: str) -> str:
@@ -263,7 +283,20 @@ def _page(curves: Curves, figure: str) -> str:
         )
         for name, taken, epochs in zip(curves.sources, curves.taken, curves.epochs, strict=True)
     ]
-    rows = "\n".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in cells)
+    phases = [
+        (
+            html.escape(phase.phase),
+            human(phase.last_token - phase.first_token),
+            f"{phase.seq_len:,}",
+        )
+        for phase in curves.phases
+    ]
     title = f"A mixture of {human(total)} tokens"
     svg = figure[figure.index("<svg") :]
-    return PAGE.format(title=title, ink=INK, faint=FAINT, figure=svg, rows=rows)
+    for colour, name in VARIABLES.items():
+        svg = svg.replace(f": {colour}", f": var(--{name})")
+    return PAGE.format(title=title, figure=svg, phases=_table_rows(phases), rows=_table_rows(cells))
+
+
+def _table_rows(rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)

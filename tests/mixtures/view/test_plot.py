@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ElementTree
 from itertools import pairwise
 
@@ -15,7 +16,7 @@ from headrace.mixtures.lr_shapes import Constant, Cosine
 from headrace.mixtures.planning.resolve_mixture import resolve
 from headrace.mixtures.spec.mixture import Mixture, PhaseSpec, SourceSpec
 from headrace.mixtures.view.curves import MAX_SOURCES, curves
-from headrace.mixtures.view.plot import _apart, draw
+from headrace.mixtures.view.plot import COLOURS, _apart, draw
 
 
 @pytest.fixture
@@ -97,6 +98,9 @@ def test_pictures_are_complete_and_self_contained(plan, tmp_path):
         assert word in text, word
     page = (tmp_path / "mixture.html").read_text()
     assert "<svg" in page and "<td>web</td>" in page
+    assert all(f"rows of {phase.seq_len:,}" in text for phase in plan_curves.phases)
+    colours = set(re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", page))
+    assert colours <= {*COLOURS, "#000000"}, "all others follow the reader's light or dark colours"
     assert "src=" not in page and "<link" not in page and "<script" not in page
     assert page.count("http") == page.count("http://www.w3.org") + page.count("http://purl") + (
         page.count("http://creativecommons")
