@@ -33,6 +33,7 @@ def make_run(root: Path, losses: Sequence[float | None]) -> RunFolder:
                 "lr": 1e-3,
                 "grad_norm": 1.0,
                 "tokens_per_second": 640.0,
+                "memory": 0,
                 "mfu": None,
                 "data_wait": 0.25,
                 "seconds": 0.1,

@@ -63,6 +63,21 @@ def runs_below(place: str, depth: int = DEEPEST) -> Iterator[str]:
                 yield from runs_below(str(inner))
 
 
+def settings_of(run: str) -> dict[str, Any]:
+    """Return all settings of a run, its model and its mixture, by dotted path."""
+    found = _yaml(run, files.RUN)
+    parts = {"model": _yaml(run, files.MODEL), "mixture": _yaml(run, files.MIXTURE)}
+    return dict(_flat({**found, **parts}))
+
+
+def _yaml(run: str, name: str) -> dict[str, Any]:
+    """Return the contents of a YAML file of the run, or nothing."""
+    url = storage.join(run, name)
+    if not storage.exists(url):
+        return {}
+    return dict(yaml_text.parse(storage.read(url).decode(), source=url)[0])
+
+
 class BoardRun:
     """A run of the page."""
 
@@ -97,9 +112,7 @@ class BoardRun:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """All settings of the run, its model and its mixture, by dotted path."""
-        run = self.yaml(files.RUN)
-        found = {**run, "model": self.yaml(files.MODEL), "mixture": self.yaml(files.MIXTURE)}
-        return dict(_flat(found))
+        return settings_of(self.url)
 
     @cached_property
     def plan(self) -> dict[str, Any] | None:
@@ -118,13 +131,6 @@ class BoardRun:
             return int(phase["first_step"] + phase["rows"] // phase["batch_rows"])
         steps = self.settings.get("synthetic.steps")
         return None if steps is None else int(steps)
-
-    def yaml(self, name: str) -> dict[str, Any]:
-        """Return the contents of a YAML file of the run, or nothing."""
-        url = storage.join(self.url, name)
-        if not storage.exists(url):
-            return {}
-        return dict(yaml_text.parse(storage.read(url).decode(), source=url)[0])
 
     def _read_events(self) -> None:
         file = storage.join(self.url, files.EVENTS)

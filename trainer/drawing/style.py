@@ -3,10 +3,10 @@
 COLOURS = """
 :root { --paper:#faf9f6; --card:#ffffff; --ink:#1e272e; --soft:#6c7780; --line:#e4e2db;
   --band0:#f3f6f7; --band1:#e6eff2; --water:#1f6f8b; --fill:#1f6f8b1c; --mark:#b4534f;
-  --past:#7a8791; }
+  --past:#7a8791; --shade:#0003; }
 @media (prefers-color-scheme: dark) { :root { --paper:#12181c; --card:#1a2227; --ink:#e6ebee;
   --soft:#93a0a8; --line:#2c363c; --band0:#1e272c; --band1:#243037; --water:#63b3cf;
-  --fill:#63b3cf22; --mark:#e08a84; --past:#8797a1; } }
+  --fill:#63b3cf22; --mark:#e08a84; --past:#8797a1; --shade:#fff4; } }
 """
 
 CSS = f"""{COLOURS}"""
@@ -38,7 +38,7 @@ section { background:var(--card); border:1px solid var(--line); border-radius:12
   padding:16px 20px 14px; margin-top:18px; }
 .head { display:flex; justify-content:space-between; align-items:baseline; flex-wrap:wrap;
   gap:4px 20px; margin-bottom:8px; }
-.pair { display:grid; grid-template-columns:1fr 1fr; gap:0 18px; }
+.pair { display:grid; grid-template-columns:1fr 1fr; gap:0 18px; } .pair > * { min-width:0; }
 .keys,.legend { display:flex; flex-wrap:wrap; gap:4px 16px; align-items:center; }
 .key { font-size:13px; color:var(--soft); white-space:nowrap; }
 .key i { display:inline-block; width:10px; height:10px; border-radius:3px; margin-right:6px; }
@@ -76,7 +76,11 @@ rect.pass.update { fill:var(--past); } .key i.update { background:var(--past); }
 .ring { fill:none; stroke:var(--mark); stroke-width:1.6; }
 .share { shape-rendering:crispEdges; }
 .probe { fill:transparent; } .probe:hover { fill:var(--fill); }
-.scroll { overflow-x:auto; }
+.scroll { overflow-x:auto; background:
+  linear-gradient(90deg,var(--card) 50%,transparent) 0 0/36px 100% no-repeat local,
+  linear-gradient(270deg,var(--card) 50%,transparent) 100% 0/36px 100% no-repeat local,
+  linear-gradient(90deg,var(--shade),transparent) 0 0/12px 100% no-repeat scroll,
+  linear-gradient(270deg,var(--shade),transparent) 100% 0/12px 100% no-repeat scroll; }
 table { border-collapse:collapse; width:100%; margin-top:12px; font-size:13px; }
 th,td { padding:6px 10px; text-align:right; border-top:1px solid var(--line); font-weight:400; }
 thead th { color:var(--soft); border-top:0; } thead th[colspan] { text-align:center; }
@@ -97,6 +101,12 @@ footer { margin-top:26px; color:var(--soft); font-size:12.5px; text-align:center
   .pair { grid-template-columns:1fr; } main { padding:28px 14px; } }
 @media (max-width:600px) { .tiles { grid-template-columns:1fr 1fr; } section { padding:14px; }
   svg.wide { min-width:680px; } svg.half { min-width:420px; } svg.wide text { font-size:14px; }
-  .history,.sides { min-width:680px; } h1 { font-size:27px; } }
+  .history,.sides { min-width:680px; } h1 { font-size:27px; }
+  .scroll:has(.wide,.history,.sides)::after { content:"swipe sideways for the rest →";
+    position:sticky; left:0; display:block; width:max-content; font-size:12px;
+    color:var(--soft); } }
+@media (max-width:470px) { .scroll:has(.half)::after { content:"swipe sideways for the rest →";
+    position:sticky; left:0; display:block; width:max-content; font-size:12px;
+    color:var(--soft); } }
 @media print { body { background:#fff; } section,.tiles { break-inside:avoid; } }
 """

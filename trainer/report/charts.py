@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ...console.progress import human
 from ..drawing.chart import BOTTOM, LINE, TOP, Chart, Curve, bounds, most, ticks
@@ -118,11 +118,30 @@ def mixture(run: RunData) -> str:
     return chart.text("planned and realised shares over tokens")
 
 
-def small(run: RunData, key: str, title: str, *, percent: bool = False) -> str:
+def source_speeds(run: RunData) -> str:
+    """Draw the tokens of each source per second, smoothed."""
+    curves = [_smooth(run.source_speed(name)) for name in run.sources]
+    y_range = bounds((most(curve.y) * 1.1 for curve in curves if curve.y), zero=True)
+    chart = Chart(HALF, 170, extent([run]), y_range, human)
+    chart.bands(spans(run))
+    chart.axes()
+    for number, curve in enumerate(curves):
+        chart.line(curve, "medium", colour(number))
+    return chart.text("tokens of each source per second")
+
+
+def small(
+    run: RunData,
+    key: str,
+    title: str,
+    *,
+    percent: bool = False,
+    label: Callable[[float], str] = human,
+) -> str:
     """Draw one metric over tokens, half as wide."""
     curve = run.curve(key)
     top = max(most(curve.y) * 1.25, 0.01 if percent else 0.0) if curve.y else 0.0
-    label = _percent if percent else human
+    label = _percent if percent else label
     chart = Chart(HALF, 170, extent([run]), (0.0, top or 1.0), label)
     chart.bands(spans(run))
     chart.axes()
@@ -140,7 +159,28 @@ def compared(runs: Sequence[RunData], key: str, height: float, title: str) -> st
     known = [curve.y for curve in curves if curve.y]
     top = max if key == "lr" else most
     y_range = bounds((y for ys in known for y in (min(ys), top(ys))), zero=key == "lr")
-    chart = Chart(WIDE, height, extent(runs), y_range, _plain if key == "loss" else _short)
+    return _together(runs, curves, WIDE, height, y_range, title, _short if key == "lr" else _plain)
+
+
+def compared_source(runs: Sequence[RunData], name: str) -> str:
+    """Draw the loss of one source in several runs, half as wide."""
+    curves = [_smooth(run.source_loss(name)) for run in runs]
+    known = [curve.y for curve in curves if curve.y]
+    y_range = bounds(y for ys in known for y in (min(ys), most(ys)))
+    return _together(runs, curves, HALF, 190, y_range, f"loss of {name}", _plain)
+
+
+def _together(
+    runs: Sequence[RunData],
+    curves: Sequence[Curve],
+    width: float,
+    height: float,
+    y_range: tuple[float, float],
+    title: str,
+    label: Callable[[float], str],
+) -> str:
+    """Draw a curve of each run, in the runs' colours."""
+    chart = Chart(width, height, extent(runs), y_range, label)
     _phases(chart, runs)
     chart.axes()
     for number, curve in enumerate(curves):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from html import escape
 
-from ...console.progress import human
+from ...console.progress import as_bytes, human
+from ..board.runs import settings_of
 from ..drawing.page import legend, page, section
 from . import charts
 from .data import RunData, first_difference
@@ -31,10 +33,30 @@ def comparison_page(runs: Sequence[RunData], unit: str | None, note: str | None)
         if difference
         else "",
         held_out(runs, unit or f"{NATS}, of different tokenizers"),
+        _losses_by_source(runs, unit or f"{NATS}, of different tokenizers"),
+        section(
+            "Gradient norm",
+            charts.compared(runs, "grad_norm", 160, "gradient norm"),
+            unit="before clipping",
+        ),
         section("Learning rate", charts.compared(runs, "lr", 160, "learning rate")),
         _comparison(runs),
+        _settings(runs),
     ]
     return page(" · ".join(names), "".join(body))
+
+
+def _losses_by_source(runs: Sequence[RunData], unit: str) -> str:
+    """Return a chart for each source that several runs have."""
+    counts = Counter(name for run in runs for name in run.sources)
+    shared = [name for name, count in counts.items() if count > 1]
+    if len(counts) == 1:
+        return ""
+    charts_of = (
+        section(f"Loss of {escape(name)}", charts.compared_source(runs, name), unit=unit)
+        for name in shared
+    )
+    return f'<div class="pair">{"".join(charts_of)}</div>'
 
 
 def _comparison(runs: Sequence[RunData]) -> str:
@@ -46,6 +68,7 @@ def _comparison(runs: Sequence[RunData]) -> str:
         "held-out loss": [f"{run.held_out:.4f}" if run.held_out else "–" for run in runs],
         "skipped steps": [str(len(run.skipped)) for run in runs],
         "data wait": [f"{run.data_wait:.2%}" for run in runs],
+        "memory": [as_bytes(run.memory) if run.memory else "–" for run in runs],
         "restarts": [str(len(run.restarts)) for run in runs],
         "parameters": [human(run.about["model"]["parameters"]) for run in runs],
         "model": [run.job.model.pattern for run in runs],
@@ -59,16 +82,34 @@ def _comparison(runs: Sequence[RunData]) -> str:
             *(_row_difference(runs[0], run) for run in runs[1:]),
         ],
     }
+    return section("Side by side", _sides(runs, values))
+
+
+def _settings(runs: Sequence[RunData]) -> str:
+    """Return the table of the settings that differ between the runs."""
+    settings = [settings_of(str(run.job.folder.root)) for run in runs]
+    keys = dict.fromkeys(key for found in settings for key in found)
+    values = {key: [_shown(found.get(key)) for found in settings] for key in keys}
+    differing = {key: cells for key, cells in values.items() if len(set(cells)) > 1}
+    return section("Settings that differ", _sides(runs, differing)) if differing else ""
+
+
+def _shown(value: object) -> str:
+    return "–" if value is None else str(value)
+
+
+def _sides(runs: Sequence[RunData], values: Mapping[str, Sequence[str]]) -> str:
+    """Return a table with a column for each run; rows that differ are bold."""
     head = "".join(f"<th>{escape(run.name)}</th>" for run in runs)
     rows = "".join(
-        f'<tr class="{"differs" if len(set(cells)) > 1 else ""}"><th>{name}</th>'
+        f'<tr class="{"differs" if len(set(cells)) > 1 else ""}"><th>{escape(name)}</th>'
         + "".join(f"<td>{escape(value)}</td>" for value in cells)
         + "</tr>"
         for name, cells in values.items()
     )
     return (
-        '<section><h2>Side by side</h2><div class="scroll"><table class="sides"><thead><tr>'
-        f"<th></th>{head}</tr></thead><tbody>{rows}</tbody></table></div></section>"
+        f'<div class="scroll"><table class="sides"><thead><tr><th></th>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
     )
 
 

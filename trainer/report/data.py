@@ -163,6 +163,22 @@ class RunData:
             (entry["tokens"], entry["sources"].get(name, {}).get("loss")) for entry in self.metrics
         )
 
+    def source_speed(self, name: str) -> Curve:
+        """Return the tokens of one source per second, in every step."""
+        return _curve(
+            (
+                entry["tokens"],
+                entry["tokens_per_second"] * entry["sources"].get(name, {}).get("rows", 0) / rows,
+            )
+            for entry in self.metrics
+            if (rows := sum(source["rows"] for source in entry["sources"].values()))
+        )
+
+    @property
+    def memory(self) -> int:
+        """Most bytes that a rank's device has held; 0 where no device counts them."""
+        return max(entry.get("memory") or 0 for entry in self.metrics)
+
     @property
     def held_out(self) -> float | None:
         """Loss of the last evaluation."""
@@ -213,6 +229,7 @@ class RunData:
             "loss": self.loss,
             "tokens_per_second": self.tokens_per_second,
             "data_wait": self.data_wait,
+            "memory": self.memory or None,
             "restarts": len(self.restarts),
             "held_out": self.held_out,
             "left_out": [event["step"] for event in self.skipped],

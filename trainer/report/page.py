@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from ...console.progress import duration, human
+from ...console.progress import as_bytes, duration, human
 from ...dataplane.order.plan import Plan
 from ...models.accounting.show import shown_active
 from ..board.runs import SKIPPED
@@ -43,6 +43,7 @@ def run_page(run: RunData) -> str:
         _datasets(run),
         '<div class="pair">',
         section("Tokens per second", charts.small(run, "tokens_per_second", "tokens per second")),
+        _source_speeds(run),
         section(
             "Gradient norm",
             charts.small(run, "grad_norm", "gradient norm"),
@@ -54,6 +55,7 @@ def run_page(run: RunData) -> str:
             unit="percent of the step",
         ),
         section("Seconds per step", charts.small(run, "seconds", "seconds per step")),
+        _memory(run),
         _expert_load(run),
         "</div>",
         _predicted(run),
@@ -62,6 +64,22 @@ def run_page(run: RunData) -> str:
         _history(run),
     ]
     return page(run.name, "".join(body))
+
+
+def _source_speeds(run: RunData) -> str:
+    """Return the chart of the speed by source, for a run of several sources."""
+    if len(run.sources) == 1:
+        return ""
+    keys = legend(run.sources)
+    return section("Tokens per second by source", charts.source_speeds(run), legend=keys)
+
+
+def _memory(run: RunData) -> str:
+    """Return the chart of the memory, for a run on devices that count it."""
+    if not run.memory:
+        return ""
+    label = "most bytes that a rank holds"
+    return section("Memory", charts.small(run, "memory", label, label=as_bytes), unit=label)
 
 
 def _expert_load(run: RunData) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -57,6 +58,36 @@ def test_several_runs_are_compared(tmp_path: Path) -> None:
     check_page(text)
     assert path.name == "compare.html" and len(summary["runs"]) == 2
     assert "Loss minus the loss of a" in text
+
+
+def test_memory_and_the_speed_of_each_source_are_drawn(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", [4.0, 3.0, 2.0])
+    page = report.write([str(folder.root)], None)[0].read_text()
+    assert "Memory" not in page and "per second by source" not in page, "nothing to show"
+    rewrite(folder.metrics, lambda entry: entry.update(memory=(1 + entry["step"]) << 30))
+    page, summary = report.write([str(folder.root)], None)
+    check_page(page.read_text())
+    assert "Memory" in page.read_text() and summary["runs"][0]["memory"] == 3 << 30
+
+    def mixed(entry: dict[str, Any]) -> None:
+        one = entry["sources"].pop("synthetic")
+        entry["sources"] = {"web": {**one, "rows": 3}, "code": {**one, "rows": 1}}
+
+    rewrite(folder.metrics, mixed)
+    run = RunData.load(folder)
+    assert run.source_speed("web").y == [480.0] * 3 and run.source_speed("code").y == [160.0] * 3
+
+
+def test_a_comparison_has_norms_sources_and_settings_that_differ(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, [4.0, 3.0, 2.0]) for name in "ab"]
+    text = runs[1].run.read_text()
+    runs[1].run.write_text(text.replace("seed: 1\n", "seed: 5\n"))
+    assert runs[1].run.read_text() != text
+    page = report.write([str(run.root) for run in runs], None)[0].read_text()
+    check_page(page)
+    assert "Gradient norm" in page and "Loss of" not in page, "one source needs no chart of its own"
+    assert "<th>seed</th><td>1</td><td>5</td>" in page
+    assert "<th>synthetic.steps</th>" not in page, "equal settings are left out"
 
 
 def evaluate(folder: RunFolder, losses: dict[int, float]) -> None:
