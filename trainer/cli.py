@@ -17,7 +17,7 @@ from .anneal.cli import anneal
 from .costs.planner.cli import plan
 from .launch.options import StartOptions, command_words, start_options
 from .measure.cli import profile
-from .scores.commands import eval_command
+from .scores.commands import eval_command, recall
 from .tune.cli import tune
 from .weights.commands import export, sample
 
@@ -296,6 +296,7 @@ main.add_command(profile)
 main.add_command(export)
 main.add_command(sample)
 main.add_command(eval_command)
+main.add_command(recall)
 main.add_command(tune)
 main.add_command(anneal)
 

@@ -4,7 +4,7 @@
     layout.yaml measured.json                       its layout plan; measured beside predicted
     metrics.jsonl ledger.jsonl events.jsonl         what each step did
     held-out-….json evaluations.jsonl               held-out rows and their losses
-    scores.jsonl                                    scores of its checkpoints
+    scores.jsonl recall.jsonl                       scores of its checkpoints
     checkpoints/ logs/ profiles/ tensorboard/ board/
     slurm.sh report.html
 
@@ -38,6 +38,7 @@ MEASURED = "measured.json"
 EVENTS = "events.jsonl"
 EVALUATIONS = "evaluations.jsonl"
 SCORES = "scores.jsonl"
+RECALL = "recall.jsonl"
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
 PROFILES = "profiles"
@@ -73,6 +74,7 @@ class RunFolder:
         self.events = self.root / EVENTS
         self.evaluations = self.root / EVALUATIONS
         self.scores = self.root / SCORES
+        self.recall = self.root / RECALL
         self.checkpoints = self.root / CHECKPOINTS
         self.logs = self.root / LOGS
         self.profiles = self.root / PROFILES

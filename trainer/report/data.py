@@ -48,6 +48,7 @@ class RunData:
     events: list[dict[str, Any]]
     evaluations: list[dict[str, Any]]
     scores: list[dict[str, Any]]
+    recall: list[dict[str, Any]]
     hashes: dict[int, str]
     """Hashes of the ledger, by step."""
     checkpoints: list[int]
@@ -71,6 +72,7 @@ class RunData:
             events=list(lines.read(folder.events)),
             evaluations=list(lines.read(folder.evaluations)),
             scores=list(lines.read(folder.scores)),
+            recall=list(lines.read(folder.recall)),
             hashes={entry["step"]: entry["hash"] for entry in lines.read(folder.ledger)},
             checkpoints=[store.step_of(path) for path in store.committed(folder.checkpoints)],
             measured=measured.of_run(job),

@@ -14,6 +14,7 @@ from ..board.runs import SKIPPED
 from ..costs.describe import degrees
 from ..costs.measured import EVENT
 from ..drawing.page import definitions, layer_stripe, legend, page, section, tiles
+from ..scores.recall_chart import recall_section
 from ..scores.records import scores_section
 from . import charts, predicted, schedule, sources
 from .data import RunData
@@ -34,6 +35,7 @@ def run_page(run: RunData) -> str:
         _skipped(run),
         held_out([run]),
         scores_section(run.scores),
+        recall_section(run.recall),
         section("Learning rate", charts.learning_rate(run)),
         section(
             "Mixture",

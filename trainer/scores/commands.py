@@ -1,4 +1,4 @@
-"""`trainer eval`: scores of a run's weights."""
+"""`trainer eval` and `trainer recall`: scores of weights."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import click
 
 from ...console import command
 from ...console.errors import MissingError
+from ..folder import RECALL, SCORES
 from ..layout.devices import DEVICES, DeviceKind
 from ..weights.commands import SOURCE, data_option, step_option
 
@@ -104,7 +105,7 @@ def eval_command(
         "limit": limit,
         "tasks": scores,
     }
-    stored = records.store(weights, entry)
+    stored = records.store(weights, SCORES, entry)
     if as_json:
         command.emit(entry | {"stored": stored})
         return
@@ -113,4 +114,114 @@ def eval_command(
         for (task, metric), value in records.values(entry).items()
     ]
     click.echo("\n".join(lines))
-    command.say(f"stored in {stored}" if stored else "not stored: these are weights without a run")
+    _say_stored(stored)
+
+
+def _say_stored(path: str | None) -> None:
+    command.say(f"stored in {path}" if path else "not stored: these are weights without a run")
+
+
+def _lengths(context: click.Context, parameter: click.Parameter, value: str) -> list[int]:
+    from .recall import SHORTEST
+
+    words = [word for word in value.split(",") if word]
+    wrong = next((word for word in words if not word.isdecimal() or int(word) < SHORTEST), None)
+    if wrong is not None or not words:
+        raise click.BadParameter(f"{wrong or value!r} is not a number of at least {SHORTEST}.")
+    return sorted({int(word) for word in words})
+
+
+def _recall_tasks(context: click.Context, parameter: click.Parameter, value: str) -> list[str]:
+    from .recall import TASKS
+
+    names = list(dict.fromkeys(value.split(",")))
+    unknown = [name for name in names if name not in TASKS]
+    if unknown:
+        raise click.BadParameter(f"{unknown[0]!r} is not one of {', '.join(TASKS)}.")
+    return names
+
+
+@click.command()
+@click.argument("source", metavar=SOURCE)
+@click.option(
+    "--tasks",
+    metavar="NAME,...",
+    callback=_recall_tasks,
+    default="needle,copy,mqar",
+    show_default=True,
+)
+@click.option(
+    "--lengths",
+    metavar="TOKENS,...",
+    callback=_lengths,
+    default="256,512,1024,2048,4096",
+    show_default=True,
+    help="Lengths of the contexts.",
+)
+@click.option(
+    "--examples",
+    type=click.IntRange(1),
+    default=32,
+    show_default=True,
+    help="Examples of each task and length.",
+)
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="The same seed gives the same examples."
+)
+@batch_option
+@step_option
+@data_option
+@device_option
+@command.json_option
+def recall(
+    source: str,
+    tasks: list[str],
+    lengths: list[int],
+    examples: int,
+    seed: int,
+    batch_tokens: int,
+    step: int | None,
+    data: str | None,
+    device: DeviceKind,
+    as_json: bool,
+) -> None:
+    """Measure what a checkpoint recalls of its context, by length.
+
+    needle: a random string in text of a dataset; copy: a random sequence, twice; mqar: associative
+    recall of many pairs. Nothing is downloaded. The results of a run are added to its recall.jsonl
+    and its report.
+
+    \b
+    Example:
+      trainer recall runs/anneal --lengths 1024,4096,16384
+
+    More: docs/eval.md
+    """
+    from ...dataplane.datasets.dataset import Dataset
+    from ..weights import sample as samples
+    from ..weights import source as sources
+    from ..weights.tokenizer import find_dataset
+    from . import records
+    from .recall import Material, measure
+
+    weights = sources.find(source, step)
+    url, tokenizer = find_dataset(weights, data)
+    samples.check_vocabulary(tokenizer, weights.model)
+    records.check_length(weights, lengths[-1], "--lengths")
+    material = Material.read(Dataset(url), lengths[-1])
+    model = samples.load(weights, device)
+    found = measure(
+        model, material, tasks, lengths, count=examples, seed=seed, batch_tokens=batch_tokens
+    )
+    entry = {"from": weights.where, "data": url, "examples": examples, "seed": seed, "tasks": found}
+    stored = records.store(weights, RECALL, entry)
+    if as_json:
+        command.emit(entry | {"stored": stored})
+        return
+    for task, results in found.items():
+        for each in results:
+            click.echo(
+                f"{task:<8} {each['length']:>9,} tokens   {each['accuracy']:7.2%} right"
+                f"   loss {each['loss']:.4f}"
+            )
+    _say_stored(stored)

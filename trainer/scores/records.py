@@ -1,4 +1,4 @@
-"""Scores of a run's checkpoints, a line of `scores.jsonl` for each evaluation, and their table."""
+"""Scores of a run's checkpoints: a line of `scores.jsonl` or `recall.jsonl` for each evaluation."""
 
 from __future__ import annotations
 
@@ -23,31 +23,38 @@ ERROR = "_stderr"
 
 def context_length(source: WeightSource, asked: int | None) -> int:
     """Return the tokens of the longest context: by default, those of the run's longest row."""
-    most = source.model.learned_positions or None
-    if asked is not None and most is not None and asked > most:
-        raise InputError(
-            f"--max-length {asked:,} is more than the model's {most:,} learned positions",
-            hint=f"--max-length {most}",
-        )
+    if asked is not None:
+        check_length(source, asked, "--max-length")
+        return asked
     run = source.run if isinstance(source, Checkpoint) else None
     usual = LENGTH
     if run is not None and run.plan.exists():
         usual = max(phase.seq_len for phase in Plan.load(run.plan).phases)
-    return asked or min(usual, most or usual)
+    return min(usual, source.model.learned_positions or usual)
 
 
-def store(source: WeightSource, entry: dict[str, Any]) -> str | None:
-    """Append an evaluation to the scores of the run. Returns the file's name; None for weights
-    that no run saved."""
+def check_length(source: WeightSource, length: int, option: str) -> None:
+    most = source.model.learned_positions
+    if most and length > most:
+        raise InputError(
+            f"{option} {length:,} is more than the model's {most:,} learned positions",
+            hint=f"{option} {most}",
+        )
+
+
+def store(source: WeightSource, name: str, entry: dict[str, Any]) -> str | None:
+    """Append an evaluation to a file of the run. Returns the file's path; None for weights that no
+    run saved."""
     if not isinstance(source, Checkpoint) or source.run is None:
         return None
-    writer = LineWriter(source.run.scores)
+    path = source.run.root / name
+    writer = LineWriter(path)
     try:
         writer.write({"step": source.step, "time": time.time(), **entry})
         writer.sync()
     finally:
         writer.close()
-    return str(source.run.scores)
+    return str(path)
 
 
 def values(entry: dict[str, Any]) -> dict[tuple[str, str], str]:

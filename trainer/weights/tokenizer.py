@@ -13,17 +13,22 @@ from .source import Checkpoint, WeightSource
 
 def find_tokenizer(source: WeightSource, data: str | None) -> Tokenizer:
     """Return the tokenizer of the dataset `data`, or of the run that saved the weights."""
+    return find_dataset(source, data)[1]
+
+
+def find_dataset(source: WeightSource, data: str | None) -> tuple[str, Tokenizer]:
+    """Return the URL and the tokenizer of the dataset `data`, or of one that the run reads."""
     if data is not None:
-        return dataset_tokenizer(data)
-    return run_tokenizer(source.run if isinstance(source, Checkpoint) else None)
+        return data, dataset_tokenizer(data)
+    return run_dataset(source.run if isinstance(source, Checkpoint) else None)
 
 
 def dataset_tokenizer(url: str) -> Tokenizer:
     return tokenizers.load(manifests.load(url).tokenizer, url)
 
 
-def run_tokenizer(run: RunFolder | None) -> Tokenizer:
-    """Return the tokenizer of the first source that can be read: all sources have the same."""
+def run_dataset(run: RunFolder | None) -> tuple[str, Tokenizer]:
+    """Return the first source that can be read, and its tokenizer: all sources have the same."""
     if run is None or not run.plan.exists():
         raise CheckpointError(
             "there is no tokenizer: the weights are not of a run with datasets"
@@ -33,7 +38,7 @@ def run_tokenizer(run: RunFolder | None) -> Tokenizer:
     failures = []
     for source in Plan.load(run.plan).sources:
         try:
-            return dataset_tokenizer(source.url)
+            return source.url, dataset_tokenizer(source.url)
         except UserError as error:
             failures.append(f"{source.name}: {error.what}")
     raise CheckpointError(

@@ -113,6 +113,7 @@ def ask(*words: str | Path) -> Result:
     return CliRunner().invoke(main, ["eval", *map(str, words)])
 
 
+@pytest.mark.slow  # imports transformers and reads the index of all tasks
 def test_scores_are_those_of_the_exported_model_in_the_harness_hf_class(
     run: RunFolder, folder: Path, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ from headrace.console.errors import InputError
 from headrace.dataplane.runlog.writer import read
 from headrace.models.config import ModelConfig, load_model_config
 from headrace.models.weights import Weights
-from headrace.trainer.folder import RunFolder
+from headrace.trainer.folder import SCORES, RunFolder
 from headrace.trainer.scores import records
 from headrace.trainer.weights.source import Checkpoint
 
@@ -35,7 +35,7 @@ def test_scores_are_lines_beside_the_run_and_a_table_by_step(tmp_path: Path) -> 
     run = RunFolder(tmp_path)
     for step, value in ((20, 0.125), (3, 0.75), (20, 0.25), (40, None)):
         source = Checkpoint(str(run.checkpoints / f"step-{step:08d}"), run)
-        assert records.store(source, scored(value)) == str(tmp_path / "scores.jsonl")
+        assert records.store(source, SCORES, scored(value)) == str(tmp_path / "scores.jsonl")
     entries = list(read(run.scores))
     assert [entry["step"] for entry in entries] == [20, 3, 20, 40]
     table = records.scores_section([*entries, {"step": 50, **scored(0.9, "<mine>")}])
@@ -46,7 +46,7 @@ def test_scores_are_lines_beside_the_run_and_a_table_by_step(tmp_path: Path) -> 
 
 
 def test_scores_of_weights_without_a_run_are_not_stored(tmp_path: Path) -> None:
-    assert records.store(Checkpoint(str(tmp_path / "step-00000003")), scored(1.0)) is None
+    assert records.store(Checkpoint(str(tmp_path / "step-00000003")), SCORES, scored(1.0)) is None
     assert not list(tmp_path.iterdir())
 
 

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.models.config import load_model_config
+from headrace.models.model import Model
+from headrace.tokenize.cli import main as tokenize
+from headrace.trainer.cli import main
+from headrace.trainer.folder import RunFolder
+from headrace.trainer.scores import recall
+from headrace.trainer.scores.likelihood import Row, Score, batches, score
+from headrace.trainer.scores.recall import KEY, TASKS, Material, examples, measure
+from headrace.trainer.scores.recall_chart import recall_section
+
+TEXT = Random(5).choices(range(30, 90), k=4000)
+BYTES = Material(TEXT, sorted(set(TEXT)))
+BASES = Material(Random(5).choices(b"ACGT", k=4000), sorted(b"ACGT"))
+
+
+def follower(row: Row, memory: int, window: int) -> Score:
+    """Predict what followed the longest match of the last tokens, at most `memory` of them, within
+    the last `window` tokens. No model: it only looks the answer up."""
+    likeliest = []
+    for place in row.scored:
+        seen = list(row.ids[max(0, place - window) : place])
+        guess, best = None, 0
+        for end in range(1, len(seen)):
+            match = 0
+            while match < min(memory, end) and seen[end - 1 - match] == seen[-1 - match]:
+                match += 1
+            if match > best:
+                guess, best = seen[end], match
+        likeliest.append(guess == row.ids[place])
+    return Score([math.log(0.9)] * len(likeliest), likeliest)
+
+
+def measured(
+    monkeypatch: pytest.MonkeyPatch, material: Material, memory: int, window: int, task: str
+) -> dict[str, Any]:
+    def look_up(model: Model, rows: Sequence[Row], batch_tokens: int) -> list[Score]:
+        return [follower(row, memory, window) for row in rows]
+
+    monkeypatch.setattr(recall, "score", look_up)
+    model = Model(load_model_config("tiny-transformer"))
+    (found,) = measure(model, material, [task], [160], count=3, seed=1, batch_tokens=1)[task]
+    return found
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("material", [BYTES, BASES], ids=["bytes", "bases"])
+def test_a_lookup_in_the_whole_context_answers_all_and_a_short_one_does_not(
+    monkeypatch: pytest.MonkeyPatch, material: Material, task: str
+) -> None:
+    whole = measured(monkeypatch, material, 40, 160, task)
+    assert whole["accuracy"] == 1.0 and whole["loss"] == pytest.approx(-math.log(0.9))
+    assert whole["length"] == 160
+    for memory, window in ((0, 160), (40, 20)):  # no key, or a context that lacks the answer
+        assert measured(monkeypatch, material, memory, window, task)["accuracy"] < 0.5
+
+
+@given(
+    task=st.sampled_from(sorted(TASKS)),
+    length=st.integers(recall.SHORTEST, 700),
+    seed=st.integers(0, 9),
+    material=st.sampled_from([BYTES, BASES]),
+)
+def test_examples_are_functions_of_the_seed(
+    task: str, length: int, seed: int, material: Material
+) -> None:
+    if task == "mqar" and length < 8 * material.width(length // 2):
+        return  # refused: test_mistakes_are_named
+    first, again = (list(examples(task, material, length, count=3, seed=seed)) for _ in range(2))
+    assert first == again
+    assert first != list(examples(task, material, length, count=3, seed=seed + 1))
+    for example in first:
+        assert length - 4 * material.width(length) <= len(example.row.ids) <= length
+        assert set(example.row.ids) <= set(material.ids)
+        assert len(example.row.scored) % example.answer == 0
+        assert min(example.row.scored) >= KEY // 2
+
+
+@given(
+    st.lists(st.integers(1, 40), max_size=20),
+    st.integers(1, 100),
+)
+def test_batches_hold_each_row_once_and_few_tokens(lengths: list[int], most: int) -> None:
+    made = list(batches(lengths, most))
+    assert sorted(number for batch in made for number in batch) == list(range(len(lengths)))
+    for batch in made:
+        assert len(batch) == 1 or len(batch) * max(lengths[n] for n in batch) <= most
+
+
+@pytest.mark.parametrize("name", ["tiny-hybrid", "tiny-transformer"])
+def test_scores_are_those_of_each_row_alone(name: str) -> None:
+    model = Model(load_model_config(name))
+    model.init_weights(1)
+    model.eval().requires_grad_(False)
+    random = Random(1)
+    rows = [
+        Row([random.randrange(200) for _ in range(length)], sorted({1, length // 2, length - 1}))
+        for length in (2, 30, 7, 19, 30)
+    ]
+    for row, found in zip(rows, score(model, rows, 64), strict=True):
+        hidden, _ = model.hidden(torch.tensor([row.ids]))
+        logits = model.logits(hidden)[0].log_softmax(-1)
+        for place, value, likeliest in zip(
+            row.scored, found.log_likelihoods, found.likeliest, strict=True
+        ):
+            assert value == pytest.approx(float(logits[place - 1, row.ids[place]]), abs=1e-4)
+            assert likeliest == (int(logits[place - 1].argmax()) == row.ids[place])
+
+
+@pytest.fixture
+def run(checkpoint_of: Callable[..., RunFolder], tmp_path: Path) -> RunFolder:
+    (tmp_path / "text.txt").write_text("water turns the wheel of the old mill. " * 40)
+    words = ["build", str(tmp_path / "text.txt"), "--tokenizer", "byte"]
+    built = CliRunner().invoke(tokenize, [*words, "--out", str(tmp_path / "data")])
+    assert built.exit_code == 0, built.output
+    model = Model(load_model_config("tiny-transformer", ["vocab_size=300"]))
+    model.init_weights(1)
+    return checkpoint_of(model)
+
+
+def ask(run: RunFolder, *words: str) -> Result:
+    data = str(run.root.parent / "data")
+    return CliRunner().invoke(main, ["recall", str(run.root), "--data", data, *words])
+
+
+def test_the_command_stores_results_that_the_report_draws(run: RunFolder) -> None:
+    words = ["--lengths", "128,64", "--examples", "2", "--tasks", "copy,needle", "--json"]
+    one, again = ask(run, *words), ask(run, *words)
+    assert one.exit_code == 0, one.output
+    found = json.loads(one.stdout)
+    assert found["tasks"] == json.loads(again.stdout)["tasks"]
+    assert [each["length"] for each in found["tasks"]["copy"]] == [64, 128]
+    assert all(3 < each["loss"] < 9 for each in found["tasks"]["needle"])
+    lines = [json.loads(line) for line in run.recall.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [3, 3] and lines[0]["tasks"] == found["tasks"]
+    older = {**lines[0], "step": 1, "tasks": {"mqar": found["tasks"]["copy"]}}
+    page = recall_section([*lines, older])
+    assert "step 3" in page and page.count("<polyline") == 2 and "mqar" not in page
+    assert recall_section([]) == ""
+
+
+def test_mistakes_are_named(run: RunFolder) -> None:
+    assert ask(run, "--lengths", "128,63").exit_code == 2
+    assert ask(run, "--lengths", "long").exit_code == 2
+    assert ask(run, "--tasks", "nedle").exit_code == 2
+    long = ask(run, "--lengths", "99999", "--tasks", "copy")
+    assert long.exit_code == 1 and "fewer than a context of 99,999" in long.output
+    (run.root.parent / "other.txt").write_text("a" * 900)
+    words = ["build", str(run.root.parent / "other.txt"), "--tokenizer", "byte"]
+    alike = str(run.root.parent / "alike")
+    assert CliRunner().invoke(tokenize, [*words, "--out", alike]).exit_code == 0
+    flat = CliRunner().invoke(main, ["recall", str(run.root), "--data", alike, "--lengths", "64"])
+    assert flat.exit_code == 1 and "nearly all tokens" in flat.output
+    two = Material(TEXT, [1, 2])
+    with pytest.raises(recall.InputError, match="no two pairs"):
+        list(examples("mqar", two, 64, count=1, seed=0))
+    assert not run.recall.exists()

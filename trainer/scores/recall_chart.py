@@ -1,0 +1,62 @@
+"""The chart of what a run recalls, by the length of the context."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from ...console.progress import human
+from ..drawing.chart import Chart, Curve
+from ..drawing.page import WIDE, colour, legend, section
+
+
+def recall_section(entries: Sequence[dict[str, Any]]) -> str:
+    """Draw the share of right answers by length: of each task, its last measurement at the newest
+    step. Return nothing if nothing was measured."""
+    if not entries:
+        return ""
+    step = max(entry["step"] for entry in entries)
+    newest: dict[str, list[dict[str, Any]]] = {}
+    for entry in entries:
+        if entry["step"] == step:
+            newest.update(entry["tasks"])
+    places = [math.log2(each["length"]) for results in newest.values() for each in results]
+    chart = Chart(
+        WIDE,
+        230,
+        (min(places) - 0.2, max(places) + 0.2),
+        (0.0, 1.0),
+        lambda share: f"{share:.0%}",
+        x_label=lambda power: human(round(2**power)) if power == round(power) else "",
+        x_unit="tokens of context",
+    )
+    chart.axes()
+    for number, results in enumerate(newest.values()):
+        curve = Curve(
+            [math.log2(each["length"]) for each in results],
+            [each["accuracy"] for each in results],
+        )
+        chart.line(curve, "medium", colour(number))
+    return section(
+        "Recall by length",
+        chart.text("share of right answers over the length of the context") + _table(newest),
+        legend=legend(list(newest)),
+        unit=f"right answers · step {step:,}",
+    )
+
+
+def _table(newest: dict[str, list[dict[str, Any]]]) -> str:
+    rows = "".join(
+        f"<tr><th>{escape(task)}</th><td>{each['length']:,}</td><td>{each['accuracy']:.2%}</td>"
+        f"<td>{each['loss']:.4f}</td><td>{each['answers']:,}</td></tr>"
+        for task, results in newest.items()
+        for each in results
+    )
+    heads = ("task", "tokens of context", "right answers", "loss, nats per token", "answers")
+    head = "".join(f"<th>{name}</th>" for name in heads)
+    return (
+        f'<div class="scroll"><table class="history"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
+    )
