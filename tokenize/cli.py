@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,7 +11,10 @@ from ..dataplane.shards import FORMATS, writable_formats
 from . import options
 from .build.options import chat_options, fim_options
 from .neardup.commands import duplicates, neardup
-from .views.commands import pack, select
+from .views.commands import pack, pack_options, select
+
+if TYPE_CHECKING:
+    from .views.pack import Long
 
 
 @command.group("tokenize")
@@ -83,12 +86,13 @@ def train_command(as_json: bool, **values: Any) -> None:
 @options.screen_options
 @chat_options
 @fim_options
+@pack_options
 @click.option("--rehash", is_flag=True, help="Hash all inputs, also those that seem unchanged.")
 @options.tokenizer_options
 @options.source_options
 @options.executor_options
 @command.json_option
-def build_command(as_json: bool, **values: Any) -> None:
+def build_command(as_json: bool, pack: int | None, pack_long: Long | None, **values: Any) -> None:
     """Build a dataset, or add files to it.
 
     A killed build resumes when the same command is run again.
@@ -99,17 +103,24 @@ def build_command(as_json: bool, **values: Any) -> None:
 
     More: docs/tokenize.md
     """
+    from ..dataplane.datasets import packing
     from .build.build import build
+    from .views.build_packed import build_packed
 
+    if pack_long is not None and pack is None:
+        raise click.UsageError("--pack-long needs --pack")
     config = options.build_config(values)
-    manifests = build(config)
+    manifests = build(config) if pack is None else build_packed(config, pack, pack_long or "cut")
     if as_json:
         from .inspect import summary
 
         command.emit([summary(url) for url in manifests])
         return
     for url, held in manifests.items():
-        command.say(f"{url}: {held.documents:,} documents, {held.tokens:,} tokens")
+        if packing.length_of(held) is None:
+            command.say(f"{url}: {held.documents:,} documents, {held.tokens:,} tokens")
+        else:
+            command.say(f"{url}: {packing.describe(held)}")
 
 
 @main.command("index")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -64,8 +65,8 @@ class BuildJob:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the datasets: the splits, or one with an empty name."""
-        return ("train", *(name for name, _ in self.splits)) if self.splits else ("",)
+        """Names of the datasets."""
+        return outputs_of(name for name, _ in self.splits)
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that decide the bytes of a task, besides its input. Task ids hash
@@ -89,6 +90,12 @@ class BuildJob:
             settings["decontaminate"] = self.evaluations.identity
         tokenizer = [self.tokenizer.kind, self.tokenizer.fingerprint, self.tokenizer.spec]
         return {**settings, "tokenizer": tokenizer, "version": VERSION}
+
+
+def outputs_of(splits: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of the datasets of a build: the splits, or one with an empty name."""
+    names = tuple(sorted(splits))
+    return ("train", *names) if names else ("",)
 
 
 def dataset_url(url: str, output: str) -> str:

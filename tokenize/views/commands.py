@@ -8,6 +8,28 @@ import click
 
 from ...console import command
 from .. import options
+from ..build.options import apply_options
+
+LONG = ("cut", "drop", "keep-first")
+"""Rules for documents that are longer than a bin."""
+
+
+def pack_options(function: Any) -> Any:
+    """Add the options of a packed view that is made with its dataset."""
+    settings = [
+        click.option(
+            "--pack",
+            type=click.IntRange(min=2),
+            metavar="TOKENS",
+            help="Also make a packed view with bins of this length, at OUT/packed-TOKENS.",
+        ),
+        click.option(
+            "--pack-long",
+            type=click.Choice(LONG),
+            help="--pack: cut longer documents (the default), drop them, or keep one bin.",
+        ),
+    ]
+    return apply_options(settings, function)
 
 
 @click.command()
@@ -47,7 +69,7 @@ def select(as_json: bool, **values: Any) -> None:
 @click.option("--out", required=True, metavar="URL", help="Folder or URL of the packed view.")
 @click.option(
     "--long",
-    type=click.Choice(["cut", "drop", "keep-first"]),
+    type=click.Choice(LONG),
     default="cut",
     show_default=True,
     help="Cut longer documents into pieces, leave them out, or keep the tokens of one bin.",

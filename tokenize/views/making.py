@@ -18,7 +18,7 @@ import numpy as np
 from ...console.errors import InputError, MisuseError, StorageError
 from ...console.progress import Progress
 from ...dataplane.datasets import manifest as manifests
-from ...dataplane.datasets import view
+from ...dataplane.datasets import packing, view
 from ...dataplane.datasets.dataset import Dataset
 from ...dataplane.datasets.manifest import Manifest, Shard
 from ...dataplane.storage import storage
@@ -135,12 +135,28 @@ def _existing(making: Making) -> Manifest:
     if replace(old, generations=()) != empty or known != [
         made.hash for made in dataset.generations[: len(known)]
     ]:
-        was = view.view_of(out, old)
-        what = f"a view of {was.url} {was.text}" if was else "a dataset of another kind"
-        raise StorageError(
-            f"there is another dataset at {out}: {what}", hint="choose another --out for the view"
-        )
+        raise _another(out, old)
     return old
+
+
+def check_same(out: str, base: str, entry: dict[str, Any]) -> None:
+    """Raise StorageError if there is another dataset where a view of `base` is to be made."""
+    if not storage.exists(storage.join(out, manifests.NAME)):
+        return
+    old = manifests.load(out)
+    if old.settings.get(view.KEY) != {"of": _from(out, base), **entry}:
+        raise _another(out, old)
+
+
+def _another(out: str, old: Manifest) -> StorageError:
+    was = view.view_of(out, old)
+    what = f"a view of {was.url} {was.text}" if was else "a dataset of another kind"
+    if was and was.bins is not None:
+        what += f" with --long {old.settings[view.KEY][packing.KEY]['long']}"
+    return StorageError(
+        f"there is another dataset at {out}: {what}",
+        hint="remove it, or choose another --out",
+    )
 
 
 def _made(making: Making, before: int) -> Iterator[tuple[int, list[Shard], Counter[str]]]:

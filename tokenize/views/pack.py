@@ -51,6 +51,11 @@ class PackConfig:
         if self.group_bins < 1:
             raise ValueError(f"group_bins {self.group_bins}: a group has at least one bin")
 
+    def entry(self, where: str | None) -> dict[str, Any]:
+        """Return how documents are chosen and laid out, for the settings of the manifest."""
+        rule = {"length": self.length, "long": self.long, "group_bins": self.group_bins}
+        return {"where": where, packing.KEY: rule}
+
 
 @dataclass(frozen=True)
 class PackWorker:
@@ -161,13 +166,12 @@ def pack(config: PackConfig) -> Manifest:
     over, weights = dataset.view, dataset.manifest.weights or (1.0,)
     if over is not None and over.bins is not None:
         raise MisuseError(f"{base} is packed already", hint=f"pack {over.url} instead")
-    rule = {"length": config.length, "long": config.long, "group_bins": config.group_bins}
     return make(
         Making(
             verb="packing",
             dataset=dataset,
             out=out,
-            entry={"where": over and over.where, packing.KEY: rule},
+            entry=config.entry(None if over is None else over.where),
             weights=(*weights, 0.0),  # the last code is that of padding
             worker=PackWorker(config),
             engine=config.engine,
