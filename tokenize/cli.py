@@ -79,6 +79,11 @@ def train_command(as_json: bool, **values: Any) -> None:
 @click.option("--split", multiple=True, metavar="NAME=FRACTION", help="Hold documents out.")
 @click.option("--shuffle", type=int, metavar="SEED", help="Shuffle documents across the build.")
 @click.option(
+    "--shuffle-memory",
+    metavar="SIZE",
+    help="--shuffle: pass through buckets; bytes of documents that a worker holds.",
+)
+@click.option(
     "--dedup", type=click.Choice(["exact"]), help="Keep only the first of byte-equal documents."
 )
 @click.option("--max-document-tokens", type=int, metavar="N", help="Split longer documents.")

@@ -288,6 +288,8 @@ def build_config(values: dict[str, Any]) -> BuildConfig:
         values["chat"] = chat_of(values)
     if "shard_size" in values:
         values["shard_size"] = bytes_of(values["shard_size"], "--shard-size")
+    if values.get("shuffle_memory") is not None:
+        values["shuffle_memory"] = bytes_of(values["shuffle_memory"], "--shuffle-memory")
     data = {
         "source": source_of(values),
         **_tokenizer(values),

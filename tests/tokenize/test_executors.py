@@ -96,6 +96,12 @@ def test_ray_builds_the_same_bytes(corpus: Path, run_build: Any, ray: Any) -> No
     )
     assert sum("bad.jsonl, line 1: broken JSON" in line for line in provenance["problems"]) == 1
     assert sum("worse.jsonl, line 3: missing field" in line for line in provenance["problems"]) == 1
+    options["shuffle_memory"] = 60_000
+    there = run_build(
+        corpus, out="ray 2", on_error="skip", engine=ExecutorConfig(kind="ray"), **options
+    )
+    local = run_build(corpus, out="local 2", on_error="skip", engine=ONE, **options)
+    assert snapshot(local) == snapshot(there)
     with pytest.raises(InputError, match="broken JSON"):
         run_build(corpus, out="failed", engine=ExecutorConfig(kind="ray"), **options)
 

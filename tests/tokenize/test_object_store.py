@@ -117,9 +117,12 @@ def test_a_build_on_an_object_store(corpus: Path, tmp_path: Path, moto: int) -> 
     assert download("s3://data/out") == before
 
 
-def test_object_store_and_disk_get_equal_datasets(corpus: Path, tmp_path: Path, moto: int) -> None:
-    build(config(str(corpus), "s3://data/out"))
-    build(config(str(corpus), str(tmp_path / "out")))
+@pytest.mark.parametrize("options", [{}, {"shuffle": 1, "shuffle_memory": 100_000}])
+def test_object_store_and_disk_get_equal_datasets(
+    corpus: Path, tmp_path: Path, moto: int, options: dict[str, object]
+) -> None:
+    build(config(str(corpus), "s3://data/out", **options))
+    build(config(str(corpus), str(tmp_path / "out"), **options))
     assert download("s3://data/out") == snapshot(tmp_path / "out")
 
 

@@ -14,6 +14,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import numpy as np
+
 from ...console.errors import MisuseError, run_all
 from ...console.log import get_logger
 from ...console.progress import Progress
@@ -21,7 +23,7 @@ from ...dataplane.datasets.manifest import Generation, Manifest
 from ...dataplane.shards import shard_format, writable_formats
 from ...dataplane.storage import storage
 from ...dataplane.storage.verified import read_named, write_named
-from ...dataplane.tokenizers import Tokenizer, bpe
+from ...dataplane.tokenizers import Tokenizer, bpe, id_type
 from ...dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
 from ...dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
 from .. import executors, sources
@@ -36,6 +38,7 @@ from ..executors import ExecutorConfig
 from ..files.file_hashes import check_unchanged, with_fingerprints
 from ..files.input_file import File
 from ..sources.format import OnError, Slice, SourceConfig
+from .buckets import BucketWorker, bucket_count, bucket_tasks
 from .commit import BuildResult, commit, write_derived_files
 from .dedup import DigestWorker, find_duplicates
 from .drops import check_drops
@@ -79,6 +82,8 @@ class BuildConfig:
     """Held-out datasets: fraction of documents, by name."""
     shuffle: int | None = None
     """Seed for shuffling documents across the whole build; None: keep their order."""
+    shuffle_memory: int | None = None
+    """Shuffle through buckets: bytes of documents that a worker may hold."""
     dedup: Literal["exact"] | None = None
     """exact: keep only the first of byte-equal documents."""
     max_document_tokens: int | None = None
@@ -130,6 +135,14 @@ class BuildConfig:
         for name in ("shard_size", "slice_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1 byte")
+        if self.shuffle_memory is not None:
+            if self.shuffle is None:
+                raise ValueError("shuffle_memory needs shuffle")
+            if self.shuffle_memory < 4 * self.shard_size:
+                raise ValueError(
+                    f"shuffle_memory is {self.shuffle_memory:,}; it must be at least four times "
+                    f"shard_size, {4 * self.shard_size:,}"
+                )
         if self.max_document_tokens is not None and self.max_document_tokens < 2:
             raise ValueError("max_document_tokens must be at least 2: a token and the end")
 
@@ -240,6 +253,11 @@ def make(
     only: Collection[str] | None = None,
 ) -> BuildResult:
     """Run the unfinished tasks that turn files into shards, or those of them in `only`."""
+    if job.shuffle_memory is not None:
+        packed = sum(file.size for file in files if file.compression)
+        plain = sum(file.size for file in files) - packed
+        width = np.dtype(id_type(job.tokenizer.vocab_size)).itemsize
+        job = replace(job, buckets=bucket_count(job, plain, packed, width))
     tasks = cut(files, config, job)
     idle = executors.local_workers(config.engine) - len(tasks)
     if idle > 0 and any(file.compression and file.size > config.slice_size for file in files):
@@ -253,8 +271,11 @@ def make(
     states = [TaskState.load(job.url, task.id, job.outputs) for task in tasks]
     if job.seed is None:
         return BuildResult(states, states, digests)
-    gathers = [task for task in gather_tasks(job, states) if only is None or task.id in only]
-    run(config, "shuffling", GatherWorker(job), gathers)
+    through_buckets = job.buckets is not None
+    parts: Sequence[Any] = (bucket_tasks if through_buckets else gather_tasks)(job, states)
+    gathers = [task for task in parts if only is None or task.id in only]
+    worker = BucketWorker(job) if through_buckets else GatherWorker(job)
+    run(config, "shuffling", worker, gathers)
     gathered = [TaskState.load(job.url, task.id, [task.output]) for task in gathers]
     return BuildResult(states, gathered, digests)
 
@@ -297,6 +318,7 @@ def job_of(config: BuildConfig, tokenizer: Tokenizer) -> BuildJob:
         max_document_tokens=config.max_document_tokens,
         skip_bad=config.on_error == "skip",
         seed=config.shuffle,
+        shuffle_memory=config.shuffle_memory,
         dedup=config.dedup is not None,
         fim=config.fim,
     )
@@ -306,9 +328,10 @@ def cut(files: Sequence[File], config: BuildConfig, job: BuildJob) -> list[Task]
     """Cut files into tasks: a large file into several, small files together into one."""
     tasks: list[Task] = []
     together: list[Slice] = []
+    size = config.slice_size if job.buckets is None else max(config.slice_size, job.spill_size)
     for file in files:
-        for part in sources.cut(file, job.source, config.slice_size, skip_bad=job.skip_bad):
-            if together and sum(s.size for s in together) + part.size > config.slice_size:
+        for part in sources.cut(file, job.source, size, skip_bad=job.skip_bad):
+            if together and sum(s.size for s in together) + part.size > size:
                 tasks.append(Task.of(together, job))
                 together = []
             together.append(part)

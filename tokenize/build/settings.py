@@ -42,6 +42,10 @@ class BuildJob:
     skip_bad: bool = False
     seed: int | None = None
     """Seed of the shuffle; None: documents keep the order of the corpus."""
+    shuffle_memory: int | None = None
+    """Bytes of documents that a worker holds to shuffle through buckets; None: shuffle by shard."""
+    buckets: int | None = None
+    """Buckets of this generation, if it is shuffled through buckets."""
     dedup: bool = False
     drops: StoredDrops | None = None
     """Documents to leave out."""
@@ -68,6 +72,11 @@ class BuildJob:
         """Names of the datasets."""
         return outputs_of(name for name, _ in self.splits)
 
+    @property
+    def spill_size(self) -> int:
+        """Bytes of tokens after which a task writes what it has: a shard, or a spill."""
+        return self.shard_size if self.shuffle_memory is None else self.shuffle_memory // 4
+
     def identity(self) -> dict[str, Any]:
         """Return the settings that decide the bytes of a task, besides its input. Task ids hash
         them and manifests store them: do not rename fields, and leave newer ones out where they are
@@ -75,8 +84,11 @@ class BuildJob:
         settings = asdict(self)
         if not self.source.keep:
             del settings["source"]["keep"]
-        for key in ("url", "tokenizer", "tokenizer_files", "drops", "filter", "evaluations"):
+        apart = ("url", "tokenizer", "tokenizer_files", "drops", "filter", "evaluations", "buckets")
+        for key in apart:
             del settings[key]
+        if self.shuffle_memory is None:
+            del settings["shuffle_memory"]
         if self.fim is None:
             del settings["fim"]
         del settings["source"]["chat"]

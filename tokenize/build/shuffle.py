@@ -28,6 +28,7 @@ from ...dataplane.datasets.shard_file import UncachedShardFile
 from ...dataplane.order.epochs.permutation import mix
 from ...dataplane.shards import shard_format
 from ...dataplane.shards.documents import ShardDocuments
+from ...dataplane.shards.format import Reader
 from ...dataplane.storage import storage
 from .settings import SPILLS, WORK, BuildJob, dataset_url
 from .task_state import TaskEvent, TaskState
@@ -89,7 +90,12 @@ class GatherWorker:
         if first == last:
             return None
         keys = index.read(8 * (RANGES + 1 + first), 8 * (RANGES + 1 + last))
-        documents = read_documents(url, spill, first, last)
+        read = UncachedShardFile(url, spill).read
+        dtype = np.dtype(str(spill.details["dtype"]))
+        documents = read_documents(read, spill.size, dtype, first, last)
+        if (beside := fields.file_of(spill)) is not None:
+            rows = fields.FieldsReader(url, beside).rows(first, last)
+            documents = replace(documents, fields=rows)
         return KeyedDocuments(documents, np.frombuffer(keys, np.uint64))
 
 
@@ -163,12 +169,13 @@ def document_keys(documents: ShardDocuments, seed: int | None) -> Keys:
         return mix(mix(position * np.uint64(0x9E3779B97F4A7C15) + files) + piece)
 
 
-def read_documents(url: str, shard: Shard, first: int, last: int) -> ShardDocuments:
-    """Return the documents [first, last) of an Arrow shard; read little more than their bytes."""
+def read_documents(
+    read: Reader, size: int, dtype: np.dtype[Any], first: int, last: int
+) -> ShardDocuments:
+    """Return the documents [first, last) of an Arrow file of `size` bytes, without their fields;
+    read little more than their bytes."""
     form = shard_format("arrow")
-    dtype = np.dtype(str(shard.details["dtype"]))
-    read = UncachedShardFile(url, shard).read
-    layout = form.layout(read, shard.size, dtype=dtype.name, details={})
+    layout = form.layout(read, size, dtype=dtype.name, details={})
     starts = layout.document_starts[first : last + 1]
     low, high = int(starts[0]), int(starts[-1])
     tokens, codes = [np.empty(0, dtype)], [np.empty(0, np.uint8)]
@@ -182,11 +189,10 @@ def read_documents(url: str, shard: Shard, first: int, last: int) -> ShardDocume
         if layout.weight_bytes is not None:
             at = int(layout.weight_bytes[run]) + begin
             codes.append(np.frombuffer(read(at, at + count), np.uint8))
-    origins = form.origins(read, shard.size, first, last, details={})
+    origins = form.origins(read, size, first, last, details={})
     names = dict.fromkeys(origin.file for origin in origins)
     number = {name: k for k, name in enumerate(names)}
     joined: Any = np.concatenate(tokens)
-    beside = fields.file_of(shard)
     return ShardDocuments(
         tokens=joined,
         starts=starts - low,
@@ -195,5 +201,4 @@ def read_documents(url: str, shard: Shard, first: int, last: int) -> ShardDocume
         position=np.array([origin.position for origin in origins], np.int64),
         ids=tuple(origin.id for origin in origins),
         weights=None if layout.weight_bytes is None else np.concatenate(codes),
-        fields=None if beside is None else fields.FieldsReader(url, beside).rows(first, last),
     )

@@ -29,6 +29,7 @@ from ..corpus.documents import DocumentReader, SpecialNames
 from ..corpus.read_stats import MAX_MESSAGES, ReadStats
 from ..corpus.screen import Screen, documents_read
 from ..sources.format import BadRecord, Slice, Texts
+from .buckets import write_bucketed_spill
 from .fim import Rearrangement
 from .settings import BuildJob, dataset_url, work_url
 from .shuffle import write_spill
@@ -50,7 +51,8 @@ class Task:
     @staticmethod
     def of(slices: Sequence[Slice], job: BuildJob, drops: str | None = None) -> Task:
         parts = [asdict(part) for part in slices]
-        text = json.dumps([parts, drops, job.identity()], sort_keys=True)
+        buckets = [] if job.buckets is None else [job.buckets]
+        text = json.dumps([parts, drops, job.identity(), *buckets], sort_keys=True)
         return Task(tuple(slices), hashlib.sha256(text.encode()).hexdigest()[:32], drops)
 
     @property
@@ -258,7 +260,7 @@ class _PendingShard:
         done = 0
         while True:
             base = 0.0 if done == 0 else float(ends[done - 1])
-            last = int(np.searchsorted(ends, base + self.job.shard_size - self.size))
+            last = int(np.searchsorted(ends, base + self.job.spill_size - self.size))
             if last >= len(documents):
                 break
             self.parts.append(documents[done : last + 1])
@@ -278,8 +280,13 @@ class _PendingShard:
         if limit := self.job.max_document_tokens:
             split = int(np.count_nonzero(np.diff(documents.starts) > limit))
             documents = split_long(documents, limit)
-        write = write_shard if self.job.seed is None else write_spill
-        return write(self.url, documents, self.job, self.task), split
+        return self._write(documents), split
+
+    def _write(self, documents: ShardDocuments) -> Shard:
+        if self.job.seed is None:
+            return write_shard(self.url, documents, self.job, self.task)
+        write = write_spill if self.job.buckets is None else write_bucketed_spill
+        return write(self.url, documents, self.job, self.task)
 
 
 def content_hash(text: str) -> int:

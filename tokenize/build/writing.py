@@ -27,7 +27,7 @@ def write_shard(
     url: str, documents: ShardDocuments, job: BuildJob, task: str, *, folder: str = "shards"
 ) -> Shard:
     """Write documents as one shard, named by its content."""
-    out = _HashedFile(url, folder)
+    out = HashedFile(url, folder)
     try:
         shard_format(job.format).write(cast(BinaryIO, out), documents)
         chunks, digest = out.hasher.finish()
@@ -63,7 +63,7 @@ def write_shard(
     )
 
 
-class _HashedFile:
+class HashedFile:
     """A new file, hashed while it is written: its name depends on its content. A local file is
     written to the folder that it will be renamed in, a remote file to memory."""
 

@@ -173,6 +173,11 @@ def test_a_killed_build_that_loses_an_input(
     [
         (3, ["--shuffle", "5", "--dedup", "exact"]),
         pytest.param(9, ["--shuffle", "5", "--dedup", "exact"], marks=pytest.mark.long),
+        pytest.param(
+            9,
+            ["--shuffle", "5", "--shuffle-memory", "256Ki"],
+            marks=pytest.mark.long,
+        ),
         pytest.param(6, [], marks=pytest.mark.long),
     ],
 )
