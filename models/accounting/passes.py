@@ -29,6 +29,7 @@ from ..kernels.choice import as_on_gpu
 from ..layers.recompute import Rule
 from ..model import Model
 from ..operators import BatchContext
+from ..operators.hyena_modal import ModalOptions
 from ..parallel.axes import AttentionForm, Axes, Axis, LongFilterForm
 from ..precision import Precision
 from .count import build_meta
@@ -116,7 +117,6 @@ class Tracer:
             raise LayoutError("\n  ".join(["the layout does not divide the model's rows", *wrong]))
         shape = replace(shape, degrees=replace(shape.degrees, dp=1))  # it divides no micro-batch
         self.config, self.shape = config, shape
-        self.key = f"{config!r} {replace(shape, rows=1, seq_len=1)!r}"
         self.sorts = _sorts(config, shape.precision)
         self.traced = config
         """The model that runs, with a layer of each sort."""
@@ -139,13 +139,27 @@ class Tracer:
         """Return the passes of a layer, under names of the layer's own parameters."""
         sort = self.sorts[number]
         first, place = self.sorts.index(sort), self.places[sort]
-        return self._extrapolated(f"{first} {rule!r}", lambda model: model.layer(place, rule))
+        part = self._key(f"{first} {rule!r}", self.config.layers[number].names)
+        return self._extrapolated(part, lambda model: model.layer(place, rule))
 
     def first(self) -> Passes:
-        return self._extrapolated("first", _Model.first)
+        return self._extrapolated(self._key("first"), _Model.first)
 
     def last(self) -> Passes:
-        return self._extrapolated("last", _Model.last)
+        return self._extrapolated(self._key("last"), _Model.last)
+
+    def _key(self, part: str, operators: Sequence[str] = ()) -> str:
+        """Return the name of a part, without what its operators do not read of the shape: layouts
+        that differ in nothing else share the part's traces."""
+        own = [self.config.operators[name] for name in operators]
+        shape = replace(self.shape, rows=1, seq_len=1)
+        if not any(each.attention_heads for each in own):
+            shape = replace(shape, attention="a2a")
+        if not any(isinstance(each, ModalOptions) for each in own):
+            shape = replace(shape, hyena_li="states")
+        if not any(each.expert_count for each in own):
+            shape = replace(shape, degrees=replace(shape.degrees, ep=1))
+        return f"{part} {self.config!r} {shape!r}"
 
     def _extrapolated(self, part: str, run: Callable[[_Model], Passes]) -> Passes:
         if part not in self.parts:
@@ -168,7 +182,7 @@ class Tracer:
         return fitted(lengths, by_length, shape.seq_len)
 
     def _traced(self, part: str, rows: int, length: int, run: Callable[[_Model], Passes]) -> Passes:
-        key = f"{part} {rows} {length} {self.key}"
+        key = f"{rows} {length} {part}"
 
         def make() -> Passes:
             size = rows, length

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from headrace.models.accounting.passes import Shape, model_passes
+from headrace.models.accounting import passes
+from headrace.models.accounting.passes import Shape, Tracer, model_passes
 from headrace.models.accounting.state import Degrees
+from headrace.models.accounting.trace import Passes
 from headrace.models.config import ModelConfig, load_model_config
 from headrace.models.layers.recompute import Rule
 from headrace.models.operators.attention import AttentionOptions
@@ -85,3 +89,41 @@ def test_a_gpu_is_traced_with_the_kernels_that_it_would_take() -> None:
     [complex_poles] = model_passes(poles, long, ["none"]).layers
     [plain] = model_passes(replace(poles, kernel="torch"), long, ["none"]).layers
     assert complex_poles.kept == pytest.approx(plain.kept, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        ("tiny-hybrid", [{"attention": "ring"}, {"hyena_li": "a2a"}]),
+        ("tiny-moe", [{"degrees": Degrees(dp=2, cp=2, ep=2)}]),
+    ],
+)
+def test_layouts_share_the_traces_of_parts_that_they_do_not_change(
+    name: str,
+    others: list[dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each layout is traced anew, and parts of one key are equal."""
+    config = load_model_config(name)
+    shape = Shape(
+        rows=2,
+        seq_len=256,
+        precision=PRECISIONS["bf16"],
+        device="cuda",
+        degrees=Degrees(dp=2, cp=2),
+    )
+    found: list[dict[str, Passes]] = []
+    for number, other in enumerate([{}, *others]):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / str(number)))
+        monkeypatch.setattr(passes, "_known", {})
+        tracer = Tracer(config, replace(shape, **other))
+        tracer.whole(["none"] * len(config.layers))
+        found.append(tracer.parts)
+    base, *changed = found
+    for parts in changed:
+        shared = base.keys() & parts.keys()
+        assert {part: parts[part] for part in shared} == {part: base[part] for part in shared}
+        assert len(base) > len(shared) > 2, "some layers are shared, and some are not"
+        own = [parts[part] for part in parts.keys() - shared]
+        assert not any(each in base.values() for each in own)
