@@ -29,7 +29,7 @@ def recall_section(entries: Sequence[dict[str, Any]]) -> str:
         (min(places) - 0.2, max(places) + 0.2),
         (0.0, 1.0),
         lambda share: f"{share:.0%}",
-        x_label=lambda power: human(round(2**power)) if power == round(power) else "",
+        x_label=_length,
         x_unit="tokens of context",
     )
     chart.axes()
@@ -45,6 +45,12 @@ def recall_section(entries: Sequence[dict[str, Any]]) -> str:
         legend=legend(list(newest)),
         unit=f"right answers · step {step:,}",
     )
+
+
+def _length(power: float) -> str:
+    """Return the length at a whole power of two, and nothing between them."""
+    whole = round(power)
+    return human(2**whole) if math.isclose(power, whole) else ""
 
 
 def _table(newest: dict[str, list[dict[str, Any]]]) -> str:

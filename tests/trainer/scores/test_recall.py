@@ -150,6 +150,7 @@ def test_the_command_stores_results_that_the_report_draws(run: RunFolder) -> Non
     older = {**lines[0], "step": 1, "tasks": {"mqar": found["tasks"]["copy"]}}
     page = recall_section([*lines, older])
     assert "step 3" in page and page.count("<polyline") == 2 and "mqar" not in page
+    assert ">64</text>" in page and ">128</text>" in page
     assert recall_section([]) == ""
 
 
