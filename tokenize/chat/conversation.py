@@ -1,7 +1,10 @@
 """A record of a corpus as a conversation: its text by a chat template, and what is learnt of it.
 
 A special token is one where the template writes its name, and plain text where a message holds the
-name. The assistant's parts are the template's `{% generation %}` blocks. A template without them is
+name. A name that is put together from a word of the record and the template is a special token if
+the word is a usual role, or one that the template compares with; else it is plain text.
+
+The assistant's parts are the template's `{% generation %}` blocks. A template without them is
 rendered up to each turn of the assistant, and once more with it: the difference is the turn.
 """
 
@@ -19,13 +22,16 @@ from typing import Any
 from ...dataplane.tokenizers import SpecialToken
 from ...dataplane.tokenizers.marks import Marks
 from .config import ChatFields, Learn
+from .names import NameParts
 from .problems import BROKEN, MISSING, NOTHING, UNSTEADY, ChatProblem
-from .template import BREAK, CLOSE, MARKS, OPEN, Template, compiled
+from .template import BREAK, CLOSE, EDGE, MARKS, OPEN, Template, compiled
 
 TOOLS = "tools"
 """Field of the tools that a conversation may use, and the template's variable for them."""
 OTHER_NAMES = {"human": "user", "gpt": "assistant"}
 """Roles of messages that have `from` and `value` instead of `role` and `content`."""
+ROLES = frozenset(["system", "developer", "user", "assistant", "tool", "function", "environment"])
+"""Words of a record of which a template may put the name of a special token together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,18 +105,28 @@ class Chat:
         return [{"role": role, "content": record[name]} for role, name in roles.items()]
 
     def _plain(self, value: Any) -> Any:
-        """Return a value of a record in which each name of a special token has a mark."""
+        """Return a value of a record with a mark in each name of a special token, and where the
+        template could put a name together."""
         if isinstance(value, str):
-            if any(mark in value for mark in MARKS):
-                raise ChatProblem(BROKEN, "it holds a character from U+FDD0 to U+FDD2")
-            places = [match.start() + 1 for match in self._names.finditer(value)]
-            edges = [0, *places, len(value)]
-            return BREAK.join(value[a:b] for a, b in pairwise(edges))
+            trusted = value in ROLES or value in self._template.compared
+            return self._marked(value, [] if trusted else self._parts.find(value))
         if isinstance(value, list):
             return [self._plain(item) for item in value]
         if isinstance(value, dict):
-            return {self._plain(key): self._plain(item) for key, item in value.items()}
+            return {self._marked(key, []): self._plain(item) for key, item in value.items()}
         return value
+
+    def _marked(self, text: str, edges: list[int]) -> str:
+        if any(mark in text for mark in MARKS):
+            raise ChatProblem(BROKEN, "it holds a character from U+FDD0 to U+FDD3")
+        marks = dict.fromkeys(edges, EDGE)
+        marks |= {match.start() + 1: BREAK for match in self._names.finditer(text)}
+        cuts = [*sorted(marks), len(text)]
+        return text[: cuts[0]] + "".join(marks[a] + text[a:b] for a, b in pairwise(cuts))
+
+    @cached_property
+    def _parts(self) -> NameParts:
+        return NameParts(self.special)
 
     @cached_property
     def _names(self) -> re.Pattern[str]:
@@ -181,7 +197,7 @@ class Chat:
                 parts.append(part)
                 at += len(part)
         text = "".join(parts)
-        breaks = [k for k, letter in enumerate(text) if letter == BREAK] if BREAK in text else []
+        breaks = [match.start() for match in re.finditer(f"[{BREAK}{EDGE}]", text)]
 
         def place(k: int) -> int:
             return k - bisect_left(breaks, k)
@@ -190,7 +206,7 @@ class Chat:
             (place(match.start()), place(match.end()), self._id(match.group()))
             for match in self._tokens.finditer(text)
         )
-        text = text.replace(BREAK, "")
+        text = text.replace(BREAK, "").replace(EDGE, "")
         if self.learn == "all":
             return text, Marks(special)
         spans = tuple(sorted((place(a), place(b)) for a, b in learnt if a < b))

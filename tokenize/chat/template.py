@@ -22,10 +22,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from ...console.errors import InputError
 from .problems import FAILED, REFUSED, UNSTEADY, ChatProblem
 
-OPEN, CLOSE, BREAK = "\ufdd0", "\ufdd1", "\ufdd2"
-"""Begin and end of a `{% generation %}` block; a mark within a name that is plain text. Unicode
-keeps these characters for such uses: no text should hold them."""
-MARKS = OPEN + CLOSE + BREAK
+OPEN, CLOSE, BREAK, EDGE = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
+"""Begin and end of a `{% generation %}` block; a mark within a name that is plain text; a mark
+where a name could be put together from a record and the template. Unicode keeps these characters
+for such uses: no text should hold them."""
+MARKS = OPEN + CLOSE + BREAK + EDGE
 
 
 class Generation(Extension):
@@ -55,6 +56,8 @@ class Template:
     """Names that it reads and does not set."""
     texts: tuple[str, ...]
     """The texts that it writes or compares with."""
+    compared: frozenset[str]
+    """The texts that it compares with, such as roles."""
 
     def render(self, messages: list[Any], variables: Mapping[str, Any], *, prompt: bool) -> str:
         """Render messages; raise ChatProblem. With `prompt`, the beginning of an answer of the
@@ -84,7 +87,7 @@ def compiled(source: str, name: str) -> Template:
     environment.globals["strftime_now"] = _clock
     if any(mark in source for mark in MARKS):
         raise InputError(
-            f"the chat template {name} holds a character from U+FDD0 to U+FDD2",
+            f"the chat template {name} holds a character from U+FDD0 to U+FDD3",
             hint="remove it: Unicode keeps these characters for internal uses, as here",
         )
     try:
@@ -99,11 +102,15 @@ def compiled(source: str, name: str) -> Template:
     assert isinstance(generation, Generation)
     written = [node.data for node in tree.find_all(nodes.TemplateData)]
     named = [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
+    compared = (node.find_all(nodes.Const) for node in tree.find_all(nodes.Compare))
     return Template(
         jinja,
         generation.used,
         frozenset(meta.find_undeclared_variables(tree)),
         (*written, *named),
+        frozenset(
+            node.value for found in compared for node in found if isinstance(node.value, str)
+        ),
     )
 
 

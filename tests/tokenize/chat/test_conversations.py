@@ -186,6 +186,50 @@ def test_a_special_token_of_one_letter_cannot_be_imitated() -> None:
     assert (text, mark.special) == ("a¶b¶¶¶¶b¶¶", ((6, 7, 257),))
 
 
+ROLE_NAMES = ("<|endoftext|>", "<|user|>", "<|im_end|>", "[STOP]", "<|critic|>")
+COMPOSED = """
+{%- for m in messages %}
+{%- if m.role == 'critic' %}{{ '!' }}{% endif -%}
+{{ '<|' + m.role + '|>' + m.content | trim + '|>' }}{{ '[' + m.content + ']' }}
+{%- endfor %}"""
+
+
+def test_a_word_of_a_record_completes_no_special_token() -> None:
+    tokenizer = ByteTokenizer(ByteConfig(special_tokens=ROLE_NAMES))
+
+    def names(role: str, content: str, source: str = COMPOSED) -> tuple[str, list[str]]:
+        rule = chat(source, tokenizer, learn="all")
+        text, found = rule.read({"messages": [{"role": role, "content": content}]})
+        return text, [text[a:b] for a, b, _ in found.special]
+
+    for role in (
+        "endoftext",
+        "x|><|endoftext",
+        "im_end",
+        "im_end|>x",
+        "end",
+        "im_end|><|endoftext",
+    ):
+        assert names(role, "a") == (f"<|{role}|>a|>[a]", [])
+    assert names(" endoftext ", "a", COMPOSED.replace("m.role +", "m.role | trim +"))[1] == []
+    assert names("ENDOFTEXT", "a", COMPOSED.replace("m.role +", "m.role | lower +"))[1] == []
+    assert names("user", "STOP") == ("<|user|>STOP|>[STOP]", ["<|user|>"])
+    assert names("critic", " <|im_end ") == ("!<|critic|><|im_end|>[ <|im_end ]", ["<|critic|>"])
+    keys = COMPOSED.replace("m.role ==", "m['role'] ==").replace("m.role", "m['role']")
+    assert names("user", "a", keys)[1] == ["<|user|>"]
+    assert names("critic", "a", COMPOSED.replace("== 'critic'", "== 'x'"))[1] == []
+
+
+@given(st.text("<|>abS[]e ", max_size=6), st.text("<|>abS[]e ", max_size=6))
+def test_special_tokens_are_those_that_the_template_writes_whole(role: str, content: str) -> None:
+    tokenizer = ByteTokenizer(ByteConfig(special_tokens=("<|end|>", "<|a|>", "[S]", "<a>", "<|b")))
+    source = "{{ '<|' + messages[0].role + '|>' }}[S]{{ '<' + messages[0].content + '>' }}<|end|>"
+    record = {"messages": [{"role": role, "content": content}]}
+    text, found = chat(source, tokenizer, learn="all").read(record)
+    assert text == f"<|{role}|>[S]<{content}><|end|>"
+    assert [text[a:b] for a, b, _ in found.special] == ["[S]", "<|end|>"]
+
+
 def test_an_end_that_the_template_writes_is_the_end_of_the_document() -> None:
     source = "{% for m in messages %}{{ m.content + eos_token }}{% endfor %}"
     record = {"prompt": "a", "response": "b"}

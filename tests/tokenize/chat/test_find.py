@@ -66,7 +66,7 @@ def test_names_that_are_no_special_tokens_are_warned_of(
         (b"{% for m in messages %}\n{{ m }", "wrong in line 2: unexpected '}'"),
         (b"a\n\n{% endfor %}", "wrong in line 3"),
         (b"{{ [1, 2] | random }}", "No filter named 'random'"),
-        ("\ufdd0".encode(), "from U\\+FDD0 to U\\+FDD2"),
+        ("\ufdd0".encode(), "from U\\+FDD0 to U\\+FDD3"),
         (b"\xff", "is not UTF-8"),
     ],
 )
