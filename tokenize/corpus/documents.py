@@ -13,6 +13,7 @@ from os.path import commonprefix
 from ...console.errors import InputError
 from ...dataplane.tokenizers import Raw
 from ...dataplane.tokenizers.marks import plain_parts
+from ..chat.config import ChatFields
 from ..chat.problems import NOTHING, REFUSED, UNSTEADY
 from ..sources import corpus_format
 from ..sources.fields import no_values
@@ -22,6 +23,10 @@ from .screen import Screen
 
 SKIP = "fix the file, or leave out bad records with --on-error skip"
 FIELD_HINT = f"name the right field with --text-field (or --id-field), {SKIP}"
+CHAT_HINT = (
+    "conversations are read with --chat by `tokenize build` and `tokenize count`; other commands "
+    f"read one field of text: write the conversation into one, name it with --text-field, or {SKIP}"
+)
 HINTS = {
     "missing field": FIELD_HINT,
     "other schema": FIELD_HINT,
@@ -84,8 +89,14 @@ class DocumentReader:
             raise InputError(
                 f"{problem.kind}: {problem.what}",
                 where=problem.where(),
-                hint=HINTS.get(problem.kind, SKIP),
+                hint=self._hint(problem),
             )
+
+    def _hint(self, problem: BadRecord) -> str:
+        talks = problem.kind == "missing field" and ChatFields().messages in problem.what
+        if talks and self.config.chat is None:
+            return CHAT_HINT
+        return HINTS.get(problem.kind, SKIP)
 
 
 class SpecialNames:

@@ -339,3 +339,12 @@ def test_similarity_is_that_of_sets_of_runs() -> None:
     assert show.similarity(" ".join(one), " ".join(other), 5) == pytest.approx(exact)
     assert show.similarity("a b", "A, B!", 5) == 1
     assert show.similarity("a b", "a c", 5) == 0
+
+
+def test_conversations_are_refused_by_name(tmp_path: Path) -> None:
+    record = {"messages": [{"role": "user", "content": "a"}]}
+    (tmp_path / "a.jsonl").write_text(json.dumps(record) + "\n")
+    with pytest.raises(InputError, match="no field `text`") as caught:
+        search([tmp_path / "a.jsonl"], tmp_path / "drop.parquet")
+    assert caught.value.hint is not None
+    assert "other commands read one field of text" in caught.value.hint
