@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from ..dataplane.datasets import manifest, packing
 from ..dataplane.datasets.dataset import Dataset
 from ..dataplane.datasets.view import View, documents_of, view_of
 from ..dataplane.shards.documents import DocumentOrigin
+from ..dataplane.tokenizers.brackets import bracketed
 
 
 def summary(url: str) -> dict[str, Any]:
@@ -138,14 +138,6 @@ def document(url: str, number: int) -> ShownDocument:
 
 
 def text(url: str, ids: list[int], weights: list[float] | None = None) -> str:
-    """Decode ids with the dataset's tokenizer. Parts whose loss weight is not 1 get brackets: ⟦…⟧
-    without a loss, ⟦0.1:…⟧ with another weight."""
+    """Decode ids with the dataset's tokenizer; with weights, in brackets what is not learnt."""
     tokenizer = tokenizers.load(manifest.load(url).tokenizer, url)
-    if weights is None:
-        return tokenizer.decode(ids)
-    parts = []
-    for weight, run in groupby(zip(ids, weights, strict=True), key=lambda pair: pair[1]):
-        shown = tokenizer.decode([id for id, _ in run])
-        label = f"{weight:g}:" if weight else ""
-        parts.append(shown if weight == 1 else f"⟦{label}{shown}⟧")
-    return "".join(parts)
+    return tokenizer.decode(ids) if weights is None else bracketed(tokenizer, ids, weights)

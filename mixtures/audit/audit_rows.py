@@ -75,6 +75,8 @@ class AuditedRow:
     documents: tuple[DocumentInRow, ...]
     tokens_hash: str
     text: str | None = None
+    bracketed: str | None = None
+    """The text with brackets around what is not learnt; None if the dataset has no loss weights."""
 
     def as_json(self) -> str:
         names = ("row", "phase", "source", "epoch", "documents", "tokens_hash")
@@ -82,6 +84,8 @@ class AuditedRow:
         data["documents"] = [document.as_data() for document in self.documents]
         if self.text is not None:
             data["text"] = self.text
+        if self.bracketed is not None:
+            data["bracketed"] = self.bracketed
         return json.dumps(data)
 
     def as_text(self) -> str:
@@ -90,8 +94,7 @@ class AuditedRow:
             f"epoch {self.epoch}, tokens {self.tokens_hash}"
         ]
         lines += [f"  {document.as_text()}" for document in self.documents]
-        if self.text is not None:
-            lines += [f"  | {line}" for line in self.text.splitlines()]
+        lines += _quoted(self.text if self.bracketed is None else self.bracketed)
         return "\n".join(lines)
 
 
@@ -126,6 +129,8 @@ class AuditedDocument:
     tokens: int
     occurrences: tuple[Occurrence, ...]
     text: str | None = None
+    bracketed: str | None = None
+    """The text with brackets around what is not learnt; None if the dataset has no loss weights."""
 
     def as_json(self) -> Iterator[str]:
         origin: dict[str, Any] = {
@@ -139,7 +144,9 @@ class AuditedDocument:
             origin["view"] = self.view.as_data()
         for occurrence in self.occurrences:
             data = {"source": self.source, "document": self.document, **origin, **vars(occurrence)}
-            yield json.dumps(data if self.text is None else {**data, "text": self.text})
+            texts = {"text": self.text, "bracketed": self.bracketed}
+            data |= {name: text for name, text in texts.items() if text is not None}
+            yield json.dumps(data)
 
     def as_text(self) -> str:
         lines = [
@@ -156,9 +163,12 @@ class AuditedDocument:
         ]
         if not self.occurrences:
             lines.append("  no row of this plan holds it")
-        if self.text is not None:
-            lines += [f"  | {line}" for line in self.text.splitlines()]
+        lines += _quoted(self.text if self.bracketed is None else self.bracketed)
         return "\n".join(lines)
+
+
+def _quoted(text: str | None) -> list[str]:
+    return [] if text is None else [f"  | {line}" for line in text.splitlines()]
 
 
 def _in_brackets(id: str | None) -> str:

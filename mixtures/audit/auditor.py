@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, cached_property
 
 import numpy as np
@@ -22,7 +22,7 @@ from ...dataplane.order.timeline import Step
 from ...dataplane.runlog import ledger
 from ...dataplane.runlog.ledger import LedgerEntry
 from ...dataplane.storage import storage
-from ...dataplane.tokenizers import Tokenizer
+from ...dataplane.tokenizers import Tokenizer, brackets
 from ..planning.open_plan import OpenedPlan
 from .audit_rows import AuditedDocument, AuditedRow, DocumentInRow, Occurrence, ThroughView
 
@@ -126,16 +126,18 @@ class Auditor:
         block = self.reader.read(located)
         for place, row in enumerate(rows.tolist()):
             source = int(located.sources[place])
-            tokens = block.arrays.tokens[place]
+            dataset, spans = self.reader.dataset(source), list(located.spans(place))
+            ids = block.arrays.tokens[place, :-1].tolist()
             yield AuditedRow(
                 row=row,
                 step=phase.first_step + (row - phase.first_row) // phase.batch_rows,
                 phase=phase.name,
                 source=self.plan.sources[source].name,
                 epoch=int(located.epochs[place]),
-                documents=tuple(self._documents(self.reader.dataset(source), located.spans(place))),
+                documents=tuple(self._documents(dataset, spans)),
                 tokens_hash=block.digests[place].hex(),
-                text=self._decode(source, tokens[:-1].tolist()) if self.text else None,
+                text=self._decode(source, ids) if self.text else None,
+                bracketed=self._bracketed(source, ids, spans) if self.text else None,
             )
 
     def _documents(
@@ -224,11 +226,12 @@ class Auditor:
         dataset, name = self.reader.dataset(source), self.plan.sources[source].name
         start, end = dataset.document(number)
         rows = self.reader.stream.rows_with(source, start, end)
-        text = None
+        text = bracketed = None
         if self.text:
             tokens = np.empty(end - start, np.int64)
             dataset.fill(start, tokens)
             text = self._decode(source, tokens.tolist())
+            bracketed = self._bracketed(source, tokens.tolist(), [(start, end)])
         fields = dataset.fields(number, number + 1)
         views = _views(dataset, number, number + 1)
         return AuditedDocument(
@@ -244,6 +247,7 @@ class Auditor:
                 for occurrence in self._occurrences(row, start, end)
             ),
             text=text,
+            bracketed=bracketed,
         )
 
     def _occurrences(self, row: int, start: int, end: int) -> Iterator[Occurrence]:
@@ -275,6 +279,18 @@ class Auditor:
 
     def _decode(self, source: int, ids: list[int]) -> str:
         return self._tokenizer(source).decode(ids)
+
+    def _bracketed(
+        self, source: int, ids: list[int], spans: Sequence[tuple[int, int]]
+    ) -> str | None:
+        """Return ids as text, with brackets around what is not learnt; None if the dataset has no
+        loss weights."""
+        dataset = self.reader.dataset(source)
+        if dataset.weight_table is None:
+            return None
+        codes = np.concatenate([part for span in spans for part in dataset.codes(*span)])
+        weights = dataset.weight_table[codes[: len(ids)]].astype(float).round(6)
+        return brackets.bracketed(self._tokenizer(source), ids, weights.tolist())
 
     def _load_tokenizer(self, source: int) -> Tokenizer:
         return tokenizers.load(

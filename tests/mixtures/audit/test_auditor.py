@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -263,3 +264,36 @@ def test_text_of_rows_and_documents(tmp_path):
         assert all(piece in words for piece in pieces[1:-1]), pieces
     (match,) = auditor.find("1", None)
     assert match.text == "the headrace<|endoftext|>"
+
+
+def test_text_shows_what_is_not_learnt(tmp_path):
+    url = str(tmp_path / "text")
+    tokenizer = ByteTokenizer(ByteConfig())
+    documents = [np.array([*b"ab\xc3\xa7defgh", 256], np.uint16)] * 40
+    codes = [np.array([1, 1, 0, 0, 0, 2, 2, 0, 0, 1])] * 40
+    fingerprint = tokenizer.info.fingerprint
+    manifest = write_dataset(
+        url, documents, codes=codes, weight_table=(1.0, 0.0, 0.1), fingerprint=fingerprint
+    )
+    manifests.save(url, replace(manifest, tokenizer=tokenizer.info))
+    plan = plan_of(
+        {
+            "chunk": 64,
+            "sources": {"a": {"data": url}},
+            "phases": {"p": {"tokens": 256, "seq_len": 32, "batch": 32, "weights": {"a": 1}}},
+        }
+    )
+    whole = "⟦ab⟧çd⟦0.1:ef⟧gh⟦<|endoftext|>⟧"
+    auditor = Auditor(OpenedPlan(Stream(plan)), text=True)
+    for row in auditor.rows(range(8)):
+        assert row.bracketed is not None
+        assert json.loads(row.as_json())["bracketed"] == row.bracketed
+        assert f"| {row.bracketed}" in row.as_text()
+        assert re.sub("⟦(0.1:)?|⟧", "", row.bracketed) == row.text
+        assert "çd⟦0.1:ef⟧gh⟦<|endoftext|>ab⟧" in row.bracketed
+    (match,) = auditor.find("1", None)
+    assert match.bracketed == whole
+    assert f"| {whole}" in match.as_text()
+    found = [match for number in range(40) for match in auditor.find(str(number), "a")]
+    lines = [line for match in found for line in match.as_json()]
+    assert {json.loads(line)["bracketed"] for line in lines} == {whole}
