@@ -2,6 +2,8 @@
 
 {"step": 7, "loss": 2.5, "sources": {"web": {"loss": 2.4, "rows": 6}}, …}
     ──► step, loss, loss/web, rows/web, …
+{"layers": {"blocks.0": {"weight_norm": 3.1}}, …}
+    ──► weight_norm/blocks.0, …
 """
 
 from __future__ import annotations
@@ -16,8 +18,11 @@ import numpy as np
 from ...console.errors import IntegrityError
 from ...dataplane.arrays import Float64
 
-OF_A_SOURCE = ("loss", "rows")
-"""Fields of a source that become columns."""
+NESTED = {
+    "sources": ("loss", "rows"),
+    "layers": ("weight_norm", "gradient_norm", "update_norm"),
+}
+"""Fields of each source and layer that become columns."""
 LEFT_OUT = ("row", "back_to")
 """Numbers of a line that are no curve."""
 
@@ -49,12 +54,12 @@ def _numbers(table: Any) -> Iterator[tuple[str, Float64]]:
 
     for name, column in zip(table.column_names, table.columns, strict=True):
         whole = column.combine_chunks()
-        if name == "sources" and pa.types.is_struct(whole.type):
-            for source, fields in _fields(whole):
+        if name in NESTED and pa.types.is_struct(whole.type):
+            for part, fields in _fields(whole):
                 if pa.types.is_struct(fields.type):
                     for field, values in _fields(fields):
-                        if field in OF_A_SOURCE and _is_number(values.type):
-                            yield f"{field}/{source}", _floats(values)
+                        if field in NESTED[name] and _is_number(values.type):
+                            yield f"{field}/{part}", _floats(values)
         elif name not in LEFT_OUT and _is_number(whole.type):
             yield name, _floats(whole)
 

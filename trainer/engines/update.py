@@ -21,11 +21,10 @@ from torch import Tensor
 from ...models.parallel.axes import Axis
 from ..checkpoints.fragments import Fragment
 from .engine import Engine
+from .layer_norms import CHUNK, LayerSquares, squared
 
 SMALL = 1e-6
 """Keeps the clipping factor finite, as torch's clip_grad_norm_ does."""
-CHUNK = 1 << 24
-"""Elements whose squares are summed at once: fp64 makes a copy of them."""
 
 
 @dataclass(frozen=True)
@@ -40,16 +39,17 @@ class Update:
 
 def update(engine: Engine, lr: float) -> Update:
     """Clip the gradients, apply them, and clear them. Collective over all ranks."""
-    return conclude(engine, float(launch(engine, lr)))
+    return conclude(engine, float(launch(engine, lr)[0]))
 
 
 @torch.no_grad()
-def launch(engine: Engine, lr: float) -> Tensor:
-    """Launch the step without waiting for the device. Return the square of the norm of the summed
-    gradients, fp64 on the device: if it is not finite, the step changes nothing. Collective over
-    all ranks."""
+def launch(engine: Engine, lr: float, layers: Sequence[str] = ()) -> Tensor:
+    """Launch the step without waiting for the device. Return, as a vector of fp64 on the device,
+    the square of the norm of the summed gradients: if it is not finite, the step changes nothing.
+    The squares of the norms of `layers` follow it (layer_norms.py). Collective over all ranks."""
     gradients = engine.gradients()
     sum_copies(gradients)
+    watched = LayerSquares(engine, layers, gradients) if layers else None
     square = squared_norm(gradients, engine.device)
     norm = square.sqrt()
     if engine.clip and gradients:
@@ -60,7 +60,8 @@ def launch(engine: Engine, lr: float) -> Tensor:
     finite = square.isfinite()  # the same on every rank
     engine.optimizer.direct(gradients, engine.fragments, finite)
     engine.step(lr, finite)
-    return square
+    found = square.view(1)
+    return found if watched is None else torch.cat([found, watched.after()])
 
 
 def conclude(engine: Engine, square: float) -> Update:
@@ -101,6 +102,6 @@ def squared_norm(gradients: Sequence[Fragment], device: torch.device) -> Tensor:
     for each in gradients:
         if each.writes:
             for chunk in each.data.split(CHUNK):
-                square += torch.linalg.vector_norm(chunk, dtype=torch.float64).square().to(device)
+                square += squared(chunk).to(device)
     dist.all_reduce(square)
     return square

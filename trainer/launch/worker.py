@@ -135,6 +135,7 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
             seed=run.seed,
             guard=run.watch,
             save_every=run.checkpoints.every,
+            layers_every=run.watch.layers,
             stop_after=options.stop_after,
         ),
         recorder=recorder,

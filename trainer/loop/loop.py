@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -29,6 +29,7 @@ from ..checkpoints.policy import is_planned
 from ..checkpoints.saver import Saver
 from ..checkpoints.store import RunState
 from ..engines.engine import Engine
+from ..engines.layer_norms import LayerNorm, layers_of, norms
 from ..engines.objective import counted
 from ..engines.update import Update, conclude, launch
 from ..layout.groups import Parallel
@@ -52,6 +53,8 @@ class StepRecord:
     ledger: str
     skipped: SkippedStep | None = None
     """Why the step was not applied."""
+    layers: Mapping[str, LayerNorm] = field(default_factory=dict)
+    """Norms by layer, in a step that records them."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Launched:
     step: Step[PhaseRows]
     batches: Sequence[MicroBatch]
     results: Transfer
-    """The square of the norm, and each micro-batch's losses by row."""
+    """The square of the norm and those by layer, and each micro-batch's losses by row."""
     received: Sequence[int]
     """Rows that this rank's experts received, by layer."""
     lr: float
@@ -88,6 +91,8 @@ class LoopOptions:
     seed: int
     guard: Guard = field(default_factory=Guard)
     save_every: int = 500
+    layers_every: int | None = None
+    """Steps from one that records norms by layer to the next; None: no step does."""
     stop_after: int | None = None
     """Interrupt the run after this step of the plan."""
 
@@ -133,6 +138,7 @@ class Loop:
             guard.needs_loss or guard.may_roll_back
         )
         """True if a step is launched before the previous one is read."""
+        self.layers = layers_of(engine.objective.model.config) if options.layers_every else ()
         self.clock = 0.0
         """Time at which the previous step ended."""
 
@@ -207,14 +213,17 @@ class Loop:
         losses = self._gradients(batches, state)
         received = self.engine.objective.take_received()
         rate = self.lr(number)
-        results = Transfer([launch(self.engine, rate).view(1), *losses])
+        every = self.options.layers_every
+        layers = self.layers if every and number % every == 0 else ()
+        results = Transfer([launch(self.engine, rate, layers), *losses])
         return Launched(step, batches, results, received, rate, waited)
 
     def _conclude(self, state: RunState, launched: Launched) -> tuple[RunState, bool]:
         """Read and record a step. Return the state after it, and True if the run is to stop."""
         step = launched.step
-        square, *losses = launched.results.wait()
-        result = conclude(self.engine, float(square))
+        squares, *losses = launched.results.wait()
+        result = conclude(self.engine, float(squares[0]))
+        layers = norms(self.layers, squares[1:]) if len(squares) > 1 else {}
         stats = self._gather(launched, losses)
         skipped = None if result.applied else self._skipped(state, stats)
         restored = None
@@ -224,7 +233,7 @@ class Loop:
         ledger = roll(state.ledger, stats.digests)
         now = time.perf_counter()
         seconds, self.clock = now - self.clock, now
-        record = StepRecord(step, stats, result, launched.lr, seconds, ledger, skipped)
+        record = StepRecord(step, stats, result, launched.lr, seconds, ledger, skipped, layers)
         self.recorder.record(record)
         if skipped is not None and skipped.action == "stop":
             raise self._stopped(skipped, step, stats)

@@ -19,6 +19,8 @@ class WatchConfig(Guard):
     """Project of Weights & Biases that gets the same curves (extra `wandb`)."""
     mlflow: str | None = None
     """Tracking URI of MLflow, or a folder, that gets the same curves (extra `mlflow`)."""
+    layers: int | None = None
+    """Record the norms of weights, gradients and updates by layer in every so many steps."""
     stall_seconds: float = 1800.0
     """Seconds without a new step, or a new part of the start, on any rank after which the run ends;
     0: never."""
@@ -32,5 +34,7 @@ class WatchConfig(Guard):
         for name in ("log_seconds", "stall_seconds"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
+        if self.layers is not None and self.layers < 1:
+            raise ValueError(f"layers must be at least 1, not {self.layers}")
         if not self.join_seconds > 0:
             raise ValueError(f"join_seconds must be above 0, not {self.join_seconds}")

@@ -105,6 +105,11 @@ def step_scalars(metrics: Entry) -> dict[str, float]:
         "speed/expert_load": metrics.get("expert_load"),
         "stream/tokens": metrics["tokens"],
         **{f"loss/{name}": source["loss"] for name, source in metrics["sources"].items()},
+        **{
+            f"{kind}/{layer}": norm
+            for layer, norms in metrics.get("layers", {}).items()
+            for kind, norm in norms.items()
+        },
     }
     return {name: value for name, value in values.items() if value is not None}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ...console.errors import StorageError
@@ -14,6 +14,7 @@ from .logger import Entry, Logger
 from .speed import Speed
 
 if TYPE_CHECKING:
+    from ..engines.layer_norms import LayerNorm
     from ..loop.evaluate import Evaluation
     from ..loop.guard import SkippedStep
     from ..loop.loop import StepRecord
@@ -87,6 +88,7 @@ class RunRecorder:
             "seconds": round(record.seconds, 6),
             "sources": by_source([source.name for source in self.plan.sources], stats),
             **({} if stats.expert_load is None else {"expert_load": round(stats.expert_load, 4)}),
+            **by_layer(record.layers),
             **left_out,
         }
         ledger: Entry = {
@@ -148,6 +150,15 @@ def by_source(names: Sequence[str], stats: StepStats) -> dict[str, Entry]:
         for name, loss, weight, rows in numbers
         if rows
     }
+
+
+def by_layer(layers: Mapping[str, LayerNorm]) -> Entry:
+    """Return the norms of each layer, under the key `layers`; nothing if the step has none."""
+    norms = {
+        layer: {f"{kind}_norm": finite(norm) for kind, norm in own._asdict().items()}
+        for layer, own in layers.items()
+    }
+    return {"layers": norms} if norms else {}
 
 
 def finite(value: float) -> float | None:

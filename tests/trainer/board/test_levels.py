@@ -155,3 +155,15 @@ def test_an_invalid_line_is_an_error_that_names_the_file(tmp_path: Path) -> None
     file.write_text('{"step": 0, "tokens": 1}\n{"step": \n')
     with pytest.raises(IntegrityError, match=r"metrics\.jsonl has an invalid line"):
         list(Levels(str(file), tmp_path / "board").refresh())
+
+
+def test_norms_by_layer_are_curves_with_values_where_a_line_has_them(tmp_path: Path) -> None:
+    entries = lines(20)
+    for entry in entries[::5]:
+        norms = {"weight_norm": 1.0 + entry["step"], "gradient_norm": None, "update_norm": 0.5}
+        entry["layers"] = {"blocks.0": norms}
+    write(tmp_path / "metrics.jsonl", entries)
+    store = Levels(str(tmp_path / "metrics.jsonl"), tmp_path / "levels")
+    list(store.refresh())
+    found = store.values("weight_norm/blocks.0", 0, 20)
+    assert found[::5].tolist() == [1.0, 6.0, 11.0, 16.0] and np.isfinite(found).sum() == 4

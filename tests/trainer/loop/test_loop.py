@@ -258,6 +258,28 @@ def test_running_ahead_changes_the_order_of_launches_and_reads_alone(
         assert torch.equal(tensor, everything(other)[key]), key
 
 
+def test_layers_are_recorded_on_request_and_change_nothing(parallel: Parallel) -> None:
+    plain, without = make(parallel)
+    assert plain.run(begin())[1] and all(not record.layers for record in without.records)
+    for ahead in (False, True):
+        loop, kept = make(parallel, layers_every=3)
+        loop.runs_ahead = ahead
+        loop.run(begin())
+        assert [bool(record.layers) for record in kept.records] == [True, False, False, True]
+        for a, b in zip(kept.records, without.records, strict=True):
+            assert (a.stats.losses, a.update) == (b.stats.losses, b.update)
+        for key, tensor in everything(loop).items():
+            assert torch.equal(tensor, everything(plain)[key]), key
+
+
+def test_a_step_that_is_not_applied_has_no_update(parallel: Parallel) -> None:
+    loop, kept = make(parallel, steps=poisoned, guard=Guard(not_finite="skip"), layers_every=1)
+    loop.run(begin())
+    [skipped] = [record for record in kept.records if record.skipped is not None]
+    assert all(norm.update == 0 and norm.weight > 0 for norm in skipped.layers.values())
+    assert any(math.isnan(norm.gradient) for norm in skipped.layers.values())
+
+
 def test_a_stop_ends_the_run_after_the_step_that_was_launched_ahead(parallel: Parallel) -> None:
     loop, kept = make(parallel)
     loop.runs_ahead, loop.stop_asked = True, lambda: True

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from headrace.trainer.engines.layer_norms import LayerNorm
 from headrace.trainer.loop.evaluate import Evaluation
 from headrace.trainer.loop.guard import SkippedStep
+from headrace.trainer.record.logger import step_scalars
 
 
 def test_a_step_is_a_line_of_metrics_and_of_the_ledger(records: Any) -> None:
@@ -56,6 +58,19 @@ def test_the_bytes_of_a_line_stay(records: Any) -> None:
         b'"sources": {"synthetic": {"loss": 3.0, "weight": 40.0, "rows": 5}}, '
         b'"skipped": true, "why": "spike", "back_to": 0}\n'
     )
+
+
+def test_norms_by_layer_are_a_part_of_the_line(records: Any) -> None:
+    run = records()
+    recorder = run.open(layers=1)
+    recorder.record(replace(run.step(0), layers={"blocks.0": LayerNorm(3.0, math.nan, 0.0)}))
+    recorder.close()
+    (entry,) = run.lines("metrics")
+    assert entry["layers"] == {
+        "blocks.0": {"weight_norm": 3.0, "gradient_norm": None, "update_norm": 0.0}
+    }
+    scalars = step_scalars(entry)
+    assert scalars["weight_norm/blocks.0"] == 3.0 and "gradient_norm/blocks.0" not in scalars
 
 
 def test_a_loss_that_is_not_finite_is_null(records: Any) -> None:

@@ -1,0 +1,65 @@
+"""Norms by layer: the same in every layout, without a change of the step."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from parity import REFERENCE
+
+TWO = ["fsdp2-0-fp32", "fsdp2-0-fp32-tp2", "deepspeed-1-fp32-tp2", "deepspeed-3-fp32"]
+CLOSE = 2e-5
+
+
+def norms(in_processes: Any, ranks: int, folder: Path, layouts: list[str], **more: Any) -> Any:
+    model = more.pop("model", "tiny")
+    return in_processes(ranks, "watched", folder, layouts=layouts, model=model, **more)
+
+
+def apart(found: Any, wanted: Any) -> list[float]:
+    """Return the greatest relative difference of the weight, gradient and update norms."""
+    assert found.keys() == wanted.keys()
+    return [
+        max(abs(found[each][kind] - wanted[each][kind]) / wanted[each][kind] for each in wanted)
+        for kind in range(3)
+    ]
+
+
+def check(in_processes: Any, folder: Path, ranks: int, layouts: list[str], model: str) -> None:
+    reference = norms(in_processes, 1, folder, [REFERENCE], model=model)[REFERENCE]
+    others = norms(in_processes, ranks, folder, layouts, model=model)
+    for layout, (watched, whole, (same, norm)) in {REFERENCE: reference, **others}.items():
+        assert same, f"{layout}: the step changed"
+        for layer, (weight, _, update) in watched.items():
+            assert (weight, update) == pytest.approx(whole[layer], rel=1e-12), (layout, layer)
+        total = math.sqrt(sum(gradient**2 for _, gradient, _ in watched.values()))
+        assert total == pytest.approx(norm, rel=1e-12), layout
+        assert max(apart(watched, reference[0])) < CLOSE, (layout, apart(watched, reference[0]))
+
+
+@pytest.mark.slow
+def test_every_layout_has_the_norms_of_one_process(in_processes: Any, tmp_path: Path) -> None:
+    """Also: those of the whole weights before and after the step; the gradients' join to the norm
+    of the step; losses, norms and state are equal to the bit without them."""
+    check(in_processes, tmp_path, 2, TWO, "tiny")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["every", "untied", "shared"])
+def test_stages_and_experts_have_the_norms_of_one_process(
+    in_processes: Any, tmp_path: Path, model: str
+) -> None:
+    axes = ["deepspeed-2-fp32-pp2", "fsdp2-0-fp32-pp2tp2", "fsdp2-2-fp32", "deepspeed-1-fp32-cp2"]
+    experts = ["fsdp2-2-fp32-ep2", "deepspeed-2-fp32-ep2"] if model == "shared" else []
+    check(in_processes, tmp_path, 4, [*axes, *experts], model)
+
+
+@pytest.mark.slow
+def test_copies_that_count_twice_show(in_processes: Any, tmp_path: Path) -> None:
+    """Negative control: each rank counts its copy of a parameter."""
+    reference = norms(in_processes, 1, tmp_path, [REFERENCE])[REFERENCE][0]
+    wrong = norms(in_processes, 2, tmp_path, ["fsdp2-0-fp32-tp2"], fault="counted twice")
+    differences = apart(wrong["fsdp2-0-fp32-tp2"][0], reference)
+    assert all(each > 1e-3 for each in differences), differences
