@@ -57,8 +57,9 @@ regress: $(TESTS)  ## compare with the recordings; A=<commit> B=<commit>: two co
 	$(BIN)/python -m benchmarks.golden regress $(GOLDEN) \
 	  $(if $(B),--b $(B)) $(if $(QUICK),--quick) $(if $(ROUNDING),--rounding)
 
+docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(DOCS)  ## build the documentation site in build/site; a broken link fails
-	$(BIN)/python -m mkdocs --quiet build
+	$(BIN)/python -m mkdocs build    # with --quiet, broken links would not be counted
 
 pictures: $(RUNS)  ## draw the README's pictures from the demo's run (needs Chromium)
 	$(BIN)/headrace demo --out runs/demo
