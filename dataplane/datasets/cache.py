@@ -1,8 +1,9 @@
 """The cache: verified chunks of remote shards on a local disk.
 
-A chunk is hashed before it is written to the cache, and again when a process first reads it from
-there: a power cut can lose data that was not synced, and disks rot. Adjacent chunks are fetched by
-one request. Other threads and processes that need one of them wait for it.
+A chunk is hashed before it is written to the cache, and again when another process first reads it
+from there: a power cut can lose data that was not synced, and disks rot. Chunks are read where they
+are mapped (`ChunkMap`). Adjacent chunks are fetched by one request. Other threads and processes
+that need one of them wait for it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
+from weakref import WeakSet
 
 import numpy as np
 
@@ -23,13 +26,28 @@ from ..arrays import Bytes
 from ..shards.compression import unpack
 from ..storage import storage
 from ..storage.verified import read_checked
-from .cache_folder import CacheFolder
-from .chunks import CHUNK_BYTES, RESTORE, check_chunk, check_stored, spans
+from .cache_folder import CacheFolder, unreadable
+from .chunks import CHUNK_BYTES, RESTORE, ChunkMap, check_chunk, check_stored, matches, spans
 from .manifest import Shard
 
 log = get_logger(__name__)
 
 DEFAULT_BYTES = 64 << 30
+
+
+MOST_MAPPED = 1 << 14
+"""Chunks that a process maps, 4 GiB; the kernel allows it about 65,000 maps."""
+
+
+class MappedFile(Protocol):
+    """A shard's file whose chunks are mapped."""
+
+    shard: Shard
+    unchecked: bytearray
+    """1 for each chunk that this process has not verified."""
+
+    def unmap(self) -> None:
+        """Forget all maps."""
 
 
 class Cache:
@@ -43,6 +61,13 @@ class Cache:
         self._in_flight: set[tuple[str, int]] = set()
         """Chunks that threads of this process are fetching."""
         self._landed = threading.Condition()
+        self._written: set[tuple[str, int]] = set()
+        """Chunks that this process has verified, written and not yet read."""
+        self._mapped: WeakSet[MappedFile] = WeakSet()
+        self._maps = 0
+        """Chunks mapped since all were unmapped."""
+        self._mapping = threading.Lock()
+        self._evictions: object = None
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_reopen, (self.folder.root, self.folder.max_bytes))
@@ -74,16 +99,48 @@ class Cache:
         for start, end in spans(missing):
             self.chunks(url, shard, start, end)
 
-    def part(self, shard: Shard, number: int, start: int, end: int) -> Bytes | None:
-        """Read bytes of a chunk that the caller has verified; None if it was evicted."""
-        return self.folder.read(shard, number, start, end)
+    def map(self, file: MappedFile, chunks: ChunkMap, number: int) -> bool:
+        """Map a chunk of a file, verified; False if it is not on the disk, or damaged there."""
+        shard, name = file.shard, (file.shard.hash, number)
+
+        def is_valid(data: Bytes) -> bool:
+            if not file.unchecked[number] or name in self._written:
+                return True
+            return matches(shard, number, data)
+
+        if not self.folder.has(shard, number):
+            return False
+        path = self.folder.path(shard, number)
+        try:
+            if not chunks.add(number, str(path), is_valid):
+                return False
+        except OSError as error:
+            raise unreadable(error) from None
+        file.unchecked[number] = 0
+        self._written.discard(name)
+        with self._mapping:
+            self._mapped.add(file)
+            self._maps += 1
+        return True
+
+    def unmap_evicted(self) -> None:
+        """Unmap all chunks if some were evicted since the last call, or too many are mapped: those
+        still in use are mapped again."""
+        evictions = self.folder.evictions()
+        with self._mapping:
+            if evictions == self._evictions and self._maps <= MOST_MAPPED:
+                return
+            self._evictions, self._maps = evictions, 0
+            files = list(self._mapped)
+            self._mapped.clear()
+        for file in files:
+            file.unmap()
 
     def _load(self, shard: Shard, number: int) -> Bytes | None:
         """Read and verify a chunk from the disk; None if it is missing or damaged."""
         if not self.folder.has(shard, number):
             return None
-        size = min(CHUNK_BYTES, shard.size - number * CHUNK_BYTES)
-        kept = self.folder.read(shard, number, 0, size)
+        kept = self.folder.read(shard, number)
         try:
             if kept is not None:
                 check_chunk(str(self.folder.path(shard, number)), shard, number, kept)
@@ -132,7 +189,9 @@ class Cache:
                 check_chunk(where, shard, number, chunk)
                 chunks[number] = chunk
         finally:
-            self.folder.keep(shard, chunks)  # those before a damaged one are verified
+            # Those before a damaged one are verified.
+            written = self.folder.keep(shard, chunks)
+            self._written.update((shard.hash, number) for number in written)
         return chunks
 
     def _count(self, size: int) -> None:

@@ -2,6 +2,7 @@
 
     folder/.headrace-cache        marks the folder as a cache, and holds its size in bytes
     folder/.headrace-turns        locked by the byte: chunks that are being fetched
+    folder/.headrace-evictions    a byte longer after each eviction: readers unmap their chunks
     folder/<shard's hash>/<n>     chunk n of that shard
 
 A chunk appears by one rename: a killed process leaves no partial chunk, and readers need no lock.
@@ -32,6 +33,7 @@ from .manifest import Shard
 
 MARKER = ".headrace-cache"
 LOCKS = ".headrace-turns"
+EVICTIONS = ".headrace-evictions"
 UNKNOWN = -1
 """Recorded size while the folder is being changed."""
 CHUNK_NAME = re.compile(r"^[0-9a-f]{64}/[0-9]+$")
@@ -77,27 +79,30 @@ class CacheFolder:
         except FileNotFoundError:
             return False
         except OSError as error:
-            raise _unreadable(error) from None
+            raise unreadable(error) from None
         return True
 
-    def read(self, shard: Shard, number: int, start: int, end: int) -> Bytes | None:
-        """Read the bytes [start, end) of a chunk; None if it is missing or shorter."""
-        # Called for each row: plain system calls cost a fifth of a Path and a file object.
+    def read(self, shard: Shard, number: int) -> Bytes | None:
+        """Read a chunk; None if it is missing."""
         try:
-            descriptor = os.open(f"{self.root}/{shard.hash}/{number}", os.O_RDONLY)
-            try:
-                data = os.pread(descriptor, end - start, start)
-            finally:
-                os.close(descriptor)
+            return np.frombuffer(self.path(shard, number).read_bytes(), np.uint8)
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise _unreadable(error) from None
-        return np.frombuffer(data, np.uint8) if len(data) == end - start else None
+            raise unreadable(error) from None
 
-    def keep(self, shard: Shard, chunks: Mapping[int, Bytes]) -> None:
-        """Write chunks of a shard to the disk; those larger than the bound are left out."""
-        temporary = None
+    def evictions(self) -> tuple[int, int] | None:
+        """Return a value that changes with each eviction by any process."""
+        try:
+            status = (self.root / EVICTIONS).stat()
+        except OSError:  # none so far, or the folder was deleted
+            return None
+        return status.st_ino, status.st_size
+
+    def keep(self, shard: Shard, chunks: Mapping[int, Bytes]) -> list[int]:
+        """Write chunks of a shard to the disk, without those that are there and those larger than
+        the bound; return the numbers of the written ones."""
+        temporary, written = None, []
         try:
             with self.locked() as usage:
                 for number, data in chunks.items():
@@ -110,8 +115,9 @@ class CacheFolder:
                     temporary.write_bytes(data.data)
                     temporary.rename(path)
                     usage.bytes += data.nbytes
+                    written.append(number)
         except FileNotFoundError:
-            return  # the folder is being deleted; missing chunks are fetched again
+            return []  # the folder is being deleted; missing chunks are fetched again
         except OSError as error:
             if temporary is not None:
                 with suppress(OSError):
@@ -119,6 +125,7 @@ class CacheFolder:
             hint = "free some space, or put the cache on another disk"
             reason = f"{file_fault(error)[0]} ({error.filename})"
             raise StorageError(f"cannot write the cache: {reason}", hint=hint) from None
+        return written
 
     def remove(self, shard: Shard, numbers: Sequence[int]) -> None:
         with self.locked() as usage:
@@ -186,6 +193,8 @@ class CacheFolder:
             if freed >= needed:
                 break
             freed += _remove(path)
+        with (self.root / EVICTIONS).open("ab") as file:
+            file.write(b"\0")
         return freed
 
     def _chunks(self) -> Iterator[Path]:
@@ -210,7 +219,7 @@ def _remove(path: Path) -> int:
     return size
 
 
-def _unreadable(error: OSError) -> StorageError:
+def unreadable(error: OSError) -> StorageError:
     return StorageError(f"cannot read the cache: {error.strerror}", where=error.filename)
 
 

@@ -1,10 +1,18 @@
-"""Chunks of a shard: the unit in which shards are hashed, fetched and cached."""
+"""Chunks of a shard: the unit in which shards are hashed, fetched, cached and mapped."""
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
-from collections.abc import Iterable, Iterator
+import mmap
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from itertools import groupby
+from typing import Any
+
+import numpy as np
 
 from ...console.errors import IntegrityError
 from ..arrays import Bytes
@@ -16,6 +24,9 @@ cost at most 2% of it."""
 
 RESTORE = "restore the shard from a copy, or build the dataset again (see `tokenize verify`)"
 """The hint of an error about a damaged shard."""
+
+MAP_FIXED = 0x10
+FAILED = ctypes.c_void_p(-1).value
 
 
 class ChunkHasher:
@@ -73,12 +84,17 @@ def check_chunk_table(where: str, shard: Shard) -> None:
 
 def check_chunk(where: str, shard: Shard, number: int, data: Bytes) -> None:
     """Raise if the bytes of a chunk do not match its digest."""
-    if hashlib.sha256(data.data).digest() != shard.chunks[number * 32 : number * 32 + 32]:
+    if not matches(shard, number, data):
         first, last = number * CHUNK_BYTES, min((number + 1) * CHUNK_BYTES, shard.size)
         raise IntegrityError(
             f"{where} is damaged: bytes {first:,} to {last:,} do not match their hash",
             hint=RESTORE,
         )
+
+
+def matches(shard: Shard, number: int, data: Bytes) -> bool:
+    """True if the bytes of a chunk match its digest."""
+    return hashlib.sha256(data.data).digest() == shard.chunks[number * 32 : number * 32 + 32]
 
 
 def check_stored(where: str, shard: Shard, packed: bytes) -> bytes:
@@ -89,3 +105,55 @@ def check_stored(where: str, shard: Shard, packed: bytes) -> bytes:
             hint=RESTORE,
         )
     return packed
+
+
+class ChunkMap:
+    """Address space of the size of a shard, with the cached files of its chunks mapped into it.
+
+    Reading a row is then a slice: no file is opened and nothing is copied. A mapped file keeps its
+    bytes after it is deleted, so eviction never changes the bytes of a view. The disk frees them
+    when the last map goes.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.missing = bytearray(b"\1" * -(-size // CHUNK_BYTES))
+        """1 for each chunk that is not mapped."""
+        self._lock = threading.Lock()
+        # Views of the array keep the memory, and the maps in it, until the last of them is gone.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        memory = mmap.mmap(-1, max(size, 1), flags=flags, prot=mmap.PROT_READ)
+        self.data: Bytes = np.frombuffer(memory, np.uint8)[:size]
+
+    def add(self, number: int, path: str, is_valid: Callable[[Bytes], bool]) -> bool:
+        """Map a chunk's file; False if it is missing, has another size or is not valid."""
+        start = number * CHUNK_BYTES
+        size = min(CHUNK_BYTES, self.size - start)
+        with self._lock:
+            if not self.missing[number]:
+                return True
+            try:
+                descriptor = os.open(path, os.O_RDONLY)
+            except FileNotFoundError:
+                return False
+            try:
+                if os.fstat(descriptor).st_size != size:
+                    return False
+                address = self.data.ctypes.data + start
+                flags = mmap.MAP_SHARED | mmap.MAP_POPULATE | MAP_FIXED
+                if _mmap()(address, size, mmap.PROT_READ, flags, descriptor, 0) == FAILED:
+                    return False
+            finally:
+                os.close(descriptor)
+            if is_valid(self.data[start : start + size]):
+                self.missing[number] = 0
+        return not self.missing[number]
+
+
+@cache
+def _mmap() -> Any:
+    """The C function: Python's own cannot place a map, and holds a descriptor for each."""
+    function = ctypes.CDLL(None).mmap
+    function.restype = ctypes.c_void_p
+    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    return function

@@ -16,7 +16,7 @@ from ..arrays import Bytes
 from ..storage import storage
 from ..storage.verified import read_checked
 from .cache import Cache
-from .chunks import CHUNK_BYTES, RESTORE, check_chunk, check_chunk_table, spans
+from .chunks import CHUNK_BYTES, RESTORE, ChunkMap, check_chunk, check_chunk_table, spans
 from .manifest import Shard
 
 NOTHING = np.empty(0, np.uint8)
@@ -85,37 +85,55 @@ class LocalShardFile:
 
 
 class CachedShardFile:
-    """A shard read through the cache."""
+    """A shard read through the cache, whose chunk files are mapped."""
 
     def __init__(self, url: str, shard: Shard, cache: Cache) -> None:
         check_chunk_table(storage.join(url, shard.name), shard)
         self.url, self.shard, self.cache = url, shard, cache
         self.unchecked = bytearray(b"\1" * (len(shard.chunks) // 32))
+        self.unmap()
 
     def read(self, start: int, end: int) -> Bytes:
+        chunks = self._chunks  # another thread may unmap them meanwhile
         first, last = start // CHUNK_BYTES, -(-end // CHUNK_BYTES)
-        whole: dict[int, Bytes] = {}
-        for low, high in spans(number for number in range(first, last) if self.unchecked[number]):
-            whole |= self._chunks(low, high)
-            self.unchecked[low:high] = bytes(high - low)
-        parts = []
-        for number in range(first, last):
-            base = number * CHUNK_BYTES
-            low, high = max(start - base, 0), min(end - base, CHUNK_BYTES)
-            part = None
-            if number not in whole:
-                part = self.cache.part(self.shard, number, low, high)
-                if part is None:  # it was evicted
-                    whole |= self._chunks(number, number + 1)
-            parts.append(whole[number][low:high] if part is None else part)
-        return parts[0] if len(parts) == 1 else np.concatenate([*parts, NOTHING])
+        if chunks.missing.find(1, first, last) >= 0:
+            apart = self._load(chunks, first, last)
+            if apart:
+                return self._joined(chunks, apart, start, end)
+        return chunks.data[start:end]
 
     def refresh(self) -> None:
-        """Nothing to do: a cached chunk never changes; if fetched again, it is a new file."""
+        """Unmap evicted chunks, so that the disk frees them. The bytes of a chunk never change."""
+        self.cache.unmap_evicted()
 
-    def _chunks(self, first: int, last: int) -> dict[int, Bytes]:
-        chunks = self.cache.chunks(self.url, self.shard, first, last)
-        return dict(zip(range(first, last), chunks, strict=True))
+    def unmap(self) -> None:
+        """Forget all maps. Those with live views go with the last of them."""
+        self._chunks = ChunkMap(self.shard.size)
+
+    def _load(self, chunks: ChunkMap, first: int, last: int) -> dict[int, Bytes]:
+        """Map the chunks [first, last), fetching those that the cache lacks. Return those that it
+        could not keep."""
+        absent = [number for number in range(first, last) if not self._map(chunks, number)]
+        apart: dict[int, Bytes] = {}
+        for low, high in spans(absent):
+            loaded = self.cache.chunks(self.url, self.shard, low, high)
+            self.unchecked[low:high] = bytes(high - low)
+            apart.update(zip(range(low, high), loaded, strict=True))
+        return {number: data for number, data in apart.items() if not self._map(chunks, number)}
+
+    def _map(self, chunks: ChunkMap, number: int) -> bool:
+        """Map a chunk; False if the cache does not hold it, or holds it damaged."""
+        return not chunks.missing[number] or self.cache.map(self, chunks, number)
+
+    def _joined(self, chunks: ChunkMap, apart: dict[int, Bytes], start: int, end: int) -> Bytes:
+        parts = []
+        for number in range(start // CHUNK_BYTES, -(-end // CHUNK_BYTES)):
+            base = number * CHUNK_BYTES
+            part = apart.get(number)
+            if part is None:
+                part = chunks.data[base : base + CHUNK_BYTES]
+            parts.append(part[max(start - base, 0) : end - base])
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 class UncachedShardFile:

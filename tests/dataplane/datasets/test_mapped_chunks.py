@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_data import random_documents, write_dataset
+
+from headrace.dataplane.arrays import Bytes
+from headrace.dataplane.datasets import cache as caching
+from headrace.dataplane.datasets import chunks
+from headrace.dataplane.datasets import shard_file as shard_files
+from headrace.dataplane.datasets.cache import Cache
+from headrace.dataplane.datasets.dataset import Dataset
+from headrace.dataplane.datasets.manifest import Shard
+from headrace.dataplane.storage import storage
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Chunks of 4 KB, so that small datasets have many."""
+    for module in (chunks, caching, shard_files):
+        monkeypatch.setattr(module, "CHUNK_BYTES", 4096)
+    return 4096
+
+
+@pytest.fixture
+def remote(small_chunks: int) -> str:
+    url = f"memory://bucket-{os.urandom(4).hex()}/web"
+    write_dataset(url, random_documents(5, 400))
+    return url
+
+
+def held(cache: Cache) -> int:
+    return sum(path.stat().st_size for path in cache.folder.root.glob("*/[0-9]*"))
+
+
+def deleted_maps(cache: Cache) -> int:
+    """Count the deleted chunks that this process has mapped: the disk still holds them."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return sum(str(cache.folder.root) in line and "(deleted)" in line for line in lines)
+
+
+def test_an_evicted_chunk_keeps_its_bytes_and_is_unmapped(
+    remote: str, tmp_path: Path, small_chunks: int
+) -> None:
+    cache = Cache(tmp_path / "cache")
+    dataset = Dataset(remote, cache=cache)
+    shard = max(dataset.shards, key=lambda shard: shard.size)
+    file = dataset.file(shard)
+    whole = storage.read(storage.join(remote, shard.name))
+    file.refresh()
+    view = file.read(0, shard.size)
+    other = Cache(tmp_path / "cache", max_bytes=small_chunks)  # as another process: it evicts
+    other.chunks(remote, shard, 0, 1)
+    assert held(other) <= small_chunks
+    assert bytes(view) == whole
+    assert deleted_maps(cache) > 0
+    file.refresh()
+    assert bytes(view) == whole, "a view was changed"
+    del view
+    assert deleted_maps(cache) == 0
+    assert bytes(file.read(0, shard.size)) == whole
+
+
+def test_reads_between_evictions_equal_the_shard(
+    remote: str, tmp_path: Path, small_chunks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By threads that evict one another's chunks, with few maps, and a bound of few chunks."""
+    monkeypatch.setattr(caching, "MOST_MAPPED", 5)
+    cache = Cache(tmp_path / "cache", max_bytes=6 * small_chunks)
+    dataset = Dataset(remote, cache=cache)
+    wholes = [storage.read(storage.join(remote, shard.name)) for shard in dataset.shards]
+    files = [dataset.file(shard) for shard in dataset.shards]
+
+    def read(seed: int) -> int:
+        rng, seen = np.random.default_rng(seed), 0
+        for _ in range(60):
+            number = int(rng.integers(len(files)))
+            start, end = sorted(rng.integers(0, len(wholes[number]) + 1, 2).tolist())
+            files[number].refresh()
+            assert bytes(files[number].read(start, end)) == wholes[number][start:end]
+            seen += 1
+        return seen
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(read, range(3))) == [60] * 3
+    with cache.folder.locked():
+        assert held(cache) <= 6 * small_chunks
+
+
+def test_only_chunks_of_other_processes_are_hashed_again(
+    remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[int] = []
+
+    def matches(shard: Shard, number: int, data: Bytes) -> bool:
+        hashed.append(number)
+        return chunks.matches(shard, number, data)
+
+    monkeypatch.setattr(caching, "matches", matches)
+    cache = Cache(tmp_path / "cache")
+    shard = max(Dataset(remote).shards, key=lambda shard: shard.size)
+    cache.fetch(remote, shard, 0, 4)
+    for reader, expected in ((cache, []), (Cache(tmp_path / "cache"), [0, 1, 2, 3])):
+        file, hashed[:] = Dataset(remote, cache=reader).file(shard), []
+        file.read(0, 4 * 4096)
+        file.read(0, 4 * 4096)
+        assert hashed == expected
