@@ -43,6 +43,8 @@ def write_corpus(path: Path) -> None:
                 if text:
                     out.write(json.dumps({"text": text}) + "\n")
                     size[kind] += len(text.encode())
+    if min(size.values()) < MEGABYTES * 400_000:
+        raise SystemExit(f"the packages in {library} are too small for a corpus; make setup")
 
 
 def _prose(library: Path) -> Iterator[str]:
