@@ -12,11 +12,7 @@ import pytest
 from small_data import plan_of, random_documents, write_dataset
 
 from headrace.console.errors import ConfigError, IntegrityError, StorageError
-from headrace.dataplane.datasets import cache as caching
 from headrace.dataplane.datasets import cache_folder as folders
-from headrace.dataplane.datasets import chunks
-from headrace.dataplane.datasets import dataset as datasets
-from headrace.dataplane.datasets import shard_file as shard_files
 from headrace.dataplane.datasets.cache import Cache
 from headrace.dataplane.datasets.cache_folder import MARKER
 from headrace.dataplane.datasets.chunks import ChunkHasher
@@ -26,21 +22,6 @@ from headrace.dataplane.loader import prefetch as prefetching
 from headrace.dataplane.loader.loader import Loader
 from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.storage import storage
-
-
-@pytest.fixture
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Chunks of 4 KB, so that small datasets have many."""
-    for module in (chunks, caching, datasets, prefetching, shard_files):
-        monkeypatch.setattr(module, "CHUNK_BYTES", 4096)
-    return 4096
-
-
-@pytest.fixture
-def remote(small_chunks: int) -> str:
-    url = f"memory://bucket-{os.urandom(4).hex()}/web"
-    write_dataset(url, random_documents(5, 400))
-    return url
 
 
 def held(cache: Cache) -> int:

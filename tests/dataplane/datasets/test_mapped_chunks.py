@@ -1,36 +1,18 @@
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
-from small_data import random_documents, write_dataset
 
 from headrace.dataplane.arrays import Bytes
 from headrace.dataplane.datasets import cache as caching
 from headrace.dataplane.datasets import chunks
-from headrace.dataplane.datasets import shard_file as shard_files
 from headrace.dataplane.datasets.cache import Cache
 from headrace.dataplane.datasets.dataset import Dataset
 from headrace.dataplane.datasets.manifest import Shard
 from headrace.dataplane.storage import storage
-
-
-@pytest.fixture
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Chunks of 4 KB, so that small datasets have many."""
-    for module in (chunks, caching, shard_files):
-        monkeypatch.setattr(module, "CHUNK_BYTES", 4096)
-    return 4096
-
-
-@pytest.fixture
-def remote(small_chunks: int) -> str:
-    url = f"memory://bucket-{os.urandom(4).hex()}/web"
-    write_dataset(url, random_documents(5, 400))
-    return url
 
 
 def held(cache: Cache) -> int:
