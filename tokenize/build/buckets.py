@@ -33,7 +33,7 @@ from ...dataplane.storage import storage
 from ...dataplane.storage.faults import storage_error
 from ...dataplane.storage.verified import read_checked
 from .settings import SPILLS, WORK, BuildJob, dataset_url
-from .shuffle import KeyedDocuments, Keys, document_keys, read_documents
+from .shuffle import GatherTask, KeyedDocuments, Keys, document_keys, read_documents
 from .task_state import TaskEvent, TaskState
 from .writing import HashedFile, take, write_shard
 
@@ -45,24 +45,12 @@ HINT = f"remove the folder {WORK} and run the same command again"
 
 
 @dataclass(frozen=True)
-class BucketTask:
-    """Task that makes shards of the pieces [first, last) of all spills."""
-
-    id: str
-    output: str
-    first: int
-    last: int
-    spills: tuple[Shard, ...]
-    size: int
-
-
-@dataclass(frozen=True)
 class BucketWorker:
     """Makes shards of buckets."""
 
     job: BuildJob
 
-    def __call__(self, task: BucketTask) -> Iterator[TaskEvent]:
+    def __call__(self, task: GatherTask) -> Iterator[TaskEvent]:
         state = TaskState.load(self.job.url, task.id, [task.output])
         if not state.done:
             url = dataset_url(self.job.url, task.output)
@@ -90,7 +78,7 @@ class BucketWorker:
         return [(a, b) for a, b in pairwise(edges) if a < b]
 
 
-def bucket_tasks(job: BuildJob, states: Sequence[TaskState]) -> list[BucketTask]:
+def bucket_tasks(job: BuildJob, states: Sequence[TaskState]) -> list[GatherTask]:
     """Return the tasks that turn the spills of finished tasks into shards."""
     assert job.buckets is not None
     tasks = []
@@ -110,7 +98,7 @@ def bucket_tasks(job: BuildJob, states: Sequence[TaskState]) -> list[BucketTask]
             first, last = number * job.buckets // count, (number + 1) * job.buckets // count
             text = json.dumps([names, name, first, last, job.identity()], sort_keys=True)
             id = hashlib.sha256(text.encode()).hexdigest()[:32]
-            tasks.append(BucketTask(id, name, first, last, spills, total // count))
+            tasks.append(GatherTask(id, name, first, last, spills, total // count))
     return tasks
 
 

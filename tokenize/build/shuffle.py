@@ -42,7 +42,7 @@ Keys = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class GatherTask:
-    """Task that makes one shard from the ranges [first, last) of all spills."""
+    """Task that makes shards from the ranges, or the buckets, [first, last) of all spills."""
 
     id: str
     output: str
