@@ -33,11 +33,11 @@ class LayerNorm(NamedTuple):
     """Norms of one layer in one step."""
 
     weight: float
-    """Before the step."""
+    """Norm of the weights before the step."""
     gradient: float
-    """Before clipping."""
+    """Norm of the gradients before clipping."""
     update: float
-    """Of the difference of the weights after and before the step."""
+    """Norm of the change of the weights in the step."""
 
 
 def layers_of(config: ModelConfig) -> tuple[str, ...]:
