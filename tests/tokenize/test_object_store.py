@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +25,15 @@ from headrace.console.errors import StorageError
 from headrace.dataplane.datasets import manifest
 from headrace.dataplane.storage import remote, storage
 from headrace.tokenize.build.build import BuildConfig, build
+from headrace.tokenize.card import card
+from headrace.tokenize.chat.config import ChatConfig
+from headrace.tokenize.contamination import ContaminationConfig, contamination
+from headrace.tokenize.corpus.evaluations import EvaluationConfig
+from headrace.tokenize.neardup.find import NeardupConfig, find_neardups
+from headrace.tokenize.sources.fields import KeptField
+from headrace.tokenize.sources.format import SourceConfig
+from headrace.tokenize.views.pack import PackConfig, pack
+from headrace.tokenize.views.select import SelectConfig, select
 
 MOTO = {
     "AWS_ACCESS_KEY_ID": "a",
@@ -124,6 +135,60 @@ def test_object_store_and_disk_get_equal_datasets(
     build(config(str(corpus), "s3://data/out", **options))
     build(config(str(corpus), str(tmp_path / "out"), **options))
     assert download("s3://data/out") == snapshot(tmp_path / "out")
+
+
+def document_steps(root: str) -> list[object]:
+    """Run the steps on documents in a folder or bucket with the folder `corpus`; return results
+    that do not depend on the place."""
+    inputs, talks = f"{root}/corpus/0.jsonl", f"{root}/corpus/talks.jsonl"
+    near = find_neardups(
+        NeardupConfig(inputs=(inputs,), out=f"{root}/drop.parquet", slice_size=30_000, engine=ONE)
+    )
+    evaluations = EvaluationConfig(evaluations=(f"{root}/corpus/3.jsonl",), ngram=4)
+    build(
+        config(
+            inputs,
+            f"{root}/documents",
+            source=SourceConfig(keep=(KeptField(name="name"),)),
+            drop=(f"{root}/drop.parquet",),
+            decontaminate=evaluations,
+        )
+    )
+    build(config(talks, f"{root}/talks", chat=ChatConfig(template="chatml")))
+    chosen = select(
+        SelectConfig(
+            dataset=f"{root}/documents", where="name < '0.jsonl#7'", out=f"{root}/view", engine=ONE
+        )
+    )
+    packed = pack(PackConfig(dataset=f"{root}/view", length=512, out=f"{root}/packed", engine=ONE))
+    found = contamination(
+        ContaminationConfig(dataset=f"{root}/documents", evaluations=evaluations, engine=ONE)
+    )
+    return [
+        (near.documents, near.duplicates, near.clusters),
+        (chosen.documents, chosen.tokens, packed.documents, packed.tokens),
+        len(found.findings),
+        *(read_texts(f"{root}/{name}") for name in ("documents", "view", "talks")),
+        re.sub(r"`[0-9a-f]{64}`", "", card(f"{root}/talks")).replace(root, ""),
+    ]
+
+
+def read_texts(url: str) -> list[str]:
+    return [text for _, text, _ in read_dataset(url)]
+
+
+def test_steps_on_documents_give_equal_results_on_an_object_store(
+    tmp_path: Path, moto: int
+) -> None:
+    corpus = tmp_path / "corpus"
+    plain = [text for text in texts(100, seed=3) if text]
+    write_jsonl(corpus / "0.jsonl", [*plain, *plain[:10]])
+    write_jsonl(corpus / "3.jsonl", [plain[50]])
+    turns = [{"role": "user", "content": "why?"}, {"role": "assistant", "content": "because"}]
+    (corpus / "talks.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+    upload(corpus)
+    on_disk, on_store = document_steps(str(tmp_path)), document_steps("s3://data")
+    assert on_store == on_disk
 
 
 def test_a_missing_bucket_is_an_error(corpus: Path, moto: int) -> None:

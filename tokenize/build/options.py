@@ -36,11 +36,27 @@ def chat_options(function: Any) -> Any:
             type=click.Choice(get_args(Learn)),
             help="--chat: what has a loss (the turns of the assistant).",
         ),
-        click.option("--messages-field", help="--chat: field of the messages (messages)."),
-        click.option("--prompt-field", help="--chat: field of the user's text (prompt)."),
-        click.option("--response-field", help="--chat: field of the answer (response)."),
+        *_message_fields("--chat"),
     ]
     return apply_options(options, function)
+
+
+def conversation_options(function: Any) -> Any:
+    """Add the options of conversations whose contents are compared."""
+    what = "Records are conversations: compare the contents of their messages."
+    options = [
+        click.option("--conversations", is_flag=True, help=what),
+        *_message_fields("--conversations"),
+    ]
+    return apply_options(options, function)
+
+
+def _message_fields(option: str) -> list[Any]:
+    return [
+        click.option("--messages-field", help=f"{option}: field of the messages (messages)."),
+        click.option("--prompt-field", help=f"{option}: field of the user's text (prompt)."),
+        click.option("--response-field", help=f"{option}: field of the answer (response)."),
+    ]
 
 
 def fim_options(function: Any) -> Any:
@@ -72,9 +88,7 @@ def fim_options(function: Any) -> Any:
 
 def chat_of(values: dict[str, Any]) -> dict[str, Any] | None:
     """Take the settings of conversations out of the options' values."""
-    names = ("messages", "prompt", "response")
-    fields = {name: values.pop(f"{name}_field") for name in names}
-    fields = {name: value for name, value in fields.items() if value is not None}
+    fields = _fields_of(values)
     words, learn = values.pop("chat_settings"), values.pop("learn")
     if values["chat"] is None:
         given = [f"{name}-field" for name in fields]
@@ -85,6 +99,21 @@ def chat_of(values: dict[str, Any]) -> dict[str, Any] | None:
     data = {"template": values["chat"], "fields": fields}
     data["variables"] = settings_of("--chat-set", words)
     return data if learn is None else {**data, "learn": learn}
+
+
+def conversations_of(values: dict[str, Any]) -> dict[str, str] | None:
+    """Take the fields of conversations out of the options' values."""
+    fields = _fields_of(values)
+    if values.pop("conversations"):
+        return fields
+    for name in fields:
+        raise click.UsageError(f"--{name}-field needs --conversations")
+    return None
+
+
+def _fields_of(values: dict[str, Any]) -> dict[str, str]:
+    fields = {name: values.pop(f"{name}_field") for name in ("messages", "prompt", "response")}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def fim_of(values: dict[str, Any]) -> dict[str, Any] | None:

@@ -22,14 +22,13 @@ from typing import Any
 from ...dataplane.tokenizers import SpecialToken
 from ...dataplane.tokenizers.marks import Marks
 from .config import ChatFields, Learn
+from .messages import columns_of, messages_of
 from .names import NameParts
-from .problems import BROKEN, MISSING, NOTHING, UNSTEADY, ChatProblem
+from .problems import BROKEN, NOTHING, UNSTEADY, ChatProblem
 from .template import BREAK, CLOSE, EDGE, MARKS, OPEN, Template, compiled
 
 TOOLS = "tools"
 """Field of the tools that a conversation may use, and the template's variable for them."""
-OTHER_NAMES = {"human": "user", "gpt": "assistant"}
-"""Roles of messages that have `from` and `value` instead of `role` and `content`."""
 ROLES = frozenset(["system", "developer", "user", "assistant", "tool", "function", "environment"])
 """Words of a record of which a template may put the name of a special token together."""
 
@@ -64,7 +63,7 @@ class Chat:
 
     def read(self, record: dict[str, Any]) -> tuple[str, Marks]:
         """Return the text of a record, its special tokens and what is learnt; raise ChatProblem."""
-        messages = self._plain(self._messages(record))
+        messages = self._plain(messages_of(record, self.fields))
         variables = {**self.variables}
         if record.get(TOOLS) is not None:
             variables[TOOLS] = self._plain(record[TOOLS])
@@ -75,34 +74,11 @@ class Chat:
 
     def columns(self, names: Sequence[str]) -> list[str]:
         """Return the columns of a conversation, in a file with columns of these names."""
-        pair = [self.fields.prompt, self.fields.response]
-        found = [self.fields.messages] if self.fields.messages in names else []
-        if not found or set(pair) <= set(names):
-            found += pair
-        return found + [TOOLS] * (TOOLS in names)
+        return columns_of(self.fields, names) + [TOOLS] * (TOOLS in names)
 
     @property
     def _template(self) -> Template:
         return compiled(self.source, self.name)
-
-    def _messages(self, record: dict[str, Any]) -> list[dict[str, Any]]:
-        fields = self.fields
-        if record.get(fields.messages) is not None:
-            given = record[fields.messages]
-            if not isinstance(given, list) or not given:
-                raise ChatProblem(BROKEN, f"`{fields.messages}` is no list with messages")
-            return [_message(value, turn) for turn, value in enumerate(given, start=1)]
-        roles = {"user": fields.prompt, "assistant": fields.response}
-        for name in roles.values():
-            if name not in record:
-                known = ", ".join(f"`{key}`" for key in list(record)[:10])
-                raise ChatProblem(
-                    MISSING,
-                    f"no field `{fields.messages}`, and no field `{name}` (it has {known})",
-                )
-            if not isinstance(record[name], str):
-                raise ChatProblem(MISSING, f"`{name}` is not a string")
-        return [{"role": role, "content": record[name]} for role, name in roles.items()]
 
     def _plain(self, value: Any) -> Any:
         """Return a value of a record with a mark in each name of a special token, and where the
@@ -213,20 +189,3 @@ class Chat:
         if text and not spans:
             raise ChatProblem(NOTHING, "nothing in the conversation is learnt")
         return text, Marks(special, spans)
-
-
-def _message(given: Any, turn: int) -> dict[str, Any]:
-    """Return a message with `role` and `content`; raise ChatProblem."""
-    if not isinstance(given, dict):
-        raise ChatProblem(BROKEN, f"turn {turn} is no object with `role` and `content`")
-    value: dict[str, Any] = given
-    if "role" not in value and "from" in value and "value" in value:
-        rest = {key: item for key, item in value.items() if key not in ("from", "value")}
-        role = value["from"]
-        value = {"role": OTHER_NAMES.get(role, role), "content": value["value"], **rest}
-    known = ", ".join(f"`{key}`" for key in list(value)[:10]) or "nothing"
-    if not isinstance(value.get("role"), str):
-        raise ChatProblem(BROKEN, f"turn {turn} has no `role` that is a string (it has {known})")
-    if not isinstance(value.get("content"), str) and not value.get("tool_calls"):
-        raise ChatProblem(BROKEN, f"turn {turn} has no `content` that is a string (it has {known})")
-    return value

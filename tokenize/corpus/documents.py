@@ -23,9 +23,13 @@ from .screen import Screen
 
 SKIP = "fix the file, or leave out bad records with --on-error skip"
 FIELD_HINT = f"name the right field with --text-field (or --id-field), {SKIP}"
+MESSAGES_HINT = (
+    f"name the right fields with --messages-field, or --prompt-field and --response-field, {SKIP}"
+)
 CHAT_HINT = (
-    "conversations are read with --chat by `tokenize build` and `tokenize count`; other commands "
-    f"read one field of text: write the conversation into one, name it with --text-field, or {SKIP}"
+    "conversations are read with --chat by `tokenize build` and `tokenize count`, and with "
+    "--conversations by `tokenize neardup`; other commands read one field of text: write the "
+    f"conversation into one, name it with --text-field, or {SKIP}"
 )
 HINTS = {
     "missing field": FIELD_HINT,
@@ -93,8 +97,10 @@ class DocumentReader:
             )
 
     def _hint(self, problem: BadRecord) -> str:
+        if problem.kind == "missing field" and self.config.chat is not None:
+            return MESSAGES_HINT
         talks = problem.kind == "missing field" and ChatFields().messages in problem.what
-        if talks and self.config.chat is None:
+        if talks:
             return CHAT_HINT
         return HINTS.get(problem.kind, SKIP)
 

@@ -8,6 +8,7 @@ import click
 
 from ...console import command
 from .. import options
+from ..build.options import conversation_options, conversations_of
 
 
 @click.command("neardup")
@@ -21,6 +22,7 @@ from .. import options
 @click.option("--seed", type=int, metavar="SEED", help="Seed of the permutations (1).")
 @options.on_error_option
 @options.source_options
+@conversation_options
 @options.executor_options
 @command.json_option
 def neardup(as_json: bool, **values: Any) -> None:
@@ -45,6 +47,7 @@ def neardup(as_json: bool, **values: Any) -> None:
         "on_error": values["on_error"],
         "engine": options.executor_of(values),
         "source": options.source_of(values),
+        "conversations": conversations_of(values),
     }
     found = find_neardups(options.checked(NeardupConfig, data))
     if as_json:

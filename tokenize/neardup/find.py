@@ -13,7 +13,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,8 @@ from ...dataplane.storage import storage
 from .. import executors, sources
 from ..build.lock import BuildLock
 from ..build.settings import LOCKS, work_url
+from ..chat.config import ChatFields
+from ..chat.messages import Contents
 from ..corpus.inputs import find_files, is_within
 from ..executors import ExecutorConfig
 from ..files.file_hashes import check_unchanged, with_fingerprints
@@ -55,6 +57,8 @@ class NeardupConfig:
     """The drop list, a Parquet file."""
     source: SourceConfig = field(default_factory=SourceConfig)
     """Settings of reading the corpus."""
+    conversations: ChatFields | None = None
+    """Fields of a record that hold a conversation; None: a record is a text."""
     lsh: LshConfig = field(default_factory=LshConfig)
     """Settings of the search."""
     on_error: OnError = "fail"
@@ -67,6 +71,8 @@ class NeardupConfig:
     def __post_init__(self) -> None:
         if not self.inputs:
             raise ValueError("inputs is empty")
+        if self.conversations is not None and self.source.text_field != SourceConfig().text_field:
+            raise ValueError("conversations and text_field: a conversation has fields of its own")
         if self.slice_size < 1:
             raise ValueError(f"slice_size is {self.slice_size}; it must be at least 1 byte")
 
@@ -74,6 +80,9 @@ class NeardupConfig:
 def find_neardups(config: NeardupConfig) -> Results:
     """Search a corpus; return what was found."""
     folder = results.folder_of(config.out)
+    if config.conversations is not None:
+        chat = Contents(fields=config.conversations)
+        config = replace(config, source=replace(config.source, chat=chat))
     files, _, _ = run_all(
         lambda: find_files(config.inputs, config.source, config.out),
         lambda: storage.check_writable(config.out, file=True),

@@ -10,6 +10,8 @@ from typing import Any
 
 from ...console.errors import InputError
 from .. import sources
+from ..chat.config import ChatFields
+from ..chat.messages import Contents
 from ..corpus.documents import DocumentReader
 from ..corpus.inputs import find_files
 from ..corpus.read_stats import ReadStats
@@ -110,7 +112,8 @@ def _text(held: Results, name: str, record: int) -> str:
 
 def _source(settings: dict[str, Any]) -> SourceConfig:
     keep = tuple(KeptField(**each) for each in settings["keep"])
-    return SourceConfig(**{**settings, "keep": keep})
+    chat = settings["chat"] and Contents(fields=ChatFields(**settings["chat"]["fields"]))
+    return SourceConfig(**{**settings, "keep": keep, "chat": chat})
 
 
 def _last_before(parts: Sequence[Slice], record: int) -> Slice:

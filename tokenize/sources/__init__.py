@@ -25,6 +25,9 @@ CORPUS_FORMATS = {
     "warc": "headrace.tokenize.sources.warc",
 }
 
+OPTIONS = {"chat": "conversations"}
+"""Options whose names are not those of their settings. (A build sets `chat` later.)"""
+
 
 def check_settings(config: SourceConfig, names: Collection[str]) -> None:
     """Raise an error for a setting that none of these formats uses."""
@@ -35,7 +38,7 @@ def check_settings(config: SourceConfig, names: Collection[str]) -> None:
     for setting, formats in users.items():
         changed = getattr(config, setting) != getattr(SourceConfig(), setting)
         if changed and set(formats).isdisjoint(names):
-            option = setting.replace("_", "-")
+            option = OPTIONS.get(setting, setting.replace("_", "-"))
             raise MisuseError(
                 f"--{option} is for {', '.join(formats)}, and no input is one: they are "
                 + ", ".join(sorted(names)),

@@ -24,6 +24,7 @@ from .format import LARGEST_DOCUMENT, BadRecord, Slice, SourceConfig, Texts
 
 if TYPE_CHECKING:
     from ..chat.conversation import Chat
+    from ..chat.messages import Contents
 
 
 def columns_to_read(schema: Any, config: SourceConfig) -> list[str]:
@@ -192,7 +193,12 @@ def _values(
 
 
 def _conversations(
-    rows: Sequence[Any], chat: Chat, first: int, name: str, unit: str, problems: list[BadRecord]
+    rows: Sequence[Any],
+    chat: Chat | Contents,
+    first: int,
+    name: str,
+    unit: str,
+    problems: list[BadRecord],
 ) -> tuple[list[str | None], list[Marks]]:
     """Return the text of each row and its marks; add to `problems`."""
     texts: list[str | None] = []

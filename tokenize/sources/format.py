@@ -46,7 +46,7 @@ class SourceConfig:
     """Fields or columns that the dataset keeps for each document."""
     chat: Any = None
     """How records become conversations: a `conversation.Chat`, which a build makes of its
-    `ChatConfig`; None: a record is a text."""
+    `ChatConfig`, or `messages.Contents`; None: a record is a text."""
 
     def __post_init__(self) -> None:
         check_names(self.keep)

@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.console.errors import InputError, IntegrityError, MissingError, MisuseError
+from headrace.tokenize.chat.config import ChatFields
 from headrace.tokenize.cli import main
 from headrace.tokenize.executors import ExecutorConfig
 from headrace.tokenize.neardup import bands, find, pairs, results, show, signatures
@@ -339,6 +340,28 @@ def test_similarity_is_that_of_sets_of_runs() -> None:
     assert show.similarity(" ".join(one), " ".join(other), 5) == pytest.approx(exact)
     assert show.similarity("a b", "A, B!", 5) == 1
     assert show.similarity("a b", "a c", 5) == 0
+
+
+def test_conversations_are_compared_by_their_contents(tmp_path: Path) -> None:
+    words = [" ".join(fresh(30)) for _ in range(4)]
+    turns = [
+        [{"role": "user", "content": one}, {"role": "assistant", "content": other}]
+        for one, other in ((words[0], words[1]), (words[2], words[3]), (words[1], words[3]))
+    ]
+    other_names = [{"from": "human", "value": words[2]}, {"from": "gpt", "value": words[3]}]
+    records: list[dict[str, Any]] = [{"messages": each} for each in (*turns, other_names)]
+    records.append({"prompt": words[0], "response": words[1] + " more"})
+    (tmp_path / "talks.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    out = tmp_path / "drop.parquet"
+    found = search([tmp_path / "talks.jsonl"], out, conversations=ChatFields())
+    assert (found.documents, found.duplicates, found.clusters) == (5, 2, 2)
+    assert pq.read_table(out).column("record").to_pylist() == [3, 4]
+    texts = [[member.text for member in each.members] for each in show.clusters(str(out))]
+    assert texts[0][0] == f"{words[0]}\n{words[1]}"
+    with pytest.raises(InputError, match="no field `talk`") as caught:
+        search([tmp_path / "talks.jsonl"], out, conversations=ChatFields(messages="talk"))
+    assert caught.value.hint is not None
+    assert "--messages-field" in caught.value.hint
 
 
 def test_conversations_are_refused_by_name(tmp_path: Path) -> None:
