@@ -1,24 +1,32 @@
-"""Training rows from a real S3 server, compared with a raw parallel GET of the same bytes.
+"""Training rows from a real S3 server, beside litdata, mosaicml-streaming and raw GETs.
 
-OpenStack Swift with its s3api runs on this machine (tests/swift.py installs it). A phase is read
-with a cold, bounded cache. The figures are the bytes fetched over the bytes of the rows, and over
-those of the chunks that the rows lie in; the requests; the cache's largest size; and the tokens per
-second, compared with sixteen threads that only GET the objects, 8 MiB at a time. The first batch is
-timed in a new process that has imported only torch. Server and reader share the machine's cores.
+OpenStack Swift with its s3api runs on this machine (tests/swift.py installs it). The corpus is
+200 MB of tokens in rows of 2,048, shuffled, written by each library in its own format. Each pass
+runs in a process of its own, first with no cache (cold), then with the cache that this has left
+(warm); the systems take turns. CPU seconds are those of the process and its workers, from the end
+of the imports on. headrace verifies the hashes of all chunks, gives targets and weights as well,
+and also runs with a digest of each row; the others hash nothing. Libraries that are not installed
+are left out.
 
-    python -m benchmarks.long.object_storage
+Then a phase is read with a bounded cache: the bytes fetched over the bytes of the rows, and over
+those of the chunks that the rows lie in; the requests; and the cache's largest size.
+
+    python -m benchmarks.long.object_storage [FOLDER]      keeps the server's programs in FOLDER
 """
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import defaultdict
+from contextlib import ExitStack
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
@@ -26,6 +34,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from small_data import plan_of, write_dataset
 from swift import Swift, install
 
+from benchmarks.long._store_readers import BUCKET, READERS, ROWS, SEQ_LEN
+from headrace.dataplane.arrays import Tokens
 from headrace.dataplane.datasets.cache import Cache
 from headrace.dataplane.datasets.chunks import CHUNK_BYTES
 from headrace.dataplane.datasets.dataset import Dataset
@@ -34,42 +44,176 @@ from headrace.dataplane.loader.rows import RowReader
 from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.storage import remote, storage
 
-TOKENS, SEQ_LEN, BATCH_ROWS = 160_000_000, 4096, 32
-BOUND = 128 << 20
-FIRST_BATCH_SECONDS = 2.0
-FIRST_BATCH = f"""
-import sys, time
-import torch
-started = time.perf_counter()
-from headrace.dataplane.datasets.cache import Cache
-from headrace.dataplane.loader.loader import Loader
-from headrace.dataplane.order.plan import Plan
-plan, cache = Plan.load(sys.argv[1]), Cache(sys.argv[2], max_bytes={BOUND})
-next(iter(Loader(plan, micro_batch={BATCH_ROWS}, cache=cache)))
-print(time.perf_counter() - started)
-"""
+TOKENS, ROUNDS = 100_000_000, 3
+URL = f"s3://{BUCKET}/headrace"
+LONG_ROW, LONG_BATCH, BOUND = 4096, 32, 80 << 20
+"""Rows of the phase that is read with a bounded cache, and the bound."""
+NEEDED = {
+    "litdata": "litdata",
+    "mosaicml-streaming": "streaming",
+    "raw GETs, obstore": "obstore",
+    "raw GETs, boto3": "boto3",
+}
+"""The modules of readers that headrace does not need."""
+WORKERS = (0, 2)
+
+Pass = tuple[str, str, int]
+"""A reader, `cold` or `warm`, and its workers."""
 
 
-def make_plan(url: str) -> Plan:
-    """Return a plan over 320 MB of tokens: objects of 64 MB, windows of 32 MB, nearly one epoch."""
-    rng = np.random.default_rng(0)
-    ids = rng.integers(1, 512, TOKENS).astype(np.uint16)
+def main(kept: str | None = None) -> None:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        server = Swift(install(Path(kept or folder) / "programs"), folder / "swift")
+        server.start()
+        stack.callback(server.stop)
+        endpoint = server.environment["AWS_ENDPOINT_URL"]
+        os.environ.update(server.environment, S3_ENDPOINT_URL=endpoint, AWS_ALLOW_HTTP="true")
+        remote.file_system(f"s3://{BUCKET}")[0].mkdir(BUCKET)
+        readers = [name for name in READERS if installed(name)]
+        write_corpora(folder, readers)
+        compare(folder, readers)
+        read_bounded(folder)
+
+
+def installed(reader: str) -> bool:
+    found = reader not in NEEDED or importlib.util.find_spec(NEEDED[reader]) is not None
+    if not found:
+        print(f"object_storage: {NEEDED[reader]} is not installed; {reader} is left out")
+    return found
+
+
+# Corpora
+
+
+def write_corpora(folder: Path, readers: list[str]) -> None:
+    """Write the tokens in the format of each reader, and the plan."""
+    ids = np.random.default_rng(0).integers(1, 512, TOKENS).astype(np.uint16)
     ids[999::1000] = 0
-    write_dataset(url, ids.reshape(-1, 1000), shard_documents=32_000)  # type: ignore[arg-type]
-    return plan_of(
-        {
-            "chunk": 1 << 23,
-            "window": 2,
-            "sources": {"web": {"data": url}},
-            "phases": {
-                "all": {
-                    "tokens": TOKENS - SEQ_LEN * BATCH_ROWS * 2,
-                    "seq_len": SEQ_LEN,
-                    "batch": SEQ_LEN * BATCH_ROWS,
-                    "weights": {"web": 1},
-                }
-            },
-        }
+    write_dataset(URL, ids.reshape(-1, 1000), shard_documents=32_000)  # type: ignore[arg-type]
+    shards = {f"headrace/{shard.name}": shard.size for shard in Dataset(URL).shards}
+    (folder / "objects.json").write_text(json.dumps(shards))
+    make_plan(SEQ_LEN, ROWS).save(folder / "plan.json")
+    rows = ids[: TOKENS // SEQ_LEN * SEQ_LEN].reshape(-1, SEQ_LEN)
+    for name, write in (("litdata", write_litdata), ("mosaicml-streaming", write_mosaic)):
+        if name in readers:
+            write(folder / "written", rows)
+            for file in (folder / "written").iterdir():
+                storage.write(f"s3://{BUCKET}/{name}/{file.name}", file.read_bytes())
+            shutil.rmtree(folder / "written")
+
+
+def make_plan(seq_len: int, batch: int, **settings: int) -> Plan:
+    """Return a plan of nearly one epoch."""
+    phase = {
+        "tokens": TOKENS - seq_len * batch * 2,
+        "seq_len": seq_len,
+        "batch": seq_len * batch,
+        "weights": {"web": 1},
+    }
+    return plan_of({**settings, "sources": {"web": {"data": URL}}, "phases": {"all": phase}})
+
+
+def write_litdata(folder: Path, rows: Tokens) -> None:
+    """Write chunks of 64 MB, by litdata's own writer."""
+    code = (
+        "import sys, numpy, torch\n"
+        "from litdata import TokensLoader\n"
+        "from litdata.streaming.writer import BinaryWriter\n"
+        "rows = torch.from_numpy(numpy.load(sys.argv[1]))\n"
+        "writer = BinaryWriter(sys.argv[2], chunk_bytes=64_000_000, item_loader=TokensLoader())\n"
+        "for number, row in enumerate(rows):\n"
+        "    writer.add_item(number, row)\n"
+        "writer.done()\n"
+        "writer.merge(1)\n"
+    )
+    array = folder.with_suffix(".npy")
+    np.save(array, rows)
+    folder.mkdir()
+    subprocess.run([sys.executable, "-c", code, array, folder], check=True, capture_output=True)
+    array.unlink()
+
+
+def write_mosaic(folder: Path, rows: Tokens) -> None:
+    """Write MDS shards of 64 MB, by mosaicml-streaming's own writer."""
+    from streaming import MDSWriter
+
+    columns = {"tokens": f"ndarray:uint16:{SEQ_LEN}"}
+    with MDSWriter(out=str(folder), columns=columns, size_limit=64_000_000) as writer:
+        for row in rows:
+            writer.write({"tokens": row})
+
+
+# Comparison
+
+
+def compare(folder: Path, readers: list[str]) -> None:
+    passes: defaultdict[Pass, list[dict[str, float]]] = defaultdict(list)
+    for _ in range(ROUNDS):
+        for name in readers:
+            for workers in (0,) if name.startswith("raw") else WORKERS:
+                for state in ("cold",) if name.startswith("raw") else ("cold", "warm"):
+                    if state == "cold":
+                        for cache in ("headrace", "litdata", "mosaicml-streaming"):
+                            shutil.rmtree(folder / cache, ignore_errors=True)
+                    passes[name, state, workers].append(run(name, folder, workers))
+    figures = {
+        key: {name: median(each[name] for each in runs) for name in runs[0]}
+        for key, runs in passes.items()
+    }
+    rates = {key: each["tokens"] / each["cpu"] / 1e6 for key, each in figures.items()}
+    raw_name = next(name for name in readers if name.startswith("raw"))
+    raw_pass = figures[raw_name, "cold", 0]["seconds"]
+    for (name, state, workers), each in figures.items():
+        line = f"{name}, {state}, {workers} workers: {rates[name, state, workers]:.1f} Mtok/CPU s"
+        if not name.startswith("headrace"):
+            ours = rates.get(("headrace", state, workers), rates["headrace", state, 0])
+            line += f", headrace {ours / rates[name, state, workers]:.2f} times that"
+        if workers:
+            line += f", {rates[name, state, workers] / rates[name, state, 0]:.2f} of no workers"
+        if state == "cold":
+            line += f"; first batch after {each['first'] / raw_pass:.2f} raw passes"
+        print(f"object_storage: {line}")
+    print(f"object_storage: a raw pass took {raw_pass:.2f} s ({raw_name.partition(', ')[2]})")
+
+
+def run(name: str, folder: Path, workers: int) -> dict[str, float]:
+    """Run a reader in a process of its own; return its figures, with `cpu`: its CPU seconds, and
+    those of its workers, from the end of its imports on."""
+    command = [sys.executable, "-m", "benchmarks.long._store_readers", name]
+    command += [str(folder), str(workers)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, stdout=out, stderr=errors, env=environment)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        out.seek(0), errors.seek(0)
+        if process.returncode:
+            raise RuntimeError(f"{name} failed: {errors.read()[-3000:]}")
+        figures: dict[str, float] = json.loads(out.read().splitlines()[-1])
+    if figures["tokens"] < 0.97 * TOKENS and not name.startswith("raw"):
+        raise RuntimeError(f"{name} gave {figures['tokens']:,} of {TOKENS:,} tokens")
+    figures["cpu"] = usage.ru_utime + usage.ru_stime - figures["imports"]
+    return figures
+
+
+# Bytes and the bound
+
+
+def read_bounded(folder: Path) -> None:
+    """Read nearly an epoch in windows of 32 MB, with a bounded cache."""
+    plan = make_plan(LONG_ROW, LONG_BATCH, chunk=1 << 23, window=2)
+    cache = Cache(folder / "bounded", max_bytes=BOUND)
+    largest = 0
+    for number, _ in enumerate(Loader(plan, micro_batch=LONG_BATCH, cache=cache)):
+        if number % 20 == 0:
+            with cache.folder.locked() as usage:
+                largest = max(largest, usage.bytes)
+    print(
+        f"object_storage: {cache.fetched_bytes / (plan.tokens * 2):.3f}x of the bytes of the rows, "
+        f"{cache.fetched_bytes / chunk_bytes(plan):.3f}x of the bytes of their chunks "
+        f"({cache.fetched_bytes >> 20} MiB in {cache.requests} requests); cache at most "
+        f"{largest / BOUND:.2f} of its bound"
     )
 
 
@@ -81,71 +225,12 @@ def chunk_bytes(plan: Plan) -> int:
     for row in range(0, plan.rows, 256):
         located = reader.stream.locate(np.arange(row, min(row + 256, plan.rows)))
         for token in located.tokens.tolist():
-            chunks.update(dataset.chunks(token, token + SEQ_LEN + 1))
+            chunks.update(dataset.chunks(token, token + LONG_ROW + 1))
     return sum(
         min(CHUNK_BYTES, dataset.shards[number].size - chunk * CHUNK_BYTES)
         for number, chunk in chunks
     )
 
 
-def raw_rate(url: str) -> float:
-    """Return the bytes per second of sixteen threads that GET the objects and discard them."""
-
-    def ranges() -> Iterator[tuple[str, int, int]]:
-        for shard in Dataset(url).shards:
-            for start in range(0, shard.size, 8 << 20):
-                yield storage.join(url, shard.name), start, min(start + (8 << 20), shard.size)
-
-    started = time.perf_counter()
-    with ThreadPoolExecutor(16) as pool:
-        size = sum(pool.map(lambda part: len(storage.read(*part)), list(ranges())))
-    return size / (time.perf_counter() - started)
-
-
-def first_batch_seconds(plan: Plan, folder: Path) -> float:
-    plan.save(folder / "plan.json")
-    command = [sys.executable, "-c", FIRST_BATCH, folder / "plan.json", folder / "first"]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-
-
-def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        server = Swift(install(Path(folder) / "programs"), Path(folder) / "swift")
-        server.start()
-        try:
-            os.environ.update(server.environment)
-            remote.file_system("s3://bench")[0].mkdir("bench")
-            measure("s3://bench/web", Path(folder))
-        finally:
-            server.stop()
-
-
-def measure(url: str, folder: Path) -> None:
-    plan = make_plan(url)
-    first = first_batch_seconds(plan, folder)
-    cache = Cache(folder / "cache", max_bytes=BOUND)
-    largest, started = 0, time.perf_counter()
-    for number, _ in enumerate(Loader(plan, micro_batch=BATCH_ROWS, cache=cache)):
-        if number % 20 == 0:
-            with cache.folder.locked() as usage:
-                largest = max(largest, usage.bytes)
-    rate = plan.tokens * 2 / (time.perf_counter() - started)
-    raw = raw_rate(url)
-    print(
-        f"object_storage: {cache.fetched_bytes / (plan.tokens * 2):.3f}x of the bytes of the rows, "
-        f"{cache.fetched_bytes / chunk_bytes(plan):.3f}x of the bytes of their chunks "
-        f"({cache.fetched_bytes >> 20} MiB in {cache.requests} requests); cache at most "
-        f"{largest / BOUND:.2f} of its bound"
-    )
-    print(
-        f"object_storage: first batch after {first:.2f} s in a new process, "
-        f"{first / FIRST_BATCH_SECONDS:.2f} of the limit of {FIRST_BATCH_SECONDS} s"
-    )
-    print(
-        f"object_storage: {rate / raw:.2f} of a raw parallel GET "
-        f"({rate / 1e6:.0f} of {raw / 1e6:.0f} MB/s)"
-    )
-
-
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
