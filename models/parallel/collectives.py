@@ -6,7 +6,8 @@ differentiable: their callers define the gradients. Complex numbers travel as pa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -17,26 +18,28 @@ from .axes import Axis
 
 _ops: Any = torch.ops._c10d_functional
 """The ops; torch's module `_functional_collectives` gives them their shapes."""
+around_wait: Callable[[], AbstractContextManager[None]] = nullcontext
+"""Context of each wait for the other ranks: a trainer may time it. Compiled code has none."""
 
 
 def all_gather(x: Tensor, axis: Axis) -> Tensor:
     """x […] → [ranks, …]: the tensors of all ranks."""
     sent = as_real(x).contiguous().unsqueeze(0)
     every = _ops.all_gather_into_tensor(sent, axis.size, axis.name)
-    return as_before(_ops.wait_tensor(every), x)
+    return as_before(wait(every), x)
 
 
 def reduce_scatter(parts: Tensor, axis: Axis) -> Tensor:
     """parts [ranks, …] → […]: the sum over all ranks of the parts for this rank."""
     sent = as_real(parts).contiguous().flatten(0, 1)
     own = _ops.reduce_scatter_tensor(sent, "sum", axis.size, axis.name)
-    return as_before(_ops.wait_tensor(own), parts)
+    return as_before(wait(own), parts)
 
 
 def all_reduce(x: Tensor, axis: Axis, how: Literal["sum", "max"] = "sum") -> Tensor:
     """Return the sum or the maximum over all ranks."""
     total = _ops.all_reduce(as_real(x).contiguous(), how, axis.name)
-    return as_before(_ops.wait_tensor(total), x)
+    return as_before(wait(total), x)
 
 
 def all_to_all(flat: Tensor, due: Sequence[int], sent: Sequence[int], axis: Axis) -> Tensor:
@@ -54,7 +57,9 @@ def start_all_to_all(flat: Tensor, due: Sequence[int], sent: Sequence[int], axis
 
 def wait(received: Tensor) -> Tensor:
     """Wait until a result is valid."""
-    arrived: Tensor = _ops.wait_tensor(received)
+    around = nullcontext if torch.compiler.is_compiling() else around_wait
+    with around():
+        arrived: Tensor = _ops.wait_tensor(received)
     return arrived
 
 

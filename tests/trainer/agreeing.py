@@ -7,14 +7,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cache
+from io import StringIO
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
+from timed_ranks import Clock, Shared, Timed
 
 from headrace.console.errors import RunError, UserError
+from headrace.dataplane.runlog import writer as lines
 from headrace.models.accounting.count import build_meta
 from headrace.models.config import load_model_config
 from headrace.models.conversion.folders import write_model
@@ -36,8 +39,14 @@ from headrace.trainer.launch.options import StartOptions
 from headrace.trainer.layout.config import LayoutConfig
 from headrace.trainer.layout.groups import Parallel, join
 from headrace.trainer.loop.loop import Loop, LoopOptions
+from headrace.trainer.loop.own_time import HostClock
 from headrace.trainer.loop.synthetic import SyntheticConfig, SyntheticLoader, SyntheticPlan
-from headrace.trainer.record.steps import NullRecorder
+from headrace.trainer.record.config import WatchConfig
+from headrace.trainer.record.logger import LoggedRun
+from headrace.trainer.record.loggers import open_loggers
+from headrace.trainer.record.speed import Speed
+from headrace.trainer.record.steps import NullRecorder, RunRecorder
+from headrace.trainer.record.stragglers import Stragglers
 from headrace.trainer.run.job import Job
 from headrace.trainer.run.request import Request
 from headrace.trainer.run.resolve import load, resolve
@@ -219,6 +228,38 @@ def take_rows(as_rank: list[int]) -> str:
         return "finished" if loop.run(state)[1] else "stopped"
     except RunError as error:
         return answer(error)
+
+
+def slowed(folder: Path, slow: int | None) -> dict[str, list[dict[str, Any]]]:
+    """Train steps before which the rank `slow` naps; return rank 0's metrics and events."""
+    plan = SyntheticPlan(SyntheticConfig(steps=8, seq_len=16, batch_rows=4), 37, 1)
+    rank, world, run = dist.get_rank(), dist.get_world_size(), RunFolder(folder)
+    recorder: Any = NullRecorder()
+    if rank == 0:
+        watch = WatchConfig(tensorboard=False)
+        logged = LoggedRun(folder=run, plan=plan, watch=watch, first_step=0, stream=StringIO())
+        speed = Speed({16: 1.0}, {16: 1.0}, peak=None)
+        stragglers = Stragglers(bound=1e-4, steps=3)
+        recorder = RunRecorder(plan, open_loggers(logged), speed, stragglers=stragglers)
+    shared = Shared(folder)
+    loop = Loop(
+        plan,
+        lambda step, rows: iter(
+            SyntheticLoader(plan, rank=rank, world=world, micro_batch=rows, start_step=step)
+        ),
+        plan.lr_factor,
+        make_engine(),
+        place(),
+        LoopOptions(micro_batch_tokens=32, seed=1, times_ranks=True),
+        recorder=recorder,
+        begin=lambda step: shared.nap() if rank == slow and step < 5 else None,
+    )
+    assert loop.own is not None and isinstance(loop.own.clock, HostClock)
+    loop.own = Timed(Clock(shared))
+    loop.run(RunState(step=0, row=0, tokens=0, plan_hash=plan.hash, updates=0, ledger="", seed=1))
+    recorder.close()
+    files = {"metrics": run.metrics, "events": run.events}
+    return {name: list(lines.read(file)) for name, file in files.items()} if rank == 0 else {}
 
 
 GENOME = SyntheticPlan(SyntheticConfig(steps=1, seq_len=16, batch_rows=4), 37, 1)

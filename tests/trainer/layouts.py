@@ -19,6 +19,7 @@ from layout_faults import FAULTS
 from live_state import fp32_in_use, gathered, live_weights, numbered, oracle
 from measured_links import profile_links, times_of_all
 from piped import LENGTH, Batch, config_of, exact, keep, place, run_passes, second_oracle
+from timed_ranks import own_times
 from torch import nn
 from torch._dynamo.utils import counters
 from watched_layers import watched
@@ -82,7 +83,8 @@ KEYS = {
 """Keys of an engine, by a word of a layout."""
 GATHER = {"block": "block", "micro": "micro-batch", "step": "step"}
 """Settings of FSDP2, by the last word of a layout."""
-__all__ = ["exact", "measured_memory", "profile_links", "second_oracle", "times_of_all", "watched"]
+__all__ = ["exact", "measured_memory", "own_times", "profile_links", "second_oracle"]
+__all__ += ["times_of_all", "watched"]
 """Tasks of other files."""
 
 norm_of = steps_of.squared_norm
@@ -327,8 +329,7 @@ def load_all(
             evaluate(engine, parallel)
             state = saver.load(path, engine.fragments(), parallel.checkpoint)
             engine.loaded(state.updates)
-            wanted = torch.load(folder / f"{source}.pt")
-            have = oracle(engine, parallel)
+            wanted, have = torch.load(folder / f"{source}.pt"), oracle(engine, parallel)
             assert have.keys() == wanted.keys()
             worst = max(float((have[k].cpu() - wanted[k]).abs().max()) for k in wanted)
             for name, weight in live_weights(engine).items():
@@ -357,8 +358,7 @@ def left_out(
         batch = Batch(*(part[1:2] for part in global_batch(7)[:3]), torch.tensor([0, LENGTH]))
         broken = faulty is None or parallel.data.rank == faulty
         run_passes(engine, parallel, [batch, batch], 1.0, math.nan if broken else 1.0)
-        applied = update(engine, LR).applied
-        after = gathered(engine, parallel)
+        applied, after = update(engine, LR).applied, gathered(engine, parallel)
         same = all(torch.equal(before[key], after[key]) for key in before)
         continues = train(engine, parallel, 1, 1) == never[1:]
         found[layout] = [applied, same, engine.updates == updates + 1, continues]

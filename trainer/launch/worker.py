@@ -42,6 +42,7 @@ from ..record.logger import LoggedRun
 from ..record.loggers import open_loggers
 from ..record.meter import Meter, gathered
 from ..record.steps import NullRecorder, RunRecorder
+from ..record.stragglers import Stragglers
 from ..run.job import Job
 from ..run.plan_check import prediction
 from . import records, restore
@@ -136,6 +137,7 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
             guard=run.watch,
             save_every=run.checkpoints.every,
             layers_every=run.watch.layers,
+            times_ranks=run.watch.straggler > 0 and parallel.world > 1,
             stop_after=options.stop_after,
         ),
         recorder=recorder,
@@ -237,8 +239,15 @@ def _recorder(job: Job, ranks: int, asked: float, first_step: int) -> RunRecorde
     run = LoggedRun(
         folder=job.folder, plan=job.plan, watch=watch, first_step=first_step, stream=sys.stderr
     )
-    memory = partial(speed.memory_used, device)
-    return RunRecorder(job.plan, open_loggers(run), counts, asked=asked, memory=memory)
+    stages = job.run.layout.pp
+    return RunRecorder(
+        job.plan,
+        open_loggers(run),
+        counts,
+        stragglers=Stragglers(watch.straggler, watch.straggler_steps, stages),
+        asked=asked,
+        memory=partial(speed.memory_used, device),
+    )
 
 
 def _step_reached(folder: RunFolder) -> int:

@@ -16,6 +16,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -37,6 +38,7 @@ from .batches import MicroBatch, RunPlan, Steps, micro_rows
 from .evaluate import Evaluation, Evaluator
 from .execute import execute
 from .guard import Guard, SkippedStep
+from .own_time import Lap, own_time
 from .step_stats import StepStats, gather, step_loss
 from .transfer import Transfer
 
@@ -70,6 +72,8 @@ class Launched:
     lr: float
     waited: float
     """Seconds that this rank waited for its rows."""
+    lap: Lap | None
+    """This rank's own time, if ranks are timed."""
 
 
 class Recorder(Protocol):
@@ -93,6 +97,8 @@ class LoopOptions:
     save_every: int = 500
     layers_every: int | None = None
     """Steps from one that records norms by layer to the next; None: no step does."""
+    times_ranks: bool = False
+    """True if each rank measures its own time in a step."""
     stop_after: int | None = None
     """Interrupt the run after this step of the plan."""
 
@@ -141,6 +147,7 @@ class Loop:
         self.layers = layers_of(engine.objective.model.config) if options.layers_every else ()
         self.clock = 0.0
         """Time at which the previous step ended."""
+        self.own = own_time(parallel.device) if options.times_ranks else None
 
     def run(self, state: RunState) -> tuple[RunState, bool]:
         """Train from `state` on. Return the state reached, and True if the plan is finished."""
@@ -149,6 +156,11 @@ class Loop:
         if stop_after is not None and state.step >= stop_after:
             return state, state.step == last
         self.clock = time.perf_counter()
+        with self.own or nullcontext():
+            return self._phases(state)
+
+    def _phases(self, state: RunState) -> tuple[RunState, bool]:
+        last = self.plan.last_step
         for phase in self.plan.phases:
             end = phase.last_step
             if state.step >= end:
@@ -216,7 +228,8 @@ class Loop:
         every = self.options.layers_every
         layers = self.layers if every and number % every == 0 else ()
         results = Transfer([launch(self.engine, rate, layers), *losses])
-        return Launched(step, batches, results, received, rate, waited)
+        lap = self.own.lap() if self.own is not None else None
+        return Launched(step, batches, results, received, rate, waited, lap)
 
     def _conclude(self, state: RunState, launched: Launched) -> tuple[RunState, bool]:
         """Read and record a step. Return the state after it, and True if the run is to stop."""
@@ -279,6 +292,7 @@ class Loop:
             self.engine.objective.divisor,
             data_wait=launched.waited,
             received=launched.received,
+            own_seconds=launched.lap.seconds() if launched.lap is not None else math.nan,
             stop=self.stop_asked(),
             save_failed=self.saver is not None and self.saver.failed,
         )
@@ -303,6 +317,8 @@ class Loop:
             return
         self.recorder.evaluated(self.plan.step(state.step - 1), self.evaluator(self.engine))
         self.clock = time.perf_counter()  # evaluation is not part of a step's time
+        if self.own is not None:
+            self.own.restart()
 
     def _save(self, state: RunState, *, wait: bool) -> None:
         if self.saver is None:

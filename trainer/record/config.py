@@ -21,6 +21,11 @@ class WatchConfig(Guard):
     """Tracking URI of MLflow, or a folder, that gets the same curves (extra `mlflow`)."""
     layers: int | None = None
     """Record the norms of weights, gradients and updates by layer in every so many steps."""
+    straggler: float = 0.2
+    """Part of a step for which the others must wait for a rank, in `straggler_steps` steps in a
+    row, for a warning that names it; 0: ranks are not timed."""
+    straggler_steps: int = 20
+    """Steps in a row after which a slow rank is named, and after which it counts as mended."""
     stall_seconds: float = 1800.0
     """Seconds without a new step, or a new part of the start, on any rank after which the run ends;
     0: never."""
@@ -31,10 +36,12 @@ class WatchConfig(Guard):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("log_seconds", "stall_seconds"):
+        for name in ("log_seconds", "straggler", "stall_seconds"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
-        if self.layers is not None and self.layers < 1:
-            raise ValueError(f"layers must be at least 1, not {self.layers}")
+        for name in ("layers", "straggler_steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
         if not self.join_seconds > 0:
             raise ValueError(f"join_seconds must be above 0, not {self.join_seconds}")

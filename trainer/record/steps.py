@@ -12,6 +12,7 @@ from ...dataplane.order.timeline import PhaseRows, Step
 from ..loop.batches import RunPlan
 from .logger import Entry, Logger
 from .speed import Speed
+from .stragglers import Stragglers
 
 if TYPE_CHECKING:
     from ..engines.layer_norms import LayerNorm
@@ -52,14 +53,16 @@ class RunRecorder:
         loggers: Sequence[Logger],
         speed: Speed,
         *,
+        stragglers: Stragglers | None = None,
         asked: float | None = None,
         memory: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`asked` is the time at which a person asked for this start; `memory` returns the most
-        bytes that this rank has held."""
+        """`stragglers` compares the ranks, if they are timed. `asked` is the time at which a person
+        asked for this start; `memory` returns the most bytes that this rank has held."""
         self.plan = plan
         self.loggers = loggers
         self.speed = speed
+        self.stragglers = stragglers
         self.asked = asked
         self.memory = memory
 
@@ -72,6 +75,9 @@ class RunRecorder:
         step, stats = record.step, record.stats
         speed = step.rows * step.phase.seq_len / record.seconds
         left_out = _left_out(record.skipped)
+        slowest = None
+        if self.stragglers is not None and stats.own_seconds:
+            slowest = self.stragglers.step(stats.own_seconds, record.seconds)
         metrics: Entry = {
             "step": step.number,
             "row": step.last_row,
@@ -88,6 +94,7 @@ class RunRecorder:
             "seconds": round(record.seconds, 6),
             "sources": by_source([source.name for source in self.plan.sources], stats),
             **({} if stats.expert_load is None else {"expert_load": round(stats.expert_load, 4)}),
+            **({} if slowest is None else slowest.entry()),
             **by_layer(record.layers),
             **left_out,
         }
@@ -103,6 +110,9 @@ class RunRecorder:
         if record.skipped is not None:
             what, where = record.skipped.message(self.plan, step, stats)
             self.event(record.skipped.kind, step.number, what=what, where=where, **left_out)
+        if slowest is not None and self.stragglers is not None:
+            for kind, rank, what in self.stragglers.changes(step.number):
+                self.event(kind, step.number, rank=rank, what=what)
         if self.asked is not None:
             waited, self.asked = time.time() - self.asked, None
             self.event("first step", step.number, seconds=round(waited, 2))

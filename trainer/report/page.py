@@ -16,7 +16,7 @@ from ..costs.measured import EVENT
 from ..drawing.page import definitions, layer_stripe, legend, page, section, tiles
 from ..scores.recall_chart import recall_section
 from ..scores.records import scores_section
-from . import charts, predicted, schedule, sources
+from . import charts, predicted, schedule, signals, sources
 from .data import RunData
 from .outliers import DEVIATIONS, WINDOW, OutlierStep, find_outliers
 
@@ -33,6 +33,7 @@ def run_page(run: RunData) -> str:
         section("Loss", charts.loss(run, outliers), legend=_loss_keys(run, outliers), unit=POINT),
         _outliers(run, outliers),
         _skipped(run),
+        signals.stragglers(run),
         held_out([run]),
         scores_section(run.scores),
         recall_section(run.recall),
@@ -58,6 +59,7 @@ def run_page(run: RunData) -> str:
         ),
         section("Seconds per step", charts.small(run, "seconds", "seconds per step")),
         _memory(run),
+        signals.slowest_rank(run),
         _expert_load(run),
         "</div>",
         _predicted(run),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,12 +45,16 @@ def test_digests_are_in_global_order_without_padding(parallel: Parallel) -> None
 
 
 def message(
-    rows: list[int], losses: list[float], size: int = 3, received: Sequence[int] = ()
+    rows: list[int],
+    losses: list[float],
+    size: int = 3,
+    received: Sequence[int] = (),
+    own: float = math.nan,
 ) -> torch.Tensor:
     """Return what a rank sends of rows that are 1 or 2 bytes wide, written by hand."""
     load = [float(n) for n in (max(received, default=0), sum(received), len(received))]
     numbers = [*losses, *[1.0] * len(losses), *[float(len(rows))] * len(losses), 0.0, 0.0, 0.0]
-    numbers += load
+    numbers += [*load, own]
     padded = [*rows, *[-1] * (size - len(rows))]
     words = [half for row in padded for half in (row, row + 1)]
     floats = torch.tensor(numbers, dtype=torch.float64).view(torch.int64)
@@ -78,6 +83,12 @@ def test_the_busiest_experts_are_compared_with_the_mean() -> None:
     messages = [message([0], [1.0], received=[6, 10, 2]), message([1], [1.0], received=[6])]
     assert combine(torch.stack(messages), 1, range(2)).expert_load == 10 / 6
     assert combined([0], [1], expected=range(2)).expert_load is None
+
+
+def test_the_own_time_of_each_rank_is_known_to_all() -> None:
+    messages = [message([0], [1.0], own=0.5), message([1], [1.0], own=0.25)]
+    assert combine(torch.stack(messages), 1, range(2)).own_seconds == (0.5, 0.25)
+    assert combined([0], [1], expected=range(2)).own_seconds == ()
 
 
 def test_rows_of_any_ranks_in_any_order_are_the_rows_of_the_step() -> None:

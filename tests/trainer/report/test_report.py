@@ -131,6 +131,21 @@ def test_held_out_losses_and_skipped_steps_are_shown(tmp_path: Path) -> None:
     assert (run["held_out"], run["left_out"]) == (2.25, [2])
 
 
+def test_slow_ranks_are_named(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", [4.0, 3.0, 2.0])
+    plain = report.write([str(folder.root)])[0].read_text()
+    assert "Slowest rank" not in plain and "Slow ranks" not in plain
+    rewrite(folder.metrics, lambda entry: entry.update(slowest_rank=3, slowest_lag=0.25))
+    with folder.events.open("a") as events:
+        what = "rank 3 is slow: since step 0"
+        events.write(
+            json.dumps({"event": "straggler", "step": 2, "time": 4.0, "what": what}) + "\n"
+        )
+    text = report.write([str(folder.root)])[0].read_text()
+    check_page(text)
+    assert "Slowest rank" in text and f"<tr><th>2</th><td>{what}</td></tr>" in text
+
+
 def test_the_error_of_a_failed_run_is_shown(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [4.0])
     with folder.events.open("a") as events:

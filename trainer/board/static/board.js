@@ -58,10 +58,11 @@ const PANELS = [
   { title: "Memory", unit: "most of rank 0", own: ["memory"], format: bytes, zero: true },
   { title: "Data wait", unit: "part of the step", own: ["data_wait"], format: percent, zero: true },
   { title: "Seconds per step", own: ["seconds"], zero: true },
+  { title: "Slowest rank", unit: "its lag, part of the step", own: ["slowest_lag"], format: percent, zero: true },
   { title: "Expert load", unit: "max / mean", own: ["expert_load"] },
 ];
-const NO_CURVE = ["rows/", HELD + "rows/", HELD + "seconds", "skipped"];
-const CURVE_NAMES = { lr: "learning rate", grad_norm: "gradient norm", tokens_per_second: "tokens/s", mfu: "MFU", hfu: "HFU", data_wait: "data wait", seconds: "seconds", expert_load: "expert load" };
+const NO_CURVE = ["slowest_", "rows/", HELD + "rows/", HELD + "seconds", "skipped"];
+const CURVE_NAMES = { lr: "learning rate", grad_norm: "gradient norm", tokens_per_second: "tokens/s", mfu: "MFU", hfu: "HFU", data_wait: "data wait", seconds: "seconds", slowest_lag: "lag", expert_load: "expert load" };
 
 function curveNames(runs) {
   const names = new Set();

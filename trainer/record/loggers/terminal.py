@@ -7,6 +7,7 @@ from typing import Any
 
 from ....console.progress import as_bytes, duration, human
 from ..logger import Entry, LoggedRun, Logger, evaluation_losses
+from ..stragglers import BEGINS, ENDS
 
 
 class Terminal(Logger):
@@ -39,6 +40,8 @@ class Terminal(Logger):
     def event(self, entry: Entry) -> None:
         if entry["event"] == "first step":
             self._say(f"the first step ended {duration(entry['seconds'])} after the start")
+        elif entry["event"] in (BEGINS, ENDS):
+            self._say(entry["what"])
 
     def _step(self, metrics: Entry) -> list[str]:
         loss = metrics["loss"]

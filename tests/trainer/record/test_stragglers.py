@@ -1,0 +1,84 @@
+"""Ranks that hold the others up in many steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ranks import Ranks
+
+from headrace.trainer.record.logger import step_scalars
+from headrace.trainer.record.stragglers import BEGINS, ENDS, Slowest, Stragglers
+
+
+def watch(steps: list[tuple[float, ...]], stages: int = 1, bound: float = 0.1) -> list[Any]:
+    """Return the changes that these own times make in steps of one second: [step, kind, rank]."""
+    stragglers, found = Stragglers(bound, 3, stages), []
+    for number, own in enumerate(steps):
+        stragglers.step(own, 1.0)
+        found += [(number, kind, rank) for kind, rank, _ in stragglers.changes(number)]
+    return found
+
+
+def test_a_rank_that_stays_slow_is_named_once_and_once_when_it_is_mended() -> None:
+    even, slow = (0.5, 0.5, 0.5), (0.5, 0.5, 0.7)
+    assert watch([slow] * 5 + [even] * 2 + [slow] + [even] * 5) == [(2, BEGINS, 2), (10, ENDS, 2)]
+    assert watch([slow, slow, even] * 5) == [], "never three steps in a row"
+    assert watch([slow] * 9, bound=0.21) == []
+
+
+def test_two_ranks_have_the_faster_one_as_their_median() -> None:
+    assert watch([(0.9, 0.5)] * 3) == [(2, BEGINS, 0)]
+
+
+def test_ranks_are_compared_within_their_stage() -> None:
+    """The second stage has more work on each of its ranks; one of them is slow."""
+    assert watch([(0.2, 0.2, 0.8, 0.8)] * 5, stages=2) == []
+    assert watch([(0.2, 0.2, 0.8, 0.8)] * 5) != [], "control: without stages they stand out"
+    assert watch([(0.2, 0.2, 0.8, 0.95)] * 3, stages=2) == [(2, BEGINS, 3)]
+    assert Stragglers(0.1, 3, stages=2).step((0.2, 0.8), 1.0) is None, "no rank has a peer"
+
+
+@given(st.lists(st.floats(0.0, 10.0), min_size=2, max_size=9), st.floats(0.1, 10.0))
+def test_the_slowest_rank_lags_by_its_distance_to_the_median(own: Any, seconds: float) -> None:
+    slowest = Stragglers(0.1, 3).step(own, seconds)
+    assert slowest is not None and own[slowest.rank] == max(own)
+    middle = sorted(own)[(len(own) - 1) // 2]
+    assert slowest.lag == pytest.approx((max(own) - middle) / seconds)
+    assert slowest.steps == (slowest.lag > 0.1)
+
+
+def test_the_slowest_rank_is_in_the_metrics_and_a_straggler_on_the_terminal(records: Any) -> None:
+    run = records()
+    recorder = run.open()
+    recorder.stragglers = Stragglers(0.2, 3)
+    for number in range(4):
+        record = run.step(number)
+        recorder.record(replace(record, stats=replace(record.stats, own_seconds=(0.1, 0.3))))
+    recorder.close()
+    metrics = run.lines("metrics")
+    assert metrics[2] | Slowest(1, 0.5, 3).entry() == metrics[2]
+    assert step_scalars(metrics[2])["speed/slowest_lag"] == 0.5
+    [event] = [each for each in run.lines("events") if each["event"] == BEGINS]
+    assert (event["step"], event["rank"]) == (2, 1)
+    text = "rank 1 is slow: since step 0 the other ranks wait for it in 50% of each step"
+    assert event["what"] == text and text in run.terminal.getvalue()
+
+
+@pytest.mark.slow
+def test_a_slow_rank_is_found_in_a_run(two: Ranks, tmp_path: Path) -> None:
+    """In the control run no rank is slow."""
+    found = {}
+    for name, slow in {"slow": 1, "control": None}.items():
+        (tmp_path / name).mkdir()
+        found[name] = two.run("slowed", tmp_path / name, slow)[0]
+    events = [(each["event"], each["step"], each["rank"]) for each in found["slow"]["events"]]
+    assert events == [(BEGINS, 2, 1), (ENDS, 7, 1)]
+    assert found["control"]["events"] == []
+    steps = [each["slowest_steps"] for each in found["slow"]["metrics"]]
+    assert steps == [1, 2, 3, 4, 5, 0, 0, 0]
+    assert all(each["slowest_lag"] == 0 for each in found["control"]["metrics"])
