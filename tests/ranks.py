@@ -2,12 +2,14 @@
 
     ranks = Ranks(4, Path("work.py"))
     ranks.run("task", …)              each rank calls `task(…)` of work.py and returns its result
+    ranks.run("others.task", …)       … of the module `others`, which may import `work`
 
 A rank that fails returns its traceback, the others time out, and the pool is restarted.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import multiprocessing
 import multiprocessing.forkserver
@@ -113,7 +115,9 @@ def serve(rank: int, size: int, script: str, store: str, pipe: Connection) -> No
         except EOFError:
             return
         try:
-            pipe.send((True, getattr(work, task)(*arguments, **options)))
+            module, _, name = task.rpartition(".")
+            act = getattr(importlib.import_module(module) if module else work, name)
+            pipe.send((True, act(*arguments, **options)))
         except Exception:
             pipe.send((False, traceback.format_exc()))
 

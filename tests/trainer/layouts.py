@@ -19,7 +19,6 @@ from layout_faults import FAULTS
 from live_state import fp32_in_use, gathered, live_weights, numbered, oracle
 from measured_links import profile_links, times_of_all
 from piped import LENGTH, Batch, config_of, exact, keep, place, run_passes, second_oracle
-from timed_ranks import own_times
 from torch import nn
 from torch._dynamo.utils import counters
 from watched_layers import watched
@@ -83,8 +82,7 @@ KEYS = {
 """Keys of an engine, by a word of a layout."""
 GATHER = {"block": "block", "micro": "micro-batch", "step": "step"}
 """Settings of FSDP2, by the last word of a layout."""
-__all__ = ["exact", "measured_memory", "own_times", "profile_links", "second_oracle"]
-__all__ += ["times_of_all", "watched"]
+__all__ = ["exact", "measured_memory", "profile_links", "second_oracle", "times_of_all", "watched"]
 """Tasks of other files."""
 
 norm_of = steps_of.squared_norm

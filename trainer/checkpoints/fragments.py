@@ -19,7 +19,7 @@ A checkpoint stores boxes, so that a reader with any other cut finds its element
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +29,8 @@ from ...models.parallel.sharding import LocalShard
 Shape = tuple[int, ...]
 
 MASTER = "master"
+AVERAGE = "ema"
+"""Kind of the moving averages of the weights."""
 
 CAP = 1 << 22
 """Maximum elements of a stored box: a reader loads a whole box to use any part of it."""
@@ -71,6 +73,11 @@ class Fragment:
     def shape(self) -> Shape:
         """Shape of the whole logical tensor."""
         return self.shard.shape
+
+    @property
+    def kind(self) -> str:
+        """`master`, `ema`, or the name of an optimizer's state tensor."""
+        return self.key.partition(".")[0]
 
     @property
     def parameter(self) -> str:
@@ -140,4 +147,15 @@ def keyed(kind: str, parameter: str) -> str:
 
 def masters(fragments: Iterable[Fragment]) -> list[Fragment]:
     """Return the fragments of the master weights."""
-    return [each for each in fragments if each.key.startswith(keyed(MASTER, ""))]
+    return [each for each in fragments if each.kind == MASTER]
+
+
+def averages(fragments: Iterable[Fragment]) -> list[Fragment]:
+    """Return the fragments of the moving averages of the weights, in the order of the masters."""
+    return [each for each in fragments if each.kind == AVERAGE]
+
+
+def begin_averages(fragments: Sequence[Fragment]) -> None:
+    """Set the moving averages, if there are any, to the weights."""
+    for average, weight in zip(averages(fragments), masters(fragments), strict=False):
+        average.data.copy_(weight.data)

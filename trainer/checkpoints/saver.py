@@ -28,7 +28,7 @@ from ...console.progress import Progress
 from ...dataplane.storage import storage
 from ..cluster.agreement import agreed
 from . import store, tensors
-from .fragments import Fragment
+from .fragments import AVERAGE, Fragment, averages, begin_averages
 from .policy import CheckpointConfig
 from .store import RunState
 
@@ -222,7 +222,8 @@ class Saver:
 def load(path: Path | str, fragments: Sequence[Fragment], group: dist.ProcessGroup) -> RunState:
     """Verify a checkpoint and read it into the fragments, whatever layout wrote it. Collective.
 
-    All ranks must see the same checkpoint. Each rank hashes some of the files; no rank reads before
+    Moving averages that the checkpoint lacks begin at its weights. All ranks must see the same
+    checkpoint. Each rank hashes some of the files; no rank reads before
     all files are verified.
     """
     manifest, state = agreed(
@@ -244,5 +245,10 @@ def load(path: Path | str, fragments: Sequence[Fragment], group: dist.ProcessGro
     for each in failures:
         if each is not None:
             raise each
-    tensors.read(storage.join(store.place(path), store.TENSORS), fragments, group)
+    stored = storage.join(store.place(path), store.TENSORS)
+    if averages(fragments) and not tensors.Stored(stored).shapes(AVERAGE):
+        tensors.read(stored, [each for each in fragments if each.kind != AVERAGE], group)
+        begin_averages(fragments)
+    else:
+        tensors.read(stored, fragments, group)
     return state

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from ...console.errors import CheckpointError
 from ...dataplane.storage import storage
 from ...models.parallel.sharding import LocalShard
 from ...models.weights import Weights
@@ -13,15 +14,20 @@ from . import store, tensors
 from .fragments import MASTER, Fragment, keyed
 
 
-def weights(checkpoint: Path | str) -> Weights:
-    """Return the fp32 weights, read lazily, after verifying the files."""
+def weights(checkpoint: Path | str, kind: str = MASTER) -> Weights:
+    """Return the fp32 weights, or their moving average, read lazily, after verifying the files."""
     store.verify(checkpoint, store.read_manifest(checkpoint).files)
     stored = tensors.Stored(storage.join(store.place(checkpoint), store.TENSORS))
-    shapes = stored.shapes(MASTER)
+    shapes = stored.shapes(kind)
+    if not shapes:
+        raise CheckpointError(
+            f"{checkpoint} holds no moving average of the weights",
+            hint="leave out --ema, or train with optimizer.ema=0.9999",
+        )
 
     def read(name: str) -> torch.Tensor:
         whole = torch.empty(shapes[name], dtype=torch.float32)
-        stored.read([Fragment(keyed(MASTER, name), LocalShard(shapes[name]), 0, whole.view(-1))])
+        stored.read([Fragment(keyed(kind, name), LocalShard(shapes[name]), 0, whole.view(-1))])
         return whole
 
     return Weights(shapes, read)

@@ -33,7 +33,7 @@ def checkpoint_bytes(job: Job) -> int:
     from ...models.accounting.count import build_meta
 
     model = build_meta(job.model)
-    states = job.run.optimizer.states(model)
+    states = job.run.optimizer.kept(model)
     return sum(
         NUMBER_BYTES * (1 + len(states[name])) * parameter.numel()
         for name, parameter in model.named_parameters()

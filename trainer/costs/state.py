@@ -27,7 +27,7 @@ STATE_BYTES = 4
 
 def engine_state(run: RunConfig, model: Model, precision: Precision, device: str) -> EngineState:
     """Return what the engine and the optimizer of a run hold of a model."""
-    states = run.optimizer.states(model)
+    states = run.optimizer.kept(model)
 
     def optimizer_bytes(name: str) -> int:
         return STATE_BYTES * len(states[name])

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from ..checkpoints.fragments import masters
+from ..checkpoints.fragments import begin_averages, masters
 from .deepspeed import DeepSpeedConfig
 from .engine import Engine, EngineConfig
 from .fsdp2 import Fsdp2Config
@@ -24,6 +24,8 @@ ENGINES: dict[str, type[EngineConfig]] = {
 def give(engine: Engine, weights: Mapping[str, Tensor]) -> None:
     """Fill a new engine with weights. It reads whole tensors one after the other, and only those
     of which the rank holds a range: no rank holds more than one beside its shards."""
-    for fragment in masters(engine.fragments()):
+    fragments = engine.fragments()
+    for fragment in masters(fragments):
         fragment.take(weights[fragment.parameter])
+    begin_averages(fragments)
     engine.loaded(0)

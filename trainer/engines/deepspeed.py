@@ -186,7 +186,9 @@ class DeepSpeed:
             experts.check(self.engine, groups, parallel)
         self.state = state.find(self.engine, self.optimizer, named, parallel.data)
         self.fp32.give_back()
-        self.pieces = Pieces(self.optimizer, shards, groups)
+        averaged = optimizer.ema is not None
+        self.pieces = Pieces(self.optimizer, shards, groups, averaged=averaged)
+        self.average = optimizer.ema
 
     def __call__(self, *inputs: Any) -> Sums:
         sums: Sums = self.engine(*inputs)

@@ -41,6 +41,8 @@ class Engine(Protocol):
     """Number format of the residual stream."""
     clip: float
     """Limit of the norm of all gradients; 0: no limit."""
+    average: float | None
+    """Decay of the moving average of the weights; None: there is none."""
     updates: int
     """Optimizer steps applied since the run began."""
 

@@ -250,7 +250,9 @@ class Fsdp2:
         self.objective = objective
         self.parameters = parameters(objective)
         self.optimizer = optimizer.build(model, groups, self.parameters)
-        self.pieces = Pieces(self.optimizer, shards, groups)
+        averaged = optimizer.ema is not None
+        self.pieces = Pieces(self.optimizer, shards, groups, averaged=averaged)
+        self.average = optimizer.ema
 
     def __call__(self, *inputs: Any) -> Sums:
         sums: Sums = self.objective(*inputs)

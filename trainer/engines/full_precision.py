@@ -50,7 +50,8 @@ class FullPrecision:
         self.optimizer: Optimizer | None = None
         if own_groups:
             self.optimizer = config.build(model, own_groups, self.parameters)
-            self.pieces = Pieces(self.optimizer, shards, own_groups)
+            averaged = config.ema is not None
+            self.pieces = Pieces(self.optimizer, shards, own_groups, averaged=averaged)
 
     def give_back(self) -> None:
         """Return the parameters to the model, as buffers. Call when the engine has the others."""

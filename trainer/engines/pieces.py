@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ...models.parallel.sharding import LocalShard
-from ..checkpoints.fragments import MASTER, Fragment, keyed
+from ..checkpoints.fragments import AVERAGE, MASTER, Fragment, keyed
 from .optimizers.base import Optimizer, ParameterGroup
 
 GRADIENT = "gradient"
@@ -42,8 +42,12 @@ class Pieces:
         optimizer: Optimizer,
         shards: Mapping[str, LocalShard],
         groups: Iterable[ParameterGroup],
+        *,
+        averaged: bool,
     ) -> None:
+        """`averaged`: there is a moving average of each master."""
         self.optimizer = optimizer
+        self.averaged = averaged
         self.shards = shards
         self.states = {name: group.states for group in groups for name in group.names}
 
@@ -52,6 +56,8 @@ class Pieces:
         found = []
         for piece in pieces:
             states = self.optimizer.state_of(piece.tensor, self.states[piece.parameter])
+            if self.averaged:
+                states |= self.optimizer.state_of(piece.tensor, (AVERAGE,))
             for kind, tensor in {MASTER: piece.tensor, **states}.items():
                 flat = local(tensor).view(-1).narrow(0, piece.begin, piece.numel)
                 found.append(self._fragment(kind, piece, flat))

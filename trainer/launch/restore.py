@@ -24,7 +24,7 @@ from ...console.errors import CheckpointError
 from ...models.model import initial_weights
 from ..checkpoints import saver as savers
 from ..checkpoints import store
-from ..checkpoints.fragments import masters
+from ..checkpoints.fragments import begin_averages, masters
 from ..checkpoints.policy import is_planned
 from ..checkpoints.store import RunState
 from ..cluster.agreement import agreed, by_first, from_first
@@ -69,6 +69,8 @@ def begin(
     if not with_moments:
         fragments = masters(fragments)
     there = savers.load(origin.where, fragments, parallel.checkpoint)
+    if not with_moments:
+        begin_averages(engine.fragments())
     engine.loaded(there.updates if with_moments else 0)
     ledger = there.ledger if job.parent is not None else state.ledger
     return replace(state, updates=engine.updates, ledger=ledger), origin.where

@@ -10,7 +10,7 @@ from ...console import command
 from ...console.errors import MissingError
 from ..folder import RECALL, SCORES
 from ..layout.devices import DEVICES, DeviceKind
-from ..weights.commands import SOURCE, data_option, step_option
+from ..weights.commands import SOURCE, data_option, ema_option, step_option
 
 device_option = click.option(
     "--device",
@@ -47,6 +47,7 @@ batch_option = click.option(
 )
 @batch_option
 @step_option
+@ema_option
 @data_option
 @device_option
 @command.json_option
@@ -59,6 +60,7 @@ def eval_command(
     max_length: int | None,
     batch_tokens: int,
     step: int | None,
+    ema: bool,
     data: str | None,
     device: DeviceKind,
     as_json: bool,
@@ -87,7 +89,7 @@ def eval_command(
     from ..weights.tokenizer import find_tokenizer
     from . import records
 
-    weights = sources.find(source, step)
+    weights = sources.find(source, step, average=ema)
     tokenizer = find_tokenizer(weights, data)
     samples.check_vocabulary(tokenizer, weights.model)
     length = records.context_length(weights, max_length)
@@ -103,6 +105,7 @@ def eval_command(
         "harness": harness.version(),
         "max_length": length,
         "limit": limit,
+        "ema": ema,
         "tasks": scores,
     }
     stored = records.store(weights, SCORES, entry)

@@ -59,7 +59,8 @@ def store(source: WeightSource, name: str, entry: dict[str, Any]) -> str | None:
 
 def values(entry: dict[str, Any]) -> dict[tuple[str, str], str]:
     """Return the scores of an evaluation as text, by task and metric; with a standard error where
-    the harness gives one."""
+    the harness gives one. Metrics of the moving average of the weights are marked."""
+    mark = ", ema" if entry.get("ema") else ""
     found = {}
     for task, result in entry["tasks"].items():
         for metric, value in result["metrics"].items():
@@ -67,7 +68,7 @@ def values(entry: dict[str, Any]) -> dict[tuple[str, str], str]:
             if name.endswith(ERROR):
                 continue
             error = result["metrics"].get(f"{name}{ERROR},{filter}")
-            shown = name if filter == "none" else f"{name} ({filter})"
+            shown = (name if filter == "none" else f"{name} ({filter})") + mark
             found[task, shown] = _number(value) + (f" ± {error:.2g}" if error is not None else "")
     return found
 

@@ -28,6 +28,9 @@ SOURCE = "RUN|CHECKPOINT"
 step_option = click.option(
     "--step", type=click.IntRange(0), metavar="STEP", help="Checkpoint of this step [newest]."
 )
+ema_option = click.option(
+    "--ema", is_flag=True, help="Take the moving average of the weights (optimizer.ema)."
+)
 data_option = click.option(
     "--data", metavar="URL", help="Dataset with the tokenizer [one of the run's datasets]."
 )
@@ -45,6 +48,7 @@ data_option = click.option(
     help="Format of the folder, as in `headrace models convert`.",
 )
 @step_option
+@ema_option
 @click.option(
     "--dtype",
     metavar="NAME",
@@ -60,6 +64,7 @@ def export(
     out: str,
     format: str,
     step: int | None,
+    ema: bool,
     dtype: str,
     data: str | None,
     as_json: bool,
@@ -79,7 +84,7 @@ def export(
     from . import source as sources
     from .tokenizer import find_tokenizer
 
-    weights = sources.find(source, step)
+    weights = sources.find(source, step, average=ema)
     tokenizer, without = None, ""
     try:
         tokenizer = find_tokenizer(weights, data)
@@ -121,6 +126,7 @@ def export(
     "--seed", type=int, default=0, show_default=True, help="The same seed gives the same text."
 )
 @step_option
+@ema_option
 @data_option
 @click.option(
     "--device",
@@ -139,6 +145,7 @@ def sample(
     top_p: float | None,
     seed: int,
     step: int | None,
+    ema: bool,
     data: str | None,
     device: DeviceKind,
     as_json: bool,
@@ -158,7 +165,7 @@ def sample(
     from . import source as sources
     from .tokenizer import find_tokenizer
 
-    weights = sources.find(source, step)
+    weights = sources.find(source, step, average=ema)
     tokenizer = find_tokenizer(weights, data)
     texts = list(prompts) or [line.rstrip("\n") for line in sys.stdin]
     if not texts:

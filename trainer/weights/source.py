@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -59,6 +59,8 @@ class Checkpoint:
     where: str
     run: RunFolder | None = None
     """Folder of the run that saved it, if it is known."""
+    average: bool = False
+    """Read the moving average of the weights."""
 
     @property
     def step(self) -> int:
@@ -82,9 +84,10 @@ class Checkpoint:
         )
 
     def weights(self) -> Weights:
+        from ..checkpoints.fragments import AVERAGE, MASTER
         from ..checkpoints.weights import weights
 
-        return weights(self.where)
+        return weights(self.where, AVERAGE if self.average else MASTER)
 
 
 @dataclass(frozen=True)
@@ -107,8 +110,21 @@ class ModelFolder:
         return self._read[1]
 
 
-def find(path: str, step: int | None = None) -> WeightSource:
-    """Return the source at a path; for a run, its newest checkpoint or that of a step."""
+def find(path: str, step: int | None = None, *, average: bool = False) -> WeightSource:
+    """Return the source at a path; for a run, its newest checkpoint or that of a step. `average`
+    chooses the moving average of the weights."""
+    source = _find(path, step)
+    if not average:
+        return source
+    if not isinstance(source, Checkpoint):
+        raise CheckpointError(
+            f"{path} holds weights alone: there is no moving average beside them",
+            hint="leave out --ema, or name a run that trained with optimizer.ema",
+        )
+    return replace(source, average=True)
+
+
+def _find(path: str, step: int | None) -> WeightSource:
     folder = Path(path)
     run = RunFolder(path)
     if storage.is_local(path) and run.begun:

@@ -100,7 +100,7 @@ def test_a_gpu_is_timed_by_events_of_its_compute_stream() -> None:
 
 
 def check(in_processes: Any, folder: Path, ranks: int, layouts: list[str], **more: Any) -> None:
-    found = in_processes(ranks, "own_times", folder, layouts=layouts, **more)
+    found = in_processes(ranks, "timed_ranks.own_times", folder, layouts=layouts, **more)
     for layout, (slow, pairs) in found.items():
         own, whole = zip(*pairs, strict=True)
         naps = own[slow]

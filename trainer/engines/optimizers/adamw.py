@@ -34,7 +34,7 @@ class AdamWConfig(OptimizerConfig):
     def describe(self) -> str:
         return (
             f"AdamW, peak {self.lr:g}, β {self.beta1:g} / {self.beta2:g}, decay "
-            f"{self.weight_decay:g}, clip {self.clip:g}"
+            f"{self.weight_decay:g}, clip {self.clip:g}{self.describe_average()}"
         )
 
     def states(self, model: Model) -> dict[str, tuple[str, ...]]:

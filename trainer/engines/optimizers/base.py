@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ....console.config import NameIn
 from ....models.model import Model
 from ....models.parallel.axes import ALONE, Axis
-from ...checkpoints.fragments import Fragment
+from ...checkpoints.fragments import AVERAGE, Fragment
 from ..decay import NO_DECAY
 
 Limits = Sequence[tuple[str, str, bool]]
@@ -63,6 +63,10 @@ class OptimizerConfig(ABC):
     and skips, and none of Hyena-MR's taps. `--dry-run` lists both sides."""
     clip: float = 1.0
     """Limit of the norm of all gradients; 0: no limit."""
+    ema: float | None = None
+    """Part of the moving average of the weights that a step keeps, such as 0.9999. Each step adds
+    the rest from the new weights; checkpoints hold the average, and `--ema` reads it. Left out:
+    none."""
     groups: tuple[GroupConfig, ...] = ()
     """Parameters with a learning rate or weight decay of their own. The first match counts."""
 
@@ -75,16 +79,26 @@ class OptimizerConfig(ABC):
             ("lr", "above 0", self.lr > 0),
             ("weight_decay", "at least 0", self.weight_decay >= 0),
             ("clip", "at least 0", self.clip >= 0),
+            ("ema", "in (0, 1)", self.ema is None or 0 < self.ema < 1),
         ]
 
     @abstractmethod
     def describe(self) -> str:
         """Return name and settings in one line, for people."""
 
+    def describe_average(self) -> str:
+        return "" if self.ema is None else f", average {self.ema:g}"
+
     @abstractmethod
     def states(self, model: Model) -> dict[str, tuple[str, ...]]:
         """Return the names of the state tensors of every parameter, by the parameter's name. Each
         is an fp32 tensor of the parameter's shape, and `<state>.<parameter>` in a checkpoint."""
+
+    def kept(self, model: Model) -> dict[str, tuple[str, ...]]:
+        """Return the names of all tensors beside the master of every parameter: the states, and
+        the moving average."""
+        average = () if self.ema is None else (AVERAGE,)
+        return {name: (*names, *average) for name, names in self.states(model).items()}
 
     on_host: ClassVar[bool] = True
     """True if the CPU can apply it fast enough to states in host memory."""

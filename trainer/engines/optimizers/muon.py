@@ -82,6 +82,7 @@ class MuonConfig(OptimizerConfig):
             f"Muon, peak {self.lr:g}, momentum {self.momentum:g}"
             f"{' (Nesterov)' if self.nesterov else ''}, decay {self.weight_decay:g}, clip "
             f"{self.clip:g}; AdamW, β {self.beta1:g} / {self.beta2:g}, for all but matrices"
+            f"{self.describe_average()}"
         )
 
     def states(self, model: Model) -> dict[str, tuple[str, ...]]:
