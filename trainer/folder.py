@@ -1,6 +1,7 @@
 """Layout and exclusive lock of a run's folder.
 
     run.yaml model.yaml mixture.yaml plan.json      the resolved run
+    about.json                                      parameters, layers, schedule, counted
     layout.yaml measured.json                       its layout plan; measured beside predicted
     metrics.jsonl ledger.jsonl events.jsonl         what each step did
     held-out-….json evaluations.jsonl               held-out rows and their losses
@@ -35,6 +36,7 @@ MIXTURE = "mixture.yaml"
 PLAN = "plan.json"
 LAYOUT = "layout.yaml"
 MEASURED = "measured.json"
+ABOUT = "about.json"
 EVENTS = "events.jsonl"
 EVALUATIONS = "evaluations.jsonl"
 SCORES = "scores.jsonl"
@@ -69,6 +71,7 @@ class RunFolder:
         self.plan = self.root / PLAN
         self.layout = self.root / LAYOUT
         self.measured = self.root / MEASURED
+        self.about = self.root / ABOUT
         self.metrics = self.root / METRICS
         self.ledger = self.root / ledger.NAME
         self.events = self.root / EVENTS

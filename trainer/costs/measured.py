@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...console.progress import as_bytes
 from ...dataplane.runlog import writer as events
 from ...dataplane.storage import storage
-from ..run.job import Job
-from ..run.layout_plan import LayoutPlan
-from ..run.plan_check import prediction
+
+if TYPE_CHECKING:
+    from ..run.job import Job
+    from ..run.layout_plan import LayoutPlan
 
 EVENT = "measured"
 """Event of a start that measured its steps."""
@@ -20,6 +21,8 @@ EVENT = "measured"
 
 def of_run(job: Job) -> dict[str, Any] | None:
     """Return the prediction beside the run's last measurement; None if it lacks one of the two."""
+    from ..run.plan_check import prediction
+
     plan = prediction(job)
     found = [entry for entry in events.read(job.folder.events) if entry["event"] == EVENT]
     if plan is None or not found:

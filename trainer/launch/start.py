@@ -20,6 +20,7 @@ from ...dataplane.storage import storage
 from ..checkpoints import store
 from ..checkpoints.store import RunState
 from ..cluster import ranks, slurm
+from ..costs import about as facts
 from ..costs import measured
 from ..costs.describe import describe
 from ..loop import evaluate
@@ -122,6 +123,7 @@ def _prepare(job: Job) -> None:
         )
     if job.run.evaluate is not None and not job.held_out.exists():
         evaluate.plan_of(job.run.evaluate, job.plan).save(job.held_out)
+    facts.save(job)
     about = describe(job)
     command.say(
         f"{about['model']['stripe']}  {human(about['model']['parameters'])} parameters, "
@@ -153,6 +155,8 @@ def _finish(job: Job, code: int) -> None:
     if beside := measured.of_run(job):
         measured.write(job.folder.measured, beside)
         command.say("\n".join(measured.lines(beside)))
+    else:
+        job.folder.measured.unlink(missing_ok=True)  # of an earlier start, under another layout
     path, _ = write([str(job.folder.root)], None)
     if code == ranks.INTERRUPTED:
         command.say(

@@ -15,11 +15,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ...dataplane.order.timeline import PhaseRows, Step
 from .batches import RunPlan
-from .step_stats import StepStats
+
+if TYPE_CHECKING:
+    from .step_stats import StepStats
 
 SkipAction = Literal["stop", "skip", "rollback"]
 

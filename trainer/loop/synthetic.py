@@ -8,11 +8,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from ...dataplane.order.timeline import PhaseRows, Timeline
 from .batches import PADDING, micro_batches
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +116,8 @@ class SyntheticLoader:
             ]
 
     def _batch(self, rows: range) -> SyntheticBatch:
+        import torch
+
         length = self.plan.config.seq_len
         tokens = torch.zeros(self.micro_batch, length + 1, dtype=torch.int64)
         weights = torch.zeros(self.micro_batch, length)
