@@ -24,6 +24,18 @@ from headrace.trainer.checkpoints import store
 
 SOURCES = ("web", "code")
 LENGTH, BATCH = 64, 4
+LAYOUT = {"engine": "FSDP2", "processes": 4, "pp": 1, "dp": 2, "cp": 1, "tp": 2, "ep": 1}
+LAYOUT |= {"precision": "fp32", "device": "cpu", "threads": 1}
+MODEL = {"parameters": 1000, "active_parameters": 1000, "layers": ["mamba", "mlp"] * 2}
+MODEL |= {"note": "1K parameters in 4 layers", "pattern": "2*(mamba mlp)", "width": 64}
+ABOUT = {
+    "model": MODEL | {"vocab_size": 512},
+    "layout": LAYOUT | {"degrees": "pp 1 × dp 2 × tp 2 × cp 1"},
+    "fp8": "",
+    "optimizer": "AdamW",
+    "held_out": None,
+    "schedule": None,
+}
 
 
 def write_plan(folder: Path, steps: int) -> Plan:
@@ -56,6 +68,7 @@ def write_run(root: Path, plan: Plan, *, lr: float = 1e-3, taken: int | None = N
     (root / "run.yaml").write_text(yaml.safe_dump(run))
     (root / "model.yaml").write_text(yaml.safe_dump({"width": 64, "pattern": "2*(mamba mlp)"}))
     (root / "mixture.yaml").write_text(yaml.safe_dump({"seed": 7}))
+    (root / "about.json").write_text(json.dumps(ABOUT | {"lr": lr}))
     auditor, hashed, seconds = Auditor(OpenedPlan(Stream(plan))), plan.hash, 0.25
     with (root / "metrics.jsonl").open("w") as metrics, (root / "ledger.jsonl").open("w") as lines:
         for number in range(taken):
@@ -88,11 +101,9 @@ def write_run(root: Path, plan: Plan, *, lr: float = 1e-3, taken: int | None = N
                 "sources": sources,
             }
             metrics.write(json.dumps(line) + "\n")
-    layout = {"engine": "FSDP2", "processes": 4, "pp": 1, "dp": 2, "cp": 1, "tp": 2, "ep": 1}
-    layout |= {"precision": "fp32", "device": "cpu", "threads": 1}
     events: list[dict[str, Any]] = [
-        {"time": 1e9, "event": "start", "step": 0, "layout": layout, "seconds": 1.0},
-        {"time": 1e9 + 5, "event": "resume", "step": 5, "layout": layout, "seconds": 1.0},
+        {"time": 1e9, "event": "start", "step": 0, "layout": LAYOUT, "seconds": 1.0},
+        {"time": 1e9 + 5, "event": "resume", "step": 5, "layout": LAYOUT, "seconds": 1.0},
     ]
     if taken == plan.steps:
         events.append({"time": 1e9 + 9, "event": "finish", "step": taken, "ledger": hashed})

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
 import subprocess
 import tempfile
@@ -21,6 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 from urllib.error import HTTPError
+
+import pytest
 
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 STARTS = 5
@@ -39,6 +42,16 @@ FLAGS = (
 
 def installed() -> bool:
     return bool(shutil.which("chromedriver") and shutil.which("chromium"))
+
+
+def install() -> None:
+    """Install Chromium with apt-get where it is missing, or skip the test."""
+    if installed():
+        return
+    if os.geteuid() or shutil.which("apt-get") is None:
+        pytest.skip("installing Chromium needs root and apt-get")
+    command = ["apt-get", "install", "-y", "-q", "--no-install-recommends"]
+    subprocess.run([*command, "chromium", "chromium-driver"], capture_output=True, check=True)
 
 
 class Chromium:
@@ -86,8 +99,9 @@ class Chromium:
         found = self.post("/elements", {"using": "css selector", "value": selector})
         self.post(f"/element/{found[number][ELEMENT]}/click", {})
 
-    def mouse(self, *moves: tuple[str, float, float]) -> None:
-        """Move, press and release the mouse at places of the window: `("move", 10, 20)`."""
+    def mouse(self, *moves: tuple[str, float, float], touch: bool = False) -> None:
+        """Move, press and release the mouse, or a finger, at places of the window:
+        `("move", 10, 20)`."""
         names = {"move": "pointerMove", "down": "pointerDown", "up": "pointerUp"}
         actions = []
         for name, x, y in moves:
@@ -95,7 +109,9 @@ class Chromium:
                 {"x": round(x), "y": round(y), "duration": 0} if name == "move" else {"button": 0}
             )
             actions.append({"type": names[name], **place})
-        pointer = {"type": "pointer", "id": "mouse", "actions": actions}
+        kind = "touch" if touch else "mouse"
+        pointer = {"type": "pointer", "id": kind, "actions": actions}
+        pointer["parameters"] = {"pointerType": kind}
         self.post("/actions", {"actions": [pointer]})
 
     def device(self, width: int, height: int, *, dark: bool = False, phone: bool = False) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from headrace.trainer.folder import RunFolder
 from headrace.trainer.run import resolve
@@ -69,11 +73,31 @@ class Balanced(HTMLParser):
 
 
 def check_page(text: str) -> None:
+    """Check that a page is well-formed, loads nothing, and runs the one script that it allows."""
     parser = Balanced()
     parser.feed(text)
-    assert parser.open == [] and "svg" in parser.tags
-    assert not parser.tags & {"script", "img", "link", "iframe"}
-    assert not re.search(r"(?:src|href)=|url\(|@import", text), "the page loads other files"
+    assert parser.open == [] and not parser.tags & {"img", "link", "iframe", "object", "base"}
+    scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    hashed = [b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in scripts]
+    assert all(f"script-src 'sha256-{each}'" in text for each in hashed) and len(scripts) < 2
+    assert "default-src 'none'" in text
+    bare = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
+    assert not re.search(r"(?:src|href)=|url\(|@import", bare), "the page loads other files"
+
+
+def drawn_data(text: str) -> dict[str, Any]:
+    """Return the data of a page's curves."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text)
+    assert found is not None
+    data: dict[str, Any] = json.loads(found[1])
+    return data
+
+
+def curve(part: dict[str, Any], name: str, place: int = 0) -> list[float]:
+    """Return the means of a curve, or its least (1) or greatest (2) values."""
+    values = part["curves"][name]
+    found: list[float] = np.frombuffer(b64decode(values[place % len(values)]), "<f4").tolist()
+    return found
 
 
 def rewrite(file: Path, change: Any) -> None:

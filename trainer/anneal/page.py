@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from html import escape
 
 from ...console.progress import human
-from ..drawing.page import legend, page, section, tiles
+from ..drawing.page import page, section, tiles
 from ..folder import RunFolder
-from ..report import charts
-from ..report.data import RunData
-from ..report.loss_unit import in_one_unit
+from ..report import view
+from ..report.reading.data import RunData
+from ..report.reading.loss_unit import common_unit
+from ..report.reading.stored import StoredRun
 from .scores import Ranking
 
 DRAWN = 10
@@ -20,22 +21,27 @@ DRAWN = 10
 def anneal_page(ranking: Ranking, run: str, step: int) -> str:
     """Return the page of a ranking of candidates that continue a run at a step."""
     drawn = ranking.candidates[:DRAWN]
-    runs = [RunData.load(RunFolder(each.runs[0].folder), each.name) for each in drawn]
-    runs, unit, _ = in_one_unit(runs)
-    names = [each.name for each in drawn]
+    stored = [StoredRun.open(RunFolder(each.runs[0].folder), each.name) for each in drawn]
+    unit = common_unit(stored)
+    runs = [
+        RunData.read(run, sizes, len(stored)) for run, sizes in zip(stored, unit.sizes, strict=True)
+    ]
+    data, script = view.with_curves(runs, unit.shown)
     body = [
         f'<header><div><p class="over">headrace · anneal</p><h1>{escape(ranking.best.name)}</h1>'
         f"</div></header><p class='note'>Candidates continue {escape(run)} at step {step:,}. "
         f"{escape(sentence(ranking))}</p>",
         tiles(_tiles(ranking, step)),
         section("Ranking", _ranking(ranking), unit="held-out bits per byte"),
-        section("Held-out loss", charts.held_out(runs), legend=legend(names), unit=unit or ""),
-        section("Loss", charts.compared(runs, "loss", 300, "loss"), legend=legend(names)),
+        view.CONTROLS,
+        view.WIDE,
         section("Mixtures", _mixtures(ranking), unit="share of each source in all tokens"),
-        section("Learning rate", charts.compared(runs, "lr", 160, "learning rate")),
+        view.MORE,
         section("Plans and ledgers", _proofs(ranking)),
+        data,
     ]
-    return page(f"anneal · {ranking.best.name}", "".join(body))
+    title = f"anneal · {ranking.best.name}"
+    return page(title, "".join(body), script=script, style=view.style())
 
 
 def sentence(ranking: Ranking) -> str:

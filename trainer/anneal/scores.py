@@ -20,7 +20,7 @@ from ...dataplane.order.plan import Plan
 from ...dataplane.runlog import ledger
 from ...dataplane.runlog import writer as lines
 from ...mixtures.planning.shares import drawn_shares
-from ..report.loss_unit import bits_per_byte, bytes_per_token
+from ..report.reading.byte_sizes import bits_per_byte, bytes_per_token
 from ..run.stored import read_run
 from .folder import AnnealFolder, Entry
 from .train import is_finished

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,9 @@ LEFT_OUT = ("row", "back_to")
 """Numbers of a line that are no curve."""
 
 
-def columns(lines: bytes, where: str) -> tuple[dict[str, Float64], Float64, Float64]:
+def columns(
+    lines: bytes, where: str, nested: Mapping[str, tuple[str, ...]] = NESTED
+) -> tuple[dict[str, Float64], Float64, Float64]:
     """Return the columns of whole lines, with NaN where a line lacks a number, and for each line
     its size in bytes and its checksum."""
     import pyarrow as pa
@@ -45,20 +47,20 @@ def columns(lines: bytes, where: str) -> tuple[dict[str, Float64], Float64, Floa
     if len(table) != len(ends):
         raise IntegrityError(f"{where} has an empty line")
     sums = [zlib.crc32(lines[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
-    found = dict(_numbers(table))
+    found = dict(_numbers(table, nested))
     return found, sizes.astype(np.float64), np.array(sums, np.float64)
 
 
-def _numbers(table: Any) -> Iterator[tuple[str, Float64]]:
+def _numbers(table: Any, nested: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, Float64]]:
     import pyarrow as pa
 
     for name, column in zip(table.column_names, table.columns, strict=True):
         whole = column.combine_chunks()
-        if name in NESTED and pa.types.is_struct(whole.type):
+        if name in nested and pa.types.is_struct(whole.type):
             for part, fields in _fields(whole):
                 if pa.types.is_struct(fields.type):
                     for field, values in _fields(fields):
-                        if field in NESTED[name] and _is_number(values.type):
+                        if field in nested[name] and _is_number(values.type):
                             yield f"{field}/{part}", _floats(values)
         elif name not in LEFT_OUT and _is_number(whole.type):
             yield name, _floats(whole)

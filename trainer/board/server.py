@@ -37,6 +37,8 @@ STATIC = Path(__file__).parent / "static"
 PAGES = {
     "": ("index.html", "text/html; charset=utf-8"),
     "board.css": ("board.css", "text/css; charset=utf-8"),
+    "plot.css": ("plot.css", "text/css; charset=utf-8"),
+    "panels.js": ("panels.js", "text/javascript; charset=utf-8"),
     "plot.js": ("plot.js", "text/javascript; charset=utf-8"),
     "board.js": ("board.js", "text/javascript; charset=utf-8"),
 }

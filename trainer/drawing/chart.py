@@ -10,10 +10,6 @@ from html import escape
 from ...console.progress import human
 
 LEFT, RIGHT, TOP, BOTTOM = 58.0, 14.0, 22.0, 26.0
-LINE = 16.0
-"""Distance of the two lines of numbers below a chart."""
-STRIP = 5.0
-"""Height of a run's strip of phases."""
 LETTER = 7.0
 """Approximate width of a letter."""
 
@@ -62,7 +58,7 @@ class Chart:
         part = (value - low) / (high - low or 1)
         return self.base - min(max(part, -beyond), 1.0 + beyond) * (self.base - TOP)
 
-    def bands(self, spans: Sequence[tuple[str, float, float]]) -> None:
+    def bands(self, spans: Iterable[tuple[str, float, float]]) -> None:
         """Shade spans in turn, with their names above where there is room, the widest first."""
         named: list[tuple[float, float]] = []
         places = [(self.x(begin), self.x(end), name) for name, begin, end in spans]
@@ -80,22 +76,8 @@ class Chart:
                 named.append((middle - half - LETTER, middle + half + LETTER))
                 self._text("phase", middle, TOP - 8, name)
 
-    def phase_strip(
-        self, number: int, run: str, spans: Sequence[tuple[str, float, float]], colour: str
-    ) -> None:
-        """Draw the phases of one run of several as a strip at the top, in the run's colour."""
-        y = TOP + number * STRIP
-        for place, (name, begin, end) in enumerate(spans):
-            left, right = self.x(begin), self.x(end)
-            self.parts.append(
-                f'<rect class="own" x="{left:.1f}" y="{y:.1f}" width="{right - left:.1f}" '
-                f'height="{STRIP - 1:.1f}" fill="{colour}" opacity="{0.7 - 0.4 * (place % 2):.1f}">'
-                f"<title>{escape(run)}: phase {escape(name)}</title></rect>"
-            )
-
-    def axes(self, steps: Sequence[tuple[float, int]] = ()) -> None:
-        """Draw grid lines at round values; below them the x axis, and the steps that begin at some
-        of its values."""
+    def axes(self) -> None:
+        """Draw grid lines at round values; below them the x axis."""
         for value in ticks(*self.y_range):
             y = self.y(value)
             self.parts.append(
@@ -103,19 +85,13 @@ class Chart:
             )
             self._text("tick y", LEFT - 8, y + 3.5, self.label(value))
         self.x_axis()
-        if steps:
-            self._below(((value, f"{step:,}") for value, step in steps), "step", line=1)
 
     def x_axis(self) -> None:
-        labels = ((value, self.x_label(value)) for value in ticks(*self.x_range, count=7))
-        self._below(labels, self.x_unit)
-
-    def _below(self, labels: Iterable[tuple[float, str]], name: str, line: int = 0) -> None:
-        """Write a line of numbers below the frame, and their unit."""
-        y = self.base + 18 + LINE * line
+        """Write round values below the frame, and their unit."""
+        y, name = self.base + 18, self.x_unit
         self._text("tick end", self.right, y, name)
-        for value, label in labels:
-            x = self.x(value)
+        for value in ticks(*self.x_range, count=7):
+            x, label = self.x(value), self.x_label(value)
             if x < self.right - LETTER * (len(name) + len(label) / 2 + 1):
                 self._text("tick x", x, y, label)
 
@@ -139,17 +115,6 @@ class Chart:
             f'{self._points(curve)} {last:.1f},{self.base}"/>'
         )
 
-    def beyond(self, curve: Curve) -> None:
-        """Write the value of the highest point if it lies above the frame."""
-        if not curve.y or max(curve.y) <= self.y_range[1]:
-            return
-        highest = max(curve.y)
-        label = f"↑ {self.label(highest)}"
-        x = self.x(curve.x[curve.y.index(highest)])
-        room = x + 5 + LETTER * len(label) < self.right
-        style, beside = ("beyond", 5) if room else ("beyond end", -5)
-        self._text(style, x + beside, TOP + 12, label)
-
     def marks(self, places: Iterable[float], kind: str, title: str) -> None:
         """Draw vertical lines at the x values of events."""
         for place in places:
@@ -159,13 +124,6 @@ class Chart:
                 f"{self.x_unit}</title>"
                 f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{self.base}"/>'
                 f'<circle cx="{x:.1f}" cy="{TOP}" r="3.2"/></g>'
-            )
-
-    def rings(self, points: Iterable[tuple[float, float]]) -> None:
-        """Draw a circle around each point."""
-        for x, y in points:
-            self.parts.append(
-                f'<circle class="ring" cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="5"/>'
             )
 
     def strip(
@@ -248,8 +206,3 @@ def bounds(
     low, high = (0.0 if zero else min(known)), max(known)
     space = (high - low) * margin or abs(high) * margin or 1.0
     return (low if zero else low - space, high + space)
-
-
-def most(values: Sequence[float], fraction: float = 0.98) -> float:
-    """Return the quantile of the values: first steps and spikes must not flatten a chart."""
-    return sorted(values)[math.ceil(fraction * (len(values) - 1))]

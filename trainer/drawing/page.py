@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
@@ -75,12 +77,31 @@ def section(title: str, content: str, legend: str = "", unit: str = "") -> str:
     return f"<section><div class='head'><h2>{title}{measure}</h2>{keys}</div>{content}</section>"
 
 
-def page(title: str, body: str) -> str:
+HINTS = """
+function hint() {
+  for (const each of document.querySelectorAll(".scroll"))
+    each.classList.toggle("cut", each.scrollWidth > each.clientWidth + 1);
+}
+addEventListener("resize", hint);
+hint();
+"""
+"""Tell the reader of a narrow screen which parts go on to the right."""
+
+
+def page(title: str, body: str, *, script: str = "", style: str = "") -> str:
+    """Return the page. It may run its own script, load nothing and send nothing."""
     made = time.strftime("%Y-%m-%d %H:%M")
+    script = f"{script}{{{HINTS}}}"
+    hashed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{hashed}'; style-src 'unsafe-inline'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)} · headrace</title><style>{CSS}</style></head>"
-        f"<body><main>{body}<footer>headrace {__version__} · drawn {made}</footer></main></body>"
-        "</html>"
+        f"<title>{escape(title)} · headrace</title><style>{CSS}{style}</style></head>"
+        f"<body><main>{body}<footer>headrace {__version__} · drawn {made}</footer></main>"
+        f"<script>{script}</script></body></html>"
     )

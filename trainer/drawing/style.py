@@ -81,11 +81,15 @@ rect.pass.update { fill:var(--past); } .key i.update { background:var(--past); }
   linear-gradient(270deg,var(--card) 50%,transparent) 100% 0/36px 100% no-repeat local,
   linear-gradient(90deg,var(--shade),transparent) 0 0/12px 100% no-repeat scroll,
   linear-gradient(270deg,var(--shade),transparent) 100% 0/12px 100% no-repeat scroll; }
+.scroll.cut::after { content:"swipe sideways for the rest →"; position:sticky; left:0;
+  display:block; width:max-content; font-size:12px; color:var(--soft); }
 table { border-collapse:collapse; width:100%; margin-top:12px; font-size:13px; }
 th,td { padding:6px 10px; text-align:right; border-top:1px solid var(--line); font-weight:400; }
 thead th { color:var(--soft); border-top:0; } thead th[colspan] { text-align:center; }
 .sub th:first-child { text-align:right; padding-left:10px; } tbody th { font-weight:600; }
 th:first-child,td:first-child { text-align:left; padding-left:0; }
+.losses .sub th { text-align:right; }
+.losses .sub th:first-child { text-align:left; padding-left:0; }
 .history td,.history th,.sides td,.sides th { text-align:left; }
 td,th { white-space:nowrap; } .history td,.history th { vertical-align:top; }
 .history td:nth-child(n+3),.sides td { white-space:normal; }
@@ -101,12 +105,6 @@ footer { margin-top:26px; color:var(--soft); font-size:12.5px; text-align:center
   .pair { grid-template-columns:1fr; } main { padding:28px 14px; } }
 @media (max-width:600px) { .tiles { grid-template-columns:1fr 1fr; } section { padding:14px; }
   svg.wide { min-width:680px; } svg.half { min-width:420px; } svg.wide text { font-size:14px; }
-  .history,.sides { min-width:680px; } h1 { font-size:27px; }
-  .scroll:has(.wide,.history,.sides)::after { content:"swipe sideways for the rest →";
-    position:sticky; left:0; display:block; width:max-content; font-size:12px;
-    color:var(--soft); } }
-@media (max-width:470px) { .scroll:has(.half)::after { content:"swipe sideways for the rest →";
-    position:sticky; left:0; display:block; width:max-content; font-size:12px;
-    color:var(--soft); } }
+  .history,.sides { min-width:680px; } h1 { font-size:27px; } }
 @media print { body { background:#fff; } section,.tiles { break-inside:avoid; } }
 """

@@ -11,8 +11,9 @@ from ...dataplane.storage import storage
 from ..board.runs import shortest_names
 from ..folder import RunFolder
 from . import comparison, page
-from .data import RunData, first_difference
-from .loss_unit import in_one_unit
+from .reading.data import RunData, first_difference
+from .reading.loss_unit import common_unit
+from .reading.stored import StoredRun
 
 
 def write(folders: Sequence[str], out: str | None = None) -> tuple[Path, dict[str, Any]]:
@@ -20,18 +21,23 @@ def write(folders: Sequence[str], out: str | None = None) -> tuple[Path, dict[st
     names = shortest_names([Path(folder) for folder in folders])
     if len(set(names)) < len(names):
         raise MisuseError("one run is named twice", where=", ".join(names))
-    runs = [
-        RunData.load(RunFolder(folder), name) for folder, name in zip(folders, names, strict=True)
+    stored = [
+        StoredRun.open(RunFolder(folder), name) for folder, name in zip(folders, names, strict=True)
     ]
-    if len(runs) == 1:
-        target = Path(out) if out else RunFolder(folders[0]).report
-        storage.write(str(target), page.run_page(runs[0]).encode())
-        return target, {"report": str(target), "runs": [runs[0].summary()]}
-    target = Path(out) if out else RunFolder(folders[0]).comparison
-    compared, unit, note = in_one_unit(runs)
-    text = comparison.comparison_page(compared, unit, note)
-    storage.write(str(target), text.encode())
-    summaries = [run.summary() for run in compared]
+    if len(stored) == 1:
+        run = RunData.read(stored[0])
+        target = Path(out) if out else run.folder.report
+        storage.write(str(target), page.run_page(run).encode())
+        return target, {"report": str(target), "runs": [run.summary()]}
+    target = Path(out) if out else stored[0].folder.comparison
+    unit = common_unit(stored)
+    runs = [
+        RunData.read(run, sizes, len(stored)) for run, sizes in zip(stored, unit.sizes, strict=True)
+    ]
+    storage.write(str(target), comparison.comparison_page(runs, unit).encode())
+    summaries = [run.summary() for run in runs]
     for run, summary in zip(runs[1:], summaries[1:], strict=True):
         summary["first_difference"] = first_difference(runs[0], run)
-    return target, {"report": str(target), "loss_unit": unit, "note": note, "runs": summaries}
+    return target, {
+        "report": str(target), "loss_unit": unit.name, "note": unit.note, "runs": summaries
+    }  # fmt: skip

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from ..loop.guard import usual
-from .data import RunData
-
-WINDOW = 100
-"""Steps that a loss is compared with."""
-DEVIATIONS = 6.0
-"""An outlier is above the window's maximum, and above its median by more than this many
-deviations."""
-APART = 10
-"""Outliers nearer to each other than this many steps are one event."""
-MOST = 10
-"""Rows of the table; metrics.jsonl has all steps."""
+from .reading.candidates import WINDOW
+from .reading.chunks import line_at, lines_before
+from .reading.data import RunData
 
 
 @dataclass(frozen=True)
@@ -42,42 +32,18 @@ class OutlierStep:
 
 
 def find_outliers(run: RunData) -> list[OutlierStep]:
-    """Return the steps that stand out most, in order. Skipped steps have a table of their own."""
-    applied = [e for e in run.metrics if e["loss"] is not None and not e.get("skipped")]
-    windows: dict[str | None, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
-    candidates: list[tuple[float, int]] = []
-    for place, entry in enumerate(applied):
-        highest = 0.0
-        for name, loss in _losses(entry):
-            highest = max(highest, _deviations(windows[name], loss))
-            windows[name].append(loss)
-        if highest > DEVIATIONS:
-            candidates.append((highest, place))
-    kept: list[tuple[float, int]] = []
-    for deviations, place in sorted(candidates, reverse=True):
-        if len(kept) < MOST and all(abs(place - other) >= APART for _, other in kept):
-            kept.append((deviations, place))
+    """Return the steps that stand out most, in order."""
+    file = run.folder.metrics
     return [
-        _describe(run, applied[place], applied[max(0, place - WINDOW) : place], deviations)
-        for deviations, place in sorted(kept, key=lambda outlier: outlier[1])
+        _describe(
+            run, line_at(file, place), lines_before(file, place, _applied, WINDOW), deviations
+        )
+        for deviations, _, place in run.candidates.largest()
     ]
 
 
-def _losses(entry: dict[str, Any]) -> Iterator[tuple[str | None, float]]:
-    """Yield the loss of all tokens, and of each source: the mean hides a source of few rows."""
-    yield None, entry["loss"]
-    for name, source in entry["sources"].items():
-        if source["loss"] is not None:
-            yield name, source["loss"]
-
-
-def _deviations(window: Sequence[float], loss: float) -> float:
-    """Return how many deviations a loss is above the window's median; 0 if the window has a loss
-    as high."""
-    if len(window) < WINDOW // 4 or loss <= max(window):
-        return 0.0
-    middle, deviation = usual(window)
-    return (loss - middle) / deviation
+def _applied(entry: dict[str, Any]) -> bool:
+    return entry["loss"] is not None and not entry.get("skipped")
 
 
 def _describe(
@@ -117,7 +83,7 @@ def _risen(
 def _events_before(run: RunData, step: int) -> list[str]:
     """Return the events of the window before a step, the latest first."""
     events = [
-        (step - phase.first_step, f"phase {phase.name} began") for phase in run.job.plan.phases[1:]
+        (step - phase.first_step, f"phase {phase.name} began") for phase in run.plan.phases[1:]
     ]
     events += [
         (step - event["step"], "the run was resumed")

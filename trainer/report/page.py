@@ -7,124 +7,55 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from ...console.progress import as_bytes, duration, human
+from ...console.progress import duration, human
 from ...dataplane.order.plan import Plan
-from ...models.accounting.show import shown_active
 from ..board.runs import SKIPPED
-from ..costs.describe import degrees
 from ..costs.measured import EVENT
 from ..drawing.page import definitions, layer_stripe, legend, page, section, tiles
 from ..scores.recall_chart import recall_section
 from ..scores.records import scores_section
-from . import charts, predicted, schedule, signals, sources
-from .data import RunData
-from .outliers import DEVIATIONS, WINDOW, OutlierStep, find_outliers
-
-NATS = "nats per token"
-POINT = f"{NATS} · hover for the steps"
+from . import charts, predicted, schedule, signals, sources, view
+from .losses import losses_section
+from .outliers import OutlierStep, find_outliers
+from .reading.candidates import DEVIATIONS, WINDOW
+from .reading.data import RunData
+from .reading.loss_unit import NATS
 
 
 def run_page(run: RunData) -> str:
     outliers = find_outliers(run)
+    data, script = view.with_curves([run], NATS, outliers)
     body = [
         _header(run),
         _failure(run),
         _tiles(run),
-        section("Loss", charts.loss(run, outliers), legend=_loss_keys(run, outliers), unit=POINT),
+        view.CONTROLS,
+        view.WIDE,
         _outliers(run, outliers),
         _skipped(run),
         signals.stragglers(run),
-        held_out([run]),
+        losses_section([run]),
         scores_section(run.scores),
         recall_section(run.recall),
-        section("Learning rate", charts.learning_rate(run)),
         section(
             "Mixture",
             charts.mixture(run) + _phase_table(run),
             legend=legend(run.sources, _overall(run)),
         ),
         _datasets(run),
-        '<div class="pair">',
-        section("Tokens per second", charts.small(run, "tokens_per_second", "tokens per second")),
-        _source_speeds(run),
-        section(
-            "Gradient norm",
-            charts.small(run, "grad_norm", "gradient norm"),
-            unit="before clipping",
-        ),
-        section(
-            "Data wait",
-            charts.small(run, "data_wait", "data wait, percent of the step", percent=True),
-            unit="percent of the step",
-        ),
-        section("Seconds per step", charts.small(run, "seconds", "seconds per step")),
-        _memory(run),
-        signals.slowest_rank(run),
-        _expert_load(run),
-        "</div>",
+        view.MORE,
         _predicted(run),
         _schedule(run),
         _configuration(run),
         _history(run),
+        data,
     ]
-    return page(run.name, "".join(body))
-
-
-def _source_speeds(run: RunData) -> str:
-    """Return the chart of the speed by source, for a run of several sources."""
-    if len(run.sources) == 1:
-        return ""
-    keys = legend(run.sources)
-    return section("Tokens per second by source", charts.source_speeds(run), legend=keys)
-
-
-def _memory(run: RunData) -> str:
-    """Return the chart of the memory, for a run on devices that count it."""
-    if not run.memory:
-        return ""
-    label = "most bytes that a rank holds"
-    return section("Memory", charts.small(run, "memory", label, label=as_bytes), unit=label)
-
-
-def _expert_load(run: RunData) -> str:
-    """Return the chart of the imbalance between ranks, for a run that split its experts."""
-    if not any("expert_load" in entry for entry in run.metrics):
-        return ""
-    label = "rows of the busiest rank's experts, in multiples of the mean"
-    return section("Expert load", charts.small(run, "expert_load", label), unit="max / mean")
-
-
-def held_out(runs: Sequence[RunData], unit: str = NATS) -> str:
-    evaluated = [run for run in runs if run.evaluations]
-    if not evaluated:
-        return ""
-    if len(runs) > 1:
-        return section(
-            "Held-out loss",
-            charts.held_out(runs),
-            legend=legend([run.name for run in runs]),
-            unit=unit,
-        )
-    _, *sources = runs[0].held_out_curves()
-    last = runs[0].evaluations[-1]["sources"]
-    notes = [f" <em>{last[name]['loss']:.4f}</em>" if name in last else "" for name in sources]
-    keys = '<span class="key"><b></b>all</span>' + legend(sources, notes)
-    return section("Held-out loss", charts.held_out(runs), legend=keys, unit=NATS)
+    return page(run.name, "".join(body), script=script, style=view.style())
 
 
 def _failure(run: RunData) -> str:
     """Return the error of a failed run; it stands first on the page."""
     return f'<section class="failure"><pre>{escape(run.error)}</pre></section>' if run.error else ""
-
-
-def _loss_keys(run: RunData, outliers: Sequence[OutlierStep]) -> str:
-    return (
-        '<span class="key"><b></b>all tokens</span>'
-        + (legend(run.sources) if len(run.sources) > 1 else "")
-        + ('<span class="key"><s></s>outlier</span>' if outliers else "")
-        + ('<span class="key"><u class="restart"></u>restart</span>' if run.restarts else "")
-        + ('<span class="key"><u class="skipped"></u>skipped</span>' if run.skipped else "")
-    )
 
 
 def _outliers(run: RunData, outliers: Sequence[OutlierStep]) -> str:
@@ -146,7 +77,7 @@ def _outliers(run: RunData, outliers: Sequence[OutlierStep]) -> str:
         f"<tbody>{rows}</tbody></table></div>"
     )
     worst = max(outliers, key=lambda step: step.deviations)
-    audit = f"mixtures audit {run.job.folder.root} --step {worst.step} --text"
+    audit = f"mixtures audit {run.folder.root} --step {worst.step} --text"
     note = (
         f"The loss of all tokens, or of one source, is above each of the {WINDOW} losses before "
         f"it, and above their median by more than {DEVIATIONS:g} deviations. Grey: the median of "
@@ -195,36 +126,29 @@ def _header(run: RunData) -> str:
 
 def _stripe(run: RunData) -> str:
     """Return the model as a stripe, a cell for each layer."""
-    layers = run.job.model.layers
     model = run.about["model"]
-    count, active = model["parameters"], model["active_parameters"]
-    note = f"{human(count)} parameters{shown_active(count, active)} in {len(layers)} layers"
-    return layer_stripe([layer.mixer for layer in layers], note)
+    return layer_stripe(model["layers"], model["note"])
 
 
 def _tiles(run: RunData) -> str:
-    planned = run.job.plan.tokens
-    loss = run.loss
-    mfu = [entry["mfu"] for entry in run.metrics if entry["mfu"] is not None]
-    hfu = [entry["hfu"] for entry in run.metrics if entry.get("hfu") is not None]
-    utilisation = (
-        f"MFU {_mean(mfu):.1%}" + (f", HFU {_mean(hfu):.1%}" if hfu else "") if mfu else ""
-    )
+    planned, totals, loss = run.plan.tokens, run.totals, run.loss
+    mfu, hfu = totals.mean("mfu"), totals.mean("hfu")
+    utilisation = f"MFU {mfu:.1%}" + (f", HFU {hfu:.1%}" if hfu is not None else "") if mfu else ""
     figures = [
         ("tokens", human(run.tokens), f"{_percent(run.tokens / planned)} of {human(planned)}"),
         ("loss", f"{loss:.4f}" if loss is not None else "not finite", _loss_note(run)),
         (
             "steps",
-            f"{len(run.metrics):,}",
-            f"of {run.job.plan.steps:,}",
+            f"{run.steps:,}",
+            f"of {run.plan.steps:,}",
         ),
         (
             "tokens per second",
-            human(run.tokens_per_second),
+            human(totals.tokens_per_second),
             utilisation or run.about["layout"]["device"].upper(),
         ),
-        ("data wait", f"{run.data_wait:.2%}", "of the time"),
-        ("time", duration(run.seconds), _restart_note(run)),
+        ("data wait", f"{totals.data_wait:.2%}", "of the time"),
+        ("time", duration(totals.seconds), _restart_note(run)),
     ]
     return tiles(figures)
 
@@ -234,14 +158,11 @@ def _percent(part: float) -> str:
     return f"{int(100 * part)}%" if part >= 0.01 else f"{100 * part:.2g}%"
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
 def _loss_note(run: RunData) -> str:
-    first, count = run.metrics[0]["loss"], run.last_steps
+    first, count = run.first["loss"], len(run.last)
     last = f"last {count} steps, " if count > 1 else ""
-    return f"{last}from {first:.3g}" if first is not None else ""
+    bits = f"{run.bits:.3g} bits per byte, " if run.bits is not None else ""
+    return f"{bits}{last}from {first:.3g}" if first is not None else bits.removesuffix(", ")
 
 
 def _restart_note(run: RunData) -> str:
@@ -281,24 +202,24 @@ def _phase_table(run: RunData) -> str:
 
 def _datasets(run: RunData) -> str:
     """Return the table of the run's datasets; empty if none of them can be read here."""
-    plan = run.job.plan
+    plan = run.plan
     table = sources.table(plan) if isinstance(plan, Plan) else ""
     return section("Datasets", table) if table else ""
 
 
 def _predicted(run: RunData) -> str:
     """Return the prediction of the layout plan beside the measurement; empty without both."""
-    if run.measured is None:
+    if run.stored.measured is None:
         return ""
-    table, note = predicted.table(run.measured)
+    table, note = predicted.table(run.stored.measured)
     return section("Predicted and measured", table, unit=note)
 
 
 def _schedule(run: RunData) -> str:
     """Return the drawing of the pipeline's schedule; empty for one stage."""
-    if len(run.about["stages"]) == 1:
+    if run.about["schedule"] is None:
         return ""
-    drawing, note = schedule.draw(run.job)
+    drawing, note = schedule.draw(run.about["schedule"])
     keys = "".join(
         f'<span class="key"><i class="{kind}"></i>{kind}</span>' for kind in ("forward", "backward")
     )
@@ -306,19 +227,19 @@ def _schedule(run: RunData) -> str:
 
 
 def _configuration(run: RunData) -> str:
-    layout = run.about["layout"]
+    layout, model = run.about["layout"], run.about["model"]
     values = {
         "engine": f"{layout['engine']}, {layout['precision']}",
         **({"fp8": run.about["fp8"]} if run.about["fp8"] else {}),
-        "layout": f"{layout['processes']} × {layout['device']} = {degrees(layout)}",
-        "model": run.job.model.pattern,
-        "width": f"{run.job.model.width:,}, vocabulary {run.job.model.vocab_size:,}",
-        "optimizer": run.job.run.optimizer.describe(),
-        "seed": str(run.job.run.seed),
-        "plan": run.job.plan.hash,
+        "layout": f"{layout['processes']} × {layout['device']} = {layout['degrees']}",
+        "model": model["pattern"],
+        "width": f"{model['width']:,}, vocabulary {model['vocab_size']:,}",
+        "optimizer": run.about["optimizer"],
+        "seed": str(run.stored.settings["seed"]),
+        "plan": run.plan.hash,
         "ledger": run.ledger,
         "checkpoints": ", ".join(f"step {step:,}" for step in run.checkpoints) or "none",
-        "folder": str(run.job.folder.root),
+        "folder": str(run.folder.root),
     }
     return f"<section><h2>Configuration</h2>{definitions(values)}</section>"
 

@@ -6,16 +6,7 @@ from html import escape
 
 from ..drawing.page import section
 from ..record.stragglers import BEGINS, ENDS
-from . import charts
-from .data import RunData
-
-
-def slowest_rank(run: RunData) -> str:
-    """Return the chart of the slowest rank's lag, if the ranks were timed."""
-    if not any("slowest_lag" in entry for entry in run.metrics):
-        return ""
-    chart = charts.small(run, "slowest_lag", "lag of the slowest rank, percent", percent=True)
-    return section("Slowest rank", chart, unit="its lag, percent of the step")
+from .reading.data import RunData
 
 
 def stragglers(run: RunData) -> str:

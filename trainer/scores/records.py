@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -99,3 +99,43 @@ def scores_section(entries: Sequence[dict[str, Any]]) -> str:
         f"{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
     return section("Scores", table)
+
+
+def compared_scores(
+    runs: Mapping[str, tuple[Sequence[dict[str, Any]], Sequence[dict[str, Any]]]],
+) -> str:
+    """Return the table of the newest scores and recall of several runs beside each other."""
+    columns = [_newest(scores, recall) for scores, recall in runs.values()]
+    keys = dict.fromkeys(key for column in columns for key in column)
+    if not keys:
+        return ""
+    rows = ""
+    for task, metric in keys:
+        cells = [column.get((task, metric), ("–", None)) for column in columns]
+        kind = "differs" if len({text for text, _ in cells}) > 1 else ""
+        rows += f'<tr class="{kind}"><th>{escape(task)}</th><td>{escape(metric)}</td>' + "".join(
+            f"<td>{text}{'' if step is None else f' <em>step {step:,}</em>'}</td>"
+            for text, step in cells
+        )
+        rows += "</tr>"
+    heads = "".join(f"<th>{escape(name)}</th>" for name in ("task", "metric", *runs))
+    table = (
+        f'<div class="scroll"><table class="sides"><thead><tr>{heads}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
+    )
+    return section("Scores", table)
+
+
+def _newest(
+    scores: Sequence[dict[str, Any]], recall: Sequence[dict[str, Any]]
+) -> dict[tuple[str, str], tuple[str, int]]:
+    """Return the newest value of each task and metric, and its step."""
+    found: dict[tuple[str, str], tuple[str, int]] = {}
+    for entry in sorted(scores, key=lambda entry: int(entry["step"])):
+        found |= {key: (text, entry["step"]) for key, text in values(entry).items()}
+    for entry in sorted(recall, key=lambda entry: int(entry["step"])):
+        for task, results in entry["tasks"].items():
+            for each in results:
+                key = (task, f"right answers, {each['length']:,} tokens")
+                found[key] = (f"{each['accuracy']:.2%}", entry["step"])
+    return found

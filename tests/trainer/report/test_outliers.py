@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from written_runs import check_page, make_run, rewrite
+from written_runs import check_page, drawn_data, make_run, rewrite
 
 from headrace.trainer.report import page
-from headrace.trainer.report.data import RunData
-from headrace.trainer.report.outliers import APART, MOST, find_outliers
-from headrace.trainer.report.tooltips import tooltips
+from headrace.trainer.report.outliers import find_outliers
+from headrace.trainer.report.reading.candidates import APART, MOST
+from headrace.trainer.report.reading.data import RunData
 
 STEPS = 600
 
@@ -29,7 +29,7 @@ def test_a_noisy_falling_loss_has_no_outlier(tmp_path: Path) -> None:
     run = RunData.load(make_run(tmp_path / "run", noisy({})))
     assert find_outliers(run) == []
     text = page.run_page(run)
-    assert "Outlier" not in text and "outlier" not in text
+    assert "Outlier steps" not in text and drawn_data(text)["runs"][0]["outliers"] == []
 
 
 def test_an_outlier_names_the_sources_that_caused_it(tmp_path: Path) -> None:
@@ -51,6 +51,8 @@ def test_an_outlier_names_the_sources_that_caused_it(tmp_path: Path) -> None:
     assert found.entry["grad_norm"] == 40.0 and found.usual_norm == 1.0 and found.events == []
     text = page.run_page(run)
     check_page(text)
+    [ring] = drawn_data(text)["runs"][0]["outliers"]
+    assert (ring["step"], ring["y"]) == (301, found.entry["loss"])
     assert "Outlier steps" in text and f"audit {folder.root} --step 301 --text" in text
 
 
@@ -91,12 +93,3 @@ def test_the_table_keeps_the_largest_outliers(tmp_path: Path) -> None:
     steps = [each.step for each in found]
     assert steps == [step + 5 for step in range(120, STEPS, 30)][-MOST:]
     assert all(b - a >= APART for a, b in pairwise(steps))
-
-
-def test_every_column_of_the_chart_has_a_tooltip(tmp_path: Path) -> None:
-    run = RunData.load(make_run(tmp_path / "run", noisy({301: 1.5})))
-    columns = list(tooltips(run))
-    assert columns[0][0] == 0 and columns[-1][1] == run.last_token
-    assert all(a[1] == b[0] for a, b in pairwise(columns))
-    (text,) = [text for begin, end, text in columns if begin < 64 * 301 + 1 <= end]
-    assert "steps 300 to 301" in text and "at step 301)" in text and "phase synthetic" in text

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from written_runs import check_page, make_run, rewrite
+from written_runs import check_page, curve, drawn_data, make_run, rewrite
 
 from headrace.console.errors import RunError
 from headrace.trainer import report
 from headrace.trainer.cli import main
-from headrace.trainer.drawing.chart import Curve, bounds, most, ticks
+from headrace.trainer.drawing.chart import bounds, ticks
 from headrace.trainer.folder import RunFolder
-from headrace.trainer.report.data import (
-    RunData,
-    extremes,
-    realised_over_tokens,
-    smooth,
-    thin,
-)
+from headrace.trainer.report.reading.data import RunData, realised_over_tokens
+from headrace.trainer.report.reading.totals import STRIPS
 from headrace.trainer.run.stored import read_run
 
 
@@ -39,8 +34,11 @@ def test_a_report_shows_the_run_in_one_file(tmp_path: Path) -> None:
 
 
 def test_a_restart_is_marked_at_the_tokens_before_it(tmp_path: Path) -> None:
-    run = RunData.load(make_run(tmp_path / "run", [4.0, 3.0, 2.0, 1.0]))
-    assert run.restarts == [128.0]
+    folder = make_run(tmp_path / "run", [4.0, 3.0, 2.0, 1.0])
+    [run] = drawn_data(report.write([str(folder.root)])[0].read_text())["runs"]
+    hours = 3 * 0.1 / 3600
+    wanted = {"kind": "resume", "step": 2, "tokens": 128.0, "hours": pytest.approx(hours)}
+    assert run["marks"] == [wanted]
 
 
 def test_losses_that_are_not_finite_are_named(tmp_path: Path) -> None:
@@ -57,25 +55,21 @@ def test_several_runs_are_compared(tmp_path: Path) -> None:
     text = path.read_text()
     check_page(text)
     assert path.name == "compare.html" and len(summary["runs"]) == 2
-    assert "Loss minus the loss of a" in text
+    data = drawn_data(text)
+    assert [panel["title"] for panel in data["panels"]] == ["Loss minus the loss of a"]
+    [difference] = [part for part in data["parts"] if "difference" in part["curves"]]
+    assert difference["run"] == "b" and curve(difference, "difference")[:3] == [0, -0.5, -0.5]
 
 
-def test_memory_and_the_speed_of_each_source_are_drawn(tmp_path: Path) -> None:
+def test_memory_is_drawn_where_a_device_counts_it(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [4.0, 3.0, 2.0])
     page = report.write([str(folder.root)], None)[0].read_text()
-    assert "Memory" not in page and "per second by source" not in page, "nothing to show"
+    assert not {"memory", "mfu"} & set(drawn_data(page)["runs"][0]["series"]), "nothing to show"
     rewrite(folder.metrics, lambda entry: entry.update(memory=(1 + entry["step"]) << 30))
     page, summary = report.write([str(folder.root)], None)
-    check_page(page.read_text())
-    assert "Memory" in page.read_text() and summary["runs"][0]["memory"] == 3 << 30
-
-    def mixed(entry: dict[str, Any]) -> None:
-        one = entry["sources"].pop("synthetic")
-        entry["sources"] = {"web": {**one, "rows": 3}, "code": {**one, "rows": 1}}
-
-    rewrite(folder.metrics, mixed)
-    run = RunData.load(folder)
-    assert run.source_speed("web").y == [480.0] * 3 and run.source_speed("code").y == [160.0] * 3
+    data = drawn_data(page.read_text())
+    assert "memory" in data["runs"][0]["series"] and summary["runs"][0]["memory"] == 3 << 30
+    assert curve(data["parts"][0], "memory") == [float(number << 30) for number in (1, 2, 3)]
 
 
 def test_a_comparison_has_norms_sources_and_settings_that_differ(tmp_path: Path) -> None:
@@ -85,7 +79,7 @@ def test_a_comparison_has_norms_sources_and_settings_that_differ(tmp_path: Path)
     assert runs[1].run.read_text() != text
     page = report.write([str(run.root) for run in runs], None)[0].read_text()
     check_page(page)
-    assert "Gradient norm" in page and "Loss of" not in page, "one source needs no chart of its own"
+    assert all("grad_norm" in run["series"] for run in drawn_data(page)["runs"])
     assert "<th>seed</th><td>1</td><td>5</td>" in page
     assert "<th>synthetic.steps</th>" not in page, "equal settings are left out"
 
@@ -109,7 +103,7 @@ SKIPPED = {"skipped": True, "why": "spike"}
 def test_held_out_losses_and_skipped_steps_are_shown(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [4.0, 3.0, 9.0, 1.0])
     plain = report.write([str(folder.root)])[0].read_text()
-    assert "Held-out loss" not in plain and "Skipped steps" not in plain
+    assert drawn_data(plain)["runs"][0]["held_out"] == [] and "Skipped steps" not in plain
     evaluate(folder, {1: 3.5, 3: 2.25})
     rewrite(folder.metrics, lambda e: e.update(SKIPPED if e["step"] == 2 else {}))
     with folder.events.open("a") as events:
@@ -120,13 +114,10 @@ def test_held_out_losses_and_skipped_steps_are_shown(tmp_path: Path) -> None:
     path, summary = report.write([str(folder.root)])
     text = path.read_text()
     check_page(text)
-    for word in (
-        "Held-out loss",
-        "1.2500",
-        "rows 8 to 11, phase &lt;one&gt;",
-        "rolled back to step 0",
-    ):
+    for word in ("rows 8 to 11, phase &lt;one&gt;", "rolled back to step 0"):
         assert word in text, word
+    held_out = drawn_data(text)["parts"][1]
+    assert curve(held_out, "held-out/loss/web") == [2.5, 1.25]
     (run,) = summary["runs"]
     assert (run["held_out"], run["left_out"]) == (2.25, [2])
 
@@ -134,7 +125,7 @@ def test_held_out_losses_and_skipped_steps_are_shown(tmp_path: Path) -> None:
 def test_slow_ranks_are_named(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [4.0, 3.0, 2.0])
     plain = report.write([str(folder.root)])[0].read_text()
-    assert "Slowest rank" not in plain and "Slow ranks" not in plain
+    assert "slowest_lag" not in drawn_data(plain)["runs"][0]["series"] and "Slow ranks" not in plain
     rewrite(folder.metrics, lambda entry: entry.update(slowest_rank=3, slowest_lag=0.25))
     with folder.events.open("a") as events:
         what = "rank 3 is slow: since step 0"
@@ -143,7 +134,8 @@ def test_slow_ranks_are_named(tmp_path: Path) -> None:
         )
     text = report.write([str(folder.root)])[0].read_text()
     check_page(text)
-    assert "Slowest rank" in text and f"<tr><th>2</th><td>{what}</td></tr>" in text
+    assert "slowest_lag" in drawn_data(text)["runs"][0]["series"]
+    assert f"<tr><th>2</th><td>{what}</td></tr>" in text
 
 
 def test_the_error_of_a_failed_run_is_shown(tmp_path: Path) -> None:
@@ -164,7 +156,9 @@ def test_a_comparison_names_the_first_step_with_other_rows(tmp_path: Path) -> No
     path, summary = report.write([str(each.root) for each in (first, second, third)])
     text = path.read_text()
     check_page(text)
-    assert "the same" in text and "differ from step 1 on" in text and "Held-out loss" in text
+    assert "the same" in text and "differ from step 1 on" in text
+    drawn = [run["held_out"] for run in drawn_data(text)["runs"]]
+    assert drawn == [["loss", "loss/code", "loss/web"], [], ["loss", "loss/code", "loss/web"]]
     assert [run.get("first_difference") for run in summary["runs"]] == [None, None, 1]
 
 
@@ -186,21 +180,15 @@ def test_a_run_without_a_step_has_no_report(tmp_path: Path) -> None:
 
 
 def test_realised_shares_sum_to_one(tmp_path: Path) -> None:
-    run = RunData.load(make_run(tmp_path / "run", [1.0] * 10))
-    pieces = realised_over_tokens(run, bins=4)
-    assert [(begin, end) for begin, end, _ in pieces] == [
-        (0, 192), (192, 384), (384, 576), (576, 640)
-    ]  # fmt: skip
+    steps = 2 * STRIPS + 3
+    run = RunData.load(make_run(tmp_path / "run", [1.0] * steps))
+    pieces = list(realised_over_tokens(run))
+    ends = [*range(192, 64 * steps, 192), 64 * steps]
+    assert [(begin, end) for begin, end, _ in pieces] == list(pairwise([0, *ends]))
     assert all(sum(shares) == 1 for *_, shares in pieces)
 
 
-def test_curves() -> None:
-    spiked = Curve([float(x) for x in range(1000)], [2.0] * 700 + [9.0] + [2.0] * 299)
-    curve = thin(spiked)
-    assert len(curve.x) == 500 and set(curve.y) == {2.0, 5.5} and curve.x[0] == 0.5
-    assert max(extremes(spiked).y) == 9.0 and extremes(spiked).x[extremes(spiked).y.index(9)] == 700
-    assert smooth(Curve([0, 1, 2], [0.0, 3.0, 6.0]), 3).y == [1.5, 3.0, 4.5]
+def test_scales() -> None:
     assert ticks(0, 10) == [0, 2, 4, 6, 8, 10]
-    assert most([9.0, *[1.0] * 99]) == 1.0 and most([9.0, 1.0]) == 9.0
     low, high = bounds([1.0, 2.0])
     assert low < 1 and high > 2 and bounds([]) == (0.0, 1.0)

@@ -2,23 +2,8 @@
 /* The page of `trainer board`: the list of runs, tabs of panels, and the rows of a step.
  * Text of runs goes into the page as text nodes alone, never as HTML. */
 
-const $ = id => document.getElementById(id);
-const POLL = 2500, SETTLE = 25, PATIENCE = 120; // milliseconds
-const HELD = "held-out/";
+const POLL = 2500; // milliseconds
 
-function el(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name === "class") element.className = value;
-    else if (name === "style") Object.assign(element.style, value);
-    else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (value !== false && value !== null) element.setAttribute(name, value === true ? "" : value);
-  }
-  element.append(...children.filter(child => child !== null && child !== undefined));
-  return element;
-}
-const whole = number => Number(number).toLocaleString("en");
-const ofAll = (part, total) => total ? percent(part / total) : "–";
 async function ask(path) {
   const answer = await fetch(path);
   if (!answer.ok) throw new Error(await answer.text());
@@ -27,14 +12,8 @@ async function ask(path) {
 const json = async path => (await ask(path)).json();
 
 /* State */
-const state = {
-  runs: [], settings: {}, palette: [], hidden: new Set(), quiet: new Set(), focus: null, tab: "Curves",
-  axis: "step", low: null, high: null, smooth: 0, logX: false, logY: false, full: false, filter: "",
-};
-const AXES = { step: "steps", tokens: "tokens", hours: "hours" };
-const shown = () => state.runs.filter(run => !state.hidden.has(run.id) && matches(run) && run.entries);
-const runOf = id => state.runs.find(run => run.id === id);
-const colourOf = run => state.palette[state.runs.indexOf(run) % state.palette.length];
+Object.assign(state, { settings: {}, focus: null, tab: "Curves", filter: "" });
+Object.assign(page, { tap: "rows of the step", matches, load, click, asked: () => asking, answered: () => answered === asking });
 const focused = () => runOf(state.focus) || shown()[0] || state.runs[0];
 function matches(run) {
   if (!state.filter) return true;
@@ -43,122 +22,13 @@ function matches(run) {
   return Object.entries(state.settings[run.id] || {}).some(([name, own]) => name.endsWith(key.trim()) && String(own).startsWith(value.trim()));
 }
 
-/* Panels of curves */
-const PANELS = [
-  { title: "Loss", unit: "nats per token", own: ["loss"], wide: true },
-  { title: "Loss by source", unit: "nats per token", prefix: "loss/", wide: true },
-  { title: "Held-out loss", unit: "nats per token", own: [HELD + "loss"], prefix: HELD + "loss/", wide: true },
-  { title: "Weight norm by layer", prefix: "weight_norm/", wide: true },
-  { title: "Gradient norm by layer", unit: "before clipping", prefix: "gradient_norm/", wide: true },
-  { title: "Update norm by layer", prefix: "update_norm/", wide: true },
-  { title: "Learning rate", own: ["lr"], zero: true },
-  { title: "Gradient norm", unit: "before clipping", own: ["grad_norm"], zero: true },
-  { title: "Tokens per second", own: ["tokens_per_second"], zero: true },
-  { title: "MFU and HFU", own: ["mfu", "hfu"], format: percent, zero: true },
-  { title: "Memory", unit: "most of rank 0", own: ["memory"], format: bytes, zero: true },
-  { title: "Data wait", unit: "part of the step", own: ["data_wait"], format: percent, zero: true },
-  { title: "Seconds per step", own: ["seconds"], zero: true },
-  { title: "Slowest rank", unit: "its lag, part of the step", own: ["slowest_lag"], format: percent, zero: true },
-  { title: "Expert load", unit: "max / mean", own: ["expert_load"] },
-];
-const NO_CURVE = ["slowest_", "rows/", HELD + "rows/", HELD + "seconds", "skipped"];
-const CURVE_NAMES = { lr: "learning rate", grad_norm: "gradient norm", tokens_per_second: "tokens/s", mfu: "MFU", hfu: "HFU", data_wait: "data wait", seconds: "seconds", slowest_lag: "lag", expert_load: "expert load" };
-
-function curveNames(runs) {
-  const names = new Set();
-  for (const run of runs) { run.series.forEach(name => names.add(name)); run.held_out.forEach(name => names.add(HELD + name)); }
-  return [...names];
-}
-/* Return the panels that these runs have curves for: one for each source if there are several runs. */
-function panelsOf(runs) {
-  const names = curveNames(runs), used = new Set(), found = [];
-  for (const panel of PANELS) {
-    const own = (panel.own || []).filter(name => names.includes(name));
-    const parts = panel.prefix ? names.filter(name => name.startsWith(panel.prefix)) : [];
-    [...own, ...parts].forEach(name => used.add(name));
-    if (runs.length > 1) {
-      if (own.length) found.push({ ...panel, curves: own, key: panel.title });
-      for (const name of parts.length > 1 ? parts : [])
-        found.push({ ...panel, wide: false, title: panel.title.replace(" by source", ""), of: name.slice(panel.prefix.length), curves: [name], key: name });
-    } else if (own.length + parts.length && (own.length || parts.length > 1))
-      found.push({ ...panel, curves: [...own, ...(parts.length > 1 ? parts : [])], key: panel.title });
-  }
-  for (const name of names)
-    if (!used.has(name) && !NO_CURVE.some(prefix => name.startsWith(prefix))) found.push({ title: name.replace(/_/g, " "), curves: [name], key: name });
-  return found;
-}
-const labelOf = (name, panel) => panel.prefix && name.startsWith(panel.prefix) ? name.slice(panel.prefix.length) : name === HELD + "loss" ? "all" : CURVE_NAMES[name] || name;
-
-class Card {
-  constructor(panel) {
-    this.panel = panel;
-    this.plot = new Plot({ label: panel.title, format: panel.format, zero: panel.zero, height: panel.wide ? 290 : 190, act: { zoom, hover, click } });
-    this.legend = el("div", { class: "legend" });
-    this.element = el("section", { class: panel.wide ? "card wide" : "card", "data-panel": panel.key },
-      el("div", { class: "head" }, el("h2", {}, panel.title, panel.of ? " · " + panel.of : "", panel.unit ? el("small", {}, panel.unit) : null), this.legend),
-      this.plot.element);
-    this.seen = false; this.data = [];
-  }
-  width() { return Math.max(150, Math.round((this.plot.canvas.clientWidth - 70) / (shown().length > 2 ? 2.5 : 1.5))); }
-  colour(run, name, count) {
-    if (count > 1 || this.panel.curves.length === 1) return colourOf(run);
-    if (name === HELD + "loss") return getComputedStyle(document.documentElement).getPropertyValue("--ink").trim();
-    const parts = this.panel.prefix ? this.panel.curves.filter(other => other.startsWith(this.panel.prefix)) : this.panel.curves;
-    return state.palette[parts.indexOf(name) % state.palette.length];
-  }
-  show(answer) { this.data = answer; this.draw(); }
-  draw() {
-    const runs = shown(), curves = [], key = name => `${this.panel.key} ${name}`;
-    for (const part of this.data) {
-      const run = runs.find(each => each.id === part.run);
-      if (!run) continue;
-      for (const name of this.panel.curves) {
-        const values = part.curves[name];
-        if (!values || state.quiet.has(key(name))) continue;
-        const label = runs.length > 1 ? run.name + (this.panel.curves.length > 1 ? ` ${labelOf(name, this.panel)}` : "") : labelOf(name, this.panel);
-        curves.push({ run, name, label, colour: this.colour(run, name, runs.length), strong: name === "loss" || name === HELD + "loss",
-          x: part.x, first: part.first, last: part.last, mean: values[0], low: values[1], high: values[2] });
-      }
-    }
-    const begins = runs.map(run => run.range[state.axis][0]), ends = runs.map(run => run.range[state.axis][1]);
-    const view = { ...state, begin: Math.min(...begins), end: Math.max(...ends), least: state.axis === "step" ? 1 : 0 };
-    this.plot.show(curves, view, this.marks(runs), this.phases(runs, view.end));
-    this.keys(runs, key);
-  }
-  marks(runs) {
-    return runs.flatMap(run => run.marks.map(mark => ({ kind: mark.kind, x: mark[state.axis] }))).filter(mark => mark.x !== null);
-  }
-  phases(runs, end) {
-    const each = runs.map(run => JSON.stringify(run.phases.map(phase => [phase.name, phase[state.axis]])));
-    if (!runs.length || each.some(own => own !== each[0])) return [];
-    const begun = runs[0].phases.filter(phase => phase[state.axis] !== null);
-    return begun.map((phase, i) => ({ name: phase.name, from: i ? phase[state.axis] : -Infinity, to: begun[i + 1]?.[state.axis] ?? end }));
-  }
-  keys(runs, key) {
-    const several = this.panel.curves.length > 1, kinds = new Set(runs.flatMap(run => run.marks.map(mark => mark.kind)));
-    const signs = this.panel.key !== "Loss" ? [] : ["resume", "skipped"].filter(kind => kinds.has(kind)).map(kind => el("span", { class: `sign ${kind}` }, kind === "resume" ? "restart" : "skipped step"));
-    this.legend.replaceChildren(...signs, ...(several ? this.panel.curves : []).map(name => el("button", {
-      class: state.quiet.has(key(name)) ? "key off" : "key", "aria-pressed": String(!state.quiet.has(key(name))),
-      onclick: () => { state.quiet.has(key(name)) ? state.quiet.delete(key(name)) : state.quiet.add(key(name)); this.draw(); },
-    }, el("i", { style: { background: runs.length > 1 ? "var(--soft)" : this.colour(runs[0], name, runs.length) } }), labelOf(name, this.panel))));
-  }
-}
-
-let cards = [], seen = null, waiting = null, asking = 0, answered = 0, changedAt = 0;
+/* Curves */
+let waiting = null, asking = 0, answered = 0, changedAt = 0;
 
 function buildCurves() {
-  const runs = shown();
-  seen?.disconnect();
-  cards = panelsOf(runs).map(panel => new Card(panel));
-  $("view").replaceChildren(runs.length ? el("div", { class: "grid" }, ...cards.map(card => card.element)) : nothing());
-  seen = new IntersectionObserver(entries => {
-    for (const entry of entries) {
-      const card = cards.find(each => each.element === entry.target);
-      if (card) card.seen = entry.isIntersecting;
-    }
-    load(0);
-  }, { rootMargin: "300px" });
-  cards.forEach(card => seen.observe(card.element));
+  const runs = shown(), grid = el("div", { class: "panels" });
+  $("view").replaceChildren(runs.length ? grid : nothing());
+  mount(panelsOf(runs), () => grid);
 }
 const nothing = () => el("p", { class: "empty" }, state.runs.length ? "No run is chosen that has taken a step." : "There is no run here yet. The page shows new runs as they begin.");
 
@@ -170,16 +40,16 @@ function load(delay = SETTLE) {
 }
 async function fetchCurves() {
   const runs = shown(), turn = ++asking, began = changedAt;
-  const sight = cards.filter(card => card.seen);
-  if (!runs.length || !sight.length) return;
+  const visible = cards.filter(card => card.seen);
+  if (!runs.length || !visible.length) return;
   const widths = new Map();
-  for (const card of sight) widths.set(card.width(), [...(widths.get(card.width()) || []), card]);
+  for (const card of visible) widths.set(card.width(), [...(widths.get(card.width()) || []), card]);
   try {
     await Promise.all([...widths].map(async ([width, group]) => {
       const words = new URLSearchParams({ axis: state.axis, width, log: state.logX ? "1" : "0" });
       if (state.low !== null) { words.set("low", state.low); words.set("high", state.high); }
       for (const run of runs) words.append("run", run.id);
-      for (const name of new Set(group.flatMap(card => card.panel.curves))) words.append("curve", name);
+      for (const name of new Set(group.flatMap(card => asked(card.panel)))) words.append("curve", name);
       const parts = parse(await (await ask(`api/curves?${words}`)).arrayBuffer());
       if (turn !== asking) return;
       answered = turn;
@@ -207,21 +77,6 @@ function parse(buffer) {
   });
 }
 
-function zoom(low, high, goesOn = false) {
-  if (low === null) { state.low = state.high = null; }
-  else {
-    const ranges = shown().map(run => run.range[state.axis]), first = Math.min(...ranges.map(r => r[0])), last = Math.max(...ranges.map(r => r[1]));
-    if (low <= first && high >= last) state.low = state.high = null;
-    else { state.low = Math.max(low, first); state.high = Math.min(Math.max(high, state.low + (last - first) * 1e-9), last); }
-    if (state.low !== null && !(state.high > state.low)) state.low = state.high = null;
-  }
-  // While the reader moves, the curves at hand are drawn anew; else only if the answer takes long.
-  const had = asking;
-  if (goesOn) { inSight(); load(); }
-  else { load(0); setTimeout(() => { if (answered <= had) inSight(); }, PATIENCE); }
-}
-const inSight = () => cards.filter(card => card.seen).forEach(card => card.draw());
-function hover(x, plot) { for (const card of cards) if (card.seen) card.plot.hover(x, card.plot === plot); }
 async function click(curve, i, y) {
   let step = curve.first[i];
   if (curve.last[i] > step && !curve.name.startsWith(HELD)) {
@@ -434,23 +289,10 @@ async function poll() {
 }
 
 /* Controls */
-function controls() {
-  $("axis").replaceChildren(...Object.entries(AXES).map(([axis, name]) => el("button", { role: "radio", "aria-checked": String(state.axis === axis),
-    onclick: () => { state.axis = axis; state.low = state.high = null; controls(); cards.forEach(card => { card.data = []; }); load(0); } }, name)));
-}
-const redraw = () => cards.forEach(card => card.draw());
-$("smooth").addEventListener("input", event => { state.smooth = Number(event.target.value) ** 1.4 / 2; redraw(); });
-$("logx").addEventListener("change", event => { state.logX = event.target.checked; redraw(); load(0); });
-$("logy").addEventListener("change", event => { state.logY = event.target.checked; redraw(); });
-$("full").addEventListener("change", event => { state.full = event.target.checked; redraw(); });
-$("reset").addEventListener("click", () => zoom(null, null));
 $("filter").addEventListener("input", event => { state.filter = event.target.value.trim(); changed(); });
 $("all").addEventListener("click", () => { state.hidden.clear(); changed(); });
 $("none").addEventListener("click", () => { state.runs.forEach(run => state.hidden.add(run.id)); changed(); });
 $("drawer").addEventListener("click", event => { if (event.target === $("drawer")) $("drawer").close(); });
-$("hint").textContent = matchMedia("(pointer: coarse)").matches ? "pinch: zoom · drag: move · tap: rows of the step" : "drag: zoom · shift-drag: move · ctrl-wheel: zoom · click: rows of the step";
 if (matchMedia("(max-width: 900px)").matches) $("list").open = false;
-addEventListener("resize", () => { redraw(); load(200); });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 controls();
 poll();

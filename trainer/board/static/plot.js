@@ -150,7 +150,7 @@ class Plot {
       pen.fillText(this.format(y), LEFT - 8, p);
     }
     pen.textBaseline = "top"; pen.textAlign = "center";
-    for (const x of (this.view.logX ? logTicks : ticks)(s.x0, s.x1, Math.max(2, Math.round(width / 110)))) {
+    for (const x of (this.view.logX ? logTicks : ticks)(s.x0, s.x1, Math.max(3, Math.round(width / 110)))) {
       const p = s.px(x), text = human(x) + (this.view.axis === "hours" ? " h" : "");
       const half = pen.measureText(text).width / 2;
       pen.fillText(text, Math.min(Math.max(p, LEFT + half), width - half - 2), bottom + 8);
@@ -201,7 +201,11 @@ class Plot {
     for (const mark of this.marks) {
       const p = s.px(mark.x);
       if (!(p >= LEFT && p <= s.width - RIGHT)) continue;
-      pen.strokeStyle = pen.fillStyle = colour(mark.kind === "skipped" ? "--mark" : "--past");
+      pen.strokeStyle = pen.fillStyle = colour(mark.kind === "resume" ? "--past" : "--mark");
+      if (mark.y !== undefined) { // a ring around a point
+        pen.lineWidth = 1.6; pen.beginPath(); pen.arc(p, Math.max(s.py(mark.y), TOP + 5), 5, 0, 7); pen.stroke(); pen.lineWidth = 1;
+        continue;
+      }
       pen.setLineDash([3, 3]); pen.beginPath(); pen.moveTo(p, TOP); pen.lineTo(p, bottom); pen.stroke(); pen.setLineDash([]);
       pen.beginPath(); pen.arc(p, bottom - 3, 3, 0, 7); pen.fill();
     }
@@ -345,6 +349,7 @@ class Plot {
         const [a, b] = selection.map(p => this.scale.back(Math.min(Math.max(p, LEFT), this.scale.width - RIGHT)));
         this.act.zoom(Math.min(a, b), Math.max(a, b));
       } else if (!held.moved) {
+        if (event.pointerType === "touch") this.act.hover(this.scale.back(at[0]), this);
         const found = this.closest(...at);
         if (found && at[0] >= LEFT) this.act.click(found.curve, found.i, this.scale.up(at[1]));
       }

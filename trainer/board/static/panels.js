@@ -1,0 +1,212 @@
+"use strict";
+/* Panels of curves: those of the board, and those of a report.
+ *
+ * The page that uses them fills `page`: its unit of losses, the runs that match its filter, and the functions that are
+ * called for a new window or a panel that comes into sight (`load`, with a delay in milliseconds) and for a click on a point.
+ * Text of runs goes into the page as text nodes alone, never as HTML. */
+
+const $ = id => document.getElementById(id);
+const SETTLE = 25, PATIENCE = 120; // milliseconds
+const HELD = "held-out/";
+const page = { unit: "nats per token", tap: "", matches: () => true, load: () => {}, click: () => {}, asked: () => 0, answered: () => true };
+
+function el(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name === "class") element.className = value;
+    else if (name === "style") Object.assign(element.style, value);
+    else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value !== false && value !== null) element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.filter(child => child !== null && child !== undefined));
+  return element;
+}
+const whole = number => Number(number).toLocaleString("en");
+
+/* State */
+const state = {
+  runs: [], palette: [], hidden: new Set(), quiet: new Set(),
+  axis: "step", low: null, high: null, smooth: 0, logX: false, logY: false, full: false,
+};
+const AXES = { step: "steps", tokens: "tokens", hours: "hours" };
+const shown = () => state.runs.filter(run => !state.hidden.has(run.id) && page.matches(run) && run.entries);
+const runOf = id => state.runs.find(run => run.id === id);
+const colourOf = run => state.palette[state.runs.indexOf(run) % state.palette.length];
+
+/* Panels of curves */
+const LOSS = "loss"; // its unit is the page's
+const SPEED = "speed/", ROWS = "rows/", RATE = "tokens_per_second"; // the speed of a source follows from its rows
+const PANELS = [
+  { title: "Loss", unit: LOSS, own: ["loss"], wide: true },
+  { title: "Loss by source", unit: LOSS, prefix: "loss/", wide: true },
+  { title: "Held-out loss", unit: LOSS, own: [HELD + "loss"], prefix: HELD + "loss/", wide: true },
+  { title: "Weight norm by layer", prefix: "weight_norm/", wide: true },
+  { title: "Gradient norm by layer", unit: "before clipping", prefix: "gradient_norm/", wide: true },
+  { title: "Update norm by layer", prefix: "update_norm/", wide: true },
+  { title: "Learning rate", own: ["lr"], zero: true },
+  { title: "Gradient norm", unit: "before clipping", own: ["grad_norm"], zero: true },
+  { title: "Tokens per second", own: ["tokens_per_second"], zero: true },
+  { title: "Tokens per second by source", prefix: SPEED, zero: true },
+  { title: "MFU and HFU", own: ["mfu", "hfu"], format: percent, zero: true },
+  { title: "Memory", unit: "most of rank 0", own: ["memory"], format: bytes, zero: true },
+  { title: "Data wait", unit: "part of the step", own: ["data_wait"], format: percent, zero: true },
+  { title: "Seconds per step", own: ["seconds"], zero: true },
+  { title: "Slowest rank", unit: "its lag, part of the step", own: ["slowest_lag"], format: percent, zero: true },
+  { title: "Expert load", unit: "max / mean", own: ["expert_load"] },
+];
+const NO_CURVE = ["slowest_", "rows/", HELD + "rows/", HELD + "seconds", "skipped"];
+const CURVE_NAMES = { lr: "learning rate", grad_norm: "gradient norm", tokens_per_second: "tokens/s", mfu: "MFU", hfu: "HFU", data_wait: "data wait", seconds: "seconds", slowest_lag: "lag", expert_load: "expert load" };
+
+function curveNames(runs) {
+  const names = new Set();
+  for (const run of runs) { run.series.forEach(name => names.add(name)); run.held_out.forEach(name => names.add(HELD + name)); }
+  if (names.has(RATE)) for (const name of [...names]) if (name.startsWith(ROWS)) names.add(SPEED + name.slice(ROWS.length));
+  return [...names];
+}
+/* Return the curves that a panel asks for. */
+const asked = panel => panel.curves.some(name => name.startsWith(SPEED)) ? [RATE, ...new Set(shown().flatMap(run => run.series.filter(name => name.startsWith(ROWS))))] : panel.curves;
+/* Return a curve's means, least and greatest values; none if the run lacks it. */
+function valuesOf(curves, name) {
+  const rows = curves[ROWS + name.slice(SPEED.length)];
+  if (!name.startsWith(SPEED) || !rows || !curves[RATE]) return curves[name];
+  const all = Object.keys(curves).filter(other => other.startsWith(ROWS)), rate = curves[RATE][0];
+  const part = i => (rows[0][i] || 0) / all.reduce((sum, other) => sum + (curves[other][0][i] || 0), 0);
+  const speed = rate.map((each, i) => each * part(i));
+  return [speed, speed, speed];
+}
+/* Return the panels that these runs have curves for: one for each source if there are several runs. */
+function panelsOf(runs) {
+  const names = curveNames(runs), used = new Set(), found = [];
+  for (const panel of PANELS) {
+    const own = (panel.own || []).filter(name => names.includes(name));
+    const parts = panel.prefix ? names.filter(name => name.startsWith(panel.prefix)) : [];
+    [...own, ...parts].forEach(name => used.add(name));
+    if (runs.length > 1) {
+      if (own.length) found.push({ ...panel, curves: own, key: panel.title });
+      for (const name of parts.length > 1 ? parts : [])
+        found.push({ ...panel, wide: false, title: panel.title.replace(" by source", ""), of: name.slice(panel.prefix.length), curves: [name], key: name });
+    } else if (own.length + parts.length && (own.length || parts.length > 1))
+      found.push({ ...panel, curves: [...own, ...(parts.length > 1 ? parts : [])], key: panel.title });
+  }
+  for (const name of names)
+    if (!used.has(name) && !NO_CURVE.some(prefix => name.startsWith(prefix))) found.push({ title: name.replace(/_/g, " "), curves: [name], key: name });
+  return found;
+}
+const SIGNS = { resume: "restart", skipped: "skipped step", outlier: "outlier step" };
+const labelOf = (name, panel) => panel.prefix && name.startsWith(panel.prefix) ? name.slice(panel.prefix.length) : name === HELD + "loss" ? "all" : CURVE_NAMES[name] || name;
+
+/* Return a curve without its missing values if most are missing: it was measured in a few steps alone. */
+function known(curve) {
+  const places = [...curve.mean.keys()].filter(i => curve.mean[i] === curve.mean[i]);
+  if (2 * places.length >= curve.mean.length) return curve;
+  return Object.fromEntries(Object.entries(curve).map(([name, values]) => [name, places.map(i => values[i])]));
+}
+
+class Card {
+  constructor(panel) {
+    this.panel = panel;
+    this.plot = new Plot({ label: panel.title, format: panel.format, zero: panel.zero, height: panel.wide ? 290 : 190, act: { zoom, hover, click: (...at) => page.click(...at) } });
+    this.legend = el("div", { class: "legend" });
+    this.element = el("section", { class: panel.wide ? "card wide" : "card", "data-panel": panel.key },
+      el("div", { class: "head" }, el("h2", {}, panel.title, panel.of ? " · " + panel.of : "", panel.unit ? el("small", {}, panel.unit === LOSS ? page.unit : panel.unit) : null), this.legend),
+      this.plot.element);
+    this.seen = false; this.data = [];
+  }
+  width() { return Math.max(150, Math.round((this.plot.canvas.clientWidth - 70) / (shown().length > 2 ? 2.5 : 1.5))); }
+  colour(run, name, count) {
+    if (count > 1 || this.panel.curves.length === 1) return colourOf(run);
+    if (name === HELD + "loss") return getComputedStyle(document.documentElement).getPropertyValue("--ink").trim();
+    const parts = this.panel.prefix ? this.panel.curves.filter(other => other.startsWith(this.panel.prefix)) : this.panel.curves;
+    return state.palette[parts.indexOf(name) % state.palette.length];
+  }
+  show(answer) { this.data = answer; this.draw(); }
+  draw() {
+    const runs = shown(), curves = [], key = name => `${this.panel.key} ${name}`;
+    for (const part of this.data) {
+      const run = runs.find(each => each.id === part.run);
+      if (!run) continue;
+      for (const name of this.panel.curves) {
+        const values = valuesOf(part.curves, name);
+        if (!values || state.quiet.has(key(name))) continue;
+        const label = runs.length > 1 ? run.name + (this.panel.curves.length > 1 ? ` ${labelOf(name, this.panel)}` : "") : labelOf(name, this.panel);
+        curves.push({ run, name, label, colour: this.colour(run, name, runs.length), strong: name === "loss" || name === HELD + "loss",
+          ...known({ x: part.x, first: part.first, last: part.last, mean: values[0], low: values[1], high: values[2] }) });
+      }
+    }
+    const begins = runs.map(run => run.range[state.axis][0]), ends = runs.map(run => run.range[state.axis][1]);
+    const view = { ...state, begin: Math.min(...begins), end: Math.max(...ends), least: state.axis === "step" ? 1 : 0 };
+    this.plot.show(curves, view, this.marks(runs), this.phases(runs, view.end));
+    this.keys(runs, key);
+  }
+  marks(runs) {
+    const own = runs.flatMap(run => [...run.marks, ...(this.panel.key === "Loss" && runs.length === 1 && run.outliers || [])]);
+    return own.map(mark => ({ kind: mark.kind, y: mark.y, x: mark[state.axis] })).filter(mark => mark.x !== null);
+  }
+  phases(runs, end) {
+    const each = runs.map(run => JSON.stringify(run.phases.map(phase => [phase.name, phase[state.axis]])));
+    if (!runs.length || each.some(own => own !== each[0])) return [];
+    const begun = runs[0].phases.filter(phase => phase[state.axis] !== null);
+    return begun.map((phase, i) => ({ name: phase.name, from: i ? phase[state.axis] : -Infinity, to: begun[i + 1]?.[state.axis] ?? end }));
+  }
+  keys(runs, key) {
+    const several = this.panel.curves.length > 1, kinds = new Set(this.plot.marks.map(mark => mark.kind));
+    const signs = this.panel.key !== "Loss" ? [] : Object.entries(SIGNS).filter(([kind]) => kinds.has(kind)).map(([kind, name]) => el("span", { class: `sign ${kind}` }, name));
+    this.legend.replaceChildren(...signs, ...(several ? this.panel.curves : []).map(name => el("button", {
+      class: state.quiet.has(key(name)) ? "key off" : "key", "aria-pressed": String(!state.quiet.has(key(name))),
+      onclick: () => { state.quiet.has(key(name)) ? state.quiet.delete(key(name)) : state.quiet.add(key(name)); this.draw(); },
+    }, el("i", { style: { background: runs.length > 1 ? "var(--soft)" : this.colour(runs[0], name, runs.length) } }), labelOf(name, this.panel))));
+  }
+}
+
+
+/* Cards on the page */
+let cards = [], sight = null;
+
+/* Show a card for each panel; `place` returns the element that a panel stands in. */
+function mount(panels, place) {
+  sight?.disconnect();
+  cards = panels.map(panel => new Card(panel));
+  sight = new IntersectionObserver(entries => {
+    for (const entry of entries) {
+      const card = cards.find(each => each.element === entry.target);
+      if (card) card.seen = entry.isIntersecting;
+    }
+    page.load(0);
+  }, { rootMargin: "300px" });
+  for (const card of cards) { place(card.panel).append(card.element); sight.observe(card.element); }
+}
+const inSight = () => cards.filter(card => card.seen).forEach(card => card.draw());
+const redraw = () => cards.forEach(card => card.draw());
+function hover(x, plot) { for (const card of cards) if (card.seen) card.plot.hover(x, card.plot === plot); }
+
+function zoom(low, high, goesOn = false) {
+  if (low === null) { state.low = state.high = null; }
+  else {
+    const ranges = shown().map(run => run.range[state.axis]), first = Math.min(...ranges.map(r => r[0])), last = Math.max(...ranges.map(r => r[1]));
+    if (low <= first && high >= last) state.low = state.high = null;
+    else { state.low = Math.max(low, first); state.high = Math.min(Math.max(high, state.low + (last - first) * 1e-9), last); }
+    if (state.low !== null && !(state.high > state.low)) state.low = state.high = null;
+  }
+  // While the reader moves, the curves at hand are drawn anew; else only if the answer takes long.
+  const had = page.asked();
+  if (goesOn) { inSight(); page.load(SETTLE); }
+  else { page.load(0); setTimeout(() => { if (page.asked() > had && !page.answered()) inSight(); }, PATIENCE); }
+}
+
+/* Controls */
+function controls() {
+  const slide = (id, text) => el("label", { class: "slide" }, text, el("input", { id, type: "range", min: 0, max: 40, step: 1, value: 0 }));
+  const tick = (id, name, text) => el("label", {}, el("input", { id, type: "checkbox", checked: state[name], onchange: event => { state[name] = event.target.checked; redraw(); if (name === "logX") page.load(0); } }), text);
+  $("controls").replaceChildren(el("div", { class: "choice", id: "axis", role: "radiogroup", "aria-label": "horizontal axis" }), slide("smooth", "smooth "),
+    tick("logx", "logX", " log x"), tick("logy", "logY", " log y"), tick("full", "full", " outliers"),
+    el("button", { id: "reset", onclick: () => zoom(null, null) }, "whole run"), el("span", { class: "hint" }, hint()));
+  $("smooth").addEventListener("input", event => { state.smooth = Number(event.target.value) ** 1.4 / 2; redraw(); });
+  axes();
+}
+function axes() {
+  $("axis").replaceChildren(...Object.entries(AXES).map(([axis, name]) => el("button", { role: "radio", "aria-checked": String(state.axis === axis),
+    onclick: () => { state.axis = axis; state.low = state.high = null; axes(); cards.forEach(card => { card.data = []; }); page.load(0); } }, name)));
+}
+const hint = () => matchMedia("(pointer: coarse)").matches ? `pinch: zoom · drag: move · tap: ${page.tap}` : `drag: zoom · shift-drag: move · ctrl-wheel: zoom · click: ${page.tap}`;
+addEventListener("resize", () => { redraw(); page.load(200); });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
