@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from small_data import random_documents, write_dataset
+from small_data import random_documents, threads_of_loaders, write_dataset
 
 # No deadlines: results must not depend on the machine's speed. The examples are the same in every
 # run, so that all changes are judged by the same ones; `make test-all` draws new ones.
@@ -43,6 +43,18 @@ def _no_process_group_is_left() -> Iterator[None]:
     yield
     distributed = sys.modules.get("torch.distributed")
     assert distributed is None or not distributed.is_initialized()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """End a test when the threads of its loaders have ended, before its fixtures do: a thread that
+    still reads would find the store, the cache and the settings of the next test."""
+    try:
+        yield
+    except BaseException:  # its traceback may hold a loader that is not closed
+        raise
+    else:
+        assert not threads_of_loaders(60), "a loader was not closed"
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from swift import free_ports
+from ports import free_ports
 
 PACKAGES = ["slurmctld", "slurmd", "slurm-client", "munge"]
 NODES = ("127.0.0.1", "127.0.0.2")

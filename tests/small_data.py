@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -93,3 +95,13 @@ def write_dataset(
 def plan_of(spec: dict[str, Any]) -> Plan:
     """Return the plan of a mixture, given as the data of its YAML."""
     return resolve(config.build(Mixture, spec, source="a test's mixture"))
+
+
+def threads_of_loaders(patience: float) -> list[threading.Thread]:
+    """Return the threads of loaders that still run after so many seconds: a closed loader does not
+    wait for its fetches."""
+    deadline = time.monotonic() + patience
+    threads = [one for one in threading.enumerate() if one.name.startswith("headrace-")]
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return [thread for thread in threads if thread.is_alive()]

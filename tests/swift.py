@@ -18,6 +18,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from ports import free_ports
 
 PACKAGES = ["liberasurecode1", "liberasurecode-dev", "memcached"]
 SERVERS = ("account", "container", "object")
@@ -210,16 +211,3 @@ class Swift:
         )
         text += "".join(f"[filter:{name}]\nuse = egg:swift#{name}\n" for name in PLAIN_FILTERS)
         (etc / "proxy.conf").write_text(text)
-
-
-def free_ports(count: int) -> int:
-    """Return the first of `count` consecutive free ports."""
-    for first in range(18100, 30000, count):
-        try:
-            for port in range(first, first + count):
-                with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", port))
-        except OSError:
-            continue
-        return first
-    raise RuntimeError("no free ports")

@@ -41,10 +41,10 @@ print(subprocess.Popen(["sleep", "60"]).pid)
 time.sleep(60)
 """
     report = Report(tmp_path / "lines")
-    run(Task("slow", script(tmp_path, code), limit=2), report)
+    run(Task("slow", script(tmp_path, code), limit=4), report)
     started, result = report.lines
-    assert result.startswith("slow: stopped after 2 s")
-    until = time.monotonic() + 10
+    assert result.startswith("slow: stopped after 4 s")
+    until = time.monotonic() + 60
     while "sleep" in (command := command_of(int(started))) and time.monotonic() < until:
         time.sleep(0.02)
     assert "sleep" not in command
@@ -68,12 +68,12 @@ for item in sys.argv[1:]:
     print(f"{item}: measured by {os.getpid()}")
 """
     items = ("first", "crash", "second", "hang", "third", "fourth")
-    task = Task("measure", script(tmp_path, code), limit=2, items=items)
+    task = Task("measure", script(tmp_path, code), limit=4, items=items)
     report = Report(tmp_path / "lines")
     run_all([task], report)
     results = {name: report.result(name) or "" for name in items}
     assert results["crash"].startswith("failed: killed by SIGSEGV")
-    assert results["hang"].startswith("stopped after 2 s")
+    assert results["hang"].startswith("stopped after 4 s")
     processes = [results[name].removeprefix("measured by ") for name in ("first", "second")]
     assert all(map(str.isdigit, processes)) and processes[0] != processes[1]
     assert results["third"] == results["fourth"] and results["third"].startswith("measured")
@@ -133,12 +133,18 @@ if not begun.exists():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_killed_part_leaves_complete_lines_and_goes_on(tmp_path: Path, number: int) -> None:
-    code = "\nfor item in sys.argv[1:]: time.sleep(0.1); print(f'{item}: ' + 'x' * 5000)"
+    again = tmp_path / "again"
+    code = f"""
+for item in sys.argv[1:]:
+    while item == "6" and not Path({str(again)!r}).exists():
+        time.sleep(0.1)
+    print(f'{{item}}: ' + 'x' * 5000)
+"""
     driver = f"""
 sys.path.insert(0, {str(ROOT)!r})
 from benchmarks.long._tasks import *
 stop_with_tasks()
-task = Task("t", {script(tmp_path, code)!r}, 9, items=tuple(str(n) for n in range(12)))
+task = Task("t", {script(tmp_path, code)!r}, 60, items=tuple(str(n) for n in range(12)))
 run_all([task], Report(Path({str(tmp_path)!r}) / "lines", resumed=True))
 """
     command = [sys.executable, *script(tmp_path, driver)]
@@ -147,9 +153,10 @@ run_all([task], Report(Path({str(tmp_path)!r}) / "lines", resumed=True))
     while not file.exists() or file.stat().st_size < 12_000:
         time.sleep(0.02)
     process.send_signal(number)
-    process.wait(10)
+    process.wait(60)
     before = file.read_text()
-    assert before.endswith("\n") and 2 <= len(before.splitlines()) < 12
+    assert before.endswith("\n") and 2 <= len(before.splitlines()) <= 6
+    again.touch()
     assert subprocess.run(command, stdout=subprocess.DEVNULL).returncode == 0
     assert file.read_text().startswith(before)
     assert [line.split(":")[0] for line in file.read_text().splitlines()] == [

@@ -12,7 +12,7 @@ import fsspec
 import pytest
 from faulty_store import FaultyStore, Relay
 from moto.server import ThreadedMotoServer
-from small_data import plan_of, random_documents, write_dataset
+from small_data import plan_of, random_documents, threads_of_loaders, write_dataset
 
 from headrace.console.errors import IntegrityError, StorageError
 from headrace.dataplane.datasets import manifest as manifests
@@ -87,7 +87,7 @@ def test_rows_from_a_bucket_equal_local_ones(bucket: str, tmp_path: Path, worker
     expected = digests(Loader(plan_over(str(tmp_path / "local")), micro_batch=4))
     cache = Cache(tmp_path / "cache")
     loader = Loader(plan_over(f"{bucket}/web"), micro_batch=4, workers=workers, cache=cache)
-    assert digests(loader) == expected
+    assert digests(loader) == expected and not threads_of_loaders(60)
     needed = sum(shard.size for shard in Dataset(f"{bucket}/web").shards)
     held = sum(path.stat().st_size for path in cache.folder.root.glob("*/[0-9]*"))
     assert held <= needed

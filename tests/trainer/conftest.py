@@ -5,7 +5,6 @@ import functools
 import importlib.util
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from unittest import mock
 import forked
 import pytest
 import torch.distributed as dist
+from ports import free_ports
 from ranks import Ranks
 
 from headrace.console import config as reader
@@ -118,9 +118,7 @@ class Trainer:
     def join(self, *words_of: list[str], out: Path | None = None) -> list[tuple[int, str]]:
         """Run the command as two ranks, which another launcher starts; rank 1 has the folder `out`.
         Return their exit codes and stderr."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports())}
         world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", **address}
         commands = [
             forked.Command(

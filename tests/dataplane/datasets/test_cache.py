@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import struct
 import subprocess
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_data import plan_of, random_documents, write_dataset
+from small_data import plan_of, random_documents, threads_of_loaders, write_dataset
 
 from headrace.console.errors import ConfigError, IntegrityError, StorageError
 from headrace.dataplane.datasets import cache_folder as folders
@@ -33,13 +32,6 @@ def recorded(cache: Cache) -> int:
     return int(struct.unpack("<q", (cache.folder.root / MARKER).read_bytes())[0])
 
 
-def assert_recorded_size_is_held(cache: Cache) -> None:
-    """Compare both under the lock: a prefetch thread of a closed loader may still write a chunk."""
-    with (cache.folder.root / MARKER).open("rb") as marker:
-        fcntl.flock(marker, fcntl.LOCK_EX)
-        assert recorded(cache) == held(cache)
-
-
 def plan_over(url: str, tokens: int = 60_000) -> Plan:
     return plan_of(
         {
@@ -54,7 +46,10 @@ def plan_over(url: str, tokens: int = 60_000) -> Plan:
 
 
 def digests(loader: Loader) -> list[bytes]:
-    return [digest for step in loader for batch in step for digest in batch.digests]
+    """Return the digests of all rows, when no thread of the loader changes the cache any more."""
+    found = [digest for step in loader for batch in step for digest in batch.digests]
+    assert not threads_of_loaders(60)
+    return found
 
 
 def test_remote_rows_equal_local_ones(remote: str, tmp_path: Path) -> None:
@@ -64,7 +59,7 @@ def test_remote_rows_equal_local_ones(remote: str, tmp_path: Path) -> None:
     assert digests(Loader(plan_over(remote), micro_batch=4, cache=cache)) == digests(
         Loader(plan_over(local), micro_batch=4)
     )
-    assert_recorded_size_is_held(cache)
+    assert recorded(cache) == held(cache)
 
 
 def test_every_byte_is_fetched_once(remote: str, tmp_path: Path) -> None:
@@ -103,8 +98,8 @@ def test_a_folder_deleted_during_use_is_created_again(
         if number % 10 == 3:
             # All at once: the loader's threads go on writing there.
             cache.folder.root.rename(tmp_path / f"deleted-{number}")
-    assert seen == expected
-    assert_recorded_size_is_held(cache)
+    assert seen == expected and not threads_of_loaders(60)
+    assert recorded(cache) == held(cache)
 
 
 def test_a_full_disk_is_an_error(
@@ -124,7 +119,7 @@ def test_a_full_disk_is_an_error(
         chunk(cache, remote, shard, 1)
     assert caught.value.hint
     chunk(cache, remote, shard, 1)
-    assert_recorded_size_is_held(cache)
+    assert recorded(cache) == held(cache)
     assert not list(cache.folder.root.glob("*/.*"))
 
 
@@ -137,8 +132,8 @@ def test_the_bound_is_never_exceeded(remote: str, tmp_path: Path, small_chunks: 
         seen += [digest for batch in step for digest in batch.digests]
         with cache.folder.locked():  # or a prefetch changes it while it is counted
             assert held(cache) <= bound
-    assert seen == expected
-    assert_recorded_size_is_held(cache)
+    assert seen == expected and not threads_of_loaders(60)
+    assert recorded(cache) == held(cache)
 
 
 def test_chunks_needed_soonest_are_evicted_last(
@@ -321,7 +316,7 @@ def test_a_killed_process_blocks_nobody(remote: str, tmp_path: Path) -> None:
     assert recorded(cache) == folders.UNKNOWN
     again = Cache(tmp_path / "cache")
     chunk(again, remote, shard, 1)
-    assert_recorded_size_is_held(again)
+    assert recorded(again) == held(again)
     assert not list(again.folder.root.glob("*/.*"))
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+
+from ports import free_ports
 
 from headrace.console.errors import RunError
 from headrace.trainer.cluster.ranks import meet
@@ -13,9 +14,7 @@ from headrace.trainer.cluster.ranks import meet
 
 def met(came: Sequence[int], world: int, seconds: float) -> list[str]:
     """Return what each rank that came gets."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_ports()
 
     def come(rank: int) -> str:
         try:

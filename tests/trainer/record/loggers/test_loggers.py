@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 from pathlib import Path
 from typing import Any
 
 import forked
 import pytest
+from ports import free_ports
 
 from headrace.console.errors import MissingError
 from headrace.trainer.launch import preflight
@@ -51,9 +51,7 @@ def test_a_logger_of_the_table_gets_a_run(tmp_path: Path) -> None:
     words = ["run", "--model", str(TINY), "--out", str(tmp_path / "run"), "threads=1"]
     words += ["synthetic.steps=2", "synthetic.seq_len=16", "synthetic.batch_rows=4"]
     words += ["engine.kind=fsdp2", "watch.tensorboard=false"]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_ports())
     # As torchrun starts a rank: the command itself trains, in the process that has the dummy.
     rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     plugin = tmp_path / "dummy_logger.py"
