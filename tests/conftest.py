@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +22,10 @@ GENERAL = {
 settings.register_profile("same", **GENERAL, derandomize=True)
 settings.register_profile("others", **GENERAL)
 settings.load_profile("same")
+
+# A background job of a shell ignores Ctrl-C, and so would the commands that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Commands that tests start keep their bytecode, or each of them compiles all modules anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

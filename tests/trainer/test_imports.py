@@ -65,7 +65,7 @@ def test_torch_alone_is_enough(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=500,
         check=False,
     )
     assert done.stdout.strip() == "2", done.stderr

@@ -29,9 +29,11 @@ def run_on_ray(
     if not ray.is_initialized():
         try:
             ray.init(address=address, log_to_driver=False, logging_level="warning")
-        except ConnectionError as error:
+        except (ConnectionError, ray.exceptions.AuthenticationError) as error:
             raise RunError(
-                f"there is no Ray cluster at {address}: {error}", hint="check --address"
+                f"there is no Ray cluster at {address}: {error}",
+                hint="check --address. A cluster that asks for a token needs RAY_AUTH_MODE=token "
+                "and RAY_AUTH_TOKEN here too",
             ) from None
     slots = max(1, int(ray.cluster_resources().get("CPU", 1)))
     remote = ray.remote(num_cpus=1, max_retries=3)(_run_task)

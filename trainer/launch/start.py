@@ -20,6 +20,7 @@ from ...dataplane.storage import storage
 from ..checkpoints import store
 from ..checkpoints.store import RunState
 from ..cluster import ranks, slurm
+from ..cluster.lost_ranks import naming_lost_ranks
 from ..costs import about as facts
 from ..costs import measured
 from ..costs.describe import describe
@@ -183,7 +184,10 @@ def _join(job: Job, options: StartOptions, asked: ranks.StopAsked) -> int:
     def train() -> int:
         watched = ranks.Watched()
         name = job.run.layout.rank_name(watched.rank, job.processes)
-        with watched.watching_itself(job.run.watch.stall_seconds, name):
+        with (
+            watched.watching_itself(job.run.watch.stall_seconds, name),
+            naming_lost_ranks(name),
+        ):
             return work(job, watched, asked, options)
 
     if not ranks.is_first():

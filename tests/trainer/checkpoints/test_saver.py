@@ -85,7 +85,7 @@ def test_a_run_that_waits_for_a_save_sees_the_time_left(
     def stopping(folder: Path, parts: Any, group: Any, written: Any) -> Any:
         written(parts[0].data.nbytes // 2)
         half_written.set()
-        seen.wait(30)
+        seen.wait(300)
         return write(folder, parts, group)
 
     class Shown(saver.Progress):
