@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...console.errors import StorageError
-from . import hub, remote
+from . import hub, remote, s3
 from .atomic import replacing, sync
 from .faults import response_of, storage_error
 
@@ -43,6 +43,10 @@ def read(url: str, start: int = 0, end: int | None = None) -> bytes:
                 return file.read() if end is None else file.read(end - start)
         except OSError as error:
             raise storage_error("read", url, error) from None
+    if url.startswith("s3://"):
+        data = s3.read(url, start, end)
+        if data is not None:
+            return data
     if start == 0 and end is None:
         return remote.request("read", url, lambda fs, path: bytes(fs.cat_file(path)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -20,7 +20,8 @@ from headrace.dataplane.datasets.cache import Cache
 from headrace.dataplane.datasets.dataset import Dataset
 from headrace.dataplane.loader.loader import Loader
 from headrace.dataplane.order.plan import Plan
-from headrace.dataplane.storage import remote, storage
+from headrace.dataplane.storage import remote, s3, storage
+from headrace.dataplane.storage.faults import AbsentError
 from headrace.dataplane.storage.verified import ANSWERS
 from headrace.tokenize.executors import ExecutorConfig
 from headrace.tokenize.verify import verify
@@ -186,3 +187,73 @@ def test_a_store_that_fails_is_not_a_missing_dataset(faulty: FaultyStore) -> Non
     assert "no dataset" not in str(caught.value)
     with pytest.raises(StorageError, match="no dataset at s3://rows/other"):
         manifests.load("s3://rows/other")
+
+
+@pytest.fixture
+def no_fsspec(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("fsspec was asked")
+
+    monkeypatch.setattr(remote, "request", refuse)
+
+
+def test_obstore_reads_objects_and_parts_of_them(
+    bucket: str, request: pytest.FixtureRequest
+) -> None:
+    data = os.urandom(1000)
+    storage.write(f"{bucket}/folder/name", data)
+    request.getfixturevalue("no_fsspec")
+    for start, end in ((0, None), (10, None), (0, 5), (7, 900), (990, 2000)):
+        assert storage.read(f"{bucket}/folder/name", start, end) == data[start:end]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda patch: patch.setenv("AWS_PROFILE", "mine"),
+        lambda patch: patch.delenv("AWS_SECRET_ACCESS_KEY"),
+        lambda patch: patch.setenv("AWS_CONFIG_FILE", __file__),
+        lambda patch: patch.setitem(fsspec.config.conf, "s3", {"anon": True}),
+        lambda patch: patch.setattr(s3, "_forked", True),
+    ],
+)
+def test_settings_that_obstore_does_not_know_leave_reading_to_fsspec(
+    bucket: str, monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    storage.write(f"{bucket}/name", b"data")
+    assert s3.read(f"{bucket}/name", 0, None) == b"data"
+    change(monkeypatch)
+    assert s3.read(f"{bucket}/name", 0, None) is None
+
+
+@pytest.mark.parametrize("fault", ["failing", "expired", "reset"])
+def test_what_obstore_cannot_read_is_left_to_fsspec(
+    bucket: str, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    storage.write(f"{bucket}/name", b"data")
+    port = urlsplit(os.environ["AWS_ENDPOINT_URL"]).port
+    assert port is not None
+    with FaultyStore(port) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.server_port}")
+        monkeypatch.setattr(remote, "FIRST_PAUSE", 0.001)
+        fsspec.get_filesystem_class("s3").clear_instance_cache()
+        from_botocore = []
+
+        def choose(request: Relay) -> str | None:
+            is_botocore = "otocore" in request.headers["User-Agent"]
+            from_botocore.append(is_botocore)
+            return None if is_botocore else fault
+
+        proxy.choose = choose
+        assert storage.read(f"{bucket}/name", 1, 3) == b"at"
+        assert not from_botocore[0] and from_botocore[-1]
+        before = len(from_botocore)
+        assert storage.read(f"{bucket}/name") == b"data"
+        assert all(from_botocore[before:]), "obstore rests for a minute"
+
+
+def test_a_missing_object_is_an_error_of_fsspec(bucket: str) -> None:
+    with pytest.raises(StorageError, match="the bucket does not exist"):
+        storage.read("s3://another/name")
+    with pytest.raises(AbsentError, match="does not exist"):
+        storage.read(f"{bucket}/name")
