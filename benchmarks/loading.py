@@ -27,6 +27,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from small_data import plan_of, write_dataset
 
+from headrace.dataplane.datasets.dataset import Parts
+from headrace.dataplane.loader import gather
 from headrace.dataplane.loader.loader import Loader
 from headrace.dataplane.loader.rows import RowReader
 from headrace.dataplane.order.plan import Plan
@@ -86,8 +88,10 @@ def raw_loop(plan: Plan, *, bare: bool = False) -> Iterator[Batch]:
             path = Path(dataset.url, shard.shard.name)
             if path not in maps:
                 maps[path] = np.memmap(path, np.uint8, "r")
-            for start, stop in shard.byte_ranges(token - first, last):
-                piece = maps[path][start:stop].view(np.uint16)
+            at = [np.array([place]) for place in (0, token - first, last)]
+            found = gather.Pieces.of(shard, Parts(number, first, *at))
+            for start, size in zip(found.bytes, (found.highs - found.lows) * 2, strict=True):
+                piece = maps[path][start : start + size].view(np.uint16)
                 pieces.append(np.asarray(piece) if bare else piece)
             token = first + last
         slices.append(pieces)

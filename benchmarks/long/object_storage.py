@@ -39,6 +39,7 @@ from headrace.dataplane.arrays import Tokens
 from headrace.dataplane.datasets.cache import Cache
 from headrace.dataplane.datasets.chunks import CHUNK_BYTES
 from headrace.dataplane.datasets.dataset import Dataset
+from headrace.dataplane.loader.gather import Pieces
 from headrace.dataplane.loader.loader import Loader
 from headrace.dataplane.loader.rows import RowReader
 from headrace.dataplane.order.plan import Plan
@@ -223,9 +224,11 @@ def chunk_bytes(plan: Plan) -> int:
     dataset = reader.dataset(0)
     chunks = set()
     for row in range(0, plan.rows, 256):
-        located = reader.stream.locate(np.arange(row, min(row + 256, plan.rows)))
-        for token in located.tokens.tolist():
-            chunks.update(dataset.chunks(token, token + LONG_ROW + 1))
+        reads = reader.stream.locate(np.arange(row, min(row + 256, plan.rows))).reads()
+        for part in dataset.split(reads.starts, reads.ends):
+            shard = dataset.open_shard(part.shard)
+            numbers = Pieces.of(shard, part).chunks(shard).tolist()
+            chunks.update((part.shard, number) for number in numbers)
     return sum(
         min(CHUNK_BYTES, dataset.shards[number].size - chunk * CHUNK_BYTES)
         for number, chunk in chunks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -13,12 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ...console.errors import IntegrityError, PlanError
-from ..arrays import Bytes, Int64, Tokens
+from ..arrays import Bytes, Int64
 from ..shards.documents import DocumentOrigin
 from ..storage import storage
 from . import manifest as manifests
 from .cache import Cache
-from .chunks import CHUNK_BYTES
 from .fields import FieldsReader, file_of
 from .manifest import Shard
 from .open_shard import OpenShard, OpenShards, Padding
@@ -40,27 +39,19 @@ class DocumentSpan:
 
 
 @dataclass(frozen=True, eq=False)
-class Gathered:
-    """Views of the shards that rows lie in, to be copied by one call."""
+class Parts:
+    """The parts of some spans that lie in one shard."""
 
-    tokens: list[Tokens] = field(default_factory=list)
-    starts: list[Int64] = field(default_factory=list)
-    """Token offsets in the shard at which documents or padding begin, after a row's first token."""
-    offsets: list[int] = field(default_factory=list)
-    """Added to each array of `starts`, it gives places in the rows laid side by side."""
-    shards: set[OpenShard] = field(default_factory=set)
-    joints: list[int] = field(default_factory=list)
-    """Places in rows of several spans at which another span begins."""
-
-    def document_starts(self) -> Int64:
-        """Return where documents, padding and joined spans begin, in the rows laid side by side."""
-        if not self.starts:
-            return np.empty(0, np.int64)
-        offsets = np.repeat(self.offsets, [len(starts) for starts in self.starts])
-        places: Int64 = np.concatenate(self.starts) + offsets
-        if self.joints:  # a document may begin there
-            places = np.union1d(places, self.joints)
-        return places
+    shard: int
+    """Its number in the dataset."""
+    first: int
+    """Its first token in the dataset."""
+    spans: Int64
+    """The index of each part's span."""
+    lows: Int64
+    """First token of each part, in the shard."""
+    highs: Int64
+    """One past the last."""
 
 
 class Dataset:
@@ -142,23 +133,6 @@ class Dataset:
             for shard, first, low, high in self._parts(start, end)
         ]
         return np.concatenate([*places, np.empty(0, np.int64)])
-
-    def gather(self, start: int, end: int, place: int, into: Gathered) -> None:
-        """Add the row of the tokens [start, end). `place` is the row's own place among the rows.
-
-        The row of the last bin of a packed view reads one token more than there are: the target
-        after it is padding."""
-        for shard, first, low, high in self._parts(start, end):
-            if shard not in into.shards:
-                shard.file.refresh()
-                into.shards.add(shard)
-            into.tokens.extend(shard.tokens(low, high))
-            into.starts.append(shard.boundaries(start - first + 1, high))
-            into.offsets.append(first - start + place)
-        if end > self.tokens:
-            into.tokens.append(Padding(self.manifest).tokens(end - self.tokens))
-            into.starts.append(np.array([self.tokens - start]))
-            into.offsets.append(place)
 
     def documents(self, start: int, end: int) -> list[DocumentSpan]:
         """Return the documents of which [start, end) holds a token."""
@@ -261,19 +235,20 @@ class Dataset:
             yield number, first - before, until - before
             first = until
 
-    def chunks(self, start: int, end: int) -> list[tuple[int, int]]:
-        """Return the (shard, chunk) pairs whose bytes hold the tokens [start, end)."""
-        pairs = []
-        for shard, _, inside, last in self._parts(start, end):
-            for low, high in shard.byte_ranges(inside, last):
-                chunks = range(low // CHUNK_BYTES, -(-high // CHUNK_BYTES))
-                pairs += [(shard.number, chunk) for chunk in chunks]
-        return pairs
-
-    def shards_with(self, start: int, end: int) -> range:
-        """Return the numbers of the shards that hold the tokens [start, end)."""
-        last = min(end, self.tokens) - 1
-        return range(self._shard_at(start)[0], self._shard_at(last)[0] + 1)
+    def split(self, starts: Int64, ends: Int64) -> Iterator[Parts]:
+        """Yield the parts of the spans of tokens [start, end) in each shard that holds some."""
+        spans = np.argsort(starts, kind="stable")
+        starts, ends = starts[spans], np.minimum(ends[spans], self.tokens)
+        while len(spans):
+            number, first, after = self._shard_at(int(starts[0]))
+            count = int(starts.searchsorted(after))
+            highs = np.minimum(ends[:count], after)
+            yield Parts(number, first, spans[:count], starts[:count] - first, highs - first)
+            longer = np.flatnonzero(ends[:count] > after)
+            starts = np.concatenate([np.full(len(longer), after), starts[count:]])
+            spans, ends = (
+                np.concatenate([every[longer], every[count:]]) for every in (spans, ends)
+            )
 
     def open_shard(self, number: int) -> OpenShard:
         opened = self._open.get(number)

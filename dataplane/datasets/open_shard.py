@@ -57,7 +57,7 @@ class OpenShard:
         self._width = self.dtype.itemsize
         self._run_tokens = np.ascontiguousarray(self.layout.run_tokens).data
         self._run_bytes = np.ascontiguousarray(self.layout.run_bytes).data
-        self._padding = Padding(manifest)
+        self.padding = Padding(manifest)
         starts = self.layout.document_starts
         if starts[-1] != shard.tokens or len(starts) != shard.documents + 1:
             raise IntegrityError(
@@ -73,7 +73,7 @@ class OpenShard:
             last = min(end, self._run_tokens[run + 1])
             place = self._run_bytes[run]
             if place == PADDING:
-                views.append(self._padding.tokens(last - start))
+                views.append(self.padding.tokens(last - start))
             else:
                 byte = place + (start - self._run_tokens[run]) * width
                 views.append(self.file.read(byte, byte + (last - start) * width).view(self.dtype))
@@ -90,7 +90,7 @@ class OpenShard:
         while start < end:
             last = min(end, self._run_tokens[run + 1])
             if self._run_bytes[run] == PADDING:
-                views.append(self._padding.codes(last - start))
+                views.append(self.padding.codes(last - start))
             else:
                 byte = int(places[run]) + start - self._run_tokens[run]
                 views.append(self.file.read(byte, byte + last - start))
@@ -103,7 +103,7 @@ class OpenShard:
         assert self.layout.padding is not None, "a dataset with weights has codes in every shard"
         codes = np.zeros(end - start, np.uint8)
         for low, high in self._gaps(start, end):
-            codes[max(low - start, 0) : high - start] = self._padding.code
+            codes[max(low - start, 0) : high - start] = self.padding.code
         return [codes]
 
     def boundaries(self, start: int, end: int) -> Int64:
@@ -142,24 +142,6 @@ class OpenShard:
         in that document."""
         assert self.selection is not None, "the dataset is no view"
         return self.selection.places(first, last)
-
-    def byte_ranges(self, start: int, end: int) -> list[tuple[int, int]]:
-        """Return the byte ranges that hold the tokens [start, end) and their weight codes."""
-        layout, width = self.layout, self._width
-        ranges = []
-        for run in range(bisect_right(self._run_tokens, start) - 1, len(self._run_bytes)):
-            run_start, run_end = self._run_tokens[run], self._run_tokens[run + 1]
-            if run_start >= end:
-                break
-            low, high = max(start, run_start) - run_start, min(end, run_end) - run_start
-            byte = self._run_bytes[run]
-            if byte == PADDING:
-                continue
-            ranges.append((byte + low * width, byte + high * width))
-            if layout.weight_bytes is not None:
-                byte = int(layout.weight_bytes[run])
-                ranges.append((byte + low, byte + high))
-        return ranges
 
     def _read(self, start: int, end: int) -> bytes:
         return self.file.read(start, end).tobytes()

@@ -15,13 +15,17 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from logging import DEBUG, WARNING
 
+import numpy as np
+
 from ...console.errors import UserError
 from ...console.log import get_logger
 from ..datasets.cache import Cache
 from ..datasets.cache_folder import Wanted
 from ..datasets.chunks import CHUNK_BYTES
+from ..datasets.dataset import Parts
 from ..datasets.manifest import Shard
 from ..order.stream import Located
+from .gather import Pieces
 from .rows import RowReader
 
 log = get_logger(__name__)
@@ -154,32 +158,37 @@ class Prefetcher:
 
     def _chunks(self, located: Located) -> dict[Chunk, tuple[str, Shard, int]]:
         """Return the remote chunks that a block reads, and (url, shard, number) of each."""
-        spans = [
-            (source, start, end + 1)  # the token after a row is its last target
-            for place, source in enumerate(located.sources.tolist())
-            for start, end in located.spans(place)
-        ]
-        self._open(spans)
+        parts = self._parts(located)
+        self._open({(source, part.shard) for source, part in parts})
         chunks = {}
-        for source, start, end in spans:
+        for source, part in parts:
             dataset = self.reader.dataset(source)
-            for number, chunk in dataset.chunks(start, end):
-                shard = dataset.open_shard(number).shard
-                if not dataset.is_mapped(shard):
-                    chunks[shard.hash, chunk] = (dataset.shards_url, shard, chunk)
+            shard = dataset.open_shard(part.shard)
+            if dataset.is_mapped(shard.shard):
+                continue
+            numbers = Pieces.of(shard, part).chunks(shard, codes=True).tolist()
+            for number in numbers:
+                chunks[shard.shard.hash, number] = (dataset.shards_url, shard.shard, number)
         return chunks
 
-    def _open(self, spans: list[tuple[int, int, int]]) -> None:
-        """Open the datasets and shards that rows lie in, in parallel: on an object store each takes
-        several requests in sequence."""
-        sources = {source for source, _, _ in spans} - {source for source, _ in self.opened}
-        if sources:
-            list(self.openers.map(self.reader.dataset, sources))
-        shards = {
-            (source, number)
-            for source, start, end in spans
-            for number in self.reader.dataset(source).shards_with(start, end)
-        }
+    def _parts(self, located: Located) -> list[tuple[int, Parts]]:
+        """Return the parts of the rows in each shard, with their source; open its datasets in
+        parallel: on an object store each takes several requests in sequence."""
+        reads = located.reads()
+        sources = located.sources[reads.rows]
+        distinct = np.unique(sources).tolist()
+        if fresh := [source for source in distinct if source not in self.reader.opened]:
+            list(self.openers.map(self.reader.dataset, fresh))
+        parts = []
+        for source in distinct:
+            chosen = sources == source
+            dataset = self.reader.dataset(source)
+            split = dataset.split(reads.starts[chosen], reads.ends[chosen])
+            parts += [(source, part) for part in split]
+        return parts
+
+    def _open(self, shards: set[tuple[int, int]]) -> None:
+        """Open the shards that rows lie in, in parallel."""
         fresh = shards - self.opened
         if fresh:
             list(self.openers.map(lambda at: self.reader.dataset(at[0]).open_shard(at[1]), fresh))

@@ -15,17 +15,19 @@ from __future__ import annotations
 import hashlib
 import threading
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from ..arrays import Int64, Tokens
 from ..datasets.cache import Cache
-from ..datasets.dataset import Dataset, Gathered, copy_all, open_pinned
+from ..datasets.dataset import Dataset, copy_all, open_pinned
 from ..datasets.open_shard import OpenShards
 from ..order.plan import Plan
 from ..order.stream import Located, Stream
 from ..runlog.ledger import DIGEST_BYTES
+from .gather import Gathered
 
 Float32 = npt.NDArray[np.float32]
 
@@ -94,44 +96,47 @@ class RowReader:
         arrays = into or RowArrays.empty(len(located.rows), length)
         weights = arrays.weights
         weights.fill(1.0)
-        gathered, row_digests, pieces = Gathered(), [], located.pieces
-        places = zip(located.sources.tolist(), located.tokens.tolist(), strict=True)
-        for number, (source, first) in enumerate(places):
-            dataset = self.opened.get(source) or self.dataset(source)
-            before = len(gathered.tokens)
-            if number in pieces:
-                self._gather_joined(dataset, located, number, gathered)
-            else:
-                dataset.gather(first, first + length + 1, number * length, gathered)
-            table = dataset.weight_table
-            if table is not None:
-                codes = [
-                    view
-                    for start, end in located.spans(number)
-                    for view in dataset.codes(start + 1, end + 1)
-                ]
-                row = codes[0] if len(codes) == 1 else np.concatenate(codes)
-                # Most rows have code 0 alone; the look-up of each token costs more than the rest.
-                weights[number] = table[row] if row.any() else table[0]
-            if digests:
-                row_digests.append(digest(gathered.tokens[before:]))
-        copy_all(gathered.tokens, arrays.tokens.reshape(-1))
-        starts = gathered.document_starts()
-        masked = starts if self.plan.isolate_documents else np.array(gathered.joints, np.int64)
+        reads, gathered = located.reads(), Gathered()
+        # Rows lie side by side, each with the token after it.
+        places = reads.rows * (length + 1) + reads.places
+        sources = located.sources[reads.rows]
+        for source in np.unique(sources).tolist():
+            chosen = np.flatnonzero(sources == source)
+            gathered.add(
+                self.dataset(source), places[chosen], reads.starts[chosen], reads.ends[chosen]
+            )
+            self._weigh(located, source, weights)
+        copied, views = gathered.views()
+        copy_all(views, arrays.tokens.reshape(-1))
+        joints = places[reads.places > 0]
+        starts = gathered.documents()
+        if len(joints):  # a document may begin there
+            starts = np.union1d(starts, joints)
+        masked = starts if self.plan.isolate_documents else joints
+        masked, starts = (every - every // (length + 1) for every in (masked, starts))
         weights.reshape(-1)[masked - 1] = 0.0
+        row_digests = []
+        if digests:
+            rows = np.arange(1, len(located.rows)) * (length + 1)
+            bounds = [0, *copied.searchsorted(rows).tolist(), len(views)]
+            row_digests = [digest(views[low:high]) for low, high in pairwise(bounds)]
         return RowBlock(located, arrays, starts, row_digests)
 
-    def _gather_joined(
-        self, dataset: Dataset, located: Located, number: int, into: Gathered
-    ) -> None:
-        """Add a row of several spans."""
-        place = number * located.length
-        *others, last = located.spans(number)
-        for start, end in (*others, (last[0], last[1] + 1)):
-            if place > number * located.length:
-                into.joints.append(place)
-            dataset.gather(start, end, place, into)
-            place += end - start
+    def _weigh(self, located: Located, source: int, weights: Float32) -> None:
+        """Look up the weights of the targets of a source's rows."""
+        dataset = self.dataset(source)
+        table = dataset.weight_table
+        if table is None:
+            return
+        for number in np.flatnonzero(located.sources == source).tolist():
+            codes = [
+                view
+                for start, end in located.spans(number)
+                for view in dataset.codes(start + 1, end + 1)
+            ]
+            row = codes[0] if len(codes) == 1 else np.concatenate(codes)
+            # Most rows have code 0 alone; the look-up of each token costs more than the rest.
+            weights[number] = table[row] if row.any() else table[0]
 
 
 def digest(parts: list[Tokens]) -> bytes:

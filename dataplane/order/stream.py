@@ -62,12 +62,46 @@ class Located:
         }
         return Located(self.rows[part], self.length, *arrays, pieces)
 
+    def reads(self) -> Reads:
+        """Return the spans of tokens that the rows read: their inputs, and the token after them,
+        which is the last target."""
+        rows, starts = np.arange(len(self.rows)), self.tokens
+        if not self.pieces:
+            return Reads(rows, np.zeros_like(rows), starts, starts + (self.length + 1))
+        every = [self.pieces.get(row) for row in rows.tolist()]
+        counts = np.array([1 if spans is None else len(spans) for spans in every])
+        spans = np.concatenate(
+            [
+                np.array([[start, start + self.length]]) if spans is None else spans
+                for spans, start in zip(every, starts.tolist(), strict=True)
+            ]
+        )
+        lengths, firsts = spans[:, 1] - spans[:, 0], np.cumsum(counts) - counts
+        before = np.cumsum(lengths) - lengths
+        places = before - np.repeat(before[firsts], counts)
+        ends = spans[:, 1].copy()
+        ends[firsts + counts - 1] += 1
+        return Reads(np.repeat(rows, counts), places, spans[:, 0], ends)
+
     def spans(self, place: int) -> list[tuple[int, int]]:
         """Return the spans of tokens [start, end) that are the inputs of a row, in their order."""
         if place in self.pieces:
             return [(start, end) for start, end in self.pieces[place].tolist()]
         first = int(self.tokens[place])
         return [(first, first + self.length)]
+
+
+@dataclass(frozen=True, eq=False)
+class Reads:
+    """Spans of tokens that rows read, row by row."""
+
+    rows: Int64
+    """The place of each span's row among the rows."""
+    places: Int64
+    """Inputs of the row before the span."""
+    starts: Int64
+    ends: Int64
+    """One past the last input; in a row's last span one past the last target."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from small_data import random_documents, write_dataset
 
 from headrace.console.errors import IntegrityError, PlanError
 from headrace.dataplane.datasets import manifest as manifests
-from headrace.dataplane.datasets.dataset import Dataset, Gathered, open_pinned
+from headrace.dataplane.datasets.dataset import Dataset, open_pinned
 from headrace.dataplane.datasets.open_shard import OpenShards
 
 DOCUMENTS = random_documents(9, 130)
@@ -39,12 +39,6 @@ def test_any_span_equals_that_of_the_documents_in_order(
     assert np.array_equal(out, FLAT[start:end])
     begins = STARTS[:-1][(STARTS[:-1] >= start) & (STARTS[:-1] < end)]
     assert corpus.boundaries(start, end).tolist() == begins.tolist()
-    rows = Gathered()
-    corpus.gather(start, end, 0, rows)
-    corpus.gather(start, end, 10_000, rows)
-    assert np.array_equal(np.concatenate(rows.tokens), np.tile(FLAT[start:end], 2))
-    inside = [b - start for b in begins.tolist() if b > start]
-    assert rows.document_starts().tolist() == inside + [10_000 + place for place in inside]
     spans = corpus.documents(start, end)
     numbers = [
         number

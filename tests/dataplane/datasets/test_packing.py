@@ -19,6 +19,7 @@ from headrace.console.config import build
 from headrace.console.errors import ConfigError
 from headrace.dataplane.datasets import packing
 from headrace.dataplane.datasets.dataset import Dataset
+from headrace.dataplane.loader.gather import Pieces
 from headrace.dataplane.loader.loader import Loader
 from headrace.dataplane.loader.rows import RowReader
 from headrace.mixtures.audit.auditor import Auditor
@@ -259,9 +260,10 @@ def test_a_store_is_asked_for_no_padding(tmp_path: Path) -> None:
     write_dataset(f"{url}/base", random_documents(5, 60, longest=100))
     pack(PackConfig(dataset=f"{url}/base", out=f"{url}/packed", length=L, engine=ONE))
     dataset = Dataset(f"{url}/packed")
-    assert dataset.chunks(dataset.tokens - L, dataset.tokens + 1)
-    last = dataset.shards_with(dataset.tokens - L, dataset.tokens + 1)
-    assert last == range(1, 2)
+    (last,) = dataset.split(np.array([dataset.tokens - L]), np.array([dataset.tokens + 1]))
+    assert last.shard == 1 and len(
+        Pieces.of(dataset.open_shard(1), last).chunks(dataset.open_shard(1))
+    )
     plan = mixture({"packed": f"{url}/packed"}, tokens=dataset.tokens, batch=L)
     assert len(list(Loader(plan, micro_batch=4))) == dataset.tokens // L
 

@@ -1,0 +1,81 @@
+"""Spans of a dataset, gathered together, equal those of its documents laid side by side."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_data import random_documents, write_dataset
+
+from headrace.dataplane.datasets.dataset import Dataset
+from headrace.dataplane.loader import gather
+from headrace.dataplane.loader.gather import Gathered, Pieces, ranges
+
+CHUNK_BYTES = 512
+DOCUMENTS = random_documents(9, 130)
+FLAT = np.concatenate(DOCUMENTS)
+STARTS = np.cumsum([0, *map(len, DOCUMENTS)])
+
+
+@pytest.fixture(scope="module", params=["arrow", "mds"])
+def corpus(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """130 documents in two generations and several shards."""
+    url = str(tmp_path_factory.mktemp(request.param) / "corpus")
+    write_dataset(url, DOCUMENTS[:90], format=request.param, shard_documents=25)
+    write_dataset(url, DOCUMENTS[90:], format=request.param, shard_documents=25)
+    return Dataset(url)
+
+
+spans = st.lists(st.tuples(st.integers(0, len(FLAT) - 1), st.integers(1, 9000)), max_size=7)
+
+
+@given(spans)
+@settings(max_examples=150)
+def test_spans_equal_those_of_the_documents(corpus: Dataset, chosen: list[tuple[int, int]]) -> None:
+    starts = np.array([start for start, _ in chosen], np.int64)
+    ends = np.array([min(start + count, len(FLAT)) for start, count in chosen], np.int64)
+    places = np.cumsum(ends - starts) - (ends - starts)
+    gathered = Gathered()
+    gathered.add(corpus, places, starts, ends)
+    at, views = gathered.views()
+    expected = [FLAT[start:end] for start, end in zip(starts, ends, strict=True)]
+    assert np.array_equal(np.concatenate([*views, []]), np.concatenate([*expected, []]))
+    assert at.tolist() == (np.cumsum([0, *map(len, views)])[:-1]).tolist()
+    documents = [
+        place + begin - start
+        for place, start, end in zip(places, starts, ends, strict=True)
+        for begin in STARTS
+        if start < begin < end
+    ]
+    assert gathered.documents().tolist() == documents
+
+
+@given(spans)
+@settings(max_examples=50)
+def test_chunks_are_those_of_the_bytes(corpus: Dataset, chosen: list[tuple[int, int]]) -> None:
+    """Compared with the memory that the tokens are read from."""
+    starts = np.array([start for start, _ in chosen], np.int64)
+    ends = np.array([min(start + count, len(FLAT)) for start, count in chosen], np.int64)
+    found, expected = set(), set()
+    for part in corpus.split(starts, ends):
+        shard = corpus.open_shard(part.shard)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(gather, "CHUNK_BYTES", CHUNK_BYTES)
+            found |= {(part.shard, n) for n in Pieces.of(shard, part).chunks(shard).tolist()}
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        for shard, _, low, high in corpus._parts(start, end):
+            base = shard.file.read(0, 1).__array_interface__["data"][0]
+            for view in shard.tokens(low, high):
+                byte = view.__array_interface__["data"][0] - base
+                last = byte + view.nbytes - 1
+                chunks = range(byte // CHUNK_BYTES, last // CHUNK_BYTES + 1)
+                expected |= {(shard.number, chunk) for chunk in chunks}
+    assert found == expected
+
+
+@given(st.lists(st.tuples(st.integers(-9, 9), st.integers(0, 5)), max_size=6))
+def test_ranges_are_laid_side_by_side(pairs: list[tuple[int, int]]) -> None:
+    firsts, counts = np.array(pairs, np.int64).reshape(-1, 2).T
+    expected = [number for first, count in pairs for number in range(first, first + count)]
+    assert ranges(firsts, counts).tolist() == expected
