@@ -23,6 +23,7 @@ from .config import ModelConfig
 from .documents import Documents
 from .embedding import Embedding, Table, Unembedding
 from .initializers import Initializers
+from .layer_watch import LayerWatch
 from .layers.norms import build_norm
 from .layers.recompute import Recompute, rules_of
 from .operators import BatchContext, Operator, SharedOperator, State
@@ -51,6 +52,8 @@ class Model(nn.Module):
         self.local_shards: dict[str, LocalShard] = {}
         self.received: list[int] = []
         """Rows that this rank's experts received in the last chunk that ran, by operator call."""
+        self.watch: LayerWatch | None = None
+        """Collects signals of each layer in the forward passes."""
         width = config.width
         self.embedding = Table(config.vocab_size, width)
         self.positions = (
@@ -128,13 +131,16 @@ class Model(nn.Module):
             batch = replace(batch, embeddings=embeddings)
         losses = u.new_zeros(len(u), dtype=torch.float32)
         self.received = []
-        for block, block_states in zip(
-            self.blocks_of(layers), states or repeat(None), strict=False
+        for number, block, block_states in zip(
+            layers, self.blocks_of(layers), states or repeat(None), strict=False
         ):
-            own = replace(batch, received=[])  # recomputation appends to it too, later
+            # Recomputation appends to these lists too, later.
+            own = replace(batch, received=[], routed=[] if self.watch is not None else None)
             u, loss = block(u, own, block_states, self.shared_block(block.layer))
             losses = losses + loss
             self.received += own.received
+            if self.watch is not None:
+                self.watch.add(number, u, rows, own.routed or ())
         if chunk == len(self.chunks) - 1:
             return (self.norm(u),), losses
         # FSDP2 hands a module views of its inputs, and refuses to let it return them.

@@ -36,6 +36,7 @@ ABOUT = {
     "held_out": None,
     "schedule": None,
 }
+SIGNALS_EVERY = 3
 
 
 def write_plan(folder: Path, steps: int) -> Plan:
@@ -97,6 +98,9 @@ def write_run(root: Path, plan: Plan, *, lr: float = 1e-3, taken: int | None = N
                 "hfu": 0.45,
                 "memory": 3_000_000_000,
                 "data_wait": 0.01,
+                "slowest_rank": 3,
+                "slowest_lag": 0.05,
+                "slowest_steps": 0,
                 "seconds": seconds,
                 "sources": sources,
             }
@@ -114,7 +118,20 @@ def write_run(root: Path, plan: Plan, *, lr: float = 1e-3, taken: int | None = N
             entry = {"step": number, "tokens": plan.step(number).last_token}
             entry |= {"loss": held_out["loss"], "sources": dict.fromkeys(SOURCES, held_out)}
             file.write(json.dumps(entry) + "\n")
+    with (root / "signals.jsonl").open("w") as file:
+        for number in range(0, taken, SIGNALS_EVERY):
+            place = {"step": number, "tokens": plan.step(number).last_token}
+            layers = {f"blocks.{layer}": signals(number, layer) for layer in range(3)}
+            file.write(json.dumps({**place, "layers": layers}) + "\n")
     return root
+
+
+def signals(step: int, layer: int) -> dict[str, float]:
+    """Return the signals of a layer in a step: two kinds, of which experts have one."""
+    return {
+        "activation_rms": 1.0 + layer + step / 10,
+        **({"expert_max": 2.0 - layer / 4 + step / 100} if layer else {}),
+    }
 
 
 def write_checkpoint(run: Path, plan: Plan, step: int) -> None:

@@ -93,6 +93,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "block",
         "loss",
         "embedding",
+        "layer_watch",
         "model",
         "compilation",
         "matrices",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
+from collections import Counter, defaultdict
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -10,10 +11,17 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from layout_faults import FAULTS
 from live_state import gathered
 from piped import place
 
+from headrace.models.block import Block
+from headrace.models.config import ModelConfig
+from headrace.models.documents import Documents
+from headrace.models.layer_watch import LayerWatch
+from headrace.models.model import Model
+from headrace.models.operators.moe import MoE
 from headrace.trainer.engines import update as steps_of
 from headrace.trainer.engines.layer_norms import layer_of, layers_of, norms
 
@@ -59,3 +67,56 @@ def whole_norms(before: Any, after: Any) -> dict[str, tuple[float, float]]:
             apart = (after[key] - weight).double().square().sum()
             squares[layer_of(name)] += torch.stack([weight.double().square().sum(), apart])
     return {layer: tuple(both.sqrt().tolist()) for layer, both in squares.items()}
+
+
+def forward_signals(
+    folder: Path, layouts: list[str], model: str = "tiny", recompute: Any = "none"
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Return the signals of a step's forward passes by layer, in each layout."""
+    work: Any = import_module("work")  # layouts.py, as the pool's ranks name it
+    found = {}
+    for layout in layouts:
+        parallel = place(layout, model)
+        engine = work.make_engine(layout, parallel, model=model, recompute=recompute)
+        watch = engine.objective.model.watch = LayerWatch(
+            engine.objective.model.config, torch.device("cpu")
+        )
+        work.train(engine, parallel, 0, 1)
+        dist.all_reduce(watch.sums)
+        found[layout] = {layer: own.entry() for layer, own in watch.outputs(watch.sums).items()}
+    return found
+
+
+def whole_forward(config: ModelConfig, seed: int = 3) -> dict[str, dict[str, float]]:
+    """Return the same of a whole model without an engine: from its blocks' outputs, and from the
+    scores of its routers. Routers that Sinkhorn's iteration balances are left out."""
+    work: Any = import_module("work")
+    model = Model(config)
+    model.init_weights(seed)
+    outputs: dict[str, list[torch.Tensor]] = defaultdict(list)
+    scores: dict[str, list[torch.Tensor]] = defaultdict(list)
+    for name, module in model.named_modules():
+        if isinstance(module, Block):
+            module.register_forward_hook(lambda _, __, out, name=name: outputs[name].append(out[0]))
+        elif isinstance(module, MoE) and not module.options.sinkhorn:
+            module.router.register_forward_hook(
+                lambda _, __, out, name=name: scores[name].append(out)
+            )
+    tokens, _, weights, starts = work.global_batch(0)
+    for row in (weights != 0).any(dim=1).nonzero().flatten().tolist():
+        ends = torch.tensor([0, *starts[row].nonzero().flatten().tolist(), tokens.shape[1]])
+        cuts = torch.unique(ends)
+        one = tokens[row : row + 1]
+        model(one, Documents.from_cu_seqlens(cuts, tuple(one.shape)))
+    found: dict[str, dict[str, float]] = {
+        name: {"activation_rms": float(torch.cat(each).detach().double().square().mean().sqrt())}
+        for name, each in outputs.items()
+    }
+    for name, each in scores.items():
+        options: Any = model.get_submodule(name).options
+        chosen = torch.cat(each).topk(options.top_k, dim=-1).indices.flatten().tolist()
+        shares = [count / len(chosen) for count in Counter(chosen).values()]
+        entropy = -sum(share * math.log(share) for share in shares) / math.log(options.experts)
+        layer = ".".join(name.split(".")[:2])
+        found[layer] |= {"expert_max": max(shares) * options.experts, "expert_entropy": entropy}
+    return found

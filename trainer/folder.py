@@ -4,6 +4,7 @@
     about.json                                      parameters, layers, schedule, counted
     layout.yaml measured.json                       its layout plan; measured beside predicted
     metrics.jsonl ledger.jsonl events.jsonl         what each step did
+    signals.jsonl                                   signals of watched steps, by layer
     held-out-….json evaluations.jsonl               held-out rows and their losses
     scores.jsonl recall.jsonl                       scores of its checkpoints
     checkpoints/ logs/ profiles/ tensorboard/ board/
@@ -39,6 +40,7 @@ MEASURED = "measured.json"
 ABOUT = "about.json"
 EVENTS = "events.jsonl"
 EVALUATIONS = "evaluations.jsonl"
+SIGNALS = "signals.jsonl"
 SCORES = "scores.jsonl"
 RECALL = "recall.jsonl"
 CHECKPOINTS = "checkpoints"
@@ -76,6 +78,7 @@ class RunFolder:
         self.ledger = self.root / ledger.NAME
         self.events = self.root / EVENTS
         self.evaluations = self.root / EVALUATIONS
+        self.signals = self.root / SIGNALS
         self.scores = self.root / SCORES
         self.recall = self.root / RECALL
         self.checkpoints = self.root / CHECKPOINTS

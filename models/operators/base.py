@@ -103,6 +103,8 @@ class BatchContext:
     received: list[int] = field(default_factory=list)
     """Rows that this rank's experts received from all ranks: a number for each call of an operator
     with experts, those of recomputation included; 0 without expert parallelism."""
+    routed: list[Tensor] | None = None
+    """Tokens of text that each expert gets, [experts]: operators append them if it is a list."""
 
     def for_call(self, state: State | None, axes: Axes | None = None) -> BatchContext:
         """Context of one operator call, with an empty list of losses; `axes` if they differ."""

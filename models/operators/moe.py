@@ -107,6 +107,9 @@ class MoE(Operator):
         flat, kernel = x.flatten(0, 1), self.options.kernel
         logits = widen(self.router(flat)).unflatten(0, x.shape[:2])
         chosen, weights = (each.flatten(0, 1) for each in self.route(logits, batch))
+        if batch.routed is not None:
+            text = self.text(logits, batch).view(-1, 1)
+            batch.routed.append((visits(chosen, self.options.experts) * text).sum(dim=0))
         places = places_of(chosen)
         trip = Trip(visits(chosen, self.options.experts).sum(dim=0), batch.axes.experts)
         rows = trip.there(spread(flat, places, kernel))

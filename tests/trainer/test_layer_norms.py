@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from parity import REFERENCE
+from piped import config_of
+from watched_layers import whole_forward
+
+from headrace.models.config import load_model_config
+from headrace.models.layer_watch import LayerWatch
 
 TWO = ["fsdp2-0-fp32", "fsdp2-0-fp32-tp2", "deepspeed-1-fp32-tp2", "deepspeed-3-fp32"]
 CLOSE = 2e-5
@@ -63,3 +69,49 @@ def test_copies_that_count_twice_show(in_processes: Any, tmp_path: Path) -> None
     wrong = norms(in_processes, 2, tmp_path, ["fsdp2-0-fp32-tp2"], fault="counted twice")
     differences = apart(wrong["fsdp2-0-fp32-tp2"][0], reference)
     assert all(each > 1e-3 for each in differences), differences
+
+
+FORWARD = ["fsdp2-0-fp32-tp2", "deepspeed-3-fp32", "fsdp2-0-fp32-cp2"]
+
+
+def check_forward(
+    in_processes: Any, folder: Path, ranks: int, layouts: list[str], model: str, **more: Any
+) -> None:
+    found = in_processes(
+        ranks, "watched_layers.forward_signals", folder, layouts=layouts, model=model, **more
+    )
+    wanted = whole_forward(config_of(model))
+    for layout, own in found.items():
+        assert own.keys() == wanted.keys(), layout
+        for layer, signals in wanted.items():
+            assert {name: own[layer][name] for name in signals} == pytest.approx(signals, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_activations_and_loads_are_those_of_a_whole_model(
+    in_processes: Any, tmp_path: Path, work: Any
+) -> None:
+    check_forward(in_processes, tmp_path, 1, [REFERENCE], "experts", recompute="block")
+    check_forward(in_processes, tmp_path, 2, FORWARD, "tiny")
+    check_forward(in_processes, tmp_path, 2, ["fsdp2-0-fp32-tp2", "deepspeed-1-fp32"], "experts")
+
+
+@pytest.mark.long
+def test_stages_and_split_experts_have_them_too(
+    in_processes: Any, tmp_path: Path, work: Any
+) -> None:
+    layouts = ["fsdp2-0-fp32-pp2", "fsdp2-2-fp32-ep2", "fsdp2-0-fp32-tp2ep4"]
+    check_forward(in_processes, tmp_path, 4, [*layouts, "deepspeed-2-fp32-ep2"], "experts")
+
+
+def test_the_load_of_experts_in_numbers() -> None:
+    shape = load_model_config(Path(__file__).with_name("experts.yaml"))
+    watch = LayerWatch(shape, torch.device("cpu"))
+    rows, tokens = torch.tensor([True, False]), torch.tensor([6, 2, 0, 0])
+    u = torch.full((2, 5, 36), 2.0)
+    watch.add(1, u, rows, [tokens])
+    watch.add(1, 2 * u, rows, [tokens])
+    outputs = watch.outputs(watch.sums)
+    entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25)) / math.log(4)
+    assert outputs["blocks.1"] == pytest.approx((math.sqrt(10), 3.0, entropy))
+    assert outputs["blocks.0"] == (0.0, None, None)

@@ -1,4 +1,4 @@
-"""Columns of the numbers in lines of metrics or evaluations.
+"""Columns of the numbers in lines of metrics, signals or evaluations.
 
 {"step": 7, "loss": 2.5, "sources": {"web": {"loss": 2.4, "rows": 6}}, …}
     ──► step, loss, loss/web, rows/web, …
@@ -20,7 +20,10 @@ from ...dataplane.arrays import Float64
 
 NESTED = {
     "sources": ("loss", "rows"),
-    "layers": ("weight_norm", "gradient_norm", "update_norm"),
+    "layers": (
+        *("weight_norm", "gradient_norm", "update_norm"),
+        *("activation_rms", "expert_max", "expert_entropy"),
+    ),
 }
 """Fields of each source and layer that become columns."""
 LEFT_OUT = ("row", "back_to")

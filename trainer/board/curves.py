@@ -50,8 +50,12 @@ def curves(
             run.metrics, metrics, axis, low, high, width
         )
         windows = [("", of_steps)]
+        if signals := [name for name in metrics if name in run.signals.index.series]:
+            windows.append(("", _sparse(run, run.signals, signals, axis, low, high, width)))
         if evaluations and run.evaluations.index.entries:
-            windows.append((HELD_OUT, _evaluations(run, evaluations, axis, low, high, width)))
+            windows.append(
+                (HELD_OUT, _sparse(run, run.evaluations, evaluations, axis, low, high, width))
+            )
         for prefix, window in windows:
             found = {prefix + name: values for name, values in window.curves.items()}
             head.append({"run": run.id, "points": len(window.x), "curves": list(found)})
@@ -114,18 +118,25 @@ def _places(window: Window) -> Iterator[Float64]:
     yield window.last
 
 
-def _evaluations(
-    run: BoardRun, names: Sequence[str], axis: str, low: float, high: float, width: int
+def _sparse(
+    run: BoardRun,
+    levels: Levels,
+    names: Sequence[str],
+    axis: str,
+    low: float,
+    high: float,
+    width: int,
 ) -> Window:
-    """Return curves of evaluations. Their lines have no hours: those of the run's steps count."""
+    """Return curves of few steps, of evaluations or signals. Their lines have no hours: those of
+    the run's steps count."""
     if axis != "hours":
-        return run.evaluations.window(names, axis, low, high, width)
+        return levels.window(names, axis, low, high, width)
     steps, hours = run.metrics.axis("step"), run.metrics.axis("hours")
     first, last = (
         float(steps[min(int(np.searchsorted(hours, value)), len(steps) - 1)])
         for value in (low, high)
     )
-    window = run.evaluations.window(names, "step", first, last, width)
+    window = levels.window(names, "step", first, last, width)
     places = np.minimum(np.searchsorted(steps, window.x), len(steps) - 1)
     return Window(np.asarray(hours)[places], window.first, window.last, window.curves)
 

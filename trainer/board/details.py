@@ -39,7 +39,7 @@ def summary(run: BoardRun) -> dict[str, Any]:
         "tokens": last.get("tokens"),
         "loss": last.get("loss"),
         "tokens_per_second": last.get("tokens_per_second"),
-        "series": sorted(metrics.index.series),
+        "series": sorted({*metrics.index.series, *run.signals.index.series}),
         "held_out": sorted(run.evaluations.index.series),
         "range": {axis: _range(run, axis) for axis in ("step", "tokens", "hours")},
         "marks": marks(run),

@@ -87,6 +87,7 @@ class BoardRun:
         folder = _levels_folder(url, self.id)
         self.metrics = Levels(storage.join(url, METRICS), folder / "metrics")
         self.evaluations = Levels(storage.join(url, files.EVALUATIONS), folder / "evaluations")
+        self.signals = Levels(storage.join(url, files.SIGNALS), folder / "signals")
         self.events: list[dict[str, Any]] = []
         self.problem: str | None = None
         """Error of the run's files; its curves end before it."""
@@ -98,9 +99,14 @@ class BoardRun:
             self._read_events()
             yield from self.metrics.refresh()
             yield from self.evaluations.refresh()
+            yield from self.signals.refresh()
             self.problem = None
         except UserError as error:
             self.problem = str(error)
+
+    def levels_of(self, name: str) -> Levels:
+        """Return the levels that hold a curve of the training: of every step, or of few."""
+        return self.signals if name in self.signals.index.series else self.metrics
 
     @property
     def status(self) -> str:

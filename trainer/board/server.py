@@ -157,7 +157,7 @@ class Handler(BaseHTTPRequestHandler):
         first, last = int(_number(asked, "first", "0")), int(_number(asked, "last", "0"))
         value = _number(asked, "value", "0")
         name = _one(asked, "curve", "loss")
-        return {"step": drawn.nearest_step(run.metrics, name, first, last, value)}
+        return {"step": drawn.nearest_step(run.levels_of(name), name, first, last, value)}
 
 
 def _file(run: BoardRun, name: str) -> bytes:

@@ -26,7 +26,7 @@ def take_up(folder: RunFolder, plan: RunPlan, state: RunState, *, new_ledger: bo
     """
     if state.step > plan.first_step:
         _check_ledger(folder, last_step(plan, state), new_ledger=new_ledger)
-    for path in (folder.metrics, folder.ledger, folder.evaluations):
+    for path in (folder.metrics, folder.ledger, folder.evaluations, folder.signals):
         kept = lines.cut(path, state.step)
         if kept is not None:
             log.info("cut %s back to step %d; the tail is in %s", path.name, state.step, kept.name)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -30,7 +30,6 @@ from ..checkpoints.policy import is_planned
 from ..checkpoints.saver import Saver
 from ..checkpoints.store import RunState
 from ..engines.engine import Engine
-from ..engines.layer_norms import LayerNorm, layers_of, norms
 from ..engines.objective import counted
 from ..engines.update import Update, conclude, launch
 from ..layout.groups import Parallel
@@ -39,6 +38,7 @@ from .evaluate import Evaluation, Evaluator
 from .execute import execute
 from .guard import Guard, SkippedStep
 from .own_time import Lap, own_time
+from .signals import Layers, Signals, StepSignals
 from .step_stats import StepStats, gather, step_loss
 from .transfer import Transfer
 
@@ -55,8 +55,8 @@ class StepRecord:
     ledger: str
     skipped: SkippedStep | None = None
     """Why the step was not applied."""
-    layers: Mapping[str, LayerNorm] = field(default_factory=dict)
-    """Norms by layer, in a step that records them."""
+    layers: Layers = field(default_factory=dict)
+    """Signals by layer, in a step that records them."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,9 @@ class Launched:
     step: Step[PhaseRows]
     batches: Sequence[MicroBatch]
     results: Transfer
-    """The square of the norm and those by layer, and each micro-batch's losses by row."""
+    """The square of the norm and those by layer, the signals, and each micro-batch's losses by
+    row."""
+    signals: StepSignals
     received: Sequence[int]
     """Rows that this rank's experts received, by layer."""
     lr: float
@@ -96,7 +98,7 @@ class LoopOptions:
     guard: Guard = field(default_factory=Guard)
     save_every: int = 500
     layers_every: int | None = None
-    """Steps from one that records norms by layer to the next; None: no step does."""
+    """Steps from one that records signals by layer to the next; None: no step does."""
     times_ranks: bool = False
     """True if each rank measures its own time in a step."""
     stop_after: int | None = None
@@ -144,7 +146,7 @@ class Loop:
             guard.needs_loss or guard.may_roll_back
         )
         """True if a step is launched before the previous one is read."""
-        self.layers = layers_of(engine.objective.model.config) if options.layers_every else ()
+        self.signals = Signals(engine, options.layers_every)
         self.clock = 0.0
         """Time at which the previous step ended."""
         self.own = own_time(parallel.device) if options.times_ranks else None
@@ -222,22 +224,22 @@ class Loop:
         batches = next(rows)
         waited = time.perf_counter() - asked
         torch.manual_seed(self._seed(number))
-        losses = self._gradients(batches, state)
+        with self.signals.of(number) as signals:
+            losses = self._gradients(batches, state)
         received = self.engine.objective.take_received()
         rate = self.lr(number)
-        every = self.options.layers_every
-        layers = self.layers if every and number % every == 0 else ()
-        results = Transfer([launch(self.engine, rate, layers), *losses])
+        results = Transfer([*signals.vectors(), launch(self.engine, rate, signals.layers), *losses])
         lap = self.own.lap() if self.own is not None else None
-        return Launched(step, batches, results, received, rate, waited, lap)
+        return Launched(step, batches, results, signals, received, rate, waited, lap)
 
     def _conclude(self, state: RunState, launched: Launched) -> tuple[RunState, bool]:
         """Read and record a step. Return the state after it, and True if the run is to stop."""
         step = launched.step
-        squares, *losses = launched.results.wait()
+        numbers, losses = launched.results.wait(), len(launched.batches)
+        *vectors, squares = numbers[:-losses]
         result = conclude(self.engine, float(squares[0]))
-        layers = norms(self.layers, squares[1:]) if len(squares) > 1 else {}
-        stats = self._gather(launched, losses)
+        layers = launched.signals.read(squares[1:], vectors)
+        stats = self._gather(launched, numbers[-losses:])
         skipped = None if result.applied else self._skipped(state, stats)
         restored = None
         if skipped is not None and skipped.action == "rollback":

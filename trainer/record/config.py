@@ -20,7 +20,8 @@ class WatchConfig(Guard):
     mlflow: str | None = None
     """Tracking URI of MLflow, or a folder, that gets the same curves (extra `mlflow`)."""
     layers: int | None = None
-    """Record the norms of weights, gradients and updates by layer in every so many steps."""
+    """Record the norms of weights, gradients and updates, activations and router load by layer in
+    every so many steps."""
     straggler: float = 0.2
     """Part of a step for which the others must wait for a rank, in `straggler_steps` steps in a
     row, for a warning that names it; 0: ranks are not timed."""
@@ -33,6 +34,11 @@ class WatchConfig(Guard):
     """Seconds that ranks started by another launcher (srun) wait for each other at the start."""
     peak_flops: float | None = None
     """Peak bf16 FLOP/s of one device, for MFU; known GPUs need none. FP8 has twice the peak."""
+
+    @property
+    def signals(self) -> bool:
+        """True if some steps record signals of their own."""
+        return self.layers is not None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ...console.errors import StorageError
@@ -15,10 +15,10 @@ from .speed import Speed
 from .stragglers import Stragglers
 
 if TYPE_CHECKING:
-    from ..engines.layer_norms import LayerNorm
     from ..loop.evaluate import Evaluation
     from ..loop.guard import SkippedStep
     from ..loop.loop import StepRecord
+    from ..loop.signals import Layers
     from ..loop.step_stats import StepStats
 
 
@@ -96,6 +96,7 @@ class RunRecorder:
             **({} if stats.expert_load is None else {"expert_load": round(stats.expert_load, 4)}),
             **({} if slowest is None else slowest.entry()),
             **by_layer(record.layers),
+            **_by_rank(record),
             **left_out,
         }
         ledger: Entry = {
@@ -162,13 +163,18 @@ def by_source(names: Sequence[str], stats: StepStats) -> dict[str, Entry]:
     }
 
 
-def by_layer(layers: Mapping[str, LayerNorm]) -> Entry:
-    """Return the norms of each layer, under the key `layers`; nothing if the step has none."""
-    norms = {
-        layer: {f"{kind}_norm": finite(norm) for kind, norm in own._asdict().items()}
-        for layer, own in layers.items()
+def by_layer(layers: Layers) -> Entry:
+    """Return the signals of each layer, under the key `layers`; nothing if the step has none."""
+    found = {
+        layer: {name: finite(value) for name, value in own.items()} for layer, own in layers.items()
     }
-    return {"layers": norms} if norms else {}
+    return {"layers": found} if found else {}
+
+
+def _by_rank(record: StepRecord) -> Entry:
+    """Return the own time of each rank, in a step that records signals."""
+    own = record.stats.own_seconds if record.layers else ()
+    return {"own_seconds": [round(each, 6) for each in own]} if own else {}
 
 
 def finite(value: float) -> float | None:

@@ -85,7 +85,7 @@ def _summary(run: RunData, outliers: Sequence[OutlierStep]) -> dict[str, Any]:
         "url": root,
         "audit": f"mixtures audit {root}" if isinstance(run.plan, Plan) else None,
         "entries": run.steps,
-        "series": sorted(series),
+        "series": sorted({*series, *run.signals_table.curves}),
         "held_out": sorted(run.held_out_table.curves),
         "range": {name: [float(values[0]), float(values[-1])] for name, values in axes.items()},
         "marks": [_at(run, step, run.tokens_at(step), kind=kind) for kind, step in marks],
@@ -118,6 +118,8 @@ def _drawn(table: Table) -> dict[str, tuple[Any, Any, Any]]:
 
 def _parts(run: RunData) -> list[dict[str, Any]]:
     parts = [_part(run.name, run.table, _drawn(run.table))]
+    if len(run.signals_table.step):
+        parts.append(_part(run.name, run.signals_table, run.signals_table.curves))
     held_out = run.held_out_table
     if len(held_out.step):
         curves = {HELD_OUT + name: values for name, values in held_out.curves.items()}

@@ -15,7 +15,15 @@ from urllib.request import Request, urlopen
 import fsspec
 import numpy as np
 import pytest
-from board_runs import BATCH, LENGTH, write_checkpoint, write_plan, write_run
+from board_runs import (
+    BATCH,
+    LENGTH,
+    SIGNALS_EVERY,
+    signals,
+    write_checkpoint,
+    write_plan,
+    write_run,
+)
 from click.testing import CliRunner
 
 from headrace.dataplane.order.plan import Plan
@@ -197,6 +205,24 @@ def test_curves_are_those_of_the_lines(open_board: Any, runs: Path, axis: str, l
                 for entry in entries
             ]
             assert np.allclose(values, np.array(wanted), rtol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("axis", ["step", "hours"])
+def test_signals_of_few_steps_are_curves_too(open_board: Any, runs: Path, axis: str) -> None:
+    client = open_board(runs)
+    id = client.ids()["base"]
+    names = ["loss", "activation_rms/blocks.2", "expert_max/blocks.1"]
+    every, few = client.curves(run=id, curve=names, axis=axis, width=1000)
+    assert list(every["values"]) == ["loss"] and len(every["x"]) == STEPS
+    steps = list(range(0, STEPS, SIGNALS_EVERY))
+    assert few["first"].tolist() == few["last"].tolist() == steps
+    x = {"step": steps, "hours": [0.25 * (step + 1) / 3600 for step in steps]}
+    assert np.allclose(few["x"], x[axis], rtol=1e-9)
+    for name, values in few["values"].items():
+        kind, layer = name.split("/blocks.")
+        assert np.allclose(values, [signals(step, int(layer))[kind] for step in steps])
+    near = {"curve": names[1], "first": 0, "last": steps[-1], "value": 3.65}
+    assert client.json(f"api/nearest/{id}", **near) == {"step": 6}
 
 
 def test_few_buckets_show_the_spike_and_a_click_finds_its_step(open_board: Any, runs: Path) -> None:

@@ -276,8 +276,9 @@ def test_a_step_that_is_not_applied_has_no_update(parallel: Parallel) -> None:
     loop, kept = make(parallel, steps=poisoned, guard=Guard(not_finite="skip"), layers_every=1)
     loop.run(begin())
     [skipped] = [record for record in kept.records if record.skipped is not None]
-    assert all(norm.update == 0 and norm.weight > 0 for norm in skipped.layers.values())
-    assert any(math.isnan(norm.gradient) for norm in skipped.layers.values())
+    layers = skipped.layers.values()
+    assert all(each["update_norm"] == 0 and each["weight_norm"] > 0 for each in layers)
+    assert any(math.isnan(each["gradient_norm"]) for each in layers)
 
 
 def test_a_stop_ends_the_run_after_the_step_that_was_launched_ahead(parallel: Parallel) -> None:

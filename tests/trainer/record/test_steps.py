@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from headrace.trainer.engines.layer_norms import LayerNorm
 from headrace.trainer.loop.evaluate import Evaluation
 from headrace.trainer.loop.guard import SkippedStep
 from headrace.trainer.record.logger import step_scalars
@@ -60,17 +59,29 @@ def test_the_bytes_of_a_line_stay(records: Any) -> None:
     )
 
 
-def test_norms_by_layer_are_a_part_of_the_line(records: Any) -> None:
+def test_signals_of_watched_steps_have_lines_of_their_own(records: Any) -> None:
     run = records()
-    recorder = run.open(layers=1)
-    recorder.record(replace(run.step(0), layers={"blocks.0": LayerNorm(3.0, math.nan, 0.0)}))
+    recorder = run.open(layers=2)
+    norms = {"weight_norm": 3.0, "gradient_norm": math.nan, "activation_rms": 0.5}
+    step = run.step(0)
+    stats = replace(step.stats, own_seconds=(0.25, 0.5))
+    recorder.record(replace(step, stats=stats, layers={"blocks.0": norms}))
+    recorder.record(replace(run.step(1), stats=stats))
     recorder.close()
-    (entry,) = run.lines("metrics")
-    assert entry["layers"] == {
-        "blocks.0": {"weight_norm": 3.0, "gradient_norm": None, "update_norm": 0.0}
-    }
-    scalars = step_scalars(entry)
+    shown = {"weight_norm": 3.0, "gradient_norm": None, "activation_rms": 0.5}
+    assert run.lines("signals") == [
+        {"step": 0, "tokens": 40, "layers": {"blocks.0": shown}, "own_seconds": [0.25, 0.5]}
+    ]
+    first, second = run.lines("metrics")
+    assert first.keys() == second.keys()
+    scalars = step_scalars({**first, **run.lines("signals")[0]})
     assert scalars["weight_norm/blocks.0"] == 3.0 and "gradient_norm/blocks.0" not in scalars
+
+
+def test_a_run_that_watches_nothing_has_no_file_of_signals(records: Any) -> None:
+    run = records()
+    run.open().close()
+    assert run.folder.metrics.exists() and not run.folder.signals.exists()
 
 
 def test_a_loss_that_is_not_finite_is_null(records: Any) -> None:

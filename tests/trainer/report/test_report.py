@@ -6,6 +6,7 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from written_runs import check_page, curve, drawn_data, make_run, rewrite
@@ -136,6 +137,26 @@ def test_slow_ranks_are_named(tmp_path: Path) -> None:
     check_page(text)
     assert "slowest_lag" in drawn_data(text)["runs"][0]["series"]
     assert f"<tr><th>2</th><td>{what}</td></tr>" in text
+
+
+def test_signals_of_few_steps_are_curves(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", [4.0, 3.0, 2.0])
+    assert not RunData.load(folder).signals_table.curves
+    entries = [
+        {
+            "step": step,
+            "tokens": 64 * (step + 1),
+            "layers": {"blocks.0": {"weight_norm": 5.0 + step}},
+        }
+        for step in (0, 2)
+    ]
+    folder.signals.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    table = RunData.load(folder).signals_table
+    assert table.step.tolist() == [0, 2] and (np.diff(table.hours) > 0).all()
+    assert table.mean("weight_norm/blocks.0").tolist() == [5.0, 7.0]
+    text = report.write([str(folder.root)])[0].read_text()
+    check_page(text)
+    assert '"weight_norm/blocks.0"' in text
 
 
 def test_the_error_of_a_failed_run_is_shown(tmp_path: Path) -> None:

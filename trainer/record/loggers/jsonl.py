@@ -1,9 +1,14 @@
-"""JSON lines in the run's folder: metrics, ledger, evaluations and events. Every run has them."""
+"""JSON lines in the run's folder: metrics, ledger, evaluations and events. Every run has them.
+
+Signals that few steps record have a file of their own, so that their many columns are short."""
 
 from __future__ import annotations
 
 from ....dataplane.runlog.writer import LineWriter
 from ..logger import Entry, LoggedRun, Logger
+
+SIGNALS = ("layers", "own_seconds")
+"""Fields of a step that only watched steps have."""
 
 
 class JsonLines(Logger):
@@ -13,10 +18,16 @@ class JsonLines(Logger):
         self.ledger = LineWriter(run.folder.ledger)
         self.events = LineWriter(run.folder.events)
         self.evaluations = LineWriter(run.folder.evaluations)
-        self._writers = (self.metrics, self.ledger, self.events, self.evaluations)
+        self.signals = LineWriter(run.folder.signals) if run.watch.signals else None
+        written = (self.metrics, self.ledger, self.events, self.evaluations, self.signals)
+        self._writers = [writer for writer in written if writer is not None]
 
     def step(self, metrics: Entry, ledger: Entry) -> None:
-        self.metrics.write(metrics)
+        signals = {name: metrics[name] for name in SIGNALS if name in metrics}
+        self.metrics.write({name: each for name, each in metrics.items() if name not in SIGNALS})
+        if signals and self.signals is not None:
+            place = {name: metrics[name] for name in ("step", "tokens")}
+            self.signals.write(place | signals)
         self.ledger.write(ledger)
 
     def evaluation(self, entry: Entry) -> None:

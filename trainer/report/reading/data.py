@@ -51,6 +51,8 @@ class RunData:
     table: Table
     """Curves of the steps."""
     held_out_table: Table
+    signals_table: Table
+    """Curves of the steps that record signals."""
     first: dict[str, Any]
     """First line of the metrics."""
     events: list[dict[str, Any]]
@@ -99,7 +101,8 @@ class RunData:
             stored=run,
             totals=totals,
             table=table,
-            held_out_table=_held_out(folder.evaluations, table, sizes, most),
+            held_out_table=_sparse(folder.evaluations, table, sizes, most),
+            signals_table=_sparse(folder.signals, table, None, most),
             first=_one_of(line_at(folder.metrics, 0), sizes.trained if sizes else None),
             events=events,
             evaluation=_one_of(lines.last(folder.evaluations), sizes.held_out if sizes else None),
@@ -248,8 +251,9 @@ def _one_of(entry: dict[str, Any] | None, sizes: dict[str, float] | None) -> Any
     return converted(entry, sizes) if entry is not None and sizes is not None else entry
 
 
-def _held_out(file: Path, steps: Table, sizes: ByteSizes | None, most: int) -> Table:
-    """Return the curves of the evaluations. Their lines have no hours: those of the steps count."""
+def _sparse(file: Path, steps: Table, sizes: ByteSizes | None, most: int) -> Table:
+    """Return the curves of few steps, of evaluations or signals. Their lines have no hours: those
+    of the run's steps count."""
     number, end = count(file)
     buckets = Buckets(number, most)
     for chunk in chunks(file, end) if number else ():
