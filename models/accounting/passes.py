@@ -27,6 +27,7 @@ from ..documents import Aligned, Buckets, Documents, Spans
 from ..fp8 import quantize
 from ..kernels.choice import as_on_gpu
 from ..layers.recompute import Rule
+from ..layers.ring_flash import calls_of_rows
 from ..model import Model
 from ..operators import BatchContext
 from ..operators.hyena_modal import ModalOptions
@@ -308,9 +309,17 @@ class _Model:
             leaves |= {f"shared.{name}": leaf for name, leaf in _leaves(shared).items()}
             leaves[EMBEDDINGS] = embeddings
         batch = self._batch(embeddings)
+        self._make_ring()
         result = trace(lambda u: block(u, batch, None, shared)[0], self._stream, leaves)
         block.set_recompute("none")
         return result
+
+    def _make_ring(self) -> None:
+        """Make the tables of a ring, which all of its calls share: they are not the layer's."""
+        part, axis = self._tokens(), self.axes.context
+        if axis.size > 1 and self.axes.attention == "ring" and self.documents is None:
+            calls_of_rows.cache_clear()  # those of another model are fake tensors of its mode
+            calls_of_rows(*part.shape, axis, part.device)
 
     def first(self) -> Passes:
         tokens, batch = self._tokens(), self._batch()

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn import functional as F
 
+from ..documents import Documents
 from ..initializers import Initializers
 from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
 from ..layers.norms import RMSNorm
@@ -105,25 +106,28 @@ class Attention(Operator):
             q, k = (rotate(t, cos, sin, self.options.kernel) for t in (q, k))
             v = v.contiguous()  # a view would keep the joined q, k and v for the backward pass
         axis = batch.axes.context
-        whole = batch.whole(q.shape[1])
         if axis.size > 1 and batch.axes.attention == "ring":
-            y = self.ring(q, k, v, whole, axis)
+            own = batch.documents
+            y = self.ring(q, k, v, None if own is None else own.whole, axis)
         else:
+            whole = batch.whole(q.shape[1])
             q, k, v = to_heads(q, k, v, axis)
             y = from_heads(self.whole_rows(q, k, v, whole), axis)
         result: Tensor = self.out(y.flatten(2))
         return result
 
-    def ring(self, q: Tensor, k: Tensor, v: Tensor, batch: BatchContext, axis: Axis) -> Tensor:
-        """Attention of this rank's part of the rows; `batch` describes whole rows."""
+    def ring(
+        self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None, axis: Axis
+    ) -> Tensor:
+        """Attention of this rank's part of the rows; `documents` are those of whole rows."""
         window = self.options.window
         if window is None and applies(self.options.kernel, q):
-            return ring_flash_attention(q, k, v, batch.documents, axis, scale=self.scale)
+            return ring_flash_attention(q, k, v, documents, axis, scale=self.scale)
         zigzag, device = Zigzag(q.shape[1], axis), q.device
         first = None
-        if batch.documents is not None:
+        if documents is not None:
             key = ("tiles", window, q.shape[1], axis.rank, axis.size)
-            first = batch.documents.kept(
+            first = documents.kept(
                 key,
                 lambda host: FirstKeys.build(reach(host.positions, window), zigzag).to(device),
             )

@@ -22,6 +22,6 @@ def by_channels(x: Tensor, function: Callable[[Tensor, slice], Tensor], axis: Ax
     if axis.size == 1:
         return function(x, ALL)
     parts = [rank.part(x.shape[2]) for rank in axis.ranks()]
-    ours = whole_rows([x[:, :, part] for part in parts], axis)
-    y = function(ours, parts[axis.rank])
-    return own_parts(y, [part.stop - part.start for part in parts], axis)
+    channels = [part.stop - part.start for part in parts]
+    y = function(whole_rows(x, channels, axis), parts[axis.rank])
+    return own_parts(y, channels, axis)

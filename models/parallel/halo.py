@@ -29,8 +29,12 @@ def preceding(x: Tensor, count: int, axis: Axis, *, part: int) -> Tensor:
         return min(max(count - (distance - 1) * part, 0), part) if distance > 0 else 0
 
     ranks = range(axis.size)
+    owes = [owed(reader - axis.rank) for reader in ranks]
+    most = max(owes)
+    end = x[:, here - most :]  # the one slice whose gradient is as large as x
+    nothing = end[:, :0]
     received = exchange(
-        [x[:, here - owed(reader - axis.rank) :] for reader in ranks],
+        [end[:, most - number :] if number else nothing for number in owes],
         [(rows, owed(axis.rank - owner), *width) for owner in ranks],
         axis,
     )

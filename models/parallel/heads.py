@@ -23,13 +23,15 @@ def to_heads(q: Tensor, k: Tensor, v: Tensor, axis: Axis) -> tuple[Tensor, Tenso
         return q, k, v
     heads, kv_heads = q.shape[2], k.shape[2]
     assert heads % axis.size == 0, "the layout's checks refuse heads that do not divide"
+    own = heads // axis.size
     runs = [group_runs(kv_heads, heads, rank) for rank in axis.ranks()]
-    pieces = [
-        torch.cat([q[:, :, rank.part(heads)], k[:, :, shared], v[:, :, shared]], dim=2)
-        for rank, shared in zip(axis.ranks(), runs, strict=True)
-    ]
     few = len(runs[axis.rank])
-    q, k, v = whole_rows(pieces, axis).split([heads // axis.size, few, few], dim=2)
+    shared = [head for run in runs for head in run]
+    if shared != list(range(kv_heads)):  # several ranks share heads of keys and values
+        k, v = k[:, :, shared], v[:, :, shared]
+    joined = torch.cat([x.unflatten(2, (axis.size, -1)) for x in (q, k, v)], dim=3).flatten(2, 3)
+    counts = [own + 2 * few] * axis.size
+    q, k, v = whole_rows(joined, counts, axis).split([own, few, few], dim=2)
     return q, k, v
 
 

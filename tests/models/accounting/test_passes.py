@@ -10,6 +10,7 @@ import pytest
 
 from headrace.models.accounting import passes
 from headrace.models.accounting.passes import Shape, Tracer, model_passes
+from headrace.models.accounting.sorts import one_of_each
 from headrace.models.accounting.state import Degrees
 from headrace.models.accounting.trace import Passes
 from headrace.models.config import ModelConfig, load_model_config
@@ -127,3 +128,22 @@ def test_layouts_share_the_traces_of_parts_that_they_do_not_change(
         assert len(base) > len(shared) > 2, "some layers are shared, and some are not"
         own = [parts[part] for part in parts.keys() - shared]
         assert not any(each in base.values() for each in own)
+
+
+def test_a_second_trace_of_a_ring_equals_the_first() -> None:
+    """The tables of a ring, which its calls share, are in neither of them."""
+    config = load_model_config("tiny-transformer")
+    shape = Shape(
+        rows=2,
+        seq_len=512,
+        precision=PRECISIONS["bf16"],
+        device="cuda",
+        degrees=Degrees(cp=4),
+        attention="ring",
+    )
+    first, second, other = (
+        passes._Model(one_of_each(config), each).run(lambda model: model.layer(0, "block"))
+        for each in (shape, shape, replace(shape, rows=3))
+    )
+    assert first == second
+    assert first != other

@@ -7,7 +7,6 @@ import torch
 from operator_checks import documents_matter, is_its_definition, is_seen, make, rounds_to
 from torch import Tensor
 
-from headrace.models.operators import BatchContext
 from headrace.models.operators import attention as operator
 from headrace.models.parallel.axes import Axis
 
@@ -82,8 +81,8 @@ def test_the_ring_takes_flash_attention_where_it_can(monkeypatch: pytest.MonkeyP
     for name in ("ring_flash_attention", "ring_attention"):
         monkeypatch.setattr(operator, name, lambda *_, name=name, **__: taken.append(name))
     q = torch.zeros(1, 4, 2, 8)
-    batch, axis = BatchContext(torch.arange(8)[None]), Axis(None, 0, 2)
+    axis = Axis(None, 0, 2)
     for fits, window in ((True, None), (True, 3), (False, None)):
         monkeypatch.setattr(operator, "applies", lambda kernel, q, fits=fits: fits)
-        make("attention", heads=2, window=window).ring(q, q, q, batch, axis)
+        make("attention", heads=2, window=window).ring(q, q, q, None, axis)
     assert taken == ["ring_flash_attention", "ring_attention", "ring_attention"]

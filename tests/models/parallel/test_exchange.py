@@ -28,5 +28,5 @@ def test_the_ranks_parts_cover_everything_once() -> None:
 def test_one_rank_sends_and_copies_nothing() -> None:
     x = torch.zeros(2, 3, 4)
     assert exchange([x], [x.shape], ALONE)[0] is x
-    assert whole_rows([x], ALONE) is x
+    assert whole_rows(x, [4], ALONE) is x
     assert own_parts(x, [4], ALONE).data_ptr() == x.data_ptr()

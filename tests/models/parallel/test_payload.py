@@ -143,3 +143,48 @@ def test_nothing_grows_with_the_square_of_the_row(
     assert after <= 2.05 * before
     shared = largest(model, 4, 512, **forms)
     assert shared <= 0.6 * before
+
+
+class Count(TorchDispatchMode):
+    """Number of operations, and of elements of all their results that are not views."""
+
+    operations = elements = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, arguments: Any = (), options: Any = None
+    ) -> Any:
+        result = function(*arguments, **(options or {}))
+        self.operations += 1
+        made = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
+        if not function.is_view:
+            self.elements += sum(each.numel() for each in made)
+        return result
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kind": "attention", "heads": 8, "kv_heads": 8},
+        {"kind": "attention", "heads": 8, "kv_heads": 2},
+        {"kind": "hyena-se", "groups": 4, "taps": 7},
+        {"kind": "hyena-li-freeform", "filter_horizon": 8},
+    ],
+    ids=["attention", "shared heads", "halo", "channels"],
+)
+def test_work_does_not_grow_with_the_number_of_ranks(
+    one: Callable[..., Model], options: dict[str, Any]
+) -> None:
+    """Parts are as long for 4 ranks as for 8."""
+    model, found = one(**options), []
+    for size in (4, 8):
+        axis = Axis(None, 1, size)
+        model.shard(Axes(context=axis))
+        with network_of(axis), Count() as count:
+            hidden, _ = model.hidden(torch.zeros(1, 64, dtype=torch.int64))
+            hidden.sum().backward()
+        found.append(count)
+    few, many = found
+    assert many.operations <= few.operations + 4
+    # Filters and masks of whole rows grow; without them, nothing does.
+    if options["kind"] == "hyena-se":
+        assert many.elements <= 1.05 * few.elements

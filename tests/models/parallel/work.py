@@ -265,9 +265,8 @@ def halo_of(axis: Axis, x: Tensor, count: int) -> Tensor:
 
 def exchanged(axis: Axis, x: Tensor) -> Tensor:
     """To whole rows and back, with channels that do not divide evenly."""
-    shares = [rank.part(x.shape[2]) for rank in axis.ranks()]
-    whole = whole_rows([x[:, :, mine] for mine in shares], axis)
-    return own_parts(whole.cumsum(dim=1), [mine.stop - mine.start for mine in shares], axis)
+    counts = [len(rank.part_range(x.shape[2])) for rank in axis.ranks()]
+    return own_parts(whole_rows(x, counts, axis).cumsum(dim=1), counts, axis)
 
 
 def dealt(axis: Axis, x: Tensor) -> Tensor:
