@@ -109,8 +109,9 @@ def _train(
 
 
 def _storages() -> list[tuple[weakref.ref[Any], int, int]]:
-    """Return the storages of all tensors, their bytes and their addresses."""
+    """Return the storages of all tensors in host memory, their bytes and their addresses."""
     tensors = [thing for thing in gc.get_objects() if type(thing) in PLAIN]
+    tensors = [each for each in tensors if each.device.type == "cpu"]
     tensors += [each.grad for each in tensors if each.is_leaf and type(each.grad) in PLAIN]
     storages = {each.untyped_storage()._cdata: each.untyped_storage() for each in tensors}
     return [
@@ -120,6 +121,7 @@ def _storages() -> list[tuple[weakref.ref[Any], int, int]]:
 
 
 def counted(model: str, words: Sequence[str]) -> list[dict[str, int]]:
-    """Return the bytes by part at the highest level of a step, of each tensor rank."""
+    """Return the bytes by part at the highest level of a step, of each stage's tensor ranks."""
     with job_of(model, words) as job:
-        return [each.parts for each in timelines(job, 0)]
+        stages = range(job.run.layout.pp)
+        return [each.parts for stage in stages for each in timelines(job, stage)]

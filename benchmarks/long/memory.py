@@ -2,12 +2,13 @@
 
     python -m benchmarks.long.memory [--known] [FOLDER [WORD ...]]
 
-Each tiny model trains under each engine, layout and recompute choice: on 1 rank, and on 2 ranks of
-dp, tp and cp, and with two copies of FSDP2's state (hsdp). The words choose cells: those whose name
-has one word of each list, as in `zero1,zero2 dp2 none,block`. A process measures many cells.
-FOLDER/measured.jsonl has a line for each measured cell, and a cell that it has is not measured
-again, so a changed accounting is compared without new runs. `--known` measures nothing and compares
-the cells that the folder has.
+Each tiny model trains under each engine, layout and recompute choice: on 1 rank, on 2 ranks of dp,
+tp and cp, on 2 stages, with experts split over 2 ranks, and with two copies of FSDP2's state
+(hsdp). Engines and layouts that do not fit together are left out. The words choose cells: those
+whose name has one word of each list, as in `zero1,zero2 dp2 none,block`. A process measures many
+cells. FOLDER/measured.jsonl has a line for each measured cell, and a cell that it has is not
+measured again, so a changed accounting is compared without new runs. `--known` measures nothing and
+compares the cells that the folder has.
 """
 
 from __future__ import annotations
@@ -40,7 +41,25 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     "cp2": ("processes=2", "layout.cp=2"),
     "ring": ("processes=2", "layout.cp=2", "layout.attention=ring"),
     "hsdp": ("processes=2", "engine.shard=1", "engine.gather=block"),
+    "pp2": ("processes=2", "layout.pp=2"),
+    "gpipe": ("processes=2", "layout.pp=2", "layout.schedule=gpipe"),
+    "chunks": ("processes=2", "layout.pp=2", "layout.schedule=interleaved", "layout.chunks=2"),
+    "ep2": ("processes=2", "layout.ep=2"),
 }
+STAGED = ("pp2", "gpipe", "chunks")
+ENGINES_OF: dict[str, tuple[str, ...]] = {
+    "hsdp": ("fsdp2",),
+    "pp2": ("fsdp2", "zero0", "zero1"),
+    "gpipe": ("fsdp2",),
+    "chunks": ("fsdp2",),
+    "ep2": ("fsdp2", "zero1", "zero2"),
+}
+"""Engines of a layout; the others have all."""
+MODELS_OF: dict[str, tuple[str, ...]] = {
+    "ring": ("tiny-hybrid", "tiny-transformer", "tiny-zamba"),
+    "ep2": ("tiny-moe",),
+}
+"""Models of a layout: with attention, with experts; the others have all."""
 RECOMPUTE = {
     "none": "none",
     "operator": "operator",
@@ -52,9 +71,9 @@ RECOMPUTE = {
 }
 """Choices of recompute, by their names in a cell."""
 FEWER = ("none", "block", "operator", "matmul", "second")
-WITHOUT_ATTENTION = ("tiny-mamba", "tiny-moe")
 LENGTH, ROWS = 256, 2
-"""Tokens of a row, and rows of a micro-batch. A step has two micro-batches of each rank."""
+"""Tokens of a row, and rows of a micro-batch. A step has two micro-batches of each rank, and four
+of each stage."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +97,7 @@ class Cell:
     @property
     def words(self) -> list[str]:
         """Return the words of the run's configuration, all but its recompute choice."""
-        data = 2 if self.layout in ("dp2", "hsdp") else 1
+        data = 2 if self.layout in ("dp2", "hsdp", "ep2", *STAGED) else 1
         parts = 2 if self.layout in ("cp2", "ring") else 1
         return [
             *ENGINES[self.engine],
@@ -94,13 +113,17 @@ class Cell:
 def cells() -> Iterator[Cell]:
     """Yield the cells of the matrix: fewer choices of recompute on two ranks, and in bf16."""
     for engine, model, layout in product(ENGINES, MODELS, LAYOUTS):
-        if layout == "ring" and model in WITHOUT_ATTENTION:
-            continue
-        if layout == "hsdp" and engine != "fsdp2":
+        if engine not in ENGINES_OF.get(layout, ENGINES) or model not in MODELS_OF.get(
+            layout, MODELS
+        ):
             continue
         choices = list(RECOMPUTE) if layout == "one" else FEWER
         yield from (Cell(model, engine, layout, choice, "fp32") for choice in choices)
-        if engine != "zero0" and layout != "ring":  # ZeRO-0 sums bf16 gradients in bf16
+        if engine != "zero0" and layout not in (
+            "ring",
+            "gpipe",
+            "chunks",
+        ):  # ZeRO-0 sums bf16 gradients in bf16
             yield from (Cell(model, engine, layout, choice, "bf16") for choice in FEWER[:2])
 
 

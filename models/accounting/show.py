@@ -98,7 +98,7 @@ def step_memory(
     layers = len(config.layers)
     passes = model_passes(config, shape, rules_of(unit, layers))
     held = engine.memory(shards, shape.degrees)
-    actions: list[Action] = [("forward", 0, 0), ("backward", 0, 0)]
+    actions = [Action("forward", 0, 0), Action("backward", 0, 0)]
     return timeline(passes, held, actions, [range(layers)], input_bytes(shape)).parts
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from .level import (
     ACTIVATIONS,
@@ -62,8 +62,23 @@ def input_bytes(shape: Shape) -> int:
     return tokens * (8 + 4) + (0 if shape.device == "cuda" else 3 * 8 * whole)
 
 
-Action = tuple[Literal["forward", "backward"], int, int]
-"""A pass of a chunk of layers over a micro-batch."""
+class Action(NamedTuple):
+    """A pass of a chunk of layers over a micro-batch, and its messages with other stages."""
+
+    kind: Literal["forward", "backward"]
+    chunk: int
+    micro: int
+    received: Sequence[int] = ()
+    """Chunks whose messages are received before the pass: streams, or gradients of streams."""
+    arrived: Sequence[int] = ()
+    """Chunks of earlier backward passes, whose gradients have arrived at another stage by then."""
+
+
+def stream_bytes(shape: Shape, width: int) -> int:
+    """Return the bytes of a tensor of a micro-batch's stream on a rank."""
+    degrees = shape.degrees
+    tokens = shape.rows * shape.seq_len // degrees.cp // degrees.tp
+    return tokens * width * shape.precision.weight_bytes
 
 
 def timeline(
@@ -72,15 +87,25 @@ def timeline(
     actions: Iterable[Action],
     chunks: Sequence[range],
     inputs: int = 0,
+    stream: int = 0,
 ) -> Timeline:
     """Return the memory of a rank that runs these actions in a step. `chunks` are the layers of all
-    chunks of the model; `inputs` the bytes of the tokens of a step."""
-    return _Step(passes, engine, chunks).run(list(actions), inputs)
+    chunks of the model; `inputs` the bytes of the tokens of a step, `stream` those of a tensor that
+    travels between stages."""
+    return _Step(passes, engine, chunks, stream).run(list(actions), inputs)
 
 
 class _Step:
-    def __init__(self, passes: ModelPasses, engine: EngineMemory, chunks: Sequence[range]) -> None:
+    def __init__(
+        self, passes: ModelPasses, engine: EngineMemory, chunks: Sequence[range], stream: int
+    ) -> None:
         self.passes, self.engine, self.chunks = passes, engine, chunks
+        self.stream = stream
+        calls = [any(each.gradient == EMBEDDINGS for each in p.backward) for p in passes.layers]
+        self.tensors = [1 + any(calls[layers.start :]) for layers in chunks]
+        """Tensors of the stream that enters each chunk: the embeddings travel to later calls."""
+        self.sent = 0
+        """Bytes of gradients on their way to other stages."""
         self.level = Level()
         self.left: Counter[str] = Counter()
         """Parts of this backward pass that still add to the gradient of a parameter."""
@@ -94,11 +119,11 @@ class _Step:
         level.mark("state", None, 0)
         backwards = [action for action in actions if action[0] == "backward"]
         for action in actions:
-            kind, chunk, micro = action
-            if kind == "forward":
-                self._forward(chunk, micro)
+            if action.kind == "forward":
+                self._forward(action)
             else:
-                self._backward(chunk, micro, last=action == backwards[-1])
+                self._backward(action, last=action == backwards[-1])
+        self._give_back(self.sent)
         engine.update(level)
         level.mark("update", None, 0)
         return Timeline(level.moments)
@@ -117,8 +142,24 @@ class _Step:
             *(last if chunk == len(self.chunks) - 1 else []),
         ]
 
-    def _forward(self, chunk: int, micro: int) -> None:
-        level, engine = self.level, self.engine
+    def _enters(self, chunk: int) -> int:
+        """Return the bytes of the stream that enters a chunk from another stage, or leaves the
+        chunk before it. A stream within a stage belongs to the passes."""
+        return self.stream * self.tensors[chunk] if 0 < chunk < len(self.chunks) else 0
+
+    def _receive(self, action: Action) -> None:
+        hop = action.kind == "backward"
+        self.level.add(ACTIVATIONS, sum(self._enters(chunk + hop) for chunk in action.received))
+        self._give_back(sum(self._enters(chunk) for chunk in action.arrived))
+
+    def _give_back(self, arrived: int) -> None:
+        """Drop gradients that have arrived at another stage."""
+        self.level.add(ACTIVATIONS, -arrived)
+        self.sent -= arrived
+
+    def _forward(self, action: Action) -> None:
+        level, engine, (_, chunk, micro, *_) = self.level, self.engine, action
+        self._receive(action)
         engine.enter(level, None, backward=False)
         for name, unit, passes in self._parts(chunk):
             if unit is not None:
@@ -129,9 +170,17 @@ class _Step:
                 engine.leave(level, unit, backward=False)
             level.mark(f"forward {name}", unit, micro)
         engine.leave(level, None, backward=False)
+        left = self._enters(chunk + 1)
+        level.add(ACTIVATIONS, max(0, left - self.stream))  # a copy of the embeddings
 
-    def _backward(self, chunk: int, micro: int, *, last: bool) -> None:
-        level, engine, parts = self.level, self.engine, self._parts(chunk)
+    def _backward(self, action: Action, *, last: bool) -> None:
+        level, engine, (_, chunk, micro, *_) = self.level, self.engine, action
+        parts = self._parts(chunk)
+        self._receive(action)
+        left, entered = self._enters(chunk + 1), self._enters(chunk)
+        level.add(ACTIVATIONS, -left)  # its gradient has come instead
+        if left > self.stream:
+            self.sums[EMBEDDINGS] = self.stream
         self.left = Counter(
             piece.gradient for *_, each in parts for piece in each.backward if piece.gradient
         )
@@ -146,7 +195,9 @@ class _Step:
             if unit is not None:
                 engine.leave(level, unit, backward=True)
             level.mark(f"backward {name}", unit, micro)
+        level.passing(ACTIVATIONS, entered)  # until the pass ends, beside the gradient
         level.add(ACTIVATIONS, -self.sums.pop(EMBEDDINGS, 0))
+        self.sent += entered
         engine.leave(level, None, backward=True)
         engine.end_backward(level, last=last)
         level.mark("backward end", None, micro)

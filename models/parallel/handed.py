@@ -30,4 +30,5 @@ class _Handed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        return None, *ctx.gradients
+        gradients, ctx.gradients = ctx.gradients, ()  # a caller that holds the loss holds no more
+        return None, *gradients

@@ -98,7 +98,7 @@ def timelines(job: Job, stage: int) -> list[Timeline]:
     from ...models.accounting.count import build_meta
     from ...models.accounting.memory import rank_shards
     from ...models.accounting.passes import Shape, model_passes
-    from ...models.accounting.step import input_bytes
+    from ...models.accounting.step import input_bytes, stream_bytes
     from ..layout.stages import chunks_of
     from .state import engine_state
 
@@ -123,9 +123,10 @@ def timelines(job: Job, stage: int) -> list[Timeline]:
         )
         passes = model_passes(job.model, shape, job.rules)
         number, inputs = micro_batches(rows, phase, job.dp), input_bytes(shape)
+        stream = stream_bytes(shape, job.model.width)
         found = [
             step_memory(
-                passes, state.memory(each, degrees), layout, job.cuts, stage, number, inputs
+                passes, state.memory(each, degrees), layout, job.cuts, stage, number, inputs, stream
             )
             for each in shards
         ]
@@ -142,21 +143,33 @@ def step_memory(
     stage: int,
     micro_batches: int,
     inputs: int,
+    stream: int,
     *,
     every: bool = False,
 ) -> Timeline:
     """Return the memory over a step of a rank of a stage. The dry run, the message of a rank that
-    runs out of memory, and the planner count by it. `inputs` are the bytes of a micro-batch.
+    runs out of memory, and the planner count by it. `inputs` are the bytes of a micro-batch, and
+    `stream` those of a tensor that it passes to another stage.
 
     Of micro-batches that are alike, as many are in it as the highest level needs, or `every` one.
     """
-    from ...models.accounting.step import timeline
+    from ...models.accounting.step import Action, timeline
     from ...models.model import chunk_layers
+    from ..pipeline.messages import messages
 
     number = micro_batches if every else different(layout, micro_batches)
-    order = layout.orders(number)[stage]
-    actions = [(each.kind, each.chunk, each.micro) for each in order]
-    return timeline(passes, engine, actions, chunk_layers(len(passes.layers), cuts), inputs)
+    actions = [
+        Action(
+            kind=own.kind,
+            chunk=own.chunk,
+            micro=own.micro,
+            received=[each.chunk for each in found.received],
+            arrived=[each.chunk for each in found.arrived if each.kind == "backward"],
+        )
+        for own, found in messages(layout.orders(number), stage).items()
+    ]
+    chunks = chunk_layers(len(passes.layers), cuts)
+    return timeline(passes, engine, actions, chunks, inputs, stream)
 
 
 def different(layout: LayoutConfig, micro_batches: int) -> int:

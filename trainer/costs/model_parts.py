@@ -10,7 +10,7 @@ from ...models.accounting.memory import rank_shards
 from ...models.accounting.passes import Shape, Tracer
 from ...models.accounting.sorts import one_of_each, sorts_of
 from ...models.accounting.state import Degrees, Shards
-from ...models.accounting.step import input_bytes
+from ...models.accounting.step import input_bytes, stream_bytes
 from ...models.model import chunk_users
 from ...models.precision import Precision
 from .footprints import Traces
@@ -47,6 +47,9 @@ class OwnParts:
 
     def inputs(self, split: Split) -> int:
         return input_bytes(self._shape(split, 1))
+
+    def stream(self, split: Split) -> int:
+        return stream_bytes(self._shape(split, 1), self.model.width)
 
     def meta(self, *, whole: bool) -> Any:
         return build_meta(self.model if whole else one_of_each(self.model))

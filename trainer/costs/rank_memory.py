@@ -45,6 +45,9 @@ class ModelParts(Protocol):
     def inputs(self, split: Split) -> int:
         """Return the bytes of the tokens of a micro-batch."""
 
+    def stream(self, split: Split) -> int:
+        """Return the bytes of a tensor that a micro-batch passes to another stage."""
+
     def meta(self, *, whole: bool) -> Any:
         """Return the model on the meta device; not `whole`: one layer of each sort."""
 
@@ -182,7 +185,7 @@ class RankMemory:
                     shards[name] = shard
         state = self._state(engine, layout, self._model)
         degrees = Degrees(dp=shape.dp, tp=layout.tp, cp=layout.cp, ep=ep)
-        inputs = self.parts.inputs(split)
+        inputs, stream = self.parts.inputs(split), self.parts.stream(split)
         return [
             step_memory(
                 passes,
@@ -192,6 +195,7 @@ class RankMemory:
                 stage,
                 shape.micro_batches,
                 inputs,
+                stream,
                 every=every,
             )
             for stage in range(layout.pp)

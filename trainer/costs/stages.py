@@ -47,7 +47,7 @@ def pipelines(job: Job) -> list[dict[str, Any]]:
                 "phase": phase.name,
                 "micro_batches": number,
                 "bubble": max(timeline(job, number, phase.seq_len).bubbles),
-                "messages": 2 * len(tensors) * number * layout.cp * layout.tp,
+                "messages": 2 * sum(tensors) * number * layout.cp * layout.tp,
                 "message_bytes": 2 * sum(tensors) * number * stream,
             }
         )

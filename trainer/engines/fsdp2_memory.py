@@ -10,12 +10,13 @@
 
 What belongs to no block (embedding, final norm, head, shared blocks) is whole from the first
 forward to the end of the backward pass. On one rank nothing is gathered, and the copies are made.
+Split experts are gathered and reduced apart from the rest of their block.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from ...models.accounting.level import GRADIENTS, EngineMemory, Level, Unit
@@ -57,7 +58,8 @@ class _Group:
     """Ranks that share one copy."""
     replicated: bool = False
     """True if other ranks have copies of the shards."""
-    names: set[str] = field(default_factory=set)
+    ahead: int = 0
+    """Bytes of the buffer of a gather ahead."""
     unsharded: bool = False
     gradients: int = 0
     """Bytes of whole gradients."""
@@ -86,26 +88,26 @@ class Fsdp2Memory(EngineMemory):
             if (part.sharded_over or part.names == state.fp32) and not part.name.endswith(GRADIENTS)
         ]
         self.lasting = state_bytes(lasting, shards, degrees)
-        self.groups: dict[Unit, _Group] = {None: _Group(0, 0, 1)}
+        self.groups: dict[tuple[Unit, bool], _Group] = {(None, False): _Group(0, 0, 1)}
+        """By part, and whether its parameters are split experts."""
+        self.group_of: dict[str, _Group] = {}
         everywhere = next(part for part in lasting if part.sharded_over)
         for name, shard in shards.items():
             if name in self.fp32:
                 continue
             ranks = everywhere.ranks(degrees, name, shard)
             all_ranks = replace(everywhere, shard_ranks=None).ranks(degrees, name, shard)
-            group = self.groups.setdefault(layer_of(name), _Group(0, 0, ranks))
+            group = self.groups.setdefault((layer_of(name), shard.experts), _Group(0, 0, ranks))
+            self.group_of[name] = group
             group.ranks = max(group.ranks, ranks)
             group.replicated |= ranks < all_ranks
             first, *rest = shard.local or (1,)
             own = -(-first // ranks) * math.prod(rest)
             group.shard += own
             group.whole += own * ranks
-            group.names.add(name)
-        self.layers = sorted(unit for unit in self.groups if unit is not None)
+        self.layers = sorted({unit for unit, _ in self.groups if unit is not None})
         self.gathered = 0
         """Bytes of the buffer of the last gather."""
-        self.ahead: dict[Unit, int] = {}
-        """Bytes of the buffers of gathers ahead."""
         self.reducing = 0
         """Bytes of the copy that was reduced last."""
         self.sums: set[str] = set()
@@ -114,59 +116,63 @@ class Fsdp2Memory(EngineMemory):
         for name, size in self.lasting.items():
             level.add(name, size)
 
-    def enter(self, level: Level, unit: Unit, *, backward: bool) -> None:
-        group = self.groups.get(unit)
-        if group is None:
-            return
-        self._gather(level, unit, group, backward=backward)
-        if backward and unit is not None and self.gather == "block":
-            before = [layer for layer in reversed(self.layers) if layer < unit]
-            for layer in before[: self.config.backward_prefetch]:
-                self._start(level, layer)
-        if not backward and unit is not None and self.gather == "block":
-            after = [layer for layer in self.layers if layer > unit]
-            for layer in after[: self.config.forward_prefetch]:
-                self._start(level, layer)
+    def _of(self, unit: Unit) -> list[_Group]:
+        """Return the groups of a part: the rest of a block, and its split experts."""
+        return [self.groups[unit, split] for split in (False, True) if (unit, split) in self.groups]
 
-    def _start(self, level: Level, unit: Unit) -> None:
-        """Gather ahead: fill the buffer of a block."""
-        group = self.groups[unit]
-        if group.unsharded or unit in self.ahead or group.ranks == 1:
+    def enter(self, level: Level, unit: Unit, *, backward: bool) -> None:
+        for group in self._of(unit):
+            self._gather(level, group, backward=backward)
+        if unit is None or unit not in self.layers or self.gather != "block":
             return
-        size = group.whole * self.bytes
-        self.ahead[unit] = size
-        level.add(BUFFERS, size)
+        if backward:
+            near = [layer for layer in reversed(self.layers) if layer < unit]
+            near = near[: self.config.backward_prefetch]
+        else:
+            near = [layer for layer in self.layers if layer > unit][: self.config.forward_prefetch]
+        for layer in near:
+            for group in self._of(layer)[:1]:
+                self._start(level, group)
+
+    def _start(self, level: Level, group: _Group) -> None:
+        """Gather ahead: fill the buffer of a group."""
+        if group.unsharded or group.ahead or group.ranks == 1:
+            return
+        group.ahead = group.whole * self.bytes
+        level.add(BUFFERS, group.ahead)
         if self.half:  # its own part in half precision
             level.passing(BUFFERS, group.shard * self.bytes)
 
-    def _gather(self, level: Level, unit: Unit, group: _Group, *, backward: bool) -> None:
+    def _gather(self, level: Level, group: _Group, *, backward: bool) -> None:
         if group.unsharded:
             return
-        self._start(level, unit)
+        self._start(level, group)
         group.unsharded = True
         if not backward:
             level.add(BUFFERS, -self.gathered)
             self.gathered = 0
         level.add(WEIGHTS, group.whole * self.bytes)
-        buffer = self.ahead.pop(unit, 0)
+        buffer, group.ahead = group.ahead, 0
         if backward or self.config.forward_prefetch:
             level.add(BUFFERS, -buffer)
         else:
             self.gathered = buffer
 
     def leave(self, level: Level, unit: Unit, *, backward: bool) -> None:
-        group = self.groups.get(unit)
-        if unit is None and not backward:
-            level.add(BUFFERS, -self.gathered)
-            self.gathered = 0
-        if group is None or (unit is None and backward):
+        if unit is None:
+            if not backward:
+                level.add(BUFFERS, -self.gathered)
+                self.gathered = 0
             return
+        groups = self._of(unit)
         if backward:
-            self._reduce(level, group)
-        elif unit is not None and self.gather == "block":
+            for group in reversed(groups):
+                self._reduce(level, group)
+        elif groups and self.gather == "block":
             left = len(self.layers) - 1 - self.layers.index(unit)
             if self.config.resharded(unit, left):
-                self._reshard(level, group)
+                for group in groups:
+                    self._reshard(level, group)
 
     def _reshard(self, level: Level, group: _Group) -> None:
         if group.unsharded:
@@ -205,7 +211,7 @@ class Fsdp2Memory(EngineMemory):
                 self.sums.add(name)
                 level.add(GRADIENTS, size)
             return
-        group = self.groups[layer_of(name)]
+        group = self.group_of[name]
         if self.gather == "step":  # sums of all micro-batches
             if name in self.sums:
                 return
@@ -215,7 +221,7 @@ class Fsdp2Memory(EngineMemory):
 
     def end_backward(self, level: Level, *, last: bool) -> None:
         self.last = last
-        self._reduce(level, self.groups[None])
+        self._reduce(level, self.groups[None, False])
         if last:
             level.add(BUFFERS, -self.reducing)
             self.reducing = 0

@@ -5,12 +5,13 @@
 
 The first chunk receives no stream, the last chunk sends none: on one stage nothing is sent. Every
 stage reads its own rows, so tokens, weights and documents never travel; shapes and dtypes of the
-messages follow from them, so no metadata travels either.
+messages follow from them, so no metadata travels either. Each tensor is a message of its own, and
+none is copied: the sender keeps it until it has arrived (pipeline/messages.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -19,12 +20,11 @@ from ...models.documents import Documents
 from ...models.parallel.handed import handed
 from ..engines.engine import Engine
 from ..engines.objective import Sums
-from ..layout.groups import Parallel, Wire
-from ..pipeline.schedules import Action, Kind, Orders
+from ..layout.groups import Parallel
+from ..pipeline.messages import messages
+from ..pipeline.schedules import Action, Orders
 from .batches import MicroBatch
 
-Key = tuple[int, int]
-"""Chunk that takes a message, and micro-batch."""
 Stream = tuple[torch.Tensor, ...]
 
 
@@ -76,14 +76,14 @@ class _Step:
         self.engine = engine
         self.parallel = parallel
         self.last_chunk = parallel.pipe.last_chunk
-        self.alive: dict[Key, tuple[Stream, Sums]] = {}
+        self.alive: dict[tuple[int, int], tuple[Stream, Sums]] = {}
         """Inputs and outputs of the chunks whose backward pass is still to come."""
         self.losses = [torch.zeros(len(batch.tokens), device=parallel.device) for batch in batches]
-        self.inboxes = {
-            kind: _Inbox(wire, _due(kind, orders[wire.stage], self.last_chunk))
-            for kind, wire in parallel.pipe.receives.items()
-        }
-        self.sent: list[tuple[dist.Work, torch.Tensor]] = []
+        self.messages = messages(orders, parallel.pipe.stage)
+        self.early: dict[Action, Stream] = {}
+        """Messages that have been received, by the action that takes them."""
+        self.sent: dict[Action, list[tuple[dist.Work, torch.Tensor]]] = {}
+        """Messages on their way, which live until they have arrived."""
 
     def run(
         self, divisor: float, before_last: Callable[[list[torch.Tensor]], float] | None
@@ -97,22 +97,22 @@ class _Step:
             if before_last is not None and action in decides:
                 divisor = before_last(self.losses)
             self.backward(action, divisor, last=action == backwards[-1])
-        for work, _ in self.sent:
-            work.wait()
+        for action in list(self.sent):
+            self.end_send(action)
         return self.losses
 
     def forward(self, action: Action) -> None:
         chunk, micro = action.chunk, action.micro
         stream: Stream = ()
         if chunk > 0:
-            stream = self.receive("forward", action)
+            stream = self.receive(action)
             for tensor in stream:
                 tensor.requires_grad_(torch.is_grad_enabled())
         sums = forward_pass(self.engine, self.batches[micro], self.parallel, chunk, stream)
         if chunk == self.last_chunk:
             self.losses[micro] = sums.rows
         else:
-            self.send("forward", sums.stream)
+            self.send(action, sums.stream)
         if torch.is_grad_enabled():
             self.alive[chunk, micro] = stream, sums
 
@@ -120,58 +120,49 @@ class _Step:
         stream, sums = self.alive.pop((action.chunk, action.micro))
         loss = sums.total / divisor
         if action.chunk < self.last_chunk:
-            loss = loss + handed(sums.stream, self.receive("backward", action))
+            loss = loss + handed(sums.stream, self.receive(action))
+        del sums  # the graph keeps what the backward pass needs
         self.engine.backward(loss, last=last)
         if stream:
-            self.send("backward", [_gradient(tensor) for tensor in stream])
+            self.send(action, [_gradient(tensor) for tensor in stream])
 
-    def send(self, kind: Kind, stream: Sequence[torch.Tensor]) -> None:
-        wire = self.parallel.pipe.sends[kind]
-        message = torch.stack([tensor.detach() for tensor in stream])
-        assert message.dtype == self.engine.dtype, "the receiver expects the compute precision"
-        work = dist.isend(message, wire.peer, group=wire.group)
-        assert work is not None
-        self.sent = [pair for pair in self.sent if not pair[0].is_completed()]
-        self.sent.append((work, message))  # the message lives until it is sent
+    def send(self, action: Action, stream: Sequence[torch.Tensor]) -> None:
+        wire = self.parallel.pipe.sends[action.kind]
+        self.sent[action] = []
+        for tensor in stream:
+            message = tensor.detach().contiguous()
+            assert message.dtype == self.engine.dtype, "the receiver expects the compute precision"
+            work = dist.isend(message, wire.peer, group=wire.group)
+            assert work is not None
+            self.sent[action].append((work, message))
 
-    def receive(self, kind: Kind, action: Action) -> Stream:
+    def end_send(self, action: Action) -> None:
+        """Give back the messages that an action sent."""
+        for work, _ in self.sent.pop(action):
+            work.wait()
+
+    def receive(self, action: Action) -> Stream:
         """Return the stream that enters the chunk, or the gradients of the stream that leaves."""
+        found, wire = self.messages[action], self.parallel.pipe.receives[action.kind]
+        for taker in found.received:
+            stream = self.empty(taker)
+            for tensor in stream:
+                dist.recv(tensor, wire.peer, group=wire.group)
+            self.early[taker] = stream
+        for earlier in found.arrived:
+            self.end_send(earlier)
+        return self.early.pop(action)
+
+    def empty(self, action: Action) -> Stream:
+        """Return tensors for the message that an action takes."""
         model = self.engine.objective.model
         rows, length = self.batches[action.micro].tokens.shape
-        part = length // self.parallel.axes.tensor.size
-
-        def empty(key: Key) -> torch.Tensor:
-            entered = key[0] if kind == "forward" else key[0] + 1
-            shape = (model.stream_tensors(entered), rows, part, model.config.width)
-            return torch.empty(shape, dtype=self.engine.dtype, device=self.parallel.device)
-
-        return self.inboxes[kind].take((action.chunk, action.micro), empty).unbind()
-
-
-class _Inbox:
-    """Messages of one wire. They arrive in the order of the sender's actions; a message that is
-    wanted later is kept."""
-
-    def __init__(self, wire: Wire, due: Iterator[Key]) -> None:
-        self.wire = wire
-        self.due = due
-        self.early: dict[Key, torch.Tensor] = {}
-
-    def take(self, wanted: Key, empty: Callable[[Key], torch.Tensor]) -> torch.Tensor:
-        while wanted not in self.early:
-            key = next(self.due)
-            self.early[key] = empty(key)
-            dist.recv(self.early[key], self.wire.peer, group=self.wire.group)
-        return self.early.pop(wanted)
-
-
-def _due(kind: Kind, order: Sequence[Action], last_chunk: int) -> Iterator[Key]:
-    """Yield the chunk and micro-batch that each message of a stage is for, in order."""
-    hop = 1 if kind == "forward" else -1
-    for action in order:
-        target = action.chunk + hop
-        if action.kind == kind and 0 <= target <= last_chunk:
-            yield target, action.micro
+        shape = rows, length // self.parallel.axes.tensor.size, model.config.width
+        entered = action.chunk if action.kind == "forward" else action.chunk + 1
+        return tuple(
+            torch.empty(shape, dtype=self.engine.dtype, device=self.parallel.device)
+            for _ in range(model.stream_tensors(entered))
+        )
 
 
 def _gradient(tensor: torch.Tensor) -> torch.Tensor:

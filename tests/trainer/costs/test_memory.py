@@ -17,9 +17,9 @@ RULES = ("none", "operator", "block", "{save: [matmul]}", "0.5")
 MODEL = "tiny-transformer"
 
 
-def counted(words: Sequence[str]) -> dict[str, int]:
-    """Return the bytes by part on the fullest tensor rank."""
-    return max(_memory.counted(MODEL, [*SMALL, *words]), key=lambda parts: sum(parts.values()))
+def counted(words: Sequence[str], model: str = MODEL) -> dict[str, int]:
+    """Return the bytes by part on the fullest rank."""
+    return max(_memory.counted(model, [*SMALL, *words]), key=lambda parts: sum(parts.values()))
 
 
 def is_near(found: int, real: int) -> bool:
@@ -43,18 +43,25 @@ def test_recompute_choices_have_their_true_memory_and_order(parallel: Parallel) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words",
+    ("model", "words"),
     [
-        ["engine.kind=fsdp2", "layout.tp=2"],
-        ["engine.kind=fsdp2", "engine.shard=1", "engine.gather=block", "recompute=block"],
-        ["engine.zero=2", "layout.cp=2", "layout.attention=ring", "recompute=block", *BUCKETS],
-        ["engine.zero=1", "recompute=block", "precision=bf16", *BUCKETS],
-        ["engine.zero=3", "recompute=block", "precision=bf16", *BUCKETS],
+        (MODEL, ["engine.kind=fsdp2", "layout.tp=2"]),
+        (MODEL, ["engine.kind=fsdp2", "layout.pp=2", "synthetic.batch_rows=8", "recompute=block"]),
+        (MODEL, ["engine.kind=fsdp2", "engine.shard=1", "engine.gather=block", "recompute=block"]),
+        (
+            MODEL,
+            ["engine.zero=2", "layout.cp=2", "layout.attention=ring", "recompute=block", *BUCKETS],
+        ),
+        (MODEL, ["engine.zero=1", "recompute=block", "precision=bf16", *BUCKETS]),
+        (MODEL, ["engine.zero=3", "recompute=block", "precision=bf16", *BUCKETS]),
+        ("tiny-moe", ["engine.kind=fsdp2", "layout.ep=2", "recompute=block"]),
     ],
-    ids=["tp", "hsdp", "ring", "zero1", "zero3"],
+    ids=["tp", "pp", "hsdp", "ring", "zero1", "zero3", "ep"],
 )
-def test_two_ranks_have_the_counted_memory(ranks: Callable[[int], Any], words: list[str]) -> None:
+def test_two_ranks_have_the_counted_memory(
+    ranks: Callable[[int], Any], model: str, words: list[str]
+) -> None:
     words = [*words, "processes=2"]
-    found = sum(counted(words).values())
-    real = max(ranks(2).run("measured_memory", MODEL, [*SMALL, *words])[0])
+    found = sum(counted(words, model).values())
+    real = max(ranks(2).run("measured_memory", model, [*SMALL, *words])[0])
     assert is_near(found, real), found / real

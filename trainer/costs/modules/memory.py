@@ -48,6 +48,9 @@ class ModuleParts:
     def inputs(self, split: Split) -> int:
         return split.rows * self.traced.sorts[self.modules.layers[0]].stream
 
+    def stream(self, split: Split) -> int:
+        return split.rows * self.traced.head.stream
+
     def meta(self, *, whole: bool) -> Any:
         layers, *_ = self.shards_of_sorts(1, 1)
         return _Parameters(

@@ -18,11 +18,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from ....models.accounting.level import GRADIENTS, EngineMemory, Level, Unit
-from ....models.accounting.state import HOST, Degrees, Shards, StatePart, flat, state_bytes
+from ....models.accounting.state import HOST, Degrees, Shapes, Shards, StatePart, state_bytes
 from ..shard_groups import layer_of
 from .memory import bucket_elements
 
@@ -54,13 +56,15 @@ class ZeroMemory(EngineMemory):
         lasting = [part for part in state.parts if self._lasts(part)]
         self.lasting = state_bytes(lasting, shards, degrees)
         self.ranks = degrees.size(("dp", "cp"))
-        own = {name: each.local for name, each in shards.items() if name not in self.fp32}
+        kept = {name: shard for name, shard in shards.items() if name not in self.fp32}
+        own = {name: shard.local for name, shard in kept.items()}
         self.elements = sum(map(math.prod, own.values()))
         self.largest = max(map(math.prod, own.values()), default=0)
-        self.part = flat(own, self.ranks)
+        part = StatePart(name=GRADIENTS, bytes_per_parameter=1, sharded_over=("dp", "cp"))
+        self.part = part.bytes(kept, degrees)
         """Elements of this rank's part of all gradients."""
-        sizes = [[math.prod(own[name]) for name in group if name in own] for group in state.groups]
-        self.with_edges = touched(sizes, self.ranks)
+        edges = partial(touched, groups=state.groups)
+        self.with_edges = replace(part, cut=edges).bytes(kept, degrees)
         """The same with the whole of a parameter on the edge of the part."""
         self.clones = state.device == "cpu"
         """True if a reduce-scatter clones what it sends: gloo does."""
@@ -169,11 +173,12 @@ class ZeroMemory(EngineMemory):
         level.passing("working", 8 * min(self.largest, 1 << 24))
 
 
-def touched(groups: Sequence[Sequence[int]], ranks: int) -> int:
+def touched(shapes: Shapes, ranks: int, *, groups: Sequence[Sequence[str]]) -> int:
     """Return the elements of the parameters that reach into a rank's part, on the rank with the
-    most. Each group's parameters, of these sizes, lie end to end and are cut evenly."""
+    most. Each group's parameters lie end to end and are cut evenly."""
     by_rank: Counter[int] = Counter()
-    for sizes in groups:
+    for group in groups:
+        sizes = [math.prod(shapes[name]) for name in group if name in shapes]
         part = max(1, -(-sum(sizes) // ranks))
         for begin, size in zip(accumulate(sizes, initial=0), sizes, strict=False):
             for rank in range(begin // part, (begin + size - 1) // part + 1):
