@@ -149,12 +149,17 @@ class _Step:
 
     def _receive(self, action: Action) -> None:
         hop = action.kind == "backward"
-        self.level.add(ACTIVATIONS, sum(self._enters(chunk + hop) for chunk in action.received))
+        self._hold(sum(self._enters(chunk + hop) for chunk in action.received))
         self._give_back(sum(self._enters(chunk) for chunk in action.arrived))
+
+    def _hold(self, size: int) -> None:
+        """Add bytes of streams, on a stage among others."""
+        if size:
+            self.level.add(ACTIVATIONS, size)
 
     def _give_back(self, arrived: int) -> None:
         """Drop gradients that have arrived at another stage."""
-        self.level.add(ACTIVATIONS, -arrived)
+        self._hold(-arrived)
         self.sent -= arrived
 
     def _forward(self, action: Action) -> None:
@@ -170,15 +175,14 @@ class _Step:
                 engine.leave(level, unit, backward=False)
             level.mark(f"forward {name}", unit, micro)
         engine.leave(level, None, backward=False)
-        left = self._enters(chunk + 1)
-        level.add(ACTIVATIONS, max(0, left - self.stream))  # a copy of the embeddings
+        self._hold(max(0, self._enters(chunk + 1) - self.stream))  # a copy of the embeddings
 
     def _backward(self, action: Action, *, last: bool) -> None:
         level, engine, (_, chunk, micro, *_) = self.level, self.engine, action
         parts = self._parts(chunk)
         self._receive(action)
         left, entered = self._enters(chunk + 1), self._enters(chunk)
-        level.add(ACTIVATIONS, -left)  # its gradient has come instead
+        self._hold(-left)  # its gradient has come instead
         if left > self.stream:
             self.sums[EMBEDDINGS] = self.stream
         self.left = Counter(
@@ -195,7 +199,8 @@ class _Step:
             if unit is not None:
                 engine.leave(level, unit, backward=True)
             level.mark(f"backward {name}", unit, micro)
-        level.passing(ACTIVATIONS, entered)  # until the pass ends, beside the gradient
+        self._hold(entered)  # until the pass ends, beside its gradient
+        self._hold(-entered)
         level.add(ACTIVATIONS, -self.sums.pop(EMBEDDINGS, 0))
         self.sent += entered
         engine.leave(level, None, backward=True)
