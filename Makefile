@@ -61,9 +61,10 @@ docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(DOCS)  ## build the documentation site in build/site; a broken link fails
 	$(BIN)/python -m mkdocs build    # with --quiet, broken links would not be counted
 
-pictures: $(RUNS)  ## draw the README's pictures from the demo's run (needs Chromium)
+pictures: $(RUNS)  ## draw the pictures of the pages from real runs (needs Chromium)
 	$(BIN)/headrace demo --out runs/demo
 	$(BIN)/python -m docs.generate.pictures runs/demo/run
+	$(BIN)/python -m docs.generate.tutorial_pictures runs/tutorials
 
 setup: $(TESTS)  ## install headrace and its test dependencies into .venv
 

@@ -62,8 +62,16 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
 def test_pictures_are_small_and_have_both_forms() -> None:
     pictures = list((ROOT / "docs" / "pictures").iterdir())
     assert all(picture.stat().st_size < 300_000 for picture in pictures)
-    names = {picture.stem.rpartition("-")[::2] for picture in pictures}
+    single = [picture for picture in pictures if not picture.stem.endswith(("-light", "-dark"))]
+    assert all("prefers-color-scheme: dark" in picture.read_text() for picture in single)
+    names = {picture.stem.rpartition("-")[::2] for picture in pictures if picture not in single}
     assert names == {(name, form) for name in ("data-path", "report") for form in ("light", "dark")}
+
+
+def test_every_picture_is_on_a_page() -> None:
+    pages = "".join(page.read_text() for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+    pictures = [picture.name for picture in (ROOT / "docs" / "pictures").iterdir()]
+    assert not [name for name in pictures if f"pictures/{name}" not in pages]
 
 
 def test_the_site_lists_every_page(pages: dict[str, str]) -> None:
