@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from itertools import chain
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from headrace.console.errors import LayoutError
-from headrace.models.accounting import memory as memory_module
 from headrace.models.accounting.count import (
     active_parameters,
     build_meta,
@@ -23,11 +21,7 @@ from headrace.models.accounting.count import (
     training_flops_per_token,
 )
 from headrace.models.accounting.level import EngineMemory, EngineState, Level
-from headrace.models.accounting.memory import (
-    activations,
-    generation_bytes,
-    rank_shards,
-)
+from headrace.models.accounting.memory import generation_bytes, rank_shards
 from headrace.models.accounting.passes import Shape, model_passes
 from headrace.models.accounting.show import describe
 from headrace.models.accounting.state import (
@@ -41,7 +35,6 @@ from headrace.models.accounting.state import (
 )
 from headrace.models.config import ModelConfig, load_model_config
 from headrace.models.layers.recompute import Unit
-from headrace.models.loss import cross_entropy
 from headrace.models.model import Model
 from headrace.models.parallel.sharding import LocalShard
 from headrace.models.precision import PRECISIONS
@@ -245,42 +238,6 @@ def test_optimizer_state_may_differ_by_parameter() -> None:
     assert part.bytes(shards, Degrees()) == 4 * 15 + 8 * 4
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_activations_are_what_autograd_keeps(tiny: Model, precision: str) -> None:
-    """Compare to the byte with real tensors: every storage once, without parameters."""
-    number_format = PRECISIONS[precision]
-    tiny.to(number_format.compute)
-    tokens = torch.zeros(2, 100, dtype=torch.int64)
-    weights = {p.untyped_storage().data_ptr() for p in tiny.parameters()}
-    kept: dict[int, torch.UntypedStorage] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = cross_entropy(tiny(tokens), tokens.clone())
-    real = (
-        sum(storage.nbytes() for storage in kept.values()) - tokens.nbytes
-    )  # ids are no activations
-    layers, logits = activations(tiny.config, 100, rows=2, precision=number_format)
-    kept = sum(everything for everything, *_ in layers)
-    if len(tiny.config.layers) <= 3:
-        assert kept + logits == real
-    assert abs((kept + logits) / real - 1) < 0.002
-    del loss
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_activations_of_shared_blocks_are_what_autograd_keeps(precision: str) -> None:
-    """Weights of a call (projection, LoRA) are no activations."""
-    tiny = Model(load_model_config("tiny-zamba", ["pattern='[mamba, a>mamba, a>mamba]'"]))
-    tiny.init_weights(0)
-    test_activations_are_what_autograd_keeps(tiny, precision)
-
-
 def test_active_parameters_are_those_that_a_token_uses() -> None:
     """A token uses one of eight experts: FLOPs are near 6 N of the active parameters."""
     config = load_model_config("blackmamba-1.5b")
@@ -292,26 +249,6 @@ def test_active_parameters_are_those_that_a_token_uses() -> None:
     assert six_n * parameters(model) - 1 > 3, "a negative control"
     dense = build_meta(load_model_config("tiny-zamba"))
     assert active_parameters(dense) == parameters(dense)
-
-
-def test_activations_of_long_rows_follow_from_shorter_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    window = "operators.attention={kind: attention, heads: 4, window: 9}"
-    for changes in (
-        ["pattern='[se, mr, li, mamba, attention]'"],
-        ["pattern='[attention]'", window],
-    ):
-        config = load_model_config("tiny-hybrid", changes)
-        whole = activations(config, 2048, rows=1, precision=PRECISIONS["bf16"])
-        monkeypatch.setattr(memory_module, "LONGEST", 1024)
-        extrapolated = activations(config, 2048, rows=1, precision=PRECISIONS["bf16"])
-        monkeypatch.undo()
-        pairs = zip(
-            (*chain.from_iterable(extrapolated[0]), extrapolated[1]),
-            (*chain.from_iterable(whole[0]), whole[1]),
-            strict=True,
-        )
-        for one, other in pairs:
-            assert abs(one - other) <= 0.01 * other
 
 
 def test_state_bytes_are_those_of_generation(tiny: Model) -> None:

@@ -11,12 +11,13 @@ from click.testing import CliRunner
 
 from headrace.console.headrace import main
 from headrace.models.accounting.count import build_meta, forward_flops
-from headrace.models.accounting.memory import kept_by_layer
+from headrace.models.accounting.passes import Shape, model_passes
 from headrace.models.accounting.show import render
 from headrace.models.config import load_model_config
 from headrace.models.fp8 import fp8_share, matrices, quantize, summary
+from headrace.models.layers.recompute import Rule, Selective
 from headrace.models.model import Model
-from headrace.models.precision import PRECISIONS, Fp8Config
+from headrace.models.precision import PRECISIONS, Fp8Config, Precision
 
 SMALL = Fp8Config(smallest=16, ends=0)
 
@@ -96,13 +97,17 @@ def test_a_model_computes_with_its_marks(tiny: Model) -> None:
 def test_the_accounting_measures_products_in_fp8(everything: Model) -> None:
     """The op keeps what a product in bf16 keeps: x in bf16, and the matrix."""
     config = everything.config
-    fp8 = replace(PRECISIONS["fp8"], fp8=SMALL)
-    kept, plain = (
-        kept_by_layer(config, 24, rows=2, precision=each) for each in (fp8, PRECISIONS["bf16"])
-    )
-    assert [each.everything for each in kept.layers] == [each.everything for each in plain.layers]
-    saved, before = (each.layers[0].results["matmul"] for each in (kept, plain))
-    assert saved == before > 0, "recompute may keep the op's results"
+
+    def kept(precision: Precision, rule: Rule) -> list[int]:
+        shape = Shape(rows=2, seq_len=24, precision=precision, device="cpu")
+        passes = model_passes(config, shape, [rule] * len(config.layers))
+        return [layer.kept for layer in passes.layers]
+
+    fp8, bf16 = replace(PRECISIONS["fp8"], fp8=SMALL), PRECISIONS["bf16"]
+    products = Selective(save=("matmul",))
+    assert kept(fp8, "none") == kept(bf16, "none")
+    assert kept(fp8, products) == kept(bf16, products)
+    assert sum(kept(fp8, products)) > sum(kept(fp8, "block")), "recompute may keep the op's results"
 
 
 def test_shipped_models_have_most_flops_in_fp8() -> None:

@@ -19,7 +19,7 @@ from headrace.models.accounting.count import (
     matrix_flops,
     recomputed_flops,
 )
-from headrace.models.accounting.memory import kept_by_layer
+from headrace.models.accounting.passes import Shape, model_passes
 from headrace.models.config import ModelConfig, load_model_config
 from headrace.models.layers.recompute import Recomputable, Recompute, Rule, Selective, rules_of
 from headrace.models.model import Model
@@ -116,8 +116,11 @@ def test_the_accounting_lists_the_results_that_are_kept(config: ModelConfig, rul
     """The oracle is the garbage collector: the tensors that live after the forward pass."""
     model = Model(config)
     model.init_weights(1)
-    sizes = kept_by_layer(config, LENGTH, rows=2, precision=PRECISIONS["fp32"])
-    less, more = (sum(sizes.by_layer((each,) * len(config.layers))[0]) for each in ("block", rule))
+    shape = Shape(rows=2, seq_len=LENGTH, precision=PRECISIONS["fp32"], device="cpu")
+    less, more = (
+        sum(layer.kept for layer in model_passes(config, shape, [each] * len(config.layers)).layers)
+        for each in ("block", rule)
+    )
     live = live_bytes(model, rule) - live_bytes(model, "block")
     assert abs(live - (more - less)) < 100, "a few small numbers"
 
