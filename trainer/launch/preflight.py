@@ -265,6 +265,12 @@ def _rows(job: Job, phase: PhaseRows) -> None:
             "data-parallel ranks",
             hint=f"use at most processes={phase.batch_rows * shards}, or a larger batch",
         )
+    if job.run.watch.noise is not None and phase.batch_rows < 2:
+        raise PlanError(
+            f"watch.noise compares the gradient of a part of a step's rows with that of all, and "
+            f"phase {phase.name} has 1 row in a step",
+            hint="use a larger batch, or leave watch.noise out",
+        )
 
 
 def _weights(job: Job) -> None:

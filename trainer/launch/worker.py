@@ -41,6 +41,7 @@ from ..record import speed
 from ..record.logger import LoggedRun
 from ..record.loggers import open_loggers
 from ..record.meter import Meter, gathered
+from ..record.noise_scale import NoiseScale
 from ..record.steps import NullRecorder, RunRecorder
 from ..record.stragglers import Stragglers
 from ..run.job import Job
@@ -137,6 +138,7 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
             guard=run.watch,
             save_every=run.checkpoints.every,
             layers_every=run.watch.layers,
+            noise_every=run.watch.noise,
             times_ranks=run.watch.straggler > 0 and parallel.world > 1,
             stop_after=options.stop_after,
         ),
@@ -245,6 +247,7 @@ def _recorder(job: Job, ranks: int, asked: float, first_step: int) -> RunRecorde
         open_loggers(run),
         counts,
         stragglers=Stragglers(watch.straggler, watch.straggler_steps, stages),
+        noise=NoiseScale.after(job.folder.signals),
         asked=asked,
         memory=partial(speed.memory_used, device),
     )

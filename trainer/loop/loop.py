@@ -21,7 +21,6 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 
 from ...console.errors import RunError
 from ...dataplane.order.timeline import PhaseRows, Step
@@ -30,7 +29,6 @@ from ..checkpoints.policy import is_planned
 from ..checkpoints.saver import Saver
 from ..checkpoints.store import RunState
 from ..engines.engine import Engine
-from ..engines.objective import counted
 from ..engines.update import Update, conclude, launch
 from ..layout.groups import Parallel
 from .batches import MicroBatch, RunPlan, Steps, micro_rows
@@ -38,8 +36,8 @@ from .evaluate import Evaluation, Evaluator
 from .execute import execute
 from .guard import Guard, SkippedStep
 from .own_time import Lap, own_time
-from .signals import Layers, Signals, StepSignals
-from .step_stats import StepStats, gather, step_loss
+from .signals import GradientSquares, Layers, Signals, StepSignals
+from .step_stats import StepStats, gather, step_loss, total_weight
 from .transfer import Transfer
 
 
@@ -57,6 +55,8 @@ class StepRecord:
     """Why the step was not applied."""
     layers: Layers = field(default_factory=dict)
     """Signals by layer, in a step that records them."""
+    noise: GradientSquares | None = None
+    """Squares of the gradient's norm on two batches, in a step that measures its noise."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,8 @@ class LoopOptions:
     save_every: int = 500
     layers_every: int | None = None
     """Steps from one that records signals by layer to the next; None: no step does."""
+    noise_every: int | None = None
+    """Steps from one that measures the noise of the gradient to the next; None: no step does."""
     times_ranks: bool = False
     """True if each rank measures its own time in a step."""
     stop_after: int | None = None
@@ -146,7 +148,7 @@ class Loop:
             guard.needs_loss or guard.may_roll_back
         )
         """True if a step is launched before the previous one is read."""
-        self.signals = Signals(engine, options.layers_every)
+        self.signals = Signals(engine, parallel, options.layers_every, options.noise_every)
         self.clock = 0.0
         """Time at which the previous step ended."""
         self.own = own_time(parallel.device) if options.times_ranks else None
@@ -223,8 +225,9 @@ class Loop:
         asked = time.perf_counter()
         batches = next(rows)
         waited = time.perf_counter() - asked
+        small = self.signals.small_batch(step, batches)
         torch.manual_seed(self._seed(number))
-        with self.signals.of(number) as signals:
+        with self.signals.of(number, small) as signals:
             losses = self._gradients(batches, state)
         received = self.engine.objective.take_received()
         rate = self.lr(number)
@@ -238,7 +241,8 @@ class Loop:
         numbers, losses = launched.results.wait(), len(launched.batches)
         *vectors, squares = numbers[:-losses]
         result = conclude(self.engine, float(squares[0]))
-        layers = launched.signals.read(squares[1:], vectors)
+        layers = launched.signals.layers_of(squares[1:], vectors)
+        noise = launched.signals.noise_of(step, squares, vectors)
         stats = self._gather(launched, numbers[-losses:])
         skipped = None if result.applied else self._skipped(state, stats)
         restored = None
@@ -248,7 +252,9 @@ class Loop:
         ledger = roll(state.ledger, stats.digests)
         now = time.perf_counter()
         seconds, self.clock = now - self.clock, now
-        record = StepRecord(step, stats, result, launched.lr, seconds, ledger, skipped, layers)
+        record = StepRecord(
+            step, stats, result, launched.lr, seconds, ledger, skipped, layers, noise
+        )
         self.recorder.record(record)
         if skipped is not None and skipped.action == "stop":
             raise self._stopped(skipped, step, stats)
@@ -273,10 +279,10 @@ class Loop:
         The gradients of a spike are made not finite, so no engine applies them. The ranks that
         compute the loss decide it; every rank comes to the same verdict from the step's statistics.
         """
-        guard, weight = self.options.guard, self._total_weight(batches)
+        guard, divisor = self.options.guard, self.engine.objective.divisor
+        weight = total_weight(batches, self.parallel, divisor)
 
         def decide(losses: list[torch.Tensor]) -> float:
-            divisor = self.engine.objective.divisor
             loss = step_loss(batches, losses, len(self.plan.sources), self.parallel, divisor)
             return math.nan if guard.is_spike(state.losses, loss) else weight
 
@@ -302,16 +308,6 @@ class Loop:
             assert self.saver is not None
             self.saver.wait()  # raises the error of the failed save
         return stats
-
-    def _total_weight(self, batches: Sequence[MicroBatch]) -> float:
-        """Return the divisor of the loss of the global batch, before its first forward pass.
-        Collective."""
-        total = torch.zeros((), dtype=torch.float64)
-        for batch in batches if self.parallel.counts_tokens else ():
-            weights = counted(batch.weights, self.engine.objective.divisor)
-            total += weights.sum(dtype=torch.float64).cpu()
-        dist.all_reduce(total, group=self.parallel.control)
-        return float(total) or 1.0  # the loss of a fully masked batch is 0
 
     def _evaluate(self, state: RunState, *, edge: bool) -> None:
         """Evaluate if it is due. A step is saved after this, so a resume does not repeat it."""

@@ -90,6 +90,15 @@ def gather(
     return combine(_exchange(message, parallel.control), sources, expected)
 
 
+def total_weight(batches: Sequence[MicroBatch], parallel: Parallel, divisor: Divisor) -> float:
+    """Return the divisor of the loss of the micro-batches of all ranks. Collective."""
+    total = torch.zeros((), dtype=torch.float64)
+    for batch in batches if parallel.counts_tokens else ():
+        total += counted(batch.weights, divisor).sum(dtype=torch.float64).cpu()
+    dist.all_reduce(total, group=parallel.control)
+    return float(total) or 1.0  # the loss of a fully masked batch is 0
+
+
 def step_loss(
     batches: Sequence[MicroBatch],
     losses: Sequence[torch.Tensor],

@@ -22,6 +22,9 @@ class WatchConfig(Guard):
     layers: int | None = None
     """Record the norms of weights, gradients and updates, activations and router load by layer in
     every so many steps."""
+    noise: int | None = None
+    """Measure the gradient noise scale in every so many steps: each computes the gradient of a part
+    of its rows as well."""
     straggler: float = 0.2
     """Part of a step for which the others must wait for a rank, in `straggler_steps` steps in a
     row, for a warning that names it; 0: ranks are not timed."""
@@ -38,14 +41,14 @@ class WatchConfig(Guard):
     @property
     def signals(self) -> bool:
         """True if some steps record signals of their own."""
-        return self.layers is not None
+        return self.layers is not None or self.noise is not None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("log_seconds", "straggler", "stall_seconds"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
-        for name in ("layers", "straggler_steps"):
+        for name in ("layers", "noise", "straggler_steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")

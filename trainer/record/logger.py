@@ -104,6 +104,7 @@ def step_scalars(metrics: Entry) -> dict[str, float]:
         "speed/data_wait": metrics["data_wait"],
         "speed/expert_load": metrics.get("expert_load"),
         "speed/slowest_lag": metrics.get("slowest_lag"),
+        "optimizer/noise_scale": metrics.get("noise_scale"),
         "stream/tokens": metrics["tokens"],
         **{f"loss/{name}": source["loss"] for name, source in metrics["sources"].items()},
         **{

@@ -11,6 +11,7 @@ from ...console.errors import StorageError
 from ...dataplane.order.timeline import PhaseRows, Step
 from ..loop.batches import RunPlan
 from .logger import Entry, Logger
+from .noise_scale import NoiseScale
 from .speed import Speed
 from .stragglers import Stragglers
 
@@ -54,6 +55,7 @@ class RunRecorder:
         speed: Speed,
         *,
         stragglers: Stragglers | None = None,
+        noise: NoiseScale | None = None,
         asked: float | None = None,
         memory: Callable[[], int] = lambda: 0,
     ) -> None:
@@ -63,6 +65,7 @@ class RunRecorder:
         self.loggers = loggers
         self.speed = speed
         self.stragglers = stragglers
+        self.noise = noise or NoiseScale()
         self.asked = asked
         self.memory = memory
 
@@ -96,6 +99,7 @@ class RunRecorder:
             **({} if stats.expert_load is None else {"expert_load": round(stats.expert_load, 4)}),
             **({} if slowest is None else slowest.entry()),
             **by_layer(record.layers),
+            **({} if record.noise is None else self.noise.add(record.noise)),
             **_by_rank(record),
             **left_out,
         }

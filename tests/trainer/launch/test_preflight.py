@@ -199,6 +199,13 @@ def test_engines_that_do_not_split_experts_are_rejected(ask: Any) -> None:
     checks.check(split("engine.kind=fsdp2", "engine.shard=2"))
 
 
+def test_the_noise_of_a_batch_of_one_row_is_rejected(ask: Any) -> None:
+    words = ["synthetic.batch_rows=1", "processes=1"]
+    with pytest.raises(PlanError, match=r"watch\.noise .* phase synthetic has 1 row in a step"):
+        checks.check(ask(*words, "watch.noise=10"))
+    checks.check(ask("synthetic.batch_rows=2", "processes=1", "watch.noise=10"))
+
+
 def test_rows_longer_than_the_position_table_are_rejected(ask: Any) -> None:
     checks.check(ask("model.learned_positions=16"))
     with pytest.raises(

@@ -48,6 +48,7 @@ const PANELS = [
   { title: "Expert entropy by layer", unit: "1: even", prefix: "expert_entropy/", wide: true },
   { title: "Learning rate", own: ["lr"], zero: true },
   { title: "Gradient norm", unit: "before clipping", own: ["grad_norm"], zero: true },
+  { title: "Gradient noise scale", unit: "tokens", own: ["noise_scale"], zero: true },
   { title: "Tokens per second", own: ["tokens_per_second"], zero: true },
   { title: "Tokens per second by source", prefix: SPEED, zero: true },
   { title: "MFU and HFU", own: ["mfu", "hfu"], format: percent, zero: true },
@@ -57,8 +58,8 @@ const PANELS = [
   { title: "Slowest rank", unit: "its lag, part of the step", own: ["slowest_lag"], format: percent, zero: true },
   { title: "Expert load", unit: "max / mean", own: ["expert_load"] },
 ];
-const NO_CURVE = ["slowest_", "rows/", HELD + "rows/", HELD + "seconds", "skipped"];
-const CURVE_NAMES = { lr: "learning rate", grad_norm: "gradient norm", tokens_per_second: "tokens/s", mfu: "MFU", hfu: "HFU", data_wait: "data wait", seconds: "seconds", slowest_lag: "lag", expert_load: "expert load" };
+const NO_CURVE = ["slowest_", "noise_", "rows/", HELD + "rows/", HELD + "seconds", "skipped"];
+const CURVE_NAMES = { lr: "learning rate", grad_norm: "gradient norm", tokens_per_second: "tokens/s", mfu: "MFU", hfu: "HFU", data_wait: "data wait", seconds: "seconds", slowest_lag: "lag", noise_scale: "noise scale", expert_load: "expert load" };
 
 function curveNames(runs) {
   const names = new Set();

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from ....dataplane.runlog.writer import LineWriter
 from ..logger import Entry, LoggedRun, Logger
+from ..noise_scale import STATE
 
-SIGNALS = ("layers", "own_seconds")
+SIGNALS = ("layers", "own_seconds", "noise_scale", *STATE)
 """Fields of a step that only watched steps have."""
 
 
