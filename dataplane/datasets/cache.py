@@ -1,8 +1,9 @@
 """The cache: verified chunks of remote shards on a local disk.
 
-A chunk is hashed before it is written to the cache, and again when another process first reads it
-from there: a power cut can lose data that was not synced, and disks rot. Chunks are read where they
-are mapped (`ChunkMap`). Adjacent chunks are fetched by one request. Other threads and processes
+A chunk is hashed before it is written to the cache, and again if its file has changed since, or the
+machine has restarted: a power cut can lose data that was not synced, and disks rot. The processes
+of a machine know of each other's checks (`CheckedFiles`). Chunks are read where they are mapped
+(`ChunkMap`). Adjacent chunks are fetched by one request. Other threads and processes
 that need one of them wait for it.
 """
 
@@ -14,6 +15,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 from weakref import WeakSet
@@ -27,7 +29,7 @@ from ..shards.compression import unpack
 from ..storage import storage
 from ..storage.verified import read_checked
 from .cache_folder import CacheFolder, unreadable
-from .chunks import CHUNK_BYTES, RESTORE, ChunkMap, check_chunk, check_stored, matches, spans
+from .chunks import CHUNK_BYTES, RESTORE, ChunkMap, check_chunk, check_stored, damage, spans
 from .manifest import Shard
 
 log = get_logger(__name__)
@@ -43,8 +45,6 @@ class MappedFile(Protocol):
     """A shard's file whose chunks are mapped."""
 
     shard: Shard
-    unchecked: bytearray
-    """1 for each chunk that this process has not verified."""
 
     def unmap(self) -> None:
         """Forget all maps."""
@@ -61,8 +61,6 @@ class Cache:
         self._in_flight: set[tuple[str, int]] = set()
         """Chunks that threads of this process are fetching."""
         self._landed = threading.Condition()
-        self._written: set[tuple[str, int]] = set()
-        """Chunks that this process has verified, written and not yet read."""
         self._mapped: WeakSet[MappedFile] = WeakSet()
         self._maps = 0
         """Chunks mapped since all were unmapped."""
@@ -101,23 +99,16 @@ class Cache:
 
     def map(self, file: MappedFile, chunks: ChunkMap, number: int) -> bool:
         """Map a chunk of a file, verified; False if it is not on the disk, or damaged there."""
-        shard, name = file.shard, (file.shard.hash, number)
-
-        def is_valid(data: Bytes) -> bool:
-            if not file.unchecked[number] or name in self._written:
-                return True
-            return matches(shard, number, data)
-
+        shard = file.shard
         if not self.folder.has(shard, number):
             return False
+        is_valid = partial(self.folder.is_valid, shard, number)
         path = self.folder.path(shard, number)
         try:
             if not chunks.add(number, str(path), is_valid):
                 return False
         except OSError as error:
             raise unreadable(error) from None
-        file.unchecked[number] = 0
-        self._written.discard(name)
         with self._mapping:
             self._mapped.add(file)
             self._maps += 1
@@ -141,13 +132,13 @@ class Cache:
         if not self.folder.has(shard, number):
             return None
         kept = self.folder.read(shard, number)
-        try:
-            if kept is not None:
-                check_chunk(str(self.folder.path(shard, number)), shard, number, kept)
-                return kept
-        except IntegrityError as error:
-            log.warning("%s; fetching it again", error.what)
-        return None
+        if kept is None:
+            return None
+        data, is_valid = kept
+        if not is_valid:
+            path = self.folder.path(shard, number)
+            log.warning("%s; fetching it again", damage(str(path), shard, number))
+        return data if is_valid else None
 
     def _fetch(self, url: str, shard: Shard, first: int, last: int) -> dict[int, Bytes]:
         where = storage.join(url, shard.name)
@@ -190,8 +181,7 @@ class Cache:
                 chunks[number] = chunk
         finally:
             # Those before a damaged one are verified.
-            written = self.folder.keep(shard, chunks)
-            self._written.update((shard.hash, number) for number in written)
+            self.folder.keep(shard, chunks)
         return chunks
 
     def _count(self, size: int) -> None:

@@ -3,6 +3,7 @@
     folder/.headrace-cache        marks the folder as a cache, and holds its size in bytes
     folder/.headrace-turns        locked by the byte: chunks that are being fetched
     folder/.headrace-evictions    a byte longer after each eviction: readers unmap their chunks
+    folder/.headrace-checked      chunks that were verified since the machine started
     folder/<shard's hash>/<n>     chunk n of that shard
 
 A chunk appears by one rename: a killed process leaves no partial chunk, and readers need no lock.
@@ -29,11 +30,14 @@ import numpy as np
 
 from ...console.errors import ConfigError, Problem, StorageError, file_fault
 from ..arrays import Bytes
+from ..storage.checked_files import CheckedFiles
+from .chunks import hash_of, matches
 from .manifest import Shard
 
 MARKER = ".headrace-cache"
 LOCKS = ".headrace-turns"
 EVICTIONS = ".headrace-evictions"
+CHECKED = ".headrace-checked"
 UNKNOWN = -1
 """Recorded size while the folder is being changed."""
 CHUNK_NAME = re.compile(r"^[0-9a-f]{64}/[0-9]+$")
@@ -60,6 +64,7 @@ class CacheFolder:
     def __init__(self, path: Path, max_bytes: int) -> None:
         """The folder is created, or refused, on first use."""
         self.root, self.max_bytes = path, max_bytes
+        self.checked = CheckedFiles(path / CHECKED)
         self.marked = False
         """True once the marker was seen; from then on a deleted folder is created again."""
         self.wanted: list[Wanted] = []
@@ -82,14 +87,26 @@ class CacheFolder:
             raise unreadable(error) from None
         return True
 
-    def read(self, shard: Shard, number: int) -> Bytes | None:
-        """Read a chunk; None if it is missing."""
+    def is_valid(self, shard: Shard, number: int, data: Bytes, status: os.stat_result) -> bool:
+        """True if the bytes of a chunk's file match its hash; hashed once by all processes."""
+        if self.checked.has(hash_of(shard, number), status):
+            return True
+        if not matches(shard, number, data):
+            return False
+        self.checked.add(hash_of(shard, number), status)
+        return True
+
+    def read(self, shard: Shard, number: int) -> tuple[Bytes, bool] | None:
+        """Read a chunk, and say whether it is valid; None if it is missing."""
         try:
-            return np.frombuffer(self.path(shard, number).read_bytes(), np.uint8)
+            with self.path(shard, number).open("rb") as file:
+                status = os.fstat(file.fileno())
+                data: Bytes = np.frombuffer(file.read(), np.uint8)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise unreadable(error) from None
+        return data, self.is_valid(shard, number, data, status)
 
     def evictions(self) -> tuple[int, int] | None:
         """Return a value that changes with each eviction by any process."""
@@ -99,10 +116,10 @@ class CacheFolder:
             return None
         return status.st_ino, status.st_size
 
-    def keep(self, shard: Shard, chunks: Mapping[int, Bytes]) -> list[int]:
-        """Write chunks of a shard to the disk, without those that are there and those larger than
-        the bound; return the numbers of the written ones."""
-        temporary, written = None, []
+    def keep(self, shard: Shard, chunks: Mapping[int, Bytes]) -> None:
+        """Write verified chunks of a shard to the disk, without those that are there and those
+        larger than the bound."""
+        temporary = None
         try:
             with self.locked() as usage:
                 for number, data in chunks.items():
@@ -115,9 +132,9 @@ class CacheFolder:
                     temporary.write_bytes(data.data)
                     temporary.rename(path)
                     usage.bytes += data.nbytes
-                    written.append(number)
+                    self.checked.add(hash_of(shard, number), path.stat())
         except FileNotFoundError:
-            return []  # the folder is being deleted; missing chunks are fetched again
+            return  # the folder is being deleted; missing chunks are fetched again
         except OSError as error:
             if temporary is not None:
                 with suppress(OSError):
@@ -125,7 +142,6 @@ class CacheFolder:
             hint = "free some space, or put the cache on another disk"
             reason = f"{file_fault(error)[0]} ({error.filename})"
             raise StorageError(f"cannot write the cache: {reason}", hint=hint) from None
-        return written
 
     def remove(self, shard: Shard, numbers: Sequence[int]) -> None:
         with self.locked() as usage:

@@ -28,6 +28,9 @@ RESTORE = "restore the shard from a copy, or build the dataset again (see `token
 MAP_FIXED = 0x10
 FAILED = ctypes.c_void_p(-1).value
 
+Check = Callable[[Bytes, os.stat_result], bool]
+"""True if bytes of a file with a status are those of a chunk."""
+
 
 class ChunkHasher:
     """Hashes a file while it is written: the digest of each chunk, and their root hash."""
@@ -85,16 +88,22 @@ def check_chunk_table(where: str, shard: Shard) -> None:
 def check_chunk(where: str, shard: Shard, number: int, data: Bytes) -> None:
     """Raise if the bytes of a chunk do not match its digest."""
     if not matches(shard, number, data):
-        first, last = number * CHUNK_BYTES, min((number + 1) * CHUNK_BYTES, shard.size)
-        raise IntegrityError(
-            f"{where} is damaged: bytes {first:,} to {last:,} do not match their hash",
-            hint=RESTORE,
-        )
+        raise IntegrityError(damage(where, shard, number), hint=RESTORE)
+
+
+def damage(where: str, shard: Shard, number: int) -> str:
+    """Return the message for a chunk that does not match its digest."""
+    first, last = number * CHUNK_BYTES, min((number + 1) * CHUNK_BYTES, shard.size)
+    return f"{where} is damaged: bytes {first:,} to {last:,} do not match their hash"
 
 
 def matches(shard: Shard, number: int, data: Bytes) -> bool:
     """True if the bytes of a chunk match its digest."""
-    return hashlib.sha256(data.data).digest() == shard.chunks[number * 32 : number * 32 + 32]
+    return hashlib.sha256(data.data).digest() == hash_of(shard, number)
+
+
+def hash_of(shard: Shard, number: int) -> bytes:
+    return shard.chunks[number * 32 : number * 32 + 32]
 
 
 def check_stored(where: str, shard: Shard, packed: bytes) -> bytes:
@@ -125,7 +134,7 @@ class ChunkMap:
         memory = mmap.mmap(-1, max(size, 1), flags=flags, prot=mmap.PROT_READ)
         self.data: Bytes = np.frombuffer(memory, np.uint8)[:size]
 
-    def add(self, number: int, path: str, is_valid: Callable[[Bytes], bool]) -> bool:
+    def add(self, number: int, path: str, is_valid: Check) -> bool:
         """Map a chunk's file; False if it is missing, has another size or is not valid."""
         start = number * CHUNK_BYTES
         size = min(CHUNK_BYTES, self.size - start)
@@ -137,7 +146,8 @@ class ChunkMap:
             except FileNotFoundError:
                 return False
             try:
-                if os.fstat(descriptor).st_size != size:
+                status = os.fstat(descriptor)
+                if status.st_size != size:
                     return False
                 address = self.data.ctypes.data + start
                 flags = mmap.MAP_SHARED | mmap.MAP_POPULATE | MAP_FIXED
@@ -145,7 +155,7 @@ class ChunkMap:
                     return False
             finally:
                 os.close(descriptor)
-            if is_valid(self.data[start : start + size]):
+            if is_valid(self.data[start : start + size], status):
                 self.missing[number] = 0
         return not self.missing[number]
 

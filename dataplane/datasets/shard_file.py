@@ -100,7 +100,6 @@ class CachedShardFile:
     def __init__(self, url: str, shard: Shard, cache: Cache) -> None:
         check_chunk_table(storage.join(url, shard.name), shard)
         self.url, self.shard, self.cache = url, shard, cache
-        self.unchecked = bytearray(b"\1" * (len(shard.chunks) // 32))
         self.unmap()
 
     def read(self, start: int, end: int) -> Bytes:
@@ -135,7 +134,6 @@ class CachedShardFile:
         apart: dict[int, Bytes] = {}
         for low, high in spans(absent):
             loaded = self.cache.chunks(self.url, self.shard, low, high)
-            self.unchecked[low:high] = bytes(high - low)
             apart.update(zip(range(low, high), loaded, strict=True))
         return {number: data for number, data in apart.items() if not self._map(chunks, number)}
 

@@ -326,7 +326,8 @@ def test_a_chunk_damaged_on_the_disk_is_fetched_again(remote: str, tmp_path: Pat
     for path in cache.folder.root.glob("*/[0-9]*"):
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
-        path.write_bytes(data)
+        (tmp_path / "damaged").write_bytes(data)
+        (tmp_path / "damaged").replace(path)
     assert digests(Loader(plan_over(remote), micro_batch=4, cache=cache)) == expected
     assert recorded(cache) == held(cache) >= cache.fetched_bytes > 0
 

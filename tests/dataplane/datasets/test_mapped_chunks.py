@@ -8,11 +8,11 @@ import pytest
 
 from headrace.dataplane.arrays import Bytes
 from headrace.dataplane.datasets import cache as caching
-from headrace.dataplane.datasets import chunks
+from headrace.dataplane.datasets import cache_folder, chunks
 from headrace.dataplane.datasets.cache import Cache
 from headrace.dataplane.datasets.dataset import Dataset
 from headrace.dataplane.datasets.manifest import Shard
-from headrace.dataplane.storage import storage
+from headrace.dataplane.storage import checked_files, storage
 
 
 def held(cache: Cache) -> int:
@@ -73,21 +73,62 @@ def test_reads_between_evictions_equal_the_shard(
         assert held(cache) <= 6 * small_chunks
 
 
-def test_only_chunks_of_other_processes_are_hashed_again(
-    remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hashed: list[int] = []
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of the chunks whose files are hashed."""
+    numbers: list[int] = []
 
     def matches(shard: Shard, number: int, data: Bytes) -> bool:
-        hashed.append(number)
+        numbers.append(number)
         return chunks.matches(shard, number, data)
 
-    monkeypatch.setattr(caching, "matches", matches)
+    monkeypatch.setattr(cache_folder, "matches", matches)
+    return numbers
+
+
+def change(path: Path, data: bytes) -> None:
+    """Write to a file until its ctime shows it: the kernel's clock ticks every few milliseconds."""
+    before = path.stat().st_ctime_ns
+    while path.stat().st_ctime_ns == before:
+        path.write_bytes(data)
+
+
+def test_the_file_of_a_chunk_is_hashed_again_only_if_it_may_have_changed(
+    remote: str, tmp_path: Path, hashed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache = Cache(tmp_path / "cache")
     shard = max(Dataset(remote).shards, key=lambda shard: shard.size)
     cache.fetch(remote, shard, 0, 4)
-    for reader, expected in ((cache, []), (Cache(tmp_path / "cache"), [0, 1, 2, 3])):
+
+    def hashed_by(reader: Cache) -> list[int]:
         file, hashed[:] = Dataset(remote, cache=reader).file(shard), []
         file.read(0, 4 * 4096)
         file.read(0, 4 * 4096)
-        assert hashed == expected
+        return list(hashed)
+
+    assert hashed_by(cache) == []
+    assert hashed_by(Cache(tmp_path / "cache")) == [], "another process knows that it was verified"
+    path = cache.folder.path(shard, 2)
+    change(path, path.read_bytes())
+    assert hashed_by(cache) == [2]
+    assert hashed_by(Cache(tmp_path / "cache")) == []
+    with monkeypatch.context() as patch:
+        patch.setattr(checked_files, "_start", lambda: b"another start of the machine")
+        assert hashed_by(Cache(tmp_path / "cache")) == [0, 1, 2, 3]
+    (tmp_path / "cache" / cache_folder.CHECKED).write_bytes(b"")
+    assert hashed_by(Cache(tmp_path / "cache")) == [0, 1, 2, 3]
+
+
+def test_a_chunk_damaged_between_its_write_and_its_first_read_is_fetched_again(
+    remote: str, tmp_path: Path
+) -> None:
+    cache = Cache(tmp_path / "cache")
+    dataset = Dataset(remote, cache=cache)
+    shard = max(dataset.shards, key=lambda shard: shard.size)
+    whole = storage.read(storage.join(remote, shard.name))
+    cache.fetch(remote, shard, 0, 4)
+    before = cache.requests
+    path = cache.folder.path(shard, 2)
+    change(path, bytes(reversed(path.read_bytes())))
+    assert bytes(dataset.file(shard).read(0, 4 * 4096)) == whole[: 4 * 4096]
+    assert cache.requests == before + 1
