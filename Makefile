@@ -65,6 +65,7 @@ pictures: $(RUNS)  ## draw the pictures of the pages from real runs (needs Chrom
 	$(BIN)/headrace demo --out runs/demo
 	$(BIN)/python -m docs.generate.pictures runs/demo/run
 	$(BIN)/python -m docs.generate.tutorial_pictures runs/tutorials
+	$(BIN)/python -m docs.generate.explanations
 
 setup: $(TESTS)  ## install headrace and its test dependencies into .venv
 

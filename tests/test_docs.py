@@ -12,6 +12,7 @@ from test_house import ROOT, configurations
 
 from docs.generate import generated_pages
 from docs.generate.configuration import ROOTS, sections
+from docs.generate.explanations import FIGURES
 from docs.generate.markdown import definitions, escaped
 from docs.generate.python_api import MODULES, public_names
 from headrace.console.headrace import main
@@ -72,6 +73,12 @@ def test_every_picture_is_on_a_page() -> None:
     pages = "".join(page.read_text() for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
     pictures = [picture.name for picture in (ROOT / "docs" / "pictures").iterdir()]
     assert not [name for name in pictures if f"pictures/{name}" not in pages]
+
+
+def test_figures_are_those_that_the_code_draws() -> None:
+    for name, draw in FIGURES.items():
+        file = ROOT / "docs" / "pictures" / f"{name}.svg"
+        assert file.read_text() == draw(), f"python -m docs.generate.explanations renews {file}"
 
 
 def test_the_site_lists_every_page(pages: dict[str, str]) -> None:
