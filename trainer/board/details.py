@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,11 +12,16 @@ from ...console.errors import UserError
 from ...dataplane.storage import storage
 from .. import folder as files
 from ..checkpoints import store
+from ..scores import records
 from .runs import SKIPPED, STARTS, BoardRun
 
 MOST_EVENTS = 400
 MOST_MARKS = 400
 MOST_STRETCHES = 400
+MEMORY = ("memory", "measured")
+"""Events with the memory of each rank."""
+LEFT_OUT = ("checkpoint", "memory")
+"""Events that other parts of the page show."""
 AXES = ("pp", "dp", "cp", "tp")
 """Axes of the grid of ranks, the one whose neighbours are farthest apart first."""
 
@@ -88,10 +94,29 @@ def details(run: BoardRun) -> dict[str, Any]:
         "plan": plan(run),
         "layout": layout(run),
         "checkpoints": list(checkpoints(run)),
-        "events": [_shown(each) for each in run.events if each["event"] != "checkpoint"][
+        "scores": list(scores(run)),
+        "events": [_shown(each) for each in run.events if each["event"] not in LEFT_OUT][
             -MOST_EVENTS:
         ],
     }
+
+
+def scores(run: BoardRun) -> Iterator[dict[str, Any]]:
+    """Yield the scores of the run's checkpoints as text: by step, task and metric, where several
+    evaluations have one, the last."""
+    for entry in _lines(run, files.SCORES):
+        for (task, metric), value in records.values(entry).items():
+            yield {"step": entry["step"], "task": task, "metric": metric, "value": value}
+    for entry in _lines(run, files.RECALL):
+        for task, metric, value in records.recalled(entry):
+            yield {"step": entry["step"], "task": task, "metric": metric, "value": value}
+
+
+def _lines(run: BoardRun, name: str) -> list[dict[str, Any]]:
+    """Return the whole lines of a small file of the run."""
+    file = storage.join(run.url, name)
+    data = storage.read(file) if storage.exists(file) else b""
+    return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
 
 
 FILES = (
@@ -103,6 +128,8 @@ FILES = (
     files.MEASURED,
     files.EVENTS,
     files.EVALUATIONS,
+    files.SCORES,
+    files.RECALL,
 )
 """Files of a run that the page shows as they are."""
 
@@ -181,13 +208,15 @@ def layout(run: BoardRun) -> dict[str, Any]:
     found = dict(starts[-1]["layout"])
     degrees = [int(found.get(axis, 1)) for axis in AXES]
     count = int(np.prod(degrees))
-    measured = [each for each in run.events if each["event"] == "measured"]
-    memory = measured[-1].get("memory", []) if measured else []
     places = np.stack(np.unravel_index(np.arange(count), degrees), axis=1).tolist()
-    entries = run.metrics.index.entries
+    began = run.events.index(starts[-1])
+    measured = [each for each in run.events[began:] if each["event"] in MEMORY]
+    by_rank = measured[-1]["memory"] if measured else []
     first_rank = None
+    entries = run.metrics.index.entries
     if entries and "memory" in run.metrics.index.series:
         first_rank = float(run.metrics.values("memory", entries - 1, entries)[0])
+    memory = by_rank or [first_rank]
     return {
         "degrees": found,
         "starts": len(starts),
@@ -195,11 +224,11 @@ def layout(run: BoardRun) -> dict[str, Any]:
             {
                 "rank": rank,
                 "place": dict(zip(AXES, place, strict=True)),
-                "memory": memory[rank] if rank < len(memory) else first_rank if rank == 0 else None,
+                "memory": memory[rank] if rank < len(memory) else None,
             }
             for rank, place in enumerate(places)
         ],
-        "measured": bool(memory),
+        "measured": measured[-1]["step"] if measured else None,
     }
 
 

@@ -150,6 +150,7 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
         restore=lambda: restore.go_back(job, engine, parallel),
         stop_asked=asked,
         begin=begin,
+        memory=partial(speed.memory_used, run.device),
     )
     try:
         with explained(), attention_order(run.kernels.order(deterministic=run.deterministic)):
@@ -249,7 +250,6 @@ def _recorder(job: Job, ranks: int, asked: float, first_step: int) -> RunRecorde
         stragglers=Stragglers(watch.straggler, watch.straggler_steps, stages),
         noise=NoiseScale.after(job.folder.signals),
         asked=asked,
-        memory=partial(speed.memory_used, device),
     )
 
 

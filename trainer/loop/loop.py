@@ -127,9 +127,11 @@ class Loop:
         restore: Callable[[], RunState] = _no_checkpoint,
         stop_asked: Callable[[], bool] = lambda: False,
         begin: Callable[[int], None] = lambda step: None,
+        memory: Callable[[], int] = lambda: 0,
     ) -> None:
         """`lr` returns the learning rate of a step; `begin` is called when a step begins; `restore`
-        loads the newest checkpoint into the engine."""
+        loads the newest checkpoint into the engine; `memory` returns the most bytes that this rank
+        has held."""
         self.plan = plan
         self.steps = steps
         self.lr = lr
@@ -143,6 +145,7 @@ class Loop:
         self.restore = restore
         self.stop_asked = stop_asked
         self.begin = begin
+        self.memory = memory
         guard = options.guard
         self.runs_ahead = parallel.device.type == "cuda" and not (
             guard.needs_loss or guard.may_roll_back
@@ -300,6 +303,7 @@ class Loop:
             self.engine.objective.divisor,
             data_wait=launched.waited,
             received=launched.received,
+            memory=self.memory(),
             own_seconds=launched.lap.seconds() if launched.lap is not None else math.nan,
             stop=self.stop_asked(),
             save_failed=self.saver is not None and self.saver.failed,

@@ -1,6 +1,6 @@
 """Statistics of a step, gathered from all ranks in one message of a fixed size.
 
-    Σ w·ℓ, Σ w, rows by source │ waits, own time, flags, expert rows │ row numbers │ digests
+    Σ w·ℓ, Σ w, rows by source │ waits, times, memory, expert rows … │ row numbers │ digests
     fp64, 3 × sources          │ fp64                                │ int64       │ 16 bytes each
 
 The messages travel through host memory, after the last backward pass. Every rank adds up the same
@@ -23,9 +23,10 @@ from ..engines.objective import Divisor, counted
 from ..layout.groups import Parallel
 from .batches import PADDING, MicroBatch
 
-FLAGS = 7
+FLAGS = 8
 """Numbers of each rank that no source has: data wait, stop, save failed; rows that its experts
-received: the most of a layer, the sum, and the number of layers; its own time in the step."""
+received: the most of a layer, the sum, and the number of layers; the most bytes that it has held;
+its own time in the step."""
 DIGEST_WORDS = DIGEST_BYTES // 8
 SHOWN = 8
 """Most rows, and ranks of a row, that an error lists."""
@@ -53,6 +54,9 @@ class StepStats:
     """Rows that the experts of a rank received in a layer: the most of any rank and layer, in
     multiples of the mean. None without expert parallelism."""
 
+    memory: tuple[int, ...] = ()
+    """Most bytes that each rank has held."""
+
     own_seconds: tuple[float, ...] = ()
     """Time of each rank without its waits for other ranks; empty if ranks are not timed."""
 
@@ -73,6 +77,7 @@ def gather(
     stop: bool = False,
     save_failed: bool = False,
     received: Sequence[int] = (),
+    memory: int = 0,
     own_seconds: float = math.nan,
 ) -> StepStats:
     """Gather the statistics of this rank's micro-batches from all ranks. Collective.
@@ -80,10 +85,11 @@ def gather(
     `losses` are Σ w·ℓ by row for each micro-batch: this rank's contribution to them. Weights and
     row numbers that several ranks hold are reported by one of them. Raise on all ranks unless they
     report the `expected` rows, each once. `received` are the rows that this rank's experts
-    received, by layer; `own_seconds` is this rank's own time; NaN if it is not timed.
+    received, by layer; `memory` is the most bytes that it has held; `own_seconds` is its own time,
+    NaN if it is not timed.
     """
     load = [max(received, default=0), sum(received), len(received)]
-    flags = [data_wait, stop, save_failed, *load, own_seconds]
+    flags = [data_wait, stop, save_failed, *load, memory, own_seconds]
     sums = _sums(batches, losses, sources, parallel, divisor).flatten()
     numbers = torch.cat([sums, torch.tensor(flags, dtype=torch.float64)])
     message = torch.cat([numbers.view(torch.int64), _rows(batches, parallel)])
@@ -122,7 +128,7 @@ def combine(messages: torch.Tensor, sources: int, expected: range) -> StepStats:
     numbers = messages[:, : sums + FLAGS].view(torch.float64)
     losses, weights, counts = _add(numbers[:, :sums]).view(3, sources).tolist()
     wait, stop, save_failed, most, *_ = numbers[:, sums:].amax(dim=0).tolist()
-    *_, received, layers, _ = numbers[:, sums:].sum(dim=0).tolist()
+    *_, received, layers, _, _ = numbers[:, sums:].sum(dim=0).tolist()
     own = numbers[:, -1]
     size = (messages.shape[1] - sums - FLAGS) // (1 + DIGEST_WORDS)
     rows, digests = messages[:, sums + FLAGS :].split([size, DIGEST_WORDS * size], dim=1)
@@ -142,6 +148,7 @@ def combine(messages: torch.Tensor, sources: int, expected: range) -> StepStats:
         save_failed=bool(save_failed),
         digests=bytes(joined),
         expert_load=most * layers / received if received else None,
+        memory=tuple(int(size) for size in numbers[:, -2].tolist()),
         own_seconds=() if own.isnan().any() else tuple(own.tolist()),
     )
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from ...console.errors import StorageError
@@ -45,6 +46,10 @@ class NullRecorder:
         pass
 
 
+GROWN = 1.05
+"""Growth of a rank's memory that is recorded again."""
+
+
 class RunRecorder:
     """Recorder of rank 0."""
 
@@ -57,17 +62,17 @@ class RunRecorder:
         stragglers: Stragglers | None = None,
         noise: NoiseScale | None = None,
         asked: float | None = None,
-        memory: Callable[[], int] = lambda: 0,
     ) -> None:
         """`stragglers` compares the ranks, if they are timed. `asked` is the time at which a person
-        asked for this start; `memory` returns the most bytes that this rank has held."""
+        asked for this start."""
         self.plan = plan
         self.loggers = loggers
         self.speed = speed
         self.stragglers = stragglers
         self.noise = noise or NoiseScale()
         self.asked = asked
-        self.memory = memory
+        self.memory: Sequence[int] = ()
+        """Bytes of each rank in the last event `memory`."""
 
     def event(self, kind: str, step: int, **details: object) -> None:
         entry = event(kind, step, **details)
@@ -92,7 +97,7 @@ class RunRecorder:
             "tokens_per_second": round(speed, 1),
             "mfu": self.speed.mfu(step.phase.seq_len, speed),
             "hfu": self.speed.hfu(step.phase.seq_len, speed),
-            "memory": self.memory(),
+            "memory": stats.memory[0] if stats.memory else 0,
             "data_wait": round(stats.data_wait / record.seconds, 6),
             "seconds": round(record.seconds, 6),
             "sources": by_source([source.name for source in self.plan.sources], stats),
@@ -121,6 +126,10 @@ class RunRecorder:
         if self.asked is not None:
             waited, self.asked = time.time() - self.asked, None
             self.event("first step", step.number, seconds=round(waited, 2))
+        both = zip_longest(stats.memory, self.memory, fillvalue=0)
+        if any(now > GROWN * before for now, before in both):
+            self.memory = stats.memory
+            self.event("memory", step.number, memory=list(stats.memory))
 
     def evaluated(self, step: Step[PhaseRows], evaluation: Evaluation) -> None:
         """Record an evaluation after `step`."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from ...console.progress import duration, human
+from ...console.progress import as_bytes, duration, human
 from ...dataplane.order.plan import Plan
 from ..board.runs import SKIPPED
 from ..costs.measured import EVENT
@@ -20,6 +20,9 @@ from .outliers import OutlierStep, find_outliers
 from .reading.candidates import DEVIATIONS, WINDOW
 from .reading.data import RunData
 from .reading.loss_unit import NATS
+
+SHOWN_RANKS = 8
+"""Ranks whose memory is listed one by one."""
 
 
 def run_page(run: RunData) -> str:
@@ -241,14 +244,27 @@ def _configuration(run: RunData) -> str:
         "checkpoints": ", ".join(f"step {step:,}" for step in run.checkpoints) or "none",
         "folder": str(run.folder.root),
     }
+    if memory := [event["memory"] for event in run.events if event["event"] == "memory"]:
+        values["memory by rank"] = _by_rank(memory[-1])
     return f"<section><h2>Configuration</h2>{definitions(values)}</section>"
+
+
+def _by_rank(memory: Sequence[int]) -> str:
+    """Return the bytes of the ranks in words."""
+    if len(memory) <= SHOWN_RANKS:
+        return ", ".join(f"rank {rank} {as_bytes(size)}" for rank, size in enumerate(memory))
+    least, most = min(memory), max(memory)
+    return (
+        f"{as_bytes(least)} (rank {memory.index(least):,}) to {as_bytes(most)} "
+        f"(rank {memory.index(most):,}), {len(memory):,} ranks"
+    )
 
 
 def _history(run: RunData) -> str:
     """Return the table of starts and ends, without checkpoints and skipped steps."""
     rows = []
     for event in run.events:
-        if event["event"] in ("checkpoint", EVENT, *SKIPPED):
+        if event["event"] in ("checkpoint", "memory", EVENT, *SKIPPED):
             continue
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"]))
         rows.append(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -73,6 +73,13 @@ def values(entry: dict[str, Any]) -> dict[tuple[str, str], str]:
     return found
 
 
+def recalled(entry: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield the share of right answers of a measurement of recall as text, by task and length."""
+    for task, results in entry["tasks"].items():
+        for each in results:
+            yield task, f"right answers, {each['length']:,} tokens", f"{each['accuracy']:.2%}"
+
+
 def _number(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return "not finite"
@@ -134,8 +141,5 @@ def _newest(
     for entry in sorted(scores, key=lambda entry: int(entry["step"])):
         found |= {key: (text, entry["step"]) for key, text in values(entry).items()}
     for entry in sorted(recall, key=lambda entry: int(entry["step"])):
-        for task, results in entry["tasks"].items():
-            for each in results:
-                key = (task, f"right answers, {each['length']:,} tokens")
-                found[key] = (f"{each['accuracy']:.2%}", entry["step"])
+        found |= {(task, metric): (text, entry["step"]) for task, metric, text in recalled(entry)}
     return found

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from board_runs import write_checkpoint, write_plan, write_run
+from board_runs import write_checkpoint, write_plan, write_run, write_scores
 from chromium import Chromium, install
 
 from headrace.trainer.board.board import Board
@@ -34,7 +34,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("page")
     plan = write_plan(root, STEPS)
     write_checkpoint(write_run(root / "runs/base", plan), plan, 30)
-    write_run(root / "runs/other <b>&", plan, lr=2e-3, taken=40)
+    write_scores(root / "runs/base", {10: 0.5, 30: 0.625})
+    write_scores(write_run(root / "runs/other <b>&", plan, lr=2e-3, taken=40), {30: 0.25})
     return root / "runs"
 
 
@@ -231,7 +232,8 @@ def test_axes_smoothing_and_logarithms(page: Chromium) -> None:
         (2, ["Settings that differ", "optimizer.lr", "0.001", "0.002"]),
         (3, ["FSDP2", "dp 2", "tp 2", "3GB"]),
         (4, ["30", "whole", "7.68K"]),
-        (5, ["resume", "finish", "run.yaml"]),
+        (5, ["arc <easy>", "0.6250 ± 0.01", "0.2500 ± 0.01", "step 30", "75.00%"]),
+        (6, ["resume", "finish", "run.yaml", "scores.jsonl"]),
     ],
 )
 def test_tabs_show_the_run(page: Chromium, tab: int, words: list[str]) -> None:
@@ -240,6 +242,18 @@ def test_tabs_show_the_run(page: Chromium, tab: int, words: list[str]) -> None:
     page.until(shown, words[0])
     text = page.run("return document.getElementById('view').innerText")
     assert all(word in text for word in words), text
+
+
+def test_scores_of_one_run_stand_beside_each_other_by_step(page: Chromium) -> None:
+    page.click("#runs input", 1)
+    page.click("#tabs [role=tab]", 5)
+    page.until("return document.querySelectorAll('#view th').length > 3")
+    heads = page.run(
+        "return [...document.querySelectorAll('#view thead th')].map(e => e.innerText)"
+    )
+    cells = page.run("return [...document.querySelectorAll('#view td')].map(e => e.innerText)")
+    assert heads == ["task", "metric", "step 10", "step 30"]
+    assert "0.5000 ± 0.01" in cells and "0.6250 ± 0.01" in cells and "0.2500 ± 0.01" not in cells
 
 
 def test_new_steps_appear_by_themselves(page: Chromium, runs: Path) -> None:

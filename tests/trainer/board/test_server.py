@@ -23,6 +23,7 @@ from board_runs import (
     write_checkpoint,
     write_plan,
     write_run,
+    write_scores,
 )
 from click.testing import CliRunner
 
@@ -295,11 +296,34 @@ def test_plan_layout_checkpoints_and_history(
     assert [rank["place"]["dp"] for rank in ranks] == [0, 0, 1, 1]
     assert [rank["place"]["tp"] for rank in ranks] == [0, 1, 0, 1]
     assert [rank["memory"] for rank in ranks] == [pytest.approx(3e9), None, None, None]
+    assert found["layout"]["measured"] is None, "the memory of rank 0 is in the metrics alone"
+    with (runs / "base/events.jsonl").open("a") as file:
+        memory = {"time": 1e9 + 6, "event": "memory", "step": 6, "memory": [4e9, 3e9, 5e9, 2e9]}
+        file.write(json.dumps(memory) + "\n")
+    client.board.refresh()
+    layout = client.json(f"api/run/{client.ids()['base']}")["layout"]
+    assert [rank["memory"] for rank in layout["ranks"]] == [4e9, 3e9, 5e9, 2e9]
+    assert layout["measured"] == 6
     damaged, whole = found["checkpoints"]
     assert (whole["step"], whole["tokens"]) == (10, 10 * BATCH * LENGTH) and whole["size"] > 0
     assert damaged["step"] == 15 and "manifest.json" in damaged["problem"]
     assert [event["event"] for event in found["events"]] == ["start", "resume", "finish"]
     assert "plan.json" in found["files"] and "layout.yaml" not in found["files"]
+
+
+def test_scores_are_those_of_the_runs_files(open_board: Any, runs: Path) -> None:
+    write_scores(runs / "base", {10: 0.5, 20: 0.625})
+    with (runs / "base/scores.jsonl").open("a") as file:
+        file.write('{"step": 30, "tasks"')
+    client = open_board(runs)
+    ids = client.ids()
+    assert client.json(f"api/run/{ids['other']}")["scores"] == []
+    found = client.json(f"api/run/{ids['base']}")["scores"]
+    assert [(each["step"], each["task"], each["value"]) for each in found] == [
+        (10, "arc <easy>", "0.5000 ± 0.01"),
+        (20, "arc <easy>", "0.6250 ± 0.01"),
+        (20, "needle", "75.00%"),
+    ]
 
 
 def test_new_steps_and_new_runs_appear(open_board: Any, runs: Path) -> None:

@@ -50,11 +50,12 @@ def message(
     size: int = 3,
     received: Sequence[int] = (),
     own: float = math.nan,
+    memory: float = 0.0,
 ) -> torch.Tensor:
     """Return what a rank sends of rows that are 1 or 2 bytes wide, written by hand."""
     load = [float(n) for n in (max(received, default=0), sum(received), len(received))]
     numbers = [*losses, *[1.0] * len(losses), *[float(len(rows))] * len(losses), 0.0, 0.0, 0.0]
-    numbers += [*load, own]
+    numbers += [*load, memory, own]
     padded = [*rows, *[-1] * (size - len(rows))]
     words = [half for row in padded for half in (row, row + 1)]
     floats = torch.tensor(numbers, dtype=torch.float64).view(torch.int64)
@@ -83,6 +84,11 @@ def test_the_busiest_experts_are_compared_with_the_mean() -> None:
     messages = [message([0], [1.0], received=[6, 10, 2]), message([1], [1.0], received=[6])]
     assert combine(torch.stack(messages), 1, range(2)).expert_load == 10 / 6
     assert combined([0], [1], expected=range(2)).expert_load is None
+
+
+def test_the_memory_of_each_rank_is_known_to_all() -> None:
+    messages = [message([0], [1.0], memory=80e9), message([1], [1.0], memory=60e9)]
+    assert combine(torch.stack(messages), 1, range(2)).memory == (80 * 10**9, 60 * 10**9)
 
 
 def test_the_own_time_of_each_rank_is_known_to_all() -> None:

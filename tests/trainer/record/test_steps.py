@@ -106,3 +106,15 @@ def test_an_evaluation_is_a_line_with_each_source(records: Any) -> None:
     (entry,) = run.lines("evaluations")
     assert (entry["step"], entry["loss"]) == (4, 2.5)
     assert {name: each["loss"] for name, each in entry["sources"].items()} == {"web": 2, "code": 3}
+
+
+def test_the_memory_of_the_ranks_is_an_event_when_it_has_grown(records: Any) -> None:
+    run = records()
+    recorder = run.open()
+    for number, memory in enumerate([(100, 90), (104, 90), (104, 95), (104, 95), (120, 95)]):
+        record = run.step(number)
+        recorder.record(replace(record, stats=replace(record.stats, memory=memory)))
+    recorder.close()
+    grown = [(entry["step"], entry["memory"]) for entry in run.lines("events")]
+    assert grown == [(0, [100, 90]), (2, [104, 95]), (4, [120, 95])]
+    assert [entry["memory"] for entry in run.lines("metrics")] == [100, 104, 104, 104, 120]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from board_runs import write_scores
 from click.testing import CliRunner
 from written_runs import check_page, curve, drawn_data, make_run, rewrite
 
@@ -121,6 +122,22 @@ def test_held_out_losses_and_skipped_steps_are_shown(tmp_path: Path) -> None:
     assert curve(held_out, "held-out/loss/web") == [2.5, 1.25]
     (run,) = summary["runs"]
     assert (run["held_out"], run["left_out"]) == (2.25, [2])
+
+
+def test_scores_and_memory_of_several_runs_stand_beside_each_other(tmp_path: Path) -> None:
+    first, second, third = (make_run(tmp_path / name, [4.0, 3.0]) for name in "abc")
+    write_scores(first.root, {1: 0.5, 2: 0.625})
+    write_scores(second.root, {2: 0.25})
+    text = report.write([str(run.root) for run in (first, second, third)])[0].read_text()
+    check_page(text)
+    step = " <em>step 2</em>"
+    assert f"<td>0.6250 ± 0.01{step}</td><td>0.2500 ± 0.01{step}</td><td>–</td>" in text
+    assert "arc &lt;easy&gt;" in text and f"<td>75.00%{step}</td>" in text
+    with first.events.open("a") as events:
+        event = {"time": 3.0, "event": "memory", "step": 1, "memory": [10**9, 2 * 10**9]}
+        events.write(json.dumps(event) + "\n")
+    page = report.write([str(first.root)])[0].read_text()
+    assert "rank 0 1GB, rank 1 2GB" in page
 
 
 def test_slow_ranks_are_named(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ const TABS = {
     return el("div", {},
       card("Layout", el("dl", {}, ...Object.entries({ engine: d.engine, ranks: `${d.processes} × ${d.device}`, degrees: `pp ${d.pp} × dp ${d.dp} × cp ${d.cp} × tp ${d.tp}${d.ep > 1 ? `, experts over ${d.ep}` : ""}`, precision: d.precision, starts: String(layout.starts) })
         .flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, String(value))]))),
-      card("Ranks and their memory", el("p", { class: "note" }, layout.measured ? "The most bytes of tensors that each rank held in the measured steps." : "Only the memory of rank 0 is in the metrics. A run with a layout plan (trainer run --layout) measures all ranks."),
+      card("Ranks and their memory", el("p", { class: "note" }, layout.measured === null ? "An older version recorded the memory of rank 0 alone." : `The most bytes that each rank held in the last start, up to step ${whole(layout.measured)}.`),
         el("div", { class: "ranks" }, ...layout.ranks.slice(0, 2048).map(cell))));
   },
   async Checkpoints(run) {
@@ -189,6 +189,22 @@ const TABS = {
       each.tokens === undefined ? "–" : human(each.tokens), each.size ? bytes(each.size) : "–", each.updates === undefined ? "–" : whole(each.updates),
       each.time ? new Date(1000 * each.time).toLocaleString() : "–", each.blocked === undefined || each.blocked === null ? "–" : `${each.blocked} s`,
       el("code", {}, (each.ledger || "–").slice(0, 12)), each.problem ? el("span", { class: "problem" }, each.problem) : each.remote ? "in a store" : "whole"]))));
+  },
+  /* The newest scores of the runs that are shown beside each other; of one run, its steps. */
+  async Scores() {
+    const runs = shown().length ? shown() : state.runs;
+    const found = await Promise.all(runs.map(async run => ({ run, scores: (await json(`api/run/${run.id}`)).scores })));
+    const columns = runs.length > 1 ? found.map(({ run, scores }) => ({ name: run.name, scores }))
+      : [...new Set(found[0].scores.map(each => each.step))].sort((a, b) => a - b).slice(-8).map(step => ({ name: `step ${whole(step)}`, scores: found[0].scores.filter(each => each.step === step) }));
+    const keys = [...new Set(found.flatMap(({ scores }) => scores.map(each => JSON.stringify([each.task, each.metric]))))].sort();
+    if (!keys.length) return card("Scores", el("p", { class: "empty" }, "No checkpoint has scores. trainer eval and trainer recall write them beside the run."));
+    const newest = (scores, task, metric) => scores.filter(each => each.task === task && each.metric === metric).reduce((last, each) => !last || each.step >= last.step ? each : last, null);
+    const rows = keys.map(key => {
+      const [task, metric] = JSON.parse(key), values = columns.map(({ scores }) => newest(scores, task, metric));
+      return row([task, metric, ...values.map(each => each ? el("span", {}, each.value, runs.length > 1 ? el("small", {}, ` step ${whole(each.step)}`) : null) : "–")],
+        runs.length > 1 && new Set(values.map(each => each?.value)).size > 1 ? "differs" : "");
+    });
+    return card("Scores", table(["task", "metric", ...columns.map(each => each.name)], rows, "sides"));
   },
   async History(run) {
     const { events, files } = await json(`api/run/${run.id}`);
@@ -202,7 +218,7 @@ async function drawView() {
   const name = state.tab, run = focused();
   $("controls").hidden = name !== "Curves";
   $("tabs").replaceChildren(...Object.keys(TABS).map(tab => el("button", { role: "tab", "aria-selected": String(tab === name), onclick: () => { state.tab = tab; drawView(); } }, tab)),
-    ...(name !== "Curves" && name !== "Settings" && state.runs.length > 1 ? [runChoice()] : []));
+    ...(!["Curves", "Settings", "Scores"].includes(name) && state.runs.length > 1 ? [runChoice()] : []));
   if (name === "Curves") return buildCurves();
   cards = [];
   if (!run) return $("view").replaceChildren(nothing());
