@@ -39,17 +39,23 @@ ABOUT = {
 SIGNALS_EVERY = 3
 
 
+def write_texts(url: str, count: int, seed: int = 0) -> int:
+    """Write a dataset of texts as bytes; return the size of the vocabulary."""
+    tokenizer = ByteTokenizer(ByteConfig())
+    found = texts(count, seed=seed, longest=120)
+    documents = [np.array(tokenizer.encode([text]).tokens, np.uint16) for text in found]
+    manifest = write_dataset(url, documents, fingerprint=tokenizer.info.fingerprint)
+    manifests.save(url, replace(manifest, tokenizer=tokenizer.info))
+    return tokenizer.info.vocab_size
+
+
 def write_plan(folder: Path, steps: int) -> Plan:
     """Write two datasets of texts, and return the plan of two phases of both."""
-    tokenizer = ByteTokenizer(ByteConfig())
     sources = {}
     for number, name in enumerate(SOURCES):
         url = str(folder / "data" / name)
         if not Path(url).exists():
-            found = texts(steps * LENGTH * BATCH // 20 + 50, seed=number, longest=120)
-            documents = [np.array(tokenizer.encode([text]).tokens, np.uint16) for text in found]
-            manifest = write_dataset(url, documents, fingerprint=tokenizer.info.fingerprint)
-            manifests.save(url, replace(manifest, tokenizer=tokenizer.info))
+            write_texts(url, steps * LENGTH * BATCH // 20 + 50, seed=number)
         sources[name] = {"data": url, "max_epochs": 4}
     row = {"seq_len": LENGTH, "batch": LENGTH * BATCH}
     half = steps // 2 * LENGTH * BATCH

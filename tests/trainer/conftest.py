@@ -5,6 +5,7 @@ import functools
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,10 +16,12 @@ from typing import Any
 from unittest import mock
 
 import forked
+import fsspec
 import pytest
 import torch.distributed as dist
 from ports import free_ports
 from ranks import Ranks
+from swift import Swift, install
 
 from headrace.console import config as reader
 from headrace.models.model import Model
@@ -207,3 +210,19 @@ def checkpoint_of(tmp_path: Path, parallel: Parallel) -> Callable[..., RunFolder
         return folder
 
     return save
+
+
+@pytest.fixture
+def swift(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Swift]:
+    assert request.config.cache is not None
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    server = Swift(install(request.config.cache.mkdir("swift")), tmp_path / "swift")
+    server.start()
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    fsspec.filesystem("s3").mkdir("runs")
+    yield server
+    server.stop(signal.SIGKILL)
+    fsspec.get_filesystem_class("s3").clear_instance_cache()

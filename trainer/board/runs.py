@@ -96,6 +96,8 @@ class BoardRun:
     def refresh(self) -> Iterator[None]:
         """Read what is new in the run's files, a part at a time."""
         try:
+            if not storage.is_local(self.url):
+                storage.names(self.url)  # a new listing: fsspec takes sizes from the last one
             self._read_events()
             yield from self.metrics.refresh()
             yield from self.evaluations.refresh()

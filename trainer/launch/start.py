@@ -25,6 +25,7 @@ from ..costs import about as facts
 from ..costs import measured
 from ..costs.describe import describe
 from ..loop import evaluate
+from ..record.mirror import Mirror
 from ..record.steps import event
 from ..run.job import Job
 from . import launcher, preflight, records
@@ -159,6 +160,8 @@ def _finish(job: Job, code: int) -> None:
     else:
         job.folder.measured.unlink(missing_ok=True)  # of an earlier start, under another layout
     path, _ = write([str(job.folder.root)], None)
+    if job.run.watch.mirror is not None:
+        Mirror(job.folder, job.run.watch.mirror).update(whole=True)
     if code == ranks.INTERRUPTED:
         command.say(
             f"saved at step {store.step_of(saved[-1])} of {job.plan.last_step} (exit code {code}); "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...dataplane.storage import storage
 from ..loop.guard import Guard
 
 
@@ -19,6 +20,9 @@ class WatchConfig(Guard):
     """Project of Weights & Biases that gets the same curves (extra `wandb`)."""
     mlflow: str | None = None
     """Tracking URI of MLflow, or a folder, that gets the same curves (extra `mlflow`)."""
+    mirror: str | None = None
+    """URL in a store. The run's records are copied below it, into a folder of the run's name, while
+    it trains: `trainer board URL` shows the run from any machine."""
     layers: int | None = None
     """Record the norms of weights, gradients and updates, activations and router load by layer in
     every so many steps."""
@@ -52,5 +56,10 @@ class WatchConfig(Guard):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
+        if self.mirror is not None and storage.is_local(self.mirror):
+            raise ValueError(
+                f"mirror must be a URL of a store, such as s3://bucket/runs, not {self.mirror}: "
+                "`trainer board` reads the run's folder itself"
+            )
         if not self.join_seconds > 0:
             raise ValueError(f"join_seconds must be above 0, not {self.join_seconds}")

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
-from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
 import fsspec
 import numpy as np
 import pytest
+from board_client import Client
 from board_runs import (
     BATCH,
     LENGTH,
@@ -28,8 +26,6 @@ from board_runs import (
 from click.testing import CliRunner
 
 from headrace.dataplane.order.plan import Plan
-from headrace.trainer.board.board import Board
-from headrace.trainer.board.server import Server
 from headrace.trainer.cli import main
 
 STEPS = 20
@@ -49,53 +45,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Plan]:
 def runs(written: tuple[Path, Plan], tmp_path: Path) -> Path:
     """A copy of the runs, which a test may change."""
     return Path(shutil.copytree(written[0] / "runs", tmp_path / "runs"))
-
-
-class Client:
-    """Asks a server as a browser does."""
-
-    def __init__(self, *places: Path | str) -> None:
-        self.board = Board([str(place) for place in places])
-        self.board.look()
-        self.board.refresh()
-        self.server = Server(self.board, 0)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def bytes(self, path: str, **words: Any) -> bytes:
-        with urlopen(f"{self.server.url}{path}?{urlencode(words, doseq=True)}") as answer:
-            assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
-            data: bytes = answer.read()
-            return data
-
-    def json(self, path: str, **words: Any) -> Any:
-        return json.loads(self.bytes(path, **words))
-
-    def refused(self, path: str, code: int, **headers: str) -> None:
-        with pytest.raises(HTTPError) as error:
-            urlopen(Request(path, headers=headers))
-        assert error.value.code == code
-        error.value.close()
-
-    def ids(self) -> dict[str, str]:
-        return {run["name"]: run["id"] for run in self.json("api/runs")["runs"]}
-
-    def curves(self, **words: Any) -> list[dict[str, Any]]:
-        """Return the parts of an answer, read as plot.js reads them."""
-        data = self.bytes("api/curves", **words)
-        size = int.from_bytes(data[:4], "little")
-        parts, at = json.loads(data[4 : 4 + size]), 4 + size
-        for part in parts:
-            for name in ("x", "first", "last"):
-                part[name] = np.frombuffer(data, "<f8", part["points"], at)
-                at += part[name].nbytes
-            part["values"] = {}
-            for name in part["curves"]:
-                part["values"][name] = np.frombuffer(data, "<f4", 3 * part["points"], at)
-                part["values"][name] = part["values"][name].reshape(3, -1)
-                at += 12 * part["points"]
-            at = -(-at // 8) * 8
-        assert at == len(data)
-        return list(parts)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any
 import fsspec
 import pytest
 import torch
-from swift import Swift, install
+from swift import Swift
 
 from headrace.console.errors import CheckpointError, StorageError
 from headrace.dataplane.storage import storage
@@ -199,22 +199,6 @@ def test_a_record_emptied_by_a_power_cut_deletes_nothing(tmp_path: Path) -> None
 def test_a_url_must_name_a_store() -> None:
     with pytest.raises(ValueError, match="must name a store"):
         CheckpointConfig(url="checkpoints/here")
-
-
-@pytest.fixture
-def swift(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Swift]:
-    assert request.config.cache is not None
-    fsspec.get_filesystem_class("s3").clear_instance_cache()
-    server = Swift(install(request.config.cache.mkdir("swift")), tmp_path / "swift")
-    server.start()
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
-    fsspec.filesystem("s3").mkdir("runs")
-    yield server
-    server.stop(signal.SIGKILL)
-    fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
 @pytest.mark.server

@@ -8,6 +8,7 @@ from ....console.errors import MissingError
 from ..config import WatchConfig
 from ..logger import LoggedRun, Logger
 from .jsonl import JsonLines
+from .mirror import Copies
 from .mlflow import MLflow
 from .tensorboard import TensorBoard
 from .terminal import Terminal
@@ -18,6 +19,7 @@ LOGGERS: dict[str, type[Logger]] = {
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
     "mlflow": MLflow,
+    "mirror": Copies,
     "terminal": Terminal,
 }
 
