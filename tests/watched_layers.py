@@ -14,21 +14,27 @@ import torch
 import torch.distributed as dist
 from layout_faults import FAULTS
 from live_state import gathered
-from piped import place
+from piped import config_of, place
 
+from headrace.models.accounting.count import build_meta
+from headrace.models.accounting.level import Level
+from headrace.models.accounting.state import Degrees
 from headrace.models.block import Block
 from headrace.models.config import ModelConfig
 from headrace.models.documents import Documents
 from headrace.models.layer_watch import LayerWatch
 from headrace.models.model import Model
 from headrace.models.operators.moe import MoE
+from headrace.models.precision import PRECISIONS
+from headrace.trainer.costs.state import with_full_precision
+from headrace.trainer.costs.watched import watched
 from headrace.trainer.engines import update as steps_of
-from headrace.trainer.engines.layer_norms import layer_of, layers_of, norms
+from headrace.trainer.engines.layer_norms import LayerSquares, layer_of, layers_of, norms
 
 LAUNCH = steps_of.launch
 
 
-def watched(
+def norms_of(
     folder: Path, layouts: list[str], model: str, fault: str | None = None
 ) -> dict[str, tuple[Any, Any, Any]]:
     """Return, for each layout, the norms by layer of a second step; those of its weights and update
@@ -119,4 +125,30 @@ def whole_forward(config: ModelConfig, seed: int = 3) -> dict[str, dict[str, flo
         entropy = -sum(share * math.log(share) for share in shares) / math.log(options.experts)
         layer = ".".join(name.split(".")[:2])
         found[layer] |= {"expert_max": max(shares) * options.experts, "expert_entropy": entropy}
+    return found
+
+
+def copied_masters(folder: Path, layouts: list[str]) -> dict[str, tuple[int, int]]:
+    """Return, for each layout, the bytes that a watched step copies on the rank with the most, and
+    those that the memory accounting counts."""
+    work: Any = import_module("work")
+    found = {}
+    for layout in layouts:
+        parallel = place(layout)
+        engine = work.make_engine(layout, parallel)
+        names = layers_of(engine.objective.model.config)
+        squares = LayerSquares(engine, names, [])
+        copied = [torch.tensor(sum(each.nbytes for each in squares.before))] * 2
+        dist.all_reduce(copied[0], op=dist.ReduceOp.MAX)
+        config, precision = work.engine_config(layout), PRECISIONS[layout.split("-")[2]]
+        parts = config.state_layout(precision, 8, "cpu", parallel.pipe.layout)
+        parts = with_full_precision(parts, build_meta(config_of("tiny")), precision, lambda _: 8)
+        axes = parallel.axes
+        degrees = Degrees(dp=parallel.dp, tp=axes.tensor.size, cp=axes.context.size)
+        level, plain = Level(), mock.MagicMock()
+        events = watched(lambda *_, plain=plain: plain, parts)(engine.pieces.shards, degrees)
+        plain.update.side_effect = lambda level: level.mark("update", None, 0)
+        events.update(level)
+        assert level.total == 0, "the copy is free after the step"
+        found[layout] = (int(copied[0]), sum(level.moments[0].high.values()))
     return found

@@ -21,7 +21,6 @@ from measured_links import profile_links, times_of_all
 from piped import LENGTH, Batch, config_of, exact, keep, place, run_passes, second_oracle
 from torch import nn
 from torch._dynamo.utils import counters
-from watched_layers import watched
 
 from benchmarks._collectives import Count
 from benchmarks._memory import measured as measured_memory
@@ -82,7 +81,7 @@ KEYS = {
 """Keys of an engine, by a word of a layout."""
 GATHER = {"block": "block", "micro": "micro-batch", "step": "step"}
 """Settings of FSDP2, by the last word of a layout."""
-__all__ = ["exact", "measured_memory", "profile_links", "second_oracle", "times_of_all", "watched"]
+__all__ = ["exact", "measured_memory", "profile_links", "second_oracle", "times_of_all"]
 """Tasks of other files."""
 
 norm_of = steps_of.squared_norm

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from torch import nn
 
 from ...console.errors import ConfigError, Problem
-from ...models.accounting.level import EngineState
-from ...models.accounting.state import BytesPerParameter, Degrees, StatePart
+from ...models.accounting.level import EngineMemory, EngineState
+from ...models.accounting.state import BytesPerParameter, Degrees, Shards, StatePart
 from ...models.model import Model
 from ...models.precision import Precision
 from ..engines.engine import StateOnDevice
@@ -18,6 +18,7 @@ from ..engines.groups import parameter_groups
 from ..layout.devices import choose_device
 from ..run import config as run_config
 from ..run.config import RunConfig
+from .watched import watched
 
 SECTIONS = ("engine", "optimizer", "device")
 """Keys of a run that decide its state; precision and degrees have options of their own."""
@@ -43,11 +44,12 @@ def engine_state(run: RunConfig, model: Model, precision: Precision, device: str
         fp32=fp32,
         groups=_groups(run, model, fp32),
     )
+    memory: Callable[[Shards, Degrees], EngineMemory] = partial(run.engine.memory, held)
     return EngineState(
         engine=run.engine.describe(),
         device=device,
         parts=parts,
-        memory=partial(run.engine.memory, held),
+        memory=watched(memory, parts) if run.watch.layers is not None else memory,
     )
 
 

@@ -1,0 +1,68 @@
+"""Memory of a step that records norms by layer: a copy of the masters while the optimizer runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from ...models.accounting.level import EngineMemory, Level, Unit
+from ...models.accounting.state import HOST, Degrees, Shards, StatePart
+
+COPY = "watched masters"
+OPTIMIZER = "optimizer"
+
+
+class WatchedMemory(EngineMemory):
+    """Events of an engine, with the copy (engines/layer_norms.py)."""
+
+    def __init__(self, engine: EngineMemory, copies: dict[str, int]) -> None:
+        """`copies` are bytes by part."""
+        self.engine = engine
+        self.copies = copies
+
+    def begin(self, level: Level) -> None:
+        self.engine.begin(level)
+
+    def enter(self, level: Level, unit: Unit, *, backward: bool) -> None:
+        self.engine.enter(level, unit, backward=backward)
+
+    def leave(self, level: Level, unit: Unit, *, backward: bool) -> None:
+        self.engine.leave(level, unit, backward=backward)
+
+    def gradient(self, level: Level, name: str, size: int, *, last: bool) -> None:
+        self.engine.gradient(level, name, size, last=last)
+
+    def end_backward(self, level: Level, *, last: bool) -> None:
+        self.engine.end_backward(level, last=last)
+
+    def update(self, level: Level) -> None:
+        for part, size in self.copies.items():
+            level.add(part, size)
+        self.engine.update(level)
+        for part, size in self.copies.items():
+            level.add(part, -size)
+
+
+def watched(
+    memory: Callable[[Shards, Degrees], EngineMemory], parts: Sequence[StatePart]
+) -> Callable[[Shards, Degrees], EngineMemory]:
+    """Return the events of an engine that holds these parts, in a step that records norms."""
+    return partial(_watched, memory, parts)
+
+
+def _watched(
+    memory: Callable[[Shards, Degrees], EngineMemory],
+    parts: Sequence[StatePart],
+    shards: Shards,
+    degrees: Degrees,
+) -> EngineMemory:
+    copies: dict[str, int] = {}
+    for part in parts:  # the optimizer's states are sharded as the masters are
+        if part.name.removeprefix(HOST) == OPTIMIZER:
+            size = replace(part, bytes_per_parameter=4).bytes(shards, degrees)
+            if not part.sharded_over:  # ranks that hold the same take turns
+                size = -(-size // degrees.size(("dp", "cp")))
+            name = f"{HOST if part.name.startswith(HOST) else ''}{COPY}"
+            copies[name] = copies.get(name, 0) + size
+    return WatchedMemory(memory(shards, degrees), copies)
