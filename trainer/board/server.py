@@ -21,7 +21,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from ...console.errors import UserError
 from ...console.log import get_logger
 from ...dataplane.storage import storage
-from ..drawing.style import COLOURS
+from ..drawing.page import HINTS
+from ..drawing.style import COLOURS, SCROLL
 from . import curves as drawn
 from .board import Board
 from .details import FILES, details
@@ -119,7 +120,9 @@ class Handler(BaseHTTPRequestHandler):
                 file, kind = PAGES[name]
                 return kind, (STATIC / file).read_bytes()
             case ["colours.css"]:
-                return "text/css; charset=utf-8", COLOURS.encode()
+                return "text/css; charset=utf-8", (COLOURS + SCROLL).encode()
+            case ["hints.js"]:
+                return "text/javascript; charset=utf-8", HINTS.encode()
             case ["api", "runs"]:
                 return _json(self.server.board.summary())
             case ["api", "settings"]:

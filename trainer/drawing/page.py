@@ -78,14 +78,14 @@ def section(title: str, content: str, legend: str = "", unit: str = "") -> str:
 
 
 HINTS = """
-function hint() {
+function markCut() {
   for (const each of document.querySelectorAll(".scroll"))
     each.classList.toggle("cut", each.scrollWidth > each.clientWidth + 1);
 }
-addEventListener("resize", hint);
-hint();
+addEventListener("resize", markCut);
+markCut();
 """
-"""Tell the reader of a narrow screen which parts go on to the right."""
+"""Script that tells the reader of a narrow screen which parts go on to the right."""
 
 
 def page(title: str, body: str, *, script: str = "", style: str = "") -> str:

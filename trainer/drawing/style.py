@@ -9,7 +9,18 @@ COLOURS = """
   --fill:#63b3cf22; --mark:#e08a84; --past:#8797a1; --shade:#fff4; } }
 """
 
-CSS = f"""{COLOURS}"""
+SCROLL = """
+.scroll { overflow-x:auto; background:
+  linear-gradient(90deg,var(--card) 50%,transparent) 0 0/36px 100% no-repeat local,
+  linear-gradient(270deg,var(--card) 50%,transparent) 100% 0/36px 100% no-repeat local,
+  linear-gradient(90deg,var(--shade),transparent) 0 0/12px 100% no-repeat scroll,
+  linear-gradient(270deg,var(--shade),transparent) 100% 0/12px 100% no-repeat scroll; }
+.scroll.cut::after { content:"swipe sideways for the rest →"; position:sticky; left:0;
+  display:block; width:max-content; padding:2px 0 6px; font-size:12px; color:var(--soft); }
+"""
+"""Parts that are wider than the screen."""
+
+CSS = f"""{COLOURS}{SCROLL}"""
 CSS += """
 * { box-sizing:border-box; margin:0; }
 body { background:var(--paper); color:var(--ink); font:15px/1.5 ui-sans-serif,system-ui,
@@ -76,13 +87,6 @@ rect.pass.update { fill:var(--past); } .key i.update { background:var(--past); }
 .ring { fill:none; stroke:var(--mark); stroke-width:1.6; }
 .share { shape-rendering:crispEdges; }
 .probe { fill:transparent; } .probe:hover { fill:var(--fill); }
-.scroll { overflow-x:auto; background:
-  linear-gradient(90deg,var(--card) 50%,transparent) 0 0/36px 100% no-repeat local,
-  linear-gradient(270deg,var(--card) 50%,transparent) 100% 0/36px 100% no-repeat local,
-  linear-gradient(90deg,var(--shade),transparent) 0 0/12px 100% no-repeat scroll,
-  linear-gradient(270deg,var(--shade),transparent) 100% 0/12px 100% no-repeat scroll; }
-.scroll.cut::after { content:"swipe sideways for the rest →"; position:sticky; left:0;
-  display:block; width:max-content; font-size:12px; color:var(--soft); }
 table { border-collapse:collapse; width:100%; margin-top:12px; font-size:13px; }
 th,td { padding:6px 10px; text-align:right; border-top:1px solid var(--line); font-weight:400; }
 thead th { color:var(--soft); border-top:0; } thead th[colspan] { text-align:center; }
@@ -105,6 +109,6 @@ footer { margin-top:26px; color:var(--soft); font-size:12.5px; text-align:center
   .pair { grid-template-columns:1fr; } main { padding:28px 14px; } }
 @media (max-width:600px) { .tiles { grid-template-columns:1fr 1fr; } section { padding:14px; }
   svg.wide { min-width:680px; } svg.half { min-width:420px; } svg.wide text { font-size:14px; }
-  .history,.sides { min-width:680px; } h1 { font-size:27px; } }
+  .history,.sides { min-width:680px; } h1 { font-size:27px; } h2 { white-space:normal; } }
 @media print { body { background:#fff; } section,.tiles { break-inside:avoid; } }
 """

@@ -272,13 +272,17 @@ def test_nothing_is_cut_on_a_phone(page: Chromium, dark: bool) -> None:
     page.device(390, 844, phone=True, dark=dark)
     page.run("location.reload()")
     page.until("return document.body.dataset.first")
-    assert page.run("return document.documentElement.scrollWidth <= innerWidth")
+    assert page.run("return Math.max(document.documentElement.scrollWidth, innerWidth)") == 390
     over = (
         "return [...document.querySelectorAll('main *')].filter(each =>"
-        " each.getBoundingClientRect().right > innerWidth + 1"
+        " each.getBoundingClientRect().right > 391"
         " && !each.closest('.scroll, #tabs')).length"
     )
     assert page.run(over) == 0
+    page.click("#tabs [role=tab]", 4)
+    page.until("return document.querySelector('#view table')")
+    hint = "return getComputedStyle(document.querySelector('#view .scroll'), '::after').content"
+    assert "swipe sideways" in page.run(hint), "the table of checkpoints is wider than a phone"
     page.click("#list summary")
     assert page.run("return document.querySelectorAll('#runs .run').length") == 2
     paper = page.run("return getComputedStyle(document.body).backgroundColor")

@@ -224,7 +224,7 @@ async function drawView() {
   if (!run) return $("view").replaceChildren(nothing());
   try {
     const content = await TABS[name](run);
-    if (state.tab === name) $("view").replaceChildren(content);
+    if (state.tab === name) { $("view").replaceChildren(content); markCut(); }
   } catch (error) { $("view").replaceChildren(el("p", { class: "problem" }, String(error.message))); }
 }
 function changed() { drawRuns(); drawView(); }
@@ -244,6 +244,7 @@ async function openStep(id, step, first = 0) {
   catch (error) { found = { error: String(error.message) }; }
   drawer.replaceChildren(head, proof(found), measured(found), ...(found.rows || []).map(rowCard), pager(found, id, step));
   drawer.scrollTop = 0;
+  markCut();
 }
 function proof(found) {
   if (found.error) return el("div", { class: "proof bad" }, el("b", {}, found.error), found.hint ? el("p", {}, found.hint) : null);

@@ -88,7 +88,7 @@ function panelsOf(runs) {
     if (runs.length > 1) {
       if (own.length) found.push({ ...panel, curves: own, key: panel.title });
       for (const name of parts.length > 1 ? parts : [])
-        found.push({ ...panel, wide: false, title: panel.title.replace(" by source", ""), of: name.slice(panel.prefix.length), curves: [name], key: name });
+        found.push({ ...panel, wide: false, title: panel.title.replace(/ by (source|layer)$/, ""), of: name.slice(panel.prefix.length), curves: [name], key: name });
     } else if (own.length + parts.length && (own.length || parts.length > 1))
       found.push({ ...panel, curves: [...own, ...(parts.length > 1 ? parts : [])], key: panel.title });
   }
