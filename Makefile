@@ -62,9 +62,11 @@ docs: $(DOCS)  ## build the documentation site in build/site; a broken link fail
 	$(BIN)/python -m mkdocs build    # with --quiet, broken links would not be counted
 
 pictures: $(RUNS)  ## draw the pictures of the pages from real runs (needs Chromium)
-	$(BIN)/headrace demo --out runs/demo
-	$(BIN)/python -m docs.generate.pictures runs/demo/run
-	$(BIN)/python -m docs.generate.tutorial_pictures runs/tutorials
+	rm -rf runs/pictures && mkdir -p runs/pictures
+	$(BIN)/headrace demo --out runs/pictures/demo 2>&1 | tee runs/pictures/demo.log
+	$(BIN)/python -m docs.generate.terminal runs/pictures/demo.log
+	$(BIN)/python -m docs.generate.pictures runs/pictures/demo/run
+	$(BIN)/python -m docs.generate.tutorial_pictures runs/pictures
 	$(BIN)/python -m docs.generate.explanations
 
 setup: $(TESTS)  ## install headrace and its test dependencies into .venv

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from test_house import ROOT, configurations
 
-from docs.generate import generated_pages
+from docs.generate import generated_pages, terminal
 from docs.generate.configuration import ROOTS, sections
 from docs.generate.explanations import FIGURES
 from docs.generate.markdown import definitions, escaped
@@ -66,7 +66,17 @@ def test_pictures_are_small_and_have_both_forms() -> None:
     single = [picture for picture in pictures if not picture.stem.endswith(("-light", "-dark"))]
     assert all("prefers-color-scheme: dark" in picture.read_text() for picture in single)
     names = {picture.stem.rpartition("-")[::2] for picture in pictures if picture not in single}
-    assert names == {(name, form) for name in ("data-path", "report") for form in ("light", "dark")}
+    assert names == {("report", "light"), ("report", "dark")}
+
+
+def test_the_terminal_text_is_what_the_script_takes_from_a_demo() -> None:
+    _, begin, rest = terminal.README.read_text().partition(terminal.BEGIN)
+    block, end, _ = rest.partition(terminal.END)
+    assert begin and end
+    lines = block.removeprefix("```\n").removesuffix("```\n").splitlines()
+    assert list(terminal.shown("\n".join(["something else", *lines]))) == lines
+    with pytest.raises(SystemExit, match="no line begins with"):
+        list(terminal.shown("\n".join(lines[1:])))
 
 
 def test_every_picture_is_on_a_page() -> None:

@@ -12,19 +12,16 @@ import argparse
 import json
 import subprocess
 import sys
-from html import escape
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from chromium import Chromium
 
-OUT = Path(__file__).parents[1] / "pictures"
-COLOURS = ("#2e7da6", "#d98a2b", "#55a26b", "#a855a2", "#8a8f98")
-INK = {"light": ("#1f2937", "#6b7280", "#ffffff"), "dark": ("#e5e7eb", "#9ca3af", "#111827")}
-"""Text, quiet text and background of both forms."""
+from .figure import COLOURS, Figure
 
-WIDTH, LEFT = 960, 330
+OUT = Path(__file__).parents[1] / "pictures"
+WIDTH, LEFT = 560, 20
 LINE = 20
 """Height of a row of the step, in pixels."""
 
@@ -36,10 +33,9 @@ def main() -> None:
     arguments = parser.parse_args()
     OUT.mkdir(exist_ok=True)
     facts = Facts(arguments.run, arguments.step)
-    for form in INK:
-        (OUT / f"data-path-{form}.svg").write_text(data_path(facts, form))
+    (OUT / "data-path.svg").write_text(data_path(facts))
     with Chromium() as browser:
-        for form in INK:
+        for form in ("light", "dark"):
             browser.device(1200, 690, dark=form == "dark")
             browser.open((arguments.run / "report.html").resolve().as_uri())
             browser.run("document.documentElement.style.overflow = 'hidden'")  # no scroll bar
@@ -79,55 +75,44 @@ def _headrace(folder: Path, *words: str) -> str:
     return done.stdout
 
 
-def data_path(facts: Facts, form: str) -> str:
+def data_path(facts: Facts) -> str:
     """Return the drawing: datasets, the rows of the plan in their order, the rows of a step."""
-    ink, quiet, ground = INK[form]
-    height = 150 + LINE * len(facts.step_rows) + 14
-    shapes = [f'<rect width="{WIDTH}" height="{height}" rx="8" fill="{ground}"/>']
-
-    def text(x: float, y: float, words: str, colour: str = ink, more: str = "") -> None:
-        shapes.append(
-            f'<text x="{x:.1f}" y="{y:.1f}" fill="{colour}" {more}>{escape(words)}</text>'
-        )
-
-    def bar(x: float, y: float, width: float, high: float, colour: str) -> None:
-        size = f'x="{x:.2f}" y="{y}" width="{width:.2f}" height="{high}"'
-        shapes.append(f'<rect {size} fill="{colour}"/>')
-
-    text(20, 30, "Datasets", more='font-weight="600"')
+    top = 250
+    figure = Figure(
+        f"The datasets, all rows of a plan in their order, and the documents of step {facts.step}",
+        top + LINE * len(facts.step_rows) + 14,
+        WIDTH,
+    )
+    figure.text(LEFT, 24, "Datasets", "strong")
     for place, (name, dataset) in enumerate(zip(facts.names, facts.datasets, strict=True)):
-        y = 54 + 22 * place
-        bar(20, y - 10, 11, 11, COLOURS[place % len(COLOURS)])
-        text(38, y, name)
-        text(95, y, f"{dataset['documents']:,} documents, {dataset['tokens']:,} tokens", quiet)
+        y = 46 + 18 * place
+        figure.box((LEFT, y - 10), (11, 11), COLOURS[place % len(COLOURS)])
+        figure.text(LEFT + 18, y, name)
+        size = f"{dataset['documents']:,} documents, {dataset['tokens']:,} tokens"
+        figure.text(LEFT + 70, y, size, "quiet")
 
-    wide = (WIDTH - LEFT - 20) / len(facts.rows)
-    text(LEFT, 30, "The plan: every row of the run, in its order", more='font-weight="600"')
+    figure.text(LEFT, 120, "The plan: every row of the run, in its order", "strong")
+    wide = (WIDTH - 2 * LEFT) / len(facts.rows)
     for row in facts.rows:
-        bar(LEFT + row["row"] * wide, 42, wide * 0.9, 46, facts.colour(row))
+        figure.box((LEFT + row["row"] * wide, 130), (wide * 0.9, 40), facts.colour(row))
     for phase in facts.plan["phases"]:
         x = LEFT + phase["first_row"] * wide
-        bar(x, 40, 1.5, 56, ink)
-        text(x + 6, 104, f"{phase['phase']}: {phase['tokens']:,} tokens", quiet)
+        figure.path(f"M{x:.1f} 128v56", 'stroke-width="2"')
+        figure.text(x + 6, 186, f"{phase['phase']}: {phase['tokens']:,} tokens", "small quiet")
 
     first, last = facts.step_rows[0]["row"], facts.step_rows[-1]["row"] + 1
-    top = 138
-    corners = (
-        f"{LEFT + first * wide:.1f},90 {LEFT + last * wide:.1f},90 {WIDTH - 20},{top} {LEFT},{top}"
-    )
-    shapes.append(f'<polygon points="{corners}" fill="{quiet}" opacity="0.18"/>')
-    text(20, top + 16, f"Step {facts.step}, after the run", more='font-weight="600"')
-    text(20, top + 38, f"mixtures audit RUN --step {facts.step}", quiet, 'font-family="monospace"')
-    text(20, top + 60, f"{len(facts.step_rows)} rows, proved by the ledger", quiet)
+    left, right = LEFT + first * wide, LEFT + last * wide
+    way = f"M{left:.1f} 172L{LEFT} {top - 34}M{right:.1f} 172L{WIDTH - LEFT} {top - 34}"
+    figure.path(way, 'stroke-dasharray="3 3"')
+    proof = f"Step {facts.step}, after the run: {len(facts.step_rows)} rows, proved by the ledger"
+    figure.text(LEFT, top - 14, proof, "strong")
     for place, row in enumerate(facts.step_rows):
         y = top + LINE * place
-        bar(LEFT, y + 1, 5, LINE - 2, facts.colour(row))
-        text(LEFT + 14, y + 15, f"row {row['row']}", quiet)
-        text(LEFT + 84, y + 15, row["source"])
-        text(LEFT + 144, y + 15, _documents(row["documents"]))
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}"'
-    style = 'font-family="system-ui, sans-serif" font-size="13"'
-    return f"{head} {style}>\n" + "\n".join(shapes) + "\n</svg>\n"
+        figure.box((LEFT, y + 1), (5, LINE - 2), facts.colour(row))
+        figure.text(LEFT + 14, y + 15, f"row {row['row']}", "quiet")
+        figure.text(LEFT + 78, y + 15, row["source"])
+        figure.text(LEFT + 134, y + 15, _documents(row["documents"]))
+    return figure.svg()
 
 
 def _documents(documents: list[dict[str, Any]]) -> str:

@@ -1,0 +1,59 @@
+"""The terminal text of the README, from the output of a real demo: `make pictures`.
+
+    headrace demo --out runs/pictures/demo 2>&1 | tee demo.log
+    python -m docs.generate.terminal demo.log
+
+The text between the markers in README.md is replaced by these lines of the output.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+README = Path(__file__).parents[2] / "README.md"
+BEGIN, END = "<!-- terminal: made by docs/generate/terminal.py -->\n", "<!-- terminal: end -->"
+LINES = (
+    r"\$ trainer run .*--stop-after",
+    r"\[.*parameters, .*steps",
+    r"step +1\d .* loss ",
+    r"step +2\d .* loss ",
+    r"saved at step",
+    r"\$ trainer resume",
+    r"\$ mixtures audit",
+    r"the \d+ rows of step",
+    r"loss ",
+    r"row \d+ ",
+    r"  tokens 0 to ",
+)
+"""The beginnings of the lines that are shown, in their order; the first that fits is taken."""
+WIDE = 96
+"""Characters of a line; a longer one ends in `…`."""
+
+
+def main(log: Path) -> None:
+    text = README.read_text()
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise SystemExit(f"{README} has no text between {BEGIN.strip()} and {END}")
+    block = "```\n" + "\n".join(shown(log.read_text())) + "\n```\n"
+    README.write_text(before + begin + block + end + after)
+    print(README)
+
+
+def shown(output: str) -> Iterator[str]:
+    """Yield the lines of the output of a demo that the page shows."""
+    rest = iter(output.splitlines())
+    for wanted in LINES:
+        line = next((line for line in rest if re.match(wanted, line)), None)
+        if line is None:
+            raise SystemExit(f"no line begins with {wanted!r}: it needs the output of a new demo")
+        line = re.sub(r"\S*/configs/\w+/", "", line)  # the shipped files, by their names
+        yield line if len(line) <= WIDE else line[: WIDE - 1].rstrip() + "…"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
