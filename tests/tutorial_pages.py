@@ -43,6 +43,7 @@ class Page:
         self.blocks: list[Block] = []
         for kind, lines in BLOCK.findall(text):
             assert kind in ("sh", "text"), f"a block of {kind} is neither run nor compared"
+            assert lines.strip(), "an empty block"
             if kind == "sh":
                 self.blocks.append(Block(lines))
             else:

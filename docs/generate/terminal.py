@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 README = Path(__file__).parents[2] / "README.md"
-BEGIN, END = "<!-- terminal: made by docs/generate/terminal.py -->\n", "<!-- terminal: end -->"
+BEGIN, END = "<!-- terminal: from `make pictures` -->\n", "<!-- terminal: end -->"
 LINES = (
     r"\$ trainer run .*--stop-after",
     r"\[.*parameters, .*steps",
@@ -52,6 +52,7 @@ def shown(output: str) -> Iterator[str]:
         if line is None:
             raise SystemExit(f"no line begins with {wanted!r}: it needs the output of a new demo")
         line = re.sub(r"\S*/configs/\w+/", "", line)  # the shipped files, by their names
+        line = re.sub(r", corpora/.*", ", …", line)  # copies of the demo
         yield line if len(line) <= WIDE else line[: WIDE - 1].rstrip() + "…"
 
 
