@@ -61,6 +61,8 @@ const PANELS = [
 const NO_CURVE = ["slowest_", "noise_", "rows/", HELD + "rows/", HELD + "seconds", "skipped"];
 const CURVE_NAMES = { lr: "learning rate", grad_norm: "gradient norm", tokens_per_second: "tokens/s", mfu: "MFU", hfu: "HFU", data_wait: "data wait", seconds: "seconds", slowest_lag: "lag", noise_scale: "noise scale", expert_load: "expert load" };
 
+const byNumber = (a, b) => a.localeCompare(b, "en", { numeric: true }); // blocks.2 before blocks.10
+
 function curveNames(runs) {
   const names = new Set();
   for (const run of runs) { run.series.forEach(name => names.add(name)); run.held_out.forEach(name => names.add(HELD + name)); }
@@ -83,7 +85,7 @@ function panelsOf(runs) {
   const names = curveNames(runs), used = new Set(), found = [];
   for (const panel of PANELS) {
     const own = (panel.own || []).filter(name => names.includes(name));
-    const parts = panel.prefix ? names.filter(name => name.startsWith(panel.prefix)) : [];
+    const parts = panel.prefix ? names.filter(name => name.startsWith(panel.prefix)).sort(byNumber) : [];
     [...own, ...parts].forEach(name => used.add(name));
     if (runs.length > 1) {
       if (own.length) found.push({ ...panel, curves: own, key: panel.title });
@@ -121,7 +123,9 @@ class Card {
     if (count > 1 || this.panel.curves.length === 1) return colourOf(run);
     if (name === HELD + "loss") return getComputedStyle(document.documentElement).getPropertyValue("--ink").trim();
     const parts = this.panel.prefix ? this.panel.curves.filter(other => other.startsWith(this.panel.prefix)) : this.panel.curves;
-    return state.palette[parts.indexOf(name) % state.palette.length];
+    const place = parts.indexOf(name);
+    if (parts.length > state.palette.length) return `hsl(${Math.round(225 - 225 * place / (parts.length - 1))} 62% 52%)`; // from the first layer to the last
+    return state.palette[place % state.palette.length];
   }
   show(answer) { this.data = answer; this.draw(); }
   draw() {
