@@ -6,7 +6,7 @@ padding before it is a document of its own, which no operator lets through.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,9 +48,11 @@ def generate(
     sampling: Sampling | None = None,
     stop: int | None = None,
     vocab_size: int | None = None,
+    ended: Callable[[Sequence[int]], bool] = lambda row: False,
 ) -> list[list[int]]:
-    """Return up to `tokens` new tokens for each prompt. A row ends with `stop`, which is kept. Ids
-    from `vocab_size` on are padding of the embedding and never chosen."""
+    """Return up to `tokens` new tokens for each prompt. A row ends with `stop`, which is kept, or
+    when `ended` is true of its new tokens. Ids from `vocab_size` on are padding of the embedding
+    and never chosen."""
     sampling = sampling or Sampling()
     longest = max((len(prompt) for prompt in prompts), default=0)
     ragged = any(len(prompt) < longest for prompt in prompts)
@@ -81,23 +83,25 @@ def generate(
     model.eval()
     try:
         states = model.new_states(longest + tokens)
-        written: list[Tensor] = []
-        running = torch.ones(len(prompts), dtype=torch.bool, device=device)
+        written: list[list[int]] = [[] for _ in prompts]
+        running = list(range(len(prompts)))
         for number in range(tokens):
             documents = Documents(positions) if ragged else None
             hidden, _ = model.hidden(ids, documents, states=states)
             logits = model.logits(hidden[:, -1])[:, :vocab_size]
             ids = choose(logits, sampling, generator)[:, None]
             positions = longest - padding + number
-            written.append(torch.where(running[:, None], ids, -1))
-            if stop is not None:
-                running &= ids[:, 0] != stop
-            if not bool(running.any()):
+            for row, token in enumerate(ids[:, 0].tolist()):
+                if row in running:
+                    written[row].append(token)
+            running = [
+                row for row in running if written[row][-1] != stop and not ended(written[row])
+            ]
+            if not running:
                 break
     finally:
         model.train(training)
-    result = torch.cat(written, dim=1).tolist() if written else [[] for _ in prompts]
-    return [[token for token in row if token >= 0] for row in result]
+    return written
 
 
 def choose(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -138,3 +139,18 @@ def test_wrong_prompts_and_options_are_refused(tiny_operator: Model) -> None:
     assert len(generate(tiny_operator, PROMPTS[:1], 3)[0]) == 3
     with pytest.raises(ValueError, match="top_p"):
         Sampling(top_p=1.5)
+
+
+def test_a_row_ends_when_its_tokens_say_so_and_the_others_go_on(tiny: Model) -> None:
+    prompts = tokens_of(6, 5).tolist()
+    whole = generate(tiny, prompts, 12)
+    asked: list[int] = []
+
+    def ended(row: Sequence[int]) -> bool:
+        asked.append(len(row))
+        return sum(row) % 4 == 0 or len(row) == 9
+
+    found = generate(tiny, prompts, 12, ended=ended)
+    ends = [next(n for n in range(1, 10) if sum(row[:n]) % 4 == 0 or n == 9) for row in whole]
+    assert found == [row[:end] for row, end in zip(whole, ends, strict=True)]
+    assert len(set(ends)) > 1 and max(asked) == max(ends), "none is generated to its full length"

@@ -50,6 +50,7 @@ from headrace.trainer.record.stragglers import Stragglers
 from headrace.trainer.run.job import Job
 from headrace.trainer.run.request import Request
 from headrace.trainer.run.resolve import load, resolve
+from headrace.trainer.scores import team
 
 TINY = Path(__file__).with_name("tiny.yaml")
 SYNTHETIC = ["synthetic.steps=6", "synthetic.batch_rows=4", "synthetic.seq_len=16"]
@@ -306,3 +307,30 @@ def divided_loss(tp: int, cp: int, divisor: Any) -> list[float]:
     loop = Loop(GENOME, steps, GENOME.lr_factor, engine, parallel, options, recorder=kept)
     loop.run(RunState(step=0, row=0, tokens=0, plan_hash=GENOME.hash, updates=0, ledger="", seed=1))
     return kept.found[0]
+
+
+def teamwork(folder: Path, batches: Sequence[Sequence[int]], workers: int) -> dict[str, Any]:
+    """Ask a team, fail on rank 1, and ask again; return rank 0's results and the own batches."""
+    computed: list[Sequence[int]] = []
+
+    def square(batch: Sequence[int]) -> list[int]:
+        computed.append(batch)
+        return [number * number for number in batch]
+
+    def fail(batch: Sequence[int]) -> list[int]:
+        if dist.get_rank():
+            raise KeyError("of rank 1")
+        return list(batch)
+
+    made = team.Team({"square": square, "fail": fail}, workers=workers)
+
+    def act() -> tuple[list[list[int]], str, list[list[int]]]:
+        found, failure = made.ask("square", batches, "", ""), ""
+        try:
+            made.ask("fail", [[1], [2]], "", "")
+        except RunError as error:
+            failure = error.what
+        return found, failure, made.ask("square", [[9]], "", "")
+
+    with mock.patch.object(team, "ROUND", 3):
+        return {"found": made.lead(act), "computed": computed}

@@ -28,6 +28,7 @@ from ..loop import evaluate
 from ..record.mirror import Mirror
 from ..record.steps import event
 from ..run.job import Job
+from ..scores import at_checkpoints
 from . import launcher, preflight, records
 from .options import StartOptions
 
@@ -125,6 +126,8 @@ def _prepare(job: Job) -> None:
         )
     if job.run.evaluate is not None and not job.held_out.exists():
         evaluate.plan_of(job.run.evaluate, job.plan).save(job.held_out)
+    if job.run.scores is not None:
+        at_checkpoints.check(job.run.scores, job.plan)
     facts.save(job)
     about = describe(job)
     command.say(

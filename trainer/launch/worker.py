@@ -46,6 +46,7 @@ from ..record.steps import NullRecorder, RunRecorder
 from ..record.stragglers import Stragglers
 from ..run.job import Job
 from ..run.plan_check import prediction
+from ..scores.at_checkpoints import CheckpointScores
 from . import records, restore
 from .facts import facts_of
 from .kernel_trial import settle_kernels
@@ -85,7 +86,7 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
 
     recorder = by_first(record, parallel.control) or NullRecorder()
 
-    def saved(step: int, blocked: float, error: Exception | None) -> None:
+    def report(step: int, blocked: float, error: Exception | None) -> None:
         recorder.saved(step, blocked, error)
         if parallel.first and error is None:
             slurm.note("saved", step)
@@ -97,7 +98,7 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
         parallel.checkpoint,
         job.ends,
         texts,
-        report=saved,
+        report=report,
     )
     recorder.event(
         "resume" if earlier else "start",
@@ -126,6 +127,14 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
         for trace in traces:
             trace.begin(step)
 
+    def score(step: int) -> None:
+        if scores is not None and scores.due(step):
+            saver.wait()
+            scores(step)
+
+    scores = scores_of(job, parallel, watched)
+    if scores is not None and earlier:
+        scores.take_up(state.step)
     loop = Loop(
         job.plan,
         training_steps(job.plan, parallel, run.data),
@@ -151,6 +160,7 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
         stop_asked=asked,
         begin=begin,
         memory=partial(speed.memory_used, run.device),
+        saved=score,
     )
     try:
         with explained(), attention_order(run.kernels.order(deterministic=run.deterministic)):
@@ -214,6 +224,19 @@ def build_engine(job: Job, parallel: Parallel) -> Engine:
     model.set_recompute(job.rules)
     objective = Objective(model, job.run.z_loss, job.run.loss_divisor)
     return job.run.engine.build(objective, job.run.optimizer, job.precision, parallel)
+
+
+def scores_of(job: Job, parallel: Parallel, watched: ranks.Watched) -> CheckpointScores | None:
+    if job.run.scores is None:
+        return None
+    return CheckpointScores(
+        job.run.scores,
+        job.folder,
+        job.plan.last_step,
+        job.run.device,
+        parallel.control,
+        watched.beat,
+    )
 
 
 def lr_of(job: Job) -> Callable[[int], float]:

@@ -128,10 +128,11 @@ class Loop:
         stop_asked: Callable[[], bool] = lambda: False,
         begin: Callable[[int], None] = lambda step: None,
         memory: Callable[[], int] = lambda: 0,
+        saved: Callable[[int], None] = lambda step: None,
     ) -> None:
-        """`lr` returns the learning rate of a step; `begin` is called when a step begins; `restore`
-        loads the newest checkpoint into the engine; `memory` returns the most bytes that this rank
-        has held."""
+        """`lr` returns the learning rate of a step; `begin` is called when a step begins, `saved`
+        after a planned save has begun; `restore` loads the newest checkpoint into the engine;
+        `memory` returns the most bytes that this rank has held."""
         self.plan = plan
         self.steps = steps
         self.lr = lr
@@ -146,6 +147,7 @@ class Loop:
         self.stop_asked = stop_asked
         self.begin = begin
         self.memory = memory
+        self.saved = saved
         guard = options.guard
         self.runs_ahead = parallel.device.type == "cuda" and not (
             guard.needs_loss or guard.may_roll_back
@@ -208,6 +210,9 @@ class Loop:
                 state = replace(state, rollbacks=0)  # rollbacks are counted per checkpoint
             if planned or stop:
                 self._save(state, wait=stop or state.step == self.plan.last_step)
+            if planned and not stop:
+                self.saved(state.step)
+                self.clock = time.perf_counter()
             if stop:
                 break
         return state, stop

@@ -31,6 +31,7 @@ from ..loop.evaluate import EvaluateConfig
 from ..loop.loaders import DataConfig
 from ..loop.synthetic import SyntheticConfig
 from ..record.config import WatchConfig
+from ..scores.config import ScoresConfig
 from ..weights.source import InitFrom
 
 if TYPE_CHECKING:
@@ -82,6 +83,8 @@ class RunConfig:
     """When the run saves, and which checkpoints it keeps."""
     evaluate: EvaluateConfig | None = None
     """The loss on held-out rows, at intervals."""
+    scores: ScoresConfig | None = None
+    """Scores of checkpoints on tasks, at intervals."""
     watch: WatchConfig = field(default_factory=WatchConfig)
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
     """The batch job that `--slurm` submits."""
@@ -97,6 +100,13 @@ class RunConfig:
             raise ValueError(f"recompute must be above 0 and at most 1, not {self.recompute}")
         if self.fp8 is not None and self.precision != "fp8":
             raise ValueError(f"fp8 needs precision=fp8, not {self.precision}: remove one of them")
+        if self.scores is not None and self.scores.every % self.checkpoints.every:
+            raise ValueError(
+                f"scores.every={self.scores.every} must be a multiple of "
+                f"checkpoints.every={self.checkpoints.every}"
+            )
+        if self.scores is not None and self.scores.ema and self.optimizer.ema is None:
+            raise ValueError("scores.ema needs optimizer.ema")
         if self.z_loss < 0:
             raise ValueError(f"z_loss must be at least 0, not {self.z_loss}")
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ...console import command
-from ...console.errors import MissingError
 from ..folder import RECALL, SCORES
 from ..layout.devices import DEVICES, DeviceKind
 from ..weights.commands import SOURCE, data_option, ema_option, step_option
+from .installed import check_installed
+
+if TYPE_CHECKING:
+    from lm_eval.tasks import TaskManager
 
 device_option = click.option(
     "--device",
@@ -79,35 +82,50 @@ def eval_command(
     names = list(dict.fromkeys(name for name in tasks.split(",") if name))
     if not names:
         raise click.UsageError("--tasks names no task")
-    if find_spec("lm_eval") is None:
-        raise MissingError(
-            "trainer eval runs tasks of lm-evaluation-harness, and lm_eval is not installed",
-            hint="pip install 'headrace[eval]'",
-        )
+    check_installed("trainer eval")
+    import torch.distributed as dist
+
+    from ..cluster.agreement import by_first
     from ..weights import sample as samples
     from ..weights import source as sources
     from ..weights.tokenizer import find_tokenizer
     from . import records
+    from .answers import works_of
+    from .config import ScoresConfig
+    from .team import Team, joined_ranks
 
+    config = ScoresConfig(
+        tasks=tuple(names),
+        include_path=include_path,
+        limit=limit,
+        num_fewshot=num_fewshot,
+        max_length=max_length,
+        batch_tokens=batch_tokens,
+        ema=ema,
+    )
     weights = sources.find(source, step, average=ema)
     tokenizer = find_tokenizer(weights, data)
     samples.check_vocabulary(tokenizer, weights.model)
-    length = records.context_length(weights, max_length)
-    from . import harness  # imports `datasets` and more: the mistakes above are found before
+    records.context_length(weights, max_length)  # or raises
 
-    known = harness.load_tasks(names, include_path)
-    model = harness.HarnessModel(
-        samples.load(weights, device), tokenizer, max_length=length, batch_tokens=batch_tokens
-    )
-    scores = harness.evaluate(model, names, known, limit=limit, fewshot=num_fewshot)
-    entry = {
-        "from": weights.where,
-        "harness": harness.version(),
-        "max_length": length,
-        "limit": limit,
-        "ema": ema,
-        "tasks": scores,
-    }
+    def known() -> TaskManager:
+        from . import harness  # imports `datasets` and more: the mistakes above are found before
+
+        return harness.load_tasks(names, include_path)
+
+    with joined_ranks():
+        index = by_first(known) if dist.is_initialized() else known()
+        model = samples.load(weights, device)
+        team = Team(works_of(lambda: (model, tokenizer)))
+
+        def scored() -> dict[str, Any]:
+            from . import harness
+
+            return harness.evaluate(team, weights, tokenizer, config, index)
+
+        entry = team.lead(scored)
+    if entry is None:  # rank 0 writes
+        return
     stored = records.store(weights, SCORES, entry)
     if as_json:
         command.emit(entry | {"stored": stored})
@@ -205,17 +223,22 @@ def recall(
     from ..weights import source as sources
     from ..weights.tokenizer import find_dataset
     from . import records
+    from .answers import works_of
     from .recall import Material, measure
+    from .team import Team, joined_ranks
 
     weights = sources.find(source, step)
     url, tokenizer = find_dataset(weights, data)
     samples.check_vocabulary(tokenizer, weights.model)
     records.check_length(weights, lengths[-1], "--lengths")
     material = Material.read(Dataset(url), lengths[-1])
-    model = samples.load(weights, device)
-    found = measure(
-        model, material, tasks, lengths, count=examples, seed=seed, batch_tokens=batch_tokens
-    )
+    with joined_ranks():
+        model = samples.load(weights, device)
+        team = Team(works_of(lambda: (model, tokenizer)))
+        how = {"count": examples, "seed": seed, "batch_tokens": batch_tokens}
+        found = team.lead(lambda: measure(team, material, tasks, lengths, **how))
+    if found is None:  # rank 0 writes
+        return
     entry = {"from": weights.where, "data": url, "examples": examples, "seed": seed, "tasks": found}
     stored = records.store(weights, RECALL, entry)
     if as_json:

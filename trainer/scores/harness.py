@@ -21,16 +21,20 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from ...console.errors import InputError
 from ...console.explain import nearest
-from ...console.progress import Progress
 from ...dataplane.tokenizers import TextError
-from ...models.generate import Sampling, generate
-from ...models.model import Model
-from .likelihood import Row, batches, score
+from ...models.generate import Sampling
+from ..weights.source import WeightSource
+from .answers import GENERATE, Question
+from .config import ScoresConfig
+from .likelihood import Row, batches, in_order, score
+from .records import context_length
+from .team import Team
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
 
     from ...dataplane.tokenizers import Tokenizer
+    from ...models.config import ModelConfig
 
 GENERATED = 256
 """Most tokens of an answer, for tasks that do not say; also that of the harness's `hf` class."""
@@ -42,10 +46,18 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
     """A model and its tokenizer, as the harness calls them."""
 
     def __init__(
-        self, model: Model, tokenizer: Tokenizer, *, max_length: int, batch_tokens: int
+        self,
+        team: Team,
+        model: ModelConfig,
+        tokenizer: Tokenizer,
+        *,
+        max_length: int,
+        batch_tokens: int,
     ) -> None:
+        """`team` has the works of `works_of`, in answers.py."""
         super().__init__()
-        self.model = model
+        self.team = team
+        self.pads = model.isolate_documents
         self.text = tokenizer
         self.max_length = max_length
         self.batch_tokens = batch_tokens
@@ -92,7 +104,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
                 )
             ids = [*context, *continuation][-self.max_length - 1 :]
             rows.append(Row(ids, range(len(ids) - len(continuation), len(ids))))
-        scores = score(self.model, rows, self.batch_tokens)
+        scores = score(self.team, rows, self.batch_tokens)
         return [(each.total, all(each.likeliest)) for each in scores]
 
     def loglikelihood_rolling(
@@ -119,20 +131,23 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
         alike: dict[str, list[int]] = {}
         for number, request in enumerate(requests):
             alike.setdefault(repr(request.args[1]), []).append(number)
-        texts: dict[int, str] = {}
-        with Progress("generating", total=len(requests), unit=" texts") as progress:
-            for numbers in alike.values():
-                settings = normalize_gen_kwargs(requests[numbers[0]].args[1], GENERATED)
-                until = handle_stop_sequences(settings.pop("until", None), eos=None)
-                tokens = settings.pop("max_gen_toks")
-                sampling = _sampling(settings)
-                contexts = self._contexts([requests[n].args[0] for n in numbers], tokens)
-                for batch in self._generation_batches(contexts, tokens):
-                    answers = self._generate([contexts[n] for n in batch], tokens, sampling)
-                    for place, answer in zip(batch, answers, strict=True):
-                        texts[numbers[place]] = until_stop(answer, until, None)
-                    progress.advance(len(batch))
-        return [texts[number] for number in range(len(requests))]
+        cut: list[list[int]] = []
+        questions: list[list[Question]] = []
+        for numbers in alike.values():
+            settings = normalize_gen_kwargs(requests[numbers[0]].args[1], GENERATED)
+            until = tuple(handle_stop_sequences(settings.pop("until", None), eos=None))
+            tokens = settings.pop("max_gen_toks")
+            how = {"tokens": tokens, "sampling": _sampling(settings), "until": until}
+            contexts = self._contexts([requests[n].args[0] for n in numbers], tokens)
+            for batch in self._generation_batches(contexts, tokens):
+                cut.append([numbers[place] for place in batch])
+                questions.append([Question(contexts[place], **how) for place in batch])
+        answers = self.team.ask(GENERATE, questions, "generating", " texts")
+        found = [
+            [until_stop(text, list(asked[0].until), None) for text in texts]
+            for asked, texts in zip(questions, answers, strict=True)
+        ]
+        return in_order(cut, found)
 
     def _contexts(self, texts: Sequence[str], tokens: int) -> list[list[int]]:
         """Return the ids of contexts, cut on the left so that the answer has room."""
@@ -150,7 +165,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
         """Return the numbers of the contexts of each batch. A model that does not isolate documents
         cannot pad, so its batches hold contexts of one length."""
         made = batches([len(context) + tokens for context in contexts], self.batch_tokens)
-        if self.model.config.isolate_documents:
+        if self.pads:
             return list(made)
         cut: list[list[int]] = []
         for batch in made:
@@ -159,17 +174,6 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
                 by_length.setdefault(len(contexts[number]), []).append(number)
             cut += by_length.values()
         return cut
-
-    def _generate(
-        self, contexts: Sequence[Sequence[int]], tokens: int, sampling: Sampling
-    ) -> list[str]:
-        vocabulary = self.text.info.vocab_size
-        generated = generate(
-            self.model, contexts, tokens, sampling=sampling, stop=self.end, vocab_size=vocabulary
-        )
-        return [
-            self.text.decode(ids[:-1] if ids and ids[-1] == self.end else ids) for ids in generated
-        ]
 
 
 def _sampling(settings: dict[str, Any]) -> Sampling:
@@ -201,21 +205,33 @@ def load_tasks(names: Sequence[str], include_path: str | None) -> TaskManager:
 
 
 def evaluate(
-    model: HarnessModel,
-    names: Sequence[str],
-    tasks: TaskManager,
-    *,
-    limit: int | None,
-    fewshot: int | None,
+    team: Team, source: WeightSource, tokenizer: Tokenizer, config: ScoresConfig, tasks: TaskManager
 ) -> dict[str, Any]:
+    """Score weights, which the ranks of the team have. Return the entry of scores.jsonl."""
+    length = context_length(source, config.max_length)
+    model = HarnessModel(
+        team, source.model, tokenizer, max_length=length, batch_tokens=config.batch_tokens
+    )
+    return {
+        "from": source.where,
+        "harness": importlib.metadata.version("lm_eval"),
+        "max_length": length,
+        "limit": config.limit,
+        "ema": config.ema,
+        "tasks": metrics_of(model, config, tasks),
+    }
+
+
+def metrics_of(model: HarnessModel, config: ScoresConfig, tasks: TaskManager) -> dict[str, Any]:
     """Return the metrics of each task and group."""
+    names = config.tasks
     try:
         found = simple_evaluate(
             model=model,
             tasks=list(names),
             task_manager=tasks,
-            limit=limit,
-            num_fewshot=fewshot,
+            limit=config.limit,
+            num_fewshot=config.num_fewshot,
             log_samples=False,
         )
     except (ValueError, OSError, KeyError, TypeError, ImportError) as error:
@@ -239,7 +255,3 @@ def _entry(name: str, metrics: dict[str, Any], found: dict[str, Any]) -> dict[st
             if "," in metric and isinstance(value, (int, float))
         },
     }
-
-
-def version() -> str:
-    return importlib.metadata.version("lm_eval")

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from ...console.progress import Progress
 from ...models.model import Model
+from .team import Team
 
+T = TypeVar("T")
+
+SCORE = "score"
+"""Name of the work of a team."""
 POSITIONS = 1024
 """Positions whose logits exist at once: those of a whole batch would fill the memory."""
 
@@ -37,17 +42,19 @@ class Score:
         return sum(self.log_likelihoods)
 
 
-@torch.no_grad()
-def score(model: Model, rows: Sequence[Row], batch_tokens: int) -> list[Score]:
-    """Score the rows. A batch has at most `batch_tokens` tokens with its padding, and at least one
-    row. Padding stands after a row, where a causal model does not see it."""
-    scores: dict[int, Score] = {}
-    with Progress("scoring", total=len(rows), unit=" rows") as progress:
-        for batch in batches([len(row.ids) for row in rows], batch_tokens):
-            found = _score_batch(model, [rows[number] for number in batch])
-            scores.update(zip(batch, found, strict=True))
-            progress.advance(len(batch))
-    return [scores[number] for number in range(len(rows))]
+def score(team: Team, rows: Sequence[Row], batch_tokens: int) -> list[Score]:
+    """Score the rows on the ranks of a team, whose work SCORE is `score_batch`. A batch has at most
+    `batch_tokens` tokens with its padding, and at least one row."""
+    cut = list(batches([len(row.ids) for row in rows], batch_tokens))
+    asked = [[rows[number] for number in batch] for batch in cut]
+    found = team.ask(SCORE, asked, "scoring", " rows")
+    return in_order(cut, found)
+
+
+def in_order(cut: Sequence[Sequence[int]], found: Sequence[Sequence[T]]) -> list[T]:
+    """Return the results of batches in the order of the numbers that the batches hold."""
+    pairs = [pair for batch in map(zip, cut, found) for pair in batch]
+    return [result for _, result in sorted(pairs, key=lambda pair: pair[0])]
 
 
 def batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
@@ -62,7 +69,10 @@ def batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
         yield batch
 
 
-def _score_batch(model: Model, rows: Sequence[Row]) -> list[Score]:
+@torch.no_grad()
+def score_batch(model: Model, rows: Sequence[Row]) -> list[Score]:
+    """Score the rows of a batch. Padding stands after a row, where a causal model does not see
+    it."""
     device = model.embedding.weight.device
     length = max(len(row.ids) for row in rows) - 1
     inputs = [[*row.ids[:-1], *[0] * (length - len(row.ids) + 1)] for row in rows]

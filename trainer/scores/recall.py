@@ -21,8 +21,8 @@ import numpy as np
 
 from ...console.errors import InputError
 from ...dataplane.datasets.dataset import Dataset
-from ...models.model import Model
 from .likelihood import Row, score
+from .team import Team
 
 KEY, VALUE = 16, 8
 """Tokens of a needle's key and value."""
@@ -142,7 +142,7 @@ def examples(
 
 
 def measure(
-    model: Model,
+    team: Team,
     material: Material,
     tasks: Sequence[str],
     lengths: Sequence[int],
@@ -157,7 +157,7 @@ def measure(
     for task in tasks:
         for length in lengths:
             asked = list(examples(task, material, length, count=count, seed=seed))
-            scores = score(model, [example.row for example in asked], batch_tokens)
+            scores = score(team, [example.row for example in asked], batch_tokens)
             right = [
                 all(each.likeliest[place : place + example.answer])
                 for example, each in zip(asked, scores, strict=True)

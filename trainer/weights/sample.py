@@ -14,7 +14,7 @@ from ...dataplane.tokenizers import TextError
 from ...models.generate import Sampling, generate
 from ...models.model import Model
 from ...models.precision import default_precision
-from ..layout.devices import DeviceKind, choose_device
+from ..layout.devices import DeviceKind, choose_device, local_device
 from .source import WeightSource
 
 if TYPE_CHECKING:
@@ -67,14 +67,14 @@ def check_vocabulary(tokenizer: Tokenizer, model: ModelConfig) -> None:
 
 def load(source: WeightSource, device: DeviceKind = "auto") -> Model:
     """Return a model with these weights: fp32 on CPU, bf16 on a GPU, as in training."""
-    place = choose_device(device)
+    place = local_device(choose_device(device))
     model = Model(source.model)
     model.init_weights(0)  # for buffers, which are computed; every parameter is overwritten
     weights = source.weights()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])
-    model.cast(default_precision(place))
+    model.cast(default_precision(place.type))
     return model.to(place).eval()
 
 

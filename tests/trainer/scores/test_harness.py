@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 import yaml
@@ -14,13 +17,18 @@ from click.testing import CliRunner, Result
 from lm_eval.evaluator import simple_evaluate
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
+from ports import free_ports
 
+from headrace.dataplane.tokenizers import Tokenizer
 from headrace.models.config import load_model_config
+from headrace.models.generate import generate
 from headrace.models.model import Model
 from headrace.tokenize.cli import main as tokenize
 from headrace.trainer.cli import main
 from headrace.trainer.folder import RunFolder
-from headrace.trainer.scores import harness
+from headrace.trainer.scores import answers, harness
+from headrace.trainer.scores.answers import works_of
+from headrace.trainer.scores.team import Team
 from headrace.trainer.weights import sample
 from headrace.trainer.weights import source as sources
 from headrace.trainer.weights.tokenizer import find_tokenizer
@@ -90,7 +98,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "output_type": "generate_until",
             "doc_to_text": "Q {{question}}",
             "doc_to_target": "{{text}}",
-            "generation_kwargs": {"until": ["e"], "max_gen_toks": 7},
+            "generation_kwargs": {"until": ["ee", "the", "dldl"], "max_gen_toks": 20},
             "metric_list": [{"metric": "exact_match"}],
         },
     }
@@ -115,7 +123,7 @@ def ask(*words: str | Path) -> Result:
 
 @pytest.mark.slow  # imports transformers and reads the index of all tasks
 def test_scores_are_those_of_the_exported_model_in_the_harness_hf_class(
-    run: RunFolder, folder: Path, tmp_path: Path
+    run: RunFolder, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, exported = str(folder / "data"), str(tmp_path / "exported")
     tasks = ["--tasks", ",".join(TASKS), "--include-path", folder, "--data", data]
@@ -138,17 +146,64 @@ def test_scores_are_those_of_the_exported_model_in_the_harness_hf_class(
 
     # Answers, not only their means: log-likelihoods of each choice and text, and generated texts.
     found = sources.find(exported)  # the exported folder is scored as the checkpoint is
-    model = harness.HarnessModel(
-        sample.load(found, "cpu"), find_tokenizer(found, data), max_length=LENGTH, batch_tokens=500
-    )
-    answers = evaluated(model, folder)
+    model = in_the_harness(sample.load(found, "cpu"), find_tokenizer(found, data))
+    lengths: list[int] = []
+
+    def measured(*words: Any, **options: Any) -> list[list[int]]:
+        rows = generate(*words, **options)
+        lengths.extend(map(len, rows))
+        return rows
+
+    monkeypatch.setattr(answers, "generate", measured)
+    given = evaluated(model, folder)
+    assert {1, 3, 20} <= set(lengths), "stop sequences of one token and more, and none"
     for task in TASKS:
-        mine, other = responses(answers, task), responses(expected, task)
+        mine, other = responses(given, task), responses(expected, task)
         assert len(mine) == len(documents()) * (3 if task == "tiny_choice" else 1)
         if task == "tiny_generate":
             assert mine == other and len(set(mine)) > 3
         else:
             assert mine == [pytest.approx(each, rel=1e-4) for each in other]
+
+
+@pytest.mark.slow
+def test_two_ranks_give_the_scores_of_one(
+    run: RunFolder, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin = own_tasks_alone(tmp_path)
+    words = ["eval", str(run.root), "--tasks", ",".join(TASKS), "--include-path", str(folder)]
+    words += ["--data", str(folder / "data"), "--batch-tokens", "100", "--json"]
+    command = [sys.executable, "-m", "headrace.trainer.cli", *words]
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports())}
+    both = [
+        forked.Command(command, env={**os.environ, **world, "RANK": str(rank)}, plugin=plugin)
+        for rank in range(2)
+    ]
+    first, second = (each.wait() for each in both)
+    assert first.returncode == second.returncode == 0, first.stderr + second.stderr
+    assert second.stdout == "", "rank 0 prints"
+    (entry,) = run.scores.read_text().splitlines()
+    monkeypatch.setattr(harness, "TaskManager", partial(TaskManager, include_defaults=False))
+    alone = json.loads(ask(*words[1:]).stdout)["tasks"]
+    for found in (json.loads(first.stdout), json.loads(entry)):
+        for task, expected in alone.items():
+            assert found["tasks"][task]["metrics"] == pytest.approx(expected["metrics"], rel=1e-6)
+
+
+def own_tasks_alone(folder: Path) -> Path:
+    """Return a file that a command imports first: the harness's index of all tasks takes
+    seconds."""
+    (folder / "own_tasks.py").write_text(
+        "from functools import partial\n"
+        "from headrace.trainer.scores import harness\n"
+        "harness.TaskManager = partial(harness.TaskManager, include_defaults=False)\n"
+    )
+    return folder / "own_tasks.py"
+
+
+def in_the_harness(model: Model, tokenizer: Tokenizer) -> harness.HarnessModel:
+    team = Team(works_of(lambda: (model, tokenizer)))
+    return harness.HarnessModel(team, model.config, tokenizer, max_length=LENGTH, batch_tokens=500)
 
 
 def evaluated(model: Any, folder: Path) -> dict[str, Any]:
@@ -170,7 +225,7 @@ def test_other_weights_have_other_scores(run: RunFolder, folder: Path) -> None:
     model = sample.load(found, "cpu")
     scores = []
     for _ in range(2):
-        ours = harness.HarnessModel(model, tokenizer, max_length=LENGTH, batch_tokens=500)
+        ours = in_the_harness(model, tokenizer)
         scores.append(responses(evaluated(ours, folder), "tiny_rolling"))
         with torch.no_grad():
             model.embedding.weight[5:] *= 0.9
@@ -189,3 +244,67 @@ def test_mistakes_are_named(run: RunFolder, folder: Path, monkeypatch: pytest.Mo
     short = ask(*words, "--tasks", "tiny_generate", "--max-length", "7")
     assert short.exit_code == 1 and "raise --max-length" in short.output
     assert not run.scores.exists()
+
+
+@pytest.fixture
+def scored(trainer: Any, folder: Path, tmp_path: Path) -> Callable[..., str]:
+    """Return a function that trains two ranks for four steps on the dataset of the tasks."""
+    (tmp_path / "text.txt").write_text(f"{TEXT}\n" * 60)
+    words = ["build", tmp_path / "text.txt", "--tokenizer", folder / "bpe.json"]
+    built = CliRunner().invoke(tokenize, [*map(str, words), "--out", str(tmp_path / "data")])
+    assert built.exit_code == 0, built.output
+    (tmp_path / "mixture.yaml").write_text(
+        f"sources:\n  text: {{data: {tmp_path / 'data'}}}\n"
+        "phases:\n  one: {tokens: 256, seq_len: 16, batch: 64, weights: {text: 1}}\n"
+    )
+    plugin = own_tasks_alone(tmp_path)
+
+    def run(*more: str, out: Path | None = None, code: int = 0) -> str:
+        words = ["--mixture", str(tmp_path / "mixture.yaml"), "synthetic=null"]
+        words += ["model.vocab_size=300", "--processes", "2"]
+        done = forked.run(trainer.command(*words, *more, out=out), plugin=plugin)
+        assert done.returncode == code, done.stderr
+        return done.stderr
+
+    return run
+
+
+@pytest.mark.slow
+def test_scores_during_training_are_those_of_the_checkpoints(
+    scored: Callable[..., str], trainer: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks; the run stops at a step that is due, and scores it when it goes on."""
+    tasks = [f"scores.include_path={folder}", "scores.tasks=[tiny_rolling]"]
+    tasks += ["scores.every=2", "scores.max_length=48"]
+    scored(out=trainer.folder / "whole")
+    scored(*tasks, "--stop-after", "2", code=85)
+    assert not (trainer.out / "scores.jsonl").exists()
+    scored(*tasks)
+    assert trainer.losses() == trainer.losses(trainer.folder / "whole"), "equal to the bit"
+    entries = trainer.lines("scores.jsonl")
+    assert [entry["step"] for entry in entries] == [2, 4]
+    monkeypatch.setattr(harness, "TaskManager", partial(TaskManager, include_defaults=False))
+    for entry in entries:
+        words = [trainer.out, "--step", entry["step"], "--tasks", "tiny_rolling", "--json"]
+        alone = ask(*words, "--include-path", folder, "--max-length", LENGTH)
+        expected = json.loads(alone.stdout)["tasks"]["tiny_rolling"]
+        assert entry["tasks"]["tiny_rolling"]["metrics"] == pytest.approx(expected["metrics"])
+    first, last = (entry["tasks"]["tiny_rolling"]["metrics"] for entry in entries)
+    assert first["bits_per_byte,none"] != pytest.approx(last["bits_per_byte,none"], rel=1e-3)
+    report = (trainer.out / "report.html").read_text()
+    assert "tiny_rolling" in report
+
+
+@pytest.mark.slow
+def test_scores_that_cannot_be_computed_are_named(
+    scored: Callable[..., str], trainer: Any, folder: Path
+) -> None:
+    """A wrong name before the run starts; a task that fails later does not end the run."""
+    tasks = [f"scores.include_path={folder}", "scores.every=4"]
+    said = scored(*tasks, "scores.tasks=[tiny_choise]", code=1)
+    assert "did you mean tiny_choice?" in said
+    assert "multiple of checkpoints.every" in scored("scores.tasks=[a]", "scores.every=3", code=2)
+    said = scored(*tasks, "scores.tasks=[tiny_generate]", "scores.max_length=9")
+    assert "no scores of step 4: a task generates 20 tokens" in said
+    assert f"trainer eval {trainer.out} --step 4" in said
+    assert len(trainer.losses()) == 4

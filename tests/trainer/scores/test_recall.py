@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,9 +20,10 @@ from headrace.tokenize.cli import main as tokenize
 from headrace.trainer.cli import main
 from headrace.trainer.folder import RunFolder
 from headrace.trainer.scores import recall
-from headrace.trainer.scores.likelihood import Row, Score, batches, score
+from headrace.trainer.scores.likelihood import SCORE, Row, Score, batches, score, score_batch
 from headrace.trainer.scores.recall import KEY, TASKS, Material, examples, measure
 from headrace.trainer.scores.recall_chart import recall_section
+from headrace.trainer.scores.team import Team
 
 TEXT = Random(5).choices(range(30, 90), k=4000)
 BYTES = Material(TEXT, sorted(set(TEXT)))
@@ -45,28 +47,22 @@ def follower(row: Row, memory: int, window: int) -> Score:
     return Score([math.log(0.9)] * len(likeliest), likeliest)
 
 
-def measured(
-    monkeypatch: pytest.MonkeyPatch, material: Material, memory: int, window: int, task: str
-) -> dict[str, Any]:
-    def look_up(model: Model, rows: Sequence[Row], batch_tokens: int) -> list[Score]:
-        return [follower(row, memory, window) for row in rows]
-
-    monkeypatch.setattr(recall, "score", look_up)
-    model = Model(load_model_config("tiny-transformer"))
-    (found,) = measure(model, material, [task], [160], count=3, seed=1, batch_tokens=1)[task]
+def measured(material: Material, memory: int, window: int, task: str) -> dict[str, Any]:
+    team = Team({SCORE: lambda rows: [follower(row, memory, window) for row in rows]})
+    (found,) = measure(team, material, [task], [160], count=3, seed=1, batch_tokens=1)[task]
     return found
 
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("material", [BYTES, BASES], ids=["bytes", "bases"])
 def test_a_lookup_in_the_whole_context_answers_all_and_a_short_one_does_not(
-    monkeypatch: pytest.MonkeyPatch, material: Material, task: str
+    material: Material, task: str
 ) -> None:
-    whole = measured(monkeypatch, material, 40, 160, task)
+    whole = measured(material, 40, 160, task)
     assert whole["accuracy"] == 1.0 and whole["loss"] == pytest.approx(-math.log(0.9))
     assert whole["length"] == 160
     for memory, window in ((0, 160), (40, 20)):  # no key, or a context that lacks the answer
-        assert measured(monkeypatch, material, memory, window, task)["accuracy"] < 0.5
+        assert measured(material, memory, window, task)["accuracy"] < 0.5
 
 
 @given(
@@ -111,7 +107,8 @@ def test_scores_are_those_of_each_row_alone(name: str) -> None:
         Row([random.randrange(200) for _ in range(length)], sorted({1, length // 2, length - 1}))
         for length in (2, 30, 7, 19, 30)
     ]
-    for row, found in zip(rows, score(model, rows, 64), strict=True):
+    team = Team({SCORE: partial(score_batch, model)})
+    for row, found in zip(rows, score(team, rows, 64), strict=True):
         hidden, _ = model.hidden(torch.tensor([row.ids]))
         logits = model.logits(hidden)[0].log_softmax(-1)
         for place, value, likeliest in zip(

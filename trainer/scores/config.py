@@ -1,0 +1,38 @@
+"""Configuration of scores during training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoresConfig:
+    """Tasks of lm-evaluation-harness, scored at checkpoints."""
+
+    tasks: tuple[str, ...]
+    """Names of tasks, groups or tags."""
+    every: int = 500
+    """Steps between two checkpoints that are scored: a multiple of checkpoints.every. The last
+    checkpoint is scored too."""
+    include_path: str | None = None
+    """Folder with YAML files of more tasks."""
+    limit: int | None = None
+    """Most documents of each task. Default: all."""
+    num_fewshot: int | None = None
+    """Examples before a question. Default: what the task says."""
+    max_length: int | None = None
+    """Longest context in tokens. Default: the run's longest row."""
+    batch_tokens: int = 16384
+    """Most tokens of a batch, with its padding."""
+    ema: bool = False
+    """Score the moving average of the weights, which optimizer.ema keeps."""
+
+    def __post_init__(self) -> None:
+        if not self.tasks:
+            raise ValueError("tasks is empty")
+        for name in ("every", "limit", "max_length", "batch_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        if self.num_fewshot is not None and self.num_fewshot < 0:
+            raise ValueError(f"num_fewshot must be at least 0, not {self.num_fewshot}")
