@@ -8,24 +8,25 @@ it is garbage-collected, so data in use is never overwritten. A consumer that ho
 a worker can spare gets copies instead.
 
 The memory is an unlinked file: it is freed when the processes end.
+
+A worker is a new Python process. It imports the loader and not the script that runs: a training
+script imports torch, which takes seconds of CPU time, and need not be guarded against a second run.
 """
 
 from __future__ import annotations
 
 import mmap
-import multiprocessing
 import os
+import subprocess
+import sys
 import tempfile
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import cycle
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
-from multiprocessing.reduction import DupFd
-from typing import Any
+from multiprocessing.connection import Connection, Pipe
 
 import numpy as np
 
@@ -44,6 +45,18 @@ are twice as large as without workers. (Containers often have only 64 MiB of sha
 LENT = 2
 """Slots that the consumer may hold: one in use, and the next. Of the others, one is ready and one
 is being filled."""
+START = """
+import sys
+from multiprocessing.connection import Connection
+connection = Connection(int(sys.argv[2]))
+try:
+    sys.path[:] = connection.recv()
+    work = connection.recv()
+except (EOFError, ConnectionError):  # the consumer has ended
+    sys.exit()
+work(connection)
+"""
+"""The program of a worker: its arguments are its name, and the descriptor of its connection."""
 
 
 @dataclass(frozen=True)
@@ -95,36 +108,36 @@ class _Worker:
     """The consumer's side of a worker."""
 
     def __init__(self, job: _Job) -> None:
-        context = multiprocessing.get_context("spawn")
         self.job = job
-        with tempfile.TemporaryFile(dir=_memory_folder()) as file:
-            _reserve(file.fileno(), job.memory_bytes)
-            self.connection, theirs = context.Pipe()
-            self.process = context.Process(
-                target=_Work(job, theirs, file.fileno()),
-                name=f"headrace-loader-{job.turn}",
-                daemon=True,
-            )
+        self.connection, theirs = Pipe()
+        with tempfile.TemporaryFile(dir=_memory_folder()) as file, theirs:
+            memory = file.fileno()
+            _reserve(memory, job.memory_bytes)
+            name = f"headrace-loader-{job.turn}"
             with sigint_blocked():
-                self.process.start()
-            theirs.close()
-            self.slots = job.slots(file.fileno())
+                self.process = subprocess.Popen(
+                    [sys.executable, "-c", START, name, str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno(), memory],
+                )
+            self.slots = job.slots(memory)
+        # A finalizer: at interpreter exit a generator is closed too late.
+        self.end = weakref.finalize(self, _end, self.process, self.connection)
         self.lent = 0
         self.returned: deque[int] = deque()
         """Slots without live arrays; finalizers append to it from any thread."""
-        # A finalizer: at interpreter exit a generator is closed too late.
-        self.end = weakref.finalize(self, _end, self.process, self.connection)
+        with suppress(ConnectionError):  # `receive` reports a worker that died
+            self.connection.send(sys.path)
+            self.connection.send(_Work(job, memory))
 
     def receive(self, group: range) -> RowGroup:
         try:
             self._return_slots()
             answer = self.connection.recv()
         except (EOFError, ConnectionError):
-            self.process.join()
             raise RunError(
-                f"a loader worker died (exit code {self.process.exitcode}) at step {group[0]}",
-                hint="if it ran out of memory, use fewer workers; if it could not import your "
-                'script, guard its code with `if __name__ == "__main__":`',
+                f"a loader worker died (exit code {self.process.wait()}) at step {group[0]}",
+                hint="if it ran out of memory, use fewer workers",
             ) from None
         if isinstance(answer, BaseException):
             raise answer
@@ -149,10 +162,10 @@ class _Worker:
             self.connection.send_bytes(slots)
 
 
-def _end(process: BaseProcess, connection: Connection) -> None:
+def _end(process: subprocess.Popen[bytes], connection: Connection) -> None:
     connection.close()
     process.terminate()
-    process.join()
+    process.wait()
 
 
 @dataclass
@@ -160,34 +173,30 @@ class _Work:
     """The function that a worker process runs."""
 
     job: _Job
-    connection: Connection
     descriptor: int
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "descriptor": DupFd(self.descriptor)}
-
-    def __call__(self) -> None:
-        descriptor: Any = self.descriptor
-        slots = self.job.slots(descriptor.detach())
+    def __call__(self, connection: Connection) -> None:
+        slots = self.job.slots(self.descriptor)
+        os.close(self.descriptor)
         try:
             try:
-                self._read([np.frombuffer(slot, np.uint8) for slot in slots])
+                self._read(connection, [np.frombuffer(slot, np.uint8) for slot in slots])
             except Exception as error:  # any error is sent to the consumer, which raises it
-                self.connection.send(error)
+                connection.send(error)
             while True:  # the consumer may still read the last group, or the error
-                self.connection.recv_bytes()
+                connection.recv_bytes()
         except (EOFError, ConnectionError):
             return  # the consumer has ended
 
-    def _read(self, slots: list[Bytes]) -> None:
+    def _read(self, connection: Connection, slots: list[Bytes]) -> None:
         job, free = self.job, list(range(SLOTS))
         with closing(RankReader(job.rank_rows, job.cache, job.turn, job.turns)) as reader:
             for group in job.groups:
-                while not free or self.connection.poll():
-                    free += self.connection.recv_bytes()
+                while not free or connection.poll():
+                    free += connection.recv_bytes()
                 slot = free.pop()  # the last one used is still in the processor's cache
                 read = reader.read(group, job.arrays(slots[slot], group))
-                self.connection.send((slot, read.labels))
+                connection.send((slot, read.labels))
 
 
 def _reserve(descriptor: int, size: int) -> None:
