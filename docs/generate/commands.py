@@ -53,7 +53,11 @@ def _section(path: str, command: click.Command) -> str:
     context = click.Context(command, info_name=path)
     usage = " ".join([path, *command.collect_usage_pieces(context)])
     records = (parameter.get_help_record(context) for parameter in command.get_params(context))
-    options = [(code(names), escaped(text)) for names, text in filter(None, records)]
+    options = [
+        (code(names), escaped(text))
+        for names, text in filter(None, records)
+        if text or names.startswith("-")  # the usage shows arguments
+    ]
     return "\n\n".join(
         [f"## {path}", f"```text\n{usage}\n```", _help(command.help or ""), definitions(options)]
     )
