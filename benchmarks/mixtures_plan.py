@@ -5,19 +5,21 @@
 Planning reads the heads of manifests only, so the large datasets here are heads without shards.
 Seeking is measured as a run does it after a restart: one row at a time, anywhere in the plan.
 A process of a run is measured as one that starts where the plan's tables are on the disk already:
-its memory beyond mapped files, after it has located rows of all sources. The memory of open
-datasets is that of a process that has read rows of all of them.
+its memory that is no mapped file, after it has read rows of all datasets in every phase. The
+interpreter and libraries are counted apart.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +29,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from plan_data import write_head
 from small_data import write_dataset
 
+from headrace.dataplane.arrays import Int64
+from headrace.dataplane.datasets import manifest as manifests
 from headrace.dataplane.loader.rows import RowReader
 from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.order.stream import Stream
@@ -46,6 +50,8 @@ PROCESS_BYTES = 60 << 20
 FILE_BYTES = 2 << 30
 SEEK_SECONDS = 0.020
 AUDIT_SECONDS = 0.100
+SOUGHT_ROWS = 200_000
+"""Rows of each phase in which a process seeks a row of each source."""
 
 
 class Times(NamedTuple):
@@ -119,19 +125,15 @@ def ten_trillion_tokens(folder: Path) -> None:
     report("find the rows of a document in 10T tokens, slowest of 300", times, SEEK_SECONDS)
 
 
-def fifteen_trillion_tokens(folder: Path, count: int, decimals: int = 5) -> None:
-    """Plan `count` sources over three phases, one with changing shares and one with other rows;
-    then start a process of that run. With seven decimals, the plan has version 3."""
-    rng = np.random.default_rng(0)
+def fifteen_trillion_tokens(datasets: list[str], decimals: int = 5) -> None:
+    """Plan 15T tokens over three phases, one with changing shares and one with other rows; then
+    start a process of that run. With seven decimals, the plan has version 3."""
+    rng, count = np.random.default_rng(0), len(datasets)
     sizes = 10 ** rng.uniform(8, 11, count)
-    sizes = (sizes * (32e12 / sizes.sum())).astype(int)
     names = [f"s{number}" for number in range(count)]
     sources = {
-        name: SourceSpec(
-            data=write_head(str(folder / f"{decimals}-{count}-{name}"), size, shards=10_000),
-            max_epochs=1_000,
-        )
-        for name, size in zip(names, sizes.tolist(), strict=True)
+        name: SourceSpec(data=url, max_epochs=1_000)
+        for name, url in zip(names, datasets, strict=True)
     }
     even, uneven = ({} for _ in range(2))
     whole = 10**decimals
@@ -147,13 +149,38 @@ def fifteen_trillion_tokens(folder: Path, count: int, decimals: int = 5) -> None
     mixture = Mixture(sources=sources, phases=phases)
     name = f"{count:,} sources x 10,000 shards, {decimals} decimals, 15T tokens"
     report(f"plan {name}", [timed(resolve, mixture)], LARGE_PLAN_SECONDS)
-    plan = folder / f"{decimals}-{count}.json"
+    plan = Path(datasets[0]).parent / f"{decimals}-{count}.json"
     resolve(mixture).save(plan)
-    started = in_a_process("locate", plan)
+    started = in_a_process(plan)
+    assert started["datasets"] == count
     report(f"ready, {name}", [Times(*started["ready"])], READY_SECONDS)
     tables = sum(file.stat().st_size for file in host_files.folder().iterdir())
     report_bytes(f"memory of a process, {name}", started["bytes"], PROCESS_BYTES)
+    report_bytes(f"the same with Python and its libraries, {name}", started["whole"], PROCESS_BYTES)
     report_bytes(f"all files that are mapped, {name}", tables, FILE_BYTES)
+
+
+def many_shards(folder: Path, count: int) -> list[str]:
+    """Write datasets of 10,000 shards of 2M tokens each; return their URLs.
+
+    A dataset lists one file 10,000 times, and all datasets share it and their table on the disk by
+    links."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(1, 512, 2_000_000).astype(np.uint16)
+    documents = np.split(ids, np.sort(rng.choice(len(ids), 2_000, replace=False)))
+    model = str(folder / "model")
+    manifest = write_dataset(model, documents, shard_documents=len(documents))
+    (shard,) = manifests.load_table(model, manifest.generations[0])
+    generation = manifests.write_generation(model, [shard] * 10_000)
+    urls = [str(folder / f"{count}-{number}") for number in range(count)]
+    for url in urls:
+        for name in (shard.name, generation.table):
+            (Path(url) / name).parent.mkdir(parents=True)
+            os.link(Path(model) / name, Path(url) / name)
+        # Mixtures refuse two sources of one hash.
+        own = replace(generation, table_hash=hashlib.sha256(url.encode()).hexdigest())
+        manifests.save(url, replace(manifest, generations=()).append(own))
+    return urls
 
 
 def report_bytes(name: str, octets: int, limit: int) -> None:
@@ -163,62 +190,46 @@ def report_bytes(name: str, octets: int, limit: int) -> None:
     )
 
 
-def in_a_process(mode: str, plan: Path) -> dict[str, Any]:
+def in_a_process(plan: Path) -> dict[str, Any]:
     """Return what a process of its own measures with a plan."""
-    command = [sys.executable, __file__, mode, str(plan)]
+    command = [sys.executable, __file__, str(plan)]
     measured: dict[str, Any] = json.loads(
         subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
     )
     return measured
 
 
-def open_datasets(folder: Path, count: int) -> None:
-    """Open `count` real datasets at once, of three shards each, and read rows of all of them."""
-    rng = np.random.default_rng(0)
-    names = [f"d{number}" for number in range(count)]
-    for name in names:
-        documents = np.split(rng.integers(1, 512, 6_000).astype(np.uint16), range(200, 6_000, 200))
-        write_dataset(str(folder / name), documents, shard_documents=10)
-    mixture = Mixture(
-        sources={name: SourceSpec(data=str(folder / name)) for name in names},
-        phases={
-            "all": PhaseSpec(
-                tokens=count * 2048,
-                seq_len=256,
-                batch=count * 256,
-                weights=dict.fromkeys(names, 1 / count),
-            )
-        },
-    )
-    plan = folder / f"open-{count}.json"
-    resolve(mixture).save(plan)
-    opened = in_a_process("read", plan)
-    assert opened["datasets"] == count
-    name = f"memory of a process with {count:,} open datasets of 3 shards"
-    report_bytes(name, opened["bytes"], PROCESS_BYTES)
-
-
-def read_all(plan: str) -> None:
-    """Read rows of all datasets of a plan, as a worker of a loader does."""
-    import pyarrow  # noqa: F401 (its libraries are no part of what the datasets cost)
-
-    before = private_bytes()
-    reader = RowReader(Plan.load(plan))
-    for first in range(0, reader.plan.last_row, 64):
-        reader.read(reader.stream.locate(np.arange(first, min(first + 64, reader.plan.last_row))))
-    print(json.dumps({"datasets": len(reader.opened), "bytes": private_bytes() - before}))
-
-
 def start_process(plan: str) -> None:
-    """Open a plan as a process of its run does, and locate rows of every phase."""
+    """Open a plan as a worker of its run does, locate rows of every phase, and read rows of every
+    dataset."""
+    import pyarrow  # noqa: F401 (its libraries are no part of what the plan costs)
+
     before = private_bytes()
     cpu, clock = time.process_time(), time.perf_counter()
     stream = Stream(Plan.load(plan))
     stream.locate(np.array([stream.plan.first_row]))
     ready = time.process_time() - cpu, time.perf_counter() - clock
+    reader = RowReader(stream.plan, stream=stream)
     for phase in stream.plan.phases:
-        stream.locate(np.arange(phase.last_row - 200_000, phase.last_row))
-    print(json.dumps({"ready": ready, "bytes": private_bytes() - before}))
+        for located in stream.locate_blocks(blocks(first_rows(stream, phase.last_row))):
+            reader.read(located)
+    after = private_bytes()
+    measured = {"datasets": len(reader.opened), "bytes": after - before, "whole": after}
+    print(json.dumps({"ready": ready, **measured}))
+
+
+def first_rows(stream: Stream, last: int) -> Int64:
+    """Return the first row of each source among the rows before `last`."""
+    firsts: dict[int, int] = {}
+    for rows in blocks(np.arange(last - SOUGHT_ROWS, last), 8192):
+        sources, _ = stream.assignment.locate(rows - stream.plan.first_row)
+        for source, row in zip(sources.tolist(), rows.tolist(), strict=True):
+            firsts.setdefault(source, row)
+    return np.array(sorted(firsts.values()))
+
+
+def blocks(rows: Int64, size: int = 16) -> Iterator[Int64]:
+    return (rows[first : first + size] for first in range(0, len(rows), size))
 
 
 def private_bytes() -> int:
@@ -262,11 +273,10 @@ def local_audit(folder: Path) -> None:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder
-        fifteen_trillion_tokens(Path(folder), 200)
-        fifteen_trillion_tokens(Path(folder), 2_000)
-        fifteen_trillion_tokens(Path(folder), 2_000, decimals=7)
-        open_datasets(Path(folder), 200)
-        open_datasets(Path(folder), 2_000)
+        fifteen_trillion_tokens(many_shards(Path(folder), 200))
+        datasets = many_shards(Path(folder), 2_000)
+        fifteen_trillion_tokens(datasets)
+        fifteen_trillion_tokens(datasets, decimals=7)
         many_sources(Path(folder))
         ten_trillion_tokens(Path(folder))
         local_audit(Path(folder))
@@ -274,9 +284,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["locate", plan]:
+        case [plan]:
             start_process(plan)
-        case ["read", plan]:
-            read_all(plan)
         case _:
             main()

@@ -50,6 +50,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
     ),
     "dataplane": (
         "arrays",
+        "freed",
         "storage",
         "shards",
         "order",

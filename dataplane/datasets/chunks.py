@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
-import mmap
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
 from itertools import groupby
-from typing import Any
-
-import numpy as np
 
 from ...console.errors import IntegrityError
 from ..arrays import Bytes
+from ..storage import mapped
 from .manifest import Shard
 
 CHUNK_BYTES = 1 << 18
@@ -24,9 +19,6 @@ cost at most 2% of it."""
 
 RESTORE = "restore the shard from a copy, or build the dataset again (see `tokenize verify`)"
 """The hint of an error about a damaged shard."""
-
-MAP_FIXED = 0x10
-FAILED = ctypes.c_void_p(-1).value
 
 Check = Callable[[Bytes, os.stat_result], bool]
 """True if bytes of a file with a status are those of a chunk."""
@@ -129,15 +121,11 @@ class ChunkMap:
         self.missing = bytearray(b"\1" * -(-size // CHUNK_BYTES))
         """1 for each chunk that is not mapped."""
         self._lock = threading.Lock()
-        # Views of the array keep the memory, and the maps in it, until the last of them is gone.
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        memory = mmap.mmap(-1, max(size, 1), flags=flags, prot=mmap.PROT_READ)
-        self.data: Bytes = np.frombuffer(memory, np.uint8)[:size]
+        self.data = mapped.address_space(size)
 
     def add(self, number: int, path: str, is_valid: Check) -> bool:
         """Map a chunk's file; False if it is missing, has another size or is not valid."""
-        start = number * CHUNK_BYTES
-        size = min(CHUNK_BYTES, self.size - start)
+        chunk = self.data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
         with self._lock:
             if not self.missing[number]:
                 return True
@@ -147,23 +135,13 @@ class ChunkMap:
                 return False
             try:
                 status = os.fstat(descriptor)
-                if status.st_size != size:
+                if status.st_size != len(chunk):
                     return False
-                address = self.data.ctypes.data + start
-                flags = mmap.MAP_SHARED | mmap.MAP_POPULATE | MAP_FIXED
-                if _mmap()(address, size, mmap.PROT_READ, flags, descriptor, 0) == FAILED:
-                    return False
+                mapped.map_over(chunk, descriptor, populate=True)
+            except OSError:  # too many maps
+                return False
             finally:
                 os.close(descriptor)
-            if is_valid(self.data[start : start + size], status):
+            if is_valid(chunk, status):
                 self.missing[number] = 0
         return not self.missing[number]
-
-
-@cache
-def _mmap() -> Any:
-    """The C function: Python's own cannot place a map, and holds a descriptor for each."""
-    function = ctypes.CDLL(None).mmap
-    function.restype = ctypes.c_void_p
-    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    return function

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -79,7 +80,7 @@ class Dataset:
         """The URL of the dataset that holds the files: this one's, or that of a view."""
         self._shards: ShardTables | None = None
         self._fields: tuple[int, FieldsReader, Selection | None] | None = None
-        self._blocks: dict[int, list[int]] = {}
+        self._blocks: dict[int, array[int]] = {}
 
     @property
     def hash(self) -> str:
@@ -297,7 +298,7 @@ class Dataset:
         return block * BLOCK + place, tokens[place], tokens[place + 1]
 
     @cached_property
-    def _block_starts(self) -> list[int]:
+    def _block_starts(self) -> array[int]:
         return self.shards.blocks
 
 

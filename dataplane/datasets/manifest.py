@@ -33,7 +33,7 @@ MOST_NAMES = 32
 """Entries of a folder without a manifest that are searched for datasets."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizerInfo:
     """The tokenizer of a dataset; `spec` holds the arguments that restore it."""
 
@@ -70,7 +70,7 @@ class Shard:
     """Further data that the shard format needs, such as the index of a Megatron file."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Generation:
     """A complete build, appended to the dataset."""
 
@@ -88,7 +88,7 @@ class Generation:
     """Hash over the previous generation's hash and this generation's content."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
     format: str
     """A name in dataplane.shards.FORMATS."""

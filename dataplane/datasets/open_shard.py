@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from array import array
 from bisect import bisect_right
 from collections import deque
-from typing import Generic, TypeVar
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -22,7 +24,7 @@ OPEN_SHARDS = 512
 """Shards that a reader keeps open. Each costs its document offsets and a file descriptor, and the
 usual limit is 1,024 descriptors per process."""
 KEPT_BLOCKS = 2048
-"""Blocks of shards whose token counts a reader keeps: about 10 MB."""
+"""Blocks of shards whose token counts a reader keeps: about 2 MB."""
 
 NEAR = 64
 """Documents between two that are read by one call when origins are read."""
@@ -53,8 +55,8 @@ class OpenShard:
         )
         if selection is not None:
             self.layout = selection.layout(self.layout, self.dtype.itemsize)
-        # Indexing these is several times faster than indexing a numpy array.
         self._width = self.dtype.itemsize
+        # Indexing these is several times faster than indexing a numpy array.
         self._run_tokens = np.ascontiguousarray(self.layout.run_tokens).data
         self._run_bytes = np.ascontiguousarray(self.layout.run_bytes).data
         self.padding = Padding(manifest)
@@ -64,6 +66,9 @@ class OpenShard:
                 f"{shard.name} holds {int(starts[-1])} tokens in {len(starts) - 1} documents; its "
                 f"manifest says {shard.tokens} in {shard.documents}"
             )
+        if shard.tokens < 1 << 31:  # almost always: half the memory
+            narrow: Any = starts.astype(np.int32)
+            self.layout = replace(self.layout, document_starts=narrow)
 
     def tokens(self, start: int, end: int) -> list[Tokens]:
         """Return views of the tokens [start, end), in order."""
@@ -109,7 +114,9 @@ class OpenShard:
     def boundaries(self, start: int, end: int) -> Int64:
         """Return the tokens in [start, end) at which a document or padding begins."""
         places = self.layout.document_starts[:-1]
-        inside: Int64 = places[places.searchsorted(start) : places.searchsorted(end)]
+        # Equal types: otherwise all places would be converted first.
+        low, high = places.searchsorted(np.array([start, end], places.dtype))
+        inside: Int64 = places[low:high].astype(np.int64)
         if len(gaps := self._gaps(start, end)):
             inside = np.sort(np.append(inside, [low for low, _ in gaps if low >= start]))
         return inside
@@ -187,4 +194,4 @@ class OpenShards:
 
     def __init__(self) -> None:
         self.shards: Newest[OpenShard] = Newest(OPEN_SHARDS)
-        self.blocks: Newest[list[int]] = Newest(KEPT_BLOCKS)
+        self.blocks: Newest[array[int]] = Newest(KEPT_BLOCKS)

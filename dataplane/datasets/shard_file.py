@@ -7,6 +7,7 @@ shard is read through the cache, which verifies chunks as they arrive.
 
 from __future__ import annotations
 
+import os
 from typing import Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from ...console.errors import IntegrityError, StorageError
 from ..arrays import Bytes, Int64
 from ..storage import storage
+from ..storage.mapped import map_file
 from ..storage.verified import read_checked
 from .cache import Cache
 from .chunks import CHUNK_BYTES, RESTORE, ChunkMap, check_chunk, check_chunk_table, spans
@@ -43,7 +45,7 @@ class LocalShardFile:
         self.where = storage.join(url, shard.name)
         self.shard = shard
         check_chunk_table(self.where, shard)
-        self._path = storage.local_path(self.where)
+        self._path = str(storage.local_path(self.where))
         self._map()
 
     def read(self, start: int, end: int) -> Bytes:
@@ -73,24 +75,22 @@ class LocalShardFile:
                 hint=RESTORE,
             )
         try:
-            # A plain array over the map: slicing an np.memmap costs more than copying a row.
-            data: Bytes = np.asarray(np.memmap(self._path, np.uint8, "r")) if size else NOTHING
-        except (OSError, ValueError) as error:  # ValueError: the file has just become empty
+            self.data = map_file(self._path)
+        except OSError as error:
             raise self._unreadable(error) from None
-        self.data = data
         self.unchecked = bytearray(b"\1" * -(-size // CHUNK_BYTES))
 
     def _state(self) -> tuple[int, int, int, int]:
         """Return what changes with the file. Only the kernel sets ctime: a program that writes to
         the file can set its mtime back."""
         try:
-            status = self._path.stat()
+            status = os.stat(self._path)  # noqa: PTH116 (a Path of each shard takes 2 KB)
         except OSError as error:
             raise self._unreadable(error) from None
         return status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
 
-    def _unreadable(self, error: Exception) -> StorageError:
-        reason = getattr(error, "strerror", None) or error
+    def _unreadable(self, error: OSError) -> StorageError:
+        reason = error.strerror or error
         return StorageError(f"cannot read the shard {self.where}: {reason}", hint=RESTORE)
 
 

@@ -24,17 +24,22 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-import numpy.typing as npt
 
-from ..arrays import Int64
+from ..arrays import Int32, Int64
+from ..freed import give_back
 from .owed import Bools, Owed
 from .slow_jobs import SlowJobs, serve
 
-KEPT_BLOCKS = 4
+KEPT_BLOCKS = 2
+"""Blocks in memory: 2 MB each if they are the largest. A reader and its prefetcher use two."""
+KEPT_ENDS = 4
+PART = 1 << 13
+"""Jobs that are listed at once: intermediate results take many times their memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,21 +47,30 @@ class Block:
     """The assignment of consecutive rows."""
 
     first: int
-    sources: npt.NDArray[np.int32]
+    sources: Int32
     """Source of each row."""
-    draws: Int64
-    """Earlier rows of that source."""
+    ranks: Int32
+    """Earlier rows of that source in the block."""
     before: Int64
     """Rows of each source before the block."""
+
+    def draws(self, places: Int64) -> Int64:
+        """Return for some rows of the block the number of earlier rows of their source."""
+        draws: Int64 = self.before[self.sources[places]] + self.ranks[places]
+        return draws
+
+
+KeptBlocks = OrderedDict[tuple["FairOrder", int], Block]
 
 
 class FairOrder:
     """The source of every row, and the number of the row among that source's rows."""
 
-    def __init__(self, owed: Owed, slow: SlowJobs) -> None:
+    def __init__(self, owed: Owed, slow: SlowJobs, kept: KeptBlocks | None = None) -> None:
+        """`kept`: the blocks that several orders keep in memory together."""
         self.owed, self.slow = owed, slow
         self.blocks = max(1, owed.rows // slow.block)
-        self._kept: OrderedDict[int, Block] = OrderedDict()
+        self._kept = OrderedDict() if kept is None else kept
         self._ends: OrderedDict[int, Bools] = OrderedDict()
 
     @property
@@ -67,14 +81,14 @@ class FairOrder:
     def sources(self) -> int:
         return self.owed.sources
 
-    def locate(self, rows: Int64) -> tuple[npt.NDArray[np.int32], Int64]:
+    def locate(self, rows: Int64) -> tuple[Int32, Int64]:
         """Return for each row its source, and the number of earlier rows of that source."""
         sources, draws = np.empty(len(rows), np.int32), np.empty(len(rows), np.int64)
         numbers = self._numbers(rows)
         for number in np.unique(numbers).tolist():
             chosen, block = numbers == number, self._block(number)
-            sources[chosen] = block.sources[rows[chosen] - block.first]
-            draws[chosen] = block.draws[rows[chosen] - block.first]
+            places = rows[chosen] - block.first
+            sources[chosen], draws[chosen] = block.sources[places], block.draws(places)
         return sources, draws
 
     def rows_of(self, source: int, draws: Int64) -> Int64:
@@ -91,10 +105,11 @@ class FairOrder:
             block = self._block(number)
             places = np.flatnonzero(block.sources == source)
             wanted = drawn[(early == number) | (late == number)]
-            at = np.searchsorted(block.draws[places], draws[wanted])
+            own = block.draws(places)
+            at = np.searchsorted(own, draws[wanted])
             at = np.minimum(at, max(len(places) - 1, 0))
             if len(places):
-                here = block.draws[places[at]] == draws[wanted]
+                here = own[at] == draws[wanted]
                 found[wanted[here]] = block.first + places[at[here]]
         return found
 
@@ -115,37 +130,37 @@ class FairOrder:
         return self.rows if number == self.blocks else number * self.slow.block
 
     def _block(self, number: int) -> Block:
-        block = self._kept.get(number)
+        block = self._kept.get((self, number))
         if block is None:
             block = self._assign(number)
-            self._kept[number] = block
+            give_back()
+            self._kept[self, number] = block
             while len(self._kept) > KEPT_BLOCKS:
                 self._kept.popitem(last=False)
+        with suppress(KeyError):  # another thread may have just dropped it
+            self._kept.move_to_end((self, number))
         return block
 
     def _assign(self, number: int) -> Block:
         first, last = self._edge(number), self._edge(number + 1)
-        sources = np.empty(last - first, np.int32)
-        draws = np.empty(last - first, np.int64)
+        sources, ranks = (np.empty(last - first, np.int32) for _ in range(2))
+        before = self._counts_at_edge(number)
         slow_rows, slow_sources, slow_jobs = self.slow.between(first, last)
-        sources[slow_rows - first], draws[slow_rows - first] = slow_sources, slow_jobs - 1
-        free = np.ones(last - first, bool)
-        free[slow_rows - first] = False
-        fast = np.flatnonzero(free)
+        sources[slow_rows - first] = slow_sources
+        ranks[slow_rows - first] = slow_jobs - 1 - before[slow_sources]
+        fast = _others(slow_rows, first, last)
         # The jobs that are served in this block: neither before it, nor after its end.
         jobs_of, jobs = self._fast_jobs(first, last, self._served(number))
         whole, _ = self.owed.at(last)
         late = jobs > whole[jobs_of]
         keep = ~late | self._served(number + 1)[jobs_of]
         jobs_of, jobs = jobs_of[keep], jobs[keep]
-        order = serve(
-            fast + first,
-            self.owed.release(jobs_of, jobs),
-            np.minimum(self.owed.due(jobs_of, jobs), last - 1),
-        )
+        order = self._serve(fast, jobs_of, jobs, first, last - 1)
         assert len(order) == len(jobs), "every job of the block is served in it"
-        sources[fast], draws[fast] = jobs_of[order], jobs[order] - 1
-        return Block(first, sources, draws, self._counts_at_edge(number))
+        served_of = jobs_of[order]
+        sources[fast - first] = served_of
+        ranks[fast - first] = jobs[order] - 1 - before[served_of]
+        return Block(first, sources, ranks, before)
 
     def _served(self, number: int) -> Bools:
         """Return, where block `number` begins, the sources whose current job is fast and served."""
@@ -155,16 +170,16 @@ class FairOrder:
         if served is None:
             served = self._dry_run(number - 1)
             self._ends[number] = served
-            while len(self._ends) > KEPT_BLOCKS:
+            while len(self._ends) > KEPT_ENDS:
                 self._ends.popitem(last=False)
         return served
 
     def _dry_run(self, number: int) -> Bools:
         """Return the sources whose job at the end of a block is fast and served by a dry run."""
         first, last = self._edge(number), self._edge(number + 1)
-        rows = np.setdiff1d(np.arange(first, last), self.slow.between(first, last)[0])
+        rows = _others(self.slow.between(first, last)[0], first, last)
         jobs_of, jobs = self._fast_jobs(first, last, self._earliest_served(first))
-        order = serve(rows, self.owed.release(jobs_of, jobs), self.owed.due(jobs_of, jobs))
+        order = self._serve(rows, jobs_of, jobs, first)
         whole, _ = self.owed.at(last)
         served = np.zeros(self.sources, bool)
         taken_of, taken = jobs_of[order], jobs[order]
@@ -184,17 +199,36 @@ class FairOrder:
         served[current[np.lexsort((current, due))[:taken]]] = True
         return served
 
-    def _fast_jobs(self, first: int, last: int, served: Bools) -> tuple[Int64, Int64]:
+    def _fast_jobs(self, first: int, last: int, served: Bools) -> tuple[Int32, Int64]:
         """Return the fast jobs that may be served in the rows [first, last) and are not yet."""
         whole, _ = self.owed.at(first)
         until, more = self.owed.at(last)
         counts = until + more - whole
-        sources = np.repeat(np.arange(self.sources), counts)
-        ranks = np.arange(len(sources)) - np.repeat(np.cumsum(counts) - counts, counts)
-        jobs = whole[sources] + 1 + ranks
-        slow, _ = self.slow.find(sources, jobs)
-        keep = ~slow & ~(served[sources] & (ranks == 0))
-        return sources[keep], jobs[keep]
+        ends = np.cumsum(counts)
+        begins = ends - counts
+        all_sources, all_jobs = np.empty(ends[-1], np.int32), np.empty(ends[-1], np.int64)
+        size = 0
+        for start in range(0, len(all_jobs), PART):
+            numbers = np.arange(start, min(start + PART, len(all_jobs)))
+            sources = np.searchsorted(ends, numbers, side="right")
+            ranks = numbers - begins[sources]
+            jobs = whole[sources] + 1 + ranks
+            slow, _ = self.slow.find(sources, jobs)
+            keep = np.flatnonzero(~slow & ~(served[sources] & (ranks == 0)))
+            part = slice(size, size + len(keep))
+            all_sources[part], all_jobs[part] = sources[keep], jobs[keep]
+            size = part.stop
+        return all_sources[:size], all_jobs[:size]
+
+    def _serve(
+        self, rows: Int64, sources: Int32, jobs: Int64, first: int, last: int | None = None
+    ) -> Int32:
+        """Assign a job to each row of a block that begins at `first`; all of them are due by
+        `last`. Return the jobs' indices, by row."""
+        release = (np.maximum(self.owed.release(sources, jobs), first) - first).astype(np.int32)
+        due = self.owed.due(sources, jobs)
+        due = due if last is None else np.minimum(due, last)
+        return serve(rows - first, release, due - first)
 
     def _counts_at_edge(self, number: int) -> Int64:
         """Return the number of rows of each source before block `number`."""
@@ -205,6 +239,13 @@ class FairOrder:
         slow, numbers = self.slow.find(current, whole[current] + 1)
         counts[current[slow]] += self.slow.rows[numbers[slow]] < row
         return counts
+
+
+def _others(rows: Int64, first: int, last: int) -> Int64:
+    """Return the rows of [first, last) that are not among some of them."""
+    others = np.ones(last - first, bool)
+    others[rows - first] = False
+    return np.flatnonzero(others) + first
 
 
 class Eras:
@@ -231,7 +272,7 @@ class Eras:
     def sources(self) -> int:
         return self.orders[0].sources
 
-    def locate(self, rows: Int64) -> tuple[npt.NDArray[np.int32], Int64]:
+    def locate(self, rows: Int64) -> tuple[Int32, Int64]:
         """Return for each row its source, and the number of earlier rows of that source."""
         sources, draws = np.empty(len(rows), np.int32), np.empty(len(rows), np.int64)
         eras = np.searchsorted(self.edges, rows, side="right") - 1

@@ -72,7 +72,7 @@ def kept(name: str, compute: Callable[[], A], kind: Callable[..., A]) -> A:
 def _open(file: Path, kind: Callable[..., A]) -> A | None:
     """Map and verify a file; None if there is none, or none that is whole."""
     try:
-        return kind(**_parse(np.frombuffer(host_files.map_file(file), np.uint8)))
+        return kind(**_parse(host_files.map_shared(file)))
     except OSError:
         return None
     except _DamagedError:

@@ -13,7 +13,7 @@ integers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
@@ -22,11 +22,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays import Int64
+from ..arrays import Int32, Int64
 
 Bools = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[Any]
+Sources = Int32 | Int64
 WIDEST = 1 << 60
+PART = 1 << 13
+"""Jobs that are computed on at once: intermediate results take many times their memory."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class Piece:
         gain = self.slope * n + self.bend * (n * n)
         return [before + Fraction(more, self.unit) for before, more in zip(owed, gain, strict=True)]
 
-    def cross(self, sources: Int64, jobs: Int64) -> tuple[Int64, Bools]:
+    def cross(self, sources: Sources, jobs: Int64) -> tuple[Int64, Bools]:
         """Return the last row count at which at most `jobs` rows are owed, and where exactly."""
         slope, bend = self._slope_f[sources] / 2, self._bend_f[sources]
         target = (jobs - self.owed[sources]) * float(self.unit)
@@ -94,12 +97,21 @@ class Piece:
             high = high[n[high] < self.rows]
         return n, (behind == 0) & exact
 
-    def _difference(self, sources: Int64, jobs: Int64, n: Int64) -> Numbers:
+    def _difference(self, sources: Sources, jobs: Int64, n: Int64) -> Numbers:
         """Return (X(n) - jobs) * unit, rounded down."""
         wide: Numbers = n.astype(self.dtype)
         owed = self._offset[sources] + (self._slope[sources] + self._bend[sources] * wide) * wide
         difference: Numbers = owed - jobs.astype(self.dtype) * self._unit
         return difference
+
+
+def _in_parts(rows: Callable[[Sources, Int64], Int64], sources: Sources, jobs: Int64) -> Int64:
+    """Return the rows that a function gives for jobs, computed part by part."""
+    found = np.empty(len(jobs), np.int64)
+    for first in range(0, len(jobs), PART):
+        part = slice(first, first + PART)
+        found[part] = rows(sources[part], jobs[part])
+    return found
 
 
 def modulo(value: int, dtype: type) -> int:
@@ -149,21 +161,27 @@ class Owed:
         gain = piece.slope[source] * n + piece.bend[source] * (n * n)
         return self.starts[number][source] + Fraction(gain, piece.unit)
 
-    def release(self, sources: Int64, jobs: Int64) -> Int64:
+    def release(self, sources: Sources, jobs: Int64) -> Int64:
         """Return the first row that may serve each job: the one in which more than the jobs before
         it become owed."""
+        return _in_parts(self._release, sources, jobs)
+
+    def due(self, sources: Sources, jobs: Int64) -> Int64:
+        """Return the last row that may serve each job; the number of rows if no line reaches it."""
+        return _in_parts(self._due, sources, jobs)
+
+    def _release(self, sources: Sources, jobs: Int64) -> Int64:
         ends, more = self._whole_at_end[:, sources], self._more_at_end[:, sources]
         before = jobs - 1
         over = (ends > before) | ((ends == before) & more)
         return self._cross(np.argmax(over, axis=0), sources, before)[0]
 
-    def due(self, sources: Int64, jobs: Int64) -> Int64:
-        """Return the last row that may serve each job; the number of rows if no line reaches it."""
+    def _due(self, sources: Sources, jobs: Int64) -> Int64:
         reached = self._whole_at_end[:, sources] >= jobs
         n, exact = self._cross(np.argmax(reached, axis=0), sources, jobs)
         return np.where(reached.any(axis=0), n - exact, self.rows)
 
-    def _cross(self, pieces: Int64, sources: Int64, jobs: Int64) -> tuple[Int64, Bools]:
+    def _cross(self, pieces: Int64, sources: Sources, jobs: Int64) -> tuple[Int64, Bools]:
         rows, exact = np.empty(len(jobs), np.int64), np.empty(len(jobs), bool)
         for number in np.unique(pieces).tolist():
             chosen = pieces == number

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ...console.errors import IntegrityError, StorageError
+from ..freed import give_back
 from ..storage import storage
 from .epochs.epoch import Cut
 from .owed import Line
@@ -276,6 +277,8 @@ class Plan(Timeline[Phase]):
                 hint="make the plan again with `mixtures plan`",
             ) from None
         assert plan.hash == written, "a sealed plan has the hash that it was saved with"
+        del data
+        give_back()
         return replace(plan, sources=tuple(_resolved(source, folder) for source in plan.sources))
 
 

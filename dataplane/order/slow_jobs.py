@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..arrays import Int64
+from ..arrays import Int32, Int64
 from .owed import Bools, Numbers, Owed, Piece, modulo
 
 BLOCKS = tuple(1 << bits for bits in range(10, 19))
@@ -24,6 +24,8 @@ BLOCKS = tuple(1 << bits for bits in range(10, 19))
 FEW = 1 << 21
 """Slow jobs that are assigned once for a plan, at most, unless blocks are the largest; about three
 seconds."""
+PART = 1 << 12
+"""Rows that are served between two conversions to Python's integers."""
 SHIFT = 40
 HALF = Fraction(1, 2)
 
@@ -127,7 +129,7 @@ def assign(owed: Owed) -> SlowTable:
             break
     drawn = draw_rows(owed, ranges)
     sources, jobs = ranges.names(np.arange(ranges.jobs))
-    order = serve(drawn, owed.release(sources, jobs), owed.due(sources, jobs))
+    order = serve(drawn, owed.release(sources, jobs), owed.due(sources, jobs)).astype(np.int64)
     rows = np.full(len(jobs), owed.rows, np.int64)
     rows[order] = drawn
     return SlowTable(
@@ -277,22 +279,28 @@ class _Part:
         return n
 
 
-def serve(rows: Int64, release: Int64, due: Int64) -> Int64:
+def serve(rows: Int64, release: Int64 | Int32, due: Int64) -> Int32:
     """Assign a job to each row: of those released and not yet served, the one that is due first.
     Return the jobs' indices, by row."""
-    order = np.lexsort((np.arange(len(due)), due))
-    rank = np.empty(len(due), np.int64)
-    rank[order] = np.arange(len(due))
-    arrival = np.argsort(release, kind="stable")
-    ready = np.searchsorted(release[arrival], rows, side="right").tolist()
-    waiting = rank[arrival].tolist()
+    order = np.argsort(due, kind="stable").astype(np.int32)
+    rank = np.empty(len(due), np.int32)
+    rank[order] = np.arange(len(due), dtype=np.int32)
+    arrival = np.argsort(release, kind="stable").astype(np.int32)
+    ready = np.searchsorted(release[arrival], rows, side="right").astype(np.int32)
+    waiting = rank[arrival]
+    del arrival, rank
     queue: list[int] = []
-    served, first = [], 0
-    for last in ready:
-        for job in waiting[first:last]:
-            heapq.heappush(queue, job)
-        first = last
-        served.append(heapq.heappop(queue))
-    result: Int64 = order[np.array(served, np.int64)]
+    served, first = np.empty(len(rows), np.int32), 0
+    for part in range(0, len(rows), PART):  # Python's integers take four times as much memory
+        until = ready[part : part + PART].tolist()
+        jobs = waiting[first : until[-1]].tolist()
+        base, taken = first, []
+        for last in until:
+            for job in jobs[first - base : last - base]:
+                heapq.heappush(queue, job)
+            first = last
+            taken.append(heapq.heappop(queue))
+        served[part : part + PART] = taken
+    result = order[served]
     assert (due[result] >= rows).all(), "every job is served while it is within its bounds"
     return result

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ..arrays import Int64
 from .apportionment import Assignment
-from .fair_order import Eras, FairOrder
+from .fair_order import Eras, FairOrder, KeptBlocks
 from .kept_tables import kept
 from .owed import Owed
 from .plan import Phase, Plan
@@ -305,12 +305,12 @@ def _assignment(plan: Plan) -> Assignment:
 
 
 def _fair(plan: Plan) -> Eras:
-    orders = []
+    orders, kept_blocks = [], KeptBlocks()
     for number, (length, lines) in enumerate(plan.lines()):
         owed = Owed(lines)
         if owed.rows > KEPT_ROWS:
             table = kept(f"{plan.hash}-{number}", partial(assign, owed), SlowTable)
         else:
             table = assign(owed)
-        orders.append((length, FairOrder(owed, SlowJobs(owed, table))))
+        orders.append((length, FairOrder(owed, SlowJobs(owed, table), kept_blocks)))
     return Eras(orders)

@@ -42,6 +42,8 @@ def decompress(where: str, packed: bytes, size: int) -> bytes:
 
     codec = algorithm(where)
     try:
+        if not packed:  # pyarrow's gzip would return memory as it was
+            raise EOFError("it is empty")
         if codec == "bz2":  # pyarrow reads it as a stream only
             stream = bz2.BZ2Decompressor()
             data = stream.decompress(packed, size + 1)

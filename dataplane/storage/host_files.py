@@ -6,13 +6,14 @@ another file is written.
 
 from __future__ import annotations
 
-import mmap
 import os
 import time
 from contextlib import suppress
 from pathlib import Path
 
+from ..arrays import Bytes
 from .atomic import replacing
+from .mapped import map_file
 
 UNUSED_SECONDS = 30 * 24 * 3600
 
@@ -27,15 +28,11 @@ def folder() -> Path:
     return home / "headrace-plans"
 
 
-def map_file(file: Path) -> memoryview:
-    """Map a file for reading, and mark it as used. An empty file is no bytes."""
-    with file.open("rb") as opened:
-        if file.parent == folder():
-            with suppress(OSError):  # it may belong to another user
-                os.utime(file)
-        if not os.fstat(opened.fileno()).st_size:
-            return memoryview(b"")
-        return memoryview(mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ))
+def map_shared(file: Path) -> Bytes:
+    """Map a file of the folder for reading, and mark it as used."""
+    with suppress(OSError):  # it may belong to another user
+        os.utime(file)
+    return map_file(file)
 
 
 def write(file: Path, data: bytes | bytearray) -> None:

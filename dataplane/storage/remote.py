@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 from ...console.errors import MissingError, UserError
 from ...console.explain import nearest
@@ -67,6 +66,8 @@ def _resolve_host(request: Any, **_: Any) -> None:
 def _resolve(endpoint: str) -> None:
     """Raise an error if the host of an S3 endpoint does not exist: botocore would ask again for
     eight seconds, in silence. A proxy resolves names by itself."""
+    from urllib.request import getproxies, proxy_bypass  # 3 MiB in a process that reads local files
+
     parts = urlsplit(endpoint)
     if getproxies().get(parts.scheme) and not proxy_bypass(parts.netloc):
         return

@@ -16,10 +16,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
+import numpy as np
+
 from ...console.errors import IntegrityError
 from ...console.log import get_logger
+from ..arrays import Bytes
 from . import host_files, remote, storage
 from .faults import storage_error
+from .mapped import map_file
 
 T = TypeVar("T")
 
@@ -87,29 +91,29 @@ def read_named(url: str, name: str, *, hint: str = REBUILD) -> bytes:
     return read_checked(where, check)
 
 
-def map_named(url: str, name: str) -> memoryview:
+def map_named(url: str, name: str) -> Bytes:
     """Return the verified bytes of a file that is named by its content, mapped: the processes of a
     host share them. A remote file is copied to this host's folder first."""
     where = storage.join(url, name)
     if storage.is_local(url):
         try:
-            data = host_files.map_file(storage.local_path(where))
+            data = map_file(storage.local_path(where))
         except OSError as error:
             raise storage_error("read", where, error) from None
-        check_name(where, data)
+        check_name(where, data.data)
         return data
     copy = host_files.folder() / name.rpartition("/")[2]
     with suppress(OSError, IntegrityError):
-        data = host_files.map_file(copy)
-        check_name(str(copy), data)
+        data = host_files.map_shared(copy)
+        check_name(str(copy), data.data)
         return data
     fetched = read_named(url, name)
     try:
         host_files.write(copy, fetched)
-        return host_files.map_file(copy)
+        return host_files.map_shared(copy)
     except OSError as error:
         log.warning("cannot keep %s in %s: %s", where, copy, error.strerror or error)
-        return memoryview(fetched)
+        return np.frombuffer(fetched, np.uint8)
 
 
 def check_name(where: str, data: bytes | memoryview, *, hint: str = REBUILD) -> None:

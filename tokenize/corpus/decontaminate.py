@@ -14,8 +14,6 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any, Literal
 
-import numpy as np
-
 from ...dataplane.storage.verified import map_named, write_named
 from ..files.input_file import File
 from ..sources.format import BadRecord, Texts
@@ -75,7 +73,7 @@ class StoredEvaluations:
 
     @cached_property
     def ngrams(self) -> Ngrams:
-        return Ngrams(np.frombuffer(map_named(self.url, self.entries), ENTRY), self.lengths)
+        return Ngrams(map_named(self.url, self.entries).view(ENTRY), self.lengths)
 
     def apply(self, file: File, texts: Texts, stats: ReadStats) -> Texts:
         """Return the documents without n-grams of evaluations; count the others."""

@@ -76,7 +76,7 @@ class StoredDrops:
     def _ids(self) -> Any:
         """The digests, mapped: [entries] of 16 bytes each."""
         assert self.ids is not None
-        return np.frombuffer(map_named(self.url, self.ids), f"V{DIGEST_BYTES}")
+        return map_named(self.url, self.ids).view(f"V{DIGEST_BYTES}")
 
     def drops(
         self, input: str, positions: Sequence[int], ids: Sequence[str | None] | None
@@ -85,8 +85,7 @@ class StoredDrops:
         named = np.zeros(len(positions), bool)
         if input in self.records:
             if input not in self._numbers:
-                data = map_named(self.url, self.records[input])
-                self._numbers[input] = np.frombuffer(data, np.int64)
+                self._numbers[input] = map_named(self.url, self.records[input]).view(np.int64)
             named = np.isin(np.array(positions, np.int64), self._numbers[input])
         if self.ids is not None and ids is not None:
             firsts = self._firsts

@@ -24,7 +24,7 @@ Step = Callable[[UInt64, np.uint64, np.uint64, UInt64], UInt64]
 ROUNDS = 6
 TABLE = 1 << 15
 """Permutations up to this length are stored as tables (64 KiB)."""
-TABLES_BYTES = 16 << 20
+TABLES_BYTES = 4 << 20
 """Most bytes of all tables of a process: with thousands of sources, each has its own."""
 REPAID = 16
 """A table is made once 1/16 of its entries has been asked for."""
@@ -81,6 +81,8 @@ _RECENT = RecentTables(TABLES_BYTES)
 class Permutation:
     """A permutation for repeated use: a short one is stored as a table once it has been asked for
     often enough to repay it."""
+
+    __slots__ = ("asked", "keys", "length", "tables")
 
     def __init__(self, keys: UInt64, length: int, tables: RecentTables = _RECENT) -> None:
         self.keys, self.length, self.tables = keys, length, tables

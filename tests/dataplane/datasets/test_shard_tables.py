@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,3 +95,16 @@ def test_a_damaged_local_table_is_an_error(dataset: Callable[..., str]) -> None:
     table.write_bytes(data)
     with pytest.raises(IntegrityError, match="does not match the hash"):
         len(Dataset(url).shards)
+
+
+def test_open_shards_and_tables_hold_no_descriptor(dataset: Callable[..., str]) -> None:
+    """Thousands of files are mapped at once, and the usual limit is 1,024 descriptors."""
+    opened = Dataset(dataset("web", shard_documents=5))
+    opened.fill(0, np.empty(opened.tokens, np.int64))
+    assert len(opened._open) > 10
+    held = []
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            held.append(str(link.readlink()))
+    assert held and not [file for file in held if file.startswith(opened.url)]
+    assert opened.url in Path("/proc/self/maps").read_text()
