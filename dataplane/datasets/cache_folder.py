@@ -162,14 +162,24 @@ class CacheFolder:
     def locked(self) -> Iterator[Usage]:
         """Lock the folder for writing; yield its size in bytes. Meanwhile the recorded size is
         UNKNOWN, so that the successor of a killed process counts again."""
-        with self._marker() as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with self._locked_marker() as file:
             raw = file.read(8)
             value = struct.unpack("<q", raw)[0] if len(raw) == 8 else UNKNOWN
             usage = Usage(self._recount() if value == UNKNOWN else value)
             _write(file.fileno(), UNKNOWN)
             yield usage
             _write(file.fileno(), usage.bytes)
+
+    def _locked_marker(self) -> BinaryIO:
+        """Open and lock the marker file; again, if the folder was deleted meanwhile: two writers
+        would hold two locks."""
+        while True:
+            file = self._marker()
+            fcntl.flock(file, fcntl.LOCK_EX)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), (self.root / MARKER).stat()):
+                    return file
+            file.close()
 
     def _marker(self) -> BinaryIO:
         """Open the marker file; refuse a folder that holds other files and no marker."""

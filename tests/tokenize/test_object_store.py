@@ -67,7 +67,7 @@ def moto(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 @pytest.fixture
 def faulty(moto: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
     """Send all requests through a proxy; only headrace retries, and with short pauses."""
-    impatient = {"read_timeout": 2, "retries": {"max_attempts": 0}}
+    impatient = {"read_timeout": 5, "retries": {"max_attempts": 0}}
     monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": impatient})
     monkeypatch.setattr(fsspec.get_filesystem_class("s3"), "retries", 1)
     monkeypatch.setattr(remote, "FIRST_PAUSE", 0.001)

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -100,6 +102,26 @@ def test_a_folder_deleted_during_use_is_created_again(
             cache.folder.root.rename(tmp_path / f"deleted-{number}")
     assert seen == expected and not threads_of_loaders(60)
     assert recorded(cache) == held(cache)
+
+
+def test_a_folder_deleted_while_a_writer_waits_for_its_lock_is_created_again(
+    remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer locks the new folder: the lock of the deleted one excludes nobody."""
+    shard = Dataset(remote).shards[0]
+    cache = Cache(tmp_path / "cache")
+    chunk(cache, remote, shard, 0)
+    deleted = tmp_path / "deleted"
+
+    def flock(file: object, how: int, flock: Any = fcntl.flock) -> None:
+        flock(file, how)
+        if not deleted.exists():
+            cache.folder.root.rename(deleted)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    chunk(cache, remote, shard, 1)
+    assert recorded(cache) == held(cache) > 0
+    assert kept(cache, shard) == {1}
 
 
 def test_a_full_disk_is_an_error(
