@@ -4,12 +4,15 @@ mosaicml's `streaming` names them; Arrow files compress their own buffers."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from ...console.errors import InputError, IntegrityError
 
 ALGORITHMS = {"zstd": "zstd", "gz": "gzip", "br": "brotli", "snappy": "snappy", "bz2": "bz2"}
 """pyarrow's name of an algorithm, by the ending of a file's name."""
 
+GZIP = 16 + 15
+"""zlib's number for a gzip header and the largest window."""
 ARROW_ENDINGS = (".arrow", ".feather")
 
 
@@ -37,22 +40,46 @@ def unpack(where: str, packed: bytes, size: int, details: Mapping[str, object]) 
 def decompress(where: str, packed: bytes, size: int) -> bytes:
     """Return the `size` bytes of a shard whose compressed file `where` holds `packed`."""
     import bz2
+    import zlib
 
     import pyarrow as pa
 
     codec = algorithm(where)
+    data: bytes
     try:
-        if not packed:  # pyarrow's gzip would return memory as it was
-            raise EOFError("it is empty")
-        if codec == "bz2":  # pyarrow reads it as a stream only
-            stream = bz2.BZ2Decompressor()
-            data = stream.decompress(packed, size + 1)
-            if not stream.eof:
-                raise EOFError("its end is missing")
+        # pyarrow's `decompress` leaves the end of its buffer undefined where a file of gzip, brotli
+        # or snappy holds fewer bytes.
+        if codec == "bz2":
+            data = _whole(bz2.BZ2Decompressor(), packed, size)
+        elif codec == "gzip":
+            data = _whole(zlib.decompressobj(GZIP), packed, size)
+        elif codec == "brotli":
+            with pa.CompressedInputStream(pa.BufferReader(packed), codec) as stream:
+                data = stream.read(size + 1)
+        elif codec == "snappy" and _snappy_size(packed) != size:
+            data = b""
         else:
             data = pa.decompress(packed, decompressed_size=size, codec=codec, asbytes=True)
-    except (pa.ArrowInvalid, OSError, EOFError) as error:
+    except (pa.ArrowInvalid, OSError, EOFError, zlib.error) as error:
         raise IntegrityError(f"{where} cannot be decompressed: {error}") from None
     if len(data) != size:
         raise IntegrityError(f"{where} cannot be decompressed: it holds other than {size:,} bytes")
-    return bytes(data)
+    return data
+
+
+def _whole(stream: Any, packed: bytes, size: int) -> bytes:
+    """Return up to `size` + 1 bytes of a stream of bz2 or zlib; raise if its end is missing."""
+    data: bytes = stream.decompress(packed, size + 1)
+    if not stream.eof:
+        raise EOFError("its end is missing")
+    return data
+
+
+def _snappy_size(packed: bytes) -> int:
+    """Return the size that begins a raw snappy block: seven bits a byte, the lowest first."""
+    size = 0
+    for place, byte in enumerate(packed[:5]):
+        size |= (byte & 127) << (7 * place)
+        if byte < 128:
+            break
+    return size

@@ -34,8 +34,9 @@ def test_every_algorithm(ending: str) -> None:
             assert decompress(f"a.mds.{ending}", bad, len(DATA)) != DATA  # its hash shows it
         except IntegrityError as error:
             assert f"a.mds.{ending} cannot be decompressed" in error.what
-    with pytest.raises(IntegrityError, match="cannot be decompressed"):
-        decompress(f"a.mds.{ending}", packed, len(DATA) - 1)
+    for size in (len(DATA) - 1, len(DATA) + 1, 2 * len(DATA)):
+        with pytest.raises(IntegrityError, match="cannot be decompressed"):
+            decompress(f"a.mds.{ending}", packed, size)
 
 
 def test_an_unknown_algorithm_is_named() -> None:
