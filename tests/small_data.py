@@ -50,7 +50,7 @@ def write_dataset(
         manifest = manifests.load(url)
     else:
         tokenizer = TokenizerInfo(
-            kind="byte", fingerprint=fingerprint, vocab_size=VOCABULARY, end_of_document=END
+            kind="unknown", fingerprint=fingerprint, vocab_size=VOCABULARY, end_of_document=END
         )
         manifest = Manifest(
             format=format, dtype="uint16", tokenizer=tokenizer, weights=weight_table
