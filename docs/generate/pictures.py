@@ -38,6 +38,7 @@ def main() -> None:
         for form in ("light", "dark"):
             browser.device(1200, 690, dark=form == "dark")
             browser.open((arguments.run / "report.html").resolve().as_uri())
+            browser.until("return document.body.dataset.drawn")
             browser.run("document.documentElement.style.overflow = 'hidden'")  # no scroll bar
             browser.screenshot(OUT / f"report-{form}.png")
     for file in sorted(OUT.iterdir()):

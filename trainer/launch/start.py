@@ -75,7 +75,7 @@ def start(job: Job, options: StartOptions, asked: ranks.StopAsked) -> int:
 
 def outcome(job: Job, code: int) -> dict[str, Any]:
     """Return the outcome of the run, for --json."""
-    entries = list(lines.read(job.folder.metrics))
+    last = lines.last(job.folder.metrics)
     saved = store.committed(job.folder.checkpoints)
     return {
         "run": str(job.folder.root),
@@ -83,7 +83,7 @@ def outcome(job: Job, code: int) -> dict[str, Any]:
         "exit_code": code,
         "step": store.step_of(saved[-1]) if saved else job.plan.first_step,
         "last_step": job.plan.last_step,
-        "loss": entries[-1]["loss"] if entries else None,
+        "loss": last["loss"] if last else None,
         "plan_hash": job.plan.hash,
         "report": str(job.folder.report),
     }

@@ -277,5 +277,5 @@ def _recorder(job: Job, ranks: int, asked: float, first_step: int) -> RunRecorde
 
 
 def _step_reached(folder: RunFolder) -> int:
-    steps = [int(entry["step"]) for entry in lines.read(folder.ledger)]
-    return steps[-1] if steps else 0
+    last = lines.last(folder.ledger)
+    return int(last["step"]) if last else 0
