@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -49,14 +50,16 @@ def train(
     micro_batches: int = 1,
     guard: Guard | None = None,
     begin: Callable[[int], None] = lambda step: None,
+    **options: Any,
 ) -> None:
-    """Train for some steps; a micro-batch is one row of so many tokens."""
+    """Train for some steps; a micro-batch is one row of so many tokens. `options` are of the
+    loop."""
     plan = SyntheticPlan(
         config=SyntheticConfig(steps=steps, seq_len=tokens, batch_rows=micro_batches, warmup=0),
         vocab_size=vocab_size,
         seed=0,
     )
-    options = LoopOptions(micro_batch_tokens=tokens, seed=0, guard=guard or Guard())
+    chosen = LoopOptions(micro_batch_tokens=tokens, seed=0, guard=guard or Guard(), **options)
 
     def packed(batch: SyntheticBatch) -> SyntheticBatch:
         [row] = batch.rows
@@ -75,7 +78,7 @@ def train(
     start = RunState(
         step=0, row=0, tokens=0, plan_hash=plan.hash, updates=0, ledger="0" * 32, seed=0
     )
-    Loop(plan, rows, lambda _: 1e-4, engine, parallel, options, recorder=recorder, begin=begin).run(
+    Loop(plan, rows, lambda _: 1e-4, engine, parallel, chosen, recorder=recorder, begin=begin).run(
         start
     )
     return recorder
