@@ -79,7 +79,9 @@ def averages(
 
 def _skip(engine: Any, parallel: Any, work: Any) -> None:
     """Take a step whose gradients are not finite."""
-    batch = Batch(*(part[1:2] for part in work.global_batch(7)[:3]), torch.tensor([0, LENGTH]))
+    ours = parallel.axes.context.part(LENGTH)
+    rows = (part[1:2, ours] for part in work.global_batch(7)[:3])
+    batch = Batch(*rows, torch.tensor([0, LENGTH]))
     run_passes(engine, parallel, [batch, batch], 1.0, math.nan)
     assert not update(engine, work.LR).applied
 

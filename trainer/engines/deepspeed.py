@@ -222,7 +222,13 @@ class DeepSpeed:
             self.engine.zero_grad()
             return
         self.state.refuse()
-        self.engine.step()
+        logger = logging.getLogger("DeepSpeed")
+        level = logger.level
+        logger.setLevel(logging.ERROR)  # it would warn of an overflow: headrace says why
+        try:
+            self.engine.step()
+        finally:
+            logger.setLevel(level)
         assert not self.engine.was_step_applied(), "the gradients are not finite"
         # ZeRO-3 returns before it gathers what the next forward pass needs.
         self.state.refresh()
