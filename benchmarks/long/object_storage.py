@@ -227,7 +227,7 @@ def chunk_bytes(plan: Plan) -> int:
         reads = reader.stream.locate(np.arange(row, min(row + 256, plan.rows))).reads()
         for part in dataset.split(reads.starts, reads.ends):
             shard = dataset.open_shard(part.shard)
-            numbers = Pieces.of(shard, part).chunks(shard).tolist()
+            numbers = Pieces.of(shard, part).chunks(shard)[0].tolist()
             chunks.update((part.shard, number) for number in numbers)
     return sum(
         min(CHUNK_BYTES, dataset.shards[number].size - chunk * CHUNK_BYTES)

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from ...console.errors import IntegrityError, StorageError
-from ..arrays import Bytes, Int64
+from ..arrays import Bytes
 from ..storage import storage
 from ..storage.mapped import map_file
 from ..storage.verified import read_checked
@@ -29,10 +29,6 @@ class ShardFile(Protocol):
 
     def read(self, start: int, end: int) -> Bytes:
         """Return the bytes [start, end)."""
-
-    def mapped(self, chunks: Int64) -> Bytes | None:
-        """Return the bytes of the file, of which those of the chunks are verified; None if some of
-        them cannot be mapped."""
 
     def refresh(self) -> None:
         """Map the file again if it has changed since it was verified."""
@@ -55,12 +51,6 @@ class LocalShardFile:
             check_chunk(self.where, self.shard, number, chunk)
             self.unchecked[number] = 0
         return self.data[start:end]
-
-    def mapped(self, chunks: Int64) -> Bytes:
-        unchecked = np.frombuffer(self.unchecked, np.uint8)
-        for number in chunks[unchecked[chunks] != 0].tolist():
-            self.read(number * CHUNK_BYTES, number * CHUNK_BYTES + 1)
-        return self.data
 
     def refresh(self) -> None:
         if self._state() != self.state:
@@ -110,14 +100,6 @@ class CachedShardFile:
             if apart:
                 return self._joined(chunks, apart, start, end)
         return chunks.data[start:end]
-
-    def mapped(self, chunks: Int64) -> Bytes | None:
-        current = self._chunks  # another thread may unmap them meanwhile
-        missing = np.frombuffer(current.missing, np.uint8)
-        for first, last in spans(chunks[missing[chunks] != 0].tolist()):
-            if self._load(current, first, last):
-                return None
-        return current.data
 
     def refresh(self) -> None:
         """Unmap evicted chunks, so that the disk frees them. The bytes of a chunk never change."""

@@ -1,12 +1,14 @@
-"""Reading many spans of tokens at once: where they lie in the shards, and views of them.
+"""Where the tokens of rows lie: pieces of shards, each contiguous in its file, in reading order.
 
-    spans of a dataset → parts, each in one shard → pieces, each contiguous in the shard's file
+    rows → spans of a dataset → parts, each in one shard → pieces, each in one run of the shard
 
-All of it is arithmetic on arrays: a loop over rows would cost more than copying their tokens.
+All of it is arithmetic on arrays, done for all rows that were located together: a walk over single
+rows costs as much as copying their tokens.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,16 +16,20 @@ import numpy as np
 from ..arrays import Int64, Tokens
 from ..datasets.chunks import CHUNK_BYTES
 from ..datasets.dataset import Dataset, Parts
-from ..datasets.open_shard import OpenShard, Padding
+from ..datasets.open_shard import OpenShard
+from ..order.stream import Located
 from ..shards.format import PADDING
+
+NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """Pieces of parts, each in one run of a shard, in the order of the parts."""
+    """Pieces of the parts of spans in a shard, part by part."""
 
     parts: Int64
     lows: Int64
+    """First token of each piece, in the shard."""
     highs: Int64
     bytes: Int64
     """First byte of each in the shard's file; PADDING if it has none."""
@@ -43,75 +49,96 @@ class Pieces:
         bytes = np.where(bytes == PADDING, PADDING, bytes + (lows - starts) * shard.dtype.itemsize)
         return cls(owners, lows, highs, bytes, runs)
 
-    def chunks(self, shard: OpenShard, *, codes: bool = False) -> Int64:
-        """Return the chunks of the shard that hold the tokens, and if wanted their weight codes."""
-        stored = self.bytes != PADDING
+    def chunks(self, shard: OpenShard) -> tuple[Int64, Int64]:
+        """Return the chunks of the shard that hold tokens or their weight codes, and the piece of
+        each."""
+        stored = np.flatnonzero(self.bytes != PADDING)
         counts = (self.highs - self.lows)[stored]
-        found = [_chunks(self.bytes[stored], counts * shard.dtype.itemsize)]
+        found = [_chunks(stored, self.bytes[stored], counts * shard.dtype.itemsize)]
         places = shard.layout.weight_bytes
-        if codes and places is not None:
+        if places is not None:
             runs = self.runs[stored]
             inside = self.lows[stored] - shard.layout.run_tokens[runs]
-            found.append(_chunks(places[runs] + inside, counts))
-        return np.unique(np.concatenate(found))
-
-    def views(self, shard: OpenShard) -> list[Tokens]:
-        """Return a view of the tokens of each piece, verified."""
-        width, lengths = shard.dtype.itemsize, self.highs - self.lows
-        data = shard.file.mapped(self.chunks(shard))
-        shift = self.bytes % width
-        if data is None or np.any(shift != shift[0]):
-            return [
-                shard.padding.tokens(length)
-                if byte == PADDING
-                else shard.file.read(byte, byte + length * width).view(shard.dtype)
-                for byte, length in zip(self.bytes.tolist(), lengths.tolist(), strict=True)
-            ]
-        begin = int(shift[0])
-        tokens = data[begin : begin + (len(data) - begin) // width * width].view(shard.dtype)
-        firsts = (self.bytes - begin) // width
-        ends = (firsts + lengths).tolist()
-        return [tokens[first:end] for first, end in zip(firsts.tolist(), ends, strict=True)]
+            found.append(_chunks(stored, places[runs] + inside, counts))
+        pieces, chunks = (np.concatenate(every) for every in zip(*found, strict=True))
+        return chunks, pieces
 
 
-class Gathered:
-    """Views of the tokens of rows, to be copied by one call, and the documents that begin there."""
+@dataclass(frozen=True, eq=False)
+class RowPieces:
+    """The pieces of rows. Places count tokens in the rows laid side by side, each with the token
+    after it."""
 
-    def __init__(self) -> None:
-        self._views: list[Tokens] = []
-        self._places: list[Int64] = []
-        self._documents: list[Int64] = []
+    places: Int64
+    """Ascending."""
+    shards: list[OpenShard]
+    bytes: list[int]
+    """First byte of each piece in its shard; PADDING if it has none."""
+    tokens: list[int]
+    """Tokens of each piece."""
+    documents: Int64
+    """Places, ascending, after the first of a span at which documents or padding begin."""
+    joints: Int64
+    """Places at which another span of a row begins."""
 
-    def add(self, dataset: Dataset, places: Int64, starts: Int64, ends: Int64) -> None:
-        """Add spans of the tokens [start, end) of a dataset, each at its place in the memory that
-        they will be copied to.
+    def views(self, first: int, last: int) -> list[Tokens]:
+        """Return verified views of the pieces [first, last)."""
+        views, current = [], set()
+        chosen = slice(first, last)
+        for shard, byte, tokens in zip(
+            self.shards[chosen], self.bytes[chosen], self.tokens[chosen], strict=True
+        ):
+            if shard not in current:
+                shard.file.refresh()
+                current.add(shard)
+            if byte == PADDING:
+                views.append(shard.padding.tokens(tokens))
+            else:
+                end = byte + tokens * shard.dtype.itemsize
+                views.append(shard.file.read(byte, end).view(shard.dtype))
+        return views
 
-        The last span of a packed view may read one token more than there are: it is padding."""
+
+def find(located: Located, dataset_of: Callable[[int], Dataset]) -> RowPieces:
+    """Find the pieces of rows; opens their datasets and shards."""
+    reads = located.reads()
+    places = reads.rows * (located.length + 1) + reads.places
+    sources = located.sources[reads.rows]
+    shards: list[OpenShard] = []
+    found = [(NONE, NONE, NONE)]
+    documents = [NONE]
+    for source in np.unique(sources).tolist():
+        chosen = np.flatnonzero(sources == source)
+        dataset, begin = dataset_of(source), places[chosen]
+        starts, ends = reads.starts[chosen], reads.ends[chosen]
         for parts in dataset.split(starts, ends):
             shard = dataset.open_shard(parts.shard)
-            shard.file.refresh()
             pieces = Pieces.of(shard, parts)
-            shifts = places[parts.spans] + parts.first - starts[parts.spans]
-            self._views += pieces.views(shard)
-            self._places.append(pieces.lows + shifts[pieces.parts])
+            shifts = begin[parts.spans] + parts.first - starts[parts.spans]
+            found.append(
+                (pieces.lows + shifts[pieces.parts], pieces.bytes, pieces.highs - pieces.lows)
+            )
+            shards += [shard] * len(pieces.lows)
             continued = starts[parts.spans] < parts.first
-            owners, documents = _documents(shard, parts.lows + ~continued, parts.highs)
-            self._documents.append(documents + shifts[owners])
-        for span in np.flatnonzero(ends > dataset.tokens).tolist():
-            place = places[span] + dataset.tokens - starts[span]
-            self._views.append(Padding(dataset.manifest).tokens(int(ends[span]) - dataset.tokens))
-            self._places.append(np.array([place]))
-            self._documents.append(np.array([place]))
-
-    def views(self) -> tuple[Int64, list[Tokens]]:
-        """Return the places of the views, ascending, and the views."""
-        places = np.concatenate([*self._places, np.empty(0, np.int64)])
-        order = places.argsort(kind="stable")
-        return places[order], [self._views[number] for number in order.tolist()]
-
-    def documents(self) -> Int64:
-        """Return the places after the first of each span at which documents or padding begin."""
-        return np.sort(np.concatenate([*self._documents, np.empty(0, np.int64)]))
+            owners, tokens = _documents(shard, parts.lows + ~continued, parts.highs)
+            documents.append(tokens + shifts[owners])
+        # The last row of a packed view may read one token more than there are: it is padding.
+        beyond = np.flatnonzero(ends > dataset.tokens)
+        if len(beyond):
+            after = begin[beyond] + dataset.tokens - starts[beyond]
+            found.append((after, np.full(len(beyond), PADDING), ends[beyond] - dataset.tokens))
+            shards += [dataset.open_shard(len(dataset.shards) - 1)] * len(beyond)
+            documents.append(after)
+    at, bytes, counts = (np.concatenate(every) for every in zip(*found, strict=True))
+    order = at.argsort(kind="stable")
+    return RowPieces(
+        places=at[order],
+        shards=[shards[number] for number in order.tolist()],
+        bytes=bytes[order].tolist(),
+        tokens=counts[order].tolist(),
+        documents=np.sort(np.concatenate(documents)),
+        joints=places[reads.places > 0],
+    )
 
 
 def ranges(firsts: Int64, counts: Int64) -> Int64:
@@ -121,14 +148,15 @@ def ranges(firsts: Int64, counts: Int64) -> Int64:
     return numbers
 
 
-def _chunks(bytes: Int64, sizes: Int64) -> Int64:
+def _chunks(pieces: Int64, bytes: Int64, sizes: Int64) -> tuple[Int64, Int64]:
     first = bytes // CHUNK_BYTES
-    return ranges(first, -(-(bytes + sizes) // CHUNK_BYTES) - first)
+    counts = -(-(bytes + sizes) // CHUNK_BYTES) - first
+    return np.repeat(pieces, counts), ranges(first, counts)
 
 
 def _documents(shard: OpenShard, lows: Int64, highs: Int64) -> tuple[Int64, Int64]:
-    """Return the tokens in [low, high) at which documents or padding begin, and the index of each
-    range."""
+    """Return the tokens in [low, high) at which documents or padding begin, after the index of
+    their range."""
     if shard.layout.padding is not None:
         found = [
             shard.boundaries(*ends) for ends in zip(lows.tolist(), highs.tolist(), strict=True)
@@ -136,6 +164,7 @@ def _documents(shard: OpenShard, lows: Int64, highs: Int64) -> tuple[Int64, Int6
         counts = np.array([len(inside) for inside in found], np.int64)
         return np.repeat(np.arange(len(lows)), counts), np.concatenate(found)
     starts = shard.layout.document_starts[:-1]
-    first = starts.searchsorted(lows)
-    counts = starts.searchsorted(highs) - first
-    return np.repeat(np.arange(len(lows)), counts), starts[ranges(first, counts)]
+    # Equal types: otherwise all starts would be converted first.
+    first, last = (starts.searchsorted(ends.astype(starts.dtype)) for ends in (lows, highs))
+    owners = np.repeat(np.arange(len(lows)), last - first)
+    return owners, starts[ranges(first, last - first)].astype(np.int64)

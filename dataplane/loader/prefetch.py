@@ -19,6 +19,7 @@ import numpy as np
 
 from ...console.errors import UserError
 from ...console.log import get_logger
+from ..arrays import Int64
 from ..datasets.cache import Cache
 from ..datasets.cache_folder import Wanted
 from ..datasets.chunks import CHUNK_BYTES
@@ -89,6 +90,8 @@ class Prefetcher:
         self.queue = Queue()
         self.opened: set[tuple[int, int]] = set()
         """Opened shards: (source, shard number)."""
+        self.found: tuple[Located, list[tuple[str, Shard, Int64, Int64]]] | None = None
+        """The last rows that were located together, and the chunks that they read."""
         self.changed = threading.Condition()
         self.full = self.stopped = False
         self.fetchers = ThreadPoolExecutor(THREADS, thread_name_prefix="headrace-fetch")
@@ -158,22 +161,38 @@ class Prefetcher:
 
     def _chunks(self, located: Located) -> dict[Chunk, tuple[str, Shard, int]]:
         """Return the remote chunks that a block reads, and (url, shard, number) of each."""
-        parts = self._parts(located)
-        self._open({(source, part.shard) for source, part in parts})
+        whole = located.whole or located
+        if self.found is None or self.found[0] is not whole:
+            self.found = whole, self._find(whole)
         chunks = {}
-        for source, part in parts:
+        for url, shard, rows, numbers in self.found[1]:
+            ends = (located.first, located.first + len(located.rows))
+            for number in np.unique(numbers[slice(*rows.searchsorted(ends))]).tolist():
+                chunks[shard.hash, number] = (url, shard, number)
+        return chunks
+
+    def _find(self, located: Located) -> list[tuple[str, Shard, Int64, Int64]]:
+        """Return for each remote shard its URL, itself, and the chunks that rows read, each with
+        its row, row by row."""
+        parts = self._parts(located)
+        self._open({(source, part.shard) for source, _, part in parts})
+        found = []
+        for source, rows, part in parts:
             dataset = self.reader.dataset(source)
             shard = dataset.open_shard(part.shard)
             if dataset.is_mapped(shard.shard):
                 continue
-            numbers = Pieces.of(shard, part).chunks(shard, codes=True).tolist()
-            for number in numbers:
-                chunks[shard.shard.hash, number] = (dataset.shards_url, shard.shard, number)
-        return chunks
+            pieces = Pieces.of(shard, part)
+            chunks, owners = pieces.chunks(shard)
+            rows = rows[part.spans][pieces.parts][owners]
+            order = rows.argsort(kind="stable")
+            found.append((dataset.shards_url, shard.shard, rows[order], chunks[order]))
+        return found
 
-    def _parts(self, located: Located) -> list[tuple[int, Parts]]:
-        """Return the parts of the rows in each shard, with their source; open its datasets in
-        parallel: on an object store each takes several requests in sequence."""
+    def _parts(self, located: Located) -> list[tuple[int, Int64, Parts]]:
+        """Return the parts of the rows in each shard, after their source and the row of each span;
+        open the datasets in parallel: on an object store each takes several requests in
+        sequence."""
         reads = located.reads()
         sources = located.sources[reads.rows]
         distinct = np.unique(sources).tolist()
@@ -181,10 +200,10 @@ class Prefetcher:
             list(self.openers.map(self.reader.dataset, fresh))
         parts = []
         for source in distinct:
-            chosen = sources == source
-            dataset = self.reader.dataset(source)
+            chosen = np.flatnonzero(sources == source)
+            dataset, rows = self.reader.dataset(source), reads.rows[chosen]
             split = dataset.split(reads.starts[chosen], reads.ends[chosen])
-            parts += [(source, part) for part in split]
+            parts += [(source, rows, part) for part in split]
         return parts
 
     def _open(self, shards: set[tuple[int, int]]) -> None:

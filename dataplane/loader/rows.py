@@ -27,7 +27,7 @@ from ..datasets.open_shard import OpenShards
 from ..order.plan import Plan
 from ..order.stream import Located, Stream
 from ..runlog.ledger import DIGEST_BYTES
-from .gather import Gathered
+from .gather import RowPieces, find
 
 Float32 = npt.NDArray[np.float32]
 
@@ -73,6 +73,8 @@ class RowReader:
         """By the index of the source."""
         self._opening = [threading.Lock() for _ in plan.sources]
         self._open_shards = OpenShards()
+        self._found: tuple[Located, RowPieces] | None = None
+        """The last rows that were located together, and their pieces."""
 
     def dataset(self, source: int) -> Dataset:
         with self._opening[source]:
@@ -96,31 +98,36 @@ class RowReader:
         arrays = into or RowArrays.empty(len(located.rows), length)
         weights = arrays.weights
         weights.fill(1.0)
-        reads, gathered = located.reads(), Gathered()
-        # Rows lie side by side, each with the token after it.
-        places = reads.rows * (length + 1) + reads.places
-        sources = located.sources[reads.rows]
-        for source in np.unique(sources).tolist():
-            chosen = np.flatnonzero(sources == source)
-            gathered.add(
-                self.dataset(source), places[chosen], reads.starts[chosen], reads.ends[chosen]
-            )
+        for source in np.unique(located.sources).tolist():
             self._weigh(located, source, weights)
-        copied, views = gathered.views()
+        pieces, width = self._pieces(located), length + 1
+        rows = (located.first + np.arange(len(located.rows) + 1)) * width
+        bounds = pieces.places.searchsorted(rows).tolist()
+        views = pieces.views(bounds[0], bounds[-1])
         copy_all(views, arrays.tokens.reshape(-1))
-        joints = places[reads.places > 0]
-        starts = gathered.documents()
+        starts, joints = (
+            places[slice(*places.searchsorted(rows[[0, -1]]))] - rows[0]
+            for places in (pieces.documents, pieces.joints)
+        )
         if len(joints):  # a document may begin there
             starts = np.union1d(starts, joints)
         masked = starts if self.plan.isolate_documents else joints
-        masked, starts = (every - every // (length + 1) for every in (masked, starts))
+        masked, starts = (places - places // width for places in (masked, starts))
         weights.reshape(-1)[masked - 1] = 0.0
         row_digests = []
         if digests:
-            rows = np.arange(1, len(located.rows)) * (length + 1)
-            bounds = [0, *copied.searchsorted(rows).tolist(), len(views)]
-            row_digests = [digest(views[low:high]) for low, high in pairwise(bounds)]
+            inside = [number - bounds[0] for number in bounds]
+            row_digests = [digest(views[low:high]) for low, high in pairwise(inside)]
         return RowBlock(located, arrays, starts, row_digests)
+
+    def _pieces(self, located: Located) -> RowPieces:
+        """Return the pieces of all rows that were located together with these."""
+        whole, found = self._found or (None, None)
+        wanted = located.whole or located
+        if found is None or whole is not wanted:
+            found = find(wanted, self.dataset)
+            self._found = wanted, found
+        return found
 
     def _weigh(self, located: Located, source: int, weights: Float32) -> None:
         """Look up the weights of the targets of a source's rows."""

@@ -47,6 +47,10 @@ class Located:
     tokens: Int64
     pieces: Mapping[int, Int64] = field(default_factory=dict)
     """The spans of tokens [start, end) of the rows that have several, by place."""
+    whole: Located | None = None
+    """All rows that were located together, of which these are a part; None if these are all."""
+    first: int = 0
+    """The place of the first of these rows among all."""
 
     @classmethod
     def empty(cls, length: int) -> Located:
@@ -60,7 +64,8 @@ class Located:
         pieces = {
             place - first: spans for place, spans in self.pieces.items() if first <= place < last
         }
-        return Located(self.rows[part], self.length, *arrays, pieces)
+        whole, before = self.whole or self, self.first + first
+        return Located(self.rows[part], self.length, *arrays, pieces, whole, before)
 
     def reads(self) -> Reads:
         """Return the spans of tokens that the rows read: their inputs, and the token after them,
@@ -160,13 +165,15 @@ class Stream:
                 first += len(block)
 
     def _batches(self, blocks: Iterable[Int64]) -> Iterator[list[Int64]]:
-        """Group blocks of one length into batches of about AHEAD rows."""
+        """Group blocks of one length into batches of about AHEAD rows; the first ones are short, so
+        that training starts early."""
         batch: list[Int64] = []
         rows = last = 0
+        limit = AHEAD // 32
         for block in blocks:
-            if batch and (rows + len(block) > AHEAD or block[0] >= last):
+            if batch and (rows + len(block) > limit or block[0] >= last):
                 yield batch
-                batch, rows = [], 0
+                batch, rows, limit = [], 0, min(2 * limit, AHEAD)
             if not batch:
                 last = self.span_at(int(block[0])).last_row
             batch.append(block)

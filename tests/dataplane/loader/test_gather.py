@@ -1,4 +1,4 @@
-"""Spans of a dataset, gathered together, equal those of its documents laid side by side."""
+"""Rows whose pieces are found together equal the documents laid side by side."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from small_data import random_documents, write_dataset
 
 from headrace.dataplane.datasets.dataset import Dataset
 from headrace.dataplane.loader import gather
-from headrace.dataplane.loader.gather import Gathered, Pieces, ranges
+from headrace.dataplane.loader.gather import Pieces, find, ranges
+from headrace.dataplane.order.stream import Located
 
 CHUNK_BYTES = 512
 DOCUMENTS = random_documents(9, 130)
@@ -27,28 +28,45 @@ def corpus(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return Dataset(url)
 
 
+LENGTH = 700
 spans = st.lists(st.tuples(st.integers(0, len(FLAT) - 1), st.integers(1, 9000)), max_size=7)
+rows = st.lists(
+    st.lists(st.integers(0, len(FLAT) - LENGTH - 2), min_size=1, max_size=3), min_size=1
+)
+"""The first tokens of the spans of each row, which are equally long."""
 
 
-@given(spans)
+@given(rows, st.data())
 @settings(max_examples=150)
-def test_spans_equal_those_of_the_documents(corpus: Dataset, chosen: list[tuple[int, int]]) -> None:
-    starts = np.array([start for start, _ in chosen], np.int64)
-    ends = np.array([min(start + count, len(FLAT)) for start, count in chosen], np.int64)
-    places = np.cumsum(ends - starts) - (ends - starts)
-    gathered = Gathered()
-    gathered.add(corpus, places, starts, ends)
-    at, views = gathered.views()
-    expected = [FLAT[start:end] for start, end in zip(starts, ends, strict=True)]
-    assert np.array_equal(np.concatenate([*views, []]), np.concatenate([*expected, []]))
-    assert at.tolist() == (np.cumsum([0, *map(len, views)])[:-1]).tolist()
-    documents = [
-        place + begin - start
-        for place, start, end in zip(places, starts, ends, strict=True)
-        for begin in STARTS
-        if start < begin < end
-    ]
-    assert gathered.documents().tolist() == documents
+def test_rows_equal_those_of_the_documents(
+    corpus: Dataset, rows: list[list[int]], data: st.DataObject
+) -> None:
+    """Read in blocks of rows that were located together."""
+    pieces, expected, documents, joints = {}, [], [], []
+    for number, firsts in enumerate(rows):
+        sizes = [len(part) for part in np.array_split(np.arange(LENGTH), len(firsts))]
+        pairs = [(first, first + size) for first, size in zip(firsts, sizes, strict=True)]
+        if len(pairs) > 1:
+            pieces[number] = np.array(pairs, np.int64)
+        place = number * (LENGTH + 1)
+        for start, end in [*pairs[:-1], (pairs[-1][0], pairs[-1][1] + 1)]:
+            if place > number * (LENGTH + 1):
+                joints.append(place)
+            expected.append(FLAT[start:end])
+            documents += [place + begin - start for begin in STARTS if start < begin < end]
+            place += end - start
+    firsts = np.array([row[0] for row in rows], np.int64)
+    zeros = np.zeros(len(rows), np.int64)
+    located = Located(zeros, LENGTH, zeros.astype(np.int32), zeros, firsts, pieces)
+    found = find(located, lambda source: corpus)
+    assert found.documents.tolist() == documents and found.joints.tolist() == joints
+    assert np.array_equal(
+        np.concatenate(found.views(0, len(found.places))), np.concatenate(expected)
+    )
+    first, last = sorted(data.draw(st.tuples(*[st.integers(0, len(rows))] * 2)))
+    low, high = found.places.searchsorted(np.array([first, last]) * (LENGTH + 1)).tolist()
+    whole = np.concatenate(expected)[first * (LENGTH + 1) : last * (LENGTH + 1)]
+    assert np.array_equal(np.concatenate([*found.views(low, high), []]), whole)
 
 
 @given(spans)
@@ -62,7 +80,7 @@ def test_chunks_are_those_of_the_bytes(corpus: Dataset, chosen: list[tuple[int, 
         shard = corpus.open_shard(part.shard)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(gather, "CHUNK_BYTES", CHUNK_BYTES)
-            found |= {(part.shard, n) for n in Pieces.of(shard, part).chunks(shard).tolist()}
+            found |= {(part.shard, n) for n in Pieces.of(shard, part).chunks(shard)[0].tolist()}
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
         for shard, _, low, high in corpus._parts(start, end):
             base = shard.file.read(0, 1).__array_interface__["data"][0]
