@@ -32,6 +32,23 @@ def test_wrong_forms_of_recompute_are_named(value: str, message: str) -> None:
         config.build({}, [f"recompute={value}"], source="a test")
 
 
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("scores.every=300", "scores.every=300 must be a multiple of checkpoints.every=200"),
+        ("scores.every=0", "scores: every must be at least 1, not 0"),
+        ("scores.ema=true", "scores.ema needs optimizer.ema"),
+        ("scores.tasks=[]", "scores: tasks is empty"),
+        ("scores.num_fewshot=-1", "scores: num_fewshot must be at least 0, not -1"),
+    ],
+)
+def test_wrong_settings_of_scores_are_named(word: str, message: str) -> None:
+    words = ["scores.tasks=[a]", "scores.every=400", "checkpoints.every=200"]
+    assert config.load(None, words).scores is not None
+    with pytest.raises(ConfigError, match=message):
+        config.load(None, [*words, word])
+
+
 def test_every_key_has_a_default() -> None:
     found = config.load(None)
     assert found.engine == DeepSpeedConfig(zero=1) and found.layout.tp == 1

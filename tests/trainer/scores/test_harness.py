@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import sys
@@ -26,8 +27,11 @@ from headrace.models.model import Model
 from headrace.tokenize.cli import main as tokenize
 from headrace.trainer.cli import main
 from headrace.trainer.folder import RunFolder
+from headrace.trainer.layout.groups import Parallel
 from headrace.trainer.scores import answers, harness
 from headrace.trainer.scores.answers import works_of
+from headrace.trainer.scores.at_checkpoints import CheckpointScores
+from headrace.trainer.scores.config import ScoresConfig
 from headrace.trainer.scores.team import Team
 from headrace.trainer.weights import sample
 from headrace.trainer.weights import source as sources
@@ -296,15 +300,24 @@ def test_scores_during_training_are_those_of_the_checkpoints(
 
 
 @pytest.mark.slow
-def test_scores_that_cannot_be_computed_are_named(
-    scored: Callable[..., str], trainer: Any, folder: Path
+def test_tasks_are_checked_before_the_run_starts(scored: Callable[..., str], folder: Path) -> None:
+    words = [f"scores.include_path={folder}", "scores.tasks=[tiny_choise]", "scores.every=4"]
+    assert "did you mean tiny_choice?" in scored(*words, code=1)
+
+
+def test_scores_that_fail_later_do_not_end_the_run(
+    run: RunFolder, parallel: Parallel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A wrong name before the run starts; a task that fails later does not end the run."""
-    tasks = [f"scores.include_path={folder}", "scores.every=4"]
-    said = scored(*tasks, "scores.tasks=[tiny_choise]", code=1)
-    assert "did you mean tiny_choice?" in said
-    assert "multiple of checkpoints.every" in scored("scores.tasks=[a]", "scores.every=3", code=2)
-    said = scored(*tasks, "scores.tasks=[tiny_generate]", "scores.max_length=9")
-    assert "no scores of step 4: a task generates 20 tokens" in said
-    assert f"trainer eval {trainer.out} --step 4" in said
-    assert len(trainer.losses()) == 4
+    """This run has no plan, so its tokenizer is not known."""
+    config, beats = ScoresConfig(tasks=("tiny_choice",), every=3), list[str]()
+    scores = CheckpointScores(config, run, 3, "cpu", parallel.control, beats.append)
+    assert [step for step in range(5) if scores.due(step)] == [3]
+    with caplog.at_level(logging.WARNING):
+        scores.take_up(3)
+    assert "no scores of step 3: there is no tokenizer" in caplog.text
+    assert f"`trainer eval {run.root} --step 3` computes them" in caplog.text
+    assert set(beats) == {"scores of step 3"}
+    run.scores.write_text(json.dumps({"step": 3}) + "\n")
+    caplog.clear()
+    scores.take_up(3)
+    assert not caplog.text, "they are there"
