@@ -100,10 +100,11 @@ def ratios(own: Sequence[float], plain: Sequence[float], steps: range) -> float:
 
 def main() -> None:
     spawn = multiprocessing.get_context("spawn")
-    pipes = {}
+    pipes, processes = {}, []
     for name, options in VARIANTS.items():
         ours, theirs = spawn.Pipe()
-        spawn.Process(target=serve, args=(options, theirs), daemon=True).start()
+        processes.append(spawn.Process(target=serve, args=(options, theirs), daemon=True))
+        processes[-1].start()
         pipes[name] = ours
     parameters = max(pipe.recv() for pipe in pipes.values())
     seconds: dict[str, list[float]] = {name: [] for name in VARIANTS}
@@ -111,6 +112,8 @@ def main() -> None:
         for name, pipe in pipes.items():
             pipe.send(True)
             seconds[name].append(pipe.recv())
+    for process in processes:
+        process.terminate()
     plain = seconds.pop(PLAIN)
     tokens = TOKENS * MICRO_BATCHES
     print(
