@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, BinaryIO, cast
@@ -33,7 +33,7 @@ from ...dataplane.storage import storage
 from ...dataplane.storage.faults import storage_error
 from ...dataplane.storage.verified import read_checked
 from .settings import SPILLS, WORK, BuildJob, dataset_url
-from .shuffle import GatherTask, KeyedDocuments, Keys, document_keys, read_documents
+from .shuffle import GatherTask, KeyedDocuments, Keys, Spills, document_keys, read_documents
 from .task_state import TaskEvent, TaskState
 from .writing import HashedFile, take, write_shard
 
@@ -49,14 +49,14 @@ class BucketWorker:
     """Makes shards of buckets."""
 
     job: BuildJob
+    spills: Spills
 
     def __call__(self, task: GatherTask) -> Iterator[TaskEvent]:
         state = TaskState.load(self.job.url, task.id, [task.output])
         if not state.done:
             url = dataset_url(self.job.url, task.output)
-            parts = [
-                part for spill in task.spills for part in _read(url, spill, task.first, task.last)
-            ]
+            spills = self.spills[task.output]
+            parts = [part for spill in spills for part in _read(url, spill, task.first, task.last)]
             if parts:
                 documents = ShardDocuments.concatenate([part.documents for part in parts])
                 order = np.argsort(np.concatenate([part.keys for part in parts]), kind="stable")
@@ -78,12 +78,11 @@ class BucketWorker:
         return [(a, b) for a, b in pairwise(edges) if a < b]
 
 
-def bucket_tasks(job: BuildJob, states: Sequence[TaskState]) -> list[GatherTask]:
-    """Return the tasks that turn the spills of finished tasks into shards."""
+def bucket_tasks(job: BuildJob, all_spills: Spills) -> list[GatherTask]:
+    """Return the tasks that turn spills into shards."""
     assert job.buckets is not None
     tasks = []
-    for name in job.outputs:
-        spills = tuple(shard for state in states for shard in state.outputs[name].shards)
+    for name, spills in all_spills.items():
         total = sum(shard.details["bytes"] for shard in spills)
         count = min(job.buckets, max(1, -(-total // job.spill_size)))
         if total > job.buckets * job.spill_size:
@@ -98,7 +97,7 @@ def bucket_tasks(job: BuildJob, states: Sequence[TaskState]) -> list[GatherTask]
             first, last = number * job.buckets // count, (number + 1) * job.buckets // count
             text = json.dumps([names, name, first, last, job.identity()], sort_keys=True)
             id = hashlib.sha256(text.encode()).hexdigest()[:32]
-            tasks.append(GatherTask(id, name, first, last, spills, total // count))
+            tasks.append(GatherTask(id, name, first, last, total // count))
     return tasks
 
 

@@ -47,7 +47,7 @@ from .garbage import FOLDERS, remove_garbage
 from .generations import existing, files_of, kept_types, missing, new_files
 from .lock import BuildLock
 from .settings import DROPS, LOCKS, WORK, BuildJob, dataset_url, work_url
-from .shuffle import GatherWorker, gather_tasks
+from .shuffle import GatherWorker, gather_tasks, spills_of
 from .task_state import TaskState
 from .tasks import Task, TokenizeWorker
 
@@ -272,9 +272,10 @@ def make(
     if job.seed is None:
         return BuildResult(states, states, digests)
     through_buckets = job.buckets is not None
-    parts: Sequence[Any] = (bucket_tasks if through_buckets else gather_tasks)(job, states)
+    spills = spills_of(job, states)
+    parts = (bucket_tasks if through_buckets else gather_tasks)(job, spills)
     gathers = [task for task in parts if only is None or task.id in only]
-    worker = BucketWorker(job) if through_buckets else GatherWorker(job)
+    worker = (BucketWorker if through_buckets else GatherWorker)(job, spills)
     run(config, "shuffling", worker, gathers)
     gathered = [TaskState.load(job.url, task.id, [task.output]) for task in gathers]
     return BuildResult(states, gathered, digests)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,6 +38,8 @@ RANGES = 1 << 16
 """Ranges of keys in the index of a spill. A shard consists of whole ranges."""
 
 Keys = npt.NDArray[np.uint64]
+Spills = Mapping[str, Sequence[Shard]]
+"""All spills, by output. Workers hold them, not their tasks: each worker receives them once."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,6 @@ class GatherTask:
     output: str
     first: int
     last: int
-    spills: tuple[Shard, ...]
     size: int
 
 
@@ -65,11 +66,13 @@ class GatherWorker:
     """Gathers the documents of shards from spills."""
 
     job: BuildJob
+    spills: Spills
 
     def __call__(self, task: GatherTask) -> Iterator[TaskEvent]:
         state = TaskState.load(self.job.url, task.id, [task.output])
         if not state.done:
-            parts = [part for spill in task.spills if (part := self._read_range(spill, task))]
+            spills = self.spills[task.output]
+            parts = [part for spill in spills if (part := self._read_range(spill, task))]
             if parts:
                 documents = ShardDocuments.concatenate([part.documents for part in parts])
                 keys = np.concatenate([part.keys for part in parts])
@@ -99,11 +102,18 @@ class GatherWorker:
         return KeyedDocuments(documents, np.frombuffer(keys, np.uint64))
 
 
-def gather_tasks(job: BuildJob, states: Sequence[TaskState]) -> list[GatherTask]:
-    """Return the tasks that turn the spills of finished tasks into shards."""
+def spills_of(job: BuildJob, states: Sequence[TaskState]) -> Spills:
+    """Return the spills of finished tasks."""
+    return {
+        name: [shard for state in states for shard in state.outputs[name].shards]
+        for name in job.outputs
+    }
+
+
+def gather_tasks(job: BuildJob, all_spills: Spills) -> list[GatherTask]:
+    """Return the tasks that turn spills into shards."""
     tasks = []
-    for name in job.outputs:
-        spills = tuple(shard for state in states for shard in state.outputs[name].shards)
+    for name, spills in all_spills.items():
         total = sum(shard.details["bytes"] for shard in spills)
         count = min(RANGES, max(1, -(-total // job.shard_size)))
         names = [shard.name for shard in spills]
@@ -111,7 +121,7 @@ def gather_tasks(job: BuildJob, states: Sequence[TaskState]) -> list[GatherTask]
             first, last = number * RANGES // count, (number + 1) * RANGES // count
             text = json.dumps([names, name, first, last, job.identity()], sort_keys=True)
             id = hashlib.sha256(text.encode()).hexdigest()[:32]
-            tasks.append(GatherTask(id, name, first, last, spills, total // count))
+            tasks.append(GatherTask(id, name, first, last, total // count))
     return tasks
 
 
