@@ -11,10 +11,9 @@ and the buffers of the exchange are not counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from typing import TypeVar
 
 import torch
@@ -29,15 +28,17 @@ from ..kernels.choice import as_on_gpu
 from ..layers.recompute import Rule
 from ..layers.ring_flash import calls_of_rows
 from ..model import Model
-from ..operators import BatchContext
+from ..operators import OPERATORS, BatchContext
 from ..operators.hyena_modal import ModalOptions
 from ..parallel.axes import AttentionForm, Axes, Axis, LongFilterForm
 from ..precision import Precision
 from .count import build_meta
+from .extrapolate import fitted
+from .hops import LONG, RING, joined, lengthened
 from .sorts import one_of_each
 from .state import Degrees
 from .stored import stored
-from .trace import Pass, Passes, Piece, fake_tensors, new_mode, trace
+from .trace import Passes, fake_tensors, new_mode, trace
 
 T = TypeVar("T")
 
@@ -125,7 +126,7 @@ class Tracer:
         if shape.precision.fp8 is None:  # whether a product is in FP8 depends on the layer
             self.traced = one_of_each(config)
             self.places = {sort: place for place, sort in enumerate(self.places)}
-        self.models: dict[tuple[int, int], _Model] = {}
+        self.models: dict[tuple[int, int, int], _Model] = {}
         self.parts: dict[str, Passes] = {}
 
     def whole(self, rules: Sequence[Rule]) -> ModelPasses:
@@ -140,14 +141,23 @@ class Tracer:
         """Return the passes of a layer, under names of the layer's own parameters."""
         sort = self.sorts[number]
         first, place = self.sorts.index(sort), self.places[sort]
-        part = self._key(f"{first} {rule!r}", self.config.layers[number].names)
-        return self._extrapolated(part, lambda model: model.layer(place, rule))
+        names = self.config.layers[number].names
+        part, hops = self._key(f"{first} {rule!r}", names), self._is_long_ring(names)
+        return self._extrapolated(part, lambda model: model.layer(place, rule, hops=hops), hops)
 
     def first(self) -> Passes:
         return self._extrapolated(self._key("first"), _Model.first)
 
     def last(self) -> Passes:
         return self._extrapolated(self._key("last"), _Model.last)
+
+    def _is_long_ring(self, operators: Sequence[str]) -> bool:
+        """True for a layer with a long ring that has nothing but parts of rows."""
+        own = [self.config.operators[name] for name in operators]
+        parts = all(OPERATORS[each.kind].tokenwise or each.attention_heads for each in own)
+        windows = any(getattr(each, "window", None) for each in own)
+        ring = self.shape.attention == "ring" and any(each.attention_heads for each in own)
+        return ring and parts and not windows and self.shape.degrees.cp > LONG
 
     def _key(self, part: str, operators: Sequence[str] = ()) -> str:
         """Return the name of a part, without what its operators do not read of the shape: layouts
@@ -162,12 +172,14 @@ class Tracer:
             shape = replace(shape, degrees=replace(shape.degrees, ep=1))
         return f"{part} {self.config!r} {shape!r}"
 
-    def _extrapolated(self, part: str, run: Callable[[_Model], Passes]) -> Passes:
+    def _extrapolated(
+        self, part: str, run: Callable[[_Model], Passes], hops: bool = False
+    ) -> Passes:
         if part not in self.parts:
-            self.parts[part] = self._fitted(part, run)
+            self.parts[part] = self._fitted(part, run, hops)
         return self.parts[part]
 
-    def _fitted(self, part: str, run: Callable[[_Model], Passes]) -> Passes:
+    def _fitted(self, part: str, run: Callable[[_Model], Passes], hops: bool) -> Passes:
         shape = self.shape
         lengths = [shape.seq_len]
         operators = self.config.operators.values()
@@ -176,25 +188,40 @@ class Tracer:
             masks = any(getattr(each, "window", None) for each in operators)
             lengths = [*([LONGEST // 4] if masks else []), LONGEST // 2, LONGEST]
         numbers = [shape.rows] if shape.rows <= MOST_ROWS else [MOST_ROWS - 1, MOST_ROWS]
-        by_length = [
-            fitted(numbers, [self._traced(part, n, length, run) for n in numbers], shape.rows)
-            for length in lengths
-        ]
-        return fitted(lengths, by_length, shape.seq_len)
 
-    def _traced(self, part: str, rows: int, length: int, run: Callable[[_Model], Passes]) -> Passes:
-        key = f"{rows} {length} {part}"
+        def of_rows(length: int) -> Passes:
+            found = [self._traced(part, rows, length, run, hops) for rows in numbers]
+            return fitted(numbers, found, shape.rows)
+
+        return fitted(lengths, [of_rows(length) for length in lengths], shape.seq_len)
+
+    def _traced(
+        self, part: str, rows: int, length: int, run: Callable[[_Model], Passes], hops: bool
+    ) -> Passes:
+        cp = self.shape.degrees.cp
 
         def make() -> Passes:
-            size = rows, length
-            if size not in self.models:
-                shape = replace(self.shape, rows=rows, seq_len=length)
-                self.models[size] = _Model(self.traced, shape)
-            return self.models[size].run(run)
+            if not hops:
+                return self._run(rows, length, cp, run)
+            short = self._run(rows, length // cp * RING, RING, run)
+            if long := lengthened(short, cp - RING):
+                return long
+            whole = self._run(rows, length, cp, run)
+            return Passes(joined(whole.forward), joined(whole.backward))
 
+        key = f"{rows} {length} {part}"
         if key not in _known:
             _known[key] = stored(key, make)
         return _known[key]
+
+    def _run(self, rows: int, length: int, cp: int, run: Callable[[_Model], Passes]) -> Passes:
+        """Run a part with rows of this length, on so many ranks of the context axis."""
+        size = rows, length, cp
+        if size not in self.models:
+            degrees = replace(self.shape.degrees, cp=cp)
+            shape = replace(self.shape, rows=rows, seq_len=length, degrees=degrees)
+            self.models[size] = _Model(self.traced, shape)
+        return self.models[size].run(run)
 
 
 def _sorts(config: ModelConfig, precision: Precision) -> list[str]:
@@ -298,7 +325,7 @@ class _Model:
         length = self.shape.seq_len // self.axes.context.size
         return torch.zeros(self.shape.rows, length, dtype=torch.int64)
 
-    def layer(self, number: int, rule: Rule) -> Passes:
+    def layer(self, number: int, rule: Rule, *, hops: bool = False) -> Passes:
         block = self.model.typed_blocks()[number]
         shared = self.model.shared_block(block.layer)
         block.set_recompute(rule)
@@ -310,9 +337,14 @@ class _Model:
             leaves[EMBEDDINGS] = embeddings
         batch = self._batch(embeddings)
         self._make_ring()
-        result = trace(lambda u: block(u, batch, None, shared)[0], self._stream, leaves)
+
+        def run(u: Tensor) -> Tensor:
+            result: Tensor = block(u, batch, None, shared)[0]
+            return result
+
+        passes = trace(run, self._stream, leaves, hops=hops)
         block.set_recompute("none")
-        return result
+        return passes
 
     def _make_ring(self) -> None:
         """Make the tables of a ring, which all of its calls share: they are not the layer's."""
@@ -352,37 +384,3 @@ def _with_own_experts(config: ModelConfig, ep: int) -> ModelConfig:
             own = max(options.expert_count // ep, getattr(options, "top_k", 1))
             operators[name] = replace(options, experts=own)  # type: ignore[call-arg]
     return replace(config, operators=operators)
-
-
-def fitted(points: Sequence[int], found: Sequence[Passes], at: int) -> Passes:
-    """Return the passes at another point: each number on the polynomial through all points."""
-    if len(points) == 1:
-        return found[0]
-
-    def of_passes(each: Iterable[Pass]) -> Pass:
-        return tuple(
-            Piece(
-                extrapolated(points, [piece.high for piece in pieces], at),
-                extrapolated(points, [piece.change for piece in pieces], at),
-                pieces[0].gradient,
-                extrapolated(points, [piece.size for piece in pieces], at),
-            )
-            for pieces in zip(*each, strict=True)
-        )
-
-    return Passes(
-        of_passes(passes.forward for passes in found),
-        of_passes(passes.backward for passes in found),
-    )
-
-
-def extrapolated(points: Sequence[int], sizes: Sequence[int], at: int) -> int:
-    """Return the value of the polynomial through all points."""
-    total = Fraction(0)
-    for point, size in zip(points, sizes, strict=True):
-        term = Fraction(size)
-        for other in points:
-            if other != point:
-                term *= Fraction(at - other, point - other)
-        total += term
-    return round(total)

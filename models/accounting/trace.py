@@ -115,6 +115,8 @@ class Meter(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.level = 0
         self.most = 0
+        self.message: Callable[[], None] | None = None
+        """Called before each message of all ranks to all."""
         self._living: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(
@@ -124,6 +126,8 @@ class Meter(TorchDispatchMode):
             return inputs[0].fake_device
         if operation is torch.ops._c10d_functional.wait_tensor.default:
             return inputs[0]  # the same tensor, and on fake tensors a new one
+        if self.message and operation is torch.ops._c10d_functional.all_to_all_single.default:
+            self.message()
         given = {_key(each) for each in _tensors((inputs, options))}
         result = operation(*inputs, **(options or {}))
         scratch = SCRATCH.get(operation._schema.name)
@@ -240,11 +244,14 @@ def trace(
     run: Callable[[Tensor], Tensor],
     make: Callable[[], Tensor],
     parameters: Mapping[str, Tensor],
+    *,
+    hops: bool = False,
 ) -> Passes:
     """Run `run` on the tensor of `make`, forward and backward, inside `fake_tensors`.
 
     `parameters` are the leaves that `run` uses, by name. A tensor of numbers without gradients
-    (token ids) counts nothing: the caller of all layers holds it.
+    (token ids) counts nothing: the caller of all layers holds it. With `hops`, a piece also ends at
+    each message of all ranks to all.
     """
     gradients: list[Tensor] = []
     with Meter() as meter:
@@ -254,6 +261,7 @@ def trace(
             held = [_Begin.apply(anchor, held, gradients)]
         forward = _Recording(meter)
         forward.begin()
+        meter.message = forward.cut if hops else None
         result = run(held[0])
         left = result.nbytes
         held.clear()
@@ -262,6 +270,7 @@ def trace(
         forward.cut(more=left)
         backward = _Recording(meter)
         backward.begin(more=left)
+        meter.message = backward.cut if hops else None
         with _completed(parameters, backward):
             end.backward()
         backward.cut()

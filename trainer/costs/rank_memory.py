@@ -29,7 +29,7 @@ from .footprints import Footprints, Traces
 from .memory import step_memory
 from .planner.grid import Grid
 from .planner.machine import Split
-from .state import engine_state
+from .state import ParameterState, parameter_state, state_of
 
 T = TypeVar("T")
 BUFFERS = "buffers"
@@ -111,16 +111,19 @@ class RankMemory:
         self.whole = remembered(self._whole)
 
     @cached_property
-    def _sorts(self) -> Any:
-        return self.parts.meta(whole=False)
+    def _sorts(self) -> ParameterState:
+        """State of one layer of each sort."""
+        return parameter_state(self.run, self.parts.meta(whole=False), self.precision)
 
     @cached_property
-    def _model(self) -> Any:
-        return self.parts.meta(whole=True)
+    def _model(self) -> ParameterState:
+        return parameter_state(self.run, self.parts.meta(whole=True), self.precision)
 
-    def _state(self, engine: EngineConfig, layout: LayoutConfig, model: Any) -> EngineState:
+    def _state(
+        self, engine: EngineConfig, layout: LayoutConfig, parameters: ParameterState
+    ) -> EngineState:
         run = replace(self.run, engine=engine, layout=layout)
-        return engine_state(run, model, self.precision, self.device)
+        return state_of(run, parameters, self.precision, self.device)
 
     def _held(self, engine: EngineConfig, pp: int, dp: int, cp: int, tp: int, ep: int) -> Held:
         layout = LayoutConfig(pp=pp, tp=tp, cp=cp, ep=ep)

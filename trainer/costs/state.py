@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from torch import nn
@@ -26,23 +26,46 @@ STATE_BYTES = 4
 """Bytes of one number of optimizer state: fp32 in every precision."""
 
 
+@dataclass(frozen=True)
+class ParameterState:
+    """State of a model's parameters that does not depend on engine and layout."""
+
+    names: frozenset[str]
+    fp32: frozenset[str]
+    """Parameters that stay in fp32."""
+    states: Mapping[str, Sequence[str]]
+    """States that the optimizer keeps of each parameter."""
+    groups: Sequence[tuple[str, ...]]
+    """Names of the parameters of each group."""
+
+    def optimizer_bytes(self, name: str) -> int:
+        return STATE_BYTES * len(self.states[name])
+
+
+def parameter_state(run: RunConfig, model: Model, precision: Precision) -> ParameterState:
+    fp32 = frozenset(model.full_precision(precision))
+    names = frozenset(name for name, _ in model.named_parameters())
+    return ParameterState(names, fp32, run.optimizer.kept(model), _groups(run, model, fp32))
+
+
 def engine_state(run: RunConfig, model: Model, precision: Precision, device: str) -> EngineState:
     """Return what the engine and the optimizer of a run hold of a model."""
-    states = run.optimizer.kept(model)
+    return state_of(run, parameter_state(run, model, precision), precision, device)
 
-    def optimizer_bytes(name: str) -> int:
-        return STATE_BYTES * len(states[name])
 
-    sharded = run.engine.state_layout(precision, optimizer_bytes, device, run.layout)
-    parts = with_full_precision(sharded, model, precision, optimizer_bytes)
-    fp32 = frozenset(model.full_precision(precision))
+def state_of(
+    run: RunConfig, parameters: ParameterState, precision: Precision, device: str
+) -> EngineState:
+    """Return what the engine and the optimizer of a run hold of these parameters."""
+    sharded = run.engine.state_layout(precision, parameters.optimizer_bytes, device, run.layout)
+    parts = with_full_precision(sharded, parameters)
     held = StateOnDevice(
         parts=parts,
         precision=precision,
         layout=run.layout,
         device=device,
-        fp32=fp32,
-        groups=_groups(run, model, fp32),
+        fp32=parameters.fp32,
+        groups=parameters.groups,
     )
     memory: Callable[[Shards, Degrees], EngineMemory] = partial(run.engine.memory, held)
     return EngineState(
@@ -60,21 +83,19 @@ def _groups(run: RunConfig, model: nn.Module, fp32: frozenset[str]) -> list[tupl
     return [group.names for group in parameter_groups(model, run.optimizer, fp32)]
 
 
-def with_full_precision(
-    parts: Sequence[StatePart],
-    model: Model,
-    precision: Precision,
-    optimizer_bytes: BytesPerParameter,
-) -> list[StatePart]:
+def with_full_precision(parts: Sequence[StatePart], parameters: ParameterState) -> list[StatePart]:
     """Return the parts of an engine's state, and those of the fp32 parameters beside it, which are
     whole on every rank (engines/full_precision.py)."""
-    fp32 = frozenset(model.full_precision(precision))
+    fp32 = parameters.fp32
     if not fp32:
         return list(parts)
-    others = frozenset(name for name, _ in model.named_parameters()) - fp32
-    sizes = {"masters": 4, "gradients": 4, "optimizer": optimizer_bytes}
+    sizes: dict[str, BytesPerParameter] = {
+        "masters": 4,
+        "gradients": 4,
+        "optimizer": parameters.optimizer_bytes,
+    }
     return [
-        *(replace(part, names=others) for part in parts),
+        *(replace(part, names=parameters.names - fp32) for part in parts),
         *(
             StatePart(name=name, bytes_per_parameter=size, names=fp32)
             for name, size in sizes.items()

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from headrace.models.accounting import passes
+from headrace.models.accounting.hops import lengthened
 from headrace.models.accounting.passes import Shape, Tracer, model_passes
 from headrace.models.accounting.sorts import one_of_each
 from headrace.models.accounting.state import Degrees
 from headrace.models.accounting.trace import Passes
 from headrace.models.config import ModelConfig, load_model_config
-from headrace.models.layers.recompute import Rule
+from headrace.models.layers.recompute import Rule, Selective
 from headrace.models.operators.attention import AttentionOptions
 from headrace.models.operators.base import FusedOptions
 from headrace.models.operators.hyena_li import HyenaLIOptions
@@ -147,3 +148,26 @@ def test_a_second_trace_of_a_ring_equals_the_first() -> None:
     )
     assert first == second
     assert first != other
+
+
+def test_a_long_ring_follows_from_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_model_config("tiny-transformer")
+    shape = Shape(
+        rows=2,
+        seq_len=64 * 16,
+        precision=PRECISIONS["bf16"],
+        device="cuda",
+        degrees=Degrees(cp=16),
+        attention="ring",
+    )
+    rules: list[Rule] = ["none", "block", Selective(save=("attention",))]
+    found = [Tracer(config, shape).layer(0, rule) for rule in rules]
+    monkeypatch.setattr(passes, "LONG", 16)
+    monkeypatch.setattr(passes, "_known", {})
+    monkeypatch.setattr(passes, "stored", lambda _, make: make())
+    assert found == [Tracer(config, shape).layer(0, rule) for rule in rules]
+    # Negative control: each hop that is kept counts.
+    few = replace(shape, seq_len=64 * 8, degrees=Degrees(cp=8))
+    model = passes._Model(one_of_each(config), few)
+    own = model.run(lambda model: model.layer(0, rules[-1], hops=True))
+    assert [lengthened(own, more) == found[-1] for more in (7, 8)] == [False, True]

@@ -24,8 +24,9 @@ from headrace.models.config import load_model_config
 from headrace.models.documents import Documents
 from headrace.models.precision import PRECISIONS
 from headrace.trainer.checkpoints.fragments import MASTER
-from headrace.trainer.costs.state import with_full_precision
+from headrace.trainer.costs.state import parameter_state, with_full_precision
 from headrace.trainer.engines import deepspeed as deepspeed_engine
+from headrace.trainer.run.config import RunConfig
 
 TRAINER = Path(__file__).parents[1]
 sys.path.insert(0, str(TRAINER))
@@ -82,7 +83,9 @@ def measure(layout: str, model: str = "tiny") -> dict[str, Any]:
     config = layouts.engine_config(layout)
     sharded = config.state_layout(PRECISIONS[precision], ADAMW, "cpu", parallel.pipe.layout)
     shape = load_model_config(TRAINER / f"{model}.yaml")
-    parts = with_full_precision(sharded, build_meta(shape), PRECISIONS[precision], ADAMW)
+    run = replace(RunConfig(), engine=config)
+    parameters = parameter_state(run, build_meta(shape), PRECISIONS[precision])
+    parts = with_full_precision(sharded, parameters)
     parts = [replace(part, name=measured_as(part.name)) for part in parts]
     return {
         "tensor_rank": tensor.rank,

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ....models.accounting.passes import MOST_ROWS, ModelPasses, fitted, renamed
+from ....models.accounting.extrapolate import fitted
+from ....models.accounting.passes import MOST_ROWS, ModelPasses, renamed
 from ....models.accounting.state import Shards
 from ....models.accounting.trace import Passes, fake_tensors, new_mode, trace
 from ....models.layers.recompute import Recomputable, Rule, Selective
