@@ -5,6 +5,7 @@
     backward              gather, and the buffer of the block ahead; gradients whole
     after it              a copy of the gradients in fp32 is reduced; it waits for the next one,
                           across micro-batches too
+    after it, by step     whole gradients stay to the last micro-batch; in bf16 an fp32 sum does
     after it, replicas    HSDP: torch keeps each shard that it sums over replicas until the end of
                           the last backward pass. In the first micro-batch it is the gradient
 
@@ -63,6 +64,8 @@ class _Group:
     unsharded: bool = False
     gradients: int = 0
     """Bytes of whole gradients."""
+    whole_sums: int = 0
+    """Bytes of whole sums in fp32, beside gradients in half precision."""
     reduced: bool = False
     """True if the rank holds the reduced gradient."""
     summed: bool = False
@@ -181,8 +184,12 @@ class Fsdp2Memory(EngineMemory):
 
     def _reduce(self, level: Level, group: _Group) -> None:
         """Reduce the gradients of a group in a copy of fp32, and shard it again."""
-        if self.gather == "step" and not self.last:
-            return
+        if self.gather == "step":
+            if self.half:
+                self._sum(level, group)
+            if not self.last:
+                return
+            group.gradients, group.whole_sums = group.gradients + group.whole_sums, 0
         self._reshard(level, group)
         if not group.gradients:
             return
@@ -202,6 +209,15 @@ class Fsdp2Memory(EngineMemory):
             group.reduced = True
             level.add(f"{self.host}{GRADIENTS}", reduced)
 
+    def _sum(self, level: Level, group: _Group) -> None:
+        """Add the gradients of a micro-batch to the whole sums."""
+        if not group.whole_sums:
+            group.whole_sums = group.gradients // self.bytes * REDUCED
+            level.add(GRADIENTS, group.whole_sums - group.gradients)
+        else:
+            level.add(GRADIENTS, -group.gradients)
+        group.gradients = 0
+
     last = False
 
     def gradient(self, level: Level, name: str, size: int, *, last: bool) -> None:
@@ -212,7 +228,7 @@ class Fsdp2Memory(EngineMemory):
                 level.add(GRADIENTS, size)
             return
         group = self.group_of[name]
-        if self.gather == "step":  # sums of all micro-batches
+        if self.gather == "step" and not self.half:  # sums of all micro-batches
             if name in self.sums:
                 return
             self.sums.add(name)

@@ -46,7 +46,13 @@ def test_recompute_choices_have_their_true_memory_and_order(parallel: Parallel) 
     ("model", "words"),
     [
         (MODEL, ["engine.kind=fsdp2", "layout.tp=2"]),
-        (MODEL, ["engine.kind=fsdp2", "layout.pp=2", "synthetic.batch_rows=8", "recompute=block"]),
+        (
+            MODEL,
+            [
+                *("engine.kind=fsdp2", "layout.pp=2", "synthetic.batch_rows=8"),
+                *("recompute=block", "precision=bf16"),
+            ],
+        ),
         (MODEL, ["engine.kind=fsdp2", "engine.shard=1", "engine.gather=block", "recompute=block"]),
         (
             MODEL,
