@@ -86,7 +86,16 @@ def measure(layout: str, model: str = "tiny") -> dict[str, Any]:
     run = replace(RunConfig(), engine=config)
     parameters = parameter_state(run, build_meta(shape), PRECISIONS[precision])
     parts = with_full_precision(sharded, parameters)
-    parts = [replace(part, name=measured_as(part.name)) for part in parts]
+    parts = [
+        replace(
+            part,
+            name=measured_as(part.name),
+            bytes_per_parameter=ADAMW
+            if callable(part.bytes_per_parameter)
+            else part.bytes_per_parameter,
+        )
+        for part in parts
+    ]
     return {
         "tensor_rank": tensor.rank,
         "held": held,
