@@ -227,6 +227,12 @@ def test_no_plan_names_what_the_nearest_layout_needs() -> None:
     assert "too much: pp 1 × dp 1 × cp 1 × tp 2" in text
     assert "optimizer " in text
     assert "not decided" not in text
+    assert "not proven" not in text
+
+
+def test_no_plan_of_layers_of_several_sorts_is_not_called_a_proof() -> None:
+    words = ("--model", "tiny-hybrid", *DENSE, "--gpus", "1", "--memory", "0.00001", "--roofline")
+    assert "not proven: " in plan(*words, code=1).stderr
 
 
 def test_a_kernel_without_a_rate_is_an_error_that_names_the_command() -> None:

@@ -214,6 +214,11 @@ def no_plan(
             f"\n    not decided: {len(outcome.undecided)} interleaved layouts, such as "
             f"{outcome.undecided[0].name()}"
         )
+    if len({*costs.trace.layers}) > 1:
+        open_ += (
+            "\n    not proven: layouts were left out by the sums of their parts, and layers of "
+            "several sorts may need less than that together"
+        )
     return PlanError(
         f"no layout{which} fits into {as_bytes(round(question.budget))} of each of "
         f"{question.gpus} devices ({where}); {outcome.grids} were searched",
