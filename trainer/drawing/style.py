@@ -53,11 +53,6 @@ section { background:var(--card); border:1px solid var(--line); border-radius:12
 .keys,.legend { display:flex; flex-wrap:wrap; gap:4px 16px; align-items:center; }
 .key { font-size:13px; color:var(--soft); white-space:nowrap; }
 .key i { display:inline-block; width:10px; height:10px; border-radius:3px; margin-right:6px; }
-.key b { display:inline-block; width:16px; height:3px; background:var(--ink); border-radius:2px;
-  margin:0 6px 3px 0; }
-.key u,.key s { display:inline-block; width:8px; height:8px; border-radius:99px; margin-right:6px; }
-.key u.restart { background:var(--past); } .key u.skipped { background:var(--mark); }
-.key s { width:10px; height:10px; border:1.6px solid var(--mark); margin-bottom:-1px; }
 em { font-style:normal; color:var(--soft); }
 .note { color:var(--soft); font-size:12.5px; margin-top:12px; }
 code,pre { font:12.5px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;
@@ -67,8 +62,6 @@ svg.wide,svg.half { display:block; width:100%; height:auto; overflow:visible; }
 svg text { font:11.5px ui-sans-serif,system-ui,sans-serif; fill:var(--soft); }
 .tick.y,.tick.end { text-anchor:end; } .tick.x { text-anchor:middle; }
 svg .phase { text-anchor:middle; font-weight:600; }
-svg .beyond { fill:var(--ink); stroke:var(--band0); stroke-width:3px; paint-order:stroke; }
-.beyond.end { text-anchor:end; }
 .band.b0 { fill:var(--band0); } .band.b1 { fill:var(--band1); }
 .grid { stroke:var(--line); stroke-width:1; }
 polyline { fill:none; stroke:var(--ink); stroke-linejoin:round; stroke-linecap:round; }
@@ -78,13 +71,11 @@ rect.pass.update { fill:var(--past); } .key i.update { background:var(--past); }
 .limit { stroke-width:1.4; stroke:var(--mark); stroke-dasharray:5 4; }
 .key i.forward { background:var(--water); } .key i.backward { background:#c07f2c; }
 .strong { stroke-width:2.4; } .medium { stroke-width:1.6; stroke:var(--water); }
-.thin { stroke-width:1.5; opacity:.9; } .faint { stroke-width:1; opacity:.3; }
-.range { stroke-width:1; stroke:var(--water); opacity:.3; }
+.thin { stroke-width:1.5; opacity:.9; }
 .fill { fill:var(--fill); } .dot { fill:var(--ink); }
 .mark line { stroke-width:1.2; stroke-dasharray:3 3; }
 .mark.restart line { stroke:var(--past); } .mark.restart circle { fill:var(--past); }
 .mark.skipped line { stroke:var(--mark); } .mark.skipped circle { fill:var(--mark); }
-.ring { fill:none; stroke:var(--mark); stroke-width:1.6; }
 .share { shape-rendering:crispEdges; }
 .probe { fill:transparent; } .probe:hover { fill:var(--fill); }
 table { border-collapse:collapse; width:100%; margin-top:12px; font-size:13px; }
