@@ -45,7 +45,7 @@ from headrace.dataplane.loader.rows import RowReader
 from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.storage import remote, storage
 
-TOKENS, ROUNDS = 100_000_000, 3
+TOKENS, ROUNDS = 100_000_000, 2
 URL = f"s3://{BUCKET}/headrace"
 LONG_ROW, LONG_BATCH, BOUND = 4096, 32, 80 << 20
 """Rows of the phase that is read with a bounded cache, and the bound."""
