@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from contextlib import nullcontext
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,11 @@ from headrace.models.layer_watch import LayerWatch
 from headrace.models.model import Model
 from headrace.models.operators.moe import MoE
 from headrace.models.precision import PRECISIONS
-from headrace.trainer.costs.state import with_full_precision
+from headrace.trainer.costs.state import parameter_state, with_full_precision
 from headrace.trainer.costs.watched import watched
 from headrace.trainer.engines import update as steps_of
 from headrace.trainer.engines.layer_norms import LayerSquares, layer_of, layers_of, norms
+from headrace.trainer.run.config import RunConfig
 
 LAUNCH = steps_of.launch
 
@@ -142,7 +144,9 @@ def copied_masters(folder: Path, layouts: list[str]) -> dict[str, tuple[int, int
         dist.all_reduce(copied[0], op=dist.ReduceOp.MAX)
         config, precision = work.engine_config(layout), PRECISIONS[layout.split("-")[2]]
         parts = config.state_layout(precision, 8, "cpu", parallel.pipe.layout)
-        parts = with_full_precision(parts, build_meta(config_of("tiny")), precision, lambda _: 8)
+        run = replace(RunConfig(), engine=config)
+        parameters = parameter_state(run, build_meta(config_of("tiny")), precision)
+        parts = with_full_precision(parts, parameters)
         axes = parallel.axes
         degrees = Degrees(dp=parallel.dp, tp=axes.tensor.size, cp=axes.context.size)
         level, plain = Level(), mock.MagicMock()

@@ -47,6 +47,7 @@ def test_an_old_run_keeps_its_identity(tmp_path: Path) -> None:
 
     assert identity() == "4b9fbc0536766f5147f53681774a2976"  # computed by commit 924fcd4
     assert identity("optimizer.kind=muon") != identity()
+    assert identity("optimizer.ema=0.99") != identity()
     assert identity("optimizer.groups=[{match: '*', lr: 0.5}]") != identity()
 
 

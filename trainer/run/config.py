@@ -124,7 +124,12 @@ DECIDES = (
 """Changing any of these defines a new run; everything else may change on resume."""
 
 NEWER: Data = {"loss_divisor": "weights", "fp8": None}
-NEWER_OF_OPTIMIZERS: Data = {"kind": DEFAULT().kind, "groups": [], "decay": DEFAULT().decay}
+NEWER_OF_OPTIMIZERS: Data = {
+    "kind": DEFAULT().kind,
+    "groups": [],
+    "decay": DEFAULT().decay,
+    "ema": None,
+}
 """Keys that are newer than the hash of a run, with their defaults."""
 
 COUPLED = "{} balances over a micro-batch: micro_batch_tokens, layout.cp and dp define the run"
