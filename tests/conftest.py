@@ -53,13 +53,10 @@ def _no_process_group_is_left() -> Iterator[None]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """End a test when the threads of its loaders have ended, before its fixtures do: a thread that
-    still reads would find the store, the cache and the settings of the next test."""
-    try:
-        yield
-    except BaseException:  # its traceback may hold a loader that is not closed
-        raise
-    else:
-        assert not threads_of_loaders(60), "a loader was not closed"
+    still reads would find the store, the cache and the settings of the next test. A test that fails
+    ends at `yield`: its traceback may hold a loader that is not closed."""
+    yield
+    assert not threads_of_loaders(60), "a loader was not closed"
 
 
 @pytest.fixture(autouse=True)

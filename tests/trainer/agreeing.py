@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -209,15 +209,20 @@ def initialize(folder: Path, places: list[Path]) -> str:
     return "loaded"
 
 
+def reader_of(plan: SyntheticPlan, rank: int, world: int) -> Callable[[int, int], Iterator[Any]]:
+    """Return the function with which the loop opens the rows of a rank, from a step on."""
+    return lambda step, rows: iter(
+        SyntheticLoader(plan, rank=rank, world=world, micro_batch=rows, start_step=step)
+    )
+
+
 def take_rows(as_rank: list[int]) -> str:
     """Train two steps; each rank reads the rows of the data-parallel rank `as_rank` names."""
     plan = SyntheticPlan(SyntheticConfig(steps=2, seq_len=16, batch_rows=4), 37, 1)
     rank, world = as_rank[dist.get_rank()], dist.get_world_size()
     loop = Loop(
         plan,
-        lambda step, rows: iter(
-            SyntheticLoader(plan, rank=rank, world=world, micro_batch=rows, start_step=step)
-        ),
+        reader_of(plan, rank, world),
         plan.lr_factor,
         make_engine(),
         place(),
@@ -245,9 +250,7 @@ def slowed(folder: Path, slow: int | None) -> dict[str, list[dict[str, Any]]]:
     shared = Shared(folder)
     loop = Loop(
         plan,
-        lambda step, rows: iter(
-            SyntheticLoader(plan, rank=rank, world=world, micro_batch=rows, start_step=step)
-        ),
+        reader_of(plan, rank, world),
         plan.lr_factor,
         make_engine(),
         place(),

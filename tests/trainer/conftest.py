@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
+import chromium
 import forked
 import fsspec
 import pytest
@@ -210,6 +211,14 @@ def checkpoint_of(tmp_path: Path, parallel: Parallel) -> Callable[..., RunFolder
         return folder
 
     return save
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[chromium.Chromium]:
+    """Chromium, installed with apt-get where it is missing."""
+    chromium.install()
+    with chromium.Chromium() as started:
+        yield started
 
 
 @pytest.fixture

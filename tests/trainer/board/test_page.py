@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from board_runs import write_checkpoint, write_plan, write_run, write_scores
-from chromium import Chromium, install
+from chromium import Chromium
 
 from headrace.trainer.board.board import Board
 from headrace.trainer.board.server import Server
@@ -20,13 +20,6 @@ from headrace.trainer.board.server import Server
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
 STEPS = 60
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Chromium]:
-    install()
-    with Chromium() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

@@ -9,20 +9,13 @@ from typing import Any
 
 import pytest
 from board_runs import write_plan, write_run
-from chromium import Chromium, install
+from chromium import Chromium
 
 from headrace.trainer import report
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
 STEPS = 60
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Chromium]:
-    install()
-    with Chromium() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")
