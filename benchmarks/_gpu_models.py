@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headrace.models.config import ModelConfig
-from headrace.models.initializers import InitConfig
-from headrace.models.kernels.choice import Kernel
-from headrace.models.operators import OPTIONS
+from headrace.models.options import OPTIONS
+from headrace.models.options.init import InitConfig
+from headrace.models.options.names import Kernel
 
 SMALL = InitConfig(weights="small", output="wang")
 

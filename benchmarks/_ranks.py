@@ -15,7 +15,7 @@ import torch.multiprocessing as multiprocessing
 from headrace.models.accounting.count import build_meta
 from headrace.models.config import ModelConfig
 from headrace.models.model import initial_weights
-from headrace.models.precision import PRECISIONS
+from headrace.models.options.precision import PRECISIONS
 from headrace.trainer.engines import give
 from headrace.trainer.engines.engine import Engine, EngineConfig
 from headrace.trainer.engines.objective import Objective

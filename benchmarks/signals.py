@@ -40,8 +40,8 @@ def serve(options: dict[str, Any], parent: Connection) -> None:
     from headrace.models.accounting.count import build_meta
     from headrace.models.config import ModelConfig
     from headrace.models.model import initial_weights
-    from headrace.models.operators import OPTIONS
-    from headrace.models.precision import PRECISIONS
+    from headrace.models.options import OPTIONS
+    from headrace.models.options.precision import PRECISIONS
     from headrace.trainer.cluster import ranks as group
     from headrace.trainer.engines import give
     from headrace.trainer.engines.fsdp2 import Fsdp2Config

@@ -41,8 +41,8 @@ def stepper(
     from headrace.models.accounting.count import build_meta
     from headrace.models.config import ModelConfig
     from headrace.models.model import initial_weights
-    from headrace.models.operators import OPTIONS
-    from headrace.models.precision import PRECISIONS
+    from headrace.models.options import OPTIONS
+    from headrace.models.options.precision import PRECISIONS
     from headrace.trainer.cluster import ranks as group
     from headrace.trainer.engines import ENGINES as KNOWN
     from headrace.trainer.engines import give

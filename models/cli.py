@@ -19,7 +19,7 @@ def positive(name: str, default: int, help: str) -> Callable[[Any], Any]:
 
 
 def precisions() -> Collection[str]:
-    from .precision import PRECISIONS
+    from .options.precision import PRECISIONS
 
     return PRECISIONS
 
@@ -152,7 +152,7 @@ def show_model(
     from .accounting.show import describe, render
     from .accounting.state import Degrees
     from .config import load_model_config
-    from .precision import PRECISIONS, Fp8Config
+    from .options.precision import PRECISIONS, Fp8Config
 
     if find_engine_state is None:
         raise click.UsageError(

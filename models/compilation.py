@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType, MethodType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,11 +24,8 @@ from ..console.errors import LayoutError
 from .block import Block
 from .model import Model
 from .operators import Operator
+from .options.names import Backend
 from .parallel.axes import Axes
-
-Backend = Literal["inductor", "aot_eager", "eager"]
-"""inductor generates code; aot_eager traces forward and backward passes and runs torch's own
-operations, eager traces the forward pass alone. These two need no compiler."""
 
 LIMIT = 64
 """Graphs of one kind of block: lengths of rows, packed or not, in training and in evaluation."""

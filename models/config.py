@@ -23,10 +23,10 @@ from typing import Annotated, Any
 from ..console import config as reader
 from ..console.errors import ConfigError, Problem, Problems
 from ..console.explain import nearest
-from .initializers import InitConfig
-from .kernels.choice import Kernel
-from .layers.norms import NormKind
-from .operators import OPERATORS, OPTIONS, OperatorOptions, SharedOperator
+from .options import OPTIONS
+from .options.base import OperatorOptions
+from .options.init import InitConfig
+from .options.names import Kernel, NormKind
 from .pattern import Layer, parse_pattern
 
 SUFFIXES = (".yaml", ".yml")
@@ -139,11 +139,13 @@ class ModelConfig:
             if layer.shared is not None and "." in layer.shared:
                 wrong.append(f"layer {number}: a shared block's name has no dot: `{layer.shared}`")
             for name in layer.names:
-                kind = self.operators[name].kind if name in self.operators else None
+                options = self.operators.get(name)
                 shared = name == layer.shared
-                if kind is not None and issubclass(OPERATORS[kind], SharedOperator) != shared:
+                if options is not None and options.shared != shared:
                     should = "cannot be shared" if shared else "must stand before `>`"
-                    wrong.append(f"layer {number}: `{name}` is of kind {kind}, which {should}")
+                    wrong.append(
+                        f"layer {number}: `{name}` is of kind {options.kind}, which {should}"
+                    )
         return [Problem("pattern", what) for what in wrong]
 
     def _operator_problems(self) -> list[Problem]:

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .kernels.choice import Kernel, chosen
+from .kernels.choice import chosen
 from .loss import cross_entropy, fused_loss
 from .operators import BatchContext
+from .options.names import Kernel
 from .parallel.axes import Axis
 from .parallel.sharding import Sharded, ShardingSpec
 from .parallel.tensor import gather, scatter

@@ -18,7 +18,7 @@ from .layers.norms import RMSNorm
 from .model import Model
 from .operators import Operator
 from .operators.hyena import Hyena
-from .precision import Fp8Config
+from .options.precision import Fp8Config
 
 Linear = SplitLinear | OutputLinear
 NARROW, TRAINING = 2, 3

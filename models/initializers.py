@@ -10,32 +10,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from .layers.linear import SplitLinear
 from .layers.norms import GatedRMSNorm, LayerNorm, RMSNorm
-
-
-@dataclass(frozen=True, kw_only=True)
-class InitConfig:
-    """Initial distribution of matrices. Operators set those of dt, A and filters themselves."""
-
-    weights: Literal["normal", "small", "uniform"] = "normal"
-    """`normal`: N(0, std²); `small`: N(0, 2 / 5·width); `uniform`: U(±1/√inputs), as in torch."""
-    std: float = 0.02
-    """The standard deviation under `normal`, and of embeddings under `uniform`."""
-    output: Literal["same", "depth", "wang"] = "same"
-    """Matrices that write to the residual stream: as the others (`same`); divided by √(number of
-    residual branches) (`depth`); or with a standard deviation of 2 / (layers · √width) (`wang`)."""
-
-    def __post_init__(self) -> None:
-        if not self.std > 0:
-            raise ValueError(f"std must be above 0, not {self.std}")
-
+from .options.init import InitConfig
 
 Initializer = Callable[[torch.Generator], Tensor]
 """Draws a whole tensor; its precision may be higher than the parameter's."""

@@ -27,10 +27,11 @@ from .layer_watch import LayerWatch
 from .layers.norms import build_norm
 from .layers.recompute import Recompute, rules_of
 from .operators import BatchContext, Operator, SharedOperator, State
+from .options.precision import Precision
 from .parallel.axes import Axes
 from .parallel.sharding import LocalShard, shard_parameters
 from .pattern import Layer
-from .precision import Precision
+from .precision import compute_dtype
 from .weights import Weights
 
 
@@ -269,7 +270,7 @@ class Model(nn.Module):
         fp32 = self.full_precision(precision)
         for name, parameter in self.named_parameters():
             if name not in fp32:
-                parameter.data = parameter.data.to(precision.compute)
+                parameter.data = parameter.data.to(compute_dtype(precision))
 
     def shard(self, axes: Axes) -> None:
         """Keep this rank's local shard of each parameter of whole modules."""

@@ -1,69 +1,17 @@
-"""Precisions of training, and where arithmetic must be wider than its inputs."""
+"""Number formats of tensors: of a precision, and where arithmetic must be wider than its inputs."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True, kw_only=True)
-class Fp8Config:
-    """Matrices whose products run in FP8, under `precision: fp8`."""
-
-    matrices: Literal["all", "hyena", "evo2"] = "all"
-    """all: the input and output projections of all operators. hyena: those of Hyena operators
-    alone (not of Hyena MLPs). evo2: the input projections of Hyena operators alone, as in Evo 2's
-    training."""
-    smallest: int = 2048
-    """Matrices with fewer rows or columns stay in bf16."""
-    ends: int = 1
-    """Blocks at the beginning, and at the end, whose matrices stay in bf16."""
-
-    def __post_init__(self) -> None:
-        if self.smallest < 16:
-            raise ValueError(f"smallest must be at least 16, not {self.smallest}")
-        if self.ends < 0:
-            raise ValueError(f"ends must be at least 0, not {self.ends}")
+from .options.precision import Precision
 
 
-@dataclass(frozen=True)
-class Precision:
-    """Number formats of one run. Code asks for these properties, never for the name."""
-
-    name: str
-    compute: torch.dtype
-    """Weights and activations in the forward and backward passes."""
-    separate_masters: bool
-    """True if fp32 master weights exist beside the weights that compute. Gradients are summed, and
-    optimizer states are kept, in fp32 in either case."""
-    fp8: Fp8Config | None = None
-    """Matrices whose forward products and gradients of inputs are e4m3; None: none."""
-
-    def __str__(self) -> str:
-        return self.name
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of one weight that computes."""
-        return self.compute.itemsize
-
-
-PRECISIONS = {
-    precision.name: precision
-    for precision in (
-        Precision("fp32", torch.float32, separate_masters=False),
-        Precision("bf16", torch.bfloat16, separate_masters=True),
-        Precision("fp8", torch.bfloat16, separate_masters=True, fp8=Fp8Config()),
-    )
-}
-
-
-def default_precision(device: str) -> Precision:
-    """Return the precision of a run that names none, on this kind of device."""
-    return PRECISIONS["bf16" if device == "cuda" else "fp32"]
+def compute_dtype(precision: Precision) -> torch.dtype:
+    """Return the format of weights and activations in the forward and backward passes."""
+    dtype: torch.dtype = getattr(torch, precision.compute)
+    return dtype
 
 
 def widen(x: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from headrace.models.options.precision import PRECISIONS
 from headrace.models.parallel.sharding import LocalShard
-from headrace.models.precision import PRECISIONS
 from headrace.trainer.checkpoints.fragments import MASTER
 from headrace.trainer.engines.engine import Engine
 from headrace.trainer.engines.objective import parameters

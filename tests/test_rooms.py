@@ -81,16 +81,17 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "cli",
     ),
     "models": (
+        "options",
+        "pattern",
+        "config",
         "precision",
         "weights",
-        "pattern",
         "parallel",
         "documents",
         "kernels",
         "layers",
         "initializers",
         "operators",
-        "config",
         "block",
         "loss",
         "embedding",
@@ -115,6 +116,7 @@ CROWD = {"trainer": 12, "dataplane": 12}
 """Most modules at one level of these folders, at any depth."""
 DEFAULT_CROWD = 16
 ONE_FILE_A_KIND = {
+    "models/options",
     "models/operators",
     "models/kernels",
     "models/kernels/programs",

@@ -26,7 +26,7 @@ from headrace.models.documents import Documents
 from headrace.models.layer_watch import LayerWatch
 from headrace.models.model import Model
 from headrace.models.operators.moe import MoE
-from headrace.models.precision import PRECISIONS
+from headrace.models.options.precision import PRECISIONS
 from headrace.trainer.costs.state import parameter_state, with_full_precision
 from headrace.trainer.costs.watched import watched
 from headrace.trainer.engines import update as steps_of

@@ -12,7 +12,7 @@ from benchmarks._gpu_models import MODELS, TINY
 from benchmarks._synthetic_run import documents
 from headrace.models.config import ModelConfig
 from headrace.models.layers.recompute import Recompute
-from headrace.models.precision import PRECISIONS
+from headrace.models.options.precision import PRECISIONS
 
 BASE = "bf16"
 

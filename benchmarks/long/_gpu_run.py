@@ -19,12 +19,11 @@ from torch import Tensor
 from benchmarks._gpu_models import with_kernels
 from benchmarks._synthetic_run import train
 from headrace.models.accounting.count import build_meta
-from headrace.models.compilation import Backend
 from headrace.models.fp8 import quantize
-from headrace.models.kernels.choice import Kernel
 from headrace.models.layers.recompute import Recompute, rules_of
 from headrace.models.model import initial_weights
-from headrace.models.precision import PRECISIONS
+from headrace.models.options.names import Backend, Kernel
+from headrace.models.options.precision import PRECISIONS
 from headrace.trainer.cluster import ranks
 from headrace.trainer.engines import give
 from headrace.trainer.engines.engine import Engine

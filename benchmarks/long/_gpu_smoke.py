@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from headrace.models.documents import Documents
-from headrace.models.kernels.choice import Kernel
+from headrace.models.options.names import Kernel
 from headrace.trainer.engines.update import update
 
 from ._gpu_lines import Sizes

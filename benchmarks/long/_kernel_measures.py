@@ -17,10 +17,10 @@ from kernel_cases.compare import errors, evaluate
 from torch import Tensor
 
 from benchmarks._gpu_models import MODELS, TINY, with_kernels
-from headrace.models.compilation import Backend, compile_blocks
-from headrace.models.kernels.choice import Kernel
+from headrace.models.compilation import compile_blocks
 from headrace.models.layers.attention_order import Implementation, attention_order
 from headrace.models.model import Model
+from headrace.models.options.names import Backend, Kernel
 
 from ._kernel_limits import beyond_limits
 from ._kernel_peers import Size, Timed, timed

@@ -15,16 +15,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headrace.models.kernels import fft_convolution, gated_rms_norm, linear_cross_entropy, rms_norm
-from headrace.models.kernels.choice import Kernel
 from headrace.models.layers.convolution import causal_convolution
 from headrace.models.layers.gated_convolution import gated_convolution, gated_input, gated_modal
 from headrace.models.layers.gated_scan import gated_scan
 from headrace.models.layers.mixed_scan import mixed_scan
 from headrace.models.layers.norms import GatedRMSNorm, RMSNorm
-from headrace.models.layers.rope import Rope, plain, rotate, rotation
+from headrace.models.layers.rope import plain, rotate, rotation
 from headrace.models.layers.routed_rows import collect, spread
 from headrace.models.loss import cross_entropy
 from headrace.models.operators.mlp import gated
+from headrace.models.options.names import Kernel
+from headrace.models.options.rope import Rope
 
 from . import _kernel_libraries as libraries
 

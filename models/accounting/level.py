@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..model import Model
-from ..precision import Precision
+from ..options.precision import Precision
 from .state import HOST, Degrees, Shards, StatePart
 
 Unit = int | None

@@ -9,8 +9,9 @@ import torch
 from ...console.errors import LayoutError
 from ..config import ModelConfig
 from ..operators import BatchContext, State
+from ..options.precision import Precision
 from ..parallel.axes import Axes, Axis
-from ..precision import Precision
+from ..precision import compute_dtype
 from .count import build_meta
 from .state import Degrees, Shards
 
@@ -39,9 +40,9 @@ def rank_shards(
 def generation_bytes(config: ModelConfig, seq_len: int, *, precision: Precision) -> int:
     """Return the bytes of one sequence in generation: constant states, and caches that grow with
     the sequence."""
-    model = build_meta(config).to(precision.compute)
+    model = build_meta(config).to(compute_dtype(precision))
     with torch.device("meta"):
-        u = torch.empty(1, 1, config.width, dtype=precision.compute)
+        u = torch.empty(1, 1, config.width, dtype=compute_dtype(precision))
         positions = torch.zeros(1, 1, dtype=torch.int64)
         total = 0
         for layer, block in zip(config.layers, model.typed_blocks(), strict=True):

@@ -29,9 +29,11 @@ from ..layers.recompute import Rule
 from ..layers.ring_flash import calls_of_rows
 from ..model import Model
 from ..operators import OPERATORS, BatchContext
-from ..operators.hyena_modal import ModalOptions
-from ..parallel.axes import AttentionForm, Axes, Axis, LongFilterForm
-from ..precision import Precision
+from ..options.hyena import ModalOptions
+from ..options.names import AttentionForm, LongFilterForm
+from ..options.precision import Precision
+from ..parallel.axes import Axes, Axis
+from ..precision import compute_dtype
 from .count import build_meta
 from .extrapolate import fitted
 from .hops import LONG, RING, joined, lengthened
@@ -280,7 +282,7 @@ class _Model:
     def _fake_tensors(self) -> Iterator[None]:
         """Make tensors fake inside, on the device of the shape."""
         kernels = as_on_gpu() if self.shape.device == "cuda" else nullcontext()
-        with kernels, fake_tensors(self.shape.precision.compute, self.mode):
+        with kernels, fake_tensors(compute_dtype(self.shape.precision), self.mode):
             yield
 
     def _build(self) -> Model:

@@ -11,7 +11,7 @@ from .. import fp8
 from ..config import ModelConfig
 from ..layers.recompute import Unit, rules_of
 from ..model import Model
-from ..precision import Precision
+from ..options.precision import Precision
 from .count import (
     TRAINING,
     active_parameters,

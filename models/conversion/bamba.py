@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..config import ModelConfig
-from ..operators import OperatorOptions
-from ..operators.attention import AttentionOptions
-from ..operators.mamba2 import Mamba2Options
-from ..operators.mlp import GLUOptions
+from ..options.attention import AttentionOptions
+from ..options.base import OperatorOptions
+from ..options.mamba2 import Mamba2Options
+from ..options.mlp import GLUOptions
 from .family import Settings, expect, of_layers, plain_decoder, read_rope, require, write_rope
 from .llama import attention_rules
 from .mamba import mamba2_rules

@@ -15,10 +15,10 @@ import torch
 
 from ...console.errors import Problem, Problems
 from ..config import ModelConfig
-from ..operators import OperatorOptions
-from ..operators.mamba1 import Mamba1Options
-from ..operators.mlp import GLUOptions
-from ..operators.moe import MoEOptions
+from ..options.base import OperatorOptions
+from ..options.mamba1 import Mamba1Options
+from ..options.mlp import GLUOptions
+from ..options.moe import MoEOptions
 from .family import expect, of_layers
 from .mamba import INIT, mamba1_rules
 from .rules import Rule, same

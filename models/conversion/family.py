@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 from ...console.errors import ConfigError, Problem, Problems
 from ..config import ModelConfig
-from ..layers.norms import NormKind
-from ..layers.rope import Rope
-from ..operators import OperatorOptions
-from ..operators.attention import AttentionOptions
+from ..options.attention import AttentionOptions
+from ..options.base import OperatorOptions
+from ..options.names import NormKind
+from ..options.rope import Rope
 from ..pattern import parse_pattern
 from .rules import Rule
 

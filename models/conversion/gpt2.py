@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..config import ModelConfig
-from ..initializers import InitConfig
-from ..operators.attention import AttentionOptions
-from ..operators.mlp import MLPOptions
+from ..options.attention import AttentionOptions
+from ..options.init import InitConfig
+from ..options.mlp import MLPOptions
 from .family import Settings, alike, expect, one_norm, require, sequential
 from .rules import Rule, same, transposed
 

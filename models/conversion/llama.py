@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ..config import ModelConfig
-from ..operators import OperatorOptions
-from ..operators.attention import AttentionOptions
-from ..operators.mlp import GLUOptions
-from ..operators.moe import MoEOptions
+from ..options.attention import AttentionOptions
+from ..options.base import OperatorOptions
+from ..options.mlp import GLUOptions
+from ..options.moe import MoEOptions
 from .family import (
     Settings,
     alike,

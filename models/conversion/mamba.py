@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..config import ModelConfig
-from ..initializers import InitConfig
-from ..operators import OperatorOptions
-from ..operators.mamba1 import Mamba1Options
-from ..operators.mamba2 import Mamba2Options
+from ..options.base import OperatorOptions
+from ..options.init import InitConfig
+from ..options.mamba1 import Mamba1Options
+from ..options.mamba2 import Mamba2Options
 from .family import Settings, alike, expect, plain_decoder, require
 from .rules import Rule, same, shaped, taps
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from ...console.errors import Problem, Problems
 from ..config import ModelConfig
-from ..operators import OperatorOptions
-from ..operators.mamba1 import Mamba1Options
-from ..operators.mamba2 import Mamba2Options
+from ..options.base import OperatorOptions
+from ..options.mamba1 import Mamba1Options
+from ..options.mamba2 import Mamba2Options
 from .family import expect
 from .mamba import backbone, backbone_rules, mamba1_rules, mamba2_rules
 from .rules import Rule

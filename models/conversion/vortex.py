@@ -23,12 +23,14 @@ from torch import Tensor
 from ...console import config as reader
 from ...console.errors import CheckpointError, ConfigError, Problem
 from ..config import ModelConfig
-from ..operators import OperatorOptions
-from ..operators.attention import AttentionOptions
-from ..operators.hyena_li import HyenaLIOptions, plain_rates
-from ..operators.hyena_mr import HyenaMROptions, decayed
-from ..operators.hyena_se import HyenaSEOptions
-from ..operators.mlp import GLUOptions
+from ..operators.hyena_li import plain_rates
+from ..operators.hyena_mr import decayed
+from ..options.attention import AttentionOptions
+from ..options.base import OperatorOptions
+from ..options.hyena_li import HyenaLIOptions
+from ..options.hyena_mr import HyenaMROptions
+from ..options.hyena_se import HyenaSEOptions
+from ..options.mlp import GLUOptions
 from ..weights import Weights
 from .family import Unsuitable, settings_errors
 from .files import read_torch

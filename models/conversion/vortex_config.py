@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..config import ModelConfig
-from ..initializers import InitConfig
-from ..layers.rope import Rope
-from ..operators import OperatorOptions
-from ..operators.attention import AttentionOptions
-from ..operators.hyena_li import HyenaLIOptions
-from ..operators.hyena_mr import HyenaMROptions
-from ..operators.hyena_se import HyenaSEOptions
-from ..operators.mlp import GLUOptions
+from ..options.attention import AttentionOptions
+from ..options.base import OperatorOptions
+from ..options.hyena_li import HyenaLIOptions
+from ..options.hyena_mr import HyenaMROptions
+from ..options.hyena_se import HyenaSEOptions
+from ..options.init import InitConfig
+from ..options.mlp import GLUOptions
+from ..options.rope import Rope
 from .family import Settings, expect, of_layers, one_norm, require, sequential
 
 SORTS = {"hcs": "se", "hcm": "mr", "hcl": "li", "attn": "attention"}

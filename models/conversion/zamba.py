@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from ..config import ModelConfig
-from ..layers.rope import Rope
-from ..operators import OperatorOptions
-from ..operators.mamba1 import Mamba1Options
-from ..operators.mamba2 import Mamba2Options
-from ..operators.zamba import ZambaBlockOptions
+from ..options.base import OperatorOptions
+from ..options.mamba1 import Mamba1Options
+from ..options.mamba2 import Mamba2Options
+from ..options.rope import Rope
+from ..options.zamba import ZambaBlockOptions
 from .family import Settings, expect, of_layers, plain_decoder, read_rope, require
 from .mamba import conv_rules, mamba2_rules
 from .rules import Rule, interleaved, rows, same

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from importlib.util import find_spec
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,8 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import is_compiling
 
 from ...console.errors import LayoutError
-
-Kernel = Literal["auto", "triton", "torch"]
+from ..options.names import Kernel
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 FAILED: dict[str, str] = {}

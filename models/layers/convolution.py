@@ -15,16 +15,14 @@ inputs in generation.
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ..documents import Documents, plain_layout
+from ..options.names import Method
 from ..precision import widen
-
-Method = Literal["auto", "direct", "toeplitz", "fft"]
 
 DIRECT_TAPS = 16
 TOEPLITZ_TAPS = 256

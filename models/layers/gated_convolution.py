@@ -13,10 +13,11 @@ from torch.nn import functional as F
 
 from ..documents import Documents
 from ..kernels import fft_convolution, modal, short_convolution, toeplitz
-from ..kernels.choice import Kernel, chosen
+from ..kernels.choice import chosen
+from ..options.names import Kernel, Method
 from ..parallel.axes import ALONE, Axis
 from ..precision import widen
-from .convolution import Method, causal_convolution
+from .convolution import causal_convolution
 from .scan import modal_few, modal_scan
 
 

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from ..documents import Documents
 from ..kernels import selective_scan as kernels
-from ..kernels.choice import Kernel, chosen
+from ..kernels.choice import chosen
+from ..options.names import Kernel
 from ..parallel.axes import ALONE, Axis
 from ..precision import widen
 from .scan import selective_scan

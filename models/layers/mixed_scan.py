@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from ..documents import Documents
 from ..kernels import ssd as kernels
-from ..kernels.choice import Kernel, chosen
+from ..kernels.choice import chosen
+from ..options.names import Kernel
 from ..parallel.axes import ALONE, Axis
 from ..precision import widen
 from .scan import ssd

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..kernels import gated_rms_norm, rms_norm
-from ..kernels.choice import Kernel, chosen
+from ..kernels.choice import chosen
 from ..kernels.fp8 import Quantized
+from ..options.names import Kernel, NormKind
 from ..parallel.axes import ALONE, Axis
 from ..parallel.tensor import group_runs, sums_of_groups
 from ..precision import widen
-
-NormKind = Literal["rms", "rms-eps-outside", "layer"]
 
 
 class RMSNorm(nn.Module):

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ..documents import Spans
-from ..kernels.choice import Kernel, wanted
+from ..kernels.choice import wanted
+from ..options.names import Kernel
 
 TYPES = (torch.bfloat16, torch.float16)
 WIDEST = 256

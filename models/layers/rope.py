@@ -6,53 +6,14 @@ Frequencies are base^(−2i/d); a scaling changes them for contexts longer than 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ..kernels import rope as rope_kernel
-from ..kernels.choice import Kernel, chosen
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rope:
-    """Rotary position embedding and its scaling."""
-
-    base: float = 10_000.0
-    """Also called theta."""
-    channels: int | None = None
-    """Number of channels of a head that turn, from the first; all if unset."""
-    scaling: Literal["none", "linear", "ntk", "yarn", "llama3"] = "none"
-    """`linear`: positions divided by `factor`; `ntk`: a larger base; `yarn`: slow frequencies
-    divided by `factor`, fast ones kept, a ramp between; `llama3`: the same by wavelength."""
-    factor: float = 1.0
-    """Length of the new context divided by `original_length`."""
-    original_length: int = 8192
-    """Context length of the first training; used by `yarn` and `llama3`."""
-    beta_fast: float = 32.0
-    """`yarn`: turns within `original_length` above which a frequency is kept."""
-    beta_slow: float = 1.0
-    """`yarn`: turns within `original_length` below which a frequency is divided."""
-    low_freq_factor: float = 1.0
-    """`llama3`: wavelengths above `original_length` / low_freq_factor are stretched in full."""
-    high_freq_factor: float = 4.0
-    """`llama3`: wavelengths below `original_length` / high_freq_factor are kept."""
-
-    def __post_init__(self) -> None:
-        if self.factor < 1:
-            raise ValueError(f"factor must be at least 1, not {self.factor}")
-        if self.scaling == "none" and self.factor != 1:
-            raise ValueError(f"factor {self.factor} needs a `scaling`: linear, ntk, yarn or llama3")
-        if not self.base > 1:
-            raise ValueError(f"base must be above 1, not {self.base}")
-        if self.original_length < 1:
-            raise ValueError(f"original_length must be at least 1, not {self.original_length}")
-        for high, low in (("beta_fast", "beta_slow"), ("high_freq_factor", "low_freq_factor")):
-            if not getattr(self, high) > getattr(self, low) > 0:
-                ends = f"{high} ({getattr(self, high)}) and {low} ({getattr(self, low)})"
-                raise ValueError(f"{ends} must be above 0, and the first the larger")
+from ..kernels.choice import chosen
+from ..options.names import Kernel
+from ..options.rope import Rope
 
 
 def frequencies(rope: Rope, dim: int, device: torch.device) -> tuple[Tensor, float]:

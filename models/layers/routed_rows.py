@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ..kernels import rms_norm
 from ..kernels import routed_rows as kernels
-from ..kernels.choice import Kernel, chosen
+from ..kernels.choice import chosen
+from ..options.names import Kernel
 
 
 def places_of(experts: Tensor) -> Tensor:

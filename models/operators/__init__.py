@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .attention import Attention
-from .base import BatchContext, Operator, OperatorOptions, SharedOperator, State
+from .base import BatchContext, Operator, SharedOperator, State
 from .hyena_li import HyenaLI
 from .hyena_li_factored import HyenaLIFactored
 from .hyena_li_freeform import HyenaLIFreeform
@@ -34,14 +34,10 @@ OPERATORS: dict[str, type[Operator]] = {
     "zamba-block": ZambaBlock,
 }
 
-OPTIONS: dict[str, type[OperatorOptions]] = {name: kind.Options for name, kind in OPERATORS.items()}
-
 __all__ = [
     "OPERATORS",
-    "OPTIONS",
     "BatchContext",
     "Operator",
-    "OperatorOptions",
     "SharedOperator",
     "State",
 ]

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Literal
-
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
@@ -17,61 +13,14 @@ from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
 from ..layers.norms import RMSNorm
 from ..layers.packed_attention import applies, packed_attention
 from ..layers.ring_flash import ring_flash_attention
-from ..layers.rope import Rope, rotate, rotation
+from ..layers.rope import rotate, rotation
+from ..options.attention import AttentionOptions
 from ..parallel.axes import Axes, Axis
 from ..parallel.heads import from_heads, to_heads
 from ..parallel.ring import FirstKeys, Zigzag, ring_attention
 from ..parallel.sharding import ShardingSpec
 from ..parallel.tensor import own_groups
-from .base import BatchContext, FusedOptions, Operator, State, divides
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttentionOptions(FusedOptions):
-    """Multi-head and grouped-query attention."""
-
-    kind: Literal["attention"] = "attention"
-    heads: int
-    """Heads of queries."""
-    kv_heads: int | None = None
-    """Heads of keys and values, each shared by heads/kv_heads query heads; all if unset."""
-    head_dim: int | None = None
-    """width / heads if unset."""
-    rope: Rope | None = field(default_factory=Rope)
-    """null for none."""
-    window: int | None = None
-    """Number of tokens that a query sees, itself included; its whole past if unset."""
-    qk_norm: bool = False
-    """Apply RMSNorm to each head's queries and keys before rotating them."""
-    qkv_bias: bool = False
-    """Add a bias in the projections to queries, keys and values."""
-    output_bias: bool = False
-    """Add a bias in the output projection."""
-
-    def problems(self, width: int) -> Iterator[str]:
-        if self.head_dim is None:
-            yield from divides("heads", self.heads, "the width", width)
-        elif self.head_dim < 1 or self.heads < 1:
-            yield f"heads ({self.heads}) and head_dim ({self.head_dim}) must be at least 1"
-        if self.kv_heads is not None:
-            yield from divides("kv_heads", self.kv_heads, "heads", self.heads)
-        if self.rope is not None and self.heads > 0:
-            turning = self.rope.channels or self.dim(width)
-            if turning % 2 or turning > self.dim(width):
-                yield f"rope turns an even number of channels, up to {self.dim(width)}: {turning}"
-        if self.window is not None and self.window < 1:
-            yield f"window must be at least 1 token, not {self.window}"
-
-    def tp_sizes(self, width: int) -> dict[str, int]:
-        channels = (self.kv_heads or self.heads) * self.dim(width)
-        return {"heads": self.heads, "channels of keys": channels}
-
-    @property
-    def attention_heads(self) -> int:
-        return self.heads
-
-    def dim(self, width: int) -> int:
-        return self.head_dim or width // self.heads
+from .base import BatchContext, Operator, State
 
 
 class Attention(Operator):

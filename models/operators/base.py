@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -12,58 +11,12 @@ from torch import Tensor, nn
 
 from ..documents import Documents
 from ..initializers import Initializers
-from ..kernels.choice import Kernel, wanted
+from ..kernels.choice import wanted
 from ..kernels.fp8 import Quantized
 from ..layers.recompute import Recomputable
+from ..options.base import FusedOptions, OperatorOptions
 from ..parallel.axes import ALONE, Axes
 from ..parallel.sharding import ShardingSpec
-
-
-@dataclass(frozen=True, kw_only=True)
-class OperatorOptions:
-    """Options of an operator; `kind` is its name in the registry."""
-
-    newer: ClassVar[tuple[str, ...]] = ()
-    """Options that runs were saved without: a run's identity leaves them out at their defaults."""
-    kind: str
-
-    def problems(self, width: int) -> Iterator[str]:
-        """Yield each error in these options at this model width, with its numbers."""
-        yield from ()
-
-    def tp_sizes(self, width: int) -> dict[str, int]:
-        """Sizes that the number of tensor-parallel ranks must divide, by name."""
-        return {}
-
-    @property
-    def couples_rows(self) -> bool:
-        """True if the result for a row depends, in training, on the rows of its micro-batch."""
-        return False
-
-    @property
-    def steps_on_gpus(self) -> bool:
-        """True if a GPU too takes many small steps through a row, as no fused kernel can do it."""
-        return False
-
-    @property
-    def attention_heads(self) -> int | None:
-        """Number of query heads, if there is attention. Context parallelism by a2a splits them."""
-        return None
-
-    @property
-    def expert_count(self) -> int | None:
-        """Number of experts, if there are any. Expert parallelism splits them."""
-        return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class FusedOptions(OperatorOptions):
-    """Options of an operator that has fused kernels."""
-
-    kernel: Kernel = "auto"
-    """`auto`: fused kernels on a GPU; unsupported cases run as plain torch, with a warning.
-    `triton`: fused kernels; unsupported cases are errors. `torch`: plain torch. The result is the
-    same. (Generation, token by token, always uses plain torch.)"""
 
 
 @dataclass
@@ -226,9 +179,3 @@ class SharedOperator(Operator):
     @abstractmethod
     def new_call(self) -> Call:
         """Return the weights of one call."""
-
-
-def divides(what: str, number: int, into_what: str, total: int) -> Iterator[str]:
-    """Yield an error unless `number` is positive and divides `total`."""
-    if number < 1 or total % number:
-        yield f"{what} ({number}) does not divide {into_what} ({total})"

@@ -9,38 +9,16 @@ y = q ⊙ (h ∗ w + d·w)        the gate after it; d only for MR and LI (`hyen
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from ..initializers import Initializers
 from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
+from ..options.hyena import HyenaOptions
 from ..parallel.sharding import Sharded, ShardingSpec
-from .base import BatchContext, FusedOptions, Operator
+from .base import BatchContext, Operator
 from .short_conv import ShortConvolution
-
-
-@dataclass(frozen=True, kw_only=True)
-class HyenaOptions(FusedOptions):
-    """Options of all Hyena operators."""
-
-    featurizer: int = 3
-    """Taps of the short filter on q, k and v."""
-    featurizer_bias: bool = False
-    """Add a bias in the featurizer."""
-    qkv_bias: bool = False
-    """Add a bias in the projection to q, k and v."""
-    output_bias: bool = True
-    """Add a bias in the output projection."""
-
-    def problems(self, width: int) -> Iterator[str]:
-        if self.featurizer < 1:
-            yield f"featurizer must be at least 1, not {self.featurizer}"
-
-    def tp_sizes(self, width: int) -> dict[str, int]:
-        return {"channels": width}
 
 
 class Hyena(Operator):

@@ -10,46 +10,16 @@ does: the function is the same, and it moves twice as far in a step.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from ..initializers import Initializers
+from ..options.hyena_li import HyenaLIOptions
 from ..parallel.sharding import ShardingSpec, filters
 from ..precision import widen
-from .hyena_modal import ModalHyena, ModalOptions
-
-
-@dataclass(frozen=True, kw_only=True)
-class HyenaLIOptions(ModalOptions):
-    """Hyena, long implicit filter in modal form."""
-
-    newer = ("groups", "slow_heads", "gamma_min", "gamma_max")
-    kind: Literal["hyena-li"] = "hyena-li"
-    poles: Literal["real", "complex"] = "real"
-    """Complex poles oscillate as they decay."""
-    rates: Literal["log", "plain", "product"] = "log"
-    """Learned parameter: the logarithm r of a pole's rate; (converted models) the rate e^r; or
-    (Savanna) two parameters p and γ with the rate e^p · e^γ."""
-    gamma_min: float = 0.01
-    """Rates start between gamma_min/e and gamma_max/e."""
-    gamma_max: float = 0.1
-    """Upper bound of γ's start."""
-
-    @property
-    def steps_on_gpus(self) -> bool:
-        return self.method == "scan" and self.poles == "complex"
-
-    def problems(self, width: int) -> Iterator[str]:
-        yield from super().problems(width)
-        if not 0 < self.gamma_min <= self.gamma_max:
-            yield (
-                f"gamma_min ({self.gamma_min:g}) must be above 0 and at most gamma_max"
-                f" ({self.gamma_max:g})"
-            )
+from .hyena_modal import ModalHyena
 
 
 class HyenaLI(ModalHyena):

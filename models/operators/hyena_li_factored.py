@@ -10,42 +10,18 @@ time over [0, L], where L is the length of its rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from ..initializers import Initializers
+from ..options.hyena_li_factored import HyenaLIFactoredOptions
 from ..parallel.sharding import ShardingSpec, filters
 from ..precision import widen
-from .hyena_modal import ModalHyena, ModalOptions
+from .hyena_modal import ModalHyena
 
 SHORTEST, LONGEST = 0.001, 0.1
 """Bounds of δ. Beyond them it has no gradient."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class HyenaLIFactoredOptions(ModalOptions):
-    """Hyena, long implicit filter with real poles, as products of factors."""
-
-    newer = ("groups", "slow_heads")
-    kind: Literal["hyena-li-factored"] = "hyena-li-factored"
-    pole_factors: int = 3
-    """Factors p of a pole."""
-    residue_factors: int = 3
-    """Factors R of a residue."""
-    filter_horizon: int = 8192
-    """S: the number of tokens over which time is defined."""
-
-    def problems(self, width: int) -> Iterator[str]:
-        yield from super().problems(width)
-        for name in ("pole_factors", "residue_factors"):
-            if getattr(self, name) < 1:
-                yield f"{name} must be at least 1, not {getattr(self, name)}"
-        if self.filter_horizon < 2:
-            yield f"filter_horizon must be at least 2, not {self.filter_horizon}"
 
 
 class HyenaLIFactored(ModalHyena):

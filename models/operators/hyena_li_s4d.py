@@ -10,31 +10,18 @@ C complex and normal.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from ..initializers import Initializers
+from ..options.hyena_li_s4d import HyenaLIS4DOptions
 from ..parallel.sharding import ShardingSpec, filters
 from ..precision import widen
-from .hyena_modal import ModalHyena, ModalOptions
+from .hyena_modal import ModalHyena
 
 SHORTEST, LONGEST = 0.001, 0.1
 """Range of δ at the start."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class HyenaLIS4DOptions(ModalOptions):
-    """Hyena, long implicit filter with complex poles, in the form of S4D."""
-
-    newer = ("groups", "slow_heads")
-    kind: Literal["hyena-li-s4d"] = "hyena-li-s4d"
-
-    @property
-    def steps_on_gpus(self) -> bool:
-        return self.method == "scan"
 
 
 class HyenaLIS4D(ModalHyena):

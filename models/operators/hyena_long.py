@@ -14,39 +14,17 @@ the formula above. The products are c times as large as k ⊙ v.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from ..layers.gated_convolution import gated_input
+from ..options.hyena import LongHyenaOptions
 from ..parallel.channels import ALL, by_channels
 from ..parallel.tensor import own_filters
-from .base import BatchContext, divides
-from .hyena import Hyena, HyenaOptions
-
-
-@dataclass(frozen=True, kw_only=True)
-class LongHyenaOptions(HyenaOptions):
-    """Options of the Hyena operators with medium and long filters."""
-
-    groups: int | None = None
-    """Filters; each is shared by width/groups neighbouring channels. None: one for each channel."""
-    slow_heads: bool = False
-    """Each group is a head: the filter convolves the outer products of its keys and values."""
-
-    def problems(self, width: int) -> Iterator[str]:
-        yield from super().problems(width)
-        yield from divides("groups", self.filters(width), "the width", width)
-
-    def filters(self, width: int) -> int:
-        """Number of filters at this model width."""
-        return width if self.groups is None else self.groups
-
-    def tp_sizes(self, width: int) -> dict[str, int]:
-        heads = {"heads": self.filters(width)} if self.slow_heads else {}
-        return {**super().tp_sizes(width), **heads}
+from .base import BatchContext
+from .hyena import Hyena
 
 
 class LongHyena(Hyena):

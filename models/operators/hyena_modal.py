@@ -10,9 +10,6 @@ The FFT form gives the same result. Subclasses define λ and R (`modes`) by para
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,25 +20,7 @@ from ..layers.scan import real
 from ..parallel.axes import Axes
 from ..parallel.channels import ALL
 from .base import BatchContext
-from .hyena_long import LongHyena, LongHyenaOptions, for_channels
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModalOptions(LongHyenaOptions):
-    """Options of all modal filters."""
-
-    state_size: int = 16
-    """N: exponentials for each filter."""
-    method: Literal["scan", "fft"] = "scan"
-    """Form of the convolution; the result is the same."""
-    chunk: int = 32
-    """Tokens for each block of the scan; affects the speed, not the result."""
-
-    def problems(self, width: int) -> Iterator[str]:
-        yield from super().problems(width)
-        for name in ("state_size", "chunk"):
-            if getattr(self, name) < 1:
-                yield f"{name} must be at least 1, not {getattr(self, name)}"
+from .hyena_long import LongHyena, for_channels
 
 
 class ModalHyena(LongHyena):

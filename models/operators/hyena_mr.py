@@ -9,53 +9,22 @@ S, the horizon, is a constant of the model: the length of its first training.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from ..initializers import Initializers
-from ..layers.convolution import Method, convolution_chunks, convolution_flops, untraced
+from ..layers.convolution import convolution_chunks, convolution_flops, untraced
+from ..options.hyena_mr import HyenaMROptions
 from ..parallel.axes import ALONE, Axes, Axis
 from ..parallel.sharding import ShardingSpec, filters
 from ..precision import widen
-from .base import BatchContext, divides
-from .hyena_long import LongHyena, LongHyenaOptions
+from .base import BatchContext
+from .hyena_long import LongHyena
 from .short_conv import remembered_convolution
 
 DECAYS = {"weak": (-2.0, 2.0), "normal": (-1.0, 2.0), "strong": (0.0, 2.0)}
 """Powers of ten: the decay rates of the first and of the last group."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class HyenaMROptions(LongHyenaOptions):
-    """Hyena, medium filter, regularised by a decay."""
-
-    newer = ("decay_repeats", "slow_heads")
-    kind: Literal["hyena-mr"] = "hyena-mr"
-    groups: int
-    """Filters; each is shared by width/groups neighbouring channels."""
-    taps: int = 128
-    """K, the filter's length in tokens."""
-    decay: Literal["weak", "normal", "strong", "none"] = "weak"
-    """`none` if the filter already includes its decay, as in converted models."""
-    decay_repeats: int = 1
-    """Times that the range of decay rates is repeated over the groups."""
-    filter_horizon: int = 8192
-    """S: the number of tokens over which the decay is defined."""
-    method: Method = "auto"
-    """Form of the convolution; the result is the same."""
-
-    def problems(self, width: int) -> Iterator[str]:
-        yield from super().problems(width)
-        yield from divides("decay_repeats", self.decay_repeats, "groups", self.groups)
-        if not 1 <= self.taps <= self.filter_horizon:
-            yield (
-                f"taps ({self.taps}) must lie between 1 and the filter_horizon"
-                f" ({self.filter_horizon})"
-            )
 
 
 class HyenaMR(LongHyena):

@@ -2,41 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
-
 import torch
 from torch import Tensor, nn
 
 from ..initializers import Initializers
+from ..options.hyena_se import HyenaSEOptions
 from ..parallel.sharding import ShardingSpec, filters
 from ..parallel.tensor import own_filters
-from .base import BatchContext, divides
-from .hyena import Hyena, HyenaOptions
+from .base import BatchContext
+from .hyena import Hyena
 from .short_conv import gated_filter
-
-
-@dataclass(frozen=True, kw_only=True)
-class HyenaSEOptions(HyenaOptions):
-    """Hyena, short explicit filter."""
-
-    newer = ("pregate", "postgate")
-    kind: Literal["hyena-se"] = "hyena-se"
-    groups: int
-    """Filters; each is shared by width/groups neighbouring channels."""
-    taps: int = 7
-    """K, the filter's length in tokens."""
-    pregate: bool = True
-    """Multiply v by k before the filter; without it, k is computed and not used."""
-    postgate: bool = True
-    """Multiply by q after the filter; without it, q is computed and not used."""
-
-    def problems(self, width: int) -> Iterator[str]:
-        yield from super().problems(width)
-        yield from divides("groups", self.groups, "the width", width)
-        if not 1 <= self.taps <= 16:
-            yield f"a short filter has 1 to 16 taps, not {self.taps}; hyena-mr has longer ones"
 
 
 class HyenaSE(Hyena):

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable
 
 from torch import Tensor
 from torch.nn import functional as F
 
 from ..initializers import Initializers
 from ..kernels import fp8, glu
-from ..kernels.choice import Kernel, chosen
+from ..kernels.choice import chosen
 from ..kernels.fp8 import Quantized
 from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
+from ..options.mlp import GLUOptions, MLPOptions
+from ..options.names import Activation, Kernel
 from ..parallel.sharding import ShardingSpec
-from .base import BatchContext, FusedOptions, Operator, OperatorOptions
-
-Activation = Literal["silu", "gelu", "gelu-tanh", "relu", "identity"]
+from .base import BatchContext, Operator
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -45,40 +43,6 @@ def gated(x: Tensor, activation: Activation, kernel: Kernel = "auto") -> Tensor:
         return fused
     gate, up = x.chunk(2, dim=-1)
     return ACTIVATIONS[activation](gate) * up
-
-
-@dataclass(frozen=True, kw_only=True)
-class MLPOptions(OperatorOptions):
-    """Plain: act(x·W)·W_out."""
-
-    kind: Literal["mlp"] = "mlp"
-    hidden: int
-    """Width between the two projections."""
-    activation: Activation = "gelu-tanh"
-    """Activation between the two projections."""
-    bias: bool = False
-    """Add biases in the projections."""
-
-    def problems(self, width: int) -> Iterator[str]:
-        if self.hidden < 1:
-            yield f"hidden must be at least 1, not {self.hidden}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class GLUOptions(FusedOptions):
-    """Gated: (act(x·W_gate) ⊙ x·W_up)·W_out."""
-
-    kind: Literal["glu"] = "glu"
-    hidden: int
-    """Width between the two projections."""
-    activation: Activation = "silu"
-    """silu for SwiGLU, gelu for GEGLU; `identity` reproduces the released Evo 2 models."""
-    bias: bool = False
-    """Add biases in the projections."""
-
-    def problems(self, width: int) -> Iterator[str]:
-        if self.hidden < 1:
-            yield f"hidden must be at least 1, not {self.hidden}"
 
 
 class MLP(Operator):

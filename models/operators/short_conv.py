@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ..initializers import Initializers
-from ..kernels.choice import Kernel
 from ..layers.convolution import next_history
 from ..layers.gated_convolution import gated_convolution, gated_input
+from ..options.names import Kernel
 from ..parallel.halo import preceding
 from .base import BatchContext
 

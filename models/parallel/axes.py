@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from torch.distributed import ProcessGroup, get_process_group_ranks
 from torch.distributed import distributed_c10d as c10d
 
-AttentionForm = Literal["a2a", "ring"]
-"""a2a: each rank has whole rows of some heads. ring: keys and values travel round the ranks."""
-LongFilterForm = Literal["states", "a2a"]
-"""states: the final state of a part goes to the later parts. a2a: whole rows of some channels."""
+from ..options.names import AttentionForm, LongFilterForm
 
 
 @dataclass(frozen=True)

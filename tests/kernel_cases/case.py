@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headrace.models.documents import Documents
-from headrace.models.kernels.choice import Kernel
+from headrace.models.options.names import Kernel
 
 Inputs = dict[str, Any]
 KERNEL_AND_TWIN: tuple[Kernel, Kernel] = ("triton", "torch")

@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from headrace.models.documents import Documents
-from headrace.models.kernels.choice import Kernel
 from headrace.models.kernels.fft_convolution import fft_convolution
 from headrace.models.layers.gated_convolution import gated_convolution, gated_modal, plain
+from headrace.models.options.names import Kernel
 
 from .case import KERNEL_AND_TWIN, NARROW, SHORT, Case, Draw, Inputs, Shape
 

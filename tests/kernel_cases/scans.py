@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headrace.models.kernels.choice import Kernel
 from headrace.models.layers.gated_scan import gated_scan
 from headrace.models.layers.mixed_scan import mixed_scan
+from headrace.models.options.names import Kernel
 
 from .case import KERNEL_AND_TWIN, SHORT, Case, Draw, Inputs, Shape
 

@@ -9,15 +9,16 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from headrace.models.kernels.choice import Kernel
 from headrace.models.kernels.gated_rms_norm import gated_rms_norm
 from headrace.models.kernels.linear_cross_entropy import linear_cross_entropy
 from headrace.models.kernels.rms_norm import add_rms_norm, beside
 from headrace.models.layers.norms import GatedRMSNorm, RMSNorm
-from headrace.models.layers.rope import Rope, rotate, rotation
+from headrace.models.layers.rope import rotate, rotation
 from headrace.models.layers.routed_rows import collect, places_of, spread
 from headrace.models.loss import cross_entropy
-from headrace.models.operators.mlp import Activation, gated
+from headrace.models.operators.mlp import gated
+from headrace.models.options.names import Activation, Kernel
+from headrace.models.options.rope import Rope
 
 from .case import KERNEL_AND_TWIN, Case, Draw, Inputs, Shape
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from headrace.console.headrace import main
 from headrace.models.conversion.folders import FORMATS
-from headrace.models.precision import PRECISIONS
+from headrace.models.options.precision import PRECISIONS
 
 SHORT = ("--seq-len", "64")
 """Rows whose memory is traced in a moment."""

@@ -17,8 +17,8 @@ from headrace.models.documents import Documents
 from headrace.models.fp8 import quantize
 from headrace.models.model import Model
 from headrace.models.operators.hyena_mr import HyenaMR
+from headrace.models.options.precision import Fp8Config
 from headrace.models.parallel.axes import Axes, Axis
-from headrace.models.precision import Fp8Config
 
 CONFIGS = Path(__file__).parents[1] / "trainer"
 CPU = torch.device("cpu")

@@ -10,6 +10,8 @@ import pytest
 from headrace.console.config import build, dump
 from headrace.console.errors import ConfigError
 from headrace.models.config import ModelConfig, load_model_config, shipped_models
+from headrace.models.operators import OPERATORS, SharedOperator
+from headrace.models.options import OPTIONS
 
 GLU = {"kind": "glu", "hidden": 24}
 
@@ -232,3 +234,10 @@ def test_attention_is_at_the_published_layers() -> None:
     config = load_model_config("evo2-40b-8k")
     assert [len(config.uses(name)) for name in ("se", "mr", "li", "attention")] == [14, 14, 14, 8]
     assert (len(config.layers), config.uses("gelu")) == (50, [0])
+
+
+def test_each_kind_has_its_options_in_both_tables() -> None:
+    assert {kind: operator.Options for kind, operator in OPERATORS.items()} == OPTIONS
+    for kind, options in OPTIONS.items():
+        assert options.kind == kind
+        assert options.shared == issubclass(OPERATORS[kind], SharedOperator)

@@ -36,8 +36,8 @@ from headrace.models.accounting.state import (
 from headrace.models.config import ModelConfig, load_model_config
 from headrace.models.layers.recompute import Unit
 from headrace.models.model import Model
+from headrace.models.options.precision import PRECISIONS
 from headrace.models.parallel.sharding import LocalShard
-from headrace.models.precision import PRECISIONS
 
 ROWS, LENGTH = 2, 64
 

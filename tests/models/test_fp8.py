@@ -17,7 +17,7 @@ from headrace.models.config import load_model_config
 from headrace.models.fp8 import fp8_share, matrices, quantize, summary
 from headrace.models.layers.recompute import Rule, Selective
 from headrace.models.model import Model
-from headrace.models.precision import PRECISIONS, Fp8Config, Precision
+from headrace.models.options.precision import PRECISIONS, Fp8Config, Precision
 
 SMALL = Fp8Config(smallest=16, ends=0)
 

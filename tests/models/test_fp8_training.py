@@ -19,7 +19,7 @@ from headrace.models.config import ModelConfig
 from headrace.models.fp8 import fp8_share, matrices, quantize
 from headrace.models.layers import fp8
 from headrace.models.model import Model
-from headrace.models.precision import Fp8Config
+from headrace.models.options.precision import Fp8Config
 
 VOCABULARY, ROWS, LENGTH = 32, 8, 32
 CONFIG = build(

@@ -22,7 +22,7 @@ from headrace.models.accounting.count import build_meta
 from headrace.models.config import load_model_config
 from headrace.models.conversion.folders import write_model
 from headrace.models.model import initial_weights
-from headrace.models.precision import PRECISIONS
+from headrace.models.options.precision import PRECISIONS
 from headrace.trainer.checkpoints import store
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.checkpoints.saver import Saver

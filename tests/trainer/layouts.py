@@ -28,7 +28,7 @@ from headrace.models.accounting.count import build_meta
 from headrace.models.fp8 import quantize
 from headrace.models.layers.recompute import Recompute
 from headrace.models.model import initial_weights
-from headrace.models.precision import PRECISIONS, Fp8Config
+from headrace.models.options.precision import PRECISIONS, Fp8Config
 from headrace.trainer.checkpoints import saver, store
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.engines import deepspeed as deepspeed_engine

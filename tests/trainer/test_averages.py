@@ -12,7 +12,7 @@ from parity import REFERENCE
 from headrace.console.errors import CheckpointError
 from headrace.models.accounting.count import build_meta
 from headrace.models.config import load_model_config
-from headrace.models.precision import PRECISIONS
+from headrace.models.options.precision import PRECISIONS
 from headrace.trainer.checkpoints import store
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.checkpoints.saver import Saver

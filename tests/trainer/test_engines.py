@@ -10,7 +10,7 @@ import torch
 from headrace.models.accounting.count import build_meta
 from headrace.models.config import load_model_config
 from headrace.models.model import initial_weights
-from headrace.models.precision import PRECISIONS
+from headrace.models.options.precision import PRECISIONS
 from headrace.models.weights import Weights
 from headrace.trainer.checkpoints.fragments import masters
 from headrace.trainer.engines import give

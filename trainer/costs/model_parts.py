@@ -12,7 +12,7 @@ from ...models.accounting.sorts import one_of_each, sorts_of
 from ...models.accounting.state import Degrees, Shards
 from ...models.accounting.step import input_bytes, stream_bytes
 from ...models.model import chunk_users
-from ...models.precision import Precision
+from ...models.options.precision import Precision
 from .footprints import Traces
 from .planner.machine import Split
 from .planner.trace import local_shards

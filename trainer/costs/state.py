@@ -12,7 +12,7 @@ from ...console.errors import ConfigError, Problem
 from ...models.accounting.level import EngineMemory, EngineState
 from ...models.accounting.state import BytesPerParameter, Degrees, Shards, StatePart
 from ...models.model import Model
-from ...models.precision import Precision
+from ...models.options.precision import Precision
 from ..engines.engine import StateOnDevice
 from ..engines.groups import parameter_groups
 from ..layout.devices import choose_device

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ...models.accounting.level import EngineMemory
     from ...models.accounting.state import BytesPerParameter, Degrees, Shards, StatePart
-    from ...models.precision import Precision
+    from ...models.options.precision import Precision
     from ..checkpoints.fragments import Fragment
     from ..layout.config import LayoutConfig
     from ..layout.groups import Parallel
@@ -131,6 +131,7 @@ class DeepSpeed:
     ) -> None:
         deepspeed = _import(parallel.device.type)
         from ...models.block import Block
+        from ...models.precision import compute_dtype
         from .full_precision import FullPrecision
         from .groups import local_shards, parameter_groups
         from .objective import parameters
@@ -156,14 +157,14 @@ class DeepSpeed:
         )
         mpu = Groups(parallel)
         if precision.separate_masters:
-            objective.to(precision.compute)  # on the meta device: creates bf16 memory
+            objective.to(compute_dtype(precision))  # on the meta device: creates bf16 memory
         if config.zero == 3:
             _partition(objective, settings, mpu, parallel.device)
         else:
             objective.to_empty(device=parallel.device)
         self.objective = objective
         self.device = parallel.device
-        self.dtype = precision.compute
+        self.dtype = compute_dtype(precision)
         self.ranks = parallel.data.size
         self.plain = config.zero == 0
         self.clip = optimizer.clip

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from ...models.accounting.state import BytesPerParameter, Degrees, Shards, StatePart
-from ...models.compilation import Backend, compile_blocks
+from ...models.compilation import compile_blocks
 from ...models.model import Model
-from ...models.precision import Precision
+from ...models.options.names import Backend
+from ...models.options.precision import Precision
 from ..checkpoints.fragments import Fragment
 from ..layout.config import LayoutConfig
 from ..layout.groups import Parallel

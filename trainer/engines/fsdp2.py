@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         StatePart,
     )
     from ...models.block import Block
-    from ...models.precision import Precision
+    from ...models.options.precision import Precision
     from ..checkpoints.fragments import Fragment
     from ..layout.config import LayoutConfig
     from ..layout.groups import Parallel
@@ -186,6 +186,7 @@ class Fsdp2:
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
         from ...models.layers.fp8_gather import gather_matrices
+        from ...models.precision import compute_dtype
         from .full_precision import FullPrecision
         from .groups import local_shards, parameter_groups
         from .objective import parameters
@@ -203,7 +204,7 @@ class Fsdp2:
         ]
         self.fp32 = FullPrecision(model, fp32, all_groups, optimizer, shards, parallel)
         self.device = parallel.device
-        self.dtype = precision.compute
+        self.dtype = compute_dtype(precision)
         self.ranks = parallel.data.size
         self.replicas = parallel.replicas.size
         self.local_shards = shards
@@ -215,7 +216,7 @@ class Fsdp2:
         wanted: dict[str, Any] = {
             "mesh": self.shards.of(None).mesh,
             "mp_policy": MixedPrecisionPolicy(
-                param_dtype=precision.compute if precision.separate_masters else None,
+                param_dtype=compute_dtype(precision) if precision.separate_masters else None,
                 reduce_dtype=torch.float32,
                 cast_forward_inputs=False,  # loss weights stay fp32
             ),

@@ -20,8 +20,8 @@ from ...models.documents import Documents
 from ...models.fp8 import quantize
 from ...models.kernels import choice
 from ...models.layers.attention_order import attention_order
+from ...models.options.precision import Precision
 from ...models.pattern import Layer
-from ...models.precision import Precision
 from ..engines.objective import Objective
 from ..layout.groups import Parallel
 from ..run.job import Job

@@ -14,7 +14,7 @@ from typing import Annotated
 
 from ...console.config import NameIn
 from ...console.errors import LayoutError, Problem, Problems
-from ...models.parallel.axes import AttentionForm, LongFilterForm
+from ...models.options.names import AttentionForm, LongFilterForm
 from ..pipeline.schedules import SCHEDULES, Orders, refused
 
 

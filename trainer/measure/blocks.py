@@ -17,7 +17,8 @@ from ...console.errors import MisuseError
 from ...models.accounting.count import layer_flops
 from ...models.config import ModelConfig
 from ...models.model import Model
-from ...models.operators import OPTIONS, BatchContext, Operator
+from ...models.operators import BatchContext, Operator
+from ...models.options import OPTIONS
 from .clock import Clock, dtype_of
 
 VOCABULARY = 16

@@ -20,8 +20,9 @@ from ...models.layers.gated_scan import gated_scan
 from ...models.layers.grouped import group_ends, grouped_product
 from ...models.layers.mixed_scan import mixed_scan
 from ...models.layers.norms import GatedRMSNorm, RMSNorm
-from ...models.layers.rope import Rope, rotate, rotation
+from ...models.layers.rope import rotate, rotation
 from ...models.operators.mlp import gated
+from ...models.options.rope import Rope
 from ...models.parallel.axes import ALONE
 from .clock import Clock, dtype_of
 

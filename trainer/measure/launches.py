@@ -8,7 +8,7 @@ from torch import Tensor
 from ...models.config import load_model_config
 from ...models.model import Model
 from ...models.operators import BatchContext
-from ...models.precision import PRECISIONS
+from ...models.options.precision import PRECISIONS
 from ..costs.planner.trace import trace
 from .clock import Clock
 

@@ -16,7 +16,7 @@ from ...console import config as reader
 from ...console.config import Data, Lines, NameIn, OneOf
 from ...models.layers.attention_order import KernelsConfig
 from ...models.layers.recompute import Recompute
-from ...models.precision import PRECISIONS, Fp8Config
+from ...models.options.precision import PRECISIONS, Fp8Config
 from ..checkpoints.policy import CheckpointConfig
 from ..cluster.slurm import SlurmConfig
 from ..engines import ENGINES

@@ -26,7 +26,7 @@ from ...console.errors import (
     RunError,
     run_all,
 )
-from ...models.precision import PRECISIONS, default_precision
+from ...models.options.precision import PRECISIONS, default_precision
 from ..cluster.ranks import is_first, joined
 from ..folder import RunFolder
 from ..loop.batches import RunPlan

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ...console.errors import LayoutError
-from ...models.precision import PRECISIONS
+from ...models.options.precision import PRECISIONS
 from ..costs.hardware import Hardware
 from ..engines.deepspeed import DeepSpeedConfig
 from ..engines.engine import EngineConfig

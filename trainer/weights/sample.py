@@ -13,7 +13,7 @@ from ...console.errors import InputError
 from ...dataplane.tokenizers import TextError
 from ...models.generate import Sampling, generate
 from ...models.model import Model
-from ...models.precision import default_precision
+from ...models.options.precision import default_precision
 from ..layout.devices import DeviceKind, choose_device, local_device
 from .source import WeightSource
 

@@ -8,10 +8,11 @@ from typing import Any
 
 from ....console.errors import Problem
 from ...config import ModelConfig
-from ...initializers import InitConfig
-from ...layers.norms import NormKind
-from ...layers.rope import Rope
-from ...operators import OPTIONS, OperatorOptions
+from ...options import OPTIONS
+from ...options.base import OperatorOptions
+from ...options.init import InitConfig
+from ...options.names import NormKind
+from ...options.rope import Rope
 from ..family import of_layers
 from .keys import MIXERS
 from .limits import REFUSED

@@ -16,11 +16,11 @@ from headrace.models.accounting.state import Degrees
 from headrace.models.accounting.trace import Passes
 from headrace.models.config import ModelConfig, load_model_config
 from headrace.models.layers.recompute import Rule, Selective
-from headrace.models.operators.attention import AttentionOptions
-from headrace.models.operators.base import FusedOptions
-from headrace.models.operators.hyena_li import HyenaLIOptions
-from headrace.models.parallel.axes import AttentionForm
-from headrace.models.precision import PRECISIONS
+from headrace.models.options.attention import AttentionOptions
+from headrace.models.options.base import FusedOptions
+from headrace.models.options.hyena_li import HyenaLIOptions
+from headrace.models.options.names import AttentionForm
+from headrace.models.options.precision import PRECISIONS
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from headrace.models.config import ModelConfig, load_model_config
 from headrace.models.conversion.savanna.keys import ELSEWHERE, USED
 from headrace.models.conversion.savanna.limits import MISSING, REFUSED
 from headrace.models.conversion.savanna.settings import read_settings
-from headrace.models.operators.hyena_li import HyenaLIOptions
+from headrace.models.options.hyena_li import HyenaLIOptions
 
 PAGE = Path(__file__).parents[3] / "docs" / "savanna.md"
 

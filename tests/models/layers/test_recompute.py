@@ -23,7 +23,7 @@ from headrace.models.accounting.passes import Shape, model_passes
 from headrace.models.config import ModelConfig, load_model_config
 from headrace.models.layers.recompute import Recomputable, Recompute, Rule, Selective, rules_of
 from headrace.models.model import Model
-from headrace.models.precision import PRECISIONS
+from headrace.models.options.precision import PRECISIONS
 
 MATMUL = Selective(save=("matmul",))
 BOTH = Selective(save=("matmul", "attention"))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headrace.models.layers.rope import Rope, frequencies, rotate, rotation
+from headrace.models.layers.rope import frequencies, rotate, rotation
+from headrace.models.options.rope import Rope
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headrace.models.operators import BatchContext
-from headrace.models.operators.moe import MoE, MoEOptions, balance, sinkhorn
+from headrace.models.operators.moe import MoE, balance, sinkhorn
+from headrace.models.options.moe import MoEOptions
 from headrace.models.parallel.axes import Axes
 
 

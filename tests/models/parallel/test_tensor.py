@@ -16,10 +16,10 @@ from headrace.models.config import load_model_config
 from headrace.models.documents import Documents
 from headrace.models.fp8 import matrices, quantize
 from headrace.models.model import Model
+from headrace.models.options.precision import Fp8Config
 from headrace.models.parallel.axes import Axis
 from headrace.models.parallel.sharding import LocalShard
 from headrace.models.parallel.tensor import group_runs
-from headrace.models.precision import Fp8Config
 
 EVERY = Path(__file__).parents[2] / "trainer" / "every.yaml"
 ROWS, LENGTH = 2, 24

@@ -24,6 +24,7 @@ from headrace.models.layers.linear import OutputLinear
 from headrace.models.layers.recompute import Recompute
 from headrace.models.layers.ring_flash import Call, ring_flash_attention
 from headrace.models.model import Model
+from headrace.models.options.precision import Fp8Config
 from headrace.models.parallel import halo, states
 from headrace.models.parallel import ring as ring_module
 from headrace.models.parallel.axes import ALONE, Axes, Axis
@@ -31,7 +32,6 @@ from headrace.models.parallel.exchange import own_parts, whole_rows
 from headrace.models.parallel.halo import preceding
 from headrace.models.parallel.ring import FirstKeys, Zigzag, ring_attention
 from headrace.models.parallel.sharding import LocalShard
-from headrace.models.precision import Fp8Config
 from headrace.trainer.layout.config import LayoutConfig
 from headrace.trainer.layout.groups import Parallel, join
 

@@ -22,7 +22,7 @@ from headrace.models.accounting.memory import rank_shards
 from headrace.models.accounting.state import HOST, Degrees
 from headrace.models.config import load_model_config
 from headrace.models.documents import Documents
-from headrace.models.precision import PRECISIONS
+from headrace.models.options.precision import PRECISIONS
 from headrace.trainer.checkpoints.fragments import MASTER
 from headrace.trainer.costs.state import parameter_state, with_full_precision
 from headrace.trainer.engines import deepspeed as deepspeed_engine

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from headrace.console.headrace import main
 from headrace.models.accounting.count import build_meta
 from headrace.models.config import load_model_config
-from headrace.models.precision import PRECISIONS
+from headrace.models.options.precision import PRECISIONS
 from headrace.trainer.costs.describe import describe
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"

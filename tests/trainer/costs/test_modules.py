@@ -13,7 +13,7 @@ from torch import nn
 from torchvision.models import ViT_B_16_Weights
 
 from headrace.console.errors import LayoutError, PlanError
-from headrace.models.precision import PRECISIONS
+from headrace.models.options.precision import PRECISIONS
 from headrace.trainer.cli import main
 from headrace.trainer.costs.modules.memory import ModuleParts
 from headrace.trainer.costs.modules.trace import ModuleRecorder, Traced, flops, trace_modules

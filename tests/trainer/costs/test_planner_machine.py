@@ -10,7 +10,7 @@ import pytest
 from headrace.console.errors import PlanError
 from headrace.dataplane.datasets.cache import default_folder
 from headrace.models.config import load_model_config
-from headrace.models.precision import PRECISIONS, Fp8Config
+from headrace.models.options.precision import PRECISIONS, Fp8Config
 from headrace.trainer.costs.hardware import Hardware
 from headrace.trainer.costs.planner.machine import Machine, Split
 from headrace.trainer.costs.planner.make import Question, machine_of, uniform_phase

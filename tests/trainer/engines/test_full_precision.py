@@ -12,7 +12,7 @@ from headrace.models.accounting.count import build_meta
 from headrace.models.config import load_model_config
 from headrace.models.model import Model
 from headrace.models.operators import OPERATORS
-from headrace.models.precision import PRECISIONS
+from headrace.models.options.precision import PRECISIONS
 from headrace.trainer.costs.describe import describe, lines
 from headrace.trainer.engines.groups import parameter_groups
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig

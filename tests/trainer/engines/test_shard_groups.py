@@ -14,7 +14,7 @@ from headrace.console.errors import ConfigError, LayoutError
 from headrace.models.accounting.memory import rank_shards
 from headrace.models.accounting.state import Degrees, state_bytes
 from headrace.models.config import load_model_config
-from headrace.models.precision import PRECISIONS
+from headrace.models.options.precision import PRECISIONS
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.shard_groups import LayerShards
 from headrace.trainer.launch import preflight

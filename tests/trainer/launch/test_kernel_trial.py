@@ -16,7 +16,7 @@ from triton.runtime.jit import JITFunction
 from headrace.console.errors import LayoutError
 from headrace.models.config import load_model_config
 from headrace.models.kernels import choice
-from headrace.models.precision import PRECISIONS
+from headrace.models.options.precision import PRECISIONS
 from headrace.trainer.launch import kernel_trial
 from headrace.trainer.launch.kernel_trial import failing, settle_kernels
 

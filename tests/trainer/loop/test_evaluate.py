@@ -15,7 +15,7 @@ from headrace.models.accounting.count import build_meta
 from headrace.models.config import load_model_config
 from headrace.models.documents import Documents
 from headrace.models.model import Model
-from headrace.models.precision import PRECISIONS
+from headrace.models.options.precision import PRECISIONS
 from headrace.trainer.engines import give
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective

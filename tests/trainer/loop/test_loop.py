@@ -15,7 +15,7 @@ from headrace.dataplane.runlog import writer as lines
 from headrace.models.accounting.count import build_meta
 from headrace.models.config import load_model_config
 from headrace.models.model import initial_weights
-from headrace.models.precision import PRECISIONS
+from headrace.models.options.precision import PRECISIONS
 from headrace.trainer.checkpoints import saver, store, tensors
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.checkpoints.store import RunState

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.console.errors import ConfigError, LayoutError, MisuseError, RunError, SeveralErrors
-from headrace.models.precision import Fp8Config
+from headrace.models.options.precision import Fp8Config
 from headrace.trainer.engines.deepspeed import DeepSpeedConfig
 from headrace.trainer.folder import RunFolder
 from headrace.trainer.run import job as jobs

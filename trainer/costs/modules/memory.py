@@ -14,8 +14,9 @@ from ....models.accounting.passes import MOST_ROWS, ModelPasses, renamed
 from ....models.accounting.state import Shards
 from ....models.accounting.trace import Passes, fake_tensors, new_mode, trace
 from ....models.layers.recompute import Recomputable, Rule, Selective
+from ....models.options.precision import Precision
 from ....models.parallel.sharding import LocalShard
-from ....models.precision import Precision
+from ....models.precision import compute_dtype
 from ..footprints import Traces
 from ..planner.machine import Split
 from ..planner.trace import ModelTrace
@@ -125,8 +126,8 @@ class Built:
     """The modules, as fake tensors."""
 
     def __init__(self, name: str, precision: Precision) -> None:
-        self.mode, self.compute = new_mode(), precision.compute
-        modules, given = build(name, precision.compute)
+        self.mode, self.compute = new_mode(), compute_dtype(precision)
+        modules, given = build(name, compute_dtype(precision))
         self.modules = [_Module(module) for module in modules]
         self.inputs: list[tuple[tuple[int, ...], torch.dtype]] = []
         with fake_tensors(self.compute, self.mode):

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ....console.errors import PlanError
-from ....models.precision import Precision
+from ....models.options.precision import Precision
+from ....models.precision import compute_dtype
 from ..planner.recorder import Recorder
 from ..planner.trace import LayerTrace, ModelTrace, counted
 from ..planner.work import Work
@@ -41,9 +42,9 @@ def trace_modules(name: str, precision: Precision) -> Traced:
     """Trace the modules of `package:function`. Nothing is allocated."""
     known: dict[Sort, LayerTrace] = {}
     layers: list[Sort] = []
-    built, given = build(name, precision.compute)
+    built, given = build(name, compute_dtype(precision))
     standard = torch.get_default_dtype()
-    torch.set_default_dtype(precision.compute)
+    torch.set_default_dtype(compute_dtype(precision))
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
             row = torch.empty_like(given, device="cpu")

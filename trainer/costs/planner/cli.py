@@ -250,7 +250,7 @@ def _write_page(plans: Plans, outlooks: list[Outlook], options: dict[str, Any]) 
 
 def _question(options: dict[str, Any]) -> Question:
     from ....models.config import load_model_config
-    from ....models.precision import PRECISIONS
+    from ....models.options.precision import PRECISIONS
     from ..hardware import Hardware
     from .make import Question
 

@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ....console.errors import LayoutError
-from ....models.precision import Precision
+from ....models.options.precision import Precision
 from ...engines.deepspeed import DeepSpeedConfig
 from ...engines.engine import EngineConfig
 from ...engines.fsdp2 import Fsdp2Config, Gather

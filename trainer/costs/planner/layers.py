@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ....models.accounting.step import Timeline
 from ....models.layers.recompute import Results, Rule, Selective
-from ....models.precision import PRECISIONS, Precision
+from ....models.options.precision import PRECISIONS, Precision
 from ...engines.engine import EngineConfig
 from ...layout.checks import problems
 from ...layout.config import LayoutConfig

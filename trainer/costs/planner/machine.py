@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import Literal
 
 from ....console.errors import PlanError
-from ....models.parallel.axes import AttentionForm, LongFilterForm
-from ....models.precision import Fp8Config
+from ....models.options.names import AttentionForm, LongFilterForm
+from ....models.options.precision import Fp8Config
 from ..hardware import Hardware
 from ..hardware.file import Overhead
 from .work import Work

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ....console.errors import MisuseError, PlanError
 from ....console.progress import as_bytes
 from ....dataplane.order.timeline import PhaseRows
-from ....models.precision import PRECISIONS
+from ....models.options.precision import PRECISIONS
 from ...run.config import RunConfig
 from ...run.layout_plan import LayoutPlan
 from ..hardware import Hardware

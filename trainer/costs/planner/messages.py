@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ....models.accounting.state import Shards
-from ....models.precision import Precision
+from ....models.options.precision import Precision
 from ...engines.deepspeed import DeepSpeedConfig
 from ...engines.engine import EngineConfig
 from ...engines.fsdp2 import Fsdp2Config

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 from ....console import config as reader
 from ....dataplane.storage.atomic import replacing
 from ....models.accounting.sorts import one_of_each, sorts_of
+from ....models.precision import compute_dtype
 from .work import Work
 
 if TYPE_CHECKING:
     from ....models.accounting.state import Shards
     from ....models.config import ModelConfig
-    from ....models.precision import Precision
+    from ....models.options.precision import Precision
 
 FORMAT = 4
 """Number of the stored content: another number is traced anew."""
@@ -109,7 +110,7 @@ def _make(model: ModelConfig, seq_len: int, precision: Precision, device: str) -
     config = one_of_each(model)
     found = []
     standard = torch.get_default_dtype()
-    torch.set_default_dtype(precision.compute)
+    torch.set_default_dtype(compute_dtype(precision))
     try:
         with FakeTensorMode(), as_on_gpu() if device == "cuda" else nullcontext():
             whole = Model(config)

@@ -12,7 +12,7 @@ from ....console.progress import as_bytes
 from ....models.accounting.level import Moment
 from ....models.accounting.state import HOST, device_bytes
 from ....models.accounting.step import Timeline
-from ....models.precision import PRECISIONS
+from ....models.options.precision import PRECISIONS
 from ...drawing.chart import Chart, Curve, bounds
 from ...drawing.page import WIDE, colour, layer_stripe, legend, page, section, tiles
 from ...run.layout_plan import LayoutPlan, PlannedPhase, model_hash

@@ -29,7 +29,7 @@ from ....models.accounting.state import (
     elements,
     flat,
 )
-from ....models.precision import Precision
+from ....models.options.precision import Precision
 from .settings import ZeroConfig
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ....console.errors import Problem, Problems
-from ....models.precision import Precision
+from ....models.options.precision import Precision
 from ..engine import EngineConfig
 
 ZERO = "zero_optimization"

@@ -1,0 +1,70 @@
+"""Options that several Hyena operators share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from .base import FusedOptions, divides
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyenaOptions(FusedOptions):
+    """Options of all Hyena operators."""
+
+    featurizer: int = 3
+    """Taps of the short filter on q, k and v."""
+    featurizer_bias: bool = False
+    """Add a bias in the featurizer."""
+    qkv_bias: bool = False
+    """Add a bias in the projection to q, k and v."""
+    output_bias: bool = True
+    """Add a bias in the output projection."""
+
+    def problems(self, width: int) -> Iterator[str]:
+        if self.featurizer < 1:
+            yield f"featurizer must be at least 1, not {self.featurizer}"
+
+    def tp_sizes(self, width: int) -> dict[str, int]:
+        return {"channels": width}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongHyenaOptions(HyenaOptions):
+    """Options of the Hyena operators with medium and long filters."""
+
+    groups: int | None = None
+    """Filters; each is shared by width/groups neighbouring channels. None: one for each channel."""
+    slow_heads: bool = False
+    """Each group is a head: the filter convolves the outer products of its keys and values."""
+
+    def problems(self, width: int) -> Iterator[str]:
+        yield from super().problems(width)
+        yield from divides("groups", self.filters(width), "the width", width)
+
+    def filters(self, width: int) -> int:
+        """Number of filters at this model width."""
+        return width if self.groups is None else self.groups
+
+    def tp_sizes(self, width: int) -> dict[str, int]:
+        heads = {"heads": self.filters(width)} if self.slow_heads else {}
+        return {**super().tp_sizes(width), **heads}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModalOptions(LongHyenaOptions):
+    """Options of all modal filters."""
+
+    state_size: int = 16
+    """N: exponentials for each filter."""
+    method: Literal["scan", "fft"] = "scan"
+    """Form of the convolution; the result is the same."""
+    chunk: int = 32
+    """Tokens for each block of the scan; affects the speed, not the result."""
+
+    def problems(self, width: int) -> Iterator[str]:
+        yield from super().problems(width)
+        for name in ("state_size", "chunk"):
+            if getattr(self, name) < 1:
+                yield f"{name} must be at least 1, not {getattr(self, name)}"

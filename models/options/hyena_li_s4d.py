@@ -1,0 +1,20 @@
+"""Options of Hyena-LI in the form of S4D."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .hyena import ModalOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyenaLIS4DOptions(ModalOptions):
+    """Hyena, long implicit filter with complex poles, in the form of S4D."""
+
+    newer = ("groups", "slow_heads")
+    kind: Literal["hyena-li-s4d"] = "hyena-li-s4d"
+
+    @property
+    def steps_on_gpus(self) -> bool:
+        return self.method == "scan"

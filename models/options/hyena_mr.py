@@ -1,0 +1,40 @@
+"""Options of Hyena-MR."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from .base import divides
+from .hyena import LongHyenaOptions
+from .names import Method
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyenaMROptions(LongHyenaOptions):
+    """Hyena, medium filter, regularised by a decay."""
+
+    newer = ("decay_repeats", "slow_heads")
+    kind: Literal["hyena-mr"] = "hyena-mr"
+    groups: int
+    """Filters; each is shared by width/groups neighbouring channels."""
+    taps: int = 128
+    """K, the filter's length in tokens."""
+    decay: Literal["weak", "normal", "strong", "none"] = "weak"
+    """`none` if the filter already includes its decay, as in converted models."""
+    decay_repeats: int = 1
+    """Times that the range of decay rates is repeated over the groups."""
+    filter_horizon: int = 8192
+    """S: the number of tokens over which the decay is defined."""
+    method: Method = "auto"
+    """Form of the convolution; the result is the same."""
+
+    def problems(self, width: int) -> Iterator[str]:
+        yield from super().problems(width)
+        yield from divides("decay_repeats", self.decay_repeats, "groups", self.groups)
+        if not 1 <= self.taps <= self.filter_horizon:
+            yield (
+                f"taps ({self.taps}) must lie between 1 and the filter_horizon"
+                f" ({self.filter_horizon})"
+            )
