@@ -11,8 +11,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from headrace.models.layers.recompute import Rule
 from headrace.models.model import initial_weights
+from headrace.models.options.recompute import Rule
 from headrace.trainer.checkpoints.store import RunState
 from headrace.trainer.costs.memory import timelines
 from headrace.trainer.engines import give

@@ -21,8 +21,9 @@ from torch import Tensor
 from .config import ModelConfig
 from .initializers import Initializers
 from .layers.norms import build_norm
-from .layers.recompute import Recomputable, Rule, Selective
+from .layers.recompute import Recomputable
 from .operators import OPERATORS, BatchContext, Operator, SharedOperator, State
+from .options.recompute import Rule, Selective
 from .parallel.tensor import gather, scatter
 from .pattern import Layer
 

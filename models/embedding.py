@@ -19,7 +19,7 @@ from .loss import cross_entropy, fused_loss
 from .operators import BatchContext
 from .options.names import Kernel
 from .parallel.axes import Axis
-from .parallel.sharding import Sharded, ShardingSpec
+from .parallel.local_shard import Sharded, ShardingSpec
 from .parallel.tensor import gather, scatter
 
 

@@ -25,11 +25,12 @@ from .embedding import Embedding, Table, Unembedding
 from .initializers import Initializers
 from .layer_watch import LayerWatch
 from .layers.norms import build_norm
-from .layers.recompute import Recompute, rules_of
 from .operators import BatchContext, Operator, SharedOperator, State
 from .options.precision import Precision
+from .options.recompute import Recompute, rules_of
 from .parallel.axes import Axes
-from .parallel.sharding import LocalShard, shard_parameters
+from .parallel.local_shard import LocalShard
+from .parallel.sharding import local_part, shard_parameters
 from .pattern import Layer
 from .precision import compute_dtype
 from .weights import Weights
@@ -283,7 +284,7 @@ class Model(nn.Module):
         weights = initial_weights(self.config, seed)
         for name, parameter in self.named_parameters():
             shard = self.local_shards.get(name)
-            parameter.copy_(weights[name] if shard is None else shard.take(weights[name]))
+            parameter.copy_(weights[name] if shard is None else local_part(shard, weights[name]))
 
     def initializers(self) -> Initializers:
         """The initial distribution of each parameter, for a model that is not sharded."""

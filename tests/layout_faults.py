@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from headrace.models.parallel.sharding import LocalShard
+from headrace.models.parallel.local_shard import LocalShard
 from headrace.trainer.checkpoints.fragments import Fragment
 from headrace.trainer.engines import update as steps_of
 from headrace.trainer.engines.optimizers.exchange import Exchange

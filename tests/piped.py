@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 from headrace.models.config import ModelConfig, load_model_config
 from headrace.models.documents import Documents
-from headrace.models.layers.recompute import Recompute
 from headrace.models.model import Model, chunk_users
+from headrace.models.options.recompute import Recompute
 from headrace.models.parallel import handed as handed_module
 from headrace.trainer.engines.engine import Engine
 from headrace.trainer.engines.objective import Objective

@@ -11,8 +11,8 @@ import torch
 from benchmarks._gpu_models import MODELS, TINY
 from benchmarks._synthetic_run import documents
 from headrace.models.config import ModelConfig
-from headrace.models.layers.recompute import Recompute
 from headrace.models.options.precision import PRECISIONS
+from headrace.models.options.recompute import Recompute
 
 BASE = "bf16"
 

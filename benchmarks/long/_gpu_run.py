@@ -20,10 +20,10 @@ from benchmarks._gpu_models import with_kernels
 from benchmarks._synthetic_run import train
 from headrace.models.accounting.count import build_meta
 from headrace.models.fp8 import quantize
-from headrace.models.layers.recompute import Recompute, rules_of
 from headrace.models.model import initial_weights
 from headrace.models.options.names import Backend, Kernel
 from headrace.models.options.precision import PRECISIONS
+from headrace.models.options.recompute import Recompute, rules_of
 from headrace.trainer.cluster import ranks
 from headrace.trainer.engines import give
 from headrace.trainer.engines.engine import Engine

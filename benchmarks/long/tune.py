@@ -21,7 +21,7 @@ from pathlib import Path
 
 from headrace.console import config as reader
 from headrace.models.config import load_model_config
-from headrace.models.layers.recompute import Rule
+from headrace.models.options.recompute import Rule
 from headrace.trainer.costs.hardware import Hardware
 from headrace.trainer.costs.planner.assemble import plan_of
 from headrace.trainer.costs.planner.make import Question, make_plans, parse_wanted, uniform_phase

@@ -10,9 +10,9 @@ from torch import nn
 
 from ..config import ModelConfig
 from ..layers.linear import SplitLinear
-from ..layers.recompute import Results, Rule, Selective
 from ..model import Model
 from ..operators import Operator
+from ..options.recompute import Results, Rule, Selective
 
 TRAINING = 3.0
 """Cost of a forward and a backward pass, in forward passes: backward has two products for each."""

@@ -25,13 +25,13 @@ from ..config import ModelConfig
 from ..documents import Aligned, Buckets, Documents, Spans
 from ..fp8 import quantize
 from ..kernels.choice import as_on_gpu
-from ..layers.recompute import Rule
 from ..layers.ring_flash import calls_of_rows
 from ..model import Model
 from ..operators import OPERATORS, BatchContext
 from ..options.hyena import ModalOptions
 from ..options.names import AttentionForm, LongFilterForm
 from ..options.precision import Precision
+from ..options.recompute import Rule
 from ..parallel.axes import Axes, Axis
 from ..precision import compute_dtype
 from .count import build_meta

@@ -9,9 +9,9 @@ from typing import Any, get_args
 from ...console.progress import binary_bytes, human
 from .. import fp8
 from ..config import ModelConfig
-from ..layers.recompute import Unit, rules_of
 from ..model import Model
 from ..options.precision import Precision
+from ..options.recompute import Unit, rules_of
 from .count import (
     TRAINING,
     active_parameters,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..parallel.sharding import LocalShard
+from ..parallel.local_shard import LocalShard
 
 HOST = "host "
 """Beginning of the names of parts that lie in host memory, beside a rank's device."""

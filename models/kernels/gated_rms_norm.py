@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..parallel.axes import named
+from ..parallel.groups import named
 from ..parallel.tensor import group_runs, sums_of_groups
 from . import fp8, layout
 from .op import op

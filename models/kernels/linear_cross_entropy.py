@@ -27,7 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..parallel.axes import Axis, named
+from ..parallel.axes import Axis
+from ..parallel.groups import named
 from ..parallel.tensor import gather, reduce
 from .op import op
 

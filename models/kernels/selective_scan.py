@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..parallel.axes import named
+from ..parallel.groups import named
 from ..parallel.states import entering
 from .layout import by_token
 from .op import op

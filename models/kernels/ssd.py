@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..parallel.axes import named
+from ..parallel.groups import named
 from ..parallel.states import entering
 from .layout import by_token
 from .op import op

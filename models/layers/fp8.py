@@ -25,7 +25,8 @@ from torch.nn import functional as F
 from ..kernels import fp8 as kernel
 from ..kernels.choice import chosen
 from ..kernels.fp8 import E4M3, Quantized
-from ..parallel.axes import ALONE, Axis, named
+from ..parallel.axes import ALONE, Axis
+from ..parallel.groups import named
 from ..parallel.tensor import highest
 
 MULTIPLE = 16

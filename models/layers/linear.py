@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from ..kernels.fp8 import Quantized
 from ..parallel.axes import Axis
-from ..parallel.sharding import Sharded, ShardingSpec
+from ..parallel.local_shard import Sharded, ShardingSpec
 from .fp8 import fp8_linear
 
 

@@ -17,8 +17,8 @@ from ..layers.rope import rotate, rotation
 from ..options.attention import AttentionOptions
 from ..parallel.axes import Axes, Axis
 from ..parallel.heads import from_heads, to_heads
+from ..parallel.local_shard import ShardingSpec
 from ..parallel.ring import FirstKeys, Zigzag, ring_attention
-from ..parallel.sharding import ShardingSpec
 from ..parallel.tensor import own_groups
 from .base import BatchContext, Operator, State
 

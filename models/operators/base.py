@@ -16,7 +16,7 @@ from ..kernels.fp8 import Quantized
 from ..layers.recompute import Recomputable
 from ..options.base import FusedOptions, OperatorOptions
 from ..parallel.axes import ALONE, Axes
-from ..parallel.sharding import ShardingSpec
+from ..parallel.local_shard import ShardingSpec
 
 
 @dataclass

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..initializers import Initializers
 from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
 from ..options.hyena import HyenaOptions
-from ..parallel.sharding import Sharded, ShardingSpec
+from ..parallel.local_shard import Sharded, ShardingSpec
 from .base import BatchContext, Operator
 from .short_conv import ShortConvolution
 

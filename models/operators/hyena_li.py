@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..initializers import Initializers
 from ..options.hyena_li import HyenaLIOptions
-from ..parallel.sharding import ShardingSpec, filters
+from ..parallel.local_shard import ShardingSpec, filters
 from ..precision import widen
 from .hyena_modal import ModalHyena
 

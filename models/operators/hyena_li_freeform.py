@@ -24,7 +24,7 @@ from ..layers.convolution import convolution_chunks, convolution_flops, untraced
 from ..options.hyena_li_freeform import HyenaLIFreeformOptions
 from ..parallel.axes import Axes, Axis
 from ..parallel.channels import ALL
-from ..parallel.sharding import ShardingSpec, filters
+from ..parallel.local_shard import ShardingSpec, filters
 from ..precision import widen
 from .base import BatchContext
 from .hyena_long import LongHyena

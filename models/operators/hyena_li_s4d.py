@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..initializers import Initializers
 from ..options.hyena_li_s4d import HyenaLIS4DOptions
-from ..parallel.sharding import ShardingSpec, filters
+from ..parallel.local_shard import ShardingSpec, filters
 from ..precision import widen
 from .hyena_modal import ModalHyena
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..initializers import Initializers
 from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
 from ..options.hyena_mlp import HyenaMLPOptions
-from ..parallel.sharding import Sharded, ShardingSpec, filters
+from ..parallel.local_shard import Sharded, ShardingSpec, filters
 from ..parallel.tensor import own_filters
 from .base import BatchContext, Operator
 from .short_conv import ShortConvolution, gated_filter

@@ -17,7 +17,7 @@ from ..initializers import Initializers
 from ..layers.convolution import convolution_chunks, convolution_flops, untraced
 from ..options.hyena_mr import HyenaMROptions
 from ..parallel.axes import ALONE, Axes, Axis
-from ..parallel.sharding import ShardingSpec, filters
+from ..parallel.local_shard import ShardingSpec, filters
 from ..precision import widen
 from .base import BatchContext
 from .hyena_long import LongHyena

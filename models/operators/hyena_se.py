@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ..initializers import Initializers
 from ..options.hyena_se import HyenaSEOptions
-from ..parallel.sharding import ShardingSpec, filters
+from ..parallel.local_shard import ShardingSpec, filters
 from ..parallel.tensor import own_filters
 from .base import BatchContext
 from .hyena import Hyena

@@ -24,7 +24,7 @@ from ..layers.linear import (
     product_beside,
 )
 from ..options.mamba1 import Mamba1Options
-from ..parallel.sharding import Sharded, ShardingSpec
+from ..parallel.local_shard import Sharded, ShardingSpec
 from ..parallel.tensor import reduce
 from ..precision import widen
 from .base import BatchContext, Operator

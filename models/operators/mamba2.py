@@ -17,7 +17,7 @@ from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
 from ..layers.mixed_scan import mixed_scan
 from ..layers.norms import GatedRMSNorm
 from ..options.mamba2 import Mamba2Options
-from ..parallel.sharding import Sharded, ShardingSpec
+from ..parallel.local_shard import Sharded, ShardingSpec
 from ..parallel.tensor import own_groups
 from .base import BatchContext, Operator
 from .short_conv import ShortConvolution

@@ -14,7 +14,7 @@ from ..kernels.fp8 import Quantized
 from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
 from ..options.mlp import GLUOptions, MLPOptions
 from ..options.names import Activation, Kernel
-from ..parallel.sharding import ShardingSpec
+from ..parallel.local_shard import ShardingSpec
 from .base import BatchContext, Operator
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -22,7 +22,7 @@ from ..layers.routed_rows import collect, places_of, spread
 from ..options.moe import MoEOptions
 from ..parallel.axes import ALONE, Axes, Axis
 from ..parallel.experts import Trip
-from ..parallel.sharding import Sharded, ShardingSpec
+from ..parallel.local_shard import Sharded, ShardingSpec
 from ..parallel.tensor import highest, reduce
 from ..precision import widen
 from .base import BatchContext, Operator

@@ -25,7 +25,7 @@ from ..layers.norms import RMSNorm
 from ..options.attention import AttentionOptions
 from ..options.zamba import ZambaBlockOptions
 from ..parallel.axes import Axes
-from ..parallel.sharding import Sharded, ShardingSpec
+from ..parallel.local_shard import Sharded, ShardingSpec
 from ..parallel.tensor import gather, scatter
 from .attention import Attention
 from .base import BatchContext, Call, SharedOperator

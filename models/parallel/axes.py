@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-
-from torch.distributed import ProcessGroup, get_process_group_ranks
-from torch.distributed import distributed_c10d as c10d
+from typing import TYPE_CHECKING
 
 from ..options.names import AttentionForm, LongFilterForm
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 @dataclass(frozen=True)
@@ -42,22 +43,9 @@ class Axis:
         rank."""
         return self.group.group_name if self.group is not None and self.size > 1 else ""
 
-    @property
-    def members(self) -> tuple[int, ...]:
-        """Ranks of the run on this axis, in order; empty without a process group."""
-        return tuple(get_process_group_ranks(self.group)) if self.group is not None else ()
-
 
 ALONE = Axis(None, 0, 1)
 """An axis of one rank."""
-
-
-def named(name: str) -> Axis:
-    """Return the axis with this `name`."""
-    if not name:
-        return ALONE
-    group = c10d._resolve_process_group(name)  # type: ignore[attr-defined,arg-type]
-    return Axis(group, group.rank(), group.size())
 
 
 @dataclass(frozen=True)

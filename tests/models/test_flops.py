@@ -34,10 +34,10 @@ from headrace.models.accounting.state import (
     state_bytes,
 )
 from headrace.models.config import ModelConfig, load_model_config
-from headrace.models.layers.recompute import Unit
 from headrace.models.model import Model
 from headrace.models.options.precision import PRECISIONS
-from headrace.models.parallel.sharding import LocalShard
+from headrace.models.options.recompute import Unit
+from headrace.models.parallel.local_shard import LocalShard
 
 ROWS, LENGTH = 2, 64
 

@@ -15,9 +15,9 @@ from headrace.models.accounting.passes import Shape, model_passes
 from headrace.models.accounting.show import render
 from headrace.models.config import load_model_config
 from headrace.models.fp8 import fp8_share, matrices, quantize, summary
-from headrace.models.layers.recompute import Rule, Selective
 from headrace.models.model import Model
 from headrace.models.options.precision import PRECISIONS, Fp8Config, Precision
+from headrace.models.options.recompute import Rule, Selective
 
 SMALL = Fp8Config(smallest=16, ends=0)
 

@@ -13,10 +13,11 @@ from headrace.console.config import build
 from headrace.console.errors import ConfigError
 from headrace.models.config import ModelConfig, load_model_config
 from headrace.models.documents import Documents
-from headrace.models.layers.recompute import Recompute
 from headrace.models.loss import cross_entropy
 from headrace.models.model import Model
+from headrace.models.options.recompute import Recompute
 from headrace.models.parallel.axes import Axes, Axis
+from headrace.models.parallel.sharding import local_part
 
 
 def tokens_of(rows: int, length: int, vocab: int = 23) -> torch.Tensor:
@@ -40,9 +41,9 @@ def test_init_is_the_same_on_any_device_and_in_any_layout(tiny: Model) -> None:
         part.to_empty(device="cpu")
         part.init_weights(7)
         for name, parameter in part.named_parameters():
-            assert torch.equal(parameter, part.local_shards[name].take(one.get_parameter(name))), (
-                name
-            )
+            assert torch.equal(
+                parameter, local_part(part.local_shards[name], one.get_parameter(name))
+            ), name
     changed = 0
     for name, parameter in one.named_parameters():
         assert parameter.isfinite().all(), name

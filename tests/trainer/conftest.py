@@ -26,7 +26,7 @@ from swift import Swift, install
 
 from headrace.console import config as reader
 from headrace.models.model import Model
-from headrace.models.parallel.sharding import LocalShard
+from headrace.models.parallel.local_shard import LocalShard
 from headrace.trainer.checkpoints import store
 from headrace.trainer.checkpoints.fragments import MASTER, Fragment, keyed
 from headrace.trainer.checkpoints.policy import CheckpointConfig

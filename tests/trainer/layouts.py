@@ -26,9 +26,10 @@ from benchmarks._collectives import Count
 from benchmarks._memory import measured as measured_memory
 from headrace.models.accounting.count import build_meta
 from headrace.models.fp8 import quantize
-from headrace.models.layers.recompute import Recompute
 from headrace.models.model import initial_weights
 from headrace.models.options.precision import PRECISIONS, Fp8Config
+from headrace.models.options.recompute import Recompute
+from headrace.models.parallel.sharding import local_part
 from headrace.trainer.checkpoints import saver, store
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.engines import deepspeed as deepspeed_engine
@@ -331,7 +332,7 @@ def load_all(
             worst = max(float((have[k].cpu() - wanted[k]).abs().max()) for k in wanted)
             for name, weight in live_weights(engine).items():
                 part = engine.objective.model.local_shards[name]
-                master = part.take(have[f"master.{name}"]).to(weight.dtype)
+                master = local_part(part, have[f"master.{name}"]).to(weight.dtype)
                 assert torch.equal(weight, master), f"{source} → {target}: {name} is stale"
             # One step changes the state before the next source is loaded; a resume takes two.
             further = train(engine, parallel, steps, 2 if source == target else 1)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...models.parallel.sharding import LocalShard
+from ...models.parallel.local_shard import LocalShard
 
 Shape = tuple[int, ...]
 

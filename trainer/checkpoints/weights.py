@@ -8,7 +8,7 @@ import torch
 
 from ...console.errors import CheckpointError
 from ...dataplane.storage import storage
-from ...models.parallel.sharding import LocalShard
+from ...models.parallel.local_shard import LocalShard
 from ...models.weights import Weights
 from . import store, tensors
 from .fragments import MASTER, Fragment, keyed

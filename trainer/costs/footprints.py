@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from ...models.accounting.passes import ModelPasses
 from ...models.accounting.trace import Passes, high
-from ...models.layers.recompute import Rule
+from ...models.options.recompute import Rule
 from .planner.machine import Split
 from .planner.work import RULES
 

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from ...models.accounting.level import EngineState, Level, Unit
 from ...models.accounting.state import Degrees, Shards
 from ...models.accounting.step import Timeline
-from ...models.layers.recompute import Rule
 from ...models.model import chunk_layers
 from ...models.options.precision import Precision
+from ...models.options.recompute import Rule
 from ..engines.engine import EngineConfig
 from ..engines.fsdp2 import Fsdp2Config
 from ..engines.shard_groups import LayerShards, layer_of

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ...models.model import Model
 from ...models.parallel.axes import Axis
-from ...models.parallel.sharding import LocalShard
+from ...models.parallel.local_shard import LocalShard
 from ..checkpoints.fragments import Fragment
 from ..layout.groups import Parallel
 from .optimizers.base import Optimizer, OptimizerConfig, ParameterGroup

@@ -15,7 +15,8 @@ from typing import Any
 from ...console.errors import ConfigError, Problem
 from ...models.accounting.count import build_meta
 from ...models.model import Model
-from ...models.parallel.sharding import LocalShard
+from ...models.parallel.groups import members
+from ...models.parallel.local_shard import LocalShard
 from .decay import NO_DECAY
 from .optimizers.base import GroupConfig, OptimizerConfig, ParameterGroup
 
@@ -35,7 +36,7 @@ def parameter_groups(
     names: dict[tuple[Any, ...], list[str]] = {}
     for name, shard in shards.items():
         alike = (chosen[name], name in constant, states[name])
-        key = (*alike, shard.copies.members, shard.experts, name in fp32)
+        key = (*alike, members(shard.copies), shard.experts, name in fp32)
         names.setdefault(key, []).append(name)
     return [_group(tuple(names[key]), key, config, shards[names[key][0]]) for key in sorted(names)]
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ...models.parallel.sharding import LocalShard
+from ...models.parallel.local_shard import LocalShard
 from ..checkpoints.fragments import AVERAGE, MASTER, Fragment, keyed
 from .optimizers.base import Optimizer, ParameterGroup
 

@@ -26,7 +26,7 @@ from ...dataplane.order.timeline import PhaseRows
 from ...dataplane.storage import storage
 from ...models.accounting.state import host_bytes
 from ...models.layers.attention_order import ON_CPU
-from ...models.layers.recompute import Selective
+from ...models.options.recompute import Selective
 from ..checkpoints import store
 from ..cluster.ranks import is_first, joined
 from ..costs.memory import checkpoint_bytes, state_memory

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from ...models.accounting.count import TRAINING, build_meta, forward_flops, recomputed_flops
 from ...models.fp8 import NARROW, matrices
-from ...models.layers.recompute import Rule, Selective
 from ...models.options.precision import Fp8Config
+from ...models.options.recompute import Rule, Selective
 
 if TYPE_CHECKING:
     from ...models.config import ModelConfig

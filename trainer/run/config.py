@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ...console import config as reader
 from ...console.config import Data, Lines, NameIn, OneOf
 from ...models.layers.attention_order import KernelsConfig
-from ...models.layers.recompute import Recompute
 from ...models.options.precision import PRECISIONS, Fp8Config
+from ...models.options.recompute import Recompute
 from ..checkpoints.policy import CheckpointConfig
 from ..cluster.slurm import SlurmConfig
 from ..engines import ENGINES

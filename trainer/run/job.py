@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...console import config as reader
-from ...models.layers.recompute import Rule, rules_of
 from ...models.options.precision import PRECISIONS, Precision
+from ...models.options.recompute import Rule, rules_of
 from ..checkpoints import store
 from ..cluster.ranks import threads_per_rank
 from ..folder import RunFolder

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ...console import config as reader
 from ...console.config import OneOf
 from ...console.errors import LayoutError, MisuseError
-from ...models.layers.recompute import Rule
+from ...models.options.recompute import Rule
 from ..engines import ENGINES
 from ..engines.engine import EngineConfig
 from ..engines.fsdp2 import Fsdp2Config

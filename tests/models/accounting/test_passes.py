@@ -15,12 +15,12 @@ from headrace.models.accounting.sorts import one_of_each
 from headrace.models.accounting.state import Degrees
 from headrace.models.accounting.trace import Passes
 from headrace.models.config import ModelConfig, load_model_config
-from headrace.models.layers.recompute import Rule, Selective
 from headrace.models.options.attention import AttentionOptions
 from headrace.models.options.base import FusedOptions
 from headrace.models.options.hyena_li import HyenaLIOptions
 from headrace.models.options.names import AttentionForm
 from headrace.models.options.precision import PRECISIONS
+from headrace.models.options.recompute import Rule, Selective
 
 
 @pytest.fixture(autouse=True)

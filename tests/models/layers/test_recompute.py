@@ -21,9 +21,10 @@ from headrace.models.accounting.count import (
 )
 from headrace.models.accounting.passes import Shape, model_passes
 from headrace.models.config import ModelConfig, load_model_config
-from headrace.models.layers.recompute import Recomputable, Recompute, Rule, Selective, rules_of
+from headrace.models.layers.recompute import Recomputable
 from headrace.models.model import Model
 from headrace.models.options.precision import PRECISIONS
+from headrace.models.options.recompute import Recompute, Rule, Selective, rules_of
 
 MATMUL = Selective(save=("matmul",))
 BOTH = Selective(save=("matmul", "attention"))

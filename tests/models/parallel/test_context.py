@@ -16,7 +16,7 @@ from ranks import Ranks
 
 from headrace.models.documents import Documents
 from headrace.models.model import Model
-from headrace.models.parallel.sharding import LocalShard
+from headrace.models.parallel.local_shard import LocalShard
 
 ROWS, LENGTH = 3, 48
 CUTS = [0, 1, 2, 9, 46, 48, 60, 72, 73, 144]

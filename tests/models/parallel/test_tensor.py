@@ -18,7 +18,8 @@ from headrace.models.fp8 import matrices, quantize
 from headrace.models.model import Model
 from headrace.models.options.precision import Fp8Config
 from headrace.models.parallel.axes import Axis
-from headrace.models.parallel.sharding import LocalShard
+from headrace.models.parallel.local_shard import LocalShard
+from headrace.models.parallel.sharding import local_part
 from headrace.models.parallel.tensor import group_runs
 
 EVERY = Path(__file__).parents[2] / "trainer" / "every.yaml"
@@ -79,7 +80,7 @@ def apart(ranks: Ranks, model: Model, *, summed: bool = True, **options: Any) ->
 
 
 def place(whole: torch.Tensor, part: LocalShard, gradient: np.ndarray) -> None:
-    index = part.take(torch.arange(whole.numel()).view(whole.shape)).flatten()
+    index = local_part(part, torch.arange(whole.numel()).view(whole.shape)).flatten()
     whole.view(-1).index_add_(0, index, torch.from_numpy(gradient).flatten())
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from headrace.console.errors import CheckpointError
-from headrace.models.parallel.sharding import LocalShard
+from headrace.models.parallel.local_shard import LocalShard
 from headrace.trainer.checkpoints import tensors
 from headrace.trainer.checkpoints.fragments import Fragment
 from headrace.trainer.checkpoints.metadata import METADATA, parse

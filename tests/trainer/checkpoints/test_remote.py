@@ -20,7 +20,7 @@ from headrace.console.errors import CheckpointError, StorageError
 from headrace.dataplane.storage import storage
 from headrace.models.config import load_model_config
 from headrace.models.model import Model
-from headrace.models.parallel.sharding import LocalShard
+from headrace.models.parallel.local_shard import LocalShard
 from headrace.trainer.checkpoints import saver, store
 from headrace.trainer.checkpoints.fragments import Fragment
 from headrace.trainer.checkpoints.policy import CheckpointConfig

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from headrace.console.errors import CheckpointError, StorageError
-from headrace.models.parallel.sharding import LocalShard
+from headrace.models.parallel.local_shard import LocalShard
 from headrace.trainer.checkpoints import saver, store, tensors
 from headrace.trainer.checkpoints.fragments import Fragment
 from headrace.trainer.checkpoints.policy import CheckpointConfig

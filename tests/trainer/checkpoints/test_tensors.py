@@ -7,7 +7,7 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from headrace.console.errors import CheckpointError, StorageError
-from headrace.models.parallel.sharding import LocalShard
+from headrace.models.parallel.local_shard import LocalShard
 from headrace.trainer.checkpoints import tensors
 from headrace.trainer.checkpoints.fragments import Fragment
 from headrace.trainer.layout.groups import Parallel

@@ -10,7 +10,7 @@ from planner_hardware import cpu_hardware
 
 from benchmarks._memory import job_of
 from headrace.models.config import load_model_config
-from headrace.models.layers.recompute import Rule, Selective
+from headrace.models.options.recompute import Rule, Selective
 from headrace.trainer.costs.hardware import Hardware
 from headrace.trainer.costs.memory import different, timelines
 from headrace.trainer.costs.planner.grid import Grid, Shape

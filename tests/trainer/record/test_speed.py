@@ -6,8 +6,8 @@ import torch
 from headrace.models.accounting.count import build_meta, forward_flops_per_token
 from headrace.models.config import load_model_config
 from headrace.models.fp8 import matrices
-from headrace.models.layers.recompute import Rule, Selective
 from headrace.models.options.precision import Fp8Config
+from headrace.models.options.recompute import Rule, Selective
 from headrace.trainer.record.speed import known_peak, memory_used, speed_of
 
 MODEL = load_model_config("tiny-transformer")

@@ -13,9 +13,10 @@ from ....models.accounting.extrapolate import fitted
 from ....models.accounting.passes import MOST_ROWS, ModelPasses, renamed
 from ....models.accounting.state import Shards
 from ....models.accounting.trace import Passes, fake_tensors, new_mode, trace
-from ....models.layers.recompute import Recomputable, Rule, Selective
+from ....models.layers.recompute import Recomputable
 from ....models.options.precision import Precision
-from ....models.parallel.sharding import LocalShard
+from ....models.options.recompute import Rule, Selective
+from ....models.parallel.local_shard import LocalShard
 from ....models.precision import compute_dtype
 from ..footprints import Traces
 from ..planner.machine import Split

@@ -13,8 +13,8 @@ from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ....models.accounting.step import Timeline
-from ....models.layers.recompute import Results, Rule, Selective
 from ....models.options.precision import PRECISIONS, Precision
+from ....models.options.recompute import Results, Rule, Selective
 from ...engines.engine import EngineConfig
 from ...layout.checks import problems
 from ...layout.config import LayoutConfig

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ....models.layers.recompute import OPERATIONS
+from ....models.options.recompute import OPERATIONS
 from .work import Work
 
 SIZES = ("taps", "rates", "A")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ....console.progress import as_bytes
 from ....models.accounting.state import device_bytes
-from ....models.layers.recompute import Rule
+from ....models.options.recompute import Rule
 from ...run.layout_plan import LayoutPlan
 from .assemble import PARTS, fullest, in_phase, time_by_part
 from .make import PhasePlans, Plans

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
 
-from ....models.layers.recompute import OPERATIONS, Rule, Selective, Unit
+from ....models.options.recompute import OPERATIONS, Rule, Selective, Unit
 
 RULES: tuple[Rule, ...] = (
     *get_args(Unit),

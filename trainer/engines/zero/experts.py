@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from ....console.errors import MissingError
-from ....models.parallel.sharding import LocalShard
+from ....models.parallel.local_shard import LocalShard
 from ...layout.groups import Parallel
 from ..optimizers.base import ParameterGroup
 
