@@ -10,7 +10,7 @@ import click
 from ..console import command
 
 if TYPE_CHECKING:
-    from .accounting.level import FindEngineState
+    from .accounting.show import FindEngineState
 
 
 def positive(name: str, default: int, help: str) -> Callable[[Any], Any]:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -211,3 +212,23 @@ def shipped_models() -> dict[str, Path]:
     """Files of `configs/models/`, by name."""
     folder = Path(str(resources.files("headrace.configs"))) / "models"
     return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
+
+
+def chunk_layers(layers: int, cuts: Sequence[int] = ()) -> tuple[range, ...]:
+    """Return the layers of each chunk; `cuts` are the first layers of those after the first."""
+    return tuple(range(first, end) for first, end in pairwise((0, *cuts, layers)))
+
+
+def chunk_users(config: ModelConfig, chunks: Sequence[range]) -> dict[str, set[int]]:
+    """Return the chunks that use each module outside the blocks, by the module's path."""
+    last = len(chunks) - 1
+    users = {"embedding": {0, last} if config.tie_embeddings else {0}, "norm": {last}}
+    if config.learned_positions:
+        users["positions"] = {0}
+    if not config.tie_embeddings:
+        users["head"] = {last}
+    for number, layers in enumerate(chunks):
+        for layer in config.layers[layers.start : layers.stop]:
+            if layer.shared is not None:
+                users.setdefault(f"shared.{layer.shared}", set()).add(number)
+    return users

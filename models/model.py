@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain, pairwise, repeat
+from itertools import chain, repeat
 
 import torch
 from torch import Tensor, nn
 
 from ..console.errors import ConfigError, Problem
 from .block import Block, build_operator
-from .config import ModelConfig
+from .config import ModelConfig, chunk_layers, chunk_users
 from .documents import Documents
 from .embedding import Embedding, Table, Unembedding
 from .initializers import Initializers
@@ -306,26 +306,6 @@ class Model(nn.Module):
             block.init_weights(init)
         init.norm(self.norm)
         return init
-
-
-def chunk_layers(layers: int, cuts: Sequence[int] = ()) -> tuple[range, ...]:
-    """Return the layers of each chunk; `cuts` are the first layers of those after the first."""
-    return tuple(range(first, end) for first, end in pairwise((0, *cuts, layers)))
-
-
-def chunk_users(config: ModelConfig, chunks: Sequence[range]) -> dict[str, set[int]]:
-    """Return the chunks that use each module outside the blocks, by the module's path."""
-    last = len(chunks) - 1
-    users = {"embedding": {0, last} if config.tie_embeddings else {0}, "norm": {last}}
-    if config.learned_positions:
-        users["positions"] = {0}
-    if not config.tie_embeddings:
-        users["head"] = {last}
-    for number, layers in enumerate(chunks):
-        for layer in config.layers[layers.start : layers.stop]:
-            if layer.shared is not None:
-                users.setdefault(f"shared.{layer.shared}", set()).add(number)
-    return users
 
 
 def initial_weights(config: ModelConfig, seed: int) -> Weights:

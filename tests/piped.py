@@ -15,9 +15,9 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from headrace.models.config import ModelConfig, load_model_config
+from headrace.models.config import ModelConfig, chunk_users, load_model_config
 from headrace.models.documents import Documents
-from headrace.models.model import Model, chunk_users
+from headrace.models.model import Model
 from headrace.models.options.recompute import Recompute
 from headrace.models.parallel import handed as handed_module
 from headrace.trainer.engines.engine import Engine

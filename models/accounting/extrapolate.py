@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
-from .trace import Pass, Passes, Piece
+from .pieces import Pass, Passes, Piece
 
 
 def fitted(points: Sequence[int], found: Sequence[Passes], at: int) -> Passes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .trace import Pass, Passes, Piece
+from .pieces import Pass, Passes, Piece
 
 RING = 8
 """Ranks of the ring that is traced."""

@@ -5,10 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from ..model import Model
-from ..options.precision import Precision
 from .state import HOST, Degrees, Shards, StatePart
 
 Unit = int | None
@@ -107,12 +104,3 @@ class EngineState:
     parts: Sequence[StatePart]
     memory: Callable[[Shards, Degrees], EngineMemory]
     """Makes the events of the engine in a step, for the rank that has these shards."""
-
-
-class FindEngineState(Protocol):
-    """Find the state of the engine that a run's `PATH.TO.KEY=VALUE` words configure. The engines
-    live above this package, so the command that knows both hands this function down."""
-
-    def __call__(
-        self, words: Sequence[str], model: Model, precision: Precision, degrees: Degrees
-    ) -> EngineState: ...

@@ -53,7 +53,7 @@ def generation_bytes(config: ModelConfig, seq_len: int, *, precision: Precision)
                 states.append(State(seq_len))
                 block.call(shared, u, batch.for_call(states[-1]))
             for branch in block.branches():
-                if not branch.operator.tokenwise:
+                if not branch.operator.options.tokenwise:
                     states.append(State(seq_len))
                     branch.operator(u, BatchContext(positions, state=states[-1]))
             total += sum(tensor.nbytes for state in states for tensor in state.tensors.values())

@@ -4,82 +4,36 @@ One layer of each sort runs forward and backward on fake tensors (trace.py), wit
 shards and the recompute rule of one rank. Layers that are alike share a trace; a process traces
 each model, shape and rule once.
 
-On a GPU the fused kernels run where `kernel: auto` chooses them. On the CPU rows have documents, as
-in training. Split experts run as if this rank had them alone: each gets an equal part of the rows,
-and the buffers of the exchange are not counted.
+Stored traces are read without torch; a part without one runs (fake_model.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
-
-import torch
-from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 from ...console.errors import LayoutError
 from ..config import ModelConfig
-from ..documents import Aligned, Buckets, Documents, Spans
-from ..fp8 import quantize
-from ..kernels.choice import as_on_gpu
-from ..layers.ring_flash import calls_of_rows
-from ..model import Model
-from ..operators import OPERATORS, BatchContext
 from ..options.hyena import ModalOptions
-from ..options.names import AttentionForm, LongFilterForm
-from ..options.precision import Precision
+from ..options.precision import Fp8Config, Precision
 from ..options.recompute import Rule
-from ..parallel.axes import Axes, Axis
-from ..precision import compute_dtype
-from .count import build_meta
 from .extrapolate import fitted
 from .hops import LONG, RING, joined, lengthened
+from .pieces import EMBEDDINGS, ModelPasses, Passes
+from .shape import Shape
 from .sorts import one_of_each
-from .state import Degrees
-from .stored import stored
-from .trace import Passes, fake_tensors, new_mode, trace
+from .stored import stored, stored_passes
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from .fake_model import FakeModel
 
 LONGEST = 512
 """Tokens of the longest row that runs where plain operators do, in many small steps. Longer rows
 are extrapolated from shorter ones: from two, or from three where masks grow with the square."""
 MOST_ROWS = 3
 """Most rows that run; the bytes of more rows are extrapolated from two numbers of rows."""
-EMBEDDINGS = "embeddings"
-"""Name of the embeddings among the parameters of a layer that calls a shared block: their gradient
-is the sum of those of all calls."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """Rows, precision, device and layout of one rank's micro-batch."""
-
-    rows: int
-    """Rows of a micro-batch; the ranks of tp and cp have parts of them."""
-    seq_len: int
-    precision: Precision
-    device: str
-    degrees: Degrees = field(default_factory=Degrees)
-    attention: AttentionForm = "a2a"
-    hyena_li: LongFilterForm = "states"
-
-
-@dataclass(frozen=True)
-class ModelPasses:
-    """Passes of all parts of a model. Gradients have the parameters' logical names."""
-
-    first: Passes
-    """The embedding."""
-    layers: Sequence[Passes]
-    last: Passes
-    """Final norm, logits and loss."""
-    names: Sequence[str]
-    """Sort of each layer, for people."""
-
 
 _known: dict[str, Passes] = {}
 
@@ -128,7 +82,7 @@ class Tracer:
         if shape.precision.fp8 is None:  # whether a product is in FP8 depends on the layer
             self.traced = one_of_each(config)
             self.places = {sort: place for place, sort in enumerate(self.places)}
-        self.models: dict[tuple[int, int, int], _Model] = {}
+        self.models: dict[tuple[int, int, int], FakeModel] = {}
         self.parts: dict[str, Passes] = {}
 
     def whole(self, rules: Sequence[Rule]) -> ModelPasses:
@@ -148,15 +102,15 @@ class Tracer:
         return self._extrapolated(part, lambda model: model.layer(place, rule, hops=hops), hops)
 
     def first(self) -> Passes:
-        return self._extrapolated(self._key("first"), _Model.first)
+        return self._extrapolated(self._key("first"), lambda model: model.first())
 
     def last(self) -> Passes:
-        return self._extrapolated(self._key("last"), _Model.last)
+        return self._extrapolated(self._key("last"), lambda model: model.last())
 
     def _is_long_ring(self, operators: Sequence[str]) -> bool:
         """True for a layer with a long ring that has nothing but parts of rows."""
         own = [self.config.operators[name] for name in operators]
-        parts = all(OPERATORS[each.kind].tokenwise or each.attention_heads for each in own)
+        parts = all(each.tokenwise or each.attention_heads for each in own)
         windows = any(getattr(each, "window", None) for each in own)
         ring = self.shape.attention == "ring" and any(each.attention_heads for each in own)
         return ring and parts and not windows and self.shape.degrees.cp > LONG
@@ -175,13 +129,13 @@ class Tracer:
         return f"{part} {self.config!r} {shape!r}"
 
     def _extrapolated(
-        self, part: str, run: Callable[[_Model], Passes], hops: bool = False
+        self, part: str, run: Callable[[FakeModel], Passes], hops: bool = False
     ) -> Passes:
         if part not in self.parts:
             self.parts[part] = self._fitted(part, run, hops)
         return self.parts[part]
 
-    def _fitted(self, part: str, run: Callable[[_Model], Passes], hops: bool) -> Passes:
+    def _fitted(self, part: str, run: Callable[[FakeModel], Passes], hops: bool) -> Passes:
         shape = self.shape
         lengths = [shape.seq_len]
         operators = self.config.operators.values()
@@ -198,7 +152,7 @@ class Tracer:
         return fitted(lengths, [of_rows(length) for length in lengths], shape.seq_len)
 
     def _traced(
-        self, part: str, rows: int, length: int, run: Callable[[_Model], Passes], hops: bool
+        self, part: str, rows: int, length: int, run: Callable[[FakeModel], Passes], hops: bool
     ) -> Passes:
         cp = self.shape.degrees.cp
 
@@ -213,16 +167,18 @@ class Tracer:
 
         key = f"{rows} {length} {part}"
         if key not in _known:
-            _known[key] = stored(key, make)
+            _known[key] = stored_passes(key, make)
         return _known[key]
 
-    def _run(self, rows: int, length: int, cp: int, run: Callable[[_Model], Passes]) -> Passes:
+    def _run(self, rows: int, length: int, cp: int, run: Callable[[FakeModel], Passes]) -> Passes:
         """Run a part with rows of this length, on so many ranks of the context axis."""
         size = rows, length, cp
         if size not in self.models:
+            from .fake_model import FakeModel
+
             degrees = replace(self.shape.degrees, cp=cp)
             shape = replace(self.shape, rows=rows, seq_len=length, degrees=degrees)
-            self.models[size] = _Model(self.traced, shape)
+            self.models[size] = FakeModel(self.traced, shape)
         return self.models[size].run(run)
 
 
@@ -230,159 +186,12 @@ def _sorts(config: ModelConfig, precision: Precision) -> list[str]:
     """Return a name for each layer that layers of its sort share."""
     if precision.fp8 is None:
         return [repr(layer) for layer in config.layers]
-    model = quantize(build_meta(config), precision.fp8)
-    narrow = (
-        sum(getattr(module, "fp8", False) for module in block.modules())
-        for block in model.typed_blocks()
-    )
+    question = f"fp8 matrices {config!r} {precision.fp8!r}"
+    narrow = stored(question, partial(_fp8_matrices, config, precision.fp8))
     return [f"{layer!r} {count}" for layer, count in zip(config.layers, narrow, strict=True)]
 
 
-class _Documents(Documents):
-    """Documents whose layouts are real tensors: their sizes depend on the numbers."""
+def _fp8_matrices(config: ModelConfig, fp8: Fp8Config) -> list[int]:
+    from .fake_model import fp8_matrices
 
-    def lengthened(self, before: int) -> Documents:
-        with _disable_current_modes():
-            return _Documents(super().lengthened(before).positions)
-
-    def buckets(self) -> Buckets:
-        with _disable_current_modes():
-            return super().buckets()
-
-    def aligned(self, chunk: int, *, compiled: bool = False) -> Aligned:
-        with _disable_current_modes():
-            return super().aligned(chunk, compiled=compiled)
-
-    def spans(self, *, compiled: bool = False) -> Spans:
-        with _disable_current_modes():
-            return super().spans(compiled=compiled)
-
-    def kept(self, key: Hashable, build: Callable[[Documents], T]) -> T:
-        with _disable_current_modes():
-            return super().kept(key, build)
-
-
-class _Model:
-    """A model of fake tensors, and a micro-batch."""
-
-    def __init__(self, config: ModelConfig, shape: Shape) -> None:
-        degrees = shape.degrees
-        self.shape, self.mode = shape, new_mode()
-        self.config = _with_own_experts(config, degrees.ep)
-        self.axes = Axes(
-            tensor=Axis(None, degrees.tp - 1, degrees.tp),
-            context=Axis(None, degrees.cp - 1, degrees.cp),  # it has all states before its part
-            attention=shape.attention,
-            hyena_li=shape.hyena_li,
-        )
-        self.documents = self._documents()
-        self.model = self._build()
-
-    @contextmanager
-    def _fake_tensors(self) -> Iterator[None]:
-        """Make tensors fake inside, on the device of the shape."""
-        kernels = as_on_gpu() if self.shape.device == "cuda" else nullcontext()
-        with kernels, fake_tensors(compute_dtype(self.shape.precision), self.mode):
-            yield
-
-    def _build(self) -> Model:
-        with self._fake_tensors():
-            model = quantize(Model(self.config), self.shape.precision.fp8)
-            model.shard(self.axes)
-            fp32 = model.full_precision(self.shape.precision)
-            for name, parameter in model.named_parameters():
-                if name in fp32:
-                    parameter.data = parameter.data.float()
-        return model
-
-    def _documents(self) -> Documents | None:
-        """Return rows of one document each; None where a GPU needs none."""
-        shape, axis = self.shape, self.axes.context
-        if shape.device == "cuda":
-            return None
-        rows, length = shape.rows, shape.seq_len
-        ends = torch.arange(0, rows * length + 1, length)
-        whole = _Documents(Documents.from_cu_seqlens(ends, (rows, length)).positions)
-        if axis.size == 1:
-            return whole
-        return _Documents(whole.positions[:, axis.part(length)], whole)
-
-    def run(self, part: Callable[[_Model], Passes]) -> Passes:
-        with self._fake_tensors():
-            return part(self)
-
-    def _batch(self, embeddings: Tensor | None = None) -> BatchContext:
-        length = self.shape.seq_len // self.axes.context.size
-        if self.documents is None:
-            positions = torch.arange(length).unsqueeze(0)
-        else:
-            positions = self.documents.positions
-        return BatchContext(positions, self.documents, embeddings=embeddings, axes=self.axes)
-
-    def _stream(self) -> Tensor:
-        length = self.shape.seq_len // self.axes.context.size // self.axes.tensor.size
-        return torch.empty(self.shape.rows, length, self.config.width)
-
-    def _tokens(self) -> Tensor:
-        length = self.shape.seq_len // self.axes.context.size
-        return torch.zeros(self.shape.rows, length, dtype=torch.int64)
-
-    def layer(self, number: int, rule: Rule, *, hops: bool = False) -> Passes:
-        block = self.model.typed_blocks()[number]
-        shared = self.model.shared_block(block.layer)
-        block.set_recompute(rule)
-        leaves = _leaves(block)
-        embeddings = None
-        if shared is not None:
-            embeddings = self._stream().requires_grad_()
-            leaves |= {f"shared.{name}": leaf for name, leaf in _leaves(shared).items()}
-            leaves[EMBEDDINGS] = embeddings
-        batch = self._batch(embeddings)
-        self._make_ring()
-
-        def run(u: Tensor) -> Tensor:
-            result: Tensor = block(u, batch, None, shared)[0]
-            return result
-
-        passes = trace(run, self._stream, leaves, hops=hops)
-        block.set_recompute("none")
-        return passes
-
-    def _make_ring(self) -> None:
-        """Make the tables of a ring, which all of its calls share: they are not the layer's."""
-        part, axis = self._tokens(), self.axes.context
-        if axis.size > 1 and self.axes.attention == "ring" and self.documents is None:
-            calls_of_rows.cache_clear()  # those of another model are fake tensors of its mode
-            calls_of_rows(*part.shape, axis, part.device)
-
-    def first(self) -> Passes:
-        tokens, batch = self._tokens(), self._batch()
-        model = self.model
-        leaves = _within(model, ("embedding.", "positions."))
-        return trace(lambda ids: model.embed(ids, batch), lambda: tokens, leaves)
-
-    def last(self) -> Passes:
-        model, targets = self.model, self._tokens()
-        weights = torch.ones(targets.shape, dtype=torch.float32)
-        leaves = _within(model, ("embedding.", "norm.", "head."))
-        return trace(lambda u: model.loss(model.norm(u), targets, weights)[0], self._stream, leaves)
-
-
-def _leaves(module: nn.Module) -> dict[str, Tensor]:
-    return dict(module.named_parameters())
-
-
-def _within(model: Model, roots: tuple[str, ...]) -> dict[str, Tensor]:
-    return {name: leaf for name, leaf in model.named_parameters() if name.startswith(roots)}
-
-
-def _with_own_experts(config: ModelConfig, ep: int) -> ModelConfig:
-    """Return the model with the experts of one rank."""
-    if ep == 1:
-        return config
-    operators = dict(config.operators)
-    for name, options in operators.items():
-        if options.expert_count is not None:
-            own = max(options.expert_count // ep, getattr(options, "top_k", 1))
-            operators[name] = replace(options, experts=own)  # type: ignore[call-arg]
-    return replace(config, operators=operators)
+    return fp8_matrices(config, fp8)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
 from ...console.progress import binary_bytes, human
 from .. import fp8
@@ -23,7 +24,8 @@ from .count import (
 )
 from .level import EngineState
 from .memory import generation_bytes, rank_shards
-from .passes import Shape, model_passes
+from .passes import model_passes
+from .shape import Shape
 from .state import Degrees, Shards, device_bytes, state_bytes
 from .step import Action, input_bytes, timeline
 
@@ -237,3 +239,12 @@ def metric(number: float) -> str:
         if number >= size:
             return f"{number / size:.3g}{suffix}"
     return f"{number:.3g}"
+
+
+class FindEngineState(Protocol):
+    """Find the state of the engine that a run's `PATH.TO.KEY=VALUE` words configure. The engines
+    live above this package, so the command that knows both hands this function down."""
+
+    def __call__(
+        self, words: Sequence[str], model: Model, precision: Precision, degrees: Degrees
+    ) -> EngineState: ...

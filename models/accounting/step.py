@@ -28,9 +28,9 @@ from .level import (
     Moment,
     Unit,
 )
-from .passes import EMBEDDINGS, ModelPasses, Shape
+from .pieces import EMBEDDINGS, ModelPasses, Passes, Piece
+from .shape import Shape
 from .state import device_bytes
-from .trace import Passes, Piece
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""Traces on disk, in `~/.cache/headrace-traces`, by the hash of their question and of this package.
+"""Answers on disk that only a built or traced model gives, in `~/.cache/headrace-traces`.
 
-A trace takes seconds for large models. A file that cannot be read or written is no error: the trace
-is made again.
+A file's name is the hash of the question, of the source that answers it, and of torch's version. A
+trace takes seconds for large models, and a stored answer needs no torch. A file that cannot be read
+or written is no error: the answer is found again.
 """
 
 from __future__ import annotations
@@ -13,35 +14,44 @@ import os
 import tempfile
 from collections.abc import Callable
 from functools import cache
+from importlib import metadata
 from pathlib import Path
+from typing import Any, TypeVar
 
-from .trace import Pass, Passes, Piece
+from .pieces import Pass, Passes, Piece
 
+T = TypeVar("T")
 PACKAGE = Path(__file__).parents[1]
-"""Modules whose source decides a trace."""
+"""Modules whose source decides an answer."""
 
 
-def stored(question: str, make: Callable[[], Passes]) -> Passes:
-    """Return the stored passes of a question, or make and store them."""
-    key = hashlib.sha256(f"{_source()} {question}".encode()).hexdigest()[:32]
-    file = folder() / f"passes-{key}.json"
+def stored(
+    question: str,
+    make: Callable[[], T],
+    pack: Callable[[T], Any] = lambda answer: answer,
+    unpack: Callable[[Any], T] = lambda packed: packed,
+    source: Path = PACKAGE,
+) -> T:
+    """Return the stored answer to a question, or make and store it. `pack` and `unpack` turn an
+    answer into JSON and back; modules of the folder `source` decide the answer too."""
+    key = hashlib.sha256(f"{_hash(PACKAGE)} {_hash(source)} {question}".encode()).hexdigest()[:32]
+    file = folder() / f"{key}.json"
     try:
-        forward, backward = json.loads(file.read_text())
-        return Passes(_pieces(forward), _pieces(backward))
-    except (OSError, ValueError, TypeError):
-        passes = make()
-    text = json.dumps(
-        [
-            [[each.high, each.change, each.gradient, each.size] for each in pieces]
-            for pieces in (passes.forward, passes.backward)
-        ]
-    )
+        return unpack(json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError, KeyError):
+        answer = make()
+    text = json.dumps(pack(answer))
     with contextlib.suppress(OSError):  # a folder without room or rights
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as written:
             written.write(text)
         Path(written.name).replace(file)
-    return passes
+    return answer
+
+
+def stored_passes(question: str, make: Callable[[], Passes]) -> Passes:
+    """Return the stored passes of a question, or make and store them."""
+    return stored(f"passes {question}", make, _packed, _passes)
 
 
 def folder() -> Path:
@@ -49,16 +59,26 @@ def folder() -> Path:
     return Path(home) / "headrace-traces"
 
 
+def _packed(passes: Passes) -> Any:
+    return [
+        [[each.high, each.change, each.gradient, each.size] for each in pieces]
+        for pieces in (passes.forward, passes.backward)
+    ]
+
+
+def _passes(packed: Any) -> Passes:
+    forward, backward = packed
+    return Passes(_pieces(forward), _pieces(backward))
+
+
 def _pieces(rows: list[tuple[int, int, str, int]]) -> Pass:
     return tuple(Piece(*row) for row in rows)
 
 
 @cache
-def _source() -> str:
-    """Return the hash of the package's source, and of torch's version."""
-    import torch
-
-    found = hashlib.sha256(torch.__version__.encode())
-    for file in sorted(PACKAGE.rglob("*.py")):
+def _hash(package: Path) -> str:
+    """Return the hash of a package's source, and of torch's version."""
+    found = hashlib.sha256(metadata.version("torch").encode())
+    for file in sorted(package.rglob("*.py")):
         found.update(file.read_bytes())
     return found.hexdigest()

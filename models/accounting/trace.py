@@ -7,9 +7,7 @@ end, and returns both passes as `Passes`:
     forward    u is alive ─► the result is alive, and everything that autograd keeps
     backward   the gradient of the result is alive ─► the gradient of u is alive
 
-Each pass is a list of pieces. A piece ends where the gradient of a parameter is complete: how long
-it lives is the engine's matter, so it counts until the end of its piece and not longer. Passes of
-neighbouring layers follow each other: the level at the end of one is that at the start of the next.
+Each pass is a list of pieces (pieces.py).
 
 What an operation allocates for itself and frees before it returns has no tensor; `SCRATCH` lists
 what is known of it.
@@ -20,7 +18,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -32,50 +29,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..kernels.choice import wanted
 from ..kernels.linear_cross_entropy import held_bytes
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A part of a pass, in bytes."""
-
-    high: int
-    """Highest level, above that at the start of the piece."""
-    change: int
-    """Level at the end, above that at the start."""
-    gradient: str = ""
-    """Parameter whose gradient is complete at the end, or empty."""
-    size: int = 0
-    """Bytes of that gradient: not in `change`, and in `high`."""
-
-
-Pass = tuple[Piece, ...]
-
-
-def change(pieces: Pass) -> int:
-    """Return the change of the level over a pass."""
-    return sum(piece.change for piece in pieces)
-
-
-def high(pieces: Pass) -> int:
-    """Return the highest level of a pass, above that at its start."""
-    level = most = 0
-    for piece in pieces:
-        most = max(most, level + piece.high)
-        level += piece.change
-    return most
-
-
-@dataclass(frozen=True)
-class Passes:
-    """Both passes of a computation."""
-
-    forward: Pass
-    backward: Pass
-
-    @property
-    def kept(self) -> int:
-        """Bytes that stay from the forward to the backward pass."""
-        return change(self.forward)
+from .pieces import Passes, Piece
 
 
 def _loss_scratch(hidden: Tensor, weight: Tensor, *_: Any) -> int:

@@ -89,8 +89,6 @@ class Operator(nn.Module, ABC):
     """
 
     Options: ClassVar[type[OperatorOptions]]
-    tokenwise: ClassVar[bool] = False
-    """True if each token is mapped by itself, so that generation needs no state."""
     once: ClassVar[tuple[str, ...]] = ()
     """Child modules that run once for a batch, such as the network that computes a filter."""
     no_decay: ClassVar[tuple[str, ...]] = ()

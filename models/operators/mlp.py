@@ -47,7 +47,6 @@ def gated(x: Tensor, activation: Activation, kernel: Kernel = "auto") -> Tensor:
 
 class MLP(Operator):
     Options = MLPOptions
-    tokenwise = True
 
     def __init__(self, options: MLPOptions, width: int) -> None:
         super().__init__(options, width)
@@ -70,7 +69,6 @@ class MLP(Operator):
 
 class GLU(Operator):
     Options = GLUOptions
-    tokenwise = True
 
     def __init__(self, options: GLUOptions, width: int) -> None:
         super().__init__(options, width)

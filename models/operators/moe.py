@@ -33,7 +33,6 @@ SINKHORN_ROUNDS = 32
 
 class MoE(Operator):
     Options = MoEOptions
-    tokenwise = True
     experts = ("gate_up", "down")
 
     def __init__(self, options: MoEOptions, width: int) -> None:

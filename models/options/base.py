@@ -17,6 +17,8 @@ class OperatorOptions:
     """Options that runs were saved without: a run's identity leaves them out at their defaults."""
     shared: ClassVar[bool] = False
     """True for a block that feeds other layers (`shared>name` in the pattern)."""
+    tokenwise: ClassVar[bool] = False
+    """True if each token is mapped by itself, so that generation needs no state."""
     kind: str
 
     def problems(self, width: int) -> Iterator[str]:

@@ -14,6 +14,7 @@ from .names import Activation
 class MLPOptions(OperatorOptions):
     """Plain: act(x·W)·W_out."""
 
+    tokenwise = True
     kind: Literal["mlp"] = "mlp"
     hidden: int
     """Width between the two projections."""
@@ -31,6 +32,7 @@ class MLPOptions(OperatorOptions):
 class GLUOptions(FusedOptions):
     """Gated: (act(x·W_gate) ⊙ x·W_up)·W_out."""
 
+    tokenwise = True
     kind: Literal["glu"] = "glu"
     hidden: int
     """Width between the two projections."""

@@ -14,6 +14,7 @@ from .names import Activation
 class MoEOptions(FusedOptions):
     """Mixture of gated MLPs."""
 
+    tokenwise = True
     newer = ("kernel",)
     kind: Literal["moe"] = "moe"
     experts: int

@@ -22,7 +22,8 @@ from headrace.models.accounting.count import (
 )
 from headrace.models.accounting.level import EngineMemory, EngineState, Level
 from headrace.models.accounting.memory import generation_bytes, rank_shards
-from headrace.models.accounting.passes import Shape, model_passes
+from headrace.models.accounting.passes import model_passes
+from headrace.models.accounting.shape import Shape
 from headrace.models.accounting.show import describe
 from headrace.models.accounting.state import (
     Degrees,

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 
 from headrace.console.headrace import main
 from headrace.models.accounting.count import build_meta, forward_flops
-from headrace.models.accounting.passes import Shape, model_passes
+from headrace.models.accounting.passes import model_passes
+from headrace.models.accounting.shape import Shape
 from headrace.models.accounting.show import render
 from headrace.models.config import load_model_config
 from headrace.models.fp8 import fp8_share, matrices, quantize, summary

@@ -12,8 +12,7 @@ from dataclasses import replace
 from functools import cache, cached_property
 from typing import NamedTuple, Protocol
 
-from ...models.accounting.passes import ModelPasses
-from ...models.accounting.trace import Passes, high
+from ...models.accounting.pieces import ModelPasses, Passes, high
 from ...models.options.recompute import Rule
 from .planner.machine import Split
 from .planner.work import RULES

@@ -10,7 +10,7 @@ from ..run.job import Job
 
 if TYPE_CHECKING:
     from ...models.accounting.level import EngineMemory
-    from ...models.accounting.passes import ModelPasses
+    from ...models.accounting.pieces import ModelPasses
     from ...models.accounting.state import Degrees
     from ...models.accounting.step import Timeline
     from ..layout.config import LayoutConfig
@@ -97,7 +97,8 @@ def timelines(job: Job, stage: int) -> list[Timeline]:
     """Return the memory over a step of each tensor rank of a stage, in the phase with the most."""
     from ...models.accounting.count import build_meta
     from ...models.accounting.memory import rank_shards
-    from ...models.accounting.passes import Shape, model_passes
+    from ...models.accounting.passes import model_passes
+    from ...models.accounting.shape import Shape
     from ...models.accounting.step import input_bytes, stream_bytes
     from ..layout.stages import chunks_of
     from .state import engine_state
@@ -154,7 +155,7 @@ def step_memory(
     Of micro-batches that are alike, as many are in it as the highest level needs, or `every` one.
     """
     from ...models.accounting.step import Action, timeline
-    from ...models.model import chunk_layers
+    from ...models.config import chunk_layers
     from ..pipeline.messages import messages
 
     number = micro_batches if every else different(layout, micro_batches)

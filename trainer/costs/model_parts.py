@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from ...models.accounting.count import build_meta
 from ...models.accounting.memory import rank_shards
-from ...models.accounting.passes import Shape, Tracer
+from ...models.accounting.passes import Tracer
+from ...models.accounting.shape import Shape
 from ...models.accounting.sorts import one_of_each, sorts_of
 from ...models.accounting.state import Degrees, Shards
 from ...models.accounting.step import input_bytes, stream_bytes
-from ...models.model import chunk_users
+from ...models.config import chunk_users
 from ...models.options.precision import Precision
 from .footprints import Traces
 from .planner.machine import Split

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from ...models.accounting.level import EngineState, Level, Unit
 from ...models.accounting.state import Degrees, Shards
 from ...models.accounting.step import Timeline
-from ...models.model import chunk_layers
+from ...models.config import chunk_layers
 from ...models.options.precision import Precision
 from ...models.options.recompute import Rule
 from ..engines.engine import EngineConfig

@@ -18,7 +18,7 @@ ENOUGH = 2
 def stages(job: Job) -> list[dict[str, Any]]:
     """Return the layers and the parameters of each stage."""
     from ...models.accounting.count import build_meta, parameters
-    from ...models.model import chunk_layers
+    from ...models.config import chunk_layers
 
     chunks = chunk_layers(len(job.model.layers), job.cuts)
     found = []

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ...console.errors import LayoutError
-from ...models.config import ModelConfig
-from ...models.model import chunk_layers, chunk_users
+from ...models.config import ModelConfig, chunk_layers, chunk_users
 from ..pipeline.cuts import Cuts, fastest
 from .config import LayoutConfig
 from .groups import Stages

@@ -10,10 +10,11 @@ import pytest
 
 from headrace.models.accounting import passes
 from headrace.models.accounting.hops import lengthened
-from headrace.models.accounting.passes import Shape, Tracer, model_passes
+from headrace.models.accounting.passes import Tracer, model_passes
+from headrace.models.accounting.pieces import Passes
+from headrace.models.accounting.shape import Shape
 from headrace.models.accounting.sorts import one_of_each
 from headrace.models.accounting.state import Degrees
-from headrace.models.accounting.trace import Passes
 from headrace.models.config import ModelConfig, load_model_config
 from headrace.models.options.attention import AttentionOptions
 from headrace.models.options.base import FusedOptions
@@ -164,7 +165,7 @@ def test_a_long_ring_follows_from_a_short_one(monkeypatch: pytest.MonkeyPatch) -
     found = [Tracer(config, shape).layer(0, rule) for rule in rules]
     monkeypatch.setattr(passes, "LONG", 16)
     monkeypatch.setattr(passes, "_known", {})
-    monkeypatch.setattr(passes, "stored", lambda _, make: make())
+    monkeypatch.setattr(passes, "stored_passes", lambda _, make: make())
     assert found == [Tracer(config, shape).layer(0, rule) for rule in rules]
     # Negative control: each hop that is kept counts.
     few = replace(shape, seq_len=64 * 8, degrees=Degrees(cp=8))

@@ -19,7 +19,8 @@ from headrace.models.accounting.count import (
     matrix_flops,
     recomputed_flops,
 )
-from headrace.models.accounting.passes import Shape, model_passes
+from headrace.models.accounting.passes import model_passes
+from headrace.models.accounting.shape import Shape
 from headrace.models.config import ModelConfig, load_model_config
 from headrace.models.layers.recompute import Recomputable
 from headrace.models.model import Model

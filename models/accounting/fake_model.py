@@ -1,0 +1,194 @@
+"""A model of fake tensors with one layer of each sort, whose parts run forward and backward.
+
+On a GPU the fused kernels run where `kernel: auto` chooses them. On the CPU rows have documents, as
+in training. Split experts run as if this rank had them alone: each gets an equal part of the rows,
+and the buffers of the exchange are not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..config import ModelConfig
+from ..documents import Aligned, Buckets, Documents, Spans
+from ..fp8 import quantize
+from ..kernels.choice import as_on_gpu
+from ..layers.ring_flash import calls_of_rows
+from ..model import Model
+from ..operators import BatchContext
+from ..options.precision import Fp8Config
+from ..options.recompute import Rule
+from ..parallel.axes import Axes, Axis
+from ..precision import compute_dtype
+from .count import build_meta
+from .pieces import EMBEDDINGS, Passes
+from .shape import Shape
+from .trace import fake_tensors, new_mode, trace
+
+T = TypeVar("T")
+
+
+class _Documents(Documents):
+    """Documents whose layouts are real tensors: their sizes depend on the numbers."""
+
+    def lengthened(self, before: int) -> Documents:
+        with _disable_current_modes():
+            return _Documents(super().lengthened(before).positions)
+
+    def buckets(self) -> Buckets:
+        with _disable_current_modes():
+            return super().buckets()
+
+    def aligned(self, chunk: int, *, compiled: bool = False) -> Aligned:
+        with _disable_current_modes():
+            return super().aligned(chunk, compiled=compiled)
+
+    def spans(self, *, compiled: bool = False) -> Spans:
+        with _disable_current_modes():
+            return super().spans(compiled=compiled)
+
+    def kept(self, key: Hashable, build: Callable[[Documents], T]) -> T:
+        with _disable_current_modes():
+            return super().kept(key, build)
+
+
+class FakeModel:
+    """A model of fake tensors, and a micro-batch."""
+
+    def __init__(self, config: ModelConfig, shape: Shape) -> None:
+        degrees = shape.degrees
+        self.shape, self.mode = shape, new_mode()
+        self.config = _with_own_experts(config, degrees.ep)
+        self.axes = Axes(
+            tensor=Axis(None, degrees.tp - 1, degrees.tp),
+            context=Axis(None, degrees.cp - 1, degrees.cp),  # it has all states before its part
+            attention=shape.attention,
+            hyena_li=shape.hyena_li,
+        )
+        self.documents = self._documents()
+        self.model = self._build()
+
+    @contextmanager
+    def _fake_tensors(self) -> Iterator[None]:
+        """Make tensors fake inside, on the device of the shape."""
+        kernels = as_on_gpu() if self.shape.device == "cuda" else nullcontext()
+        with kernels, fake_tensors(compute_dtype(self.shape.precision), self.mode):
+            yield
+
+    def _build(self) -> Model:
+        with self._fake_tensors():
+            model = quantize(Model(self.config), self.shape.precision.fp8)
+            model.shard(self.axes)
+            fp32 = model.full_precision(self.shape.precision)
+            for name, parameter in model.named_parameters():
+                if name in fp32:
+                    parameter.data = parameter.data.float()
+        return model
+
+    def _documents(self) -> Documents | None:
+        """Return rows of one document each; None where a GPU needs none."""
+        shape, axis = self.shape, self.axes.context
+        if shape.device == "cuda":
+            return None
+        rows, length = shape.rows, shape.seq_len
+        ends = torch.arange(0, rows * length + 1, length)
+        whole = _Documents(Documents.from_cu_seqlens(ends, (rows, length)).positions)
+        if axis.size == 1:
+            return whole
+        return _Documents(whole.positions[:, axis.part(length)], whole)
+
+    def run(self, part: Callable[[FakeModel], Passes]) -> Passes:
+        with self._fake_tensors():
+            return part(self)
+
+    def _batch(self, embeddings: Tensor | None = None) -> BatchContext:
+        length = self.shape.seq_len // self.axes.context.size
+        if self.documents is None:
+            positions = torch.arange(length).unsqueeze(0)
+        else:
+            positions = self.documents.positions
+        return BatchContext(positions, self.documents, embeddings=embeddings, axes=self.axes)
+
+    def _stream(self) -> Tensor:
+        length = self.shape.seq_len // self.axes.context.size // self.axes.tensor.size
+        return torch.empty(self.shape.rows, length, self.config.width)
+
+    def _tokens(self) -> Tensor:
+        length = self.shape.seq_len // self.axes.context.size
+        return torch.zeros(self.shape.rows, length, dtype=torch.int64)
+
+    def layer(self, number: int, rule: Rule, *, hops: bool = False) -> Passes:
+        block = self.model.typed_blocks()[number]
+        shared = self.model.shared_block(block.layer)
+        block.set_recompute(rule)
+        leaves = _leaves(block)
+        embeddings = None
+        if shared is not None:
+            embeddings = self._stream().requires_grad_()
+            leaves |= {f"shared.{name}": leaf for name, leaf in _leaves(shared).items()}
+            leaves[EMBEDDINGS] = embeddings
+        batch = self._batch(embeddings)
+        self._make_ring()
+
+        def run(u: Tensor) -> Tensor:
+            result: Tensor = block(u, batch, None, shared)[0]
+            return result
+
+        passes = trace(run, self._stream, leaves, hops=hops)
+        block.set_recompute("none")
+        return passes
+
+    def _make_ring(self) -> None:
+        """Make the tables of a ring, which all of its calls share: they are not the layer's."""
+        part, axis = self._tokens(), self.axes.context
+        if axis.size > 1 and self.axes.attention == "ring" and self.documents is None:
+            calls_of_rows.cache_clear()  # those of another model are fake tensors of its mode
+            calls_of_rows(*part.shape, axis, part.device)
+
+    def first(self) -> Passes:
+        tokens, batch = self._tokens(), self._batch()
+        model = self.model
+        leaves = _within(model, ("embedding.", "positions."))
+        return trace(lambda ids: model.embed(ids, batch), lambda: tokens, leaves)
+
+    def last(self) -> Passes:
+        model, targets = self.model, self._tokens()
+        weights = torch.ones(targets.shape, dtype=torch.float32)
+        leaves = _within(model, ("embedding.", "norm.", "head."))
+        return trace(lambda u: model.loss(model.norm(u), targets, weights)[0], self._stream, leaves)
+
+
+def _leaves(module: nn.Module) -> dict[str, Tensor]:
+    return dict(module.named_parameters())
+
+
+def _within(model: Model, roots: tuple[str, ...]) -> dict[str, Tensor]:
+    return {name: leaf for name, leaf in model.named_parameters() if name.startswith(roots)}
+
+
+def _with_own_experts(config: ModelConfig, ep: int) -> ModelConfig:
+    """Return the model with the experts of one rank."""
+    if ep == 1:
+        return config
+    operators = dict(config.operators)
+    for name, options in operators.items():
+        if options.expert_count is not None:
+            own = max(options.expert_count // ep, getattr(options, "top_k", 1))
+            operators[name] = replace(options, experts=own)  # type: ignore[call-arg]
+    return replace(config, operators=operators)
+
+
+def fp8_matrices(config: ModelConfig, fp8: Fp8Config) -> list[int]:
+    """Return the number of matrices in FP8 of each layer."""
+    model = quantize(build_meta(config), fp8)
+    return [
+        sum(getattr(module, "fp8", False) for module in block.modules())
+        for block in model.typed_blocks()
+    ]
