@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.models.accounting import passes
+from headrace.models.accounting.fake_model import FakeModel
 from headrace.models.accounting.hops import lengthened
 from headrace.models.accounting.passes import Tracer, model_passes
 from headrace.models.accounting.pieces import Passes
@@ -144,7 +145,7 @@ def test_a_second_trace_of_a_ring_equals_the_first() -> None:
         attention="ring",
     )
     first, second, other = (
-        passes._Model(one_of_each(config), each).run(lambda model: model.layer(0, "block"))
+        FakeModel(one_of_each(config), each).run(lambda model: model.layer(0, "block"))
         for each in (shape, shape, replace(shape, rows=3))
     )
     assert first == second
@@ -169,6 +170,6 @@ def test_a_long_ring_follows_from_a_short_one(monkeypatch: pytest.MonkeyPatch) -
     assert found == [Tracer(config, shape).layer(0, rule) for rule in rules]
     # Negative control: each hop that is kept counts.
     few = replace(shape, seq_len=64 * 8, degrees=Degrees(cp=8))
-    model = passes._Model(one_of_each(config), few)
+    model = FakeModel(one_of_each(config), few)
     own = model.run(lambda model: model.layer(0, rules[-1], hops=True))
     assert [lengthened(own, more) == found[-1] for more in (7, 8)] == [False, True]
