@@ -3,8 +3,8 @@
 A chunk is hashed before it is written to the cache, and again if its file has changed since, or the
 machine has restarted: a power cut can lose data that was not synced, and disks rot. The processes
 of a machine know of each other's checks (`CheckedFiles`). Chunks are read where they are mapped
-(`ChunkMap`). Adjacent chunks are fetched by one request. Other threads and processes
-that need one of them wait for it.
+(`ChunkMap`). Adjacent chunks are fetched by one request, and kept in one file. Other threads and
+processes that need one of them wait for it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,16 @@ from ..shards.compression import unpack
 from ..storage import storage
 from ..storage.verified import read_checked
 from .cache_folder import CacheFolder, unreadable
-from .chunks import CHUNK_BYTES, RESTORE, ChunkMap, check_chunk, check_stored, damage, spans
+from .chunks import (
+    CHUNK_BYTES,
+    RESTORE,
+    ChunkMap,
+    Run,
+    check_chunk,
+    check_stored,
+    damage,
+    spans,
+)
 from .manifest import Shard
 
 log = get_logger(__name__)
@@ -75,43 +84,44 @@ class Cache:
         loaded: dict[int, Bytes] = {}
 
         def missing() -> list[int]:
-            numbers = [number for number in range(first, last) if number not in loaded]
-            chunks = ((number, self._load(shard, number)) for number in numbers)
-            loaded.update((number, chunk) for number, chunk in chunks if chunk is not None)
-            return [number for number in numbers if number not in loaded]
+            loaded.update(self._load(shard, first, last))
+            return [number for number in range(first, last) if number not in loaded]
 
         if missing():
             with self._fetching(shard, first, last):
                 still = missing()  # another thread or process may have fetched some
-                self.folder.remove(shard, still)  # chunks on the disk that failed verification
+                self.folder.remove(shard, still)  # files on the disk that failed verification
                 if still and shard.stored_name:
                     loaded = self._unpack(url, shard)
                 else:
-                    for start, end in spans(still):
-                        loaded |= self._fetch(url, shard, start, end)
+                    for run in spans(still):
+                        loaded |= self._fetch(url, shard, run)
         return [loaded[number] for number in range(first, last)]
 
     def fetch(self, url: str, shard: Shard, first: int, last: int) -> None:
         """Fetch the chunks [first, last) of a shard that are not on the disk."""
-        missing = (number for number in range(first, last) if not self.folder.has(shard, number))
-        for start, end in spans(missing):
+        runs = self.folder.runs(shard, first, last)
+        held = {number for run in runs for number in range(*run)}
+        for start, end in spans(number for number in range(first, last) if number not in held):
             self.chunks(url, shard, start, end)
 
     def map(self, file: MappedFile, chunks: ChunkMap, number: int) -> bool:
-        """Map a chunk of a file, verified; False if it is not on the disk, or damaged there."""
+        """Map a chunk of a file, verified, and those of its run; False if it is not on the disk, or
+        if the run is damaged there."""
         shard = file.shard
-        if not self.folder.has(shard, number):
+        runs = self.folder.runs(shard, number, number + 1)
+        if not runs:
             return False
-        is_valid = partial(self.folder.is_valid, shard, number)
-        path = self.folder.path(shard, number)
+        is_valid = partial(self.folder.is_valid, shard, runs[0])
+        path = self.folder.path(shard, runs[0])
         try:
-            if not chunks.add(number, str(path), is_valid):
+            if not chunks.add(runs[0], str(path), is_valid):
                 return False
         except OSError as error:
             raise unreadable(error) from None
         with self._mapping:
             self._mapped.add(file)
-            self._maps += 1
+            self._maps += runs[0].last - runs[0].first
         return True
 
     def unmap_evicted(self) -> None:
@@ -127,22 +137,23 @@ class Cache:
         for file in files:
             file.unmap()
 
-    def _load(self, shard: Shard, number: int) -> Bytes | None:
-        """Read and verify a chunk from the disk; None if it is missing or damaged."""
-        if not self.folder.has(shard, number):
-            return None
-        kept = self.folder.read(shard, number)
-        if kept is None:
-            return None
-        data, is_valid = kept
-        if not is_valid:
-            path = self.folder.path(shard, number)
-            log.warning("%s; fetching it again", damage(str(path), shard, number))
-        return data if is_valid else None
+    def _load(self, shard: Shard, first: int, last: int) -> Iterator[tuple[int, Bytes]]:
+        """Read and verify those of the chunks [first, last) that are on the disk."""
+        for run in self.folder.runs(shard, first, last):
+            kept = self.folder.read(shard, run)
+            if kept is None:
+                continue
+            data, is_valid = kept
+            if not is_valid:
+                path = self.folder.path(shard, run)
+                log.warning("%s; fetching it again", damage(str(path), shard, run))
+                continue
+            for number in range(max(first, run.first), min(last, run.last)):
+                yield number, data[Run(number, number + 1).place(shard, run.first)]
 
-    def _fetch(self, url: str, shard: Shard, first: int, last: int) -> dict[int, Bytes]:
+    def _fetch(self, url: str, shard: Shard, run: Run) -> dict[int, Bytes]:
         where = storage.join(url, shard.name)
-        start, end = first * CHUNK_BYTES, last * CHUNK_BYTES
+        start, end = run.first * CHUNK_BYTES, run.last * CHUNK_BYTES
         if end >= shard.size:
             end = shard.size + 1  # one byte more, to detect a file that has grown
 
@@ -152,7 +163,7 @@ class Cache:
                 raise IntegrityError(
                     f"{where} has more bytes than its manifest says ({shard.size:,})", hint=RESTORE
                 )
-            return self._checked(where, shard, first, last, data)
+            return self._checked(where, shard, run, data)
 
         return read_checked(where, check, start, end)
 
@@ -167,21 +178,19 @@ class Cache:
 
         packed = read_checked(where, check)
         data = unpack(where, packed, shard.size, shard.details)
-        return self._checked(where, shard, 0, -(-shard.size // CHUNK_BYTES), data)
+        return self._checked(where, shard, Run(0, -(-shard.size // CHUNK_BYTES)), data)
 
-    def _checked(
-        self, where: str, shard: Shard, first: int, last: int, data: bytes
-    ) -> dict[int, Bytes]:
-        """Split bytes into the chunks [first, last), verify them and write them to the cache."""
+    def _checked(self, where: str, shard: Shard, run: Run, data: bytes) -> dict[int, Bytes]:
+        """Split the bytes of a run into chunks, verify them and write them to the cache."""
         whole, chunks = np.frombuffer(data, np.uint8), {}
         try:
-            for place, number in enumerate(range(first, last)):
-                chunk = whole[place * CHUNK_BYTES : (place + 1) * CHUNK_BYTES]
+            for number in range(*run):
+                chunk = whole[Run(number, number + 1).place(shard, run.first)]
                 check_chunk(where, shard, number, chunk)
                 chunks[number] = chunk
         finally:
             # Those before a damaged one are verified.
-            self.folder.keep(shard, chunks)
+            self.folder.keep(shard, Run(run.first, run.first + len(chunks)), whole)
         return chunks
 
     def _count(self, size: int) -> None:

@@ -1,14 +1,16 @@
-"""The folder of a cache: chunks as files, bounded in bytes, shared by processes.
+"""The folder of a cache: runs of chunks as files, bounded in bytes, shared by processes.
 
     folder/.headrace-cache        marks the folder as a cache, and holds its size in bytes
     folder/.headrace-turns        locked by the byte: chunks that are being fetched
     folder/.headrace-evictions    a byte longer after each eviction: readers unmap their chunks
-    folder/.headrace-checked      chunks that were verified since the machine started
+    folder/.headrace-checked      files that were verified since the machine started
+    folder/.headrace-used         when files were last used
     folder/<shard's hash>/<n>     chunk n of that shard
+    folder/<shard's hash>/<n>-<m> its chunks [n, m), fetched by one request
 
-A chunk appears by one rename: a killed process leaves no partial chunk, and readers need no lock.
-Writers hold one (flock, which ends with its process) to keep the bound. Eviction order: chunks that
-no prefetcher waits for, least recently read first; then those needed last. Nothing but chunks is
+A file appears by one rename: a killed process leaves no partial file, and readers need no lock.
+Writers hold one (flock, which ends with its process) to keep the bound. Eviction order: files that
+no prefetcher waits for, least recently used first; then those needed last. Nothing but chunks is
 removed. A folder that is deleted while in use is created again.
 """
 
@@ -18,9 +20,8 @@ import fcntl
 import os
 import re
 import struct
-import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -31,21 +32,24 @@ import numpy as np
 from ...console.errors import ConfigError, Problem, StorageError, file_fault
 from ..arrays import Bytes
 from ..storage.checked_files import CheckedFiles
-from .chunks import hash_of, matches
+from ..storage.last_uses import LastUses
+from .chunks import Run, chunks_in, hash_of, matches, spans
 from .manifest import Shard
 
 MARKER = ".headrace-cache"
 LOCKS = ".headrace-turns"
 EVICTIONS = ".headrace-evictions"
 CHECKED = ".headrace-checked"
+USED = ".headrace-used"
 UNKNOWN = -1
 """Recorded size while the folder is being changed."""
-CHUNK_NAME = re.compile(r"^[0-9a-f]{64}/[0-9]+$")
-PARTIAL_NAME = re.compile(r"^[0-9a-f]{64}/\.[0-9]+\.[0-9a-f]{8}$")
-TOUCH_SECONDS = 30.0
-"""Age of a chunk's access time after which a read renews it."""
+SHARD_NAME = re.compile(r"[0-9a-f]{64}")
+RUN_NAME = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+PARTIAL_NAME = re.compile(r"\.[0-9-]+\.[0-9a-f]{8}")
+FILES = 32
+"""A cache has room for at least this number of files, if they hold more than one chunk."""
 EVICT_FRACTION = 20
-"""Each eviction frees 1/20 of the bound: it lists every chunk, so it should be rare."""
+"""Each eviction frees 1/20 of the bound: it lists every file, so it should be rare."""
 
 Wanted = dict[tuple[str, int], int]
 """For each chunk (a shard's hash, a number), the last block of rows that needs it."""
@@ -64,49 +68,48 @@ class CacheFolder:
     def __init__(self, path: Path, max_bytes: int) -> None:
         """The folder is created, or refused, on first use."""
         self.root, self.max_bytes = path, max_bytes
-        self.checked = CheckedFiles(path / CHECKED)
+        self.checked, self.used = CheckedFiles(path / CHECKED), LastUses(path / USED)
         self.marked = False
         """True once the marker was seen; from then on a deleted folder is created again."""
         self.wanted: list[Wanted] = []
         """The chunks that each prefetcher of this process waits for."""
 
-    def path(self, shard: Shard, number: int) -> Path:
-        return self.root / shard.hash / str(number)
+    def path(self, shard: Shard, run: Run) -> Path:
+        return self.root / shard.hash / _name(run)
 
-    def has(self, shard: Shard, number: int) -> bool:
-        """True if a chunk is on the disk; marks it as recently used."""
+    def runs(self, shard: Shard, first: int, last: int) -> list[Run]:
+        """List the files that hold some of the chunks [first, last), and mark them as used."""
         _ = self.lock_file  # creates the folder, or refuses it
-        path = self.path(shard, number)
-        try:
-            status = path.stat()
-            if time.time() - status.st_mtime > TOUCH_SECONDS:
-                os.utime(path)
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise unreadable(error) from None
-        return True
+        runs = [run for run in self._runs(shard) if run.first < last and first < run.last]
+        for run in runs:
+            self.used.mark(_number(shard.hash, run))
+        return runs
 
-    def is_valid(self, shard: Shard, number: int, data: Bytes, status: os.stat_result) -> bool:
-        """True if the bytes of a chunk's file match its hash; hashed once by all processes."""
-        if self.checked.has(hash_of(shard, number), status):
+    def is_valid(self, shard: Shard, run: Run, data: Bytes, status: os.stat_result) -> bool:
+        """True if the bytes of a file match the hashes of its chunks; hashed once by all
+        processes."""
+        hashes = hash_of(shard, *run)
+        if self.checked.has(hashes, status):
             return True
-        if not matches(shard, number, data):
-            return False
-        self.checked.add(hash_of(shard, number), status)
+        for number in range(*run):
+            if not matches(shard, number, data[Run(number, number + 1).place(shard, run.first)]):
+                return False
+        self.checked.add(hashes, status)
         return True
 
-    def read(self, shard: Shard, number: int) -> tuple[Bytes, bool] | None:
-        """Read a chunk, and say whether it is valid; None if it is missing."""
+    def read(self, shard: Shard, run: Run) -> tuple[Bytes, bool] | None:
+        """Return the bytes of a file, and say whether they are valid; None if it is missing."""
         try:
-            with self.path(shard, number).open("rb") as file:
+            with self.path(shard, run).open("rb") as file:
                 status = os.fstat(file.fileno())
                 data: Bytes = np.frombuffer(file.read(), np.uint8)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise unreadable(error) from None
-        return data, self.is_valid(shard, number, data, status)
+        place = run.place(shard)
+        whole = len(data) == place.stop - place.start
+        return data, whole and self.is_valid(shard, run, data, status)
 
     def evictions(self) -> tuple[int, int] | None:
         """Return a value that changes with each eviction by any process."""
@@ -116,23 +119,24 @@ class CacheFolder:
             return None
         return status.st_ino, status.st_size
 
-    def keep(self, shard: Shard, chunks: Mapping[int, Bytes]) -> None:
-        """Write verified chunks of a shard to the disk, without those that are there and those
+    def keep(self, shard: Shard, run: Run, data: Bytes) -> None:
+        """Write the verified chunks of a run to the disk, without those that are there and those
         larger than the bound."""
         temporary = None
         try:
             with self.locked() as usage:
-                for number, data in chunks.items():
-                    path = self.path(shard, number)
-                    if path.exists() or data.nbytes > self.max_bytes:
+                for part in self._missing(shard, run):
+                    path, chunks = self.path(shard, part), data[part.place(shard, run.first)]
+                    if chunks.nbytes > self.max_bytes:
                         continue
-                    self._make_room(usage, data.nbytes)
+                    self._make_room(usage, chunks.nbytes)
                     path.parent.mkdir(exist_ok=True)
                     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-                    temporary.write_bytes(data.data)
+                    temporary.write_bytes(chunks.data)
                     temporary.rename(path)
-                    usage.bytes += data.nbytes
-                    self.checked.add(hash_of(shard, number), path.stat())
+                    usage.bytes += chunks.nbytes
+                    self.checked.add(hash_of(shard, *part), path.stat())
+                    self.used.mark(_number(shard.hash, part))
         except FileNotFoundError:
             return  # the folder is being deleted; missing chunks are fetched again
         except OSError as error:
@@ -144,8 +148,19 @@ class CacheFolder:
             raise StorageError(f"cannot write the cache: {reason}", hint=hint) from None
 
     def remove(self, shard: Shard, numbers: Sequence[int]) -> None:
+        """Remove the files that hold some of these chunks."""
         with self.locked() as usage:
-            usage.bytes -= sum(_remove(self.path(shard, number)) for number in numbers)
+            for run in self._runs(shard):
+                if any(number in range(*run) for number in numbers):
+                    usage.bytes -= _remove(self.path(shard, run))
+
+    def _missing(self, shard: Shard, run: Run) -> Iterator[Run]:
+        """Yield the parts of a run that are not on the disk, each of the size of a file."""
+        held = {number for other in self._runs(shard) for number in range(*other)}
+        most = chunks_in(self.max_bytes // FILES)
+        for low, high in spans(number for number in range(*run) if number not in held):
+            for first in range(low, high, most):
+                yield Run(first, min(first + most, high))
 
     @cached_property
     def lock_file(self) -> BinaryIO:
@@ -206,42 +221,71 @@ class CacheFolder:
             usage.bytes -= self._evict(max(over, self.max_bytes // EVICT_FRACTION))
 
     def _evict(self, needed: int) -> int:
-        """Remove chunks until `needed` bytes are freed; return the bytes freed."""
-        chunks = []
-        for path in self._chunks():
-            status = path.stat()
-            name = (path.parent.name, int(path.name))
-            steps = [wanted[name] for wanted in self.wanted if name in wanted]
-            order = (1, -min(steps)) if steps else (0, status.st_mtime)
-            chunks.append((order, path))
+        """Remove files until `needed` bytes are freed; return the bytes freed."""
+        files = []
+        for hash, run in self._files():
+            names = [(hash, number) for number in range(*run)]
+            steps = [wanted[name] for wanted in self.wanted for name in names if name in wanted]
+            order = (1, -min(steps)) if steps else (0, self.used.of(_number(hash, run)))
+            files.append((order, hash, run))
         freed = 0
-        for _, path in sorted(chunks):
+        for _, hash, run in sorted(files):
             if freed >= needed:
                 break
-            freed += _remove(path)
+            freed += _remove(self.root / hash / _name(run))
         with (self.root / EVICTIONS).open("ab") as file:
             file.write(b"\0")
         return freed
 
-    def _chunks(self) -> Iterator[Path]:
-        for path in self.root.glob("*/*"):
-            if CHUNK_NAME.match(path.relative_to(self.root).as_posix()):
-                yield path
+    def _files(self) -> Iterator[tuple[str, Run]]:
+        """Yield the files of chunks: the hash of their shard, and their run."""
+        for folder in self.root.iterdir():
+            if SHARD_NAME.fullmatch(folder.name):
+                yield from ((folder.name, run) for run in _runs_in(folder))
+
+    def _runs(self, shard: Shard) -> list[Run]:
+        return _runs_in(self.root / shard.hash)
 
     def _recount(self) -> int:
         for path in self.root.glob("*/.*"):
-            if PARTIAL_NAME.match(path.relative_to(self.root).as_posix()):
+            if SHARD_NAME.fullmatch(path.parent.name) and PARTIAL_NAME.fullmatch(path.name):
                 path.unlink(missing_ok=True)
-        return sum(path.stat().st_size for path in self._chunks())
+        return sum(_size(self.root / hash / _name(run)) for hash, run in self._files())
+
+
+def _runs_in(folder: Path) -> list[Run]:
+    """List the runs whose files are in a folder."""
+    try:
+        names = map(RUN_NAME.fullmatch, os.listdir(folder))  # noqa: PTH208 (names alone)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise unreadable(error) from None
+    pairs = ((int(name[1]), name[2]) for name in names if name)
+    return [Run(first, int(last or first + 1)) for first, last in pairs]
+
+
+def _name(run: Run) -> str:
+    """Return the name of a file. (A file of a single chunk is named as it always was.)"""
+    return f"{run.first}-{run.last}" if run.last > run.first + 1 else str(run.first)
+
+
+def _number(hash: str, run: Run) -> int:
+    """Return a number of a file, for the table of uses."""
+    return int(hash[:8], 16) + run.first
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _remove(path: Path) -> int:
-    """Remove a chunk; return the bytes freed."""
-    try:
-        size = path.stat().st_size
-        path.unlink()
-    except FileNotFoundError:
-        return 0
+    """Remove a file; return the bytes freed."""
+    size = _size(path)
+    path.unlink(missing_ok=True)
     return size
 
 

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
+from typing import NamedTuple
 
 from ...console.errors import IntegrityError
 from ..arrays import Bytes
@@ -17,11 +18,28 @@ CHUNK_BYTES = 1 << 18
 """Bytes of a chunk. One row does not cost a whole shard, and the ends of a shuffled span of 16 MB
 cost at most 2% of it."""
 
+MOST_CHUNKS = 16
+"""Most chunks of a request and of a file of the cache: 4 MiB, which stores serve nearly as fast as
+whole objects. (File systems create many small files slowly, above all where many were deleted.)"""
+
 RESTORE = "restore the shard from a copy, or build the dataset again (see `tokenize verify`)"
 """The hint of an error about a damaged shard."""
 
 Check = Callable[[Bytes, os.stat_result], bool]
-"""True if bytes of a file with a status are those of a chunk."""
+"""True if bytes of a file with a status are those of a run."""
+
+
+class Run(NamedTuple):
+    """The adjacent chunks [first, last) of a shard."""
+
+    first: int
+    last: int
+
+    def place(self, shard: Shard, base: int = 0) -> slice:
+        """Return the bytes of the run in its shard, or in bytes that begin with chunk `base`."""
+        start = base * CHUNK_BYTES
+        end = min(self.last * CHUNK_BYTES, shard.size)
+        return slice(self.first * CHUNK_BYTES - start, end - start)
 
 
 class ChunkHasher:
@@ -57,11 +75,16 @@ def root_hash(size: int, chunks: bytes) -> str:
     return hashlib.sha256(size.to_bytes(8, "little") + chunks).hexdigest()
 
 
-def spans(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Group ascending numbers into ranges [first, last) of consecutive ones."""
+def spans(numbers: Iterable[int]) -> Iterator[Run]:
+    """Group ascending numbers into runs of consecutive ones."""
     for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
         numbers_in_run = [number for _, number in run]
-        yield numbers_in_run[0], numbers_in_run[-1] + 1
+        yield Run(numbers_in_run[0], numbers_in_run[-1] + 1)
+
+
+def chunks_in(size: int) -> int:
+    """Return the number of chunks of a file of about `size` bytes."""
+    return max(1, min(MOST_CHUNKS, size // CHUNK_BYTES))
 
 
 def check_chunk_table(where: str, shard: Shard) -> None:
@@ -80,13 +103,13 @@ def check_chunk_table(where: str, shard: Shard) -> None:
 def check_chunk(where: str, shard: Shard, number: int, data: Bytes) -> None:
     """Raise if the bytes of a chunk do not match its digest."""
     if not matches(shard, number, data):
-        raise IntegrityError(damage(where, shard, number), hint=RESTORE)
+        raise IntegrityError(damage(where, shard, Run(number, number + 1)), hint=RESTORE)
 
 
-def damage(where: str, shard: Shard, number: int) -> str:
-    """Return the message for a chunk that does not match its digest."""
-    first, last = number * CHUNK_BYTES, min((number + 1) * CHUNK_BYTES, shard.size)
-    return f"{where} is damaged: bytes {first:,} to {last:,} do not match their hash"
+def damage(where: str, shard: Shard, run: Run) -> str:
+    """Return the message for chunks that do not match their digests."""
+    place = run.place(shard)
+    return f"{where} is damaged: bytes {place.start:,} to {place.stop:,} do not match their hash"
 
 
 def matches(shard: Shard, number: int, data: Bytes) -> bool:
@@ -94,8 +117,9 @@ def matches(shard: Shard, number: int, data: Bytes) -> bool:
     return hashlib.sha256(data.data).digest() == hash_of(shard, number)
 
 
-def hash_of(shard: Shard, number: int) -> bytes:
-    return shard.chunks[number * 32 : number * 32 + 32]
+def hash_of(shard: Shard, number: int, last: int | None = None) -> bytes:
+    """Return the digest of a chunk, or the digests of the chunks [number, last)."""
+    return shard.chunks[number * 32 : (last or number + 1) * 32]
 
 
 def check_stored(where: str, shard: Shard, packed: bytes) -> bytes:
@@ -109,39 +133,42 @@ def check_stored(where: str, shard: Shard, packed: bytes) -> bytes:
 
 
 class ChunkMap:
-    """Address space of the size of a shard, with the cached files of its chunks mapped into it.
+    """Address space of the size of a shard, with the cached files of its runs mapped into it.
 
     Reading a row is then a slice: no file is opened and nothing is copied. A mapped file keeps its
     bytes after it is deleted, so eviction never changes the bytes of a view. The disk frees them
     when the last map goes.
     """
 
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.missing = bytearray(b"\1" * -(-size // CHUNK_BYTES))
+    def __init__(self, shard: Shard) -> None:
+        self.shard = shard
+        self.missing = bytearray(b"\1" * -(-shard.size // CHUNK_BYTES))
         """1 for each chunk that is not mapped."""
         self._lock = threading.Lock()
-        self.data = mapped.address_space(size)
+        self.data = mapped.address_space(shard.size)
 
-    def add(self, number: int, path: str, is_valid: Check) -> bool:
-        """Map a chunk's file; False if it is missing, has another size or is not valid."""
-        chunk = self.data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
+    def add(self, run: Run, path: str, is_valid: Check) -> bool:
+        """Map a run's file; False if it is missing, has another size or is not valid, or if some of
+        its chunks are mapped from other files, which views may be reading."""
+        data = self.data[run.place(self.shard)]
         with self._lock:
-            if not self.missing[number]:
-                return True
+            unmapped = self.missing.count(1, *run)
+            if unmapped < run.last - run.first:
+                return not unmapped
             try:
                 descriptor = os.open(path, os.O_RDONLY)
             except FileNotFoundError:
                 return False
             try:
                 status = os.fstat(descriptor)
-                if status.st_size != len(chunk):
+                if status.st_size != len(data):
                     return False
-                mapped.map_over(chunk, descriptor, populate=True)
+                mapped.map_over(data, descriptor, populate=True)
             except OSError:  # too many maps
                 return False
             finally:
                 os.close(descriptor)
-            if is_valid(chunk, status):
-                self.missing[number] = 0
-        return not self.missing[number]
+            if not is_valid(data, status):
+                return False
+            self.missing[slice(*run)] = bytes(run.last - run.first)
+        return True

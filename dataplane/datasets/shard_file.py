@@ -107,7 +107,7 @@ class CachedShardFile:
 
     def unmap(self) -> None:
         """Forget all maps. Those with live views go with the last of them."""
-        self._chunks = ChunkMap(self.shard.size)
+        self._chunks = ChunkMap(self.shard)
 
     def _load(self, chunks: ChunkMap, first: int, last: int) -> dict[int, Bytes]:
         """Map the chunks [first, last), fetching those that the cache lacks. Return those that it

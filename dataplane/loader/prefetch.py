@@ -22,7 +22,7 @@ from ...console.log import get_logger
 from ..arrays import Int64
 from ..datasets.cache import Cache
 from ..datasets.cache_folder import Wanted
-from ..datasets.chunks import CHUNK_BYTES
+from ..datasets.chunks import CHUNK_BYTES, MOST_CHUNKS
 from ..datasets.dataset import Parts
 from ..datasets.manifest import Shard
 from ..order.stream import Located
@@ -35,8 +35,6 @@ Chunk = tuple[str, int]
 """A shard's hash and the number of a chunk."""
 
 THREADS = 16
-RUN = 16
-"""Most chunks of one request: 4 MiB, which stores serve nearly as fast as whole objects."""
 BURST = 256
 """Chunks that the walk collects before it starts fetches, so that adjacent ones are joined."""
 CACHE_FRACTION = 2
@@ -67,9 +65,9 @@ class Queue:
                 if number not in waiting:
                     continue
                 first, last = number, number + 1
-                while last in waiting and last - first < RUN:
+                while last in waiting and last - first < MOST_CHUNKS:
                     last += 1
-                while first - 1 in waiting and last - first < RUN:
+                while first - 1 in waiting and last - first < MOST_CHUNKS:
                     first -= 1
                 waiting.difference_update(range(first, last))
                 return url, shard, first, last

@@ -17,7 +17,7 @@ from headrace.console.errors import ConfigError, IntegrityError, StorageError
 from headrace.dataplane.datasets import cache_folder as folders
 from headrace.dataplane.datasets.cache import Cache
 from headrace.dataplane.datasets.cache_folder import MARKER
-from headrace.dataplane.datasets.chunks import ChunkHasher
+from headrace.dataplane.datasets.chunks import ChunkHasher, Run
 from headrace.dataplane.datasets.dataset import Dataset
 from headrace.dataplane.datasets.manifest import Shard
 from headrace.dataplane.loader import prefetch as prefetching
@@ -82,6 +82,8 @@ def test_adjacent_chunks_take_one_request(remote: str, tmp_path: Path) -> None:
     assert cache.requests == 1
     cache.fetch(remote, shard, 0, 5)
     assert cache.requests == 3, "one for the chunks before the cached one, one for those after it"
+    names = {path.name for path in (cache.folder.root / shard.hash).iterdir()}
+    assert names == {"0-2", "2", "3-5"}, "and a file for each request"
     whole = storage.read(storage.join(remote, shard.name))
     assert bytes(np.concatenate(cache.chunks(remote, shard, 0, 5))) == whole[: 5 * 4096]
     assert third == whole[2 * 4096 : 3 * 4096]
@@ -158,29 +160,12 @@ def test_the_bound_is_never_exceeded(remote: str, tmp_path: Path, small_chunks: 
     assert recorded(cache) == held(cache)
 
 
-def test_chunks_needed_soonest_are_evicted_last(
-    remote: str, tmp_path: Path, small_chunks: int
-) -> None:
-    dataset = Dataset(remote)
-    shard = max(dataset.shards, key=lambda shard: shard.size)
-    cache = Cache(tmp_path / "cache", max_bytes=4 * small_chunks)
-    for number in range(4):
-        chunk(cache, remote, shard, number)
-    wanted = {(shard.hash, 0): 9, (shard.hash, 1): 3, (shard.hash, 3): 5}
-    cache.folder.wanted.append(wanted)
-    chunk(cache, remote, shard, 4)  # nobody waits for 2
-    assert kept(cache, shard) == {0, 1, 3, 4}
-    wanted[shard.hash, 4] = 4
-    chunk(cache, remote, shard, 5)  # 0 is needed last
-    assert kept(cache, shard) == {1, 3, 4, 5}
-
-
 def chunk(cache: Cache, url: str, shard: Shard, number: int) -> bytes:
     return bytes(cache.chunks(url, shard, number, number + 1)[0])
 
 
 def kept(cache: Cache, shard: Shard) -> set[int]:
-    return {int(path.name) for path in (cache.folder.root / shard.hash).glob("[0-9]*")}
+    return {n for run in cache.folder.runs(shard, 0, 1 << 20) for n in range(*run)}
 
 
 def test_a_damaged_object_is_named_and_not_kept(tmp_path: Path, small_chunks: int) -> None:
@@ -345,7 +330,9 @@ def test_a_killed_process_blocks_nobody(remote: str, tmp_path: Path) -> None:
 def test_a_chunk_damaged_on_the_disk_is_fetched_again(remote: str, tmp_path: Path) -> None:
     expected = digests(Loader(plan_over(remote), micro_batch=4, cache=Cache(tmp_path / "cache")))
     cache = Cache(tmp_path / "cache")
-    for path in cache.folder.root.glob("*/[0-9]*"):
+    files = list(cache.folder.root.glob("*/[0-9]*"))
+    assert any("-" in path.name for path in files)
+    for path in files:
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
         (tmp_path / "damaged").write_bytes(data)
@@ -374,5 +361,5 @@ def test_a_chunk_cut_short_by_a_power_cut_is_fetched_again(remote: str, tmp_path
     cache = Cache(tmp_path / "cache")
     shard = Dataset(remote).shards[0]
     whole = chunk(cache, remote, shard, 0)
-    cache.folder.path(shard, 0).write_bytes(whole[:10])
+    cache.folder.path(shard, Run(0, 1)).write_bytes(whole[:10])
     assert chunk(cache, remote, shard, 0) == whole

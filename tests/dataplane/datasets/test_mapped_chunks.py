@@ -10,6 +10,7 @@ from headrace.dataplane.arrays import Bytes
 from headrace.dataplane.datasets import cache as caching
 from headrace.dataplane.datasets import cache_folder, chunks
 from headrace.dataplane.datasets.cache import Cache
+from headrace.dataplane.datasets.chunks import Run
 from headrace.dataplane.datasets.dataset import Dataset
 from headrace.dataplane.datasets.manifest import Shard
 from headrace.dataplane.storage import checked_files, storage
@@ -108,9 +109,9 @@ def test_the_file_of_a_chunk_is_hashed_again_only_if_it_may_have_changed(
 
     assert hashed_by(cache) == []
     assert hashed_by(Cache(tmp_path / "cache")) == [], "another process knows that it was verified"
-    path = cache.folder.path(shard, 2)
+    path = cache.folder.path(shard, Run(0, 4))
     change(path, path.read_bytes())
-    assert hashed_by(cache) == [2]
+    assert hashed_by(cache) == [0, 1, 2, 3]
     assert hashed_by(Cache(tmp_path / "cache")) == []
     with monkeypatch.context() as patch:
         patch.setattr(checked_files, "_start", lambda: b"another start of the machine")
@@ -128,7 +129,7 @@ def test_a_chunk_damaged_between_its_write_and_its_first_read_is_fetched_again(
     whole = storage.read(storage.join(remote, shard.name))
     cache.fetch(remote, shard, 0, 4)
     before = cache.requests
-    path = cache.folder.path(shard, 2)
+    path = cache.folder.path(shard, Run(0, 4))
     change(path, bytes(reversed(path.read_bytes())))
     assert bytes(dataset.file(shard).read(0, 4 * 4096)) == whole[: 4 * 4096]
     assert cache.requests == before + 1

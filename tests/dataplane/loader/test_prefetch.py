@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from small_data import plan_of, random_documents, write_dataset
 
+from headrace.dataplane.datasets import chunks
 from headrace.dataplane.datasets.cache import Cache
 from headrace.dataplane.datasets.manifest import Shard
 from headrace.dataplane.loader import prefetch as prefetching
@@ -51,6 +52,13 @@ def reached(ahead: Prefetcher) -> list[int]:
         return [step for step, _ in ahead.ahead]
 
 
+def held(cache: Cache) -> set[tuple[str, int]]:
+    """Return the chunks on the disk."""
+    with cache.folder.locked():
+        files = list(cache.folder._files())
+    return {(hash, number) for hash, run in files for number in range(*run)}
+
+
 def eventually(condition: object, seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
@@ -64,8 +72,7 @@ def test_it_fetches_the_chunks_that_are_read_next(plan: Plan, tmp_path: Path) ->
     ahead = Prefetcher(reader, cache, blocks(reader))
     try:
         eventually(lambda: len(ahead.ahead) == plan.last_step)  # everything fits
-        names = [tmp_path / hash / str(number) for hash, number in ahead.wanted]
-        eventually(lambda: all(name.exists() for name in names))
+        eventually(lambda: set(ahead.wanted) <= held(cache))
         before = cache.requests
         again = RowReader(plan, cache=cache)
         for located in blocks(again):
@@ -109,7 +116,7 @@ def test_adjacent_chunks_are_fetched_together() -> None:
         taken.append(run[1:])
     assert taken[:3] == [(shard, 40, 42), (shard, 3, 7), (shard, 100, 116)]
     assert taken[-1] == (other, 7, 8)
-    assert all(last - first <= prefetching.RUN for _, first, last in taken)
+    assert all(last - first <= chunks.MOST_CHUNKS for _, first, last in taken)
     fetched = [n for owner, first, last in taken if owner is shard for n in range(first, last)]
     assert sorted(fetched) == sorted(numbers)
 
@@ -143,9 +150,8 @@ def test_a_local_view_is_prefetched_if_its_tokens_are_remote(tmp_path: Path, sto
         assert (ahead is None) == (store == "local")
         if ahead:
             eventually(lambda: len(groups) - 1 in reached(ahead))
-            names = [cache.folder.root / hash / str(number) for hash, number in ahead.wanted]
-            eventually(lambda: all(name.exists() for name in names))
-            assert len(names) > 3
+            eventually(lambda: set(ahead.wanted) <= held(cache))
+            assert len(ahead.wanted) > 3
         before = cache.requests
         digests += [reader.read(group).labels.digests for group in groups[1:]]
         assert cache.requests == before, "the reader had to fetch"
