@@ -15,7 +15,7 @@ from headrace.models.model import initial_weights
 from headrace.models.options.recompute import Rule
 from headrace.trainer.checkpoints.store import RunState
 from headrace.trainer.costs.memory import timelines
-from headrace.trainer.engines import give
+from headrace.trainer.engines.engine import give
 from headrace.trainer.launch.worker import build_engine
 from headrace.trainer.layout.groups import join
 from headrace.trainer.layout.stages import shared_modules

@@ -16,8 +16,8 @@ from headrace.models.accounting.count import build_meta
 from headrace.models.config import ModelConfig
 from headrace.models.model import initial_weights
 from headrace.models.options.precision import PRECISIONS
-from headrace.trainer.engines import give
-from headrace.trainer.engines.engine import Engine, EngineConfig
+from headrace.trainer.engines.config import EngineConfig
+from headrace.trainer.engines.engine import Engine, give
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig
 from headrace.trainer.layout.config import LayoutConfig

@@ -26,8 +26,8 @@ import torch
 
 from headrace.models.config import ModelConfig, load_model_config
 from headrace.models.model import Model
+from headrace.trainer.engines.config import EngineConfig
 from headrace.trainer.engines.deepspeed import DeepSpeedConfig
-from headrace.trainer.engines.engine import EngineConfig
 from headrace.trainer.engines.fsdp2 import Fsdp2Config, Gather
 from headrace.trainer.engines.groups import local_shards
 from headrace.trainer.engines.update import update

@@ -43,7 +43,7 @@ def serve(options: dict[str, Any], parent: Connection) -> None:
     from headrace.models.options import OPTIONS
     from headrace.models.options.precision import PRECISIONS
     from headrace.trainer.cluster import ranks as group
-    from headrace.trainer.engines import give
+    from headrace.trainer.engines.engine import give
     from headrace.trainer.engines.fsdp2 import Fsdp2Config
     from headrace.trainer.engines.objective import Objective
     from headrace.trainer.engines.optimizers.adamw import AdamWConfig

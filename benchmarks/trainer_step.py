@@ -45,7 +45,7 @@ def stepper(
     from headrace.models.options.precision import PRECISIONS
     from headrace.trainer.cluster import ranks as group
     from headrace.trainer.engines import ENGINES as KNOWN
-    from headrace.trainer.engines import give
+    from headrace.trainer.engines.engine import give
     from headrace.trainer.engines.groups import parameter_groups
     from headrace.trainer.engines.objective import Objective, parameters
     from headrace.trainer.engines.optimizers.adamw import AdamWConfig

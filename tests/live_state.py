@@ -14,7 +14,7 @@ from torch import nn
 from headrace.models.options.precision import PRECISIONS
 from headrace.models.parallel.local_shard import LocalShard
 from headrace.models.parallel.sharding import local_part
-from headrace.trainer.checkpoints.fragments import MASTER
+from headrace.trainer.checkpoints.kinds import MASTER
 from headrace.trainer.engines.engine import Engine
 from headrace.trainer.engines.objective import parameters
 from headrace.trainer.layout.groups import Parallel

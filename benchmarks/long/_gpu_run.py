@@ -25,8 +25,7 @@ from headrace.models.options.names import Backend, Kernel
 from headrace.models.options.precision import PRECISIONS
 from headrace.models.options.recompute import Recompute, rules_of
 from headrace.trainer.cluster import ranks
-from headrace.trainer.engines import give
-from headrace.trainer.engines.engine import Engine
+from headrace.trainer.engines.engine import Engine, give
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig

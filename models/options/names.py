@@ -27,3 +27,6 @@ LongFilterForm = Literal["states", "a2a"]
 Backend = Literal["inductor", "aot_eager", "eager"]
 """inductor generates code; aot_eager traces forward and backward passes and runs torch's own
 operations, eager traces the forward pass alone. These two need no compiler."""
+Divisor = Literal["weights", "targets"]
+"""Divisor of Σ w·ℓ: weights: Σ w; targets: the number of targets whose weight is not 0. They differ
+where weights are neither 0 nor 1. Savanna calls them `normalized_weighted` and `weighted`."""

@@ -28,8 +28,7 @@ from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.checkpoints.saver import Saver
 from headrace.trainer.checkpoints.store import RunState
 from headrace.trainer.cluster.agreement import agreed, by_first
-from headrace.trainer.engines import give
-from headrace.trainer.engines.engine import Engine
+from headrace.trainer.engines.engine import Engine, give
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig

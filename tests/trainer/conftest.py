@@ -28,12 +28,13 @@ from headrace.console import config as reader
 from headrace.models.model import Model
 from headrace.models.parallel.local_shard import LocalShard
 from headrace.trainer.checkpoints import store
-from headrace.trainer.checkpoints.fragments import MASTER, Fragment, keyed
+from headrace.trainer.checkpoints.fragments import Fragment
+from headrace.trainer.checkpoints.kinds import MASTER, keyed
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.checkpoints.saver import Saver
 from headrace.trainer.cluster import ranks as group
 from headrace.trainer.engines import deepspeed
-from headrace.trainer.engines.optimizers.adamw import STATES
+from headrace.trainer.engines.optimizers.states import ADAM
 from headrace.trainer.folder import RunFolder
 from headrace.trainer.layout.config import LayoutConfig
 from headrace.trainer.layout.groups import Parallel, join
@@ -199,7 +200,7 @@ def checkpoint_of(tmp_path: Path, parallel: Parallel) -> Callable[..., RunFolder
             Fragment(
                 keyed(kind, name), LocalShard(tuple(p.shape)), 0, p.detach().float().reshape(-1)
             )
-            for kind in (MASTER, *STATES)
+            for kind in (MASTER, *ADAM)
             for name, p in model.named_parameters()
         ]
         texts = {store.MODEL: reader.dump(model.config)}

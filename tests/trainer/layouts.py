@@ -33,10 +33,9 @@ from headrace.models.parallel.sharding import local_part
 from headrace.trainer.checkpoints import saver, store
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.engines import deepspeed as deepspeed_engine
-from headrace.trainer.engines import give
 from headrace.trainer.engines import update as steps_of
 from headrace.trainer.engines.deepspeed import DeepSpeedConfig
-from headrace.trainer.engines.engine import Engine
+from headrace.trainer.engines.engine import Engine, give
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers import OPTIMIZERS

@@ -13,7 +13,7 @@ from headrace.models.model import initial_weights
 from headrace.models.options.precision import PRECISIONS
 from headrace.models.weights import Weights
 from headrace.trainer.checkpoints.fragments import masters
-from headrace.trainer.engines import give
+from headrace.trainer.engines.engine import give
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig

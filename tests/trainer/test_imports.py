@@ -18,12 +18,12 @@ from datetime import timedelta
 from headrace.models.config import ModelConfig
 from headrace.models.accounting.count import build_meta
 from headrace.models.model import initial_weights
-from headrace.models.operators import OPTIONS
-from headrace.models.precision import PRECISIONS
+from headrace.models.options import OPTIONS
+from headrace.models.options.precision import PRECISIONS
 from headrace.trainer.cluster import ranks as group
 from headrace.trainer.checkpoints.store import RunState
 from headrace.trainer.loop.synthetic import SyntheticConfig
-from headrace.trainer.engines import give
+from headrace.trainer.engines.engine import give
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.layout.config import LayoutConfig
 from headrace.trainer.layout.groups import join

@@ -13,7 +13,8 @@ from ...console import config as reader
 from ...console.errors import ConfigError, PlanError, Problem, RunError
 from ...mixtures.spec.mixture import After
 from ..folder import RunFolder
-from ..loop.evaluate import EvaluateConfig, held_out, plan_of
+from ..loop.config import EvaluateConfig
+from ..loop.evaluate import held_out, plan_of
 from ..run import config as run_config
 from ..run.config import RunConfig
 from ..run.request import Request

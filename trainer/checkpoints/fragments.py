@@ -25,12 +25,10 @@ from dataclasses import dataclass
 import torch
 
 from ...models.parallel.local_shard import LocalShard
+from .kinds import AVERAGE, MASTER
 
 Shape = tuple[int, ...]
 
-MASTER = "master"
-AVERAGE = "ema"
-"""Kind of the moving averages of the weights."""
 
 CAP = 1 << 22
 """Maximum elements of a stored box: a reader loads a whole box to use any part of it."""
@@ -139,10 +137,6 @@ def cover(shape: Shape, start: int, end: int, cap: int) -> Iterator[Box]:
             for box in cover(shape[1:], inside, inside + stop - start, cap):
                 yield Box((index, *box.offsets), (1, *box.sizes))
             start = stop
-
-
-def keyed(kind: str, parameter: str) -> str:
-    return f"{kind}.{parameter}"
 
 
 def masters(fragments: Iterable[Fragment]) -> list[Fragment]:

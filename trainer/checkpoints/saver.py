@@ -28,7 +28,8 @@ from ...console.progress import Progress
 from ...dataplane.storage import storage
 from ..cluster.agreement import agreed
 from . import store, tensors
-from .fragments import AVERAGE, Fragment, averages, begin_averages
+from .fragments import Fragment, averages, begin_averages
+from .kinds import AVERAGE
 from .policy import CheckpointConfig
 from .store import RunState
 

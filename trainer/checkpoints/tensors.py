@@ -45,7 +45,8 @@ from torch.futures import Future
 
 from ...console.errors import CheckpointError, StorageError, UserError, file_fault
 from ...dataplane.storage import storage
-from .fragments import MASTER, Box, Fragment, keyed
+from .fragments import Box, Fragment
+from .kinds import MASTER, keyed
 from .metadata import METADATA, parse
 from .store import TENSORS, StoredFile
 

@@ -11,7 +11,8 @@ from ...dataplane.storage import storage
 from ...models.parallel.local_shard import LocalShard
 from ...models.weights import Weights
 from . import store, tensors
-from .fragments import MASTER, Fragment, keyed
+from .fragments import Fragment
+from .kinds import MASTER, keyed
 
 
 def weights(checkpoint: Path | str, kind: str = MASTER) -> Weights:

@@ -18,7 +18,7 @@ from ...models.accounting.step import Timeline
 from ...models.config import chunk_layers
 from ...models.options.precision import Precision
 from ...models.options.recompute import Rule
-from ..engines.engine import EngineConfig
+from ..engines.config import EngineConfig
 from ..engines.fsdp2 import Fsdp2Config
 from ..engines.shard_groups import LayerShards, layer_of
 from ..layout.config import LayoutConfig

@@ -13,7 +13,7 @@ from ...models.accounting.level import EngineMemory, EngineState
 from ...models.accounting.state import BytesPerParameter, Degrees, Shards, StatePart
 from ...models.model import Model
 from ...models.options.precision import Precision
-from ..engines.engine import StateOnDevice
+from ..engines.config import StateOnDevice
 from ..engines.groups import parameter_groups
 from ..layout.devices import choose_device
 from ..run import config as run_config

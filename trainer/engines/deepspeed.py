@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from ..checkpoints.fragments import Fragment
     from ..layout.config import LayoutConfig
     from ..layout.groups import Parallel
-    from .engine import StateOnDevice
+    from .config import StateOnDevice
     from .objective import Objective, Sums
-    from .optimizers.base import OptimizerConfig
+    from .optimizers.config import OptimizerConfig
 
 LARGEST_BUCKET = {"cuda": 200_000_000, "cpu": 1 << 22}
 """Default maximum of the elements that are reduced or gathered at once: DeepSpeed allocates a

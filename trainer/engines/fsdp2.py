@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...console.errors import LayoutError, Problem, Problems
-from .engine import EngineConfig, StateOnDevice
+from .config import EngineConfig, StateOnDevice
 from .shard_groups import LayerShards, layer_of, overlapping, shard_of
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from ..layout.config import LayoutConfig
     from ..layout.groups import Parallel
     from .objective import Objective, Sums
-    from .optimizers.base import OptimizerConfig, ParameterGroup
+    from .optimizers.base import ParameterGroup
+    from .optimizers.config import OptimizerConfig
     from .pieces import Piece
     from .shard_groups import Grid
 

@@ -26,7 +26,7 @@ from .shard_groups import layer_of
 
 if TYPE_CHECKING:
     from ..layout.config import LayoutConfig
-    from .engine import StateOnDevice
+    from .config import StateOnDevice
 
 WEIGHTS = "weights"
 BUFFERS = "buffers"

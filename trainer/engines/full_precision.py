@@ -19,7 +19,8 @@ from ...models.parallel.axes import Axis
 from ...models.parallel.local_shard import LocalShard
 from ..checkpoints.fragments import Fragment
 from ..layout.groups import Parallel
-from .optimizers.base import Optimizer, OptimizerConfig, ParameterGroup
+from .optimizers.base import Optimizer, ParameterGroup
+from .optimizers.config import OptimizerConfig
 from .pieces import Piece, Pieces
 
 

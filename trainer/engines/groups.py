@@ -17,8 +17,9 @@ from ...models.accounting.count import build_meta
 from ...models.model import Model
 from ...models.parallel.groups import members
 from ...models.parallel.local_shard import LocalShard
-from .decay import NO_DECAY
-from .optimizers.base import GroupConfig, OptimizerConfig, ParameterGroup
+from .optimizers.base import ParameterGroup
+from .optimizers.config import GroupConfig, OptimizerConfig
+from .optimizers.decay import NO_DECAY
 
 NEAREST = 3
 

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from ...models.documents import Documents
 from ...models.model import Model
+from ...models.options.names import Divisor
 from ...models.parallel.tensor import highest
 
 PREFIX = "model."
-
-Divisor = Literal["weights", "targets"]
-"""Divisor of Σ w·ℓ: weights: Σ w; targets: the number of targets whose weight is not 0. They differ
-where weights are neither 0 nor 1. Savanna calls them `normalized_weighted` and `weighted`."""
 
 
 def counted(weights: torch.Tensor, divisor: Divisor) -> torch.Tensor:

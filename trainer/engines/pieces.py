@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ...models.parallel.local_shard import LocalShard
-from ..checkpoints.fragments import AVERAGE, MASTER, Fragment, keyed
+from ..checkpoints.fragments import Fragment
+from ..checkpoints.kinds import AVERAGE, MASTER, keyed
 from .optimizers.base import Optimizer, ParameterGroup
 
 GRADIENT = "gradient"

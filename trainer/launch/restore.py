@@ -28,8 +28,7 @@ from ..checkpoints.fragments import begin_averages, masters
 from ..checkpoints.policy import is_planned
 from ..checkpoints.store import RunState
 from ..cluster.agreement import agreed, by_first, from_first
-from ..engines import give
-from ..engines.engine import Engine
+from ..engines.engine import Engine, give
 from ..layout.groups import Parallel
 from ..run.job import Job
 from ..weights.source import Checkpoint, WeightSource

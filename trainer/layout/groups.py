@@ -28,8 +28,8 @@ from ...models.parallel.axes import ALONE, Axes, Axis, Holders
 from ..pipeline.schedules import Kind, Orders
 from .config import LayoutConfig
 from .devices import local_device
+from .stages import Stages
 
-Stages = tuple[int, ...]
 PP, DP, CP, TP = range(4)
 """Dimensions of the grid of ranks."""
 

@@ -6,7 +6,8 @@ from ...console.errors import LayoutError
 from ...models.config import ModelConfig, chunk_layers, chunk_users
 from ..pipeline.cuts import Cuts, fastest
 from .config import LayoutConfig
-from .groups import Stages
+
+Stages = tuple[int, ...]
 
 
 def cuts_of(layout: LayoutConfig, model: ModelConfig, seq_len: int) -> Cuts:

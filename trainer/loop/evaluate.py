@@ -11,8 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,6 +22,7 @@ from ..engines.engine import Engine
 from ..layout.groups import Parallel
 from ..pipeline.schedules import forward_only
 from .batches import MicroBatch, RunPlan
+from .config import EvaluateConfig
 from .execute import execute
 from .step_stats import StepStats, gather
 
@@ -29,28 +30,6 @@ if TYPE_CHECKING:
     from ...dataplane.order.plan import Plan
 
 TRAIN = "train"
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluateConfig:
-    """The loss on rows that no step trains on."""
-
-    every: int = 500
-    """Steps between two evaluations. The end of each phase is evaluated too."""
-    rows: int = 64
-    """Maximum rows of each source."""
-    seq_len: int | None = None
-    """Tokens of a row. Default: the plan's shortest sequence length."""
-    split: str = "val"
-    """Name that `tokenize build --split` gave to the held-out split."""
-    sources: Mapping[str, str] = field(default_factory=dict)
-    """Datasets by name. Default: the split beside each `…/train` of the mixture."""
-
-    def __post_init__(self) -> None:
-        for name in ("every", "rows", "seq_len"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
 
 
 @dataclass(frozen=True)

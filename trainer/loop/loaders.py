@@ -3,38 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from ...console.config import Size
 from ..layout.groups import Parallel
 from .batches import MicroBatch, RunPlan, Steps, micro_rows
-from .evaluate import EvaluateConfig, Evaluator
+from .config import DataConfig, EvaluateConfig
+from .evaluate import Evaluator
 
 if TYPE_CHECKING:
     from ...dataplane.loader.loader import Loader
     from ...dataplane.order.plan import Plan
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """Settings of reading rows. None of these keys changes which rows are read."""
-
-    workers: int = 0
-    """Processes of each rank that read ahead; 0 reads within the step."""
-    cache: str | None = None
-    """Folder that caches data from object storage; all processes and runs of a machine may share
-    one. Default: headrace in the user's cache folder."""
-    cache_bytes: Annotated[int, Size()] = 64 << 30
-    """Maximum size of the cache, such as 64GiB. It should hold two windows of every source."""
-
-    def __post_init__(self) -> None:
-        if self.workers < 0:
-            raise ValueError(f"workers must be at least 0, not {self.workers}")
-        if self.cache_bytes < 1:
-            raise ValueError(f"cache_bytes must be at least 1, not {self.cache_bytes}")
 
 
 def training_steps(plan: RunPlan, parallel: Parallel, data: DataConfig) -> Steps:

@@ -37,8 +37,7 @@ from .execute import execute
 from .guard import Guard, SkippedStep
 from .own_time import Lap, own_time
 from .signals import GradientSquares, Layers, Signals, StepSignals
-from .step_stats import StepStats, gather, step_loss, total_weight
-from .transfer import Transfer
+from .step_stats import StepStats, Transfer, gather, step_loss, total_weight
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ import torch.distributed as dist
 
 from ...console.errors import RunError
 from ...dataplane.runlog.ledger import DIGEST_BYTES
-from ..engines.objective import Divisor, counted
+from ...models.options.names import Divisor
+from ..engines.objective import counted
 from ..layout.groups import Parallel
 from .batches import PADDING, MicroBatch
 
@@ -233,3 +234,22 @@ def _wrong_rows(rows: torch.Tensor, ranks: torch.Tensor, expected: range) -> Run
 
 def _listed(values: Sequence[object]) -> str:
     return ", ".join([*map(str, values[:SHOWN]), *["…"] * (len(values) > SHOWN)])
+
+
+class Transfer:
+    """A copy of vectors to host memory, as fp64. `wait` waits for the launches before the copy
+    alone: the device may run those after it meanwhile."""
+
+    def __init__(self, vectors: Sequence[torch.Tensor]) -> None:
+        self.lengths = [len(vector) for vector in vectors]
+        joined = torch.cat([vector.double() for vector in vectors])
+        self.numbers = joined.to("cpu", non_blocking=True)  # page-locked, if from a GPU
+        self.arrived = torch.cuda.Event() if joined.device.type == "cuda" else None
+        if self.arrived is not None:
+            self.arrived.record()
+
+    def wait(self) -> list[torch.Tensor]:
+        """Return the vectors in host memory."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return list(self.numbers.split(self.lengths))

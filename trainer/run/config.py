@@ -15,20 +15,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ...console import config as reader
 from ...console.config import Data, Lines, NameIn, OneOf
 from ...models.layers.attention_order import KernelsConfig
+from ...models.options.names import Divisor
 from ...models.options.precision import PRECISIONS, Fp8Config
 from ...models.options.recompute import Recompute
 from ..checkpoints.policy import CheckpointConfig
 from ..cluster.slurm import SlurmConfig
 from ..engines import ENGINES
+from ..engines.config import EngineConfig
 from ..engines.deepspeed import DeepSpeedConfig
-from ..engines.engine import EngineConfig
-from ..engines.objective import Divisor
 from ..engines.optimizers import DEFAULT, OPTIMIZERS
-from ..engines.optimizers.base import OptimizerConfig
+from ..engines.optimizers.config import OptimizerConfig
 from ..layout.config import LayoutConfig
 from ..layout.devices import DeviceKind
-from ..loop.evaluate import EvaluateConfig
-from ..loop.loaders import DataConfig
+from ..loop.config import DataConfig, EvaluateConfig
 from ..loop.synthetic import SyntheticConfig
 from ..record.config import WatchConfig
 from ..scores.config import ScoresConfig

@@ -22,7 +22,7 @@ from ...console.config import OneOf
 from ...console.errors import LayoutError, MisuseError
 from ...models.options.recompute import Rule
 from ..engines import ENGINES
-from ..engines.engine import EngineConfig
+from ..engines.config import EngineConfig
 from ..engines.fsdp2 import Fsdp2Config
 from ..engines.shard_groups import LayerShards
 from ..layout.config import LayoutConfig

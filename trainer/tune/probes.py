@@ -13,8 +13,8 @@ from dataclasses import replace
 from ...console.errors import LayoutError
 from ...models.options.precision import PRECISIONS
 from ..costs.hardware import Hardware
+from ..engines.config import EngineConfig
 from ..engines.deepspeed import DeepSpeedConfig
-from ..engines.engine import EngineConfig
 from ..engines.fsdp2 import Fsdp2Config
 from ..layout.checks import problems
 from ..run.layout_plan import LayoutPlan, PlannedPhase

@@ -84,7 +84,7 @@ class Checkpoint:
         )
 
     def weights(self) -> Weights:
-        from ..checkpoints.fragments import AVERAGE, MASTER
+        from ..checkpoints.kinds import AVERAGE, MASTER
         from ..checkpoints.weights import weights
 
         return weights(self.where, AVERAGE if self.average else MASTER)

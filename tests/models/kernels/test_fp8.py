@@ -42,7 +42,7 @@ from headrace.console.config import build
 from headrace.models.config import ModelConfig
 from headrace.models.fp8 import quantize
 from headrace.models.model import Model
-from headrace.models.precision import Fp8Config
+from headrace.models.options.precision import Fp8Config
 
 kernel = {"kernel": "triton"}
 config = build(ModelConfig, {

@@ -23,7 +23,7 @@ from headrace.models.accounting.state import HOST, Degrees
 from headrace.models.config import load_model_config
 from headrace.models.documents import Documents
 from headrace.models.options.precision import PRECISIONS
-from headrace.trainer.checkpoints.fragments import MASTER
+from headrace.trainer.checkpoints.kinds import MASTER
 from headrace.trainer.costs.state import parameter_state, with_full_precision
 from headrace.trainer.engines import deepspeed as deepspeed_engine
 from headrace.trainer.run.config import RunConfig

@@ -21,8 +21,8 @@ from headrace.trainer.costs.planner.make import Question, drawn, make_plans
 from headrace.trainer.costs.planner.messages import BLOCK_LAUNCHES, MESSAGE_LAUNCHES
 from headrace.trainer.costs.planner.search import search
 from headrace.trainer.costs.planner.work import CALL_LAUNCHES
+from headrace.trainer.engines.config import EngineConfig
 from headrace.trainer.engines.deepspeed import DeepSpeedConfig
-from headrace.trainer.engines.engine import EngineConfig
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.layout.config import LayoutConfig
 from headrace.trainer.run.config import RunConfig

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -13,10 +13,10 @@ from headrace.models.accounting.count import build_meta
 from headrace.models.config import ModelConfig, load_model_config
 from headrace.models.model import Model
 from headrace.models.operators import OPERATORS
-from headrace.trainer.engines.decay import NO_DECAY
 from headrace.trainer.engines.groups import describe_groups, parameter_groups
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig
-from headrace.trainer.engines.optimizers.base import GroupConfig
+from headrace.trainer.engines.optimizers.config import DecayRule, GroupConfig
+from headrace.trainer.engines.optimizers.decay import NO_DECAY
 from headrace.trainer.engines.optimizers.muon import MuonConfig
 
 FOLDER = Path(__file__).parents[1]
@@ -130,6 +130,10 @@ def model_of(kind: str, options: dict[str, Any]) -> Model:
         "operators": {"shared" if shared else "one": {"kind": kind, **options}, **other},
     }
     return Model(build_config(ModelConfig, data, source="a test"))
+
+
+def test_each_rule_of_decay_has_a_function() -> None:
+    assert set(get_args(DecayRule)) == NO_DECAY.keys()
 
 
 def test_only_vectors_and_rates_of_operators_have_no_decay() -> None:

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from headrace.models.config import load_model_config
 from headrace.models.model import Model, initial_weights
-from headrace.trainer.engines.objective import Divisor, Objective, counted
+from headrace.models.options.names import Divisor
+from headrace.trainer.engines.objective import Objective, counted
 
 AGREEING = Path(__file__).parents[1] / "agreeing.py"
 LAYOUTS = {"dp2": (1, 1), "tp2": (2, 1), "cp2": (1, 2)}

@@ -15,7 +15,7 @@ from headrace.models.model import Model
 from headrace.trainer.checkpoints.fragments import masters
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers.exchange import owners
-from headrace.trainer.engines.optimizers.muon import orthogonal
+from headrace.trainer.engines.optimizers.muon_step import orthogonal
 from headrace.trainer.layout.groups import Parallel
 
 FOLDER = Path(__file__).parents[1]

@@ -12,13 +12,14 @@ import pytest
 import torch
 from torch import nn
 
-from headrace.trainer.engines.optimizers.adamw import STATES, AdamWConfig
+from headrace.trainer.engines.optimizers.adamw import AdamWConfig
 from headrace.trainer.engines.optimizers.base import Optimizer, ParameterGroup
 from headrace.trainer.engines.optimizers.muon import MuonConfig
+from headrace.trainer.engines.optimizers.states import ADAM
 
 
 def adamw(parameter: nn.Parameter, decay: float = 0.0, **options: Any) -> Optimizer:
-    group = ParameterGroup(("w",), match=None, lr=1.0, weight_decay=decay, states=STATES)
+    group = ParameterGroup(("w",), match=None, lr=1.0, weight_decay=decay, states=ADAM)
     return AdamWConfig(**options).build(None, [group], {"w": parameter})  # type: ignore[arg-type]
 
 
@@ -33,7 +34,7 @@ def test_a_group_decays_by_its_own_rate() -> None:
 def test_moments_exist_before_the_first_step_and_are_live() -> None:
     parameter = nn.Parameter(torch.ones(4, 2))
     built = adamw(parameter)
-    before = built.state_of(parameter, STATES)
+    before = built.state_of(parameter, ADAM)
     assert not any(moment.any() for moment in before.values())
     parameter.grad = torch.ones_like(parameter)
     built.step()
@@ -46,7 +47,7 @@ def test_the_bias_correction_depends_on_the_number_of_steps() -> None:
     for steps in (0, 99):
         parameter = nn.Parameter(torch.zeros(1, 1))
         built = adamw(parameter, lr=1.0)
-        built.state_of(parameter, STATES)
+        built.state_of(parameter, ADAM)
         built.loaded(steps)
         parameter.grad = torch.ones(1, 1)
         built.step()
@@ -70,7 +71,8 @@ DUMMY = '''
     import torch
 
     from headrace.trainer.engines.optimizers import OPTIMIZERS
-    from headrace.trainer.engines.optimizers.base import Optimizer, OptimizerConfig, torch_groups
+    from headrace.trainer.engines.optimizers.base import Optimizer, torch_groups
+    from headrace.trainer.engines.optimizers.config import OptimizerConfig
 
 
     @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from headrace.console.errors import ConfigError
 from headrace.trainer.layout.groups import Parallel
 from headrace.trainer.loop import evaluate
 from headrace.trainer.loop import loaders as rows
-from headrace.trainer.loop.loaders import DataConfig
+from headrace.trainer.loop.config import DataConfig
 from headrace.trainer.run.job import Job
 from headrace.trainer.run.request import Request
 from headrace.trainer.run.resolve import resolve

@@ -19,7 +19,7 @@ from headrace.models.options.precision import PRECISIONS
 from headrace.trainer.checkpoints import saver, store, tensors
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.checkpoints.store import RunState
-from headrace.trainer.engines import give
+from headrace.trainer.engines.engine import give
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig

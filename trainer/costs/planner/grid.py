@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ....console.errors import LayoutError
 from ....models.options.precision import Precision
+from ...engines.config import EngineConfig
 from ...engines.deepspeed import DeepSpeedConfig
-from ...engines.engine import EngineConfig
 from ...engines.fsdp2 import Fsdp2Config, Gather
 from ...layout.checks import problems
 from ...layout.config import LayoutConfig

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ....models.accounting.step import Timeline
 from ....models.options.precision import PRECISIONS, Precision
 from ....models.options.recompute import Results, Rule, Selective
-from ...engines.engine import EngineConfig
+from ...engines.config import EngineConfig
 from ...layout.checks import problems
 from ...layout.config import LayoutConfig
 from ...pipeline.cuts import Cuts

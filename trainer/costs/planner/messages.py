@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from ....models.accounting.state import Shards
 from ....models.options.precision import Precision
+from ...engines.config import EngineConfig
 from ...engines.deepspeed import DeepSpeedConfig
-from ...engines.engine import EngineConfig
 from ...engines.fsdp2 import Fsdp2Config
 from ...layout.config import LayoutConfig
 from .machine import Machine, Split

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .adamw import AdamWConfig
-from .base import OptimizerConfig
+from .config import OptimizerConfig
 from .muon import MuonConfig
 
 OPTIMIZERS: dict[str, type[OptimizerConfig]] = {

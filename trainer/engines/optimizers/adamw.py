@@ -1,19 +1,19 @@
-"""AdamW (Loshchilov & Hutter, arXiv 1711.05101)."""
+"""Settings of AdamW (Loshchilov & Hutter, arXiv 1711.05101)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch import Tensor, nn
+from .config import OptimizerConfig
+from .states import ADAM
 
-from ....models.model import Model
-from .base import Optimizer, OptimizerConfig, ParameterGroup, torch_groups
+if TYPE_CHECKING:
+    from torch import nn
 
-STATES = ("exp_avg", "exp_avg_sq")
-STEP = "step"
+    from ....models.model import Model
+    from .base import Optimizer, ParameterGroup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,39 +38,18 @@ class AdamWConfig(OptimizerConfig):
         )
 
     def states(self, model: Model) -> dict[str, tuple[str, ...]]:
-        return {name: STATES for name, _ in model.named_parameters()}
+        return {name: ADAM for name, _ in model.named_parameters()}
 
     def build(
         self, model: Model, groups: Sequence[ParameterGroup], parameters: Mapping[str, nn.Parameter]
     ) -> Optimizer:
+        from .adamw_step import AdamW
+        from .base import torch_groups
+
         betas = (self.beta1, self.beta2)
         return AdamW(
             torch_groups(groups, parameters), lr=self.lr, betas=betas, eps=self.eps, fused=True
         )
-
-
-class AdamW(Optimizer, torch.optim.AdamW):
-    """torch's AdamW, whose state exists before the first step."""
-
-    found_inf: Tensor | None = None
-    """1 on the device if the step must change nothing, else 0: the fused kernel reads it."""
-
-    def state_of(self, tensor: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
-        if names == STATES and not self.state[tensor]:
-            # As torch creates it at the first step.
-            step = torch.zeros((), dtype=torch.float32, device=tensor.device)
-            self.state[tensor][STEP] = step
-        return super().state_of(tensor, names)
-
-    def step_if(self, finite: Tensor) -> None:
-        self.found_inf = finite.logical_not().float()
-        self.step()
-
-    def loaded(self, steps: int) -> None:
-        """Set the number of steps that the moments have seen: the bias correction depends on it."""
-        for state in self.state.values():
-            if STEP in state:
-                state[STEP].fill_(steps)
 
 
 def adam_limits(beta1: float, beta2: float, eps: float) -> list[tuple[str, str, bool]]:

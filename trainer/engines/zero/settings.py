@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from ....console.errors import Problem, Problems
 from ....models.options.precision import Precision
-from ..engine import EngineConfig
+from ..config import EngineConfig
 
 ZERO = "zero_optimization"
 PERSISTENCE = "stage3_param_persistence_threshold"

@@ -29,7 +29,7 @@ from ..shard_groups import layer_of
 from .memory import bucket_elements
 
 if TYPE_CHECKING:
-    from ..engine import StateOnDevice
+    from ..config import StateOnDevice
     from .settings import ZeroConfig
 
 REUSED = 1_000_000_000

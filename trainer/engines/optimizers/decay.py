@@ -18,9 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...models.layers.norms import GatedRMSNorm, LayerNorm, RMSNorm
-from ...models.model import Model
-from ...models.operators import Operator
+from ....models.layers.norms import GatedRMSNorm, LayerNorm, RMSNorm
+from ....models.model import Model
+from ....models.operators import Operator
+from .config import DecayRule
 
 SAVANNA: dict[str, tuple[str, ...]] = {
     "attention": (),
@@ -64,4 +65,4 @@ def savanna(model: Model) -> set[str]:
     return spared
 
 
-NO_DECAY: dict[str, Callable[[Model], set[str]]] = {"headrace": headrace, "savanna": savanna}
+NO_DECAY: dict[DecayRule, Callable[[Model], set[str]]] = {"headrace": headrace, "savanna": savanna}

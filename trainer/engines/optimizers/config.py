@@ -1,0 +1,116 @@
+"""Settings that all optimizers have."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from ...checkpoints.kinds import AVERAGE
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ....models.model import Model
+    from .base import Optimizer, ParameterGroup
+
+DecayRule = Literal["headrace", "savanna"]
+
+
+Limits = Sequence[tuple[str, str, bool]]
+"""Field, what it must be, and whether it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupConfig:
+    """Learning rate and weight decay of the parameters that match a pattern."""
+
+    match: str
+    """Pattern of names: `blocks.*.mixer.operator.*`, or with an operator's name or kind in place of
+    `mixer.operator` and `mlp.operator`: `blocks.*.hyena*`. `*` matches dots as well."""
+    lr: float = 1.0
+    """Multiple of the run's learning rate; 0 freezes the parameters."""
+    weight_decay: float | None = None
+    """Left out: the optimizer's. Parameters that the rule `decay` spares have none in any case."""
+
+    def __post_init__(self) -> None:
+        require(
+            self,
+            [
+                ("lr", "at least 0", self.lr >= 0),
+                ("weight_decay", "at least 0", (self.weight_decay or 0) >= 0),
+            ],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig(ABC):
+    """Settings that every optimizer has."""
+
+    kind: str
+    lr: float = 3e-4
+    """Peak learning rate of the run; phases give multiples of it."""
+    weight_decay: float = 0.1
+    """Decay of matrices; norms, biases, gains, and the rates of scans have none (`decay`)."""
+    decay: DecayRule = "headrace"
+    """Rule for which parameters decay. `savanna`: as Savanna does, with decay of rates, residues
+    and skips, and none of Hyena-MR's taps. `--dry-run` lists both sides."""
+    clip: float = 1.0
+    """Limit of the norm of all gradients; 0: no limit."""
+    ema: float | None = None
+    """Part of the moving average of the weights that a step keeps, such as 0.9999. Each step adds
+    the rest from the new weights; checkpoints hold the average, and `--ema` reads it. Left out:
+    none."""
+    groups: tuple[GroupConfig, ...] = ()
+    """Parameters with a learning rate or weight decay of their own. The first match counts."""
+
+    def __post_init__(self) -> None:
+        require(self, self.limits())
+
+    def limits(self) -> list[tuple[str, str, bool]]:
+        """Return the limits of the fields."""
+        return [
+            ("lr", "above 0", self.lr > 0),
+            ("weight_decay", "at least 0", self.weight_decay >= 0),
+            ("clip", "at least 0", self.clip >= 0),
+            ("ema", "in (0, 1)", self.ema is None or 0 < self.ema < 1),
+        ]
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Return name and settings in one line, for people."""
+
+    def describe_average(self) -> str:
+        return "" if self.ema is None else f", average {self.ema:g}"
+
+    @abstractmethod
+    def states(self, model: Model) -> dict[str, tuple[str, ...]]:
+        """Return the names of the state tensors of every parameter, by the parameter's name. Each
+        is an fp32 tensor of the parameter's shape, and `<state>.<parameter>` in a checkpoint."""
+
+    def kept(self, model: Model) -> dict[str, tuple[str, ...]]:
+        """Return the names of all tensors beside the master of every parameter: the states, and
+        the moving average."""
+        average = () if self.ema is None else (AVERAGE,)
+        return {name: (*names, *average) for name, names in self.states(model).items()}
+
+    on_host: ClassVar[bool] = True
+    """True if the CPU can apply it fast enough to states in host memory."""
+
+    @abstractmethod
+    def build(
+        self, model: Model, groups: Sequence[ParameterGroup], parameters: Mapping[str, nn.Parameter]
+    ) -> Optimizer:
+        """Return the optimizer of this rank's parameters."""
+
+
+def require(config: object, limits: Limits) -> None:
+    """Raise one ValueError for all fields that are outside their limits."""
+    wrong = [
+        f"{name} must be {limit}, not {getattr(config, name)}"
+        for name, limit, right in limits
+        if not right
+    ]
+    if wrong:
+        raise ValueError("; ".join(wrong))

@@ -1,0 +1,50 @@
+"""Settings of reading rows, and of evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from ...console.config import Size
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Settings of reading rows. None of these keys changes which rows are read."""
+
+    workers: int = 0
+    """Processes of each rank that read ahead; 0 reads within the step."""
+    cache: str | None = None
+    """Folder that caches data from object storage; all processes and runs of a machine may share
+    one. Default: headrace in the user's cache folder."""
+    cache_bytes: Annotated[int, Size()] = 64 << 30
+    """Maximum size of the cache, such as 64GiB. It should hold two windows of every source."""
+
+    def __post_init__(self) -> None:
+        if self.workers < 0:
+            raise ValueError(f"workers must be at least 0, not {self.workers}")
+        if self.cache_bytes < 1:
+            raise ValueError(f"cache_bytes must be at least 1, not {self.cache_bytes}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig:
+    """The loss on rows that no step trains on."""
+
+    every: int = 500
+    """Steps between two evaluations. The end of each phase is evaluated too."""
+    rows: int = 64
+    """Maximum rows of each source."""
+    seq_len: int | None = None
+    """Tokens of a row. Default: the plan's shortest sequence length."""
+    split: str = "val"
+    """Name that `tokenize build --split` gave to the held-out split."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Datasets by name. Default: the split beside each `…/train` of the mixture."""
+
+    def __post_init__(self) -> None:
+        for name in ("every", "rows", "seq_len"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
