@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
@@ -74,28 +74,51 @@ def _become(
     stderr: Path,
     plugin: Path | None,
 ) -> None:
-    """Turn this process of the server into the command."""
+    if plugin is not None:
+        sys.path.insert(0, str(plugin.parent))
+        importlib.import_module(plugin.stem)
+    with NOTHING.open() as nothing, stdout.open("w") as out, stderr.open("w") as err:
+        become(command, environment, folder, [each.fileno() for each in (nothing, out, err)])
+
+
+def become(
+    command: Sequence[str], environment: dict[str, str], folder: Path, streams: Sequence[int]
+) -> None:
+    """Turn this process of the server into the command, with these standard streams."""
     from headrace.trainer.launch import launcher
 
     forks: Any = SimpleNamespace(Popen=Forked, DEVNULL=subprocess.DEVNULL)
     launcher.subprocess = forks
     os.chdir(folder)
-    if plugin is not None:
-        sys.path.insert(0, str(plugin.parent))
-        importlib.import_module(plugin.stem)
-    with NOTHING.open() as nothing, stdout.open("w") as out, stderr.open("w") as err:
-        _main(command, environment, (nothing, out, err))
+    _main(command, environment, streams)
 
 
-def _main(command: Sequence[str], environment: dict[str, str], streams: Sequence[IO[Any]]) -> None:
+def _main(command: Sequence[str], environment: dict[str, str], streams: Sequence[int]) -> None:
     for number, stream in enumerate(streams):
-        os.dup2(stream.fileno(), number)
+        os.dup2(stream, number)
     os.environ.clear()
     os.environ.update(environment)
     python, flag, module, *words = command
     assert (python, flag) == (sys.executable, "-m")
     sys.argv = [module, *words]
     importlib.import_module(module).main()
+
+
+@contextlib.contextmanager
+def ended() -> Iterator[None]:
+    """End this process with the exit code of the block, as Python ends."""
+    code = 1
+    try:
+        yield
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 class Forked:
@@ -116,8 +139,7 @@ class Forked:
         self.pid = os.fork()
         if self.pid:
             return
-        code = 1
-        try:
+        with ended():
             for number in (signal.SIGTERM, signal.SIGUSR1):
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -127,16 +149,7 @@ class Forked:
                     if opened > 2 and opened not in kept:
                         with contextlib.suppress(OSError):  # the folder that lists them
                             os.close(opened)
-                _main(command, env, (nothing, stdout, stderr))
-            code = 0
-        except SystemExit as error:
-            code = error.code if isinstance(error.code, int) else 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+                _main(command, env, [each.fileno() for each in (nothing, stdout, stderr)])
 
     def poll(self) -> int | None:
         if self.code is None:

@@ -4,10 +4,14 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from forked_shell import ForkedShell
 from tutorial_pages import TUTORIALS, Page, missing_lines, problems
+
+PAGES = {file.stem: file for file in TUTORIALS}
 
 
 def run(page: Page, folder: Path) -> tuple[int, list[str]]:
@@ -28,6 +32,12 @@ def run(page: Page, folder: Path) -> tuple[int, list[str]]:
     return done.returncode, done.stdout.split(Page.BORDER)[1:]
 
 
+def not_printed(page: Page, printed: list[str]) -> list[str]:
+    """Return the lines that the page shows and its blocks did not print."""
+    pairs = zip(page.blocks, printed, strict=True)
+    return [line for block, text in pairs for line in missing_lines(block.shown, text)]
+
+
 @pytest.mark.long
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("file", TUTORIALS, ids=lambda file: file.stem)
@@ -35,12 +45,51 @@ def test_every_block_runs_and_prints_what_the_page_shows(file: Path, tmp_path: P
     page = Page(file.read_text())
     code, printed = run(page, tmp_path)
     assert code == 0, printed[-1][-6000:]
-    missing = [
-        line
-        for block, text in zip(page.blocks, printed, strict=True)
-        for line in missing_lines(block.shown, text)
-    ]
-    assert not missing
+    assert not not_printed(page, printed)
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[ForkedShell]:
+    with ForkedShell(tmp_path) as shell:
+        yield shell
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cluster", "spike"])
+def test_every_block_of_two_tutorials_runs(name: str, shell: ForkedShell) -> None:
+    """Small sister: real commands, as forks of one process, for the pages that train little."""
+    page = Page(PAGES[name].read_text())
+    code, output = shell.run(page.script())
+    assert code == 0, output[-6000:]
+    assert not not_printed(page, output.split(Page.BORDER)[1:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["anneal", "dna", "llama"])
+def test_the_others_run_up_to_a_dry_run_of_the_training(name: str, shell: ForkedShell) -> None:
+    page = Page(PAGES[name].read_text())
+    code, output = shell.run(page.rehearsal())
+    assert code == 0, output[-6000:]
+    *before, last = output.split(Page.BORDER)[1:]
+    assert re.search(r"^memory +", last, re.MULTILINE), last
+    for block, text in zip(page.blocks, before, strict=False):  # the dry run prints other lines
+        assert not missing_lines(block.shown, text)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("--tokenizer byte", "--tokenizr byte", "No such option"),
+        ("optimizer.lr=5e-3", "optimizer.lr=high", "optimizer.lr"),
+        ("--out data/genomes", "--out data/genome", "data/genomes/train"),
+    ],
+)
+def test_a_wrong_word_of_a_tutorial_fails(
+    right: str, wrong: str, message: str, shell: ForkedShell
+) -> None:
+    text = PAGES["dna"].read_text().replace(right, wrong)
+    code, output = shell.run(Page(text).rehearsal())
+    assert code and message in output, output
 
 
 def test_a_failing_block_is_found(tmp_path: Path) -> None:

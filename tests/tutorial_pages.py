@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ FILE = re.compile(r"^cat > (\S+) <<'(\w+)'\n(.*?)^\2$", re.MULTILINE | re.DOTALL
 INPUT = re.compile(r"<<'(\w+)'\n.*?^\1$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"\d[\w.,:+-]*")
 """Numbers with their units, hashes and times."""
+TRAINS = re.compile(r"\btrainer run ")
 REDIRECTION = re.compile(r"\d?>+&? ?[\w./-]+")
 PROGRAMS = ("trainer", "mixtures", "tokenize")
 
@@ -51,9 +52,17 @@ class Page:
 
     def script(self) -> str:
         """Return the commands as a script that ends at the first error."""
+        return self._script(block.commands for block in self.blocks)
+
+    def rehearsal(self) -> str:
+        """Return the script up to the block that trains first, which trains with `--dry-run`."""
+        trains = [number for number, each in enumerate(self.blocks) if TRAINS.search(each.commands)]
+        *before, last = [block.commands for block in self.blocks[: trains[0] + 1]]
+        return self._script([*before, TRAINS.sub("trainer run --dry-run ", last)])
+
+    def _script(self, blocks: Iterable[str]) -> str:
         border = "echo " + shlex.quote(self.BORDER.removesuffix("\n"))
-        blocks = (f"{border}\n{block.commands}" for block in self.blocks)
-        return "exec 2>&1\nset -eu -o pipefail\n" + "\n".join(blocks)
+        return "exec 2>&1\nset -eu -o pipefail\n" + "\n".join(f"{border}\n{b}" for b in blocks)
 
 
 def missing_lines(shown: str, printed: str) -> list[str]:
