@@ -165,7 +165,7 @@ def datatrove(corpus: str, tokenizer: str, out: str) -> None:
 WAYS = (ours, tokenizers, mds_writer, litdata, datatrove)
 IMPORTS = {
     # pyarrow imports pandas, if installed, with its first array
-    "ours": ("tokenizers", "tiktoken", "pandas", "headrace.tokenize.build.build"),
+    "ours": ("tokenizers", "fastokens", "pandas", "headrace.tokenize.build.build"),
     "mds_writer": ("tokenizers", "streaming"),
     "litdata": ("tokenizers", "torch", "litdata"),
     "datatrove": ("tokenizers", "datatrove.executor", "datatrove.pipeline.tokens"),

@@ -20,10 +20,10 @@ from ...console.explain import path_hint
 from ..arrays import Int64
 from ..datasets.manifest import TokenizerInfo
 from ..storage import hub, storage
-from .fast_bpe import BATCH, CUT, END, FastBpe, Inexact, convert, spelled
+from .fast_bpe import BATCH, FastBpe, Inexact, convert, spelled
 from .tokenizer import Encoded, SpecialToken, TextError, id_type, spans_of_sizes
 
-PACKAGES = ("tokenizers", "tiktoken")
+PACKAGES = ("tokenizers", "fastokens")
 
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]")
 """Usual names of the end-of-document token, tried in this order."""
@@ -77,8 +77,8 @@ class BpeTokenizer:
             )
         if name not in vocabulary:
             raise MisuseError(f"the tokenizer {source} has no token `{name}`", hint=hint)
-        # The library splits texts at added tokens before it splits them into words. Texts with an
-        # added token, or with one of our own marks, are encoded by the library.
+        # The library splits texts at added tokens before it splits them into words. It encodes the
+        # texts that have one.
         added = self.tokenizer.get_added_tokens_decoder().values()
         self.special = {
             token.content: SpecialToken(vocabulary[token.content], token.lstrip, token.rstrip)
@@ -95,7 +95,7 @@ class BpeTokenizer:
         self._normalize = None if normalizer is None else normalizer.normalize_str
         if self._normalize is not None:  # some are searched for in the normalized text
             marks += [self._normalize(name) for name in marks]
-        self._marks = (END, CUT, *marks)
+        self._marks = tuple(marks)
         digest = hashlib.sha256(text).hexdigest()
         vocab_size = max(vocabulary.values()) + 1
         self._dtype = np.dtype(id_type(vocab_size))
@@ -137,7 +137,7 @@ class BpeTokenizer:
         for ids, ends in batches:
             starts.append(ends + offset)
             offset += len(ids)
-        return Encoded(tokens.astype(self._dtype, copy=False), np.concatenate(starts))
+        return Encoded(tokens, np.concatenate(starts))
 
     def _encode(self, texts: Sequence[str], first: int) -> tuple[Any, npt.NDArray[np.int64]]:
         """Return the ids of texts, each with its end-of-document id, and where each text ends.
@@ -150,18 +150,15 @@ class BpeTokenizer:
         if self._normalize is not None:
             changed = [text for text in texts if not text.isascii()]
             plain = [text if text.isascii() else self._normalize(text) for text in texts]
-        together = "".join(
-            [*plain, *changed]
-        )  # some marks are searched for before normalization, some after
-        if not any(mark in together for mark in self._marks):
-            ids, ends = self._fast.encode(plain, end)
-            return ids.astype(self._dtype), ends
+        # some marks are searched for before normalization, some after
+        if not any(mark in text for mark in self._marks for text in (*plain, *changed)):
+            return self._fast.encode(plain, end)
         parts = []
         for number, (original, text) in enumerate(zip(texts, plain, strict=True), start=first):
             if any(mark in text or mark in original for mark in self._marks):
                 parts.append(self._encode_slowly([original], end, number)[0])
             else:
-                parts.append(self._fast.encode([text], end)[0].astype(self._dtype))
+                parts.append(self._fast.encode([text], end)[0])
         return np.concatenate(parts), np.cumsum([len(part) for part in parts], dtype=np.int64)
 
     def _encode_slowly(

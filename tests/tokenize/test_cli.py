@@ -177,7 +177,7 @@ def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys\nfrom headrace.tokenize.cli import main\n"
         "try: main(['build', '--help'])\nexcept SystemExit: pass\n"
-        "print([m for m in ('numpy', 'pyarrow', 'tiktoken', 'torch', 'ray') if m in sys.modules])"
+        "print([m for m in ('numpy', 'pyarrow', 'fastokens', 'torch', 'ray') if m in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.splitlines()[-1] == "[]"

@@ -5,14 +5,12 @@ from __future__ import annotations
 import copy
 import json
 import random
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import tiktoken
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, trainers
@@ -20,9 +18,10 @@ from tokenizers import pre_tokenizers as pre
 
 from headrace.dataplane.tokenizers import fast_bpe
 from headrace.dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
-from headrace.dataplane.tokenizers.fast_bpe import GPT2, LLAMA3, QWEN2, Inexact, convert
+from headrace.dataplane.tokenizers.fast_bpe import LLAMA3, QWEN2, Inexact, convert
 
 END = "<|endoftext|>"
+GPT2 = "the pattern of GPT-2"
 WORD = "Qua" + "gga"
 """A special token that the corpus (this file included) does not contain: no merge produces it."""
 SCRIPTS = [
@@ -230,24 +229,28 @@ def test_unusual_tokenizers_give_equal_ids(
     same(*odd, texts)
 
 
-@pytest.mark.parametrize("step", [16, pytest.param(1, marks=pytest.mark.long)])
+def batched(items: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+STEPS = pytest.mark.parametrize("step", [16, pytest.param(1, marks=pytest.mark.long)])
+
+
+def characters(step: int) -> list[str]:
+    """Return all characters of most scripts, and each `step`-th of the others (mostly
+    ideographs)."""
+    codes = [*range(0x3400), *range(0x3400, 0x110000, step)]
+    return [chr(c) for c in codes if not 0xD800 <= c < 0xE000]
+
+
+@STEPS
 def test_every_character_between_words_and_spaces(
     style: tuple[BpeTokenizer, Tokenizer], step: int
 ) -> None:
-    """All characters of most scripts, and each `step`-th of the others (mostly ideographs)."""
-    codes = [*range(0x3400), *range(0x3400, 0x110000, step)]
-    characters = [chr(c) for c in codes if not 0xD800 <= c < 0xE000]
     texts = []
-    for start in range(0, len(characters), 4096):
-        part = characters[start : start + 4096]
+    for part in batched(characters(step), 4096):
         texts += ["".join(f"a {c}b  {c} 1{c}'{c}" for c in part), "".join(part)]
     same(*style, texts)
-
-
-def test_wide_spaces_are_found_in_utf_8() -> None:
-    characters = map(chr, range(0x3400))
-    found = [c for c in characters if any(w.search(c.encode()) for w in fast_bpe.WIDE_SPACE)]
-    assert found == sorted(fast_bpe.WIDE_SPACES)
 
 
 UNITS = {
@@ -327,13 +330,26 @@ def test_pairs_of_a_token_listed_apart_are_inexact() -> None:
         convert(data)
 
 
-def test_without_the_marks_ids_would_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: the tests above detect where spaces are split."""
-    tokenizer = train(LLAMA3)
+def test_ids_in_another_order_than_the_merges() -> None:
+    data = json.loads(train(LLAMA3, vocab_size=600).to_str())
+    ids = list(data["model"]["vocab"].values())
+    random.Random(0).shuffle(ids)
+    numbered = [id + (7 if id > 300 else 0) for id in ids]
+    data["model"]["vocab"] = dict(zip(data["model"]["vocab"], numbered, strict=True))
+    data["added_tokens"][0]["id"] = data["model"]["vocab"][END]
+    tokenizer = Tokenizer.from_str(json.dumps(data))
     made = brought(tokenizer)
-    monkeypatch.setattr(fast_bpe.FastBpe, "_mark", lambda self, text: text)
+    assert made.slow_because is None
+    same(made, tokenizer, ["Hello  there, def f(x):\n    return 12345", "", "中文 🙂"])
+
+
+def test_with_another_pattern_ids_would_differ() -> None:
+    """Negative control: the tests above detect where words are split."""
+    tokenizer = train(LLAMA3)
+    data = json.loads(tokenizer.to_str())
+    data["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = QWEN2
     with pytest.raises(AssertionError):
-        same(made, tokenizer, ["a   b"])
+        same(brought(Tokenizer.from_str(json.dumps(data))), tokenizer, ["x = 12345"])
 
 
 @pytest.mark.parametrize(
@@ -360,17 +376,23 @@ def test_a_tokenizer_that_cannot_be_converted_is_used_directly() -> None:
     same(made, tokenizer, ["Hello  THERE", "", "x\n\n  Y"])
 
 
-@pytest.mark.parametrize("name", [r"\s", r"\p{L}", r"\p{N}"])
-def test_both_libraries_have_equal_character_classes(name: str) -> None:
-    characters = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
-    split = pre.Split(Regex(name), "removed").pre_tokenize_str("-".join(characters))
-    theirs = set(characters) - set("".join(piece for piece, _ in split))
-    ranks = {bytes([byte]): byte for byte in range(256)}
-    ours = tiktoken.Encoding("test", pat_str=name, mergeable_ranks=ranks, special_tokens={})
-    found = set(bytes(ours.encode_ordinary("".join(characters))).decode())
-    assert found == theirs
-    if name == r"\s":
-        assert set(re.findall(f"[{fast_bpe.SPACES}]", "".join(characters))) == found
+@STEPS
+@pytest.mark.parametrize("pattern", [GPT2, LLAMA3, QWEN2])
+def test_every_character_is_in_the_same_words(pattern: str, step: int) -> None:
+    """Each merge joins an ASCII character and the byte beside it, so that ids tell the words:
+    a digit joins numbers alone, `!` joins what is no space, letter or number, and `a` comes before
+    letters alone."""
+    letters = fast_bpe.byte_letters()
+    merges = [(letters[byte], letters[ord(c)]) for c in "1!" for byte in range(256)]
+    merges += [(letters[ord("a")], letters[byte]) for byte in range(256) if chr(byte) not in "1!"]
+    tokens = [*letters.values(), *("".join(pair) for pair in merges), END]
+    tokenizer = Tokenizer(models.BPE({token: id for id, token in enumerate(tokens)}, merges))
+    tokenizer.pre_tokenizer = train(pattern, vocab_size=257).pre_tokenizer
+    tokenizer.add_special_tokens([END])
+    made = brought(tokenizer)
+    assert made.slow_because is None
+    for part in batched(characters(step), 4096):
+        same(made, tokenizer, ["".join(f"{c}1{c}!{c} a{c}\n" for c in part)])
 
 
 def test_ids_fit_their_type() -> None:

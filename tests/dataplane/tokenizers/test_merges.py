@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
 
-from headrace.dataplane.tokenizers.fast_bpe import Inexact, _check_merges
+from headrace.dataplane.tokenizers.fast_bpe import FastBpe, Inexact, _last_merges, byte_letters
 
 
 def last_pair(whole: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes] | None:
@@ -49,8 +51,40 @@ def test_merges_are_judged_as_by_encoding_each_token(merges: list[tuple[bytes, b
     right = -1 not in lines and lines == sorted(lines)
     right &= all(ranks[part] < ranks[whole] for whole, pair in made.items() for part in pair or ())
     try:
-        _check_merges(listed, ranks)
+        found = _last_merges(listed, ranks)
     except Inexact:
         assert not right
     else:
         assert right
+        assert found == made
+
+
+LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+TEXTS = st.lists(st.text("ab", max_size=40).map(lambda text: f"{text} c"), max_size=8)
+
+
+@settings(max_examples=300, deadline=None)
+@given(merges=merge_lists(), texts=TEXTS)
+def test_accepted_merges_give_equal_ids(
+    merges: list[tuple[bytes, bytes]], texts: list[str]
+) -> None:
+    listed: dict[bytes, dict[tuple[bytes, bytes], int]] = {}
+    for line, (left, right) in enumerate(merges):
+        listed.setdefault(left + right, {})[left, right] = line
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    ranks |= {whole: rank for rank, whole in enumerate(listed, start=256)}
+    try:
+        made = _last_merges(listed, ranks)
+    except Inexact:
+        return
+    letters = byte_letters()
+    names = {token: "".join(letters[byte] for byte in token) for token in ranks}
+    vocabulary = {names[token]: rank for token, rank in ranks.items()}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [(names[a], names[b]) for a, b in merges]))
+    tokenizer.pre_tokenizer = LEVEL
+    ids = np.arange(len(ranks), dtype=np.uint16)
+    pre = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+    found, ends = FastBpe(made, ids, {**pre, "trim_offsets": True}).encode(texts, 9999)
+    expected = [[*one.ids, 9999] for one in tokenizer.encode_batch(texts)]
+    assert found.tolist() == [id for one in expected for id in one]
+    assert np.diff(ends, prepend=0).tolist() == [len(one) for one in expected]
