@@ -64,7 +64,7 @@ def main() -> None:
 
 def find_engine_state(*arguments: Any) -> Any:
     """State of an engine, for `headrace models show`: models/ cannot import the engines."""
-    return import_module("..trainer.costs.state", __package__).find_engine_state(*arguments)
+    return import_module("..trainer.costs.parameters", __package__).find_engine_state(*arguments)
 
 
 if __name__ == "__main__":

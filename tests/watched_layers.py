@@ -27,7 +27,8 @@ from headrace.models.layer_watch import LayerWatch
 from headrace.models.model import Model
 from headrace.models.operators.moe import MoE
 from headrace.models.options.precision import PRECISIONS
-from headrace.trainer.costs.state import parameter_state, with_full_precision
+from headrace.trainer.costs.parameters import parameter_state
+from headrace.trainer.costs.state import with_full_precision
 from headrace.trainer.costs.watched import watched
 from headrace.trainer.engines import update as steps_of
 from headrace.trainer.engines.layer_norms import LayerSquares, layer_of, layers_of, norms

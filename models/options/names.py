@@ -5,25 +5,13 @@ from __future__ import annotations
 from typing import Literal
 
 NormKind = Literal["rms", "rms-eps-outside", "layer"]
-
-
 Kernel = Literal["auto", "triton", "torch"]
-
-
 Method = Literal["auto", "direct", "toeplitz", "fft"]
-
-
 Activation = Literal["silu", "gelu", "gelu-tanh", "relu", "identity"]
-
-
 AttentionForm = Literal["a2a", "ring"]
 """a2a: each rank has whole rows of some heads. ring: keys and values travel round the ranks."""
-
-
 LongFilterForm = Literal["states", "a2a"]
 """states: the final state of a part goes to the later parts. a2a: whole rows of some channels."""
-
-
 Backend = Literal["inductor", "aot_eager", "eager"]
 """inductor generates code; aot_eager traces forward and backward passes and runs torch's own
 operations, eager traces the forward pass alone. These two need no compiler."""

@@ -16,7 +16,7 @@ from headrace.models.options.precision import PRECISIONS
 from headrace.trainer.checkpoints import store
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.checkpoints.saver import Saver
-from headrace.trainer.costs.state import engine_state
+from headrace.trainer.costs.parameters import engine_state
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig
 from headrace.trainer.layout.groups import Parallel
 from headrace.trainer.run import config as run_config

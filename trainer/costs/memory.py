@@ -81,7 +81,7 @@ def state_memory(job: Job, stage: int) -> list[dict[str, int]]:
     from ...models.accounting.memory import rank_shards
     from ...models.accounting.state import state_bytes
     from ..layout.stages import chunks_of
-    from .state import engine_state
+    from .parameters import engine_state
 
     degrees, device = _degrees(job), job.run.device
     assert device != "auto"
@@ -101,7 +101,7 @@ def timelines(job: Job, stage: int) -> list[Timeline]:
     from ...models.accounting.shape import Shape
     from ...models.accounting.step import input_bytes, stream_bytes
     from ..layout.stages import chunks_of
-    from .state import engine_state
+    from .parameters import engine_state
 
     layout, degrees, device = job.run.layout, _degrees(job), job.run.device
     assert device != "auto"

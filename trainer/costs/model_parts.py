@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...models.accounting.count import build_meta
-from ...models.accounting.memory import rank_shards
 from ...models.accounting.passes import Tracer
 from ...models.accounting.shape import Shape
+from ...models.accounting.shards import stored_shards
 from ...models.accounting.sorts import one_of_each, sorts_of
 from ...models.accounting.state import Degrees, Shards
 from ...models.accounting.step import input_bytes, stream_bytes
+from ...models.accounting.stored import stored
 from ...models.config import chunk_users
 from ...models.options.precision import Precision
+from ..run.config import RunConfig
 from .footprints import Traces
 from .planner.machine import Split
-from .planner.trace import local_shards
 from .rank_memory import SortShards
+from .state import ParameterState
 
 if TYPE_CHECKING:
     from ...models.config import ModelConfig
+
+
+TRAINER = Path(__file__).parents[1]
+"""Modules with the optimizers and their groups."""
 
 
 class OwnParts:
@@ -52,18 +59,21 @@ class OwnParts:
     def stream(self, split: Split) -> int:
         return stream_bytes(self._shape(split, 1), self.model.width)
 
-    def meta(self, *, whole: bool) -> Any:
-        return build_meta(self.model if whole else one_of_each(self.model))
+    def parameters(self, run: RunConfig, *, whole: bool) -> ParameterState:
+        model = self.model if whole else one_of_each(self.model)
+        question = f"parameters {model!r} {run.optimizer!r} {self.precision!r}"
+        make = partial(_parameters, run, model, self.precision)
+        return stored(question, make, ParameterState.packed, ParameterState.unpacked, TRAINER)
 
     def shards(self, tp: int, ep: int) -> Shards:
-        return rank_shards(self.model, Degrees(dp=max(1, ep // tp), tp=tp, ep=ep), 0)
+        return stored_shards(self.model, tp, ep)
 
     def shards_of_sorts(self, tp: int, ep: int) -> SortShards:
         layers: list[dict[str, Any]] = [{} for _ in {*self.layers}]
         first: dict[str, Any] = {}
         last: dict[str, Any] = {}
         modules: dict[str, dict[str, Any]] = {}
-        for name, shard in local_shards(self.model, tp, ep).items():
+        for name, shard in stored_shards(one_of_each(self.model), tp, ep).items():
             root, _, rest = name.partition(".")
             if root == "blocks":
                 layers[int(rest.partition(".")[0])][name] = shard
@@ -78,3 +88,10 @@ class OwnParts:
 
     def tied(self, pp: int) -> bool:
         return self.model.tie_embeddings and pp > 1
+
+
+def _parameters(run: RunConfig, model: ModelConfig, precision: Precision) -> ParameterState:
+    from ...models.accounting.count import build_meta
+    from .parameters import parameter_state
+
+    return parameter_state(run, build_meta(model), precision)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import groupby
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from ...models.accounting.level import EngineState, Level, Unit
 from ...models.accounting.state import Degrees, Shards
@@ -29,7 +29,7 @@ from .footprints import Footprints, Traces
 from .memory import step_memory
 from .planner.grid import Grid
 from .planner.machine import Split
-from .state import ParameterState, parameter_state, state_of
+from .state import ParameterState, state_of
 
 T = TypeVar("T")
 BUFFERS = "buffers"
@@ -48,8 +48,8 @@ class ModelParts(Protocol):
     def stream(self, split: Split) -> int:
         """Return the bytes of a tensor that a micro-batch passes to another stage."""
 
-    def meta(self, *, whole: bool) -> Any:
-        """Return the model on the meta device; not `whole`: one layer of each sort."""
+    def parameters(self, run: RunConfig, *, whole: bool) -> ParameterState:
+        """Return the state of the parameters; not `whole`: of one layer of each sort."""
 
     def shards_of_sorts(self, tp: int, ep: int) -> SortShards: ...
     def shards(self, tp: int, ep: int) -> Shards:
@@ -113,11 +113,11 @@ class RankMemory:
     @cached_property
     def _sorts(self) -> ParameterState:
         """State of one layer of each sort."""
-        return parameter_state(self.run, self.parts.meta(whole=False), self.precision)
+        return self.parts.parameters(self.run, whole=False)
 
     @cached_property
     def _model(self) -> ParameterState:
-        return parameter_state(self.run, self.parts.meta(whole=True), self.precision)
+        return self.parts.parameters(self.run, whole=True)
 
     def _state(
         self, engine: EngineConfig, layout: LayoutConfig, parameters: ParameterState

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -48,3 +50,12 @@ class EvaluateConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
+
+
+def digest_of(config: EvaluateConfig) -> str:
+    """Return the digest of the settings that choose the held-out rows.
+
+    It names the file of their plan, so that the rows stay the same unless these settings change.
+    """
+    deciding = [config.rows, config.seq_len, config.split, sorted(config.sources.items())]
+    return hashlib.sha256(json.dumps(deciding).encode()).hexdigest()[:8]

@@ -8,8 +8,6 @@ divide the rows in the same way. It changes neither weights nor the stream, rand
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -93,15 +91,6 @@ def held_out(config: EvaluateConfig, plan: Plan) -> dict[str, str]:
             f"their `…/{TRAIN}` in the mixture, or name datasets: evaluate.sources.NAME=URL",
         )
     return beside
-
-
-def digest_of(config: EvaluateConfig) -> str:
-    """Return the digest of the settings that choose the held-out rows.
-
-    It names the file of their plan, so that the rows stay the same unless these settings change.
-    """
-    deciding = [config.rows, config.seq_len, config.split, sorted(config.sources.items())]
-    return hashlib.sha256(json.dumps(deciding).encode()).hexdigest()[:8]
 
 
 def plan_of(config: EvaluateConfig, trained: RunPlan) -> Plan:

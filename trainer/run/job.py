@@ -16,8 +16,8 @@ from ...models.options.recompute import Rule, rules_of
 from ..checkpoints import store
 from ..cluster.ranks import threads_per_rank
 from ..folder import RunFolder
-from ..loop import evaluate
 from ..loop.batches import RunPlan
+from ..loop.config import digest_of
 from ..pipeline.cuts import Cuts
 from ..weights import source as origins
 from ..weights.source import WeightSource
@@ -119,7 +119,7 @@ class Job:
     def held_out(self) -> Path:
         """File of the plan of held-out rows."""
         assert self.run.evaluate is not None
-        return self.folder.held_out(evaluate.digest_of(self.run.evaluate))
+        return self.folder.held_out(digest_of(self.run.evaluate))
 
     @property
     def identity(self) -> str:

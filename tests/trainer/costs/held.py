@@ -24,7 +24,8 @@ from headrace.models.config import load_model_config
 from headrace.models.documents import Documents
 from headrace.models.options.precision import PRECISIONS
 from headrace.trainer.checkpoints.kinds import MASTER
-from headrace.trainer.costs.state import parameter_state, with_full_precision
+from headrace.trainer.costs.parameters import parameter_state
+from headrace.trainer.costs.state import with_full_precision
 from headrace.trainer.engines import deepspeed as deepspeed_engine
 from headrace.trainer.run.config import RunConfig
 

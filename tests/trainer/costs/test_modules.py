@@ -16,7 +16,8 @@ from headrace.console.errors import LayoutError, PlanError
 from headrace.models.options.precision import PRECISIONS
 from headrace.trainer.cli import main
 from headrace.trainer.costs.modules.memory import ModuleParts
-from headrace.trainer.costs.modules.trace import ModuleRecorder, Traced, flops, trace_modules
+from headrace.trainer.costs.modules.model import Traced, flops
+from headrace.trainer.costs.modules.trace import ModuleRecorder, trace_modules
 from headrace.trainer.costs.planner.machine import Split
 from headrace.trainer.run.job import Job
 

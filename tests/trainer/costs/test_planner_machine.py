@@ -9,13 +9,16 @@ import pytest
 
 from headrace.console.errors import PlanError
 from headrace.dataplane.datasets.cache import default_folder
+from headrace.models.accounting.memory import rank_shards
+from headrace.models.accounting.state import Degrees
+from headrace.models.accounting.stored import folder
 from headrace.models.config import load_model_config
 from headrace.models.options.precision import PRECISIONS, Fp8Config
 from headrace.trainer.costs.hardware import Hardware
 from headrace.trainer.costs.planner.machine import Machine, Split
 from headrace.trainer.costs.planner.make import Question, machine_of, uniform_phase
 from headrace.trainer.costs.planner.messages import of_layer
-from headrace.trainer.costs.planner.trace import cache_folder, local_shards, trace
+from headrace.trainer.costs.planner.trace import trace
 from headrace.trainer.costs.planner.work import Work
 from headrace.trainer.run.config import RunConfig
 
@@ -55,7 +58,7 @@ def test_shards_need_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("torch.cat", imports)
     model = load_model_config("tiny-transformer")
-    whole, half = local_shards(model, 1, 1), local_shards(model, 2, 1)
+    whole, half = (rank_shards(model, Degrees(tp=tp), 0) for tp in (1, 2))
     shapes = [sum(math.prod(shard.local) for shard in each.values()) for each in (whole, half)]
     assert shapes[0] > shapes[1] > shapes[0] / 2
 
@@ -109,4 +112,4 @@ def test_merged_operations_send_a_message_each() -> None:
 
 def test_traces_lie_outside_the_cache_of_chunks() -> None:
     """That cache refuses a folder that holds other files."""
-    assert not cache_folder().is_relative_to(default_folder())
+    assert not folder().is_relative_to(default_folder())

@@ -21,8 +21,8 @@ from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig
 from headrace.trainer.layout.groups import Parallel
-from headrace.trainer.loop.config import EvaluateConfig
-from headrace.trainer.loop.evaluate import Evaluator, digest_of
+from headrace.trainer.loop.config import EvaluateConfig, digest_of
+from headrace.trainer.loop.evaluate import Evaluator
 from headrace.trainer.loop.evaluate import plan_of as held_out_plan
 
 TINY = Path(__file__).parents[1].joinpath("tiny.yaml")

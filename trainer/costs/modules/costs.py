@@ -16,9 +16,7 @@ from ..planner.layers import Costs
 from ..planner.machine import Machine
 from ..planner.trace import ModelTrace
 from ..rank_memory import ModelParts
-from .load import ModuleModel
-from .memory import ModuleParts
-from .trace import Traced, flops
+from .model import ModuleModel, Traced, flops
 
 if TYPE_CHECKING:
     from ....dataplane.order.timeline import PhaseRows
@@ -45,6 +43,8 @@ class ModuleCosts(Costs):
         return self.traced.trace
 
     def _parts(self) -> ModelParts:
+        from .memory import ModuleParts
+
         return ModuleParts(self.modules, self.trace, self.precision)
 
     def problem(self, grid: Grid, budget: float, **options: bool) -> Problem:

@@ -8,10 +8,8 @@ the meta device, so that its weights take no memory. The last result should be t
 from __future__ import annotations
 
 import importlib
-import math
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,44 +19,6 @@ from torch import Tensor, nn
 from ....console.errors import PlanError
 
 HINT = "it is package:function, and the function returns (modules, input of one row)"
-
-
-@dataclass(frozen=True)
-class Sort:
-    """Modules that are alike: of one text, with inputs of one shape."""
-
-    name: str
-    text: str
-    """Module as torch prints it."""
-    parameters: tuple[tuple[str, tuple[int, ...]], ...]
-    """Names and shapes."""
-    input: tuple[int, ...]
-
-    @property
-    def elements(self) -> int:
-        return sum(math.prod(shape) for _, shape in self.parameters)
-
-
-@dataclass(frozen=True)
-class ModuleModel:
-    """A sequence of modules as the planner sees a model: it can be cut into stages and sharded over
-    data-parallel ranks, and has neither operators that divide nor tokens."""
-
-    module: str
-    """package:function."""
-    sorts: tuple[Sort, ...]
-    layers: tuple[int, ...]
-    """Sort of each module."""
-    operators: Mapping[str, Any] = field(default_factory=dict)
-    """None: no operator has heads or experts."""
-    tie_embeddings: bool = False
-    vocab_size: int = 1
-
-    def tp_problems(self, tp: int) -> list[str]:
-        return [] if tp == 1 else [f"tp={tp}: {self.module} has no tensor parallelism"]
-
-    def ep_problems(self, ep: int, tp: int, ranks: int) -> list[str]:
-        return [] if ep == 1 else [f"ep={ep}: {self.module} has no experts that are split"]
 
 
 def load_function(name: str) -> Callable[[], Any]:

@@ -19,11 +19,15 @@ from ....models.options.precision import Precision
 from ....models.options.recompute import Rule, Selective
 from ....models.parallel.local_shard import LocalShard
 from ....models.precision import compute_dtype
+from ...run.config import RunConfig
 from ..footprints import Traces
+from ..parameters import parameter_state
 from ..planner.machine import Split
 from ..planner.trace import ModelTrace
 from ..rank_memory import SortShards
-from .load import ModuleModel, build
+from ..state import ParameterState
+from .load import build
+from .model import ModuleModel
 
 NOTHING = Passes((), ())
 """Embedding and loss are modules like the others."""
@@ -55,11 +59,11 @@ class ModuleParts:
     def stream(self, split: Split) -> int:
         return split.rows * self.traced.head.stream
 
-    def meta(self, *, whole: bool) -> Any:
+    def parameters(self, run: RunConfig, *, whole: bool) -> ParameterState:
         layers, *_ = self.shards_of_sorts(1, 1)
-        return _Parameters(
-            self.shards(1, 1) if whole else {k: v for each in layers for k, v in each.items()}
-        )
+        shards = self.shards(1, 1) if whole else {k: v for each in layers for k, v in each.items()}
+        parameters: Any = _Parameters(shards)
+        return parameter_state(run, parameters, self.precision)
 
     def shards_of_sorts(self, tp: int, ep: int) -> SortShards:
         return (

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,26 +15,14 @@ from ....models.precision import compute_dtype
 from ..planner.recorder import Recorder
 from ..planner.trace import LayerTrace, ModelTrace, counted
 from ..planner.work import Work
-from .load import ModuleModel, Sort, build
+from .load import build
+from .model import ModuleModel, Sort, Traced
 
 if TYPE_CHECKING:
-    from ....models.config import ModelConfig
+    pass
 
 CAUSAL = {"forward": 4, "backward": 7}
 """Place of `is_causal` among the arguments of torch's attention."""
-
-
-@dataclass(frozen=True)
-class Traced:
-    """Modules of `package:function`, as the planner needs them."""
-
-    model: ModuleModel
-    trace: ModelTrace
-
-    @property
-    def config(self) -> ModelConfig:
-        """The model as the planner takes it: it asks for layers and for degrees that divide it."""
-        return cast("ModelConfig", self.model)
 
 
 def trace_modules(name: str, precision: Precision) -> Traced:
@@ -140,15 +127,3 @@ class ModuleRecorder(Recorder):
         if not (len(inputs) > place and inputs[place] is True):
             # Rates of attention count the pairs below the diagonal; here are all.
             self.work[-1] = replace(self.work[-1], count=2 * self.work[-1].count)
-
-
-def flops(work: tuple[Work, ...]) -> float:
-    """Return the operations of matrix products, convolutions and attention."""
-    found = 0.0
-    for each in work:
-        if each.kind == "matmul":
-            found += 2.0 * math.prod(each.shape) * each.count
-        elif each.kind == "attention":
-            width, heads, length, _ = each.shape
-            found += 2.0 * length**2 * heads * width * each.count
-    return found

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ....dataplane.order.timeline import PhaseRows
     from ...run.config import RunConfig
     from ...run.layout_plan import LayoutPlan
-    from ..modules.trace import Traced
+    from ..modules.model import Traced
     from ..simulation.outlook import Outlook
     from .make import PhasePlans, Plans, Question
     from .search import Candidate

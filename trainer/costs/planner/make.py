@@ -14,7 +14,7 @@ from ...run.config import RunConfig
 from ...run.layout_plan import LayoutPlan
 from ..hardware import Hardware
 from ..modules.costs import ModuleCosts
-from ..modules.trace import Traced
+from ..modules.model import Traced
 from .assemble import InPhase, assigned, fullest, in_phase, plan_of, same_choices
 from .grid import grid_of
 from .layers import Costs

@@ -2,33 +2,28 @@
 
 Nothing is computed: a layer of each sort runs forward and backward on fake tensors, one row of the
 asked length. On a GPU the fused kernels are recorded by name, elsewhere their plain references. The
-trace is stored by the hash of the model and of this package's version, because it takes seconds.
+trace is stored (models/accounting/stored.py), because it takes seconds.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ....console import config as reader
-from ....dataplane.storage.atomic import replacing
 from ....models.accounting.sorts import one_of_each, sorts_of
-from ....models.precision import compute_dtype
+from ....models.accounting.stored import stored
 from .work import Work
 
 if TYPE_CHECKING:
-    from ....models.accounting.state import Shards
     from ....models.config import ModelConfig
     from ....models.options.precision import Precision
 
-FORMAT = 4
-"""Number of the stored content: another number is traced anew."""
+PLANNER = Path(__file__).parent
+"""Modules that record operations."""
 
 
 @dataclass(frozen=True)
@@ -61,27 +56,9 @@ class ModelTrace:
 
 def trace(model: ModelConfig, seq_len: int, precision: Precision, device: str) -> ModelTrace:
     """Return the stored trace, or make it."""
-    from .... import __version__
-
-    parts = [reader.plain(model), seq_len, precision.name, device, __version__, FORMAT]
-    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
-    file = cache_folder() / f"{key}.json"
-    try:
-        return _from_json(json.loads(file.read_text()))
-    except (OSError, ValueError, KeyError, TypeError):
-        made = _make(model, seq_len, precision, device)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(file) as stream:
-            stream.write(json.dumps(asdict(made)).encode())
-    except OSError:  # a folder without room or rights: trace again next time
-        pass
-    return made
-
-
-def cache_folder() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(home) / "headrace-traces"
+    question = f"operations {model!r} {seq_len} {precision!r} {device}"
+    make = partial(_make, model, seq_len, precision, device)
+    return stored(question, make, asdict, _from_json, PLANNER)
 
 
 def _from_json(data: Any) -> ModelTrace:
@@ -105,6 +82,7 @@ def _make(model: ModelConfig, seq_len: int, precision: Precision, device: str) -
     from ....models.kernels.choice import as_on_gpu
     from ....models.model import Model
     from ....models.operators import BatchContext
+    from ....models.precision import compute_dtype
 
     sorts, layers = sorts_of(model)
     config = one_of_each(model)
@@ -163,12 +141,3 @@ def counted(work: list[Work]) -> tuple[Work, ...]:
     moved = sum(each.bytes * each.count for each in found if each.kind == "memory")
     rest = [each for each in found if each.kind != "memory"]
     return (*rest, Work("memory", "", (), 1, moved), Work("launch", "", (), len(work), 0))
-
-
-def local_shards(model: ModelConfig, tp: int, ep: int) -> Shards:
-    """Return the shards of a rank of a model that has one layer of each sort."""
-    from ....models.accounting.memory import rank_shards
-    from ....models.accounting.state import Degrees
-
-    degrees = Degrees(dp=max(1, ep // tp), tp=tp, ep=ep)
-    return rank_shards(one_of_each(model), degrees, 0)
