@@ -15,8 +15,13 @@ from headrace.trainer.checkpoints import saver, store
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.engines.update import update
 
-DECAY = 0.75
+DECAY = 0.22
 STEPS = 3
+
+
+def decay(step: int) -> float:
+    """Return the part of the average that the optimizer step `step`, from 1, keeps."""
+    return min(DECAY, (1 + step) / (10 + step))
 
 
 def weights(state: dict[str, torch.Tensor], kind: str = "master") -> dict[str, torch.Tensor]:
@@ -45,7 +50,8 @@ def averages(
         for step in range(STEPS):
             results += work.train(engine, parallel, step, 1)
             new = weights(gathered(engine, parallel))
-            own = {name: DECAY * own[name] + (1 - DECAY) * new[name] for name in own}
+            kept = decay(step + 1)
+            own = {name: kept * own[name] + (1 - kept) * new[name] for name in own}
         before = gathered(engine, parallel)
         there = weights(before, "ema")
         other = gathered(plain, parallel)

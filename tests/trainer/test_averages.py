@@ -22,7 +22,7 @@ from headrace.trainer.layout.groups import Parallel
 from headrace.trainer.run import config as run_config
 from headrace.trainer.weights import source as sources
 
-TWO = ["fsdp2-0-fp32", "deepspeed-1-bf16", "fsdp2-0-fp32-tp2", "deepspeed-3-fp32"]
+TWO = ["fsdp2-0-fp32-step", "deepspeed-1-bf16", "fsdp2-0-fp32-tp2", "deepspeed-3-fp32"]
 FOUR = ["fsdp2-0-bf16-pp2", "deepspeed-2-fp32-tp2", "fsdp2-2-fp32-cp2", "deepspeed-1-fp32-pp2"]
 
 
@@ -42,6 +42,14 @@ def test_every_engine_shards_it_and_reads_it_from_every_layout(
     in_processes: Any, tmp_path: Path
 ) -> None:
     check(in_processes, tmp_path, 2, TWO)
+
+
+@pytest.mark.long
+def test_compiled_blocks_and_gathered_weights_have_it_too(
+    in_processes: Any, tmp_path: Path
+) -> None:
+    layouts = ["fsdp2-0-fp32-block", "fsdp2-0-bf16-micro", "deepspeed-2-bf16", "deepspeed-3-fp32"]
+    check(in_processes, tmp_path, 2, layouts, backend="inductor")
 
 
 @pytest.mark.long

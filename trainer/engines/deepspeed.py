@@ -135,6 +135,7 @@ class DeepSpeed:
         from .full_precision import FullPrecision
         from .groups import local_shards, parameter_groups
         from .objective import parameters
+        from .optimizers.moving_average import MovingAverage
         from .pieces import Pieces
         from .zero import experts, state
         from .zero.memory import bucket_elements
@@ -187,9 +188,8 @@ class DeepSpeed:
             experts.check(self.engine, groups, parallel)
         self.state = state.find(self.engine, self.optimizer, named, parallel.data)
         self.fp32.give_back()
-        averaged = optimizer.ema is not None
-        self.pieces = Pieces(self.optimizer, shards, groups, averaged=averaged)
-        self.average = optimizer.ema
+        self.pieces = Pieces(self.optimizer, shards, groups, averaged=optimizer.ema is not None)
+        self.average = MovingAverage(optimizer.ema, self.device)
 
     def __call__(self, *inputs: Any) -> Sums:
         sums: Sums = self.engine(*inputs)
@@ -241,6 +241,7 @@ class DeepSpeed:
         self.updates = steps
         self.optimizer.loaded(steps)
         self.fp32.loaded(steps)
+        self.average.loaded(steps)
         self.state.refresh()
         self.engine.global_steps = steps
         self.engine.micro_steps = steps

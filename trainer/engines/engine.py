@@ -20,6 +20,7 @@ import torch
 from ..checkpoints.fragments import Fragment, begin_averages, masters
 from .objective import Objective, Sums
 from .optimizers.base import Optimizer
+from .optimizers.moving_average import MovingAverage
 
 
 class Engine(Protocol):
@@ -30,8 +31,7 @@ class Engine(Protocol):
     """Number format of the residual stream."""
     clip: float
     """Limit of the norm of all gradients; 0: no limit."""
-    average: float | None
-    """Decay of the moving average of the weights; None: there is none."""
+    average: MovingAverage
     updates: int
     """Optimizer steps applied since the run began."""
 

@@ -191,6 +191,7 @@ class Fsdp2:
         from .full_precision import FullPrecision
         from .groups import local_shards, parameter_groups
         from .objective import parameters
+        from .optimizers.moving_average import MovingAverage
         from .pieces import Pieces
         from .shard_groups import ShardGroups
 
@@ -252,9 +253,8 @@ class Fsdp2:
         self.objective = objective
         self.parameters = parameters(objective)
         self.optimizer = optimizer.build(model, groups, self.parameters)
-        averaged = optimizer.ema is not None
-        self.pieces = Pieces(self.optimizer, shards, groups, averaged=averaged)
-        self.average = optimizer.ema
+        self.pieces = Pieces(self.optimizer, shards, groups, averaged=optimizer.ema is not None)
+        self.average = MovingAverage(optimizer.ema, self.device)
 
     def __call__(self, *inputs: Any) -> Sums:
         sums: Sums = self.objective(*inputs)
@@ -309,6 +309,7 @@ class Fsdp2:
         self.updates = steps
         self.optimizer.loaded(steps)
         self.fp32.loaded(steps)
+        self.average.loaded(steps)
 
     def _pieces(self) -> list[Piece]:
         from .pieces import Piece, local

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...models.parallel.axes import Axis
-from ..checkpoints.fragments import Fragment, averages, masters
+from ..checkpoints.fragments import Fragment
 from .engine import Engine
 from .layer_norms import CHUNK, LayerSquares, squared
 
@@ -60,19 +60,9 @@ def launch(engine: Engine, lr: float, layers: Sequence[str] = ()) -> Tensor:
     finite = square.isfinite()  # the same on every rank
     engine.optimizer.direct(gradients, engine.fragments, finite)
     engine.step(lr, finite)
-    if engine.average is not None:
-        move_averages(engine.fragments(), 1 - engine.average, finite)
+    engine.average.move(engine.fragments, finite)
     found = square.view(1)
     return found if watched is None else torch.cat([found, watched.after()])
-
-
-def move_averages(fragments: Sequence[Fragment], part: float, finite: Tensor) -> None:
-    """Move the averages by this part of their distance to the weights; where `finite` is False, by
-    nothing."""
-    for average, weight in zip(averages(fragments), masters(fragments), strict=True):
-        data = average.data
-        moved = torch.where(finite.to(data.device), part, 0.0).to(data.dtype)
-        data.lerp_(weight.data, moved)
 
 
 def conclude(engine: Engine, square: float) -> Update:

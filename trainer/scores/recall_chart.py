@@ -10,6 +10,7 @@ from typing import Any
 from ...console.progress import human
 from ..drawing.chart import Chart, Curve
 from ..drawing.page import WIDE, colour, legend, section
+from .records import mark
 
 
 def recall_section(entries: Sequence[dict[str, Any]]) -> str:
@@ -21,7 +22,8 @@ def recall_section(entries: Sequence[dict[str, Any]]) -> str:
     newest: dict[str, list[dict[str, Any]]] = {}
     for entry in entries:
         if entry["step"] == step:
-            newest.update(entry["tasks"])
+            named = {f"{task}{mark(entry)}": found for task, found in entry["tasks"].items()}
+            newest.update(named)
     places = [math.log2(each["length"]) for results in newest.values() for each in results]
     chart = Chart(
         WIDE,

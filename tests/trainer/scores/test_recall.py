@@ -149,6 +149,9 @@ def test_the_command_stores_results_that_the_report_draws(run: RunFolder) -> Non
     assert "step 3" in page and page.count("<polyline") == 2 and "mqar" not in page
     assert ">64</text>" in page and ">128</text>" in page
     assert recall_section([]) == ""
+    averaged = {**lines[0], "ema": True}
+    page = recall_section([*lines, averaged])
+    assert page.count("<polyline") == 4 and "copy, ema" in page
 
 
 def test_mistakes_are_named(run: RunFolder) -> None:
@@ -166,4 +169,6 @@ def test_mistakes_are_named(run: RunFolder) -> None:
     two = Material(TEXT, [1, 2])
     with pytest.raises(recall.InputError, match="no two pairs"):
         list(examples("mqar", two, 64, count=1, seed=0))
+    ema = ask(run, "--ema", "--lengths", "64")
+    assert ema.exit_code == 1 and "holds no moving average" in ema.output
     assert not run.recall.exists()

@@ -59,9 +59,9 @@ class OptimizerConfig(ABC):
     clip: float = 1.0
     """Limit of the norm of all gradients; 0: no limit."""
     ema: float | None = None
-    """Part of the moving average of the weights that a step keeps, such as 0.9999. Each step adds
-    the rest from the new weights; checkpoints hold the average, and `--ema` reads it. Left out:
-    none."""
+    """Part of the moving average of the weights that a step keeps, such as 0.9999; the first steps
+    keep less. Each step adds the rest from the new weights; checkpoints hold the average, and
+    `--ema` reads it. Left out: none."""
     groups: tuple[GroupConfig, ...] = ()
     """Parameters with a learning rate or weight decay of their own. The first match counts."""
 
