@@ -32,6 +32,6 @@ def naming_lost_ranks(name: str) -> Iterator[None]:
             f"{name} lost its connection to another rank{f' at {at[1]}' if at else ''}: "
             "that rank has ended, or its machine or network failed",
             where=text.partition(". This is")[0].rpartition("gloo/")[2],
-            hint="the log of that rank may say why it ended. The same command, on any number of "
-            "ranks, resumes from the last checkpoint",
+            hint="the log of that rank may say why it ended. The same command works on any number "
+            "of ranks; a run resumes from its last checkpoint",
         ) from error

@@ -52,6 +52,7 @@ def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
         "batch": costs.batches(job),
         "memory": max(greatest, key=device_bytes),
         "memory_by_tensor_rank": greatest,
+        "scoring_memory": costs.scoring_memory(job) if job.run.scores is not None else None,
         "stages": stages,
         "pipeline": pipeline.pipelines(job) if job.run.layout.pp > 1 else [],
         "warnings": [*pipeline.warnings(job), *eager_operators(job), *emulation(job)],
@@ -154,6 +155,8 @@ def lines(about: dict[str, Any]) -> list[str]:
         text += [f"pipeline     {_pipeline(phase)}" for phase in about["pipeline"]]
     where = " of the fullest stage" * (len(about["stages"]) > 1)
     text += [f"memory       {line}" for line in _memory(about["memory_by_tensor_rank"], where)]
+    if about["scoring_memory"] is not None:
+        text.append(f"scores       {_scores(about['scoring_memory'])}")
     text += [f"warning      {line}" for line in about["warnings"]]
     saved = about["checkpoints"]
     text.append(f"checkpoints  {saved['saved']} of {as_bytes(saved['bytes'])} each")
@@ -216,20 +219,29 @@ def _memory(by_rank: list[dict[str, int]], stage: str) -> list[str]:
     text = []
     for rank, parts in enumerate(by_rank[:1] if alike else by_rank):
         where = "each rank" if alike else f"each rank of tensor rank {rank}"
-        more = "" if "activations" in parts else ", and activations"
-        named = {
-            host: ", ".join(
-                f"{part.removeprefix(HOST)} {binary_bytes(size)}"
-                for part, size in parts.items()
-                if size and part.startswith(HOST) == host
-            )
-            for host in (False, True)
-        }
-        line = f"{binary_bytes(device_bytes(parts))} on {where}{stage} ({named[False]}){more}"
-        if host := host_bytes(parts):
-            line += f"; {binary_bytes(host)} of host memory ({named[True]})"
-        text.append(line)
+        text.append(_bytes(parts, f"on {where}{stage}"))
     return text
+
+
+def _scores(parts: dict[str, int]) -> str:
+    return _bytes(parts, "on each rank of the first machine, while it scores a checkpoint")
+
+
+def _bytes(parts: dict[str, int], where: str) -> str:
+    """Format the bytes of the parts on a device and on its host."""
+    more = "" if "activations" in parts else ", and activations"
+    named = {
+        host: ", ".join(
+            f"{part.removeprefix(HOST)} {binary_bytes(size)}"
+            for part, size in parts.items()
+            if size and part.startswith(HOST) == host
+        )
+        for host in (False, True)
+    }
+    line = f"{binary_bytes(device_bytes(parts))} {where} ({named[False]}){more}"
+    if host := host_bytes(parts):
+        line += f"; {binary_bytes(host)} of host memory ({named[True]})"
+    return line
 
 
 def configuration(about: dict[str, Any]) -> str:

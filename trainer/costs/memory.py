@@ -93,6 +93,25 @@ def state_memory(job: Job, stage: int) -> list[dict[str, int]]:
     return [state_bytes(state.parts, each, degrees) for each in shards]
 
 
+def scoring_memory(job: Job) -> dict[str, int]:
+    """Return the bytes on a rank that scores a checkpoint, by part, beside activations: the state
+    of the run stays, and the rank loads whole weights, in fp32 before they move to a GPU."""
+    from ...models.accounting.count import build_meta
+    from ...models.accounting.state import HOST, device_bytes
+    from ...models.options.precision import default_precision
+
+    device = job.run.device
+    assert device != "auto"
+    stages = range(job.run.layout.pp)
+    state = max(device_bytes(parts) for stage in stages for parts in state_memory(job, stage))
+    model, precision = build_meta(job.model), default_precision(device)
+    number = sum(parameter.numel() for parameter in model.parameters())
+    model.cast(precision)
+    weights = sum(each.numel() * each.element_size() for each in model.parameters())
+    parts = {"state": state, "whole weights": weights}
+    return parts if device == "cpu" else {**parts, f"{HOST}loading": NUMBER_BYTES * number}
+
+
 def timelines(job: Job, stage: int) -> list[Timeline]:
     """Return the memory over a step of each tensor rank of a stage, in the phase with the most."""
     from ...models.accounting.count import build_meta

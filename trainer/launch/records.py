@@ -6,14 +6,19 @@ its checkpoint was changed, or lost.
 
 from __future__ import annotations
 
+import os
+
 from ...console import log as logs
 from ...console.errors import IntegrityError
 from ...dataplane.runlog import ledger
 from ...dataplane.runlog import writer as lines
 from ...dataplane.runlog.ledger import LedgerEntry
+from ..checkpoints import store as checkpoints
 from ..checkpoints.store import RunState
 from ..folder import RunFolder
 from ..loop.batches import RunPlan
+from ..run.job import Job
+from ..scores.records import unscored
 
 log = logs.get_logger(__name__)
 
@@ -30,6 +35,15 @@ def take_up(folder: RunFolder, plan: RunPlan, state: RunState, *, new_ledger: bo
         kept = lines.cut(path, state.step)
         if kept is not None:
             log.info("cut %s back to step %d; the tail is in %s", path.name, state.step, kept.name)
+
+
+def finished(job: Job) -> bool:
+    """Return True if the run has nothing left to do: it has taken all of its steps, and scored its
+    last checkpoint if it was to."""
+    if not checkpoints.reached(job.folder.checkpoints, job.plan.last_step):
+        return False
+    archived = not os.access(job.folder.root, os.W_OK)
+    return archived or not unscored(job.run.scores, job.folder, job.plan.last_step)
 
 
 def last_step(plan: RunPlan, state: RunState) -> LedgerEntry:

@@ -91,7 +91,7 @@ def outcome(job: Job, code: int) -> dict[str, Any]:
 
 def _finished(job: Job) -> bool:
     """Return True, and say so, if the run has taken all of its steps."""
-    if not store.reached(job.folder.checkpoints, job.plan.last_step):
+    if not records.finished(job):
         return False
     command.say(f"{job.folder.root} has already taken all of its {job.plan.last_step} steps")
     return True

@@ -189,10 +189,9 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
 
 
 def _is_finished(job: Job, parallel: Parallel) -> bool:
-    """Return True if the run has taken all of its steps. Rank 0 decides. Collective."""
+    """Return True if the run has nothing left to do. Rank 0 decides. Collective."""
     control = parallel.control
-    finished = by_first(lambda: store.reached(job.folder.checkpoints, job.plan.last_step), control)
-    return bool(from_first(finished, control))
+    return bool(from_first(by_first(lambda: records.finished(job), control), control))
 
 
 def _join(job: Job, options: StartOptions) -> Parallel:

@@ -15,9 +15,12 @@ from ..board.runs import status_of
 from ..checkpoints import store
 from ..folder import RunFolder
 from ..run.stored import read_run
+from ..scores.records import unscored
 
 KILLED = "killed"
 """The last event is no end, and the process that held the folder's lock has ended."""
+UNSCORED = "unscored"
+"""All steps were taken, and the scores of the last checkpoint are missing."""
 UNREADABLE = "unreadable"
 
 
@@ -70,6 +73,8 @@ def look_at(folder: RunFolder) -> ListedRun:
     status = status_of(event)
     if status == "running" and folder.holder_has_ended:
         status = KILLED
+    if status != "running" and unscored(job.run.scores, folder, job.plan.last_step):
+        status = UNSCORED
     saved = store.committed(folder.checkpoints)
     files = (path for path in (folder.metrics, folder.events, folder.run) if path.exists())
     return ListedRun(

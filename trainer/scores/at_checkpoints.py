@@ -16,7 +16,6 @@ import torch.distributed as dist
 from ...console.errors import PlanError, UserError
 from ...console.log import get_logger
 from ...dataplane.order.plan import Plan
-from ...dataplane.runlog import writer as lines
 from ..cluster.agreement import by_first, from_first
 from ..folder import SCORES, RunFolder
 from ..layout.devices import DeviceKind
@@ -69,12 +68,10 @@ class CheckpointScores:
     def take_up(self, step: int) -> None:
         """Score the checkpoint that a run resumes from, if it is due and was not scored: the run
         may have been killed before. Collective."""
-
-        def missing() -> bool:
-            entries = lines.read(self.folder.scores) if self.folder.scores.exists() else []
-            return not any(entry["step"] == step for entry in entries)
-
-        if self.due(step) and from_first(by_first(missing, self.group), self.group):
+        if not self.due(step):
+            return
+        scored = by_first(lambda: records.scored(self.folder, step), self.group)
+        if not from_first(scored, self.group):
             self(step)
 
     def __call__(self, step: int) -> None:

@@ -191,6 +191,7 @@ def _recall_tasks(context: click.Context, parameter: click.Parameter, value: str
 )
 @batch_option
 @step_option
+@ema_option
 @data_option
 @device_option
 @command.json_option
@@ -202,6 +203,7 @@ def recall(
     seed: int,
     batch_tokens: int,
     step: int | None,
+    ema: bool,
     data: str | None,
     device: DeviceKind,
     as_json: bool,
@@ -227,7 +229,7 @@ def recall(
     from .recall import Material, measure
     from .team import Team, joined_ranks
 
-    weights = sources.find(source, step)
+    weights = sources.find(source, step, average=ema)
     url, tokenizer = find_dataset(weights, data)
     samples.check_vocabulary(tokenizer, weights.model)
     records.check_length(weights, lengths[-1], "--lengths")
@@ -239,7 +241,8 @@ def recall(
         found = team.lead(lambda: measure(team, material, tasks, lengths, **how))
     if found is None:  # rank 0 writes
         return
-    entry = {"from": weights.where, "data": url, "examples": examples, "seed": seed, "tasks": found}
+    asked = {"data": url, "examples": examples, "seed": seed, "ema": ema}
+    entry = {"from": weights.where, **asked, "tasks": found}
     stored = records.store(weights, RECALL, entry)
     if as_json:
         command.emit(entry | {"stored": stored})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
+import traceback
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from lm_eval.models.utils import postprocess_generated_text as until_stop
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from ...console.errors import InputError
+from ...console.errors import InputError, RunError, UserError
 from ...console.explain import nearest
 from ...dataplane.tokenizers import TextError
 from ...models.generate import Sampling
@@ -234,11 +235,18 @@ def metrics_of(model: HarnessModel, config: ScoresConfig, tasks: TaskManager) ->
             num_fewshot=config.num_fewshot,
             log_samples=False,
         )
+    except UserError:
+        raise
     except (ValueError, OSError, KeyError, TypeError, ImportError) as error:
         raise InputError(
             f"the harness failed on {', '.join(names)}: {type(error).__name__}: {error}",
             hint="most tasks download their data from the Hugging Face Hub at the first use; tasks "
             "of --include-path may read local files",
+        ) from error
+    except Exception as error:  # code of a task
+        raise RunError(
+            f"the harness failed on {', '.join(names)}: {error!r}",
+            where="\n" + traceback.format_exc().rstrip(),
         ) from error
     return {name: _entry(name, metrics, found) for name, metrics in found["results"].items()}
 

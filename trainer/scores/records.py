@@ -10,9 +10,12 @@ from typing import Any
 
 from ...console.errors import InputError
 from ...dataplane.order.plan import Plan
-from ...dataplane.runlog.writer import LineWriter
+from ...dataplane.runlog import writer as lines
+from ..checkpoints import store as checkpoints
 from ..drawing.page import section
+from ..folder import RunFolder
 from ..weights.source import Checkpoint, WeightSource
+from .config import ScoresConfig
 
 STEPS = 8
 """Newest steps in the table."""
@@ -48,7 +51,7 @@ def store(source: WeightSource, name: str, entry: dict[str, Any]) -> str | None:
     if not isinstance(source, Checkpoint) or source.run is None:
         return None
     path = source.run.root / name
-    writer = LineWriter(path)
+    writer = lines.LineWriter(path)
     try:
         writer.write({"step": source.step, "time": time.time(), **entry})
         writer.sync()
@@ -57,10 +60,23 @@ def store(source: WeightSource, name: str, entry: dict[str, Any]) -> str | None:
     return str(path)
 
 
+def scored(folder: RunFolder, step: int) -> bool:
+    """Return True if the run's checkpoint of a step has scores."""
+    entries = lines.read(folder.scores) if folder.scores.exists() else []
+    return any(entry["step"] == step for entry in entries)
+
+
+def unscored(config: ScoresConfig | None, folder: RunFolder, last_step: int) -> bool:
+    """Return True if a run that has taken all of its steps was to score its last checkpoint, and
+    did not: it was killed, or the tasks failed."""
+    if config is None or not checkpoints.reached(folder.checkpoints, last_step):
+        return False
+    return not scored(folder, last_step)
+
+
 def values(entry: dict[str, Any]) -> dict[tuple[str, str], str]:
     """Return the scores of an evaluation as text, by task and metric; with a standard error where
     the harness gives one. Metrics of the moving average of the weights are marked."""
-    mark = ", ema" if entry.get("ema") else ""
     found = {}
     for task, result in entry["tasks"].items():
         for metric, value in result["metrics"].items():
@@ -68,7 +84,7 @@ def values(entry: dict[str, Any]) -> dict[tuple[str, str], str]:
             if name.endswith(ERROR):
                 continue
             error = result["metrics"].get(f"{name}{ERROR},{filter}")
-            shown = (name if filter == "none" else f"{name} ({filter})") + mark
+            shown = (name if filter == "none" else f"{name} ({filter})") + mark(entry)
             found[task, shown] = _number(value) + (f" ± {error:.2g}" if error is not None else "")
     return found
 
@@ -77,7 +93,13 @@ def recalled(entry: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield the share of right answers of a measurement of recall as text, by task and length."""
     for task, results in entry["tasks"].items():
         for each in results:
-            yield task, f"right answers, {each['length']:,} tokens", f"{each['accuracy']:.2%}"
+            metric = f"right answers, {each['length']:,} tokens{mark(entry)}"
+            yield task, metric, f"{each['accuracy']:.2%}"
+
+
+def mark(entry: dict[str, Any]) -> str:
+    """Return the mark of results of the moving average of the weights."""
+    return ", ema" if entry.get("ema") else ""
 
 
 def _number(value: float | None) -> str:

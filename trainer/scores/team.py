@@ -95,7 +95,8 @@ class Team:
         if self.size == 1:
             return task
         tasks = [task]
-        dist.broadcast_object_list(tasks, group=self.group, group_src=0)
+        with naming_lost_ranks(f"rank {self.rank}"):
+            dist.broadcast_object_list(tasks, group=self.group, group_src=0)
         return tasks[0]
 
     def _compute(self, work: str, batches: Sequence[Any]) -> list[Any]:
@@ -108,7 +109,10 @@ class Team:
         found: list[Any] = [mine]
         if self.size > 1:
             found = [None] * self.size
-            dist.gather_object(mine, None if self.rank else found, group=self.group, group_dst=0)
+            with naming_lost_ranks(f"rank {self.rank}"):
+                dist.gather_object(
+                    mine, None if self.rank else found, group=self.group, group_dst=0
+                )
         if self.rank:
             return []
         for results in found:

@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from headrace.models.accounting.count import build_meta
+from headrace.models.accounting.state import device_bytes
+from headrace.models.options.precision import PRECISIONS
 from headrace.trainer.costs import describe
 from headrace.trainer.costs.memory import timelines
 from headrace.trainer.engines.deepspeed import LARGEST_BUCKET
@@ -68,6 +71,22 @@ def test_memory_is_shown_by_tensor_rank_where_ranks_differ(ask: Any) -> None:
     assert last["weights"] > first["weights"] and about["memory"] == last
     written = "\n".join(describe.lines(about))
     assert "each rank of tensor rank 0 (" in written and "of tensor rank 1 (" in written
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_copy_of_weights_that_scores_need_is_counted(ask: Any, device: str) -> None:
+    words = ("scores.tasks=[mine]", "checkpoints.every=500", f"device={device}")
+    about = describe.describe(ask(*words, dry_run=True))
+    model = build_meta(ask().model)
+    number = sum(parameter.numel() for parameter in model.parameters())
+    fp32 = model.full_precision(PRECISIONS["bf16"])
+    halves = sum(each.numel() for name, each in model.named_parameters() if name not in fp32)
+    weights = 4 * number - (2 * halves if device == "cuda" else 0)
+    assert about["scoring_memory"]["whole weights"] == weights
+    assert about["scoring_memory"]["state"] == device_bytes(about["memory"])
+    (line,) = (line for line in describe.lines(about) if line.startswith("scores "))
+    assert "whole weights" in line and ("loading" in line) == (device == "cuda")
+    assert describe.describe(ask())["scoring_memory"] is None
 
 
 def test_split_experts_are_named(ask: Any) -> None:

@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -98,6 +99,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "doc_to_target": "{{text}}",
             "metric_list": [{"metric": "word_perplexity"}, {"metric": "bits_per_byte"}],
         },
+        "tiny_broken": {
+            "output_type": "loglikelihood_rolling",
+            "doc_to_text": "",
+            "doc_to_target": "{{text}}",
+            "process_results": "!function broken.fail",
+            "metric_list": [{"metric": "bits_per_byte"}],
+        },
         "tiny_generate": {
             "output_type": "generate_until",
             "doc_to_text": "Q {{question}}",
@@ -107,7 +115,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         },
     }
     for name, task in own.items():
-        (folder / f"{name}.yaml").write_text(yaml.safe_dump({"task": name, **common, **task}))
+        text = yaml.safe_dump({"task": name, **common, **task}).replace("'!function", "!function")
+        (folder / f"{name}.yaml").write_text(text.replace("broken.fail'", "broken.fail"))
+    (folder / "broken.py").write_text("def fail(document, results):\n    return 1 / 0\n")
     return folder
 
 
@@ -194,6 +204,29 @@ def test_two_ranks_give_the_scores_of_one(
             assert found["tasks"][task]["metrics"] == pytest.approx(expected["metrics"], rel=1e-6)
 
 
+@pytest.mark.long  # imports torch in four processes, and reads the harness's index of all tasks
+def test_torchrun_scores_and_ends_all_ranks_if_one_fails(run: RunFolder, folder: Path) -> None:
+    programs = Path(sys.executable).parent
+
+    def start(*words: str) -> subprocess.CompletedProcess[str]:
+        own = [str(run.root), "--include-path", str(folder), "--data", str(folder / "data")]
+        ranks = [programs / "torchrun", "--standalone", "--nproc-per-node", "2"]
+        command = [*ranks, programs / "trainer", "eval", *own, *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=500)
+
+    done = start("--tasks", ",".join(TASKS), "--batch-tokens", "100", "--json")
+    assert done.returncode == 0, done.stderr
+    words = [run.root, "--include-path", folder, "--data", folder / "data", "--json"]
+    alone = json.loads(ask(*words, "--tasks", ",".join(TASKS), "--batch-tokens", 100).stdout)
+    for task, expected in alone["tasks"].items():
+        found = json.loads(done.stdout)["tasks"][task]["metrics"]
+        assert found == pytest.approx(expected["metrics"], rel=1e-6)
+    unknown = start("--tasks", "tiny_choise")
+    assert unknown.returncode and "did you mean tiny_choice?" in unknown.stderr
+    broken = start("--tasks", "tiny_broken")  # rank 0 fails while rank 1 waits for batches
+    assert broken.returncode and "ZeroDivisionError" in broken.stderr
+
+
 def own_tasks_alone(folder: Path) -> Path:
     """Return a file that a command imports first: the harness's index of all tasks takes
     seconds."""
@@ -247,6 +280,9 @@ def test_mistakes_are_named(run: RunFolder, folder: Path, monkeypatch: pytest.Mo
     assert without.exit_code == 1 and "--data URL" in without.output
     short = ask(*words, "--tasks", "tiny_generate", "--max-length", "7")
     assert short.exit_code == 1 and "raise --max-length" in short.output
+    broken = ask(*words, "--tasks", "tiny_broken")
+    assert broken.exit_code == 1, "an error of a task's own code is no bug of ours"
+    assert "the harness failed on tiny_broken: ZeroDivisionError" in broken.output
     assert not run.scores.exists()
 
 
@@ -297,6 +333,21 @@ def test_scores_during_training_are_those_of_the_checkpoints(
     assert first["bits_per_byte,none"] != pytest.approx(last["bits_per_byte,none"], rel=1e-3)
     report = (trainer.out / "report.html").read_text()
     assert "tiny_rolling" in report
+
+    # As if it had been killed while it scored its last checkpoint: it is not finished.
+    def status() -> str:
+        listed = CliRunner().invoke(main, ["list", str(trainer.out), "--json"])
+        return str(json.loads(listed.stdout)[0]["status"])
+
+    assert status() == "finished"
+    (trainer.out / "scores.jsonl").write_text(json.dumps(entries[0]) + "\n")
+    assert status() == "unscored"
+    said = scored(*tasks)
+    assert "scored step 4" in said and "already taken all" not in said
+    assert trainer.lines("scores.jsonl")[1]["tasks"] == entries[1]["tasks"]
+    assert len(trainer.losses()) == 4, "no step was taken again"
+    assert status() == "finished"
+    assert "already taken all of its 4 steps" in scored(*tasks)
 
 
 @pytest.mark.slow
