@@ -67,19 +67,21 @@ class Footprints:
         self.places = [layers.index(sort) for sort in range(max(layers) + 1)]
         """A layer of each sort."""
         self._known: dict[tuple[Split, int], Rows] = {}
+        """Layouts with numbers of their own."""
+        self.part = cache(self._part)
 
     def of(self, split: Split, ep: int) -> Rows:
         """Return the footprints of each sort by rule, and of both ends."""
-        key = split, ep
-        if key not in self._known:
-            part = split.rows / split.ranks
-            whole = self._whole
-            self._known[key] = Rows(
-                [{rule: _part(size, part) for rule, size in sort.items()} for sort in whole.sorts],
-                _part(whole.first, part),
-                _part(whole.last, part),
-            )
-        return self._known[key]
+        return self._known.get((split, ep)) or self.part(split.rows / split.ranks)
+
+    def _part(self, part: float) -> Rows:
+        """Return the bound of a part of a row, or of several rows."""
+        whole = self._whole
+        return Rows(
+            [{rule: _part(size, part) for rule, size in sort.items()} for sort in whole.sorts],
+            _part(whole.first, part),
+            _part(whole.last, part),
+        )
 
     @cached_property
     def _whole(self) -> Rows:
@@ -95,14 +97,15 @@ class Footprints:
         """Trace these rules of each sort, and both ends, in this layout. Return True if a number
         changed."""
         known, traces = self.of(split, ep), self.traces(split, ep)
+        sorts = [dict(sizes) for sizes in known.sorts]
         ends = footprint(traces.first()), footprint(traces.last())
         changed = ends != (known.first, known.last)
-        for place, sizes, own in zip(self.places, known.sorts, rules, strict=True):
+        for place, sizes, own in zip(self.places, sorts, rules, strict=True):
             for rule in own:
                 exact = footprint(traces.layer(place, rule))
                 changed |= exact != sizes[rule]
                 sizes[rule] = exact
-        self._known[split, ep] = known._replace(first=ends[0], last=ends[1])
+        self._known[split, ep] = Rows(sorts, *ends)
         return changed
 
 

@@ -350,14 +350,15 @@ def _choices(form: Form, longer: float, delayed: float, rules: Sequence[Rule]) -
     """Yield the choices of a layer in one form. Its forward pass is `longer` than that of the sort,
     and its update `delayed` for each micro-batch."""
     cost, sizes, _, engine, shards, held, whole, later, sequence = form
+    costs = [(rule, cost.back + cost.again[rule], *sizes[rule]) for rule in rules]
     for reshard in (None, False) if engine.gathers_blocks else (None,):
-        for rule in rules:
-            back = cost.back + cost.again[rule]
-            own = held if reshard is None else whole
+        own, running = (held, held.running) if reshard is None else (whole, 0)
+        passes = engine.backwards([back for _, back, *_ in costs], shards, gathers=reshard is None)
+        for (rule, _, kept, work), seconds in zip(costs, passes, strict=True):
             yield Choice(
                 name=Way(rule, reshard, cost, engine, shards, sequence, delayed),
-                backward=engine.backward(back, shards, gathers=reshard is None) + longer + delayed,
-                held=own.held(sizes[rule].kept, later=later),
-                kept=sizes[rule].kept,
-                work=sizes[rule].work + (held.running if reshard is None else 0),
+                backward=seconds + longer + delayed,
+                held=own.held(kept, later=later),
+                kept=kept,
+                work=work + running,
             )

@@ -7,6 +7,7 @@ context tp, data tp × cp; experts are the innermost ranks.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -197,8 +198,16 @@ class EngineMessages:
 
     def backward(self, busy: float, costs: Sharded, *, gathers: bool = True) -> float:
         """Return the seconds of a backward pass of a block, with the messages beside it."""
+        [found] = self.backwards([busy], costs, gathers=gathers)
+        return found
+
+    def backwards(
+        self, busy: Sequence[float], costs: Sharded, *, gathers: bool = True
+    ) -> list[float]:
+        """Return `backward` of several passes of a block."""
         host = self._host(1 + (self.gather == "block" and gathers))
-        return self.together(busy + host, self.backward_message(costs, gathers=gathers))
+        message = self.backward_message(costs, gathers=gathers)
+        return [self.together(each + host, message) for each in busy]
 
     def _host(self, messages: int) -> float:
         """Return the seconds of FSDP2's own work on the host in a pass of a block."""

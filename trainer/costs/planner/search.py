@@ -10,10 +10,12 @@ many plans as asked for are cheaper than the next bound, nothing better is left.
 
 from __future__ import annotations
 
+import gc
 import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
@@ -77,6 +79,20 @@ Wanted = Mapping[str, Any]
 """Settings that a layout must have, by the names of `Grid.words`."""
 
 
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Pause the collection of garbage in cycles. A search makes millions of objects that are in no
+    cycle, and each collection would visit all that live."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_without_collection()
 def search(
     costs: Costs,
     gpus: int,

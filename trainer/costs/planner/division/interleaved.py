@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from ....pipeline.cuts import Cuts, even
-from .linear import Parts, least_of_limits, limits_of
+from .linear import Parts, least_of_limits, least_seconds, limits_of
 from .problem import Choice, Problem
 
 Counts = tuple[tuple[int, ...], ...]
@@ -41,13 +41,17 @@ class Stages:
         found: list[list[int]] = self.problem.counts.tolist()
         return found
 
-    def seconds(self, stage: int, counts: Counts) -> float:
-        """Return a bound of the backward passes of a stage's layers; infinite if nothing fits."""
+    def seconds(self, stage: int, counts: Counts, enough: float = -math.inf) -> float:
+        """Return a bound of the backward passes of a stage's layers, infinite if nothing fits; or
+        any number that is at least the bound, and at most `enough`."""
         key = stage, counts
         if key not in self._seconds:
             room, least = self._room(stage, counts)
             parts = self._parts(stage, counts)
             limits = self._limits(parts, least)
+            fast = least_seconds(self.problem, parts, room - limits[-1], limits[-1])
+            if fast <= enough:
+                return fast
             self._seconds[key] = least_of_limits(self.problem, parts, room, limits)
         return self._seconds[key]
 
@@ -138,12 +142,15 @@ class DivisionBound:
         self._known: dict[Cuts, float] = {}
 
     def __call__(self, cuts: Cuts, ceiling: float = math.inf) -> float:
-        """Return the bound; where it reaches the ceiling without the memory, that one."""
+        """Return the bound, or a lower one that reaches the ceiling."""
         if cuts not in self._known:
             fast = self._fast(cuts)
             if fast >= ceiling:
                 return fast
-            self._known[cuts] = self._bound(cuts)
+            found = self._bound(cuts, ceiling)
+            if ceiling <= found < math.inf:
+                return found
+            self._known[cuts] = found
         return self._known[cuts]
 
     def _fast(self, cuts: Cuts) -> float:
@@ -157,21 +164,25 @@ class DivisionBound:
             before += chunks[stage] + 2 * problem.message
         return found
 
-    def _bound(self, cuts: Cuts) -> float:
+    def _bound(self, cuts: Cuts, ceiling: float) -> float:
         problem, m = self.problem, self.problem.micro_batches
         ranges = problem.ranges(cuts)
         found = before = 0.0
         for stage in range(problem.stages):
             own = [ranges[chunk] for chunk in problem.own(stage)]
             counts = tuple(self.stages.counts(*each) for each in own)
-            seconds = self.stages.seconds(stage, counts)
+            seconds = 0.0
             for by_sort in counts:
                 seconds += sum(
                     n * sort.forward for n, sort in zip(by_sort, problem.sorts, strict=True)
                 )
             for chunk in problem.own(stage):
                 seconds += sum(part.forward + part.backward for part in problem.fixed(chunk))
+            hidden = (found - before) / m - seconds  # such a stage is not the slowest
+            seconds += self.stages.seconds(stage, counts, hidden)
             found = max(found, before + m * seconds)
+            if found >= ceiling:
+                return found
             first, end = ranges[stage]
             before += self.sums[end] - self.sums[first] + 2 * problem.message
         return found
@@ -181,7 +192,10 @@ def interleaved_estimate(problem: Problem, ceiling: float) -> float:
     """Return the bound of the divisions that the search begins with; infinite if none fits, any
     number from the ceiling on if none is below it."""
     bound = DivisionBound(problem)
-    return min(bound(cuts, ceiling) for cuts in starts(problem))
+    least = math.inf
+    for cuts in starts(problem):
+        least = min(least, bound(cuts, min(least, ceiling)))
+    return least
 
 
 def starts(problem: Problem) -> set[Cuts]:
