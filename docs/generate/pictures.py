@@ -36,7 +36,7 @@ def main() -> None:
     (OUT / "data-path.svg").write_text(data_path(facts))
     with Chromium() as browser:
         for form in ("light", "dark"):
-            browser.device(1200, 690, dark=form == "dark")
+            browser.device(1200, 715, dark=form == "dark")
             browser.open((arguments.run / "report.html").resolve().as_uri())
             browser.until("return document.body.dataset.drawn")
             browser.run("document.documentElement.style.overflow = 'hidden'")  # no scroll bar

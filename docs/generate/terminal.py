@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 README = Path(__file__).parents[2] / "README.md"
 BEGIN, END = "<!-- terminal: from `make pictures` -->\n", "<!-- terminal: end -->"
-LINES = (
-    r"\$ trainer run .*--stop-after",
-    r"\[.*parameters, .*steps",
-    r"step +1\d .* loss ",
-    r"step +2\d .* loss ",
+BEFORE = (r"\$ trainer run .*--stop-after", r"\[.*parameters, .*steps")
+STEP = re.compile(r"^step +[1-9].* loss .*", re.MULTILINE)
+"""Lines of steps, of which the last two before the interruption are shown: a slow machine prints
+more."""
+AFTER = (
     r"saved at step",
     r"\$ trainer resume",
     r"\$ mixtures audit",
@@ -46,14 +46,22 @@ def main(log: Path) -> None:
 
 def shown(output: str) -> Iterator[str]:
     """Yield the lines of the output of a demo that the page shows."""
-    rest = iter(output.splitlines())
-    for wanted in LINES:
-        line = next((line for line in rest if re.match(wanted, line)), None)
-        if line is None:
-            raise SystemExit(f"no line begins with {wanted!r}: it needs the output of a new demo")
+    before, _, after = output.partition("\nsaved at step")
+    steps = STEP.findall(before)[-2:]
+    for line in (*_found(before, BEFORE), *steps, *_found("saved at step" + after, AFTER)):
         line = re.sub(r"\S*/configs/\w+/", "", line)  # the shipped files, by their names
         line = re.sub(r", corpora/.*", ", …", line)  # copies of the demo
         yield line if len(line) <= WIDE else line[: WIDE - 1].rstrip() + "…"
+
+
+def _found(output: str, wanted: Sequence[str]) -> Iterator[str]:
+    """Yield the first line with each beginning, in their order."""
+    rest = iter(output.splitlines())
+    for beginning in wanted:
+        line = next((line for line in rest if re.match(beginning, line)), None)
+        if line is None:
+            raise SystemExit(f"no line begins with {beginning!r}: it needs the output of a demo")
+        yield line
 
 
 if __name__ == "__main__":
