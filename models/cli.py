@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +12,7 @@ from ..console import command
 
 if TYPE_CHECKING:
     from .accounting.show import FindEngineState
+    from .config import ModelConfig
 
 
 def positive(name: str, default: int, help: str) -> Callable[[Any], Any]:
@@ -78,6 +80,21 @@ def keys() -> Iterator[str]:
     return keys_of(ModelConfig)
 
 
+def _model_of(name_or_file: str, overrides: Sequence[str]) -> ModelConfig:
+    """Return the model of a name, of a YAML file, or of a folder."""
+    from ..console import config as reader
+    from .config import ModelConfig, load_model_config, shipped_models
+    from .conversion.folders import read_model
+
+    folder = Path(name_or_file)
+    if name_or_file in shipped_models() or not folder.is_dir():
+        return load_model_config(name_or_file, overrides)
+    if (own := folder / "model.yaml").is_file():
+        return load_model_config(own, overrides)
+    data = reader.apply_overrides(reader.plain(read_model(folder)[0]), overrides)
+    return reader.build(ModelConfig, data, source=name_or_file)
+
+
 @main.command("show", keys=keys)
 @click.argument("name_or_file")
 @command.overrides_argument
@@ -132,8 +149,9 @@ def show_model(
 ) -> None:
     """Show a model: its layers, exact parameters and operations, and memory on one rank.
 
-    NAME_OR_FILE is a shipped model (`headrace models list`) or a YAML file. Memory is that of the
-    trainer's engine, as `trainer run --dry-run` counts it.
+    NAME_OR_FILE is a shipped model (`headrace models list`), a YAML file, or a folder with a model:
+    a run, a checkpoint, or a folder of transformers or of Vortex. Memory is that of the trainer's
+    engine, as `trainer run --dry-run` counts it.
 
     \b
     Examples:
@@ -151,14 +169,13 @@ def show_model(
     from .accounting.count import build_meta
     from .accounting.show import describe, render
     from .accounting.state import Degrees
-    from .config import load_model_config
     from .options.precision import PRECISIONS, Fp8Config
 
     if find_engine_state is None:
         raise click.UsageError(
             "use the command `headrace models show`: this entry point cannot list engine state"
         )
-    config = load_model_config(name_or_file, overrides)
+    config = _model_of(name_or_file, overrides)
     degrees, number_format = Degrees(dp=dp, tp=tp, cp=cp, ep=ep), PRECISIONS[precision]
     if fp8 and number_format.fp8 is None:
         raise click.UsageError("--fp8 needs --precision fp8")

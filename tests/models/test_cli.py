@@ -9,7 +9,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from headrace.console.headrace import main
-from headrace.models.conversion.folders import FORMATS
+from headrace.models.config import load_model_config
+from headrace.models.conversion.folders import FORMATS, write_model
+from headrace.models.model import Model
 from headrace.models.options.precision import PRECISIONS
 
 SHORT = ("--seq-len", "64")
@@ -60,6 +62,26 @@ def test_show_draws_the_layers() -> None:
     assert "shared>mamba ×6" in text
     assert "1,215,064,704" in text
     assert "DeepSpeed ZeRO-3; dp 8" in text
+
+
+def test_a_folder_of_transformers_and_our_own_are_shown(tmp_path: Path) -> None:
+    file, folder = tmp_path / "model.yaml", tmp_path / "llama"
+    text = "vocab_size: 64\nwidth: 32\npattern: '[attention] * 2'\nmlp: glu\noperators:\n"
+    file.write_text(
+        f"{text}  attention: {{kind: attention, heads: 4}}\n  glu: {{kind: glu, hidden: 64}}\n"
+    )
+    shown = document("show", str(file))
+    assert document("show", str(tmp_path)) == shown
+    config = load_model_config(file)
+    model = Model(config)
+    write_model(config, dict(model.named_parameters()), folder, format="huggingface")
+    other = document("show", str(folder), "width=32")
+    assert other["parameters"] == shown["parameters"]
+    empty = run("show", str(tmp_path / "llama" / ".."), "widht=3")
+    assert empty.exit_code == 2 and "width" in empty.stderr
+    (tmp_path / "empty").mkdir()
+    nothing = run("show", str(tmp_path / "empty"))
+    assert nothing.exit_code == 1 and "holds no model" in nothing.stderr
 
 
 def test_mistakes_have_no_traceback(tmp_path: Path) -> None:
