@@ -128,7 +128,8 @@ class Saver:
             progress.started = save.began
             while save.thread.is_alive():
                 save.thread.join(SHOWN_SECONDS)
-                progress.advance(self._written - progress.done)
+                written = min(self._written, save.size)  # files have headers too
+                progress.advance(written - progress.done)
 
     def poll(self) -> None:
         """Report the outcome of the running save, if it has ended."""

@@ -105,6 +105,38 @@ def test_a_run_that_waits_for_a_save_sees_the_time_left(
     assert "saving step 7: 20KB of 40KB (50%)" in shown and " left" in shown
 
 
+def test_headers_of_files_do_not_count(
+    tmp_path: Path,
+    parallel: Parallel,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A tiny model: most bytes of its files are no numbers."""
+    written, shown = threading.Event(), threading.Event()
+    write = tensors.write
+
+    def stopping(*words: Any) -> Any:
+        files = write(*words)
+        written.set()
+        shown.wait(300)
+        return files
+
+    class Shown(saver.Progress):
+        def advance(self, amount: float = 1, **counters: float) -> None:
+            super().advance(amount, **counters)
+            if written.is_set():
+                self.show()
+                shown.set()
+
+    monkeypatch.setattr(tensors, "write", stopping)
+    monkeypatch.setattr(saver, "Progress", Shown)
+    monkeypatch.setattr(saver, "QUIET_SECONDS", 0.01)
+    keeper = saver.Saver(tmp_path, CheckpointConfig(background=False), parallel.checkpoint)
+    keeper.save([fragment(torch.zeros(4, 4))], state(7))
+    keeper.wait()
+    assert "saving step 7: 64B of 64B (100%)" in capsys.readouterr().err
+
+
 def test_a_short_save_shows_nothing(
     tmp_path: Path, parallel: Parallel, capsys: pytest.CaptureFixture[str]
 ) -> None:
