@@ -106,10 +106,10 @@ class Fsdp2Config(EngineConfig):
             )
 
     def describe(self) -> str:
-        shards = f", shards of {self.shard}" if self.shard else ""
-        shards += f", {len(self.layers)} spans of layers apart" if self.layers else ""
-        offload = ", on the CPU between passes" if self.offloads else ""
-        return f"FSDP2{shards}{offload}{', compiled' if self.compile else ''}"
+        shards, spans = f", shards of {self.shard}" if self.shard else "", len(self.layers)
+        shards += f", {spans} span{'s' * (spans > 1)} of layers apart" if spans else ""
+        shards += ", on the CPU between passes" * self.offloads
+        return f"FSDP2{shards}{', compiled' if self.compile else ''}"
 
     def state_layout(
         self,
