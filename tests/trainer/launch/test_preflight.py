@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -145,6 +146,8 @@ def test_a_missing_compiler_is_named_before_the_start(
         file.write_text("#!/bin/sh\necho 'fatal error: Python.h is not here' >&2\nexit 1\n")
         file.chmod(0o755)
     monkeypatch.setenv("CXX", str(file))
+    space = shutil.disk_usage(tmp_path)._replace(free=1 << 50)  # other tests may fill the disk
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: space)
     words = "is not installed" if compiler == "missing" else "fails: fatal error: Python.h is not"
     found = ask("engine.compile=true")
     with pytest.raises(MissingError, match=rf"needs a C\+\+ compiler on CPU: .*{words}") as caught:
