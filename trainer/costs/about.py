@@ -1,12 +1,13 @@
 """Facts of a run that torch counts, kept in its folder: `about.json`.
 
 Each start writes them, so that a report needs no torch, which takes more memory than the report. Of
-a run that an older version started, they are counted anew.
+a run that an older version started, the first reader counts and writes them.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 from ...console.progress import human
@@ -21,9 +22,11 @@ MOST_ROUNDS = 4
 """Most micro-batches for each stage whose passes are kept."""
 
 
-def save(job: Job) -> None:
-    """Write the facts of a job into its folder."""
-    storage.write(str(job.folder.about), json.dumps(facts(job)).encode())
+def save(job: Job) -> dict[str, Any]:
+    """Write the facts of a job into its folder, and return them."""
+    found = facts(job)
+    storage.write(str(job.folder.about), json.dumps(found).encode())
+    return found
 
 
 def of_run(folder: RunFolder) -> dict[str, Any]:
@@ -33,7 +36,8 @@ def of_run(folder: RunFolder) -> dict[str, Any]:
         return stored
     from ..run.stored import read_run
 
-    return facts(read_run(folder))
+    job = read_run(folder)
+    return save(job) if os.access(folder.root, os.W_OK) else facts(job)
 
 
 def facts(job: Job) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -71,6 +72,13 @@ def test_report_shows_the_ranks_of_the_run(gpu_run: RunFolder) -> None:
     assert json.loads(done.stdout)["runs"][0]["steps"] == 4
     text = gpu_run.report.read_text()
     assert "8 × cuda = pp 1 × dp 8 × tp 1 × cp 1" in text and "FSDP2, bf16" in text
+    script = (  # the facts were counted once, and kept
+        "import sys; from headrace.trainer.cli import main; "
+        f"main(['report', {str(gpu_run.root)!r}], standalone_mode=False); "
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+    assert "8 × cuda" in gpu_run.report.read_text()
 
 
 @pytest.mark.slow
