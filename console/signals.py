@@ -13,9 +13,6 @@ def sigint_blocked() -> Iterator[None]:
 
     Ctrl-C then reaches only the parent process, which stops its children itself.
     """
-    from multiprocessing import resource_tracker
-
-    resource_tracker.ensure_running()  # starting it later would unblock SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield

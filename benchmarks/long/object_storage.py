@@ -4,9 +4,9 @@ OpenStack Swift with its s3api runs on this machine (tests/swift.py installs it)
 200 MB of tokens in rows of 2,048, shuffled, written by each library in its own format. Each pass
 runs in a process of its own, first with no cache (cold), then with the cache that this has left
 (warm); the systems take turns. CPU seconds are those of the process and its workers, from the end
-of the imports on. headrace verifies the hashes of all chunks, gives targets and weights as well,
-and also runs with a digest of each row; the others hash nothing. Libraries that are not installed
-are left out.
+of the imports to the end of the pass. headrace verifies the hashes of all chunks, gives targets and
+weights as well, and also runs with a digest of each row; the others hash nothing. Libraries that
+are not installed are left out.
 
 Then a phase is read with a bounded cache: the bytes fetched over the bytes of the rows, and over
 those of the chunks that the rows lie in; the requests; and the cache's largest size.
@@ -179,22 +179,16 @@ def compare(folder: Path, readers: list[str]) -> None:
 
 
 def run(name: str, folder: Path, workers: int) -> dict[str, float]:
-    """Run a reader in a process of its own; return its figures, with `cpu`: its CPU seconds, and
-    those of its workers, from the end of its imports on."""
+    """Run a reader in a process of its own; return its figures."""
     command = [sys.executable, "-m", "benchmarks.long._store_readers", name]
     command += [str(folder), str(workers)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(command, stdout=out, stderr=errors, env=environment)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        out.seek(0), errors.seek(0)
-        if process.returncode:
-            raise RuntimeError(f"{name} failed: {errors.read()[-3000:]}")
-        figures: dict[str, float] = json.loads(out.read().splitlines()[-1])
+    process = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if process.returncode:
+        raise RuntimeError(f"{name} failed: {process.stderr[-3000:]}")
+    figures: dict[str, float] = json.loads(process.stdout.splitlines()[-1])
     if figures["tokens"] < 0.97 * TOKENS and not name.startswith("raw"):
         raise RuntimeError(f"{name} gave {figures['tokens']:,} of {TOKENS:,} tokens")
-    figures["cpu"] = usage.ru_utime + usage.ru_stime - figures["imports"]
     return figures
 
 

@@ -5,15 +5,19 @@ ahead of the reader, block by block, and opens datasets and shards. Other thread
 those needed soonest first, each together with adjacent chunks that will be needed as well: the
 fixed cost of a request exceeds that of its bytes. The walk is limited to a part of the cache, so
 that prefetched chunks are not evicted before they are read.
+
+The threads are daemons, and not those of a pool: at exit, Python waits until a pool has done all
+that it was given.
 """
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections import defaultdict, deque
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterable
 from logging import DEBUG, WARNING
+from typing import TypeVar
 
 import numpy as np
 
@@ -31,6 +35,7 @@ from .rows import RowReader
 
 log = get_logger(__name__)
 
+T = TypeVar("T")
 Chunk = tuple[str, int]
 """A shard's hash and the number of a chunk."""
 
@@ -47,18 +52,20 @@ class Queue:
     """Chunks to fetch, first in first out, except that adjacent chunks are taken together."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.changed = threading.Condition()
         self.order: deque[tuple[str, Shard, int]] = deque()
         self.waiting: defaultdict[str, set[int]] = defaultdict(set)
 
-    def add(self, url: str, shard: Shard, number: int) -> None:
-        with self.lock:
-            self.order.append((url, shard, number))
-            self.waiting[shard.hash].add(number)
+    def add(self, chunks: Iterable[tuple[str, Shard, int]]) -> None:
+        with self.changed:
+            for url, shard, number in chunks:
+                self.order.append((url, shard, number))
+                self.waiting[shard.hash].add(number)
+            self.changed.notify_all()
 
     def take(self) -> tuple[str, Shard, int, int] | None:
         """Take the first waiting chunk and its waiting neighbours: (url, shard, first, last)."""
-        with self.lock:
+        with self.changed:
             while self.order:
                 url, shard, number = self.order.popleft()
                 waiting = self.waiting[shard.hash]
@@ -92,10 +99,11 @@ class Prefetcher:
         """The last rows that were located together, and the chunks that they read."""
         self.changed = threading.Condition()
         self.full = self.stopped = False
-        self.fetchers = ThreadPoolExecutor(THREADS, thread_name_prefix="headrace-fetch")
-        self.openers = ThreadPoolExecutor(THREADS, thread_name_prefix="headrace-open")
         self.thread = threading.Thread(target=self._walk, name="headrace-prefetch", daemon=True)
         self.thread.start()
+        for _ in range(THREADS):
+            threading.Thread(target=self._fetch, name="headrace-fetch", daemon=True).start()
+        atexit.register(self.close)  # a generator that is not finished is closed too late
 
     def done(self) -> None:
         """Call when the reader has finished a block: its chunks may be evicted."""
@@ -109,22 +117,24 @@ class Prefetcher:
             self.changed.notify()
 
     def close(self) -> None:
-        with self.changed:
+        if self.stopped:
+            return
+        atexit.unregister(self.close)
+        with self.changed, self.queue.changed:
             self.stopped = True
             folder = self.cache.folder
             folder.wanted = [other for other in folder.wanted if other is not self.wanted]
             self.changed.notify()
-        for pool in (self.fetchers, self.openers):
-            pool.shutdown(wait=False, cancel_futures=True)
+            self.queue.changed.notify_all()
 
     def _walk(self) -> None:
         try:
-            added = 0
+            burst: list[tuple[str, Shard, int]] = []
             for number, located in enumerate(self.blocks):
                 wanted = self._chunks(located)
                 with self.changed:
                     if not self._may_go_on():
-                        added = self._fetch_all(added)
+                        self._release(burst)
                     self.changed.wait_for(self._may_go_on)
                     if self.stopped:
                         return
@@ -132,12 +142,10 @@ class Prefetcher:
                     first = not self.ahead
                     self.wanted.update(dict.fromkeys(wanted, number))
                     self.ahead.append((number, list(wanted)))
-                for name in fresh:
-                    self.queue.add(*wanted[name])
-                added += len(fresh)
-                if first or added > BURST:  # the reader is waiting for the first
-                    added = self._fetch_all(added)
-            self._fetch_all(added)
+                burst += [wanted[name] for name in fresh]
+                if first or len(burst) > BURST:  # the reader is waiting for the first
+                    self._release(burst)
+            self._release(burst)
         except Exception as error:
             self._log("prefetching stopped", error)
 
@@ -151,11 +159,10 @@ class Prefetcher:
             self.full = False
         return self.stopped or not self.ahead or not self.full
 
-    def _fetch_all(self, added: int) -> int:
-        """Start the fetches of all chunks added to the queue; return 0, the new count."""
-        for _ in range(added):
-            self.fetchers.submit(self._fetch)
-        return 0
+    def _release(self, burst: list[tuple[str, Shard, int]]) -> None:
+        """Give the chunks of a burst to the fetching threads."""
+        self.queue.add(burst)
+        burst.clear()
 
     def _chunks(self, located: Located) -> dict[Chunk, tuple[str, Shard, int]]:
         """Return the remote chunks that a block reads, and (url, shard, number) of each."""
@@ -165,7 +172,7 @@ class Prefetcher:
         chunks = {}
         for url, shard, rows, numbers in self.found[1]:
             ends = (located.first, located.first + len(located.rows))
-            for number in np.unique(numbers[slice(*rows.searchsorted(ends))]).tolist():
+            for number in sorted(set(numbers[slice(*rows.searchsorted(ends))].tolist())):
                 chunks[shard.hash, number] = (url, shard, number)
         return chunks
 
@@ -195,7 +202,7 @@ class Prefetcher:
         sources = located.sources[reads.rows]
         distinct = np.unique(sources).tolist()
         if fresh := [source for source in distinct if source not in self.reader.opened]:
-            list(self.openers.map(self.reader.dataset, fresh))
+            _together(self.reader.dataset, fresh)
         parts = []
         for source in distinct:
             chosen = np.flatnonzero(sources == source)
@@ -208,18 +215,50 @@ class Prefetcher:
         """Open the shards that rows lie in, in parallel."""
         fresh = shards - self.opened
         if fresh:
-            list(self.openers.map(lambda at: self.reader.dataset(at[0]).open_shard(at[1]), fresh))
+            _together(lambda at: self.reader.dataset(at[0]).open_shard(at[1]), fresh)
             self.opened |= fresh
 
     def _fetch(self) -> None:
-        try:
-            run = self.queue.take()
-            if run is not None:
-                self.cache.fetch(*run)
-        except Exception as error:
-            self._log("prefetching chunks failed", error)
+        """Fetch chunks until the prefetcher is closed."""
+        while True:
+            with self.queue.changed:
+                self.queue.changed.wait_for(lambda: self.stopped or self.queue.order)
+            if self.stopped:
+                return
+            try:
+                if run := self.queue.take():
+                    self.cache.fetch(*run)
+            except Exception as error:
+                self._log("prefetching chunks failed", error)
 
     def _log(self, what: str, error: Exception) -> None:
         """Log an error: at DEBUG if the reader will raise it (a user error), else as a warning."""
         expected = self.stopped or isinstance(error, UserError)
         log.log(DEBUG if expected else WARNING, "%s: %r", what, error)
+
+
+def _together(act: Callable[[T], object], items: Collection[T]) -> None:
+    """Run `act` on all items at a time; raise the first error."""
+    waiting, errors = deque(items), deque[Exception]()
+
+    def work() -> None:
+        while True:
+            try:
+                item = waiting.popleft()
+            except IndexError:
+                return
+            try:
+                act(item)
+            except Exception as error:
+                errors.append(error)
+
+    threads = [
+        threading.Thread(target=work, name="headrace-open", daemon=True)
+        for _ in range(min(THREADS, len(items)))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]

@@ -7,18 +7,14 @@ Batches are views of a slot: nothing is copied. A slot returns to its worker whe
 it is garbage-collected, so data in use is never overwritten. A consumer that holds more slots than
 a worker can spare gets copies instead.
 
-The memory is an unlinked file: it is freed when the processes end.
-
-A worker is a new Python process. It imports the loader and not the script that runs: a training
-script imports torch, which takes seconds of CPU time, and need not be guarded against a second run.
+The memory is an unlinked file: it is freed when the processes end. Workers are forks of a process
+that has imported what they need (`fork_server`).
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import subprocess
-import sys
 import tempfile
 import weakref
 from collections import deque
@@ -31,9 +27,9 @@ from multiprocessing.connection import Connection, Pipe
 import numpy as np
 
 from ...console.errors import RunError, StorageError
-from ...console.signals import sigint_blocked
 from ..arrays import Bytes
 from ..datasets.cache import Cache
+from . import fork_server
 from .rank_rows import RankReader, RankRows, RowGroup
 from .rows import RowArrays
 
@@ -45,18 +41,6 @@ are twice as large as without workers. (Containers often have only 64 MiB of sha
 LENT = 2
 """Slots that the consumer may hold: one in use, and the next. Of the others, one is ready and one
 is being filled."""
-START = """
-import sys
-from multiprocessing.connection import Connection
-connection = Connection(int(sys.argv[2]))
-try:
-    sys.path[:] = connection.recv()
-    work = connection.recv()
-except (EOFError, ConnectionError):  # the consumer has ended
-    sys.exit()
-work(connection)
-"""
-"""The program of a worker: its arguments are its name, and the descriptor of its connection."""
 
 
 @dataclass(frozen=True)
@@ -113,13 +97,10 @@ class _Worker:
         with tempfile.TemporaryFile(dir=_memory_folder()) as file, theirs:
             memory = file.fileno()
             _reserve(memory, job.memory_bytes)
-            name = f"headrace-loader-{job.turn}"
-            with sigint_blocked():
-                self.process = subprocess.Popen(
-                    [sys.executable, "-c", START, name, str(theirs.fileno())],
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno(), memory],
-                )
+            try:
+                self.process = fork_server.start(theirs.fileno(), memory)
+            except OSError as error:
+                raise RunError(f"cannot start a loader worker: {error.strerror}") from None
             self.slots = job.slots(memory)
         # A finalizer: at interpreter exit a generator is closed too late.
         self.end = weakref.finalize(self, _end, self.process, self.connection)
@@ -127,8 +108,8 @@ class _Worker:
         self.returned: deque[int] = deque()
         """Slots without live arrays; finalizers append to it from any thread."""
         with suppress(ConnectionError):  # `receive` reports a worker that died
-            self.connection.send(sys.path)
-            self.connection.send(_Work(job, memory))
+            self.connection.send(fork_server.Place.here())
+            self.connection.send(_Work(job))
 
     def receive(self, group: range) -> RowGroup:
         try:
@@ -136,7 +117,7 @@ class _Worker:
             answer = self.connection.recv()
         except (EOFError, ConnectionError):
             raise RunError(
-                f"a loader worker died (exit code {self.process.wait()}) at step {group[0]}",
+                f"a loader worker died (exit code {self.process.exit_code()}) at step {group[0]}",
                 hint="if it ran out of memory, use fewer workers",
             ) from None
         if isinstance(answer, BaseException):
@@ -162,10 +143,9 @@ class _Worker:
             self.connection.send_bytes(slots)
 
 
-def _end(process: subprocess.Popen[bytes], connection: Connection) -> None:
+def _end(process: fork_server.Worker, connection: Connection) -> None:
     connection.close()
-    process.terminate()
-    process.wait()
+    process.end()
 
 
 @dataclass
@@ -173,11 +153,10 @@ class _Work:
     """The function that a worker process runs."""
 
     job: _Job
-    descriptor: int
 
-    def __call__(self, connection: Connection) -> None:
-        slots = self.job.slots(self.descriptor)
-        os.close(self.descriptor)
+    def __call__(self, connection: Connection, memory: int) -> None:
+        slots = self.job.slots(memory)
+        os.close(memory)
         try:
             try:
                 self._read(connection, [np.frombuffer(slot, np.uint8) for slot in slots])

@@ -101,8 +101,9 @@ def _client(bucket: str, *_environment: str | None) -> Any:
 
 
 def _leave() -> None:
+    """Stop using obstore in a forked process, where the threads that it started do not exist."""
     global _forked
-    _forked = True
+    _forked = _forked or _client.cache_info().misses > 0
 
 
-os.register_at_fork(after_in_child=_leave)  # obstore's threads do not exist in a forked process
+os.register_at_fork(after_in_child=_leave)

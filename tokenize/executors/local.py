@@ -6,6 +6,7 @@ import multiprocessing
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
@@ -27,6 +28,7 @@ def run_local(
     context = multiprocessing.get_context("spawn")
     waiting = deque(tasks)
     running: dict[Connection, Any] = {}
+    resource_tracker.ensure_running()  # starting it while SIGINT is blocked would unblock it
     try:
         for _ in range(min(workers, len(tasks))):
             ours, theirs = context.Pipe()

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -108,9 +110,8 @@ def test_adjacent_chunks_are_fetched_together() -> None:
     )
     queue = Queue()
     numbers = [40, 3, 5, 4, 41, *range(100, 150), 6]
-    for number in numbers:
-        queue.add("url", shard, number)
-    queue.add("url", other, 7)
+    queue.add(("url", shard, number) for number in numbers)
+    queue.add([("url", other, 7)])
     taken = []
     while (run := queue.take()) is not None:
         taken.append(run[1:])
@@ -156,3 +157,33 @@ def test_a_local_view_is_prefetched_if_its_tokens_are_remote(tmp_path: Path, sto
         digests += [reader.read(group).labels.digests for group in groups[1:]]
         assert cache.requests == before, "the reader had to fetch"
     assert digests == expected
+
+
+HALF_READ = """
+import sys
+from contextlib import closing
+from pathlib import Path
+from headrace.dataplane.datasets.cache import Cache
+from headrace.dataplane.loader.rank_rows import RankReader, RankRows
+from headrace.dataplane.order.plan import Plan
+
+def groups():
+    plan = Plan.load(sys.argv[1])
+    rank_rows = RankRows(plan=plan, rank=0, world=1, start_step=0, digests=True, group_bytes=1)
+    with closing(RankReader(rank_rows, Cache(sys.argv[2]))) as reader:
+        yield from map(reader.read, rank_rows.groups())
+
+iterator = groups()
+next(iterator)
+"""
+
+
+def test_leaving_the_interpreter_with_a_half_read_store_is_silent(tmp_path: Path) -> None:
+    write_dataset(str(tmp_path / "web"), random_documents(5, 900, longest=2000))
+    phase = {"tokens": 300_000, "seq_len": 64, "batch": 1024, "weights": {"one": 1}}
+    url = f"local://{tmp_path}/web"  # fsspec's own scheme, which is handled like a store
+    plan = plan_of({"sources": {"one": {"data": url}}, "phases": {"all": phase}})
+    plan.save(tmp_path / "plan.json")
+    command = [sys.executable, "-c", HALF_READ, tmp_path / "plan.json", tmp_path / "cache"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -7,28 +7,37 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
+from itertools import chain
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
 import torch
+from small_data import plan_of, random_documents, write_dataset
 
 from headrace.console.errors import RunError
-from headrace.dataplane.loader import loader
+from headrace.dataplane.loader import fork_server, loader
 from headrace.dataplane.loader.loader import Batch, Loader
 from headrace.dataplane.order.plan import Plan
 
 NAMES = ("tokens", "targets", "weights", "cu_seqlens")
 
 
-def processes(consumer: int | str = "self") -> list[int]:
-    """Return the process numbers of a consumer's workers."""
+def children(parent: int | str) -> list[int]:
+    """Return the process numbers of a process's children that are our servers and workers."""
     found = []
-    for thread in Path(f"/proc/{consumer}/task").iterdir():
+    for thread in Path(f"/proc/{parent}/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
             for child in (thread / "children").read_text().split():
                 if b"headrace-loader" in Path(f"/proc/{child}/cmdline").read_bytes():
                     found.append(int(child))
     return found
+
+
+def processes(consumer: int | str = "self") -> list[int]:
+    """Return the process numbers of a consumer's workers."""
+    return [worker for server in children(consumer) for worker in children(server)]
 
 
 def wait_until(condition: object) -> None:
@@ -148,3 +157,74 @@ def test_workers_end_with_their_consumer(two_phases: Plan, tmp_path: Path, end: 
         assert stderr.count("Traceback") == 1 and "KeyboardInterrupt" in stderr, stderr
     else:
         assert stderr == "" and code == (0 if end == "exit" else -signal.SIGKILL)
+
+
+def test_workers_of_all_loaders_are_forks_of_one_process(two_phases: Plan) -> None:
+    first = iter(Loader(two_phases, micro_batch=4, workers=2))
+    second = iter(Loader(two_phases, micro_batch=4, workers=1))
+    next(first), next(second)
+    (server,) = children("self")
+    assert len(children(server)) == 3
+    first.close(), second.close()  # type: ignore[attr-defined]
+    wait_until(lambda: not processes())
+    next(iter(Loader(two_phases, micro_batch=4, workers=1)))
+    assert children("self") == [server]
+
+
+def test_a_killed_server_is_replaced(two_phases: Plan) -> None:
+    expected = [batch.digests for step in Loader(two_phases, micro_batch=4) for batch in step]
+    iterator = iter(Loader(two_phases, micro_batch=4, workers=1))
+    seen = [batch.digests for batch in next(iterator)]
+    for server in children("self"):
+        os.kill(server, signal.SIGKILL)
+    again = Loader(two_phases, micro_batch=4, workers=2)
+    assert [batch.digests for step in again for batch in step] == expected
+    seen += [batch.digests for step in iterator for batch in step]
+    assert seen == expected, "workers outlive it"
+
+
+def test_workers_know_the_folder_of_the_consumer(
+    two_phases: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of now, not that in which the server was started."""
+    next(iter(Loader(two_phases, micro_batch=4, workers=1)))
+    monkeypatch.chdir(tmp_path)
+    write_dataset("data", random_documents(5, 100))
+    phase = {"tokens": 6000, "seq_len": 64, "batch": 1024, "weights": {"one": 1}}
+    plan = plan_of({"sources": {"one": {"data": "data"}}, "phases": {"all": phase}})
+    alone, helped = (Loader(plan, micro_batch=4, workers=number) for number in (0, 1))
+    assert all(equal(*pair) for pair in zip(chain(*alone), chain(*helped), strict=True))
+
+
+def test_workers_write_where_the_consumer_writes_now(
+    two_phases: Plan, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    next(iter(Loader(two_phases, micro_batch=4, workers=1)))
+    ours, theirs = Pipe()
+    before = os.dup(1)
+    with (tmp_path / "out").open("w+b") as out, (tmp_path / "memory").open("w+b") as memory:
+        os.dup2(out.fileno(), 1)
+        try:
+            worker = fork_server.start(theirs.fileno(), memory.fileno())
+        finally:
+            os.dup2(before, 1)
+            os.close(before)
+    theirs.close()
+    ours.send(fork_server.Place.here())
+    ours.send(partial(print, "written"))
+    assert worker.exit_code() == 0
+    assert (tmp_path / "out").read_text().startswith("written") and not capfd.readouterr().out
+
+
+def test_a_fork_of_the_consumer_leaves_its_workers_alone(two_phases: Plan) -> None:
+    iterator = iter(Loader(two_phases, micro_batch=4, workers=1))
+    next(iterator)
+    before = processes()
+    child = os.fork()
+    if not child:
+        iterator.close()  # type: ignore[attr-defined]
+        os._exit(0 if fork_server._current is None else 1)  # it would start another
+    assert os.waitpid(child, 0)[1] == 0
+    assert processes() == before
+    for _ in iterator:
+        pass
