@@ -149,10 +149,11 @@ def read_rope(settings: Mapping[str, Any], *, rotated: float = 1.0) -> Rope:
     original = scaling.get("original_max_position_embeddings")
     length = int(original or settings.get("max_position_embeddings") or 8192)
     if kind == "default":
-        return Rope(base=base)
+        return Rope(base=base, original_length=length)
     factor = float(scaling["factor"])
     if kind == "linear":
-        return Rope(base=base, scaling="linear", factor=factor)
+        first = max(1, round(length / factor))
+        return Rope(base=base, scaling="linear", factor=factor, original_length=first)
     if kind == "llama3":
         return Rope(
             base=base,
@@ -181,11 +182,10 @@ def read_rope(settings: Mapping[str, Any], *, rotated: float = 1.0) -> Rope:
 def write_rope(rope: Rope, head_dim: int) -> Settings:
     base = rope.base
     scaling: Settings | None = None
-    length = 8192
+    length = int(rope.original_length * rope.factor)
     if rope.scaling == "ntk":
         base *= rope.factor ** (head_dim / (head_dim - 2))
     elif rope.scaling != "none":
-        length = int(rope.original_length * rope.factor)
         scaling = {"rope_type": rope.scaling, "factor": rope.factor}
     if rope.scaling in ("yarn", "llama3"):
         assert scaling is not None

@@ -140,7 +140,8 @@ class Zamba2Family:
         require(mamba.norm_groups in (None, mamba.groups), "its gated norm has other groups")
         require(not mamba.bias, "its Mamba-2 has biases")
         rope = block.rope
-        require(rope is None or rope == Rope(base=rope.base), "its rotary positions are scaled")
+        plain = rope is None or (rope.scaling == "none" and rope.channels is None)
+        require(plain, "its rotary positions are scaled")
         return {
             **write_hybrid(config, block),
             "model_type": "zamba2",
@@ -150,6 +151,7 @@ class Zamba2Family:
             "use_shared_attention_adapter": block.attention_lora,
             "use_mem_rope": rope is not None,
             "rope_theta": rope.base if rope is not None else 10_000.0,
+            "max_position_embeddings": (rope or Rope()).original_length,
             "n_mamba_heads": mamba.expand * config.width // mamba.head_dim,
             "mamba_d_state": mamba.state_size,
             "mamba_d_conv": mamba.conv,

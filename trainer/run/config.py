@@ -18,6 +18,7 @@ from ...models.layers.attention_order import KernelsConfig
 from ...models.options.names import Divisor
 from ...models.options.precision import PRECISIONS, Fp8Config
 from ...models.options.recompute import Recompute
+from ...models.options.rope import Rope
 from ..checkpoints.policy import CheckpointConfig
 from ..cluster.slurm import SlurmConfig
 from ..engines import ENGINES
@@ -184,6 +185,9 @@ def model_identity(model: ModelConfig) -> dict[str, Any]:
     for name, options in model.operators.items():
         newer = {each.name: each.default for each in fields(options) if each.name in options.newer}
         found["operators"][name] = _without(found["operators"][name], newer)
+        rope = found["operators"][name].get("rope")
+        if rope and rope["scaling"] not in ("yarn", "llama3"):  # only exports read it
+            rope["original_length"] = Rope.original_length
     return found
 
 

@@ -221,6 +221,10 @@ def test_a_round_trip_keeps_every_bit(case: str, tmp_path: Path) -> None:
     assert not report["missing_keys"] and not report["unexpected_keys"]
     for name, parameter in theirs.named_parameters():
         assert torch.equal(parameter, loaded.get_parameter(name)), name
+    ropes = [getattr(options, "rope", None) for options in config.operators.values()]
+    if any(rope and rope.scaling in ("none", "linear") for rope in ropes):
+        longest = "max_position_embeddings"
+        assert getattr(loaded.config, longest) == getattr(theirs.config, longest)
     again, same = read_model(tmp_path / "ours")
     assert again == config
     assert all(torch.equal(tensors[name], same[name]) for name in tensors)

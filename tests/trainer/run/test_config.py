@@ -89,6 +89,16 @@ def test_newer_options_of_operators_count_only_where_they_are_set() -> None:
     assert identity("operators.se.pregate=false") != found
 
 
+def test_the_longest_context_of_exports_does_not_define_a_run() -> None:
+    def identity(*words: str) -> object:
+        words = tuple(f"operators.attention.rope.{word}" for word in words)
+        return config.model_identity(load_model_config("tiny-transformer", words))
+
+    assert identity("original_length=512") == identity()
+    scaled = ("scaling=yarn", "factor=2")
+    assert identity("original_length=512", *scaled) != identity(*scaled)
+
+
 @pytest.mark.parametrize(
     ("word", "said"),
     [
