@@ -69,6 +69,7 @@ class CacheFolder:
         """The folder is created, or refused, on first use."""
         self.root, self.max_bytes = path, max_bytes
         self.checked, self.used = CheckedFiles(path / CHECKED), LastUses(path / USED)
+        self._evictions = str(path / EVICTIONS)
         self.marked = False
         """True once the marker was seen; from then on a deleted folder is created again."""
         self.wanted: list[Wanted] = []
@@ -114,7 +115,7 @@ class CacheFolder:
     def evictions(self) -> tuple[int, int] | None:
         """Return a value that changes with each eviction by any process."""
         try:
-            status = (self.root / EVICTIONS).stat()
+            status = os.stat(self._evictions)  # noqa: PTH116 (asked for each group and shard)
         except OSError:  # none so far, or the folder was deleted
             return None
         return status.st_ino, status.st_size
