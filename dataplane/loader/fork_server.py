@@ -39,7 +39,11 @@ from ...console.signals import sigint_blocked
 START = """
 import pickle, socket, sys
 channel = socket.socket(fileno=int(sys.argv[2]))
-if path := channel.recv(1 << 20):
+try:
+    path = channel.recv(1 << 20)
+except ConnectionError:  # the consumer was killed
+    path = b""
+if path:
     sys.path[:] = pickle.loads(path)
     from headrace.dataplane.loader.fork_server import serve
     serve(channel)
@@ -195,7 +199,9 @@ def serve(channel: socket.socket) -> None:
     gc.freeze()  # a collection would copy the pages that forks share
     running: set[int] = set()
     while True:
-        request, descriptors, _, _ = socket.recv_fds(channel, 64, 8)
+        request, descriptors = b"", list[int]()
+        with suppress(ConnectionError):  # it was killed before it read an answer
+            request, descriptors, _, _ = socket.recv_fds(channel, 64, 8)
         if not request:
             break
         if request == FORK:
