@@ -78,14 +78,20 @@ class Launcher:
                 for rank in range(self.processes):
                     output = None
                     if rank:
-                        file = self.logs / f"rank-{rank}.log"
-                        output = stack.enter_context(file.open("ab"))
+                        output = stack.enter_context(self._log(rank).open("ab"))
                     self._start(rank, listener, watch, output)
                 if self.asked:  # before the last rank was started
                     self._send(signal.SIGTERM)
                 return self._watch(watch)
             finally:
                 self._end()
+
+    def _log(self, rank: int) -> Path:
+        return self.logs / f"rank-{rank}.log"
+
+    def _last_words(self, rank: int) -> str:
+        """Return where a rank's own output is: rank 0 writes to the terminal."""
+        return f"in {self._log(rank)}" if rank else "above"
 
     def _start(
         self, rank: int, listener: socket.socket, watch: Path, output: IO[Any] | None
@@ -148,11 +154,15 @@ class Launcher:
         killed = [rank for rank, code in bad.items() if code < 0 and rank not in reported]
         if killed or not failures:
             rank = killed[0] if killed else next(iter(bad))
+            advice = f"its last words are {self._last_words(rank)}"
+            if bad[rank] == -signal.SIGKILL:
+                advice = (
+                    "if the machine ran out of memory (`--dry-run` prints what each rank needs), "
+                    "use a smaller micro_batch_tokens, recompute=block or more ranks"
+                )
             raise RunError(
                 f"{self.name(rank)} {_ending(bad[rank])} (no error was reported)",
-                hint="if the machine ran out of memory (`--dry-run` prints what each rank needs), "
-                "use a smaller micro_batch_tokens, recompute=block or more ranks; the same command "
-                "resumes the run",
+                hint=f"{advice}; the same command resumes the run",
             )
         first = failures[0]  # the other failures follow from it, even if those ranks exited earlier
         if first.error is not None:

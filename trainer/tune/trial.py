@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -15,8 +16,8 @@ from ..cluster.ranks import die_with_parent
 from ..folder import MEASURED, RunFolder
 from ..run.layout_plan import LayoutPlan
 
-OUT_OF_MEMORY = ("ran out of memory", "was killed by SIGKILL")
-"""Words in the output of a run that died of memory. Linux ends such a process by SIGKILL."""
+OUT_OF_MEMORY = re.compile(r"^error:.*( ran out of memory| was killed by SIGKILL)", re.MULTILINE)
+"""Error of a run that died of memory. Linux ends such a process by SIGKILL."""
 SHOWN = 12
 """Last lines of a failed trial that are kept."""
 
@@ -79,8 +80,8 @@ class Runs:
         if done.returncode == 0:
             return read(trial.folder)
         last = "\n".join(done.stdout.strip().splitlines()[-SHOWN:])
-        died = any(words in done.stdout for words in OUT_OF_MEMORY)
-        return Result(outcome="memory" if died else "failed", error=last)
+        outcome: Outcome = "memory" if died_of_memory(done.stdout) else "failed"
+        return Result(outcome=outcome, error=last)
 
     def _words(self, trial: Trial) -> list[str]:
         return [
@@ -93,6 +94,11 @@ class Runs:
             f"checkpoints.every={trial.steps}",
             "watch.tensorboard=false",
         ]
+
+
+def died_of_memory(output: str) -> bool:
+    """Return True if the error in a run's output is one of memory; hints may speak of it too."""
+    return OUT_OF_MEMORY.search(output) is not None
 
 
 def read(folder: Path) -> Result:

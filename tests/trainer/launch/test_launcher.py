@@ -16,6 +16,7 @@ from headrace.console.errors import LayoutError, RunError
 from headrace.trainer.cluster.ranks import INTERRUPTED, threads_per_rank
 from headrace.trainer.launch import launcher as launch
 from headrace.trainer.launch.launcher import Launcher
+from headrace.trainer.tune.trial import died_of_memory
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
@@ -82,12 +83,20 @@ except KeyError as error:
     assert "rank.py" in str(caught.value)
 
 
-def test_a_killed_rank_ends_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = "os.kill(os.getpid(), 9) if rank else time.sleep(1000)"
+@pytest.mark.parametrize(
+    ("number", "hint"), [(signal.SIGKILL, "ran out of memory"), (signal.SIGABRT, "rank-1.log")]
+)
+def test_a_killed_rank_ends_the_others(
+    number: signal.Signals, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux kills a process that takes too much memory by SIGKILL alone."""
+    script = f"os.kill(os.getpid(), {int(number)}) if rank else time.sleep(1000)"
     job = launcher(tmp_path, script)
     monkeypatch.setattr(launch, "GRACE", 0.3)
-    with pytest.raises(RunError, match="rank 1 was killed by SIGKILL"):
+    with pytest.raises(RunError, match=f"rank 1 was killed by {number.name}") as caught:
         job.run()
+    assert caught.value.hint is not None and hint in caught.value.hint
+    assert died_of_memory(f"step 3\nerror: {caught.value}\n") == (number == signal.SIGKILL)
     assert all(child.poll() is not None for child in job.children)
 
 
@@ -180,6 +189,7 @@ KILLED = """
 import sys
 from pathlib import Path
 from headrace.trainer.launch.launcher import Launcher
+from headrace.trainer.tune.trial import died_of_memory
 Launcher([sys.executable, sys.argv[1]], 2, threads=1, logs=Path(sys.argv[2])).run()
 """
 
