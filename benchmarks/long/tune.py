@@ -126,7 +126,7 @@ def held_out(
             budget = after.usable_memory * 0.9
             wanted = parse_wanted(words)
             [found] = search(costs, ranks, budget, wanted=wanted, best=1).candidates
-            made = plan_of([costs], {costs.phase.name: found.solution.price}, found, budget)
+            made = plan_of([costs], {costs.phase.name: found.solution.price}, found)
             layers = tuple(replace(span, recompute=rule) for span in made.layers)
             write(file, reader.dump(replace(made, layers=layers)))
         plan = load_plan(file)
