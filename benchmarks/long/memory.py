@@ -17,7 +17,7 @@ import json
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from pathlib import Path
@@ -74,6 +74,8 @@ FEWER = ("none", "block", "operator", "matmul", "second")
 LENGTH, ROWS = 256, 2
 """Tokens of a row, and rows of a micro-batch. A step has two micro-batches of each rank, and four
 of each stage."""
+LONG = 1024
+"""Tokens of the long rows of some layouts, of which a micro-batch has one."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +87,12 @@ class Cell:
     layout: str
     recompute: str
     precision: str
+    length: int = LENGTH
 
     @property
     def name(self) -> str:
-        return " ".join((self.model, self.engine, self.layout, self.recompute, self.precision))
+        words = (self.model, self.engine, self.layout, self.recompute, self.precision)
+        return " ".join((*words, *([str(self.length)] if self.length != LENGTH else [])))
 
     @property
     def ranks(self) -> int:
@@ -99,19 +103,21 @@ class Cell:
         """Return the words of the run's configuration, all but its recompute choice."""
         data = 2 if self.layout in ("dp2", "hsdp", "ep2", *STAGED) else 1
         parts = 2 if self.layout in ("cp2", "ring") else 1
+        rows = ROWS if self.length == LENGTH else 1
         return [
             *ENGINES[self.engine],
             *LAYOUTS[self.layout],
             f"precision={self.precision}",
-            f"synthetic.seq_len={LENGTH}",
-            f"synthetic.batch_rows={2 * ROWS * data}",
-            f"micro_batch_tokens={ROWS * LENGTH // parts}",
+            f"synthetic.seq_len={self.length}",
+            f"synthetic.batch_rows={2 * rows * data}",
+            f"micro_batch_tokens={rows * self.length // parts}",
             "threads=1",
         ]
 
 
 def cells() -> Iterator[Cell]:
-    """Yield the cells of the matrix: fewer choices of recompute on two ranks, and in bf16."""
+    """Yield the cells of the matrix: fewer choices of recompute on two ranks, in bf16, and with
+    long rows."""
     for engine, model, layout in product(ENGINES, MODELS, LAYOUTS):
         if engine not in ENGINES_OF.get(layout, ENGINES) or model not in MODELS_OF.get(
             layout, MODELS
@@ -125,6 +131,8 @@ def cells() -> Iterator[Cell]:
             "chunks",
         ):  # ZeRO-0 sums bf16 gradients in bf16
             yield from (Cell(model, engine, layout, choice, "bf16") for choice in FEWER[:2])
+        if engine in ("fsdp2", "zero2", "zero3") and layout in ("one", "dp2", "tp2", "cp2", "ring"):
+            yield from (Cell(model, engine, layout, each, "fp32", LONG) for each in FEWER[:2])
 
 
 def counted(cell: Cell) -> int | str:
@@ -195,10 +203,10 @@ def report(found: dict[Cell, tuple[int, int]], refused: Counter[str]) -> Iterato
         mark = "" if is_near(ratio) else "  outside"
         yield f"{cell.name:<52} {found[cell][1] / 2**20:7.2f} MiB  {ratio:.3f}{mark}"
     yield ""
-    for key in ("engine", "layout", "model", "recompute", "precision"):
+    for key in ("engine", "layout", "model", "recompute", "precision", "length"):
         by: dict[str, list[float]] = defaultdict(list)
         for cell, ratio in ratios.items():
-            by[getattr(cell, key)].append(ratio)
+            by[str(getattr(cell, key))].append(ratio)
         yield from (f"{name:<18} {share(own)}" for name, own in by.items())
     yield f"{'all':<18} {share(ratios.values())}"
     yield ""
@@ -226,9 +234,9 @@ def share(ratios: Iterable[float]) -> str:
 
 def orders(found: dict[Cell, tuple[int, int]]) -> Iterator[str]:
     """Compare the order of the recompute choices by counted memory with that by measured memory."""
-    alike: dict[tuple[str, ...], list[tuple[Cell, int, int]]] = defaultdict(list)
+    alike: dict[Hashable, list[tuple[Cell, int, int]]] = defaultdict(list)
     for cell, (size, real) in found.items():
-        key = (cell.model, cell.engine, cell.layout, cell.precision)
+        key = (cell.model, cell.engine, cell.layout, cell.precision, cell.length)
         alike[key].append((cell, size, real))
     wrong, pairs, true, several = [], 0, 0, 0
     for group in alike.values():

@@ -59,6 +59,15 @@ class _Documents(Documents):
             return super().kept(key, build)
 
 
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Let torch have so many threads inside: some operations allocate memory for each."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    yield
+    torch.set_num_threads(before)
+
+
 class FakeModel:
     """A model of fake tensors, and a micro-batch."""
 
@@ -105,7 +114,7 @@ class FakeModel:
         return _Documents(whole.positions[:, axis.part(length)], whole)
 
     def run(self, part: Callable[[FakeModel], Passes]) -> Passes:
-        with self._fake_tensors():
+        with self._fake_tensors(), _threads(self.shape.threads):
             return part(self)
 
     def _batch(self, embeddings: Tensor | None = None) -> BatchContext:

@@ -19,6 +19,7 @@ from ..config import ModelConfig
 from ..options.hyena import ModalOptions
 from ..options.precision import Fp8Config, Precision
 from ..options.recompute import Rule
+from ..parallel.tiles import TILE
 from .extrapolate import fitted
 from .hops import LONG, RING, joined, lengthened
 from .pieces import EMBEDDINGS, ModelPasses, Passes
@@ -29,9 +30,11 @@ from .stored import stored, stored_passes
 if TYPE_CHECKING:
     from .fake_model import FakeModel
 
-LONGEST = 512
-"""Tokens of the longest row that runs where plain operators do, in many small steps. Longer rows
-are extrapolated from shorter ones: from two, or from three where masks grow with the square."""
+LONGEST = 1024
+"""Tokens of the longest row that runs where operators walk through it in steps. Longer rows are
+extrapolated from shorter ones: from two, or from three where masks grow with the square."""
+LONGEST_ATTENTION = 2048
+"""The same where attention runs too: its blocks on a CPU are of one size from 768 tokens on."""
 MOST_ROWS = 3
 """Most rows that run; the bytes of more rows are extrapolated from two numbers of rows."""
 
@@ -99,13 +102,29 @@ class Tracer:
         first, place = self.sorts.index(sort), self.places[sort]
         names = self.config.layers[number].names
         part, hops = self._key(f"{first} {rule!r}", names), self._is_long_ring(names)
-        return self._extrapolated(part, lambda model: model.layer(place, rule, hops=hops), hops)
+        lengths = self._lengths(names)
+        return self._fitted(part, lengths, lambda model: model.layer(place, rule, hops=hops), hops)
 
     def first(self) -> Passes:
-        return self._extrapolated(self._key("first"), lambda model: model.first())
+        return self._fitted(self._key("first"), self._lengths(), lambda model: model.first())
 
     def last(self) -> Passes:
-        return self._extrapolated(self._key("last"), lambda model: model.last())
+        return self._fitted(self._key("last"), self._lengths(), lambda model: model.last())
+
+    def _lengths(self, operators: Sequence[str] = ()) -> list[int]:
+        """Return the lengths at which a part runs: that of the rows, if no operator takes more
+        operations for longer rows."""
+        shape, own = self.shape, [self.config.operators[name] for name in operators]
+        attends = any(each.attention_heads for each in own)
+        longest = LONGEST_ATTENTION if attends else LONGEST
+        ring = attends and shape.attention == "ring" and shape.device != "cuda"
+        if ring:  # with two tiles in each chunk; scores of fewer grow with the square of the length
+            longest = max(longest, 4 * shape.degrees.cp * TILE)
+        if shape.seq_len <= longest or not (ring or any(each.steps(shape.device) for each in own)):
+            return [shape.seq_len]
+        longest += -longest % (2 * shape.degrees.tp * shape.degrees.cp)
+        masks = any(getattr(each, "window", None) for each in own)
+        return [longest // 2, longest, *([2 * longest] if masks else [])]
 
     def _is_long_ring(self, operators: Sequence[str]) -> bool:
         """True for a layer with a long ring that has nothing but parts of rows."""
@@ -128,28 +147,26 @@ class Tracer:
             shape = replace(shape, degrees=replace(shape.degrees, ep=1))
         return f"{part} {self.config!r} {shape!r}"
 
-    def _extrapolated(
-        self, part: str, run: Callable[[FakeModel], Passes], hops: bool = False
+    def _fitted(
+        self,
+        part: str,
+        lengths: Sequence[int],
+        run: Callable[[FakeModel], Passes],
+        hops: bool = False,
     ) -> Passes:
-        if part not in self.parts:
-            self.parts[part] = self._fitted(part, run, hops)
-        return self.parts[part]
-
-    def _fitted(self, part: str, run: Callable[[FakeModel], Passes], hops: bool) -> Passes:
-        shape = self.shape
-        lengths = [shape.seq_len]
-        operators = self.config.operators.values()
-        steps = shape.device != "cuda" or any(each.steps_on_gpus for each in operators)
-        if shape.seq_len > LONGEST and steps:
-            masks = any(getattr(each, "window", None) for each in operators)
-            lengths = [*([LONGEST // 4] if masks else []), LONGEST // 2, LONGEST]
-        numbers = [shape.rows] if shape.rows <= MOST_ROWS else [MOST_ROWS - 1, MOST_ROWS]
+        """Return the passes of a part at the rows and the length that run, from those it has at a
+        few of them."""
+        rows = self.shape.rows
+        numbers = [rows] if rows <= MOST_ROWS else [MOST_ROWS - 1, MOST_ROWS]
 
         def of_rows(length: int) -> Passes:
-            found = [self._traced(part, rows, length, run, hops) for rows in numbers]
-            return fitted(numbers, found, shape.rows)
+            found = [self._traced(part, each, length, run, hops) for each in numbers]
+            return fitted(numbers, found, rows)
 
-        return fitted(lengths, [of_rows(length) for length in lengths], shape.seq_len)
+        if part not in self.parts:
+            found = [of_rows(length) for length in lengths]
+            self.parts[part] = fitted(lengths, found, self.shape.seq_len)
+        return self.parts[part]
 
     def _traced(
         self, part: str, rows: int, length: int, run: Callable[[FakeModel], Passes], hops: bool

@@ -21,3 +21,5 @@ class Shape:
     degrees: Degrees = field(default_factory=Degrees)
     attention: AttentionForm = "a2a"
     hyena_li: LongFilterForm = "states"
+    threads: int = 1
+    """Threads of a rank on a CPU: each has scores of its own in attention."""

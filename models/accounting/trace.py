@@ -54,7 +54,34 @@ def _pieces_of_groups(x: Tensor, numbers: int) -> int:
     return 0 if one_launch else numbers * x.element_size()
 
 
+def _attention_scratch(q: Tensor, k: Tensor, *_: Any) -> int:
+    """Return the bytes that a CPU's threads hold in attention: the scores of a block, their sums,
+    and the block's result in fp32. Scores in bf16 are a copy."""
+    if wanted("auto", q.device):  # as on a GPU
+        return 0
+    queries, keys = _block(q, k)
+    scores = queries * keys * (4 if q.dtype == torch.float32 else 6)
+    return torch.get_num_threads() * (scores + 4 * queries * (2 + q.shape[-1]))
+
+
+def _attention_backward_scratch(_: Tensor, q: Tensor, k: Tensor, *__: Any) -> int:
+    """Return the bytes of the scores of a block and their gradients, and of a copy like q."""
+    if wanted("auto", q.device):
+        return 0
+    queries, keys = _block(q, k)
+    scores = queries * keys * (4 if q.dtype == torch.float32 else 6)
+    return torch.get_num_threads() * (2 * scores + 4 * queries) + q.nbytes
+
+
+def _block(q: Tensor, k: Tensor) -> tuple[int, int]:
+    """Return the queries and keys of a block of attention on a CPU (FlashAttentionKernel.cpp)."""
+    length = q.shape[-2]
+    return min(length, 256 if length >= 768 else 64 if length >= 192 else 32), min(512, k.shape[-2])
+
+
 SCRATCH: dict[str, Callable[..., int]] = {
+    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention_scratch,
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward_scratch,
     "headrace::linear_cross_entropy": _loss_scratch,
     "headrace::grouped_product": _product_scratch,
     "headrace::grouped_outer": _outer_scratch,

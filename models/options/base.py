@@ -34,9 +34,8 @@ class OperatorOptions:
         """True if the result for a row depends, in training, on the rows of its micro-batch."""
         return False
 
-    @property
-    def steps_on_gpus(self) -> bool:
-        """True if a GPU too takes many small steps through a row, as no fused kernel can do it."""
+    def steps(self, device: str) -> bool:
+        """True if no kernel takes the whole row: longer rows take more operations."""
         return False
 
     @property

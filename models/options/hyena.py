@@ -63,6 +63,9 @@ class ModalOptions(LongHyenaOptions):
     chunk: int = 32
     """Tokens for each block of the scan; affects the speed, not the result."""
 
+    def steps(self, device: str) -> bool:
+        return device != "cuda" and self.method == "scan"
+
     def problems(self, width: int) -> Iterator[str]:
         yield from super().problems(width)
         for name in ("state_size", "chunk"):

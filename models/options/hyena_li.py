@@ -25,9 +25,8 @@ class HyenaLIOptions(ModalOptions):
     gamma_max: float = 0.1
     """Upper bound of γ's start."""
 
-    @property
-    def steps_on_gpus(self) -> bool:
-        return self.method == "scan" and self.poles == "complex"
+    def steps(self, device: str) -> bool:
+        return super().steps(device) or (self.method == "scan" and self.poles == "complex")
 
     def problems(self, width: int) -> Iterator[str]:
         yield from super().problems(width)

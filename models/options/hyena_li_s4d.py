@@ -15,6 +15,5 @@ class HyenaLIS4DOptions(ModalOptions):
     newer = ("groups", "slow_heads")
     kind: Literal["hyena-li-s4d"] = "hyena-li-s4d"
 
-    @property
-    def steps_on_gpus(self) -> bool:
-        return self.method == "scan"
+    def steps(self, device: str) -> bool:
+        return super().steps(device) or self.method == "scan"

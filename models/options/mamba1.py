@@ -27,6 +27,9 @@ class Mamba1Options(FusedOptions):
     chunk: int = 32
     """Tokens for each block of the scan; affects the speed, not the result."""
 
+    def steps(self, device: str) -> bool:
+        return device != "cuda"
+
     def problems(self, width: int) -> Iterator[str]:
         yield from divides("heads", self.heads, "expand · width", self.expand * width)
         for name in ("state_size", "conv", "chunk", "expand"):

@@ -33,6 +33,9 @@ class Mamba2Options(FusedOptions):
     bias: bool = False
     """Add biases in the input and output projections."""
 
+    def steps(self, device: str) -> bool:
+        return device != "cuda"
+
     def problems(self, width: int) -> Iterator[str]:
         inner = self.expand * width
         yield from divides("head_dim", self.head_dim, "expand · width", inner)

@@ -30,9 +30,7 @@ from ..precision import widen
 from .axes import Axis
 from .collectives import start_all_to_all, wait
 from .exchange import rearranged
-
-TILE = 256
-"""Number of queries whose scores are in memory at once."""
+from .tiles import TILE
 
 
 def ring_attention(

@@ -140,6 +140,7 @@ def timelines(job: Job, stage: int) -> list[Timeline]:
             degrees=degrees,
             attention=layout.attention,
             hyena_li=layout.hyena_li,
+            threads=job.threads if device == "cpu" else 1,
         )
         passes = model_passes(job.model, shape, job.rules)
         number, inputs = micro_batches(rows, phase, job.dp), input_bytes(shape)

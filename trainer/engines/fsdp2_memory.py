@@ -2,7 +2,8 @@
 
     forward of a block    gather: buffer, then whole weights; the buffer waits for the next gather
     after it              whole weights go, if they are sharded again
-    backward              gather, and the buffer of the block ahead; gradients whole
+    backward              gather, and the buffer of the block ahead, the last one's beside the loss;
+                          gradients whole
     after it              a copy of the gradients in fp32 is reduced; it waits for the next one,
                           across micro-batches too
     after it, by step     whole gradients stay to the last micro-batch; in bf16 an fp32 sum does
@@ -126,9 +127,13 @@ class Fsdp2Memory(EngineMemory):
     def enter(self, level: Level, unit: Unit, *, backward: bool) -> None:
         for group in self._of(unit):
             self._gather(level, group, backward=backward)
-        if unit is None or unit not in self.layers or self.gather != "block":
+        if self.gather != "block":
             return
-        if backward:
+        if unit is None:  # torch's own choice, as nothing is set for it: the last block
+            near = self.layers[-1:] if backward and self.groups[None, False].whole else []
+        elif unit not in self.layers:
+            return
+        elif backward:
             near = [layer for layer in reversed(self.layers) if layer < unit]
             near = near[: self.config.backward_prefetch]
         else:

@@ -12,11 +12,13 @@ from headrace.models.accounting import passes
 from headrace.models.accounting.fake_model import FakeModel
 from headrace.models.accounting.hops import lengthened
 from headrace.models.accounting.passes import Tracer, model_passes
-from headrace.models.accounting.pieces import Passes
+from headrace.models.accounting.pieces import Passes, high
 from headrace.models.accounting.shape import Shape
 from headrace.models.accounting.sorts import one_of_each
 from headrace.models.accounting.state import Degrees
+from headrace.models.accounting.trace import Meter
 from headrace.models.config import ModelConfig, load_model_config
+from headrace.models.options import OPTIONS
 from headrace.models.options.attention import AttentionOptions
 from headrace.models.options.base import FusedOptions
 from headrace.models.options.hyena_li import HyenaLIOptions
@@ -173,3 +175,75 @@ def test_a_long_ring_follows_from_a_short_one(monkeypatch: pytest.MonkeyPatch) -
     model = FakeModel(one_of_each(config), few)
     own = model.run(lambda model: model.layer(0, rules[-1], hops=True))
     assert [lengthened(own, more) == found[-1] for more in (7, 8)] == [False, True]
+
+
+OPERATORS: dict[str, dict[str, Any]] = {
+    "attention": {"heads": 4},
+    "glu": {"hidden": 64},
+    "hyena-li": {},
+    "hyena-li-factored": {},
+    "hyena-li-freeform": {},
+    "hyena-li-s4d": {},
+    "hyena-mlp": {"hidden": 64, "groups": 8},
+    "hyena-mr": {"groups": 8},
+    "hyena-se": {"groups": 8},
+    "mamba1": {},
+    "mamba2": {"state_size": 8, "head_dim": 16},
+    "mlp": {"hidden": 64},
+    "moe": {"experts": 4, "hidden": 64},
+}
+
+
+@pytest.mark.parametrize("kind", OPERATORS)
+def test_operators_that_step_through_rows_say_so(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only they are extrapolated: the others take as many operations for any row."""
+    options = OPTIONS[kind](**OPERATORS[kind])
+    config = ModelConfig(vocab_size=64, width=64, pattern="[it]", operators={"it": options})
+    count, run = 0, Meter.__torch_dispatch__
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal count
+        count += 1
+        return run(*arguments)
+
+    monkeypatch.setattr(Meter, "__torch_dispatch__", counted)
+    numbers = []
+    for length in (256, 512):  # short rows may take other methods
+        count = 0
+        shape = Shape(rows=1, seq_len=length, precision=PRECISIONS["fp32"], device="cpu")
+        Tracer(config, shape).layer(0, "none")
+        numbers.append(count)
+    assert numbers[0] > 50
+    assert (numbers[1] > numbers[0]) == options.steps("cpu")
+
+
+def test_operators_with_and_without_steps_are_all_of_them() -> None:
+    assert {*OPERATORS} == {*OPTIONS} - {"zamba-block"}
+
+
+@pytest.mark.parametrize(("kind", "attention"), [("attention", "ring"), ("hyena-li", "a2a")])
+def test_long_rows_follow_from_shorter_ones(
+    kind: str, attention: AttentionForm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ring whose chunks have less than a tile of queries holds scores that grow with the square
+    of the length, and the filter's highest level is of another operation in short rows."""
+    operators = {"it": OPTIONS[kind](**OPERATORS[kind])}
+    config = ModelConfig(vocab_size=64, width=64, pattern="[it]", operators=operators)
+    shape = Shape(
+        rows=1, seq_len=4096, precision=PRECISIONS["fp32"], device="cpu",
+        degrees=Degrees(cp=2), attention=attention,
+    )  # fmt: skip
+
+    def highest(lengths: list[int] | None) -> list[int]:
+        """Return the highest levels of both passes."""
+        tracer = Tracer(config, shape)
+        if lengths:
+            monkeypatch.setattr(tracer, "_lengths", lambda _=(): lengths)
+        layer = tracer.layer(0, "block")
+        return [high(layer.forward), high(layer.backward)]
+
+    found, ran, wrong = (highest(lengths) for lengths in (None, [shape.seq_len], [256, 512]))
+    assert found == pytest.approx(ran, rel=0.02)
+    assert wrong != pytest.approx(ran, rel=0.05)

@@ -56,7 +56,10 @@ def test_recompute_choices_have_their_true_memory_and_order(parallel: Parallel) 
         (MODEL, ["engine.kind=fsdp2", "engine.shard=1", "engine.gather=block", "recompute=block"]),
         (
             MODEL,
-            ["engine.zero=2", "layout.cp=2", "layout.attention=ring", "recompute=block", *BUCKETS],
+            [
+                *("engine.zero=2", "layout.cp=2", "layout.attention=ring", "recompute=block"),
+                *("synthetic.seq_len=1024", "micro_batch_tokens=512", *BUCKETS),
+            ],
         ),
         (MODEL, ["engine.zero=1", "recompute=block", "precision=bf16", *BUCKETS]),
         (MODEL, ["engine.zero=3", "recompute=block", "precision=bf16", *BUCKETS]),
