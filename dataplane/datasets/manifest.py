@@ -23,6 +23,7 @@ from typing import Any
 
 from ...console.errors import IntegrityError, StorageError
 from ...console.explain import path_hint
+from ..arrays import arrow_column
 from ..storage import storage
 from ..storage.faults import AbsentError
 from ..storage.verified import REBUILD, read_checked, read_named, write_named
@@ -229,7 +230,9 @@ def write_generation(
     import pyarrow as pa
 
     rows = [{**asdict(shard), "details": json.dumps(shard.details)} for shard in shards]
-    table = pa.Table.from_pylist(rows, schema=_table_schema())
+    schema = _table_schema()
+    columns = [arrow_column([row[field.name] for row in rows], field.type) for field in schema]
+    table = pa.Table.from_arrays(columns, schema=schema)
     sink = io.BytesIO()
     with pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...console.errors import InputError, IntegrityError
-from ..arrays import Int64
+from ..arrays import Int64, arrow_column, arrow_numbers
 from ..storage import storage
 from ..storage.faults import located
 from .arrow_flat import flat_layout, is_flat
@@ -51,16 +51,17 @@ class ArrowFormat(ShardFormat):
         with pa.ipc.new_file(out, schema) as writer:
             for first, last in _batches(documents):
                 part = documents[first:last]
-                offsets = pa.array(part.starts.astype(np.int32))
-                columns = [pa.ListArray.from_arrays(offsets, pa.array(part.tokens))]
+                offsets = arrow_numbers(part.starts.astype(np.int32))
+                columns = [pa.ListArray.from_arrays(offsets, arrow_numbers(part.tokens))]
                 if part.weights is not None:
-                    columns.append(pa.ListArray.from_arrays(offsets, pa.array(part.weights)))
-                names = pa.DictionaryArray.from_arrays(
-                    pa.array(part.file), pa.array(part.files, pa.string())
-                )
-                columns += [names.cast(pa.string()), pa.array(part.position)]
+                    columns.append(pa.ListArray.from_arrays(offsets, arrow_numbers(part.weights)))
+                files = [part.files[number] for number in part.file.tolist()]
                 ids = part.ids if part.ids is not None else (None,) * len(part)
-                columns.append(pa.array(ids, pa.string()))
+                columns += [
+                    arrow_column(files, pa.string()),
+                    arrow_numbers(part.position),
+                    arrow_column(ids, pa.string()),
+                ]
                 writer.write_batch(pa.record_batch(columns, schema=schema))
 
     def layout(

@@ -28,6 +28,8 @@ PACKAGES = ("tokenizers", "fastokens")
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]")
 """Usual names of the end-of-document token, tried in this order."""
 
+FEW = 256 << 10
+"""Characters from which on the fast path pays off: it takes time to start."""
 SLOW_LIMIT = 4 << 20
 """Characters of a text beyond which `tokenizers` takes more than 512 MiB of memory."""
 
@@ -66,6 +68,8 @@ class BpeTokenizer:
                 hint="use a tokenizer.json, or train one with `tokenize train`",
             ) from None
         self.weight_table = None
+        self._seen = 0
+        """Characters of the texts encoded so far."""
         vocabulary = self.tokenizer.get_vocab(with_added_tokens=True)
         if not vocabulary:
             raise InputError(f"the tokenizer {source} has no tokens")
@@ -144,7 +148,8 @@ class BpeTokenizer:
         `first` is the number of the first text, for errors."""
         end = self.info.end_of_document
         assert end is not None
-        if isinstance(self._fast, Inexact):
+        self._seen += sum(map(len, texts))
+        if self._seen < FEW or isinstance(self._fast, Inexact):
             return self._encode_slowly(texts, end, first)
         plain, changed = list(texts), []
         if self._normalize is not None:
@@ -248,7 +253,7 @@ def _library(text: bytes, parse_special: bool) -> Any:
 
 @lru_cache(maxsize=2)
 def _convert(text: bytes, parse_special: bool) -> FastBpe | Inexact:
-    """Convert a tokenizer to the fast path, or return why not. Takes 0.4 seconds for 64k tokens."""
+    """Convert a tokenizer to the fast path, or return why not."""
     try:
         return convert(json.loads(_library(text, parse_special).to_str()))
     except Inexact as reason:

@@ -12,7 +12,7 @@ with one merge. The ids are equal under three conditions, all of which are check
    would end with that pair as well.
 2. The pattern that splits texts into words is one that fastokens splits without a regex engine.
 3. The character classes. Each library has its own tables for \s, \p{L} and \p{N};
-   `tests/dataplane/tokenizers/test_fast_bpe.py` compares the words of every character of Unicode.
+   `tests/dataplane/tokenizers/test_words.py` compares the words of every character of Unicode.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence, Set
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -59,6 +60,11 @@ class FastBpe:
         pre_tokenizer: Mapping[str, Any],
     ) -> None:
         """`merges` holds the last merge of each token, and `ids` the id of each byte and token."""
+        self._merges, self._ids, self._pre_tokenizer = merges, ids, pre_tokenizer
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        """The tokenizer of fastokens. It takes as long as `tokenizers` for a megabyte of text."""
         os.environ.setdefault(THREADS, "1")
         from fastokens import Tokenizer
 
@@ -66,23 +72,22 @@ class FastBpe:
         table = str.maketrans({chr(byte): letter for byte, letter in letters.items()})
         names = {
             token: token.decode("latin-1").translate(table)
-            for token in (*(bytes([byte]) for byte in range(256)), *merges)
+            for token in (*(bytes([byte]) for byte in range(256)), *self._merges)
         }
         model = {
             "type": "BPE",
             "vocab": {name: rank for rank, name in enumerate(names.values())},
-            "merges": [[names[left], names[right]] for left, right in merges.values()],
+            "merges": [[names[left], names[right]] for left, right in self._merges.values()],
         }
         unused = ("normalizer", "post_processor", "decoder", "truncation", "padding")
         content: dict[str, Any] = {
             "version": "1.0",
             "added_tokens": [],
-            "pre_tokenizer": pre_tokenizer,
+            "pre_tokenizer": self._pre_tokenizer,
             "model": model,
             **dict.fromkeys(unused),
         }
-        self._tokenizer = Tokenizer.from_json_str(json.dumps(content))
-        self._ids = ids
+        return Tokenizer.from_json_str(json.dumps(content))
 
     def encode(
         self, texts: Sequence[str], end: int
@@ -171,16 +176,18 @@ def _last_merges(
     """Return the pair with which each token, encoded alone, ends; raise Inexact unless it is listed
     for the token, in the order of the tokens. `listed` has the line of each pair of a token."""
     last, made = -1, dict[bytes, Pair]()
-    for whole, pairs in listed.items():
-        rank = ranks[whole]
-        for left, right in pairs:
-            before = ranks.get(left, rank) < rank > ranks.get(right, rank)
-            if before and _is_last(left, right, made, ranks):
+    tokens = [*(bytes([byte]) for byte in range(256)), *listed]
+    parts = [(byte, byte) for byte in range(256)]
+    for rank, (whole, pairs) in enumerate(listed.items(), start=256):
+        for pair in pairs:
+            left, right = ranks.get(pair[0], rank), ranks.get(pair[1], rank)
+            if left < rank > right and _is_last(left, right, parts, tokens, ranks):
                 break
         else:
             raise Inexact(f"its merges never produce the token {whole!r} by a listed pair")
-        made[whole] = left, right
-        line = pairs[made[whole]]
+        made[whole] = pair
+        parts.append((left, right))
+        line = pairs[pair]
         if line < last:
             raise Inexact(f"its merges into {whole!r} are not listed together")
         last = line
@@ -188,20 +195,25 @@ def _last_merges(
 
 
 def _is_last(
-    left: bytes, right: bytes, made: Mapping[bytes, Pair], ranks: Mapping[bytes, int]
+    left: int,
+    right: int,
+    parts: Sequence[tuple[int, int]],
+    tokens: Sequence[bytes],
+    ranks: Mapping[bytes, int],
 ) -> bool:
     """Return True if both parts, side by side, are produced before anything joins across them.
 
-    Parts are produced in the order of their ranks, for both parts of a token rank below it. So two
-    tokens meet at the boundary until the one of the higher rank is divided, going back in time; of
-    two equal ones, the left one is produced first. Joined, they must rank behind that moment.
+    Parts are given by their ranks, and produced in this order, for both parts of a token rank below
+    it. So two tokens meet at the boundary until the one of the higher rank is divided, going back
+    in time; of two equal ones, the left one is produced first. Joined, they must rank behind that
+    moment. The first 256 ranks are bytes, which are not divided.
     """
-    while len(left) > 1 or len(right) > 1:
-        if ranks[left] > ranks[right]:
-            moment, left = ranks[left], made[left][1]
+    while left > 255 or right > 255:
+        if left > right:
+            moment, left = left, parts[left][1]
         else:
-            moment, right = ranks[right] + 1, made[right][0]
-        if ranks.get(left + right, moment) < moment:
+            moment, right = right + 1, parts[right][0]
+        if ranks.get(tokens[left] + tokens[right], moment) < moment:
             return False
     return True
 

@@ -195,7 +195,8 @@ def build(config: BuildConfig) -> dict[str, Manifest]:
     )
     if config.fim is not None:
         check_tokenizer(config.fim, tokenizer)
-    if isinstance(tokenizer, BpeTokenizer) and tokenizer.slow_because:
+    large = sum(file.size for file in inputs) >= bpe.FEW
+    if large and isinstance(tokenizer, BpeTokenizer) and tokenizer.slow_because:
         log.warning("using the slower `tokenizers` library: %s", tokenizer.slow_because)
     if config.source.keep:
         known = kept_types(config.out.rstrip("/"), job_of(config, tokenizer).outputs)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, trainers
 from tokenizers import pre_tokenizers as pre
 
-from headrace.dataplane.tokenizers import fast_bpe
+from headrace.dataplane.tokenizers import bpe, fast_bpe
 from headrace.dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
 from headrace.dataplane.tokenizers.fast_bpe import LLAMA3, QWEN2, Inexact, convert
 
@@ -67,6 +67,13 @@ def train(pattern: str, *, normalizer: Any = None, vocab_size: int = 1500) -> To
     )
     tokenizer.train_from_iterator(corpus(), trainer)
     return tokenizer
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fast_from_the_first_text() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bpe, "FEW", 0)
+        yield
 
 
 def brought(tokenizer: Tokenizer, **options: Any) -> BpeTokenizer:
@@ -233,9 +240,6 @@ def batched(items: Sequence[str], size: int) -> Iterator[Sequence[str]]:
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
-STEPS = pytest.mark.parametrize("step", [16, pytest.param(1, marks=pytest.mark.long)])
-
-
 def characters(step: int) -> list[str]:
     """Return all characters of most scripts, and each `step`-th of the others (mostly
     ideographs)."""
@@ -243,7 +247,7 @@ def characters(step: int) -> list[str]:
     return [chr(c) for c in codes if not 0xD800 <= c < 0xE000]
 
 
-@STEPS
+@pytest.mark.parametrize("step", [16, pytest.param(1, marks=pytest.mark.long)])
 def test_every_character_between_words_and_spaces(
     style: tuple[BpeTokenizer, Tokenizer], step: int
 ) -> None:
@@ -376,23 +380,15 @@ def test_a_tokenizer_that_cannot_be_converted_is_used_directly() -> None:
     same(made, tokenizer, ["Hello  THERE", "", "x\n\n  Y"])
 
 
-@STEPS
-@pytest.mark.parametrize("pattern", [GPT2, LLAMA3, QWEN2])
-def test_every_character_is_in_the_same_words(pattern: str, step: int) -> None:
-    """Each merge joins an ASCII character and the byte beside it, so that ids tell the words:
-    a digit joins numbers alone, `!` joins what is no space, letter or number, and `a` comes before
-    letters alone."""
-    letters = fast_bpe.byte_letters()
-    merges = [(letters[byte], letters[ord(c)]) for c in "1!" for byte in range(256)]
-    merges += [(letters[ord("a")], letters[byte]) for byte in range(256) if chr(byte) not in "1!"]
-    tokens = [*letters.values(), *("".join(pair) for pair in merges), END]
-    tokenizer = Tokenizer(models.BPE({token: id for id, token in enumerate(tokens)}, merges))
-    tokenizer.pre_tokenizer = train(pattern, vocab_size=257).pre_tokenizer
-    tokenizer.add_special_tokens([END])
+def test_few_texts_do_not_start_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bpe, "FEW", 100)
+    tokenizer = train(LLAMA3, vocab_size=600)
     made = brought(tokenizer)
-    assert made.slow_because is None
-    for part in batched(characters(step), 4096):
-        same(made, tokenizer, ["".join(f"{c}1{c}!{c} a{c}\n" for c in part)])
+    started = []
+    for text in ["Hello  there", "", "x" * 60, "中文 " * 20, "def f(x):\n    return 12345", "end"]:
+        same(made, tokenizer, [text, text])
+        started.append("_tokenizer" in vars(made._fast))
+    assert started == [False, False, True, True, True, True]
 
 
 def test_ids_fit_their_type() -> None:
