@@ -16,7 +16,8 @@ END = "<|endoftext|>"
 def split(pattern: str | None) -> pre.PreTokenizer:
     if pattern is None:
         return pre.ByteLevel(add_prefix_space=False, use_regex=True)
-    return pre.Sequence([pre.Split(Regex(pattern), "isolated"), pre.ByteLevel(False, False)])
+    level = pre.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre.Sequence([pre.Split(Regex(pattern), "isolated"), level])
 
 
 @pytest.mark.parametrize("step", [16, pytest.param(1, marks=pytest.mark.long)])
