@@ -6,6 +6,7 @@ The rules are those of `options/recompute.py`.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,12 +31,20 @@ class Recomputable(nn.Module):
     """Results that the call keeps."""
 
     def __call__(self, *inputs: Any) -> Any:
-        if not (self.recompute and torch.is_grad_enabled()):
+        if not self.recompute:
             return super().__call__(*inputs)
         if self.saved is None:
-            return checkpoint(super().__call__, *inputs, use_reentrant=False)
-        contexts = partial(_contexts, self.saved)
-        return checkpoint(super().__call__, *inputs, use_reentrant=False, context_fn=contexts)
+            return recomputed(super().__call__, *inputs)
+        return recomputed(super().__call__, *inputs, context_fn=partial(_contexts, self.saved))
+
+
+def recomputed(function: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
+    """Call a function, and again in the backward pass, for which its inputs alone are kept. The
+    states of random numbers are not: no operator draws any, each state is a copy of 5 KB, and on a
+    GPU the host waits for it."""
+    if not torch.is_grad_enabled():
+        return function(*inputs)
+    return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False, **options)
 
 
 def _contexts(saved: Selective) -> tuple[Any, Any]:

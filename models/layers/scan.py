@@ -7,17 +7,14 @@ it adds to a state and keeps of it; the incoming state is then added to each chu
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from ..documents import Documents, plain_layout
 from ..parallel.axes import ALONE, Axis
 from ..parallel.states import entering
+from .recompute import recomputed
 
 
 def ssd(
@@ -236,18 +233,11 @@ def selective_scan(
     for first in range(0, x.shape[1], chunk):
         part = slice(first, first + chunk)
         inside = begins[:, part] if begins is not None else None
-        y, current = _recomputed(
+        y, current = recomputed(
             _selective_chunk, x[:, part], dt[:, part], A, B[:, part], C[:, part], inside, current
         )
         outputs.append(y)
     return torch.cat(outputs, dim=1), current
-
-
-def _recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call the function; keep only its arguments for the backward pass."""
-    if torch.is_grad_enabled():
-        return checkpoint(function, *arguments, use_reentrant=False)
-    return function(*arguments)
 
 
 def _selective_summary(
@@ -266,7 +256,7 @@ def _selective_summary(
     added = torch.zeros_like(kept)
     for first in range(0, x.shape[1], chunk):
         part = slice(first, first + chunk)
-        added = added + _recomputed(_left_behind, inputs[:, part], after[:, part], A, B[:, part])
+        added = added + recomputed(_left_behind, inputs[:, part], after[:, part], A, B[:, part])
     return added, kept
 
 
