@@ -38,7 +38,7 @@ def stored(
     file = folder() / f"{key}.json"
     try:
         return unpack(json.loads(file.read_text()))
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         answer = make()
     text = json.dumps(pack(answer))
     with contextlib.suppress(OSError):  # a folder without room or rights
