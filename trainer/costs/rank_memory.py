@@ -119,6 +119,17 @@ class RankMemory:
     def _model(self) -> ParameterState:
         return self.parts.parameters(self.run, whole=True)
 
+    def least_state(self) -> int:
+        """Return the bytes that all devices have together in any layout: each parameter and each
+        number of the optimizer lies on one device at least, or in host memory."""
+        if self.run.engine.offloads:
+            return 0
+        own, weight = self._model, self.precision.weight_bytes
+        return sum(
+            math.prod(shard.local) * (weight + own.optimizer_bytes(name))
+            for name, shard in self.shards(1, 1).items()
+        )
+
     def _state(
         self, engine: EngineConfig, layout: LayoutConfig, parameters: ParameterState
     ) -> EngineState:

@@ -214,10 +214,15 @@ def no_plan(
             f"\n    not decided: {len(outcome.undecided)} interleaved layouts, such as "
             f"{outcome.undecided[0].name()}"
         )
-    if len({*costs.trace.layers}) > 1:
+    state = costs.memory.least_state() / question.gpus
+    if state > question.budget:
         open_ += (
-            "\n    not proven: layouts were left out by the sums of their parts, and layers of "
-            "several sorts may need less than that together"
+            f"\n    proven: parameters and optimizer alone take {as_bytes(round(state))} of each"
+        )
+    else:
+        open_ += (
+            "\n    not proven: layouts were left out by the sums of their parts, and together the "
+            "parts may need less"
         )
     return PlanError(
         f"no layout{which} fits into {as_bytes(round(question.budget))} of each of "
