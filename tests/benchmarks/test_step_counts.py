@@ -130,7 +130,7 @@ def steps() -> list[list[Any]]:
 def test_the_host_waits_once_in_a_step(steps: list[list[Any]]) -> None:
     for _, _, _, waits, *_ in steps[:-1]:
         assert [name for name, _ in waits] == ["synchronize"]
-        assert re.fullmatch(r"trainer/loop/transfer\.py:\d+ wait", waits[0][1]), waits
+        assert re.fullmatch(r"trainer/loop/step_stats\.py:\d+ wait", waits[0][1]), waits
 
 
 @pytest.mark.slow
