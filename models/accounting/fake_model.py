@@ -64,8 +64,10 @@ def _threads(count: int) -> Iterator[None]:
     """Let torch have so many threads inside: some operations allocate memory for each."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
-    yield
-    torch.set_num_threads(before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class FakeModel:
