@@ -57,17 +57,22 @@ def with_fingerprints(files: Sequence[File], *, rehash: bool = False) -> list[Fi
             if fingerprint := cache.get(_state(file.name)):
                 known[file.name] = fingerprint
         todo = [file for file in files if file.name not in known]
-        with (
-            Progress(
-                "hashing the inputs", total=sum(file.size for file in todo), unit="B"
-            ) as progress,
-            ThreadPoolExecutor(READERS) as pool,
-        ):
-            for file, (fingerprint, state) in zip(todo, pool.map(_fingerprint, todo), strict=True):
-                known[file.name] = fingerprint
-                cache.put(state, fingerprint)
-                progress.advance(file.size, files=1)
+        if todo:
+            _hash(todo, known, cache)
     return [replace(file, fingerprint=known[file.name]) for file in files]
+
+
+def _hash(files: Sequence[File], known: dict[str, str], cache: HashCache) -> None:
+    """Read the files, and add their fingerprints to the known and the cached ones."""
+    size = sum(file.size for file in files)
+    with (
+        Progress("hashing the inputs", total=size, unit="B") as progress,
+        ThreadPoolExecutor(READERS) as pool,
+    ):
+        for file, (fingerprint, state) in zip(files, pool.map(_fingerprint, files), strict=True):
+            known[file.name] = fingerprint
+            cache.put(state, fingerprint)
+            progress.advance(file.size, files=1)
 
 
 def check_unchanged(files: Sequence[File], since: float) -> None:

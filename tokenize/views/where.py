@@ -151,7 +151,9 @@ class _Parser:
         kind = other.kind if isinstance(other, _Field) else _kind(other)
         if kind != one.kind and not (kind in NUMBERS and one.kind in NUMBERS):
             shown = f"`{other.name}`" if isinstance(other, _Field) else repr(other)
-            raise self.wrong(node, f"`{one.name}` is of type {one.kind}, and {shown} is a {kind}")
+            raise self.wrong(
+                node, f"`{one.name}` is of type {one.kind}, and {shown} of type {kind}"
+            )
         if isinstance(other, int) and not -(2**63) <= other < 2**63:
             raise self.wrong(node, f"{other} has more than 64 bits")
         return pc.field(other.name) if isinstance(other, _Field) else pc.scalar(other)
@@ -198,7 +200,9 @@ def parse(text: str, kept: Mapping[str, str]) -> Where:
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        at = f", character {error.offset}" if isinstance(error, SyntaxError) else ""
+        at = ""
+        if isinstance(error, SyntaxError):  # its offset is 0 where the text ends too early
+            at = f", character {error.offset or len(text) + 1}"
         raise MisuseError(
             f"the expression cannot be read: {getattr(error, 'msg', error)}",
             where=f"--where{at} of: {text}",

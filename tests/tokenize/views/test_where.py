@@ -93,18 +93,27 @@ def test_a_dot_leads_into_nested_fields() -> None:
     assert chosen("m.x == 5", ROWS) == [row["m.x"] == 5 for row in ROWS]
 
 
+@pytest.mark.parametrize(("text", "place"), [("score >= ", 10), ("score ) 3", 7)])
+def test_the_place_of_a_syntax_error_is_within_the_text_or_at_its_end(
+    text: str, place: int
+) -> None:
+    with pytest.raises(MisuseError) as caught:
+        parse(text, KINDS)
+    assert f"character {place} of" in str(caught.value.where)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("language ==", "cannot be read"),
         ("", "cannot be read"),
         ("lang == 'en'", "no field `lang`"),
-        ("language == 5", "`language` is of type string, and 5 is a int"),
-        ("score == '0.5'", "`score` is of type float, and '0.5' is a string"),
-        ("good == 1", "`good` is of type bool, and 1 is a int"),
+        ("language == 5", "`language` is of type string, and 5 of type int"),
+        ("score == '0.5'", "`score` is of type float, and '0.5' of type string"),
+        ("good == 1", "`good` is of type bool, and 1 of type int"),
         ("good < True", "which has no order"),
-        ("language < score", "and `score` is a float"),
-        ("words in ('a', 1)", "and 'a' is a string"),
+        ("language < score", "and `score` of type float"),
+        ("words in ('a', 1)", "and 'a' of type string"),
         ("words in ()", "the list is empty"),
         ("language in score", "`in` needs a list"),
         ("language == None", "`language is None`"),
