@@ -5,6 +5,10 @@ tokens: three changes. A line for each size of the source: the share of the epoc
 served by plans of versions 2 and 4, the rows of several spans, and the time to locate the first of
 them after a restart.
 
+Then many sources reach the end of their epoch together: the time to locate a row in order and at
+random, beside the same mixture without changes of length, and the bytes of the remainders that the
+process keeps.
+
     python -m benchmarks.length_changes
 """
 
@@ -21,6 +25,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from plan_data import write_head
 
+from headrace.dataplane.arrays import Int64
+from headrace.dataplane.order.epochs.epoch import REMAINDERS, REMAINDERS_BYTES
 from headrace.dataplane.order.plan import CUT, Plan
 from headrace.dataplane.order.stream import Stream
 from headrace.mixtures.planning.resolve_mixture import resolve
@@ -41,6 +47,52 @@ def plan_of(url: str, tokens: int) -> Plan:
         for number, (length, part) in enumerate(PHASES)
     }
     return resolve(Mixture(sources={"web": source}, phases=phases))
+
+
+def many_sources(folder: str, count: int) -> None:
+    """Locate the rows of the last window of each source."""
+    tokens, share = 300_000_000, dict.fromkeys([f"s{number}" for number in range(count)], 1 / count)
+    sources = {
+        name: SourceSpec(data=write_head(f"{folder}/{name}", tokens), max_epochs=2)
+        for name in share
+    }
+    costs = {}
+    for lengths in ((4_096, 8_192, 16_384), (16_384, 16_384, 16_384)):
+        phases = {
+            f"p{number}": PhaseSpec(
+                tokens=int(part * tokens * count), seq_len=length, batch=length, weights=share
+            )
+            for number, (length, part) in enumerate(zip(lengths, (0.4, 0.3, 0.28), strict=True))
+        }
+        stream = Stream(resolve(Mixture(sources=sources, phases=phases)))
+        last = stream.plan.last_row
+        stream.locate(np.arange(last - 20 * count, last - 10 * count))  # each source's first use
+        ordered = np.arange(last - 10 * count, last)
+        for name, rows in (
+            ("in order", ordered),
+            ("at random", np.random.default_rng(0).permutation(ordered)),
+        ):
+            costs[lengths, name] = located(stream, rows[:2048])
+    changed, same = (
+        [cost for (lengths, _), cost in costs.items() if (len(set(lengths)) > 1) == changes]
+        for changes in (True, False)
+    )
+    kept = REMAINDERS_BYTES - REMAINDERS.room
+    print(
+        f"the end of an epoch of {count:,} sources: {changed[0]:.0f} us of CPU for a row in order "
+        f"({changed[0] / same[0]:.1f} times as without changes of length), {changed[1]:.0f} at "
+        f"random ({changed[1] / same[1]:.1f} times); {len(REMAINDERS):,} remainders kept, "
+        f"{kept / 2**20:.1f} MiB of {REMAINDERS_BYTES >> 20}",
+        flush=True,
+    )
+
+
+def located(stream: Stream, rows: Int64) -> float:
+    """Return the microseconds of CPU time to locate a row, 64 rows at once."""
+    start = time.process_time()
+    for first in range(0, len(rows), 64):
+        stream.locate(rows[first : first + 64])
+    return 1e6 * (time.process_time() - start) / len(rows)
 
 
 def lost(plan: Plan, tokens: int) -> int:
@@ -71,6 +123,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for tokens in SIZES:
             report(folder, tokens)
+        for count in (200, 2_000):
+            many_sources(folder, count)
 
 
 if __name__ == "__main__":

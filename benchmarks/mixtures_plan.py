@@ -146,13 +146,35 @@ def fifteen_trillion_tokens(datasets: list[str], decimals: int = 5) -> None:
         "ramp": PhaseSpec(tokens=4 * 10**12, weights=uneven),
         "anneal": PhaseSpec(tokens=10**12, seq_len=8192, weights={"stable": 0.6, "ramp": 0.4}),
     }
-    mixture = Mixture(sources=sources, phases=phases)
     name = f"{count:,} sources x 10,000 shards, {decimals} decimals, 15T tokens"
+    plan_and_start(name, datasets, Mixture(sources=sources, phases=phases))
+
+
+def ends_of_epochs(datasets: list[str]) -> None:
+    """Plan two changes of the row length; the last phase ends in the last window of every source,
+    so that its process serves the remainders of all."""
+    count = len(datasets)
+    share = dict.fromkeys([f"s{number}" for number in range(count)], 1 / count)
+    sources = {
+        name: SourceSpec(data=url, max_epochs=2) for name, url in zip(share, datasets, strict=True)
+    }
+    tokens = manifests.load(datasets[0]).tokens * count
+    phases = {
+        f"p{length}": PhaseSpec(
+            tokens=int(part * tokens), seq_len=length, batch=2**22, weights=share
+        )
+        for length, part in ((4096, 0.4), (8192, 0.3), (16384, 0.296))
+    }
+    name = f"{count:,} sources x 10,000 shards at the end of their epoch"
+    plan_and_start(name, datasets, Mixture(sources=sources, phases=phases))
+
+
+def plan_and_start(name: str, datasets: list[str], mixture: Mixture) -> None:
     report(f"plan {name}", [timed(resolve, mixture)], LARGE_PLAN_SECONDS)
-    plan = Path(datasets[0]).parent / f"{decimals}-{count}.json"
+    plan = Path(datasets[0]).parent / f"{hashlib.sha256(name.encode()).hexdigest()}.json"
     resolve(mixture).save(plan)
     started = in_a_process(plan)
-    assert started["datasets"] == count
+    assert started["datasets"] == len(datasets)
     report(f"ready, {name}", [Times(*started["ready"])], READY_SECONDS)
     tables = sum(file.stat().st_size for file in host_files.folder().iterdir())
     report_bytes(f"memory of a process, {name}", started["bytes"], PROCESS_BYTES)
@@ -277,6 +299,7 @@ def main() -> None:
         datasets = many_shards(Path(folder), 2_000)
         fifteen_trillion_tokens(datasets)
         fifteen_trillion_tokens(datasets, decimals=7)
+        ends_of_epochs(datasets)
         many_sources(Path(folder))
         ten_trillion_tokens(Path(folder))
         local_audit(Path(folder))

@@ -16,6 +16,7 @@ is known from its row number and length alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -23,14 +24,16 @@ from typing import NamedTuple
 import numpy as np
 
 from ...arrays import Int64
+from .bounded import Bounded
+from .packed import Packed
 from .permutation import Permutation, key
 from .remainder import Remainder, joined
 
 CHUNKS = -1
 PERMUTATIONS = 8
 """Permutations kept in memory per source: that of its chunks, and those of a few windows."""
-REMAINDERS = 4
-"""Remainders of cut epochs kept in memory per source. All else about an epoch is made quickly."""
+REMAINDERS_BYTES = 8 << 20
+"""Bytes of the remainders of cut epochs that a process keeps. All else is made quickly."""
 
 
 class Cut(NamedTuple):
@@ -62,8 +65,6 @@ class Shuffle:
     window: int
     """Chunks of a window."""
     _kept: dict[tuple[int, int, int], Permutation] = field(default_factory=dict)
-    remainders: dict[tuple[int, tuple[Cut, ...]], Remainder] = field(default_factory=dict)
-    """By epoch and cuts."""
 
     def permutation(self, epoch: int, window: int, length: int) -> Permutation:
         """Return the permutation of a window's rows, or of the epoch's chunks (CHUNKS)."""
@@ -75,6 +76,10 @@ class Shuffle:
             permutation = Permutation(key(self.seed, self.name, epoch, window), length)
             self._kept[name] = permutation
         return permutation
+
+
+REMAINDERS: Bounded[tuple[Shuffle, int, tuple[Cut, ...]], Packed] = Bounded(REMAINDERS_BYTES)
+"""By source, epoch and cuts."""
 
 
 class Epoch:
@@ -220,19 +225,21 @@ class Epoch:
     def _remainder(self) -> Remainder:
         if self.before is None:
             return self.pool.tails
-        kept, name = self.shuffle.remainders, (self.number, self.cuts)
-        remainder = kept.get(name)
-        if remainder is None:
-            remainder = self._cut_remainder(*self.before)
-            if len(kept) >= REMAINDERS:
-                kept.clear()
-            kept[name] = remainder
+        name = (self.shuffle, self.number, self.cuts)
+        packed = REMAINDERS.get(name)
+        if packed is not None:
+            return Remainder(packed.spans())
+        remainder = self._make_remainder()
+        packed = Packed.of(remainder.spans, math.gcd(*(cut.length for cut in self.cuts)))
+        REMAINDERS.keep(name, packed, packed.nbytes)
         return remainder
 
-    def _cut_remainder(self, epoch: Epoch, cut: Cut) -> Remainder:
-        """Return the remainder of an epoch after its cut: this one."""
-        row, length = cut
-        older = epoch._remainder
+    def _make_remainder(self) -> Remainder:
+        """Return the remainder; keep none of those before the cuts, which serve no more rows."""
+        if self.before is None:
+            return self.pool.tails
+        epoch, (row, length) = self.before
+        older = epoch._make_remainder()
         if self.begun < self.windows:
             rows = np.arange(row, self.begun * self._window_rows(length))
             spans = [epoch._spans(length, rows), older.spans]

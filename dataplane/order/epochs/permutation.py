@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
-from collections import OrderedDict
 from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 from ...arrays import Int64
+from .bounded import Bounded
 
 UInt64 = npt.NDArray[np.uint64]
 Step = Callable[[UInt64, np.uint64, np.uint64, UInt64], UInt64]
@@ -25,7 +24,7 @@ ROUNDS = 6
 TABLE = 1 << 15
 """Permutations up to this length are stored as tables (64 KiB)."""
 TABLES_BYTES = 4 << 20
-"""Most bytes of all tables of a process: with thousands of sources, each has its own."""
+"""Bytes of all tables of a process."""
 REPAID = 16
 """A table is made once 1/16 of its entries has been asked for."""
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -48,34 +47,8 @@ def invert(keys: UInt64, length: int, places: Int64) -> Int64:
     return _walk(_unfeistel, keys, length, places)
 
 
-class RecentTables:
-    """The tables that were used last, bounded in bytes. Thread-safe."""
-
-    def __init__(self, most: int) -> None:
-        self.room = most
-        """Bytes that are left."""
-        self._tables: OrderedDict[Permutation, npt.NDArray[np.uint16]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, permutation: Permutation) -> npt.NDArray[np.uint16] | None:
-        with self._lock:
-            table = self._tables.get(permutation)
-            if table is not None:
-                self._tables.move_to_end(permutation)
-            return table
-
-    def keep(self, permutation: Permutation, table: npt.NDArray[np.uint16]) -> None:
-        with self._lock:
-            if permutation in self._tables:
-                return  # another thread has made it
-            self._tables[permutation] = table
-            self.room -= table.nbytes
-            while self.room < 0:
-                _, oldest = self._tables.popitem(last=False)
-                self.room += oldest.nbytes
-
-
-_RECENT = RecentTables(TABLES_BYTES)
+Tables = Bounded["Permutation", npt.NDArray[np.uint16]]
+_TABLES: Tables = Bounded(TABLES_BYTES)
 
 
 class Permutation:
@@ -84,7 +57,7 @@ class Permutation:
 
     __slots__ = ("asked", "keys", "length", "tables")
 
-    def __init__(self, keys: UInt64, length: int, tables: RecentTables = _RECENT) -> None:
+    def __init__(self, keys: UInt64, length: int, tables: Tables = _TABLES) -> None:
         self.keys, self.length, self.tables = keys, length, tables
         self.asked = 0
         """Images computed since there was a table."""
@@ -101,7 +74,7 @@ class Permutation:
                     return permute(self.keys, self.length, positions)
                 self.asked = 0
                 table = permute(self.keys, self.length, np.arange(self.length)).astype(np.uint16)
-                self.tables.keep(self, table)
+                self.tables.keep(self, table, table.nbytes)
             return table[positions].astype(np.int64)
         # The rows of a window lie in few chunks: compute each chunk once.
         distinct, back = np.unique(positions, return_inverse=True)

@@ -5,13 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.dataplane.order.epochs.permutation import (
-    Permutation,
-    RecentTables,
-    invert,
-    key,
-    permute,
-)
+from headrace.dataplane.order.epochs.bounded import ENTRY, Bounded
+from headrace.dataplane.order.epochs.permutation import Permutation, Tables, invert, key, permute
 
 
 @given(length=st.integers(1, 3000), seed=st.integers(0, 2**63))
@@ -77,17 +72,17 @@ def test_the_permutation_is_the_recorded_one() -> None:
 GOLDEN = [7, 6, 1, 9, 2, 3, 0, 8, 4, 5]
 
 
-@pytest.mark.parametrize("most", [1 << 20, 1000])
+@pytest.mark.parametrize("most", [1 << 20, 2 * ENTRY + 1000])
 def test_tables_change_no_image_and_stay_within_their_bytes(most: int) -> None:
-    """Permutations take turns; with 1,000 bytes, their tables push each other out."""
-    recent, lengths = RecentTables(most), (1, 10, 200, 300, 320)
-    permutations = [Permutation(key(length), length, recent) for length in lengths]
+    """Permutations take turns; with little room, their tables push each other out."""
+    tables: Tables = Bounded(most)
+    lengths = (1, 10, 200, 300, 320)
+    permutations = [Permutation(key(length), length, tables) for length in lengths]
     rng = np.random.default_rng(0)
     for _ in range(60):
         for permutation in permutations:
             rows = rng.integers(0, permutation.length, 7)
             images = permutation.image(rows)
             assert images.tolist() == permute(permutation.keys, permutation.length, rows).tolist()
-            assert 0 <= recent.room < most
-    held = sum(recent.get(permutation) is not None for permutation in permutations)
-    assert (held == len(lengths)) == (most == 1 << 20)
+            assert 0 <= tables.room < most
+    assert (len(tables) == len(lengths)) == (most == 1 << 20)
