@@ -176,7 +176,7 @@ def plan_and_start(name: str, datasets: list[str], mixture: Mixture) -> None:
     started = in_a_process(plan)
     assert started["datasets"] == len(datasets)
     report(f"ready, {name}", [Times(*started["ready"])], READY_SECONDS)
-    tables = sum(file.stat().st_size for file in host_files.folder().iterdir())
+    tables = sum(file.stat().st_size for file in host_files.folder().glob("*"))
     report_bytes(f"memory of a process, {name}", started["bytes"], PROCESS_BYTES)
     report_bytes(f"the same with Python and its libraries, {name}", started["whole"], PROCESS_BYTES)
     report_bytes(f"all files that are mapped, {name}", tables, FILE_BYTES)
