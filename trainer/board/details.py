@@ -36,6 +36,13 @@ def summary(run: BoardRun) -> dict[str, Any]:
         "id": run.id,
         "url": run.url,
         "status": run.status,
+        "missing": [
+            {
+                "text": each.sentence(),
+                "command": each.command(run.url) if storage.is_local(run.url) else None,
+            }
+            for each in run.missing
+        ],
         "problem": run.problem,
         "entries": entries,
         "evaluations": run.evaluations.index.entries,
@@ -104,7 +111,7 @@ def details(run: BoardRun) -> dict[str, Any]:
 def scores(run: BoardRun) -> Iterator[dict[str, Any]]:
     """Yield the scores of the run's checkpoints as text: by step, task and metric, where several
     evaluations have one, the last."""
-    for entry in _lines(run, files.SCORES):
+    for entry in run.scores:
         for (task, metric), value in records.values(entry).items():
             yield {"step": entry["step"], "task": task, "metric": metric, "value": value}
     for entry in _lines(run, files.RECALL):

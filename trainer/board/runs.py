@@ -16,6 +16,7 @@ from ...dataplane.runlog.reader import METRICS
 from ...dataplane.storage import host_files, storage
 from .. import folder as files
 from ..folder import RunFolder
+from ..scores.missing import Missing, missing
 from .levels import Levels
 
 DEEPEST = 4
@@ -24,11 +25,23 @@ STARTS = ("start", "resume")
 SKIPPED = ("spike", "not finite")
 """Events of skipped steps."""
 ENDS = {"finish": "finished", "stop": "interrupted", "fail": "failed"}
+RUNNING = "running"
+KILLED = "killed"
+"""The last event is no end, and the process that held the folder's lock has ended."""
+UNSCORED = "unscored"
+"""All steps were taken, and the scores of the last checkpoint are missing."""
 
 
-def status_of(event: dict[str, Any] | None) -> str:
-    """Return the status of a run whose last event this is."""
-    return ENDS.get(event["event"], "running") if event else "running"
+def status_of(
+    event: dict[str, Any] | None, *, ended: bool = False, missing: Sequence[Missing] = ()
+) -> str:
+    """Return the status of a run whose last event this is. `ended`: its process has ended;
+    `missing`: scores that it was to have."""
+    status = ENDS.get(event["event"], RUNNING) if event else RUNNING
+    if status == RUNNING and ended:
+        status = KILLED
+    owed = any(each.reason is None for each in missing)
+    return UNSCORED if status != RUNNING and owed else status
 
 
 def shortest_names(folders: Sequence[Path]) -> list[str]:
@@ -89,20 +102,23 @@ class BoardRun:
         self.evaluations = Levels(storage.join(url, files.EVALUATIONS), folder / "evaluations")
         self.signals = Levels(storage.join(url, files.SIGNALS), folder / "signals")
         self.events: list[dict[str, Any]] = []
+        self.scores: list[dict[str, Any]] = []
         self.problem: str | None = None
         """Error of the run's files; its curves end before it."""
-        self._events_size = -1
+        self._sizes: dict[str, int] = {}
+        """Bytes of the small files when they were read."""
 
     def refresh(self) -> Iterator[None]:
         """Read what is new in the run's files, a part at a time."""
         try:
             if not storage.is_local(self.url):
                 storage.names(self.url)  # a new listing: fsspec takes sizes from the last one
-            self._read_events()
+            self.events = self._lines(files.EVENTS, self.events)
+            self.scores = self._lines(files.SCORES, self.scores)
             yield from self.metrics.refresh()
             yield from self.evaluations.refresh()
             yield from self.signals.refresh()
-            self.problem = None
+            self.problem = self._settings[1]
         except UserError as error:
             self.problem = str(error)
 
@@ -112,15 +128,30 @@ class BoardRun:
 
     @property
     def status(self) -> str:
-        status = status_of(self.events[-1] if self.events else None)
-        local = storage.is_local(self.url)
-        ended = status == "running" and local and RunFolder(self.url).holder_has_ended
-        return "killed" if ended else status
+        ended = storage.is_local(self.url) and RunFolder(self.url).holder_has_ended
+        last = self.events[-1] if self.events else None
+        return status_of(last, ended=ended, missing=self.missing)
+
+    @property
+    def missing(self) -> list[Missing]:
+        """Scores that the run was to have."""
+        saved = {each["step"] for each in self.events if each["event"] == "checkpoint"}
+        last = self.last_step if self.last_step in saved else None
+        return missing(self.settings.get("scores.tasks"), self.scores, last)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All settings of the run, its model and its mixture, by dotted path; empty if they cannot
+        be read."""
+        return self._settings[0]
 
     @cached_property
-    def settings(self) -> dict[str, Any]:
-        """All settings of the run, its model and its mixture, by dotted path."""
-        return settings_of(self.url)
+    def _settings(self) -> tuple[dict[str, Any], str | None]:
+        """The settings, or the error of their files."""
+        try:
+            return settings_of(self.url), None
+        except UserError as error:
+            return {}, str(error)
 
     @cached_property
     def plan(self) -> dict[str, Any] | None:
@@ -140,13 +171,15 @@ class BoardRun:
         steps = self.settings.get("synthetic.steps")
         return None if steps is None else int(steps)
 
-    def _read_events(self) -> None:
-        file = storage.join(self.url, files.EVENTS)
+    def _lines(self, name: str, before: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the whole lines of a small file; those of before, if it has not changed."""
+        file = storage.join(self.url, name)
         size = storage.size(file) if storage.exists(file) else 0
-        if size != self._events_size:
-            lines = storage.read(file, 0, size).splitlines(keepends=True) if size else []
-            self.events = [json.loads(line) for line in lines if line.endswith(b"\n")]
-            self._events_size = size
+        if size == self._sizes.get(name):
+            return before
+        lines = storage.read(file, 0, size).splitlines(keepends=True) if size else []
+        self._sizes[name] = size
+        return [json.loads(line) for line in lines if line.endswith(b"\n")]
 
 
 def _levels_folder(url: str, id: str) -> Path:

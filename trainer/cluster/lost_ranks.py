@@ -17,9 +17,13 @@ LOST = re.compile(
 ADDRESS = re.compile(r"\[(\d+(?:\.\d+){3}|[0-9a-f:]+)\]:\d+")
 
 
+class LostRankError(RunError):
+    """Another rank, or its machine, was lost."""
+
+
 @contextlib.contextmanager
 def naming_lost_ranks(name: str) -> Iterator[None]:
-    """Raise a RunError of the rank `name` for a connection to another rank that was lost: no
+    """Raise a LostRankError of the rank `name` for a connection to another rank that was lost: no
     launcher that watches all ranks says which one ended first."""
     try:
         yield
@@ -28,7 +32,7 @@ def naming_lost_ranks(name: str) -> Iterator[None]:
         if LOST.search(text) is None:
             raise
         at = ADDRESS.search(text)
-        raise RunError(
+        raise LostRankError(
             f"{name} lost its connection to another rank{f' at {at[1]}' if at else ''}: "
             "that rank has ended, or its machine or network failed",
             where=text.partition(". This is")[0].rpartition("gloo/")[2],

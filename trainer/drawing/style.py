@@ -34,8 +34,9 @@ h2 { font-size:15px; font-weight:650; white-space:nowrap; }
 h2 small { font-size:12.5px; font-weight:400; color:var(--soft); margin-left:6px; }
 .status { padding:5px 14px; border-radius:99px; font-size:13px; font-weight:600; color:#fff;
   background:var(--soft); white-space:nowrap; }
-.status.finished { background:#4b8f62; } .status.interrupted { background:#c07f2c; }
-.status.failed { background:#b4534f; } .status.running { background:var(--water); }
+.status.finished { background:#4b8f62; } .status.interrupted,.status.unscored {
+  background:#c07f2c; }
+.status.failed,.status.killed { background:#b4534f; } .status.running { background:var(--water); }
 .model { display:flex; align-items:center; flex-wrap:wrap; gap:8px 18px; margin:18px 0 22px; }
 .stripe { display:flex; gap:2px; flex:0 1 auto; max-width:100%; overflow:hidden; }
 .stripe i { width:26px; min-width:3px; flex:0 1 26px; height:18px; border-radius:3px; }

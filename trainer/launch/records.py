@@ -18,7 +18,7 @@ from ..checkpoints.store import RunState
 from ..folder import RunFolder
 from ..loop.batches import RunPlan
 from ..run.job import Job
-from ..scores.records import unscored
+from ..scores.records import missing_of
 
 log = logs.get_logger(__name__)
 
@@ -43,7 +43,8 @@ def finished(job: Job) -> bool:
     if not checkpoints.reached(job.folder.checkpoints, job.plan.last_step):
         return False
     archived = not os.access(job.folder.root, os.W_OK)
-    return archived or not unscored(job.run.scores, job.folder, job.plan.last_step)
+    missing = missing_of(job.folder, job.run.scores, job.plan.last_step)
+    return archived or all(each.reason is not None for each in missing)
 
 
 def last_step(plan: RunPlan, state: RunState) -> LedgerEntry:

@@ -15,12 +15,8 @@ from ..board.runs import status_of
 from ..checkpoints import store
 from ..folder import RunFolder
 from ..run.stored import read_run
-from ..scores.records import unscored
+from ..scores.records import missing_of
 
-KILLED = "killed"
-"""The last event is no end, and the process that held the folder's lock has ended."""
-UNSCORED = "unscored"
-"""All steps were taken, and the scores of the last checkpoint are missing."""
 UNREADABLE = "unreadable"
 
 
@@ -40,7 +36,7 @@ class ListedRun:
     changed: float | None = None
     """Time of the latest step or event, in seconds since 1970."""
     problem: str | None = None
-    """Reason for which the run cannot be read."""
+    """Reason for which the run cannot be read, or scores that it was to have."""
 
 
 def runs_below(places: Sequence[str]) -> list[RunFolder]:
@@ -70,16 +66,13 @@ def look_at(folder: RunFolder) -> ListedRun:
     except UserError as error:
         return ListedRun(str(folder.root), UNREADABLE, problem=" ".join(error.what.split()))
     step, event = lines.last(folder.metrics) or {}, lines.last(folder.events)
-    status = status_of(event)
-    if status == "running" and folder.holder_has_ended:
-        status = KILLED
-    if status != "running" and unscored(job.run.scores, folder, job.plan.last_step):
-        status = UNSCORED
+    missing = missing_of(folder, job.run.scores, job.plan.last_step)
+    gaps = [f"{each.sentence()}; `{each.command(str(folder.root))}`" for each in missing]
     saved = store.committed(folder.checkpoints)
     files = (path for path in (folder.metrics, folder.events, folder.run) if path.exists())
     return ListedRun(
         folder=str(folder.root),
-        status=status,
+        status=status_of(event, ended=folder.holder_has_ended, missing=missing),
         step=step["step"] + 1 if step else job.plan.first_step,
         last_step=job.plan.last_step,
         tokens=step.get("tokens"),
@@ -87,6 +80,7 @@ def look_at(folder: RunFolder) -> ListedRun:
         tokens_per_second=step.get("tokens_per_second"),
         checkpoint=store.step_of(saved[-1]) if saved else None,
         changed=max(path.stat().st_mtime for path in files),
+        problem="; ".join(gaps) or None,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from ...console.errors import PlanError, UserError
 from ...console.log import get_logger
 from ...dataplane.order.plan import Plan
 from ..cluster.agreement import by_first, from_first
+from ..cluster.lost_ranks import LostRankError
 from ..folder import SCORES, RunFolder
 from ..layout.devices import DeviceKind
 from ..weights import sample, source
@@ -25,6 +27,7 @@ from . import records
 from .answers import works_of
 from .config import ScoresConfig
 from .installed import check_installed
+from .missing import failed, unanswered
 from .team import Team
 
 if TYPE_CHECKING:
@@ -67,15 +70,21 @@ class CheckpointScores:
 
     def take_up(self, step: int) -> None:
         """Score the checkpoint that a run resumes from, if it is due and was not scored: the run
-        may have been killed before. Collective."""
+        may have been killed before. Tasks that failed are not tried again. Collective."""
         if not self.due(step):
             return
-        scored = by_first(lambda: records.scored(self.folder, step), self.group)
-        if not from_first(scored, self.group):
-            self(step)
+        found = by_first(
+            lambda: unanswered(self.config.tasks, records.entries(self.folder), step), self.group
+        )
+        if tasks := from_first(found, self.group):
+            self._score_tasks(step, tasks)
 
     def __call__(self, step: int) -> None:
-        """Score the checkpoint of a step. A failure is logged, and the run goes on. Collective."""
+        """Score the checkpoint of a step. A failure is recorded, and the run goes on.
+        Collective."""
+        self._score_tasks(step, self.config.tasks)
+
+    def _score_tasks(self, step: int, tasks: tuple[str, ...]) -> None:
 
         def load() -> tuple[Model, Tokenizer]:
             found = source.find(str(self.folder.root), step, average=self.config.ema)
@@ -87,21 +96,25 @@ class CheckpointScores:
             workers=int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
             beat=lambda: self.beat(f"scores of step {step}"),
         )
-        team.lead(lambda: self._score(team, step))
+        team.lead(lambda: self._score(team, step, replace(self.config, tasks=tasks)))
 
-    def _score(self, team: Team, step: int) -> None:
+    def _score(self, team: Team, step: int, config: ScoresConfig) -> None:
         from . import harness
 
         began = time.monotonic()
+        found = source.find(str(self.folder.root), step, average=config.ema)
         try:
-            found = source.find(str(self.folder.root), step, average=self.config.ema)
             tokenizer = find_tokenizer(found, None)
             sample.check_vocabulary(tokenizer, found.model)
-            tasks = harness.load_tasks(self.config.tasks, self.config.include_path)
-            entry = harness.evaluate(team, found, tokenizer, self.config, tasks)
-            records.store(found, SCORES, entry)
-        except UserError as error:
-            hint = f"`trainer eval {self.folder.root} --step {step}` computes them"
-            log.warning("no scores of step %d: %s; %s", step, error, hint)
-        else:
+            index = harness.load_tasks(config.tasks, config.include_path)
+            entry, errors = harness.evaluate(team, found, tokenizer, config, index)
+        except LostRankError:
+            raise
+        except UserError as error:  # of all tasks
+            entry, errors = failed(config.tasks, error), [error]
+        records.store(found, SCORES, entry)
+        again = f"`trainer eval {self.folder.root} --step {step}` tries again"
+        for each in errors:
+            log.warning("no scores of step %d: %s; %s", step, each, again)
+        if entry["tasks"]:
             log.info("scored step %d in %.1f s", step, time.monotonic() - began)

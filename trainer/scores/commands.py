@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from ...console import command
+from ...console.errors import SeveralErrors, UserError
 from ..folder import RECALL, SCORES
 from ..layout.devices import DEVICES, DeviceKind
 from ..weights.commands import SOURCE, data_option, ema_option, step_option
@@ -14,6 +17,9 @@ from .installed import check_installed
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
+
+    from ..weights.source import WeightSource
+    from .config import ScoresConfig
 
 device_option = click.option(
     "--device",
@@ -31,9 +37,25 @@ batch_option = click.option(
 )
 
 
+def _task_names(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    names = tuple(dict.fromkeys(name for name in value.split(",") if name))
+    if not names:
+        raise click.UsageError("--tasks names no task")
+    return names
+
+
 @click.command("eval")
 @click.argument("source", metavar=SOURCE)
-@click.option("--tasks", required=True, metavar="NAME,...", help="Tasks or groups of the harness.")
+@click.option(
+    "--tasks",
+    metavar="NAME,...",
+    callback=_task_names,
+    help="Tasks or groups of the harness [those of the run's key scores, with its settings].",
+)
 @click.option(
     "--include-path",
     type=click.Path(exists=True, file_okay=False),
@@ -54,9 +76,11 @@ batch_option = click.option(
 @data_option
 @device_option
 @command.json_option
+@click.pass_context
 def eval_command(
+    context: click.Context,
     source: str,
-    tasks: str,
+    tasks: tuple[str, ...] | None,
     include_path: str | None,
     limit: int | None,
     num_fewshot: int | None,
@@ -79,9 +103,6 @@ def eval_command(
 
     More: docs/eval.md
     """
-    names = list(dict.fromkeys(name for name in tasks.split(",") if name))
-    if not names:
-        raise click.UsageError("--tasks names no task")
     check_installed("trainer eval")
     import torch.distributed as dist
 
@@ -91,11 +112,12 @@ def eval_command(
     from ..weights.tokenizer import find_tokenizer
     from . import records
     from .answers import works_of
-    from .config import ScoresConfig
     from .team import Team, joined_ranks
 
-    config = ScoresConfig(
-        tasks=tuple(names),
+    config = _settings(
+        context,
+        sources.find(source, step),
+        tasks=tasks,
         include_path=include_path,
         limit=limit,
         num_fewshot=num_fewshot,
@@ -103,39 +125,63 @@ def eval_command(
         batch_tokens=batch_tokens,
         ema=ema,
     )
-    weights = sources.find(source, step, average=ema)
+    weights = sources.find(source, step, average=config.ema)
     tokenizer = find_tokenizer(weights, data)
     samples.check_vocabulary(tokenizer, weights.model)
-    records.context_length(weights, max_length)  # or raises
+    records.context_length(weights, config.max_length)  # or raises
 
     def known() -> TaskManager:
         from . import harness  # imports `datasets` and more: the mistakes above are found before
 
-        return harness.load_tasks(names, include_path)
+        return harness.load_tasks(config.tasks, config.include_path)
 
     with joined_ranks():
         index = by_first(known) if dist.is_initialized() else known()
         model = samples.load(weights, device)
         team = Team(works_of(lambda: (model, tokenizer)))
 
-        def scored() -> dict[str, Any]:
+        def scored() -> tuple[dict[str, Any], list[UserError]]:
             from . import harness
 
             return harness.evaluate(team, weights, tokenizer, config, index)
 
-        entry = team.lead(scored)
-    if entry is None:  # rank 0 writes
+        found = team.lead(scored)
+    if found is None:  # rank 0 writes
         return
-    stored = records.store(weights, SCORES, entry)
-    if as_json:
-        command.emit(entry | {"stored": stored})
-        return
-    lines = [
-        f"{task:<24} {metric:<24} {value}"
-        for (task, metric), value in records.values(entry).items()
-    ]
-    click.echo("\n".join(lines))
-    _say_stored(stored)
+    entry, errors = found
+    if entry["tasks"]:
+        stored = records.store(weights, SCORES, entry)
+        if as_json:
+            command.emit(entry | {"stored": stored})
+        else:
+            for (task, metric), value in records.values(entry).items():
+                click.echo(f"{task:<24} {metric:<24} {value}")
+            _say_stored(stored)
+    if errors:
+        raise errors[0] if len(errors) == 1 else SeveralErrors(errors)
+
+
+def _settings(context: click.Context, source: WeightSource, **options: Any) -> ScoresConfig:
+    """Return the settings of an evaluation: those of the options; without --tasks, those of the
+    run, and of the options on the command line."""
+    from ..weights.source import Checkpoint
+    from .config import ScoresConfig, stored
+
+    if options["tasks"] is not None:
+        return ScoresConfig(**options)
+    run = source.run if isinstance(source, Checkpoint) else None
+    own = None if run is None else stored(run)
+    if own is None:
+        raise click.UsageError(
+            "name tasks with --tasks: "
+            + ("the key scores of the run is not set" if run else "these are weights without a run")
+        )
+    typed = {
+        name: value
+        for name, value in options.items()
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
+    return replace(own, **typed)
 
 
 def _say_stored(path: str | None) -> None:

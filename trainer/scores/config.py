@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...console import config as reader
+from ..folder import RunFolder
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScoresConfig:
@@ -36,3 +39,10 @@ class ScoresConfig:
                 raise ValueError(f"{name} must be at least 1, not {value}")
         if self.num_fewshot is not None and self.num_fewshot < 0:
             raise ValueError(f"num_fewshot must be at least 0, not {self.num_fewshot}")
+
+
+def stored(folder: RunFolder) -> ScoresConfig | None:
+    """Return the settings with which a run scores its checkpoints; None if it scores none."""
+    data, _ = reader.read_yaml(folder.run)
+    own = data.get("scores")
+    return None if own is None else reader.build(ScoresConfig, own, source=str(folder.run))

@@ -24,10 +24,12 @@ from ...console.errors import InputError, RunError, UserError
 from ...console.explain import nearest
 from ...dataplane.tokenizers import TextError
 from ...models.generate import Sampling
+from ..cluster.lost_ranks import LostRankError
 from ..weights.source import WeightSource
 from .answers import GENERATE, Question
 from .config import ScoresConfig
 from .likelihood import Row, batches, in_order, score
+from .missing import ASKED, FAILED, reason
 from .records import context_length
 from .team import Team
 
@@ -207,29 +209,43 @@ def load_tasks(names: Sequence[str], include_path: str | None) -> TaskManager:
 
 def evaluate(
     team: Team, source: WeightSource, tokenizer: Tokenizer, config: ScoresConfig, tasks: TaskManager
-) -> dict[str, Any]:
-    """Score weights, which the ranks of the team have. Return the entry of scores.jsonl."""
+) -> tuple[dict[str, Any], list[UserError]]:
+    """Score weights, which the ranks of the team have. Return the entry of scores.jsonl, and the
+    errors of tasks that failed: the others are scored."""
     length = context_length(source, config.max_length)
     model = HarnessModel(
         team, source.model, tokenizer, max_length=length, batch_tokens=config.batch_tokens
     )
-    return {
+    found: dict[str, Any] = {}
+    errors: dict[str, UserError] = {}
+    for name in config.tasks:
+        try:
+            found |= metrics_of(model, name, config, tasks)
+        except LostRankError:
+            raise
+        except UserError as error:
+            errors[name] = error
+    entry = {
         "from": source.where,
         "harness": importlib.metadata.version("lm_eval"),
         "max_length": length,
         "limit": config.limit,
         "ema": config.ema,
-        "tasks": metrics_of(model, config, tasks),
+        ASKED: list(config.tasks),
+        FAILED: {name: reason(error) for name, error in errors.items()},
+        "tasks": found,
     }
+    return entry, list(errors.values())
 
 
-def metrics_of(model: HarnessModel, config: ScoresConfig, tasks: TaskManager) -> dict[str, Any]:
-    """Return the metrics of each task and group."""
-    names = config.tasks
+def metrics_of(
+    model: HarnessModel, name: str, config: ScoresConfig, tasks: TaskManager
+) -> dict[str, Any]:
+    """Return the metrics of a task, or of a group and its tasks."""
     try:
         found = simple_evaluate(
             model=model,
-            tasks=list(names),
+            tasks=[name],
             task_manager=tasks,
             limit=config.limit,
             num_fewshot=config.num_fewshot,
@@ -239,13 +255,13 @@ def metrics_of(model: HarnessModel, config: ScoresConfig, tasks: TaskManager) ->
         raise
     except (ValueError, OSError, KeyError, TypeError, ImportError) as error:
         raise InputError(
-            f"the harness failed on {', '.join(names)}: {type(error).__name__}: {error}",
+            f"the harness failed on {name}: {type(error).__name__}: {error}",
             hint="most tasks download their data from the Hugging Face Hub at the first use; tasks "
             "of --include-path may read local files",
         ) from error
     except Exception as error:  # code of a task
         raise RunError(
-            f"the harness failed on {', '.join(names)}: {error!r}",
+            f"the harness failed on {name}: {error!r}",
             where="\n" + traceback.format_exc().rstrip(),
         ) from error
     return {name: _entry(name, metrics, found) for name, metrics in found["results"].items()}

@@ -16,6 +16,7 @@ from ..drawing.page import section
 from ..folder import RunFolder
 from ..weights.source import Checkpoint, WeightSource
 from .config import ScoresConfig
+from .missing import Missing, missing, note
 
 STEPS = 8
 """Newest steps in the table."""
@@ -60,18 +61,16 @@ def store(source: WeightSource, name: str, entry: dict[str, Any]) -> str | None:
     return str(path)
 
 
-def scored(folder: RunFolder, step: int) -> bool:
-    """Return True if the run's checkpoint of a step has scores."""
-    entries = lines.read(folder.scores) if folder.scores.exists() else []
-    return any(entry["step"] == step for entry in entries)
+def entries(folder: RunFolder) -> list[dict[str, Any]]:
+    """Return the evaluations of a run's checkpoints."""
+    return list(lines.read(folder.scores)) if folder.scores.exists() else []
 
 
-def unscored(config: ScoresConfig | None, folder: RunFolder, last_step: int) -> bool:
-    """Return True if a run that has taken all of its steps was to score its last checkpoint, and
-    did not: it was killed, or the tasks failed."""
-    if config is None or not checkpoints.reached(folder.checkpoints, last_step):
-        return False
-    return not scored(folder, last_step)
+def missing_of(folder: RunFolder, config: ScoresConfig | None, last_step: int) -> list[Missing]:
+    """Return the scores that are missing of a run, as its folder shows it."""
+    saved = checkpoints.reached(folder.checkpoints, last_step)
+    tasks = config.tasks if config is not None else ()
+    return missing(tasks, entries(folder), last_step if saved else None)
 
 
 def values(entry: dict[str, Any]) -> dict[tuple[str, str], str]:
@@ -108,13 +107,21 @@ def _number(value: float | None) -> str:
     return f"{value:.4f}" if abs(value) < 100 else f"{value:,.1f}"
 
 
-def scores_section(entries: Sequence[dict[str, Any]]) -> str:
-    """Return the table of the scores by step: of several evaluations of a step, the last."""
+def scores_section(
+    entries: Sequence[dict[str, Any]], missing: Sequence[Missing] = (), run: str = ""
+) -> str:
+    """Return the table of the scores by step: of several evaluations of a step, the last; and what
+    is missing of a run."""
     by_step: dict[int, dict[tuple[str, str], str]] = {}
     for entry in entries:
-        by_step.setdefault(entry["step"], {}).update(values(entry))
-    if not by_step:
-        return ""
+        if found := values(entry):
+            by_step.setdefault(entry["step"], {}).update(found)
+    table = _table(by_step) if by_step else ""
+    body = note(missing, run) + table
+    return section("Scores", body) if body else ""
+
+
+def _table(by_step: Mapping[int, Mapping[tuple[str, str], str]]) -> str:
     steps = sorted(by_step)[-STEPS:]
     rows = "".join(
         f"<tr><th>{escape(task)}</th><td>{escape(metric)}</td>"
@@ -123,11 +130,10 @@ def scores_section(entries: Sequence[dict[str, Any]]) -> str:
         for task, metric in dict.fromkeys(key for step in steps for key in by_step[step])
     )
     heads = "".join(f"<th>step {step:,}</th>" for step in steps)
-    table = (
+    return (
         '<div class="scroll"><table class="history"><thead><tr><th>task</th><th>metric</th>'
         f"{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
-    return section("Scores", table)
 
 
 def compared_scores(

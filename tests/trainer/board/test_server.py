@@ -275,6 +275,41 @@ def test_scores_are_those_of_the_runs_files(open_board: Any, runs: Path) -> None
     ]
 
 
+def test_a_run_with_a_broken_file_leaves_the_others(open_board: Any, runs: Path) -> None:
+    (runs / "other/model.yaml").write_text("pattern: [")
+    client = open_board(runs)
+    found = {run["name"]: run for run in client.json("api/runs")["runs"]}
+    assert "model.yaml" in found["other"]["problem"] and found["base"]["problem"] is None
+    assert found["other"]["step"] == 12, "its curves can be read"
+    settings = client.json("api/settings")
+    assert settings[found["other"]["id"]] == {} and settings[found["base"]["id"]]["seed"] == 3
+
+
+def test_missing_scores_are_named(open_board: Any, runs: Path) -> None:
+    """The run saved its last checkpoint and was killed before its scores; then the task failed."""
+    run = runs / "base"
+    with (run / "run.yaml").open("a") as file:
+        file.write("scores: {tasks: [arc_easy]}\n")
+    client = open_board(run)
+
+    def state() -> tuple[str, Any]:
+        client.board.refresh()
+        (found,) = client.json("api/runs")["runs"]
+        return found["status"], found["missing"]
+
+    assert state() == ("finished", []), "no checkpoint of the last step"
+    with (run / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"time": 9.0, "event": "checkpoint", "step": STEPS}) + "\n")
+        file.write(json.dumps({"time": 9.0, "event": "finish", "step": STEPS}) + "\n")
+    command = f"trainer eval {run} --step {STEPS}"
+    text = f"step {STEPS} has no scores of arc_easy yet"
+    assert state() == ("unscored", [{"text": text, "command": command}])
+    entry = {"step": STEPS, "asked": ["arc_easy"], "failed": {"arc_easy": "no hub"}, "tasks": {}}
+    (run / "scores.jsonl").write_text(json.dumps(entry) + "\n")
+    text = f"the scores of arc_easy at step {STEPS} failed: no hub"
+    assert state() == ("finished", [{"text": text, "command": command}])
+
+
 def test_new_steps_and_new_runs_appear(open_board: Any, runs: Path) -> None:
     later = lines(runs / "other/metrics.jsonl")
     shutil.move(runs / "base", runs.parent / "base")

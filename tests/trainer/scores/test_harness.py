@@ -284,6 +284,15 @@ def test_mistakes_are_named(run: RunFolder, folder: Path, monkeypatch: pytest.Mo
     assert broken.exit_code == 1, "an error of a task's own code is no bug of ours"
     assert "the harness failed on tiny_broken: ZeroDivisionError" in broken.output
     assert not run.scores.exists()
+    none = ask(run.root)
+    assert none.exit_code == 2 and "the key scores of the run is not set" in none.output
+    one = ask(*words, "--tasks", "tiny_broken,tiny_rolling", "--max-length", LENGTH)
+    assert one.exit_code == 1 and "ZeroDivisionError" in one.output, "the other task is scored"
+    (line,) = run.scores.read_text().splitlines()
+    entry = json.loads(line)
+    assert "ZeroDivisionError" in entry["failed"]["tiny_broken"] and [*entry["tasks"]] == [
+        "tiny_rolling"
+    ]
 
 
 @pytest.fixture
@@ -314,7 +323,7 @@ def test_scores_during_training_are_those_of_the_checkpoints(
     scored: Callable[..., str], trainer: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two ranks; the run stops at a step that is due, and scores it when it goes on."""
-    tasks = [f"scores.include_path={folder}", "scores.tasks=[tiny_rolling]"]
+    tasks = [f"scores.include_path={folder}", "scores.tasks=[tiny_broken,tiny_rolling]"]
     tasks += ["scores.every=2", "scores.max_length=48"]
     scored(out=trainer.folder / "whole")
     scored(*tasks, "--stop-after", "2", code=85)
@@ -323,6 +332,7 @@ def test_scores_during_training_are_those_of_the_checkpoints(
     assert trainer.losses() == trainer.losses(trainer.folder / "whole"), "equal to the bit"
     entries = trainer.lines("scores.jsonl")
     assert [entry["step"] for entry in entries] == [2, 4]
+    assert all("ZeroDivisionError" in entry["failed"]["tiny_broken"] for entry in entries)
     monkeypatch.setattr(harness, "TaskManager", partial(TaskManager, include_defaults=False))
     for entry in entries:
         words = [trainer.out, "--step", entry["step"], "--tasks", "tiny_rolling", "--json"]
@@ -333,13 +343,16 @@ def test_scores_during_training_are_those_of_the_checkpoints(
     assert first["bits_per_byte,none"] != pytest.approx(last["bits_per_byte,none"], rel=1e-3)
     report = (trainer.out / "report.html").read_text()
     assert "tiny_rolling" in report
+    assert "The scores of tiny_broken at step 4 failed: the harness failed on" in report
 
     # As if it had been killed while it scored its last checkpoint: it is not finished.
     def status() -> str:
         listed = CliRunner().invoke(main, ["list", str(trainer.out), "--json"])
-        return str(json.loads(listed.stdout)[0]["status"])
+        (found,) = json.loads(listed.stdout)
+        assert f"`trainer eval {trainer.out} --step 4`" in found["problem"]
+        return str(found["status"])
 
-    assert status() == "finished"
+    assert status() == "finished", "a task that failed is not tried for ever"
     (trainer.out / "scores.jsonl").write_text(json.dumps(entries[0]) + "\n")
     assert status() == "unscored"
     said = scored(*tasks)
@@ -348,6 +361,13 @@ def test_scores_during_training_are_those_of_the_checkpoints(
     assert len(trainer.losses()) == 4, "no step was taken again"
     assert status() == "finished"
     assert "already taken all of its 4 steps" in scored(*tasks)
+
+    # On request, with the settings of the run.
+    (folder / "broken.py").write_text("def fail(document, results):\n    return {}\n")
+    again = ask(trainer.out, "--step", "4", "--limit", "2", "--json")
+    found = json.loads(again.stdout)
+    assert (found["asked"], found["failed"]) == (["tiny_broken", "tiny_rolling"], {})
+    assert (found["limit"], found["max_length"]) == (2, LENGTH)
 
 
 @pytest.mark.slow
@@ -359,16 +379,18 @@ def test_tasks_are_checked_before_the_run_starts(scored: Callable[..., str], fol
 def test_scores_that_fail_later_do_not_end_the_run(
     run: RunFolder, parallel: Parallel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """This run has no plan, so its tokenizer is not known."""
+    """This run has no plan, so its tokenizer is not known. The failure is recorded, and the task is
+    not tried again."""
     config, beats = ScoresConfig(tasks=("tiny_choice",), every=3), list[str]()
     scores = CheckpointScores(config, run, 3, "cpu", parallel.control, beats.append)
     assert [step for step in range(5) if scores.due(step)] == [3]
     with caplog.at_level(logging.WARNING):
         scores.take_up(3)
     assert "no scores of step 3: there is no tokenizer" in caplog.text
-    assert f"`trainer eval {run.root} --step 3` computes them" in caplog.text
+    assert f"`trainer eval {run.root} --step 3` tries again" in caplog.text
     assert set(beats) == {"scores of step 3"}
-    run.scores.write_text(json.dumps({"step": 3}) + "\n")
+    (entry,) = map(json.loads, run.scores.read_text().splitlines())
+    assert entry["failed"]["tiny_choice"].startswith("there is no tokenizer")
     caplog.clear()
     scores.take_up(3)
-    assert not caplog.text, "they are there"
+    assert not caplog.text

@@ -109,6 +109,7 @@ function drawRuns() {
         el("div", { class: "bar" }, el("i", { style: { width: `${100 * done}%`, background: colourOf(run) } })),
         run.read < 1 && !run.problem ? el("p", { class: "reading" }, `reading its curves: ${percent(run.read)}`) : null,
         run.problem ? el("p", { class: "problem" }, run.problem) : null,
+        run.missing.length ? el("button", { class: "more", onclick: () => { state.focus = run.id; state.hidden.delete(run.id); state.tab = "Scores"; changed(); } }, "scores are missing") : null,
         chips.length ? el("p", { class: "chips" }, ...chips) : null));
   }));
 }
@@ -197,14 +198,16 @@ const TABS = {
     const columns = runs.length > 1 ? found.map(({ run, scores }) => ({ name: run.name, scores }))
       : [...new Set(found[0].scores.map(each => each.step))].sort((a, b) => a - b).slice(-8).map(step => ({ name: `step ${whole(step)}`, scores: found[0].scores.filter(each => each.step === step) }));
     const keys = [...new Set(found.flatMap(({ scores }) => scores.map(each => JSON.stringify([each.task, each.metric]))))].sort();
-    if (!keys.length) return card("Scores", el("p", { class: "empty" }, "No checkpoint has scores. trainer eval and trainer recall write them beside the run."));
+    const lacking = runs.flatMap(run => run.missing.map(({ text, command }) => el("p", { class: "note" }, el("b", {}, "Missing: "), runs.length > 1 ? `${run.name}: ${text}` : text,
+      command ? el("span", {}, ". To compute them: ", el("code", {}, command)) : null)));
+    if (!keys.length) return card("Scores", ...lacking, el("p", { class: "empty" }, "No checkpoint has scores. trainer eval and trainer recall write them beside the run."));
     const newest = (scores, task, metric) => scores.filter(each => each.task === task && each.metric === metric).reduce((last, each) => !last || each.step >= last.step ? each : last, null);
     const rows = keys.map(key => {
       const [task, metric] = JSON.parse(key), values = columns.map(({ scores }) => newest(scores, task, metric));
       return row([task, metric, ...values.map(each => each ? el("span", {}, each.value, runs.length > 1 ? el("small", {}, ` step ${whole(each.step)}`) : null) : "–")],
         runs.length > 1 && new Set(values.map(each => each?.value)).size > 1 ? "differs" : "");
     });
-    return card("Scores", table(["task", "metric", ...columns.map(each => each.name)], rows, "sides"));
+    return card("Scores", ...lacking, table(["task", "metric", ...columns.map(each => each.name)], rows, "sides"));
   },
   async History(run) {
     const { events, files } = await json(`api/run/${run.id}`);

@@ -17,6 +17,7 @@ from ...board.runs import SKIPPED, status_of
 from ...checkpoints import store
 from ...folder import RunFolder
 from ...loop.batches import RunPlan
+from ...scores.missing import Missing, missing
 from .buckets import Buckets, Table
 from .byte_sizes import ByteSizes, convert, converted, mean_loss
 from .candidates import Candidates
@@ -156,7 +157,14 @@ class RunData:
 
     @property
     def status(self) -> str:
-        return status_of(self.events[-1] if self.events else None)
+        last, ended = self.events[-1] if self.events else None, self.folder.holder_has_ended
+        return status_of(last, ended=ended, missing=self.missing)
+
+    @property
+    def missing(self) -> list[Missing]:
+        """Scores that the run was to have."""
+        last = self.plan.last_step if self.plan.last_step in self.checkpoints else None
+        return missing(self.stored.settings.get("scores.tasks"), self.scores, last)
 
     @property
     def error(self) -> str | None:

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headrace.console.errors import RunError
+from headrace.models.config import load_model_config
+from headrace.trainer.cluster.lost_ranks import LostRankError
+from headrace.trainer.scores import harness, records
+from headrace.trainer.scores.config import ScoresConfig
+from headrace.trainer.scores.missing import Missing, failed, failures, missing, unanswered
+
+
+def entry(step: int, *scored: str, asked: tuple[str, ...] = (), **bad: str) -> dict[str, Any]:
+    tasks = {name: {"metrics": {"acc,none": 0.5}} for name in scored}
+    return {"step": step, "asked": list(asked or (*scored, *bad)), "failed": bad, "tasks": tasks}
+
+
+def test_a_task_is_owed_until_it_was_scored_or_failed_at_that_step() -> None:
+    assert unanswered(("a", "b"), [], 4) == ("a", "b")
+    assert unanswered(("a", "b"), [entry(2, "a", "b"), entry(4, "b")], 4) == ("a",)
+    assert unanswered(("a", "b"), [entry(4, "b", a="no network")], 4) == ()
+    tag = entry(4, "arc_easy", "arc_challenge", asked=("ai2_arc",))
+    assert unanswered(("ai2_arc",), [tag], 4) == (), "a tag has no scores of its own"
+    assert unanswered(("a",), [{"step": 4, "tasks": {"a": {}}}], 4) == (), "an older entry"
+
+
+def test_a_failure_lasts_until_the_task_is_scored() -> None:
+    entries = [entry(2, a="old"), entry(2, a="no network"), entry(4, "b", a="no network")]
+    assert failures(entries) == [Missing(2, ("a",), "no network"), Missing(4, ("a",), "no network")]
+    assert failures([*entries, entry(2, "a")]) == [Missing(4, ("a",), "no network")]
+    assert failures([entry(2, "a"), entry(2, a="later")]) == [], "it has scores"
+
+
+def test_one_error_of_all_tasks_is_one_gap() -> None:
+    error = RunError("rank 1 failed:\n  out of memory.", hint="x")
+    (gap,) = failures([{"step": 3, **failed(("a", "b"), error)}])
+    assert gap == Missing(3, ("a", "b"), "rank 1 failed: out of memory.")
+    assert gap.sentence() == "the scores of a, b at step 3 failed: rank 1 failed: out of memory"
+    assert gap.command("runs/x") == "trainer eval runs/x --step 3"
+
+
+def test_only_a_run_that_scores_and_is_at_its_end_owes_scores() -> None:
+    assert missing(("a",), [], 8) == [Missing(8, ("a",))]
+    assert missing(("a",), [], None) == missing((), [], 8) == missing(None, [], 8) == []
+    assert missing(None, [entry(2, a="x")], None) == [Missing(2, ("a",), "x")]
+
+
+def test_the_report_says_what_is_missing_and_how_to_compute_it() -> None:
+    gaps = [Missing(8, ("a",)), Missing(4, ("<b>",), "no network")]
+    page = records.scores_section([entry(4, b="no network")], gaps, "runs/x")
+    assert "Step 8 has no scores of a yet." in page and "&lt;b&gt;" in page
+    assert "<code>trainer eval runs/x --step 8</code>" in page and "<table" not in page
+    assert "<table" in records.scores_section([entry(4, "a")], gaps, "runs/x")
+
+
+def test_a_lost_rank_is_no_failure_of_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run ends, and scores the checkpoint when it is resumed."""
+    model: Any = load_model_config("tiny-transformer")
+    source: Any = SimpleNamespace(where="here", model=model)
+    nothing: Any = None
+    config = ScoresConfig(tasks=("a", "b"))
+
+    def raising(error: RunError) -> Any:
+        def fail(*words: Any) -> None:
+            raise error
+
+        monkeypatch.setattr(harness, "metrics_of", fail)
+        return harness.evaluate(nothing, source, nothing, config, nothing)
+
+    monkeypatch.setattr(harness, "HarnessModel", lambda *words, **options: None)
+    entry, errors = raising(RunError("no network"))
+    assert entry["failed"] == {"a": "no network", "b": "no network"} and len(errors) == 2
+    with pytest.raises(LostRankError):
+        raising(LostRankError("rank 0 lost its connection to another rank"))
