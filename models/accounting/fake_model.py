@@ -30,7 +30,7 @@ from ..precision import compute_dtype
 from .count import build_meta
 from .pieces import EMBEDDINGS, Passes
 from .shape import Shape
-from .trace import fake_tensors, new_mode, trace
+from .trace import Meter, fake_tensors, new_mode, trace
 
 T = TypeVar("T")
 
@@ -118,6 +118,13 @@ class FakeModel:
     def run(self, part: Callable[[FakeModel], Passes]) -> Passes:
         with self._fake_tensors(), _threads(self.shape.threads):
             return part(self)
+
+    def most(self, run: Callable[[Model], object]) -> int:
+        """Return the most bytes that a function of the model holds, without gradients."""
+        meter = Meter()
+        with self._fake_tensors(), _threads(self.shape.threads), torch.no_grad(), meter:
+            run(self.model)
+        return meter.most
 
     def _batch(self, embeddings: Tensor | None = None) -> BatchContext:
         length = self.shape.seq_len // self.axes.context.size

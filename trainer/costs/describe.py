@@ -30,6 +30,8 @@ def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
     for stage, by_rank in zip(stages, by_stage, strict=True):
         stage["memory"] = max(by_rank, key=device_bytes)
     greatest = max(by_stage, key=lambda by_rank: max(map(device_bytes, by_rank)))
+    score = scoring(job, activations=activations)
+    scored = [score["memory"]] if score is not None else []
     return {
         "run": str(job.folder.root),
         "begun": job.folder.begun,
@@ -50,14 +52,25 @@ def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
         "experts": experts(job),
         "groups": costs.groups(job),
         "batch": costs.batches(job),
-        "memory": max(greatest, key=device_bytes),
+        "memory": max([*greatest, *scored], key=device_bytes),
         "memory_by_tensor_rank": greatest,
-        "scoring_memory": costs.scoring_memory(job) if job.run.scores is not None else None,
+        "scoring": score,
         "stages": stages,
         "pipeline": pipeline.pipelines(job) if job.run.layout.pp > 1 else [],
         "warnings": [*pipeline.warnings(job), *eager_operators(job), *emulation(job)],
         "checkpoints": {"bytes": costs.checkpoint_bytes(job), "saved": costs.checkpoints(job)},
         "configuration": reader.plain(job.run),
+    }
+
+
+def scoring(job: Job, *, activations: bool) -> dict[str, Any] | None:
+    """Return the memory of a rank that scores a checkpoint, and of the caches of tasks that
+    generate; None if the run scores none."""
+    if job.run.scores is None:
+        return None
+    return {
+        "memory": costs.scoring_memory(job, activations=activations),
+        "generation": costs.generation_caches(job),
     }
 
 
@@ -154,9 +167,13 @@ def lines(about: dict[str, Any]) -> list[str]:
         text += [f"stage {stage['stage']:<7}{_stage(stage)}" for stage in about["stages"]]
         text += [f"pipeline     {_pipeline(phase)}" for phase in about["pipeline"]]
     where = " of the fullest stage" * (len(about["stages"]) > 1)
-    text += [f"memory       {line}" for line in _memory(about["memory_by_tensor_rank"], where)]
-    if about["scoring_memory"] is not None:
-        text.append(f"scores       {_scores(about['scoring_memory'])}")
+    training = _memory(about["memory_by_tensor_rank"], where)
+    if about["scoring"] is None:
+        text += [f"memory       {line}" for line in training]
+    else:
+        text.append(f"memory       {_highest(about)}")
+        text += [f"training     {line}" for line in training]
+        text.append(f"scores       {_scores(about['scoring'])}")
     text += [f"warning      {line}" for line in about["warnings"]]
     saved = about["checkpoints"]
     text.append(f"checkpoints  {saved['saved']} of {as_bytes(saved['bytes'])} each")
@@ -223,8 +240,16 @@ def _memory(by_rank: list[dict[str, int]], stage: str) -> list[str]:
     return text
 
 
-def _scores(parts: dict[str, int]) -> str:
-    return _bytes(parts, "on each rank of the first machine, while it scores a checkpoint")
+def _highest(about: dict[str, Any]) -> str:
+    """Return the memory of a rank that trains and scores in words."""
+    when = "scores a checkpoint" if about["memory"] == about["scoring"]["memory"] else "trains"
+    return f"{binary_bytes(device_bytes(about['memory']))}: the highest, when a rank {when}"
+
+
+def _scores(scoring: dict[str, Any]) -> str:
+    where = "on each rank of the first machine, while it scores a checkpoint"
+    caches = binary_bytes(scoring["generation"])
+    return f"{_bytes(scoring['memory'], where)}; tasks that generate hold {caches} more"
 
 
 def _bytes(parts: dict[str, int], where: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..loop.batches import micro_batches, micro_rows
@@ -11,8 +12,10 @@ from ..run.job import Job
 if TYPE_CHECKING:
     from ...models.accounting.level import EngineMemory
     from ...models.accounting.pieces import ModelPasses
+    from ...models.accounting.shape import Shape
     from ...models.accounting.state import Degrees
     from ...models.accounting.step import Timeline
+    from ...models.config import ModelConfig
     from ..layout.config import LayoutConfig
     from ..pipeline.cuts import Cuts
 
@@ -93,9 +96,10 @@ def state_memory(job: Job, stage: int) -> list[dict[str, int]]:
     return [state_bytes(state.parts, each, degrees) for each in shards]
 
 
-def scoring_memory(job: Job) -> dict[str, int]:
-    """Return the bytes on a rank that scores a checkpoint, by part, beside activations: the state
-    of the run stays, and the rank loads whole weights, in fp32 before they move to a GPU."""
+def scoring_memory(job: Job, *, activations: bool) -> dict[str, int]:
+    """Return the bytes on a rank that scores a checkpoint, by part: the state of the run stays, and
+    the rank loads whole weights beside it, on a GPU through fp32 on the host; `activations` adds
+    those of the largest batch."""
     from ...models.accounting.count import build_meta
     from ...models.accounting.state import HOST, device_bytes
     from ...models.options.precision import default_precision
@@ -103,13 +107,89 @@ def scoring_memory(job: Job) -> dict[str, int]:
     device = job.run.device
     assert device != "auto"
     stages = range(job.run.layout.pp)
-    state = max(device_bytes(parts) for stage in stages for parts in state_memory(job, stage))
-    model, precision = build_meta(job.model), default_precision(device)
+    state = max((parts for stage in stages for parts in state_memory(job, stage)), key=device_bytes)
+    model = build_meta(job.model)
     number = sum(parameter.numel() for parameter in model.parameters())
-    model.cast(precision)
+    model.cast(default_precision(device))
     weights = sum(each.numel() * each.element_size() for each in model.parameters())
-    parts = {"state": state, "whole weights": weights}
-    return parts if device == "cpu" else {**parts, f"{HOST}loading": NUMBER_BYTES * number}
+    parts = {"state": device_bytes(state), "whole weights": weights}
+    parts |= {name: size for name, size in state.items() if name.startswith(HOST)}
+    if device != "cpu":
+        parts[f"{HOST}loading"] = NUMBER_BYTES * number
+    return parts | (batch_memory(job.model, largest_batch(job)) if activations else {})
+
+
+def generation_caches(job: Job) -> int:
+    """Return the bytes of the states and caches of a batch of a task that generates."""
+    from ...models.accounting.memory import generation_bytes
+
+    shape = largest_batch(job)
+    return shape.rows * generation_bytes(job.model, shape.seq_len, precision=shape.precision)
+
+
+def largest_batch(job: Job) -> Shape:
+    """Return the shape of a batch of the longest contexts; each rank has the model whole."""
+    from ...models.accounting.shape import Shape
+    from ...models.options.precision import default_precision
+
+    config, device = job.run.scores, job.run.device
+    assert config is not None and device != "auto"
+    length = config.max_length or max(phase.seq_len for phase in job.plan.phases)
+    length = min(length, job.model.learned_positions or length)
+    return Shape(
+        rows=max(1, config.batch_tokens // length),
+        seq_len=length,
+        precision=default_precision(device),
+        device=device,
+        threads=job.threads if device == "cpu" else 1,
+    )
+
+
+def batch_memory(config: ModelConfig, shape: Shape) -> dict[str, int]:
+    """Return the bytes of a batch that is scored, by part, where they are the most: in a layer, or
+    at the end, where all tokens are scored.
+
+    The layers are those of a training step that recomputes all blocks: its forward pass keeps
+    nothing of a block but the result. The end of the model runs on fake tensors.
+    """
+    from ...models.accounting.level import ACTIVATIONS, INPUTS, LOGITS
+    from ...models.accounting.passes import model_passes
+    from ...models.accounting.pieces import high
+    from ...models.accounting.step import stream_bytes
+    from ...models.options.recompute import rules_of
+
+    passes = model_passes(config, shape, rules_of("block", len(config.layers)))
+    stream = stream_bytes(shape, config.width)
+    embeddings = stream if any(layer.shared for layer in config.layers) else 0
+    layers = embeddings + stream + max(high(each.forward) for each in passes.layers)
+    kept, end = _end(config, shape)
+    inputs = {INPUTS: 3 * 8 * shape.rows * shape.seq_len}  # ids, places and targets
+    if layers > kept + end:
+        return {ACTIVATIONS: layers, **inputs}
+    return {ACTIVATIONS: kept, LOGITS: end, **inputs}
+
+
+def _end(config: ModelConfig, shape: Shape) -> tuple[int, int]:
+    """Return the bytes of the results for all tokens, and of the logits of a chunk of them."""
+    import torch
+
+    from ...models.accounting.fake_model import FakeModel
+    from ...models.accounting.sorts import one_of_each
+    from ...models.model import Model
+    from ..scores.likelihood import POSITIONS, score_part
+
+    tokens = shape.rows * shape.seq_len
+
+    def norm(model: Model) -> None:
+        hidden = model.norm(torch.empty(1, tokens, config.width))
+        hidden[0][torch.arange(tokens)]
+
+    def logits(model: Model) -> None:
+        part = min(POSITIONS, tokens)
+        score_part(model, torch.empty(part, config.width), torch.zeros(part, dtype=torch.int64))
+
+    model = FakeModel(one_of_each(config), replace(shape, rows=1, seq_len=1))
+    return model.most(norm), model.most(logits)
 
 
 def timelines(job: Job, stage: int) -> list[Timeline]:

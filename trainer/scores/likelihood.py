@@ -95,7 +95,13 @@ def _of_targets(model: Model, hidden: Tensor, targets: Tensor) -> tuple[list[flo
     likelihoods: list[float] = []
     likeliest: list[bool] = []
     for part, wanted in zip(hidden.split(POSITIONS), targets.split(POSITIONS), strict=True):
-        logits = model.logits(part[None])[0].float().log_softmax(dim=-1)
-        likelihoods += logits.gather(1, wanted[:, None])[:, 0].tolist()
-        likeliest += (logits.argmax(dim=-1) == wanted).tolist()
+        found, best = score_part(model, part, wanted)
+        likelihoods += found.tolist()
+        likeliest += best.tolist()
     return likelihoods, likeliest
+
+
+def score_part(model: Model, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the log-likelihood of each target, and whether it is the likeliest token."""
+    logits = model.logits(hidden[None])[0].float().log_softmax(dim=-1)
+    return logits.gather(1, targets[:, None])[:, 0], logits.argmax(dim=-1) == targets

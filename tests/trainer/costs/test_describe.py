@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from headrace.console.progress import binary_bytes
 from headrace.models.accounting.count import build_meta
 from headrace.models.accounting.state import device_bytes
 from headrace.models.options.precision import PRECISIONS
@@ -82,11 +83,33 @@ def test_the_copy_of_weights_that_scores_need_is_counted(ask: Any, device: str) 
     fp32 = model.full_precision(PRECISIONS["bf16"])
     halves = sum(each.numel() for name, each in model.named_parameters() if name not in fp32)
     weights = 4 * number - (2 * halves if device == "cuda" else 0)
-    assert about["scoring_memory"]["whole weights"] == weights
-    assert about["scoring_memory"]["state"] == device_bytes(about["memory"])
+    scoring = about["scoring"]["memory"]
+    (training,) = about["memory_by_tensor_rank"]
+    assert scoring["whole weights"] == weights and scoring["state"] == device_bytes(training)
     (line,) = (line for line in describe.lines(about) if line.startswith("scores "))
     assert "whole weights" in line and ("loading" in line) == (device == "cuda")
-    assert describe.describe(ask())["scoring_memory"] is None
+    assert "; tasks that generate hold " in line
+    assert describe.describe(ask())["scoring"] is None
+
+
+@pytest.mark.slow  # traces the model for training, and for two sizes of scoring
+def test_the_total_is_the_highest_of_training_and_scoring(ask: Any) -> None:
+    words = ["scores.tasks=[mine]", "checkpoints.every=500", "model.vocab_size=64"]
+    words += ["synthetic.batch_rows=256", "micro_batch_tokens=4096"]
+    few, many = (
+        describe.describe(
+            ask(*words, f"scores.batch_tokens={tokens}", model="tiny-transformer"),
+            activations=True,
+        )
+        for tokens in (16, 2**22)
+    )
+    for about, more, when in ((few, "memory_by_tensor_rank", "trains"), (many, None, "scores")):
+        (training,) = about["memory_by_tensor_rank"]
+        highest = training if more else about["scoring"]["memory"]
+        assert about["memory"] == highest
+        (line,) = (line for line in describe.lines(about) if line.startswith("memory "))
+        assert f"when a rank {when}" in line and binary_bytes(device_bytes(highest)) in line
+        assert sum(line.startswith("training ") for line in describe.lines(about)) == 1
 
 
 def test_split_experts_are_named(ask: Any) -> None:
