@@ -9,16 +9,19 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ...console.errors import FILE_FAULTS, StorageError, file_fault
-from ..storage import storage
-from ..storage.atomic import sync
+from ..storage.atomic import replacing, sync
+from ..storage.faults import storage_error
 
 TAIL = 1 << 13
-"""Bytes that `last` reads at once."""
+"""Bytes that are read at once from the end of a file."""
+BLOCK = 1 << 20
+"""Bytes that are copied and compared at once."""
 
 
 class LineWriter:
@@ -61,13 +64,31 @@ class LineWriter:
 def _repair(path: Path) -> None:
     """Remove incomplete last lines, left by a kill, a full disk or a power cut, before lines are
     appended."""
-    if path.exists():
-        data = path.read_bytes()
-        end = data.rfind(b"\n") + 1
-        while end and _entry(data[(start := data.rfind(b"\n", 0, end - 1) + 1) : end]) is None:
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        end = _line_end(file, size)
+        while end:
+            start = _line_end(file, end - 1)
+            file.seek(start)
+            if _entry(file.read(end - start)) is not None:
+                break
             end = start
-        if end < len(data):
-            os.truncate(path, end)
+    if end < size:
+        os.truncate(path, end)
+
+
+def _line_end(file: BinaryIO, place: int) -> int:
+    """Return the end of the last complete line among the bytes before `place`."""
+    while place:
+        begin = max(0, place - TAIL)
+        file.seek(begin)
+        found = file.read(place - begin).rfind(b"\n")
+        if found >= 0:
+            return begin + found + 1
+        place = begin
+    return 0
 
 
 def _entry(line: bytes) -> dict[str, Any] | None:
@@ -111,21 +132,44 @@ def cut(path: Path, step: int) -> Path | None:
     """
     if not path.exists():
         return None
-    end = 0
     with path.open("rb") as file:
-        for line in file:
-            entry = _entry(line)
-            if entry is None or entry["step"] >= step:
-                break
-            end += len(line)
-    data = path.read_bytes()
-    kept, removed = data[:end], data[end:]
-    if not removed:
-        return None
-    place, number = path.with_suffix(f".after-{step}{path.suffix}"), 1
-    while place.exists() and place.read_bytes() != removed:  # an equal file: a kill came in between
-        number += 1
-        place = path.with_suffix(f".after-{step}-{number}{path.suffix}")
-    storage.write(str(place), removed)
-    storage.write(str(path), kept)
+        end = _end_before(file, step)
+        if end == file.seek(0, os.SEEK_END):
+            return None
+        place, number = path.with_suffix(f".after-{step}{path.suffix}"), 1
+        while place.exists() and not _ends_with(file, end, place):  # else a kill came in between
+            number += 1
+            place = path.with_suffix(f".after-{step}-{number}{path.suffix}")
+        try:
+            with replacing(place) as tail:
+                file.seek(end)
+                shutil.copyfileobj(file, tail, BLOCK)
+            # A reader may have mapped the file: it is replaced, not truncated.
+            with replacing(path) as kept:
+                file.seek(0)
+                for first in range(0, end, BLOCK):
+                    kept.write(file.read(min(BLOCK, end - first)))
+        except OSError as error:
+            raise storage_error("write", str(path), error) from None
     return place
+
+
+def _end_before(file: BinaryIO, step: int) -> int:
+    """Return the end of the complete lines before that of a step."""
+    end = 0
+    for line in file:
+        entry = _entry(line)
+        if entry is None or entry["step"] >= step:
+            break
+        end += len(line)
+    return end
+
+
+def _ends_with(file: BinaryIO, start: int, tail: Path) -> bool:
+    """Return whether the bytes from `start` on are those of another file."""
+    file.seek(start)
+    with tail.open("rb") as other:
+        while (block := file.read(BLOCK)) == other.read(BLOCK):
+            if not block:
+                return True
+    return False

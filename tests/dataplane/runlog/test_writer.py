@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import resource
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,32 @@ def test_a_cut_killed_halfway_is_repeated(tmp_path: Path) -> None:
     lines.cut(path, 3)
     assert [entry["step"] for entry in lines.read(path)] == [0, 1, 2]
     assert {file.name for file in tmp_path.iterdir()} == {"ledger.jsonl", "ledger.after-3.jsonl"}
+
+
+@pytest.mark.parametrize("step", [0, 1500, 2999])
+def test_a_large_file_is_repaired_and_cut_without_its_memory(tmp_path: Path, step: int) -> None:
+    """Files of 12 MB, by blocks of 1 MiB; the bytes are those of slices of the whole."""
+    path = tmp_path / "metrics.jsonl"
+    whole = [
+        json.dumps({"step": n, "pad": "x" * (4000 + n % 7)}).encode() + b"\n" for n in range(3000)
+    ]
+    path.write_bytes(b"".join(whole) + b"\0" * 30_000 + b"\n" + b"\0" * 30_000)
+    tracemalloc.start()
+    try:
+        writer = lines.LineWriter(path)
+        repaired = tracemalloc.get_traced_memory()[1]
+        tail = lines.cut(path, step)
+        cut = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    writer.close()
+    assert path.read_bytes() == b"".join(whole[:step])
+    assert tail is not None and tail.read_bytes() == b"".join(whole[step:])
+    path.write_bytes(b"".join(whole))  # killed before the file was cut
+    assert lines.cut(path, step) == tail
+    assert path.read_bytes() == b"".join(whole[:step])
+    assert repaired < 1 << 18
+    assert cut < 3 * lines.BLOCK < len(b"".join(whole)) // 3
 
 
 def test_nothing_to_cut(tmp_path: Path) -> None:
