@@ -21,7 +21,7 @@ from typing import Any
 import click
 
 from . import log
-from .errors import FILE_FAULTS, HINT, UserError, file_fault
+from .errors import FILE_FAULTS, HINT, StorageError, UserError, file_fault
 
 DEBUG = "headrace.debug"
 
@@ -174,6 +174,7 @@ class CommandGroup(click.Group):
         debug = ctx.find_root().meta[DEBUG]
         log.setup(debug=debug)
         try:
+            _check_directory()
             return super().invoke(ctx)
         except UserError as error:
             if debug:
@@ -189,6 +190,18 @@ class CommandGroup(click.Group):
         except KeyboardInterrupt:
             say("interrupted")
             ctx.exit(130)
+
+
+def _check_directory() -> None:
+    """Raise if the current directory was deleted: relative paths, and packages that ask for it when
+    they are imported, would fail."""
+    try:
+        os.getcwd()  # noqa: PTH109 (Path.cwd() would import pathlib)
+    except FileNotFoundError:
+        raise StorageError(
+            "the directory that this command was started in was deleted",
+            hint="change to a directory that exists, and run the command again",
+        ) from None
 
 
 def _raised_by_echo(error: OSError) -> bool:

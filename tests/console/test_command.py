@@ -219,3 +219,21 @@ def test_colours_respect_no_color_and_dumb_terminals(monkeypatch: pytest.MonkeyP
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
             assert output() == "red\n"
+
+
+@pytest.mark.parametrize("words", ["tokenize inspect x", "mixtures plan x", "trainer report x"])
+def test_a_deleted_directory_is_named(words: str, tmp_path: Path) -> None:
+    """The shell stands in a directory that is deleted; help needs none."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    module = f"{sys.executable} -c 'from headrace.console.headrace import main; main()'"
+    for line, code in ((words, 1), ("--help", 0)):
+        script = f"rmdir {gone}; {module} {line}"
+        gone.mkdir(exist_ok=True)
+        run = subprocess.run(["sh", "-c", script], cwd=gone, capture_output=True, text=True)
+        assert run.returncode == code, run.stderr
+        if code:
+            assert run.stderr == (
+                "error: the directory that this command was started in was deleted\n"
+                "  hint:  change to a directory that exists, and run the command again\n"
+            )
