@@ -22,6 +22,7 @@ from .tune.cli import tune
 from .weights.commands import export, sample
 
 if TYPE_CHECKING:
+    from .cluster.end import PlainEnd
     from .cluster.ranks import StopAsked
     from .run.job import Job
 
@@ -118,8 +119,9 @@ def run(
     More: docs/trainer.md
     """
     from .cluster import ranks
+    from .cluster.end import PlainEnd
 
-    asked = ranks.stop_asked()  # before the imports of torch, which take seconds
+    asked, end = ranks.stop_asked(), PlainEnd()  # before the imports of torch, which take seconds
     from .run.request import Request
     from .run.resolve import resolve
 
@@ -141,7 +143,7 @@ def run(
         slurm=slurm,
         dry_run=dry_run,
     )
-    _go(resolve(request), asked, slurm=slurm, dry_run=dry_run, **options)
+    _go(resolve(request), asked, end, slurm=slurm, dry_run=dry_run, **options)
 
 
 @main.command(keys=run_keys)
@@ -165,14 +167,15 @@ def resume(
     More: docs/trainer.md
     """
     from .cluster import ranks
+    from .cluster.end import PlainEnd
 
-    asked = ranks.stop_asked()
+    asked, end = ranks.stop_asked(), PlainEnd()
     from .folder import RunFolder
     from .run.resolve import load
 
     words = [*overrides, *_as_override(processes)]
     job = load(RunFolder(folder), words, slurm=slurm, dry_run=dry_run)
-    _go(job, asked, slurm=slurm, dry_run=dry_run, **options)
+    _go(job, asked, end, slurm=slurm, dry_run=dry_run, **options)
 
 
 @main.command()
@@ -312,7 +315,14 @@ def _as_override(processes: int | None) -> list[str]:
 
 
 def _go(
-    job: Job, asked: StopAsked, *, slurm: bool, dry_run: bool, as_json: bool, **options: Any
+    job: Job,
+    asked: StopAsked,
+    end: PlainEnd,
+    *,
+    slurm: bool,
+    dry_run: bool,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Start the job here, or submit a batch job that repeats the words of this command."""
     from .cluster import ranks
@@ -339,6 +349,8 @@ def _go(
     code = start.start(job, started, asked)
     if as_json and ranks.is_first():
         command.emit(start.outcome(job, code))
+    if ranks.joined():
+        end.code = code
     sys.exit(code)
 
 

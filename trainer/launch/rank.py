@@ -9,11 +9,12 @@ import sys
 
 from ...console import log
 from ..cluster import ranks
+from ..cluster.end import PlainEnd
 from .options import StartOptions
 
 
 def main() -> None:
-    watched, asked = ranks.Watched(), ranks.StopAsked()
+    end, watched, asked = PlainEnd(), ranks.Watched(), ranks.StopAsked()
     folder, words = sys.argv[1:]
     options = StartOptions.from_json(words)
     log.setup(debug=options.debug)
@@ -25,7 +26,8 @@ def main() -> None:
         code = work(resolve.load(RunFolder(folder)), watched, asked, options)
     except Exception as error:
         watched.fail(error)  # the launcher reports it
-        sys.exit(1)
+        code = 1
+    end.code = code
     sys.exit(code)
 
 
