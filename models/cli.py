@@ -58,11 +58,10 @@ def list_models(as_json: bool) -> None:
     """
     from collections import Counter
 
-    from .accounting.count import build_meta, parameters
     from .config import load_model_config, shipped_models
 
     configs = {name: load_model_config(name) for name in shipped_models()}
-    sizes = {name: parameters(build_meta(config)) for name, config in configs.items()}
+    sizes = {name: _parameters(config) for name, config in configs.items()}
     if as_json:
         command.emit([{"name": name, "parameters": size} for name, size in sizes.items()])
         return
@@ -70,6 +69,18 @@ def list_models(as_json: bool) -> None:
         counts = Counter(str(layer) for layer in config.layers)
         layers = "  ".join(f"{layer} ×{count}" for layer, count in counts.items())
         click.echo(f"{name:<20} {sizes[name]:>16,}   {layers}")
+
+
+def _parameters(config: ModelConfig) -> int:
+    """Return the parameters of a model. They are stored: torch is imported once for each model."""
+    from .accounting.stored import stored
+
+    def count() -> int:
+        from .accounting.count import build_meta, parameters
+
+        return parameters(build_meta(config))
+
+    return stored(f"parameters {config!r}", count)
 
 
 def keys() -> Iterator[str]:

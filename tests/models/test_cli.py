@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -28,11 +30,24 @@ def document(*words: str) -> Any:
     return json.loads(result.stdout)
 
 
-def test_list_has_every_shipped_model() -> None:
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None  # importing it fails
+from headrace.console.headrace import main
+main(["models", "list"])
+"""
+
+
+def test_list_has_every_shipped_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The counts are stored: a second list needs no torch."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     sizes = {row["name"]: row["parameters"] for row in document("list")}
     assert sizes["evo2-7b-8k"] == 6_481_059_584
     assert len(sizes) >= 32
-    line = next(line for line in run("list").stdout.splitlines() if line.startswith("evo2-7b-8k"))
+    again = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout == run("list").stdout
+    line = next(line for line in again.stdout.splitlines() if line.startswith("evo2-7b-8k"))
     assert line.split(maxsplit=2)[1:] == ["6,481,059,584", "se ×9  mr ×9  li ×9  attention ×5"]
 
 
