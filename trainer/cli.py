@@ -239,9 +239,9 @@ def board(places: tuple[str, ...], port: int | None, as_json: bool) -> None:
 def list_command(places: tuple[str, ...], as_json: bool) -> None:
     """List the runs in and below folders [runs]: status, step, loss, speed, last checkpoint.
 
-    A run that is going is listed as well. "killed" is a run whose process on this machine ended
-    and wrote no end; "unscored" has taken all of its steps and has yet to score its last
-    checkpoint.
+    A run that is going is listed as well. "not started" is a run without an event; "killed" is a
+    run whose process on this machine ended and wrote no end; "unscored" is a run that has taken all
+    of its steps and has yet to score its last checkpoint.
 
     \b
     Example:

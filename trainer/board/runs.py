@@ -25,6 +25,8 @@ STARTS = ("start", "resume")
 SKIPPED = ("spike", "not finite")
 """Events of skipped steps."""
 ENDS = {"finish": "finished", "stop": "interrupted", "fail": "failed"}
+NOT_STARTED = "not started"
+"""No start has joined its ranks; a folder of settings that people wrote looks the same."""
 RUNNING = "running"
 KILLED = "killed"
 """The last event is no end, and the process that held the folder's lock has ended."""
@@ -37,7 +39,9 @@ def status_of(
 ) -> str:
     """Return the status of a run whose last event this is. `ended`: its process has ended;
     `missing`: scores that it was to have."""
-    status = ENDS.get(event["event"], RUNNING) if event else RUNNING
+    if event is None:
+        return KILLED if ended else NOT_STARTED
+    status = ENDS.get(event["event"], RUNNING)
     if status == RUNNING and ended:
         status = KILLED
     owed = any(each.reason is None for each in missing)

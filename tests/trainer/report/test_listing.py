@@ -68,3 +68,9 @@ def test_the_table_has_a_line_for_each_run_and_each_problem(runs: Path) -> None:
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["list", str(tmp_path / "no")])
     assert result.exit_code == 1 and "there is no folder" in result.output
+
+
+def test_a_run_without_an_event_has_not_started(runs: Path) -> None:
+    (runs / "b/new/events.jsonl").unlink()
+    (found,) = listed(runs / "b/new")
+    assert found["status"] == "not started"

@@ -180,7 +180,7 @@ const TABS = {
     return el("div", {},
       card("Layout", el("dl", {}, ...Object.entries({ engine: d.engine, ranks: `${d.processes} × ${d.device}`, degrees: `pp ${d.pp} × dp ${d.dp} × cp ${d.cp} × tp ${d.tp}${d.ep > 1 ? `, experts over ${d.ep}` : ""}`, precision: d.precision, starts: String(layout.starts) })
         .flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, String(value))]))),
-      card("Ranks and their memory", el("p", { class: "note" }, layout.measured === null ? "An older version recorded the memory of rank 0 alone." : `The most bytes that each rank held in the last start, up to step ${whole(layout.measured)}.`),
+      card("Ranks and their memory", el("p", { class: "note" }, layout.measured === null ? "An older version recorded the memory of rank 0 alone." : `The most bytes that each rank has held in the last start. They have hardly grown since step ${whole(layout.measured)}.`),
         el("div", { class: "ranks" }, ...layout.ranks.slice(0, 2048).map(cell))));
   },
   async Checkpoints(run) {
@@ -211,7 +211,8 @@ const TABS = {
   },
   async History(run) {
     const { events, files } = await json(`api/run/${run.id}`);
-    const detail = event => Object.entries(event).filter(([key]) => !["time", "event", "step"].includes(key)).map(([key, value]) => `${key} ${text(value)}`).join(", ");
+    const flat = (value, key) => value === null ? [] : typeof value === "object" && !Array.isArray(value) ? Object.entries(value).flatMap(([inner, each]) => flat(each, inner)) : [`${key} ${text(value)}`];
+    const detail = ({ time, event, step, ...rest }) => flat(rest).join(", ");
     return el("div", {}, card("History", table(["when", "event", "step", ""], events.reverse().map(event => row([new Date(1000 * event.time).toLocaleString(), el("b", {}, event.event), whole(event.step), detail(event)])), "history")),
       card("Files", el("p", { class: "files" }, ...files.map(name => el("a", { href: `file/${run.id}/${name}`, target: "_blank", rel: "noopener" }, name)))));
   },
@@ -222,6 +223,7 @@ async function drawView() {
   $("controls").hidden = name !== "Curves";
   $("tabs").replaceChildren(...Object.keys(TABS).map(tab => el("button", { role: "tab", "aria-selected": String(tab === name), onclick: () => { state.tab = tab; drawView(); } }, tab)),
     ...(!["Curves", "Settings", "Scores"].includes(name) && state.runs.length > 1 ? [runChoice()] : []));
+  $("tabs").querySelector("[aria-selected=true]").scrollIntoView({ block: "nearest", inline: "center" });
   if (name === "Curves") return buildCurves();
   cards = [];
   if (!run) return $("view").replaceChildren(nothing());
