@@ -13,6 +13,7 @@ from itertools import groupby
 from typing import NamedTuple, Protocol, TypeVar
 
 from ...models.accounting.level import EngineState, Level, Unit
+from ...models.accounting.pieces import ModelPasses
 from ...models.accounting.state import Degrees, Shards
 from ...models.accounting.step import Timeline
 from ...models.config import chunk_layers
@@ -91,6 +92,30 @@ class Held:
     modules: Sequence[Between]
 
 
+class Lasting(NamedTuple):
+    """Bytes of a part of a model at three moments of a step, without buffers. No more than that
+    part adds to the bytes of a rank: buffers and a unit's own moment come on top."""
+
+    ahead: int
+    """After a forward pass."""
+    between: int
+    """After the backward pass of a micro-batch that others follow."""
+    end: int
+    """After the last backward pass."""
+    running: int
+    """Bytes that a backward pass adds at its start: whole weights."""
+
+
+@dataclass(frozen=True)
+class LastingParts:
+    """`Lasting` of the parts of a model; layers by sort."""
+
+    layers: Sequence[Lasting]
+    first: Lasting
+    last: Lasting
+    modules: Mapping[str, Lasting]
+
+
 class RankMemory:
     """Memory of the ranks of a model."""
 
@@ -109,6 +134,7 @@ class RankMemory:
         self.shards = cache(parts.shards)
         self.held = remembered(self._held)
         self.whole = remembered(self._whole)
+        self.lasting = remembered(self._lasting)
 
     @cached_property
     def _sorts(self) -> ParameterState:
@@ -118,17 +144,6 @@ class RankMemory:
     @cached_property
     def _model(self) -> ParameterState:
         return self.parts.parameters(self.run, whole=True)
-
-    def least_state(self) -> int:
-        """Return the bytes that all devices have together in any layout: each parameter and each
-        number of the optimizer lies on one device at least, or in host memory."""
-        if self.run.engine.offloads:
-            return 0
-        own, weight = self._model, self.precision.weight_bytes
-        return sum(
-            math.prod(shard.local) * (weight + own.optimizer_bytes(name))
-            for name, shard in self.shards(1, 1).items()
-        )
 
     def _state(
         self, engine: EngineConfig, layout: LayoutConfig, parameters: ParameterState
@@ -171,6 +186,27 @@ class RankMemory:
             modules=[held(shards, stays=root) for shards in modules.values()],
         )
 
+    def _lasting(
+        self, engine: EngineConfig, pp: int, dp: int, cp: int, tp: int, ep: int
+    ) -> LastingParts:
+        layout = LayoutConfig(pp=pp, tp=tp, cp=cp, ep=ep)
+        # Whole gradients of the parameters on the edges of a rank's part do not add up.
+        state = self._state(engine, layout, replace(self._sorts, groups=()))
+        root = isinstance(engine, Fsdp2Config)
+        stays = isinstance(engine, Fsdp2Config) and engine.gather_of(layout) != "block"
+        degrees = Degrees(dp=dp, tp=tp, cp=cp, ep=ep)
+        layers, first, last, modules = self.shards_of_sorts(tp, ep)
+
+        def of(shards: Shards, *, stays: bool = root) -> Lasting:
+            return _lasting_of(state, shards, degrees, self.precision, stays=stays)
+
+        return LastingParts(
+            layers=[of(shards, stays=stays) for shards in layers],
+            first=of(first),
+            last=of({**last, **first} if self.parts.tied(pp) else last),
+            modules={name: of(shards) for name, shards in modules.items()},
+        )
+
     def timelines(
         self,
         grid: Grid,
@@ -197,23 +233,38 @@ class RankMemory:
                 layer = layer_of(name)
                 if layer is not None and sequence[layer]:
                     shards[name] = shard
-        state = self._state(engine, layout, self._model)
-        degrees = Degrees(dp=shape.dp, tp=layout.tp, cp=layout.cp, ep=ep)
-        inputs, stream = self.parts.inputs(split), self.parts.stream(split)
         return [
-            step_memory(
-                passes,
-                state.memory(self._of_stage(shards, cuts, layout, stage, len(rules)), degrees),
-                layout,
-                cuts,
-                stage,
-                shape.micro_batches,
-                inputs,
-                stream,
-                every=every,
-            )
+            self.of_stage(grid, engine, passes, shards, cuts, stage, every=every)
             for stage in range(layout.pp)
         ]
+
+    def of_stage(
+        self,
+        grid: Grid,
+        engine: EngineConfig,
+        passes: ModelPasses,
+        shards: Shards,
+        cuts: Cuts,
+        stage: int,
+        *,
+        every: bool = False,
+    ) -> Timeline:
+        """Return the memory over a step of a rank of a stage, from the passes of all layers and
+        the shards of a rank that has all of them."""
+        layout, shape = grid.layout, grid.shape
+        own = self._of_stage(shards, cuts, layout, stage, len(passes.layers))
+        degrees = Degrees(dp=shape.dp, tp=layout.tp, cp=layout.cp, ep=layout.ep)
+        return step_memory(
+            passes,
+            self._state(engine, layout, self._model).memory(own, degrees),
+            layout,
+            cuts,
+            stage,
+            shape.micro_batches,
+            self.parts.inputs(shape.split),
+            self.parts.stream(shape.split),
+            every=every,
+        )
 
     def _of_stage(
         self, shards: Shards, cuts: Cuts, layout: LayoutConfig, stage: int, layers: int
@@ -288,6 +339,40 @@ def _between(
             engine.leave(level, each, backward=True)
         engine.end_backward(level, last=False)
     return Between(found[0], found[1], running)
+
+
+def _lasting_of(
+    state: EngineState, shards: Shards, degrees: Degrees, precision: Precision, *, stays: bool
+) -> Lasting:
+    """Run the events of two micro-batches for one part of a model. `stays`: whole weights stay from
+    the forward to the backward pass."""
+    if not shards:
+        return Lasting(0, 0, 0, 0)
+    level, engine = Level(), state.memory(shards, degrees)
+    unit = layer_of(next(iter(shards)))
+    units: list[Unit] = [None] if unit is None else [None, unit]
+    engine.begin(level)
+    found, running = [_lasting(level)], 0
+    for last in (False, True):
+        for each in units:
+            engine.enter(level, each, backward=False)
+        for each in reversed(units):
+            engine.leave(level, each, backward=False)
+        if stays and not last:
+            found = [_lasting(level)]
+        before = level.total
+        for each in units:
+            engine.enter(level, each, backward=True)
+        running = running if last else level.total - before
+        for name, shard in shards.items():
+            size = math.prod(shard.local) * precision.weight_bytes
+            engine.gradient(level, name, size, last=last)
+        for each in reversed(units):
+            engine.leave(level, each, backward=True)
+        engine.end_backward(level, last=last)
+        found.append(_lasting(level))
+    ahead, between, end = found
+    return Lasting(ahead, between, end, running)
 
 
 def _lasting(level: Level) -> int:

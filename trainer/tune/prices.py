@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from ...console.errors import PlanError
 from ..costs.hardware import Hardware
-from ..costs.planner.assemble import Assigned, assigned, fullest, time_by_part
+from ..costs.planner.assemble import fullest, time_by_part
+from ..costs.planner.division.assigned import Assigned, assigned
 from ..costs.planner.division.bounds import quick_bound
 from ..costs.planner.division.problem import Problem
 from ..costs.planner.grid import Grid, grid_of

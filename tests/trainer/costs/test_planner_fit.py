@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 from planner_cases import all_cuts, random_problem
 
-from headrace.trainer.costs.planner.assemble import assigned
+from headrace.trainer.costs.planner.division.assigned import assigned
 from headrace.trainer.costs.planner.division.fit import Fit, fit
 from headrace.trainer.costs.planner.division.problem import Choice, Problem, Solution
 from headrace.trainer.costs.planner.search import choices_of

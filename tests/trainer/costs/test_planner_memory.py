@@ -17,7 +17,8 @@ from headrace.trainer.costs.planner.grid import Grid, Shape
 from headrace.trainer.costs.planner.layers import Costs
 from headrace.trainer.costs.planner.machine import Machine
 from headrace.trainer.costs.planner.make import uniform_phase
-from headrace.trainer.costs.planner.search import nearest, search
+from headrace.trainer.costs.planner.proof.nearest import nearest
+from headrace.trainer.costs.planner.search import search
 from headrace.trainer.engines.config import EngineConfig
 from headrace.trainer.engines.deepspeed import DeepSpeedConfig
 from headrace.trainer.engines.fsdp2 import Fsdp2Config

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from ....models.accounting.step import Timeline
-from ...pipeline.cuts import Cuts
 from ...run.layout_plan import (
     LayerSpan,
     LayoutPlan,
@@ -17,7 +16,8 @@ from ...run.layout_plan import (
     Predicted,
     model_hash,
 )
-from .division.problem import Choice, Fixed, Problem, StagePlan, price
+from .division.assigned import Assigned, assigned
+from .division.problem import Choice, Problem
 from .grid import Grid
 from .layers import Costs, Way
 from .search import Candidate
@@ -37,17 +37,6 @@ PARTS = {
 
 ROUNDING = 1e-9
 """Part of a step below which a part of it is a rounding error."""
-
-
-@dataclass(frozen=True)
-class Assigned:
-    """A division with a choice for each layer, priced."""
-
-    price: float
-    cuts: Cuts
-    choices: tuple[Choice, ...]
-    """Choice of each layer."""
-    stages: tuple[StagePlan, ...]
 
 
 class InPhase(NamedTuple):
@@ -70,40 +59,6 @@ def in_phase(candidate: Candidate) -> InPhase:
     grid, problem = candidate.grid, candidate.problem
     made = assigned(problem, candidate.solution.cuts, candidate.choices)
     return InPhase(grid, problem, made, candidate.timelines)
-
-
-def assigned(problem: Problem, cuts: Cuts, choices: Sequence[Choice]) -> Assigned:
-    """Price a division with given choices."""
-    ranges = problem.ranges(cuts)
-    stages = []
-    for stage in range(problem.stages):
-        own, alive = problem.own(stage), problem.alive(stage)
-        layers = [range(*ranges[chunk]) for chunk in own]
-        fixed = [list(problem.fixed(chunk)) for chunk in own]
-        sorts = [[problem.sorts[problem.layers[layer]] for layer in each] for each in layers]
-        parts: list[list[Choice | Fixed]] = [
-            [*(choices[layer] for layer in each), *ends]
-            for each, ends in zip(layers, fixed, strict=True)
-        ]
-        called = {sort.module for each in sorts for sort in each if sort.module is not None}
-        modules = [problem.modules[number] for number in called]
-        held = sum(part.held for each in parts for part in each) + sum(m.held for m in modules)
-        kept = sum(n * part.kept for n, each in zip(alive, parts, strict=True) for part in each)
-        stages.append(
-            StagePlan(
-                forward=tuple(
-                    sum(sort.forward for sort in each) + sum(end.forward for end in ends)
-                    for each, ends in zip(sorts, fixed, strict=True)
-                ),
-                backward=tuple(sum(part.backward for part in each) for each in parts),
-                update=sum(sort.update for each in sorts for sort in each)
-                + sum(end.update for ends in fixed for end in ends)
-                + sum(module.update for module in modules),
-                memory=held + kept + max(part.work for each in parts for part in each),
-                counts=(),
-            )
-        )
-    return Assigned(price(problem, stages), cuts, tuple(choices), tuple(stages))
 
 
 def same_choices(problem: Problem, ways: Sequence[Choice]) -> list[Choice]:

@@ -15,11 +15,13 @@ from ...run.layout_plan import LayoutPlan
 from ..hardware import Hardware
 from ..modules.costs import ModuleCosts
 from ..modules.model import Traced
-from .assemble import InPhase, assigned, fullest, in_phase, plan_of, same_choices
+from .assemble import InPhase, fullest, in_phase, plan_of, same_choices
+from .division.assigned import assigned
 from .grid import grid_of
 from .layers import Costs
 from .machine import Machine
-from .search import Candidate, Outcome, Wanted, nearest, search
+from .proof.nearest import nearest
+from .search import Candidate, Outcome, Wanted, search
 
 if TYPE_CHECKING:
     from ....models.config import ModelConfig
@@ -203,33 +205,30 @@ def no_plan(
             where="".join(f"\n    {reason}" for reason in reasons),
             hint="change the number of devices, or what is asked for",
         )
-    least = nearest(costs, question.gpus, question.budget, wanted)
-    stages = least.grid.layout.pp
-    on = f" on stage {least.stage}" if stages > 1 else ""
+    by_state = outcome.states == outcome.grids
+    least = nearest(costs, question.gpus, question.budget, wanted, by_state=by_state)
+    on = f" on stage {least.stage}" if least.grid.layout.pp > 1 else ""
     parts = ", ".join(f"{name} {as_bytes(size)}" for name, size in least.parts.items())
     over = as_bytes(round(least.bytes - question.budget))
-    open_ = ""
-    if outcome.undecided:
-        open_ = (
-            f"\n    not decided: {len(outcome.undecided)} interleaved layouts, such as "
-            f"{outcome.undecided[0].name()}"
-        )
-    state = costs.memory.least_state() / question.gpus
-    if state > question.budget:
-        open_ += (
-            f"\n    proven: parameters and optimizer alone take {as_bytes(round(state))} of each"
-        )
-    else:
-        open_ += (
-            "\n    not proven: layouts were left out by the sums of their parts, and together the "
-            "parts may need less"
-        )
     return PlanError(
         f"no layout{which} fits into {as_bytes(round(question.budget))} of each of "
         f"{question.gpus} devices ({where}); {outcome.grids} were searched",
         where=f"\n    the nearest needs {as_bytes(least.bytes)}{on}, {over} too much: "
-        f"{least.grid.name()}\n    {parts}{open_}",
+        f"{least.grid.name()}\n    {parts}\n    {_proof(outcome)}",
         hint="use more devices, devices with more memory, or a larger --memory",
+    )
+
+
+def _proof(outcome: Outcome) -> str:
+    """Return how many layouts exceed the budget by what."""
+    if undecided := outcome.undecided:
+        return f"not proven for {len(undecided)} of them, such as {undecided[0].name()}"
+    counted = outcome.grids - outcome.states
+    if not counted:
+        return "proven: in each of them the state alone exceeds it"
+    return (
+        f"proven: the state alone exceeds it in {outcome.states} of them, and in {counted} the "
+        "least memory of all stages and recompute rules does"
     )
 
 

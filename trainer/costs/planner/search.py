@@ -22,22 +22,17 @@ from typing import Any
 
 from ....models.accounting.step import Timeline
 from ...layout.config import LayoutConfig
-from ...pipeline.cuts import Cuts
-from .division.bounds import Bounds, least_cuts, quick_bound, stage_alone
+from .division.assigned import assigned
+from .division.bounds import Bounds, quick_bound, stage_alone
 from .division.fit import fit
-from .division.interleaved import NODES, interleaved_estimate, least_division
-from .division.linear import ROUNDING
+from .division.interleaved import interleaved_estimate
 from .division.problem import Choice, Problem, Solution
 from .grid import Grid, Shape, shapes, variants
 from .layers import Costs
-from .work import RULES
+from .proof.least import LeastPlan, floors_of, prove
 
 BEST = 10
 """Plans that a search returns."""
-PROOF = 1_000_000
-"""Most beginnings of interleaved divisions that the proof of "no plan" tries: about 15 seconds."""
-COUNTED = 12
-"""Most layouts that the nearest one is chosen from."""
 MARGIN = 1e-9
 """Relative difference below which two times are equal: the simpler layout is then better."""
 
@@ -51,11 +46,13 @@ class Candidate:
     solution: Solution
     timelines: Sequence[Timeline]
     """Memory over a step of a rank of each stage."""
+    given: Sequence[Choice] | None = None
+    """Choice of each layer, where the sum of the bytes did not decide."""
 
     @property
     def choices(self) -> list[Choice]:
         """Choice of each layer."""
-        return choices_of(self.problem, self.solution)
+        return choices_of(self.problem, self.solution) if self.given is None else [*self.given]
 
 
 @dataclass
@@ -71,8 +68,10 @@ class Outcome:
     solved: int = 0
     """Grids whose divisions were searched."""
     undecided: list[Grid] = field(default_factory=list)
-    """Interleaved layouts of which neither a division that fits nor the proof that none does was
-    found. Filled only without candidates."""
+    """Layouts of which neither a plan that fits nor the proof that none does was found. Filled
+    only without candidates."""
+    states: int = 0
+    """Grids whose state alone exceeds the budget."""
 
 
 Wanted = Mapping[str, Any]
@@ -104,8 +103,9 @@ def search(
 ) -> Outcome:
     """Return the best plans within `budget` bytes of each device."""
     outcome, order = Outcome(), count()
-    outside: list[Grid] = []
-    """Interleaved layouts of which no division that fits was found."""
+    left: list[Grid] = []
+    """Layouts whose state does not exceed the budget."""
+    states: dict[tuple[object, ...], bool] = {}
     queue: list[tuple[float, int, Callable[[], None]]] = []
 
     def push(bound: float, refine: Callable[[], None]) -> None:
@@ -119,9 +119,28 @@ def search(
     def problem_of(grid: Grid) -> Problem:  # made again for each bound: thousands of them wait
         return costs.problem(grid, budget, simulate=simulate)
 
+    def may_fit(grid: Grid) -> bool:
+        """Return False if the state alone exceeds the budget."""
+        layout, shape = grid.layout, grid.shape
+        degrees = layout.pp, layout.chunks, shape.dp, layout.cp, layout.tp, layout.ep
+        key = id(grid.engine), *degrees, shape.micro_batches > 1
+        if key not in states:
+            states[key] = simulate or floors_of(costs, grid).may_fit(budget)
+        outcome.grids += 1
+        outcome.states += not states[key]
+        return states[key]
+
     def expand(shape: Shape) -> None:
-        for grid, problem in problems_of(costs, shape, gpus, budget, wanted, simulate):
-            outcome.grids += 1
+        plain: dict[int, Problem] = {}  # schedules differ in nothing else
+        for grid in grids_of(costs, shape, gpus, wanted):
+            if not may_fit(grid):
+                continue
+            left.append(grid)
+            key = id(grid.engine)
+            if key not in plain:
+                plain[key] = problem_of(grid)
+            layout = grid.layout
+            problem = replace(plain[key], schedule=layout.schedule, chunks=layout.chunks)
             bound = quick_bound(problem)
             if math.isfinite(bound):
                 push(bound, lambda g=grid: divide(g))  # type: ignore[misc]
@@ -130,8 +149,6 @@ def search(
         problem = problem_of(grid)
         if problem.chunks > 1:
             bound = interleaved_estimate(problem, ceiling())
-            if math.isinf(bound):
-                outside.append(grid)
         else:  # the tables of bounds are large: `solve` makes them again
             bound = stage_alone(problem) if problem.stages == 1 else Bounds(problem).bound()
         if math.isfinite(bound):
@@ -140,17 +157,18 @@ def search(
     def finish(grid: Grid) -> None:
         outcome.solved += 1
         found = fitted(costs, grid, budget, ceiling(), simulate=simulate)
-        if found is None and grid.layout.chunks > 1:
-            outside.append(grid)
         if found is not None:
-            outcome.candidates.append(found)
-            outcome.candidates.sort(key=_rank)
-            del outcome.candidates[best:]
+            add(found)
+
+    def add(found: Candidate) -> None:
+        outcome.candidates.append(found)
+        outcome.candidates.sort(key=_rank)
+        del outcome.candidates[best:]
 
     for shape, layout, wrong in shapes(costs.model, gpus, costs.machine.per_node, costs.phase):
         if _agrees(_settings(layout), wanted):  # reasons of layouts that are asked for
             outcome.refused.update(wrong)
-        if shape is not None and _may_be(shape, wanted):
+        if shape is not None and may_be(shape, wanted):
             outcome.shapes += 1
             push(shape_bound(costs, shape, simulate), lambda s=shape: expand(s))  # type: ignore[misc]
     while queue:
@@ -158,17 +176,14 @@ def search(
         if bound >= ceiling():
             break
         refine()
-    left = PROOF
-    for grid in [] if outcome.candidates else list(outside):
-        problem = problem_of(grid)
-        least = least_division(
-            problem, problem.budget * (1 + ROUNDING), problem.budget, min(left, NODES)
-        )
-        left -= least.nodes
-        if least.cuts is not None:
-            finish(grid)
-        if not (outcome.candidates or (least.complete and least.cuts is None)):
-            outcome.undecided.append(grid)
+    if not outcome.candidates:
+        proof = prove(costs, left, budget)
+        for grid, plan in proof.plans:
+            add(of_plan(costs, grid, plan, budget))
+        if not outcome.candidates:
+            outcome.undecided = [*proof.undecided]
+            if simulate:  # tensor ranks that work as context ranks are not in the proof
+                outcome.undecided += [grid for grid in left if grid.layout.tp > 1]
     return outcome
 
 
@@ -192,6 +207,22 @@ def fitted(
         return None
     costs.beyond[key] = found.beyond
     return Candidate(grid, problem_of(), found.solution, found.counted)
+
+
+def of_plan(costs: Costs, grid: Grid, plan: LeastPlan, budget: float) -> Candidate:
+    """Return a plan that was found by its timelines, priced."""
+    problem = costs.problem(grid, budget, all_choices=True)
+    named = [
+        {choice.name.key: choice for choice in problem.sorts[sort].choices}
+        for sort in problem.layers
+    ]
+    choices = [own[rule, None, False] for own, rule in zip(named, plan.rules, strict=True)]
+    made = assigned(problem, plan.cuts, choices)
+    timelines = costs.timelines(grid, plan.cuts, [choice.name for choice in choices])
+    solution = Solution(
+        made.price, plan.cuts, made.stages, quick_bound(replace(problem, budget=math.inf))
+    )
+    return Candidate(grid, problem, solution, timelines, choices)
 
 
 def choices_of(problem: Problem, solution: Solution) -> list[Choice]:
@@ -227,97 +258,14 @@ def shape_bound(costs: Costs, shape: Shape, simulate: bool = False) -> float:
     return shape.micro_batches * total / shape.layout.pp
 
 
-def problems_of(
-    costs: Costs,
-    shape: Shape,
-    gpus: int,
-    budget: float,
-    wanted: Wanted | None = None,
-    simulate: bool = False,
-) -> Iterator[tuple[Grid, Problem]]:
-    """Yield the grids of a shape with their problems. Schedules differ in nothing else."""
-    plain: dict[int, Problem] = {}
+def grids_of(costs: Costs, shape: Shape, gpus: int, wanted: Wanted | None) -> Iterator[Grid]:
+    """Yield the grids of a shape that are asked for."""
     for grid in variants(shape, costs.model, gpus, costs.machine.per_node, costs.precision):
-        if wanted and any(grid.words().get(name) != value for name, value in wanted.items()):
-            continue
-        key = id(grid.engine)
-        if key not in plain:
-            plain[key] = costs.problem(grid, budget, simulate=simulate)
-        layout = grid.layout
-        yield grid, replace(plain[key], schedule=layout.schedule, chunks=layout.chunks)
+        if not wanted or all(grid.words().get(name) == value for name, value in wanted.items()):
+            yield grid
 
 
-@dataclass(frozen=True)
-class Nearest:
-    """The layout that needs the least memory of a device."""
-
-    bytes: int
-    grid: Grid
-    stage: int
-    """The stage that needs most."""
-    parts: Mapping[str, int]
-
-
-def nearest(costs: Costs, gpus: int, budget: float, wanted: Wanted | None) -> Nearest:
-    """Return the layout with the least bytes, each with the division and the rule of least memory.
-
-    Layouts are counted in the order of their bounds, until no bound is below the best or `COUNTED`
-    are. GPipe keeps no fewer micro-batches alive than 1F1B.
-    """
-    queue: list[tuple[float, int, Grid, Cuts | None]] = []
-    order, left, counted = count(), PROOF, 0
-    for shape, *_ in shapes(costs.model, gpus, costs.machine.per_node, costs.phase):
-        if shape is None or not _may_be(shape, wanted):
-            continue
-        for grid, problem in problems_of(costs, shape, gpus, budget, wanted):
-            if grid.layout.schedule != "gpipe" or (wanted and "schedule" in wanted):
-                queue.append((memory_bound(problem), next(order), grid, None))
-    heapq.heapify(queue)
-    best: Nearest | None = None
-    while queue and counted < COUNTED:
-        bound, _, grid, cuts = heapq.heappop(queue)
-        if best is not None and bound >= best.bytes:
-            break
-        if cuts is not None:
-            counted += 1
-            found = _counted(costs, grid, cuts)
-            best = found if best is None or found.bytes < best.bytes else best
-            continue
-        problem = costs.problem(grid, budget)
-        if problem.chunks > 1:
-            ceiling = math.inf if best is None else best.bytes
-            division = least_division(problem, ceiling, most=min(left, NODES))
-            left -= division.nodes
-            least, cuts = division.bytes, division.cuts
-        else:
-            least, cuts = least_cuts(problem)
-        if cuts is not None:
-            heapq.heappush(queue, (least, next(order), grid, cuts))
-    assert best is not None, "every number of devices has a layout"
-    return best
-
-
-def _counted(costs: Costs, grid: Grid, cuts: Cuts) -> Nearest:
-    """Return the memory of a division with the rule of least memory for all layers."""
-    engine, layers = grid.engine, len(costs.trace.layers)
-    found = [costs.memory.timelines(grid, engine, cuts, [rule] * layers) for rule in RULES]
-    sizes = [[timeline.highest for timeline in each] for each in found]
-    most, own = min(zip(map(max, sizes), range(len(RULES)), strict=True))
-    stage = sizes[own].index(most)
-    return Nearest(most, grid, stage, found[own][stage].parts)
-
-
-def memory_bound(problem: Problem) -> float:
-    """Return bytes that the fullest stage needs at least: the mean of all stages."""
-    state = sum(
-        min(choice.held + choice.kept for choice in problem.sorts[sort].choices)
-        for sort in problem.layers
-    )
-    ends = (problem.first.held, problem.last.held, *(m.held for m in problem.modules))
-    return (state + sum(ends)) / problem.stages
-
-
-def _may_be(shape: Shape, wanted: Wanted | None) -> bool:
+def may_be(shape: Shape, wanted: Wanted | None) -> bool:
     """True unless the shape contradicts what is wanted."""
     sizes = {"dp": shape.dp, "rows": shape.rows, "micro": shape.micro_batches}
     return _agrees({**_settings(shape.layout), **sizes}, wanted)

@@ -9,7 +9,8 @@ from functools import cached_property
 from ....models.accounting.level import Moment
 from ...pipeline.schedules import Kind
 from ...pipeline.simulate import Timeline, simulate
-from ..planner.assemble import Assigned, InPhase, assigned, same_choices
+from ..planner.assemble import InPhase, same_choices
+from ..planner.division.assigned import Assigned, assigned
 from ..planner.division.problem import Problem, StagePlan, orders
 from ..planner.layers import Costs
 from .slow import Slow, SlowMachine
