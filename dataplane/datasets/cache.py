@@ -124,9 +124,10 @@ class Cache:
             self._maps += runs[0].last - runs[0].first
         return True
 
-    def unmap_evicted(self) -> None:
-        """Unmap all chunks if some were evicted since the last call, or too many are mapped: those
-        still in use are mapped again."""
+    def refresh(self) -> None:
+        """Unmap all chunks if some were evicted since the last call, so that the disk frees them,
+        or if too many are mapped: those still in use are mapped again. The bytes of a chunk never
+        change."""
         evictions = self.folder.evictions()
         with self._mapping:
             if evictions == self._evictions and self._maps <= MOST_MAPPED:

@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ...console.errors import IntegrityError, StorageError
 from ...console.explain import path_hint
 from ..arrays import arrow_column
@@ -101,6 +103,11 @@ class Manifest:
     settings: dict[str, Any] = field(default_factory=dict)
     generations: tuple[Generation, ...] = ()
     version: int = VERSION
+
+    @property
+    def token_type(self) -> np.dtype[Any]:
+        """The type of ids in shards."""
+        return np.dtype(self.dtype).newbyteorder("<")
 
     @property
     def documents(self) -> int:

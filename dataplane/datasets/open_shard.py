@@ -49,7 +49,7 @@ class OpenShard:
         self.file = file
         self.shard = shard
         self.format = shard_format(manifest.format)
-        self.dtype = np.dtype(manifest.dtype).newbyteorder("<")
+        self.dtype = manifest.token_type
         self.layout: ShardLayout = self.format.layout(
             self._read, shard.size, dtype=manifest.dtype, details=shard.details
         )
@@ -159,11 +159,14 @@ class Padding:
 
     def __init__(self, manifest: Manifest) -> None:
         self._id = manifest.tokenizer.end_of_document or 0
-        self._dtype = np.dtype(manifest.dtype).newbyteorder("<")
+        self._dtype = manifest.token_type
         self.code = len(manifest.weights or ()) - 1
 
     def tokens(self, count: int) -> Tokens:
         return np.full(count, self._id, self._dtype)
+
+    def bytes(self, count: int) -> memoryview:
+        return self.tokens(count // self._dtype.itemsize).view(np.uint8).data
 
     def codes(self, count: int) -> Bytes:
         return np.full(count, self.code, np.uint8)

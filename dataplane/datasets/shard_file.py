@@ -30,8 +30,20 @@ class ShardFile(Protocol):
     def read(self, start: int, end: int) -> Bytes:
         """Return the bytes [start, end)."""
 
+    @property
+    def backing(self) -> Backing:
+        """What holds the bytes. It is refreshed before each group of rows."""
+
+    def current(self) -> tuple[memoryview, bytearray]:
+        """Return the bytes of the shard, and 1 for each chunk of them that `read` has to load or to
+        verify. Others may be read in place."""
+
+
+class Backing(Protocol):
+    """Where the bytes of shards are."""
+
     def refresh(self) -> None:
-        """Map the file again if it has changed since it was verified."""
+        """Notice that files have changed."""
 
 
 class LocalShardFile:
@@ -44,15 +56,25 @@ class LocalShardFile:
         self._path = str(storage.local_path(self.where))
         self._map()
 
+    @property
+    def backing(self) -> LocalShardFile:
+        return self
+
+    def current(self) -> tuple[memoryview, bytearray]:
+        data, unchecked = self._mapped
+        return data.data, unchecked
+
     def read(self, start: int, end: int) -> Bytes:
+        data, unchecked = self._mapped  # another thread may map the file again meanwhile
         first, last = start // CHUNK_BYTES, -(-end // CHUNK_BYTES)
-        while (number := self.unchecked.find(1, first, last)) >= 0:
-            chunk = self.data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
+        while (number := unchecked.find(1, first, last)) >= 0:
+            chunk = data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
             check_chunk(self.where, self.shard, number, chunk)
-            self.unchecked[number] = 0
-        return self.data[start:end]
+            unchecked[number] = 0
+        return data[start:end]
 
     def refresh(self) -> None:
+        """Map the file again if it has changed since it was verified."""
         if self._state() != self.state:
             self._map()
 
@@ -65,10 +87,10 @@ class LocalShardFile:
                 hint=RESTORE,
             )
         try:
-            self.data = map_file(self._path)
+            data = map_file(self._path)
         except OSError as error:
             raise self._unreadable(error) from None
-        self.unchecked = bytearray(b"\1" * -(-size // CHUNK_BYTES))
+        self._mapped = data, bytearray(b"\1" * -(-size // CHUNK_BYTES))
 
     def _state(self) -> tuple[int, int, int, int]:
         """Return what changes with the file. Only the kernel sets ctime: a program that writes to
@@ -101,9 +123,13 @@ class CachedShardFile:
                 return self._joined(chunks, apart, start, end)
         return chunks.data[start:end]
 
-    def refresh(self) -> None:
-        """Unmap evicted chunks, so that the disk frees them. The bytes of a chunk never change."""
-        self.cache.unmap_evicted()
+    @property
+    def backing(self) -> Cache:
+        return self.cache
+
+    def current(self) -> tuple[memoryview, bytearray]:
+        chunks = self._chunks
+        return chunks.data.data, chunks.missing
 
     def unmap(self) -> None:
         """Forget all maps. Those with live views go with the last of them."""

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from ..arrays import Int64, Tokens
+from ..arrays import Int64
 from ..datasets.chunks import CHUNK_BYTES
 from ..datasets.dataset import Dataset, Parts
 from ..datasets.open_shard import OpenShard
 from ..order.stream import Located
 from ..shards.format import PADDING
+from .stored_rows import StoredRows
 
 NONE = np.empty(0, np.int64)
 
@@ -64,78 +66,110 @@ class Pieces:
         return chunks, pieces
 
 
+Copy = tuple[int, int, int, int, int, int, int]
+"""A copy of a piece of a row: the place of its shard among those of the rows; its bytes [start,
+end) there, of which the start is PADDING if it has none; its chunks [first, last); and its bytes
+[low, high) in the rows laid side by side."""
+
+
 @dataclass(frozen=True, eq=False)
 class RowPieces:
-    """The pieces of rows. Places count tokens in the rows laid side by side, each with the token
-    after it."""
+    """The pieces of rows that were located together. Places count tokens in the rows laid side by
+    side, each with the token after it."""
 
-    places: Int64
-    """Ascending."""
+    length: int
+    """Tokens of a row, with the one after it."""
+    dtypes: list[np.dtype[Any]]
+    kinds: Int64
+    """The place of each row's type among `dtypes`."""
+    row_bytes: int
+    """Bytes of a row of the widest type."""
     shards: list[OpenShard]
-    bytes: list[int]
-    """First byte of each piece in its shard; PADDING if it has none."""
-    tokens: list[int]
-    """Tokens of each piece."""
+    places: Int64
+    """The first place of each copy, ascending."""
+    copies: list[Copy]
     documents: Int64
     """Places, ascending, after the first of a span at which documents or padding begin."""
     joints: Int64
     """Places at which another span of a row begins."""
 
-    def views(self, first: int, last: int) -> list[Tokens]:
-        """Return verified views of the pieces [first, last)."""
-        views, current = [], set()
-        chosen = slice(first, last)
-        for shard, byte, tokens in zip(
-            self.shards[chosen], self.bytes[chosen], self.tokens[chosen], strict=True
-        ):
-            if shard not in current:
-                shard.file.refresh()
-                current.add(shard)
-            if byte == PADDING:
-                views.append(shard.padding.tokens(tokens))
+    def read(self, first: int, last: int) -> StoredRows:
+        """Read the rows [first, last), and verify their bytes."""
+        stored = np.empty((last - first, self.row_bytes), np.uint8)
+        memory, base = stored.reshape(-1).data, first * self.row_bytes
+        low, high = self.places.searchsorted((first * self.length, last * self.length)).tolist()
+        copies = self.copies[low:high]
+        files = {number: self.shards[number].file for number in {copy[0] for copy in copies}}
+        for backing in {file.backing for file in files.values()}:
+            backing.refresh()
+        current = {number: file.current() for number, file in files.items()}
+        for number, start, end, first_chunk, last_chunk, low, high in copies:
+            data, unread = current[number]
+            if start == PADDING:
+                part = self.shards[number].padding.bytes(high - low)
+            elif unread.find(1, first_chunk, last_chunk) < 0:
+                part = data[start:end]
             else:
-                end = byte + tokens * shard.dtype.itemsize
-                views.append(shard.file.read(byte, end).view(shard.dtype))
-        return views
+                part = files[number].read(start, end).data
+            memory[low - base : high - base] = part
+        return StoredRows(stored, self.length, self.dtypes, self.kinds[first:last])
 
 
 def find(located: Located, dataset_of: Callable[[int], Dataset]) -> RowPieces:
     """Find the pieces of rows; opens their datasets and shards."""
-    reads = located.reads()
-    places = reads.rows * (located.length + 1) + reads.places
+    length, reads = located.length + 1, located.reads()
+    places = reads.rows * length + reads.places
     sources = located.sources[reads.rows]
+    dtypes: list[np.dtype[Any]] = []
+    kinds = np.empty(len(located.rows), np.int64)
     shards: list[OpenShard] = []
-    found = [(NONE, NONE, NONE)]
+    found = [(NONE, NONE, NONE, NONE)]
     documents = [NONE]
     for source in np.unique(sources).tolist():
         chosen = np.flatnonzero(sources == source)
         dataset, begin = dataset_of(source), places[chosen]
+        dtype = dataset.manifest.token_type
+        dtypes += [] if dtype in dtypes else [dtype]
+        kinds[reads.rows[chosen]] = dtypes.index(dtype)
         starts, ends = reads.starts[chosen], reads.ends[chosen]
         for parts in dataset.split(starts, ends):
             shard = dataset.open_shard(parts.shard)
             pieces = Pieces.of(shard, parts)
             shifts = begin[parts.spans] + parts.first - starts[parts.spans]
-            found.append(
-                (pieces.lows + shifts[pieces.parts], pieces.bytes, pieces.highs - pieces.lows)
-            )
-            shards += [shard] * len(pieces.lows)
+            owners = np.full(len(pieces.lows), len(shards))
+            firsts = pieces.lows + shifts[pieces.parts]
+            found.append((owners, firsts, pieces.bytes, pieces.highs - pieces.lows))
+            shards.append(shard)
             continued = starts[parts.spans] < parts.first
-            owners, tokens = _documents(shard, parts.lows + ~continued, parts.highs)
-            documents.append(tokens + shifts[owners])
+            spans, tokens = _documents(shard, parts.lows + ~continued, parts.highs)
+            documents.append(tokens + shifts[spans])
         # The last row of a packed view may read one token more than there are: it is padding.
         beyond = np.flatnonzero(ends > dataset.tokens)
         if len(beyond):
-            after = begin[beyond] + dataset.tokens - starts[beyond]
-            found.append((after, np.full(len(beyond), PADDING), ends[beyond] - dataset.tokens))
-            shards += [dataset.open_shard(len(dataset.shards) - 1)] * len(beyond)
-            documents.append(after)
-    at, bytes, counts = (np.concatenate(every) for every in zip(*found, strict=True))
-    order = at.argsort(kind="stable")
+            firsts = begin[beyond] + dataset.tokens - starts[beyond]
+            owners, padding = np.full(len(beyond), len(shards)), np.full(len(beyond), PADDING)
+            found.append((owners, firsts, padding, ends[beyond] - dataset.tokens))
+            shards.append(dataset.open_shard(len(dataset.shards) - 1))
+            documents.append(firsts)
+    owners, firsts, bytes, counts = (np.concatenate(every) for every in zip(*found, strict=True))
+    order = firsts.argsort(kind="stable")
+    owners, firsts, bytes, counts = (every[order] for every in (owners, firsts, bytes, counts))
+    widths = np.array([dtype.itemsize for dtype in dtypes], np.int64)
+    row_bytes = length * int(widths.max(initial=0))
+    rows, inside = np.divmod(firsts, length)
+    width = widths[kinds[rows]]
+    low = rows * row_bytes + inside * width
+    sizes = counts * width
+    chunks = bytes // CHUNK_BYTES, -(-(bytes + sizes) // CHUNK_BYTES)
+    columns = (owners, bytes, bytes + sizes, *chunks, low, low + sizes)
     return RowPieces(
-        places=at[order],
-        shards=[shards[number] for number in order.tolist()],
-        bytes=bytes[order].tolist(),
-        tokens=counts[order].tolist(),
+        length=length,
+        dtypes=dtypes,
+        kinds=kinds,
+        row_bytes=row_bytes,
+        shards=shards,
+        places=firsts,
+        copies=list(zip(*(column.tolist() for column in columns), strict=True)),
         documents=np.sort(np.concatenate(documents)),
         joints=places[reads.places > 0],
     )

@@ -5,8 +5,8 @@ ranks, workers and micro-batches decide who reads a row, never which rows a step
 
     step → its rows → this rank's rows → micro-batches of `micro_batch` rows, padded to that size
 
-Worker processes read whole steps ahead into shared memory, and batches are views of it. The shared
-memory is unlinked at once, so killed processes leak nothing.
+A thread reads groups of steps ahead (read_ahead.py). A process that did so would import numpy, walk
+the order, and map chunks once more: that takes as much CPU time as reading 100 MB.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..arrays import Int64
 from ..datasets.cache import Cache
 from ..order.plan import Plan
 from .rank_rows import GROUP_BYTES, RankReader, RankRows, RowGroup
-from .workers import SENT_BYTES, read_ahead
+from .read_ahead import read_ahead
 
 if TYPE_CHECKING:
     import torch
@@ -112,7 +112,7 @@ class Loader:
             world=world,
             start_step=first,
             digests=digests,
-            group_bytes=SENT_BYTES if workers else GROUP_BYTES,
+            group_bytes=GROUP_BYTES,
         )
         self.micro_batch = micro_batch
         self.context_rank, self.context_size = context_rank, context_size
@@ -125,45 +125,41 @@ class Loader:
         return range(self.rank_rows.start_step, self.rank_rows.plan.last_step)
 
     def __iter__(self) -> Iterator[list[Batch]]:
-        for group in self._groups():
-            yield from self._steps(group)
-
-    def _groups(self) -> Iterator[RowGroup]:
-        if self.workers:
-            yield from read_ahead(self.rank_rows, self.workers, self.cache)
-            return
         with closing(RankReader(self.rank_rows, self.cache)) as reader:
-            for group in self.rank_rows.groups():
-                yield reader.read(group)
+            for steps in read_ahead(map(self._steps, reader.groups()), self.workers):
+                yield from steps
 
-    def _steps(self, group: RowGroup) -> Iterator[list[Batch]]:
+    def _steps(self, group: RowGroup) -> list[list[Batch]]:
         """Split a group into steps of micro-batches; all ranks get equal numbers."""
         import torch
 
-        size = self.micro_batch
         tensor = _pinned if self.pin_memory else torch.from_numpy
         most = -(-self.rank_rows.plan.step(group.steps[0]).rows // self.rank_rows.world)
-        rows = len(group.labels.rows) // len(group.steps)
-        for number in range(len(group.steps)):
-            first, last = number * rows, (number + 1) * rows
-            yield [
-                self._batch(group, begin, min(begin + size, last), tensor)
-                for begin in range(first, first + most, size)
+        rows, length = len(group.labels.rows) // len(group.steps), group.arrays.weights.shape[1]
+        firsts = np.arange(0, most, self.micro_batch)
+        inside = np.minimum([firsts, firsts + self.micro_batch], rows)
+        ranges = inside + rows * np.arange(len(group.steps))[:, None, None]
+        bounds = group.labels.boundaries.searchsorted(ranges * length)
+        return [
+            [
+                self._batch(group, slice(*rows), slice(low, high + 1), tensor)
+                for rows, (low, high) in zip(step.T.tolist(), places.T.tolist(), strict=True)
             ]
+            for step, places in zip(ranges, bounds, strict=True)
+        ]
 
-    def _batch(self, group: RowGroup, first: int, last: int, tensor: ToTensor) -> Batch:
-        """Return the rows [first, last) of a group as a micro-batch, padded to its size."""
-        labels, chosen = group.labels, slice(first, last)
+    def _batch(self, group: RowGroup, chosen: slice, bounds: slice, tensor: ToTensor) -> Batch:
+        """Return rows of a group as a micro-batch, padded to its size. `bounds` are those of its
+        documents in the group's."""
+        labels = group.labels
         rows, sources = labels.rows[chosen], labels.sources[chosen]
         tokens, weights = group.arrays.tokens[chosen], group.arrays.weights[chosen]
         length = weights.shape[1]
-        begin, end = first * length, last * length
-        low, high = labels.boundaries.searchsorted((begin, end))
-        bounds = labels.boundaries[low : high + 1] - begin
+        starts = labels.boundaries[bounds] - chosen.start * length
         missing = self.micro_batch - len(rows)
         if missing:
             ends = np.arange(len(rows) + 1, self.micro_batch + 1) * length
-            bounds = np.concatenate([bounds, ends])
+            starts = np.concatenate([starts, ends])
             rows, sources = _padded(rows, missing, PADDING), _padded(sources, missing, 0)
             tokens, weights = _padded(tokens, missing, 0), _padded(weights, missing, 0)
         part = slice(
@@ -174,7 +170,7 @@ class Loader:
             tokens=tensor(tokens[:, part]),
             targets=tensor(tokens[:, part.start + 1 : part.stop + 1]),
             weights=tensor(weights[:, part]),
-            cu_seqlens=tensor(bounds.astype(np.int32)),
+            cu_seqlens=tensor(starts.astype(np.int32)),
             rows=rows,
             sources=sources,
             digests=labels.digests[chosen],

@@ -52,17 +52,9 @@ class RankRows:
         firsts = step.first_row + step.rows * np.arange(len(group), dtype=np.int64)
         return (firsts[:, None] + np.arange(*self._range(step.rows))).reshape(-1)
 
-    def groups(self, turn: int = 0, turns: int = 1) -> Iterator[range]:
-        """Yield all steps in groups, each within one phase. If `turns` readers take turns, yield
-        the groups of reader `turn`. The first groups are short, so that training starts early."""
-        return islice(self._groups(), turn, None, turns)
-
-    @property
-    def most_bytes(self) -> int:
-        """Bytes of the arrays of the largest group."""
-        return max(self.group_bytes, *(self._step_bytes(phase) for phase in self.plan.phases))
-
-    def _groups(self) -> Iterator[range]:
+    def groups(self) -> Iterator[range]:
+        """Yield all steps in groups, each within one phase. The first groups are short, so that
+        training starts early."""
         limit = 1
         for phase in self.plan.phases:
             first, last = max(phase.first_step, self.start_step), phase.last_step
@@ -103,40 +95,39 @@ class RowGroup:
 
 
 class RankReader:
-    """Reads the groups of a rank in order, or those of one of several readers that take turns.
-    From the first group with a row in a remote dataset on, remote shards are prefetched."""
+    """Reads the groups of a rank. From the first group with a row in a remote dataset on, remote
+    shards are prefetched."""
 
-    def __init__(
-        self, rank_rows: RankRows, cache: Cache | None = None, turn: int = 0, turns: int = 1
-    ) -> None:
-        self.rank_rows, self.turn, self.turns = rank_rows, turn, turns
+    def __init__(self, rank_rows: RankRows, cache: Cache | None = None) -> None:
+        self.rank_rows = rank_rows
         self.cache = cache or Cache()
         self.reader = RowReader(rank_rows.plan, cache=self.cache)
         self._prefetcher: Prefetcher | None = None
         self._local_sources: set[int] = set()
-        self._read_groups = 0
-        """Groups read, without those that have no rows for this rank."""
-        self._located = self._locate()
 
-    def read(self, group: range, into: RowArrays | None = None) -> RowGroup:
-        rows, length = self.rank_rows.shape(group)
-        arrays = into or RowArrays.empty(rows, length)
-        located = next(self._located) if rows else Located.empty(length)
-        if self._prefetcher is None and self._reads_remote(located):
-            blocks = self._locate(self._read_groups)
-            self._prefetcher = Prefetcher(self.reader, self.cache, blocks)
-        block = self.reader.read(located, arrays, digests=self.rank_rows.digests)
+    def groups(self) -> Iterator[RowGroup]:
+        """Read the groups in order."""
+        blocks, filled = self._locate(), 0
+        for group in self.rank_rows.groups():
+            rows, length = self.rank_rows.shape(group)
+            located = next(blocks) if rows else Located.empty(length)
+            if self._prefetcher is None and self._reads_remote(located):
+                self._prefetcher = Prefetcher(self.reader, self.cache, self._locate(filled))
+            yield self._read(group, located)
+            filled += rows > 0
+
+    def _read(self, group: range, located: Located) -> RowGroup:
+        block = self.reader.read(located, digests=self.rank_rows.digests)
+        rows, length = block.arrays.weights.shape
         boundaries = np.arange(0, rows * length + 1, length)
         if self.rank_rows.plan.isolate_documents:
             starts = block.document_starts
             inside = starts[starts % length != 0]  # place L of a row is place 0 of the next
             boundaries = np.sort(np.concatenate([boundaries, inside]))
-        if rows:
-            self._read_groups += 1
-            if self._prefetcher:
-                self._prefetcher.done()
+        if rows and self._prefetcher:
+            self._prefetcher.done()
         labels = Labels(located.rows, located.sources, boundaries, block.digests)
-        return RowGroup(group, arrays, labels)
+        return RowGroup(group, block.arrays, labels)
 
     def close(self) -> None:
         if self._prefetcher:
@@ -156,8 +147,7 @@ class RankReader:
 
     def _locate(self, first: int = 0) -> Iterator[Located]:
         """Locate the rows of each group that has any, from the group `first` of these on."""
-        groups = self.rank_rows.groups(self.turn, self.turns)
-        filled = (group for group in groups if self.rank_rows.shape(group)[0])
+        filled = (group for group in self.rank_rows.groups() if self.rank_rows.shape(group)[0])
         return self.reader.stream.locate_blocks(
             map(self.rank_rows.rows, islice(filled, first, None))
         )

@@ -6,27 +6,25 @@ first token of another document is masked: no input of its document precedes it.
 A row of several spans (order/epochs) reads them one after another, and the token after the last.
 The next span begins like a document, and its first token is always a masked target.
 
-Rows are read in two steps: views of all of them are gathered, and their bytes verified; then one
-call copies them, widening ids to int64.
+Rows are read in two steps: their bytes are verified and gathered as they are stored; then one call
+widens all ids to int64.
 """
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays import Int64, Tokens
+from ..arrays import Int64
 from ..datasets.cache import Cache
-from ..datasets.dataset import Dataset, copy_all, open_pinned
+from ..datasets.dataset import Dataset, open_pinned
 from ..datasets.open_shard import OpenShards
 from ..order.plan import Plan
 from ..order.stream import Located, Stream
-from ..runlog.ledger import DIGEST_BYTES
+from .buffers import Buffers
 from .gather import RowPieces, find
 
 Float32 = npt.NDArray[np.float32]
@@ -42,8 +40,14 @@ class RowArrays:
     """[n, L]: loss weight of each target."""
 
     @classmethod
-    def empty(cls, rows: int, length: int) -> RowArrays:
-        return cls(np.empty((rows, length + 1), np.int64), np.empty((rows, length), np.float32))
+    def of(cls, rows: int, length: int, buffers: Buffers) -> RowArrays:
+        """Return arrays in memory of `buffers`; their values are undefined."""
+        tokens, weights = rows * (length + 1) * 8, rows * length * 4
+        memory = buffers.take(tokens + weights)
+        return cls(
+            memory[:tokens].view(np.int64).reshape(rows, length + 1),
+            memory[tokens:].view(np.float32).reshape(rows, length),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +77,7 @@ class RowReader:
         """By the index of the source."""
         self._opening = [threading.Lock() for _ in plan.sources]
         self._open_shards = OpenShards()
+        self._buffers = Buffers()
         self._found: tuple[Located, RowPieces] | None = None
         """The last rows that were located together, and their pieces."""
 
@@ -90,23 +95,21 @@ class RowReader:
                 )
         return self.opened[source]
 
-    def read(
-        self, located: Located, into: RowArrays | None = None, *, digests: bool = True
-    ) -> RowBlock:
+    def read(self, located: Located, *, digests: bool = True) -> RowBlock:
         """Read rows at their locations."""
         length = located.length
-        arrays = into or RowArrays.empty(len(located.rows), length)
+        arrays = RowArrays.of(len(located.rows), length, self._buffers)
         weights = arrays.weights
         weights.fill(1.0)
         for source in np.unique(located.sources).tolist():
             self._weigh(located, source, weights)
-        pieces, width = self._pieces(located), length + 1
-        rows = (located.first + np.arange(len(located.rows) + 1)) * width
-        bounds = pieces.places.searchsorted(rows).tolist()
-        views = pieces.views(bounds[0], bounds[-1])
-        copy_all(views, arrays.tokens.reshape(-1))
+        width = length + 1
+        first, last = located.first, located.first + len(located.rows)
+        pieces = self._find(located)
+        stored = pieces.read(first, last)
+        stored.widen(arrays.tokens)
         starts, joints = (
-            places[slice(*places.searchsorted(rows[[0, -1]]))] - rows[0]
+            places[slice(*places.searchsorted((first * width, last * width)))] - first * width
             for places in (pieces.documents, pieces.joints)
         )
         if len(joints):  # a document may begin there
@@ -114,14 +117,10 @@ class RowReader:
         masked = starts if self.plan.isolate_documents else joints
         masked, starts = (places - places // width for places in (masked, starts))
         weights.reshape(-1)[masked - 1] = 0.0
-        row_digests = []
-        if digests:
-            inside = [number - bounds[0] for number in bounds]
-            row_digests = [digest(views[low:high]) for low, high in pairwise(inside)]
-        return RowBlock(located, arrays, starts, row_digests)
+        return RowBlock(located, arrays, starts, stored.digests() if digests else [])
 
-    def _pieces(self, located: Located) -> RowPieces:
-        """Return the pieces of all rows that were located together with these."""
+    def _find(self, located: Located) -> RowPieces:
+        """Find the pieces of all rows that were located together with these."""
         whole, found = self._found or (None, None)
         wanted = located.whole or located
         if found is None or whole is not wanted:
@@ -144,11 +143,3 @@ class RowReader:
             row = codes[0] if len(codes) == 1 else np.concatenate(codes)
             # Most rows have code 0 alone; the look-up of each token costs more than the rest.
             weights[number] = table[row] if row.any() else table[0]
-
-
-def digest(parts: list[Tokens]) -> bytes:
-    """Return the digest of tokens, independent of how they are split into parts."""
-    state = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    for part in parts:
-        state.update(part.data)
-    return state.digest()

@@ -16,7 +16,7 @@ class DataConfig:
     """Settings of reading rows. None of these keys changes which rows are read."""
 
     workers: int = 0
-    """Processes of each rank that read ahead; 0 reads within the step."""
+    """Groups of rows that a thread of each rank reads ahead; 0 reads within the step."""
     cache: str | None = None
     """Folder that caches data from object storage; all processes and runs of a machine may share
     one. Default: headrace in the user's cache folder."""

@@ -34,14 +34,14 @@ def test_an_evicted_chunk_keeps_its_bytes_and_is_unmapped(
     shard = max(dataset.shards, key=lambda shard: shard.size)
     file = dataset.file(shard)
     whole = storage.read(storage.join(remote, shard.name))
-    file.refresh()
+    file.backing.refresh()
     view = file.read(0, shard.size)
     other = Cache(tmp_path / "cache", max_bytes=small_chunks)  # as another process: it evicts
     other.chunks(remote, shard, 0, 1)
     assert held(other) <= small_chunks
     assert bytes(view) == whole
     assert deleted_maps(cache) > 0
-    file.refresh()
+    file.backing.refresh()
     assert bytes(view) == whole, "a view was changed"
     del view
     assert deleted_maps(cache) == 0
@@ -63,7 +63,7 @@ def test_reads_between_evictions_equal_the_shard(
         for _ in range(60):
             number = int(rng.integers(len(files)))
             start, end = sorted(rng.integers(0, len(wholes[number]) + 1, 2).tolist())
-            files[number].refresh()
+            files[number].backing.refresh()
             assert bytes(files[number].read(start, end)) == wholes[number][start:end]
             seen += 1
         return seen

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_data import random_documents, write_dataset
 
+from headrace.dataplane.arrays import Int64
 from headrace.dataplane.datasets.dataset import Dataset
 from headrace.dataplane.loader import gather
 from headrace.dataplane.loader.gather import Pieces, find, ranges
+from headrace.dataplane.loader.stored_rows import StoredRows
 from headrace.dataplane.order.stream import Located
 
 CHUNK_BYTES = 512
@@ -60,13 +64,16 @@ def test_rows_equal_those_of_the_documents(
     located = Located(zeros, LENGTH, zeros.astype(np.int32), zeros, firsts, pieces)
     found = find(located, lambda source: corpus)
     assert found.documents.tolist() == documents and found.joints.tolist() == joints
-    assert np.array_equal(
-        np.concatenate(found.views(0, len(found.places))), np.concatenate(expected)
-    )
+    whole = np.concatenate(expected).reshape(len(rows), LENGTH + 1)
     first, last = sorted(data.draw(st.tuples(*[st.integers(0, len(rows))] * 2)))
-    low, high = found.places.searchsorted(np.array([first, last]) * (LENGTH + 1)).tolist()
-    whole = np.concatenate(expected)[first * (LENGTH + 1) : last * (LENGTH + 1)]
-    assert np.array_equal(np.concatenate([*found.views(low, high), []]), whole)
+    for low, high in ((0, len(rows)), (first, last)):
+        assert np.array_equal(widened(found.read(low, high)), whole[low:high])
+
+
+def widened(stored: StoredRows) -> Int64:
+    out = np.full((len(stored.memory), stored.length), -1)
+    stored.widen(out)
+    return out
 
 
 @given(spans)
@@ -97,3 +104,20 @@ def test_ranges_are_laid_side_by_side(pairs: list[tuple[int, int]]) -> None:
     firsts, counts = np.array(pairs, np.int64).reshape(-1, 2).T
     expected = [number for first, count in pairs for number in range(first, first + count)]
     assert ranges(firsts, counts).tolist() == expected
+
+
+@given(st.lists(st.booleans(), max_size=9), st.integers(1, 40), st.integers(0, 99))
+def test_rows_of_two_types_are_widened_and_hashed_as_they_are_stored(
+    wide: list[bool], length: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    dtypes = [np.dtype("<u2"), np.dtype("<u4")]
+    rows = [
+        rng.integers(0, 1 << (31 if each else 16), length).astype(dtypes[each]) for each in wide
+    ]
+    bytes = np.full((len(rows), 4 * length), 255, np.uint8)
+    for number, row in enumerate(rows):
+        bytes[number, : row.nbytes] = row.view(np.uint8)
+    stored = StoredRows(bytes, length, dtypes, np.array(wide, np.int64))
+    assert widened(stored).tolist() == [row.tolist() for row in rows]
+    assert stored.digests() == [blake2b(row.tobytes(), digest_size=16).digest() for row in rows]

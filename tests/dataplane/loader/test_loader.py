@@ -31,15 +31,19 @@ def steps_of(plan: Plan, *, world: int = 1, **options: int) -> list[list[bytes]]
 
 
 @given(
-    world=st.integers(1, 64), micro_batch=st.integers(1, 8), part=st.floats(0, 1, exclude_max=True)
+    world=st.integers(1, 64),
+    micro_batch=st.integers(1, 8),
+    part=st.floats(0, 1, exclude_max=True),
+    workers=st.integers(0, 2),
 )
 @settings(max_examples=12)
-def test_the_order_does_not_depend_on_world_size_batches_or_restarts(
-    changing: Plan, world: int, micro_batch: int, part: float
+def test_the_order_does_not_depend_on_world_size_batches_workers_or_restarts(
+    changing: Plan, world: int, micro_batch: int, part: float, workers: int
 ) -> None:
     expected = steps_of(changing, micro_batch=4)
     start = int(part * changing.last_step)
-    seen = steps_of(changing, world=world, micro_batch=micro_batch, start_step=start)
+    options = {"micro_batch": micro_batch, "workers": workers}
+    seen = steps_of(changing, world=world, start_step=start, **options)
     assert seen == expected[start:]
 
 

@@ -146,7 +146,8 @@ def test_a_local_view_is_prefetched_if_its_tokens_are_remote(tmp_path: Path, sto
     for located in map(alone.stream.locate, map(rank_rows.rows, groups)):
         expected.append(alone.read(located).digests)
     with closing(RankReader(rank_rows, cache)) as reader:
-        digests = [reader.read(groups[0]).labels.digests]
+        reading = reader.groups()
+        digests = [next(reading).labels.digests]
         ahead = reader._prefetcher
         assert (ahead is None) == (store == "local")
         if ahead:
@@ -154,7 +155,7 @@ def test_a_local_view_is_prefetched_if_its_tokens_are_remote(tmp_path: Path, sto
             eventually(lambda: set(ahead.wanted) <= held(cache))
             assert len(ahead.wanted) > 3
         before = cache.requests
-        digests += [reader.read(group).labels.digests for group in groups[1:]]
+        digests += [group.labels.digests for group in reading]
         assert cache.requests == before, "the reader had to fetch"
     assert digests == expected
 
@@ -171,7 +172,7 @@ def groups():
     plan = Plan.load(sys.argv[1])
     rank_rows = RankRows(plan=plan, rank=0, world=1, start_step=0, digests=True, group_bytes=1)
     with closing(RankReader(rank_rows, Cache(sys.argv[2]))) as reader:
-        yield from map(reader.read, rank_rows.groups())
+        yield from reader.groups()
 
 iterator = groups()
 next(iterator)

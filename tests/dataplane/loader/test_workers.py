@@ -4,47 +4,23 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Iterator
-from contextlib import suppress
-from functools import partial
-from itertools import chain
-from multiprocessing import Pipe
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from small_data import plan_of, random_documents, write_dataset
+from small_data import plan_of, random_documents, threads_of_loaders, write_dataset
 
-from headrace.console.errors import RunError
-from headrace.dataplane.loader import fork_server, loader
+from headrace.console.errors import IntegrityError
+from headrace.dataplane.datasets.chunks import CHUNK_BYTES
+from headrace.dataplane.loader import loader
 from headrace.dataplane.loader.loader import Batch, Loader
+from headrace.dataplane.loader.rows import RowReader
 from headrace.dataplane.order.plan import Plan
 
 NAMES = ("tokens", "targets", "weights", "cu_seqlens")
-
-
-def children(parent: int | str) -> list[int]:
-    """Return the process numbers of a process's children that are our servers and workers."""
-    found = []
-    for thread in Path(f"/proc/{parent}/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
-            for child in (thread / "children").read_text().split():
-                if b"headrace-loader" in Path(f"/proc/{child}/cmdline").read_bytes():
-                    found.append(int(child))
-    return found
-
-
-def processes(consumer: int | str = "self") -> list[int]:
-    """Return the process numbers of a consumer's workers."""
-    return [worker for server in children(consumer) for worker in children(server)]
-
-
-def wait_until(condition: object) -> None:
-    deadline = time.monotonic() + 300
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def equal(left: Batch, right: Batch) -> bool:
@@ -55,85 +31,101 @@ def equal(left: Batch, right: Batch) -> bool:
 
 @pytest.fixture
 def short_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One step per slot; otherwise all steps fit into one slot."""
-    monkeypatch.setattr(loader, "SENT_BYTES", 1)
+    """One step in a group; otherwise few groups hold all steps."""
+    monkeypatch.setattr(loader, "GROUP_BYTES", 1)
 
 
-@pytest.mark.parametrize("number", [1, 2, 4])
+@pytest.mark.parametrize("number", [0, 1, 2, 4])
+@pytest.mark.parametrize("room", [1, 1 << 20])
 def test_batches_do_not_depend_on_workers_whether_kept_or_dropped(
-    two_phases: Plan, number: int
+    two_phases: Plan, number: int, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """All memory is fresh where all batches are kept, and used again where they are dropped."""
     expected = [batch for step in Loader(two_phases, micro_batch=4) for batch in step]
+    monkeypatch.setattr(loader, "GROUP_BYTES", room)
     dropped = (b for step in Loader(two_phases, micro_batch=4, workers=number) for b in step)
     assert all(equal(one, other) for one, other in zip(dropped, expected, strict=True))
     kept = [b for step in Loader(two_phases, micro_batch=4, workers=number) for b in step]
     assert all(equal(one, other) for one, other in zip(kept, expected, strict=True))
 
 
-def in_shared_memory(tensor: torch.Tensor) -> bool:
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        first, last = (int(word, 16) for word in line.split()[0].split("-"))
-        if first <= tensor.data_ptr() < last:
-            return line.endswith("(deleted)")
-    raise AssertionError("no memory there")
+@pytest.mark.usefixtures("short_groups")
+@pytest.mark.parametrize("number", [0, 1])
+def test_held_batches_are_never_overwritten_and_the_memory_of_dropped_ones_is_used_again(
+    two_phases: Plan, number: int
+) -> None:
+    expected = [step[0].tokens[2:5, 7:] for step in Loader(two_phases, micro_batch=12)]
+    places, held = [], {}
+    for step, (batch,) in enumerate(Loader(two_phases, micro_batch=12, workers=number)):
+        places.append(batch.tokens.data_ptr())
+        if step in (10, 11, 30, 31):
+            held[step] = batch.tokens[2:5, 7:]  # a view holds the memory of its group
+        if step == 20:
+            held.clear()
+        assert all(torch.equal(part, expected[kept]) for kept, part in held.items())
+    assert len(places) > 40
+    assert len(set(places[:10])) <= 3 + number
+    assert not set(places[10:12]) & set(places[12:20]), "memory in use was given again"
 
 
 @pytest.mark.usefixtures("short_groups")
-def test_held_batches_are_never_overwritten_and_dropped_ones_not_copied(
-    two_phases: Plan,
-) -> None:
-    expected = [step[0].tokens[2:5, 7:] for step in Loader(two_phases, micro_batch=12)]
-    shared, held = [], {}
-    for number, (batch,) in enumerate(Loader(two_phases, micro_batch=12, workers=1)):
-        shared.append(in_shared_memory(batch.tokens))
-        if number in (10, 11, 30, 31):
-            held[number] = batch.tokens[2:5, 7:]  # a view holds the whole slot
-        if number == 20:
-            held.clear()
-        assert all(torch.equal(part, expected[kept]) for kept, part in held.items())
-    assert len(shared) > 40
-    assert all(shared[:10]) and all(shared[23:30]), "no other slot is held: nothing is copied"
-    assert not any(shared[13:20]), "the worker keeps the slots that it needs"
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_an_error_is_raised_at_its_step_with_its_cause(tmp_path: Path, number: int) -> None:
+    """A chunk is damaged: the steps that do not read it are given, as without workers."""
+    url = str(tmp_path / "web")
+    write_dataset(url, random_documents(5, 700, longest=1000), shard_documents=700)
+    phase = {"tokens": 30_000, "seq_len": 64, "batch": 256, "weights": {"one": 1}}
+    plan = plan_of({"sources": {"one": {"data": url}}, "phases": {"all": phase}})
+    reader = RowReader(plan)
+    pieces = reader._find(reader.stream.locate(np.arange(plan.rows)))
+    row = next(low // pieces.row_bytes for *_, first, last, low, _ in pieces.copies if last == 2)
+    (shard,) = Path(url, "shards").iterdir()
+    data = bytearray(shard.read_bytes())
+    data[2 * CHUNK_BYTES - 1000] ^= 1
+    shard.write_bytes(data)
+    iterator = iter(Loader(plan, micro_batch=4, workers=number))
+    for _ in range(row // 4):
+        next(iterator)
+    with pytest.raises(IntegrityError, match="is damaged") as caught:
+        next(iterator)
+    assert any("shard_file" in str(entry.path) for entry in caught.traceback)
+    assert next(iterator, None) is None and not threads_of_loaders(60)
 
 
-def test_a_killed_worker_is_an_error_not_a_hang(two_phases: Plan) -> None:
-    iterator = iter(Loader(two_phases, micro_batch=4, workers=2))
-    next(iterator)
-    assert len(processes()) == 2
-    for child in processes():
-        os.kill(child, signal.SIGKILL)
-    with pytest.raises(RunError, match="worker died"):
-        for _ in iterator:
-            pass
-
-
-def test_workers_end_with_their_iterator(two_phases: Plan) -> None:
+@pytest.mark.parametrize("end", ["close", "drop"])
+def test_workers_end_with_their_iterator(two_phases: Plan, end: str) -> None:
     iterator: Iterator[list[Batch]] = iter(Loader(two_phases, micro_batch=4, workers=2))
     next(iterator)
-    assert processes()
-    iterator.close()  # type: ignore[attr-defined]
-    wait_until(lambda: not processes())
+    assert sum(one.name == "headrace-read" for one in threading.enumerate()) == 1
+    if end == "close":
+        iterator.close()  # type: ignore[attr-defined]
+    else:
+        del iterator
+    assert not threads_of_loaders(60)
 
 
 READER = """
 import sys
+from headrace.dataplane.datasets.cache import Cache
 from headrace.dataplane.loader.loader import Loader
 from headrace.dataplane.order.plan import Plan
 
-iterator = iter(Loader(Plan.load(sys.argv[1]), micro_batch=4, workers=2))
+iterator = iter(Loader(Plan.load(sys.argv[1]), micro_batch=4, workers=2, cache=Cache(sys.argv[2])))
 next(iterator)
 print("begun", flush=True)
 sys.stdin.read()
 """
-"""It has no guard: workers do not import it."""
 
 
-@pytest.mark.parametrize("end", ["exit", "kill", "interrupt", "kill at the start"])
-def test_workers_end_with_their_consumer(two_phases: Plan, tmp_path: Path, end: str) -> None:
-    two_phases.save(tmp_path / "plan.json")
-    (tmp_path / "reader.py").write_text(READER)
+@pytest.mark.parametrize("end", ["exit", "interrupt"])
+def test_the_interpreter_ends_while_workers_read_a_store(tmp_path: Path, end: str) -> None:
+    write_dataset(str(tmp_path / "web"), random_documents(5, 900, longest=2000))
+    phase = {"tokens": 300_000, "seq_len": 64, "batch": 1024, "weights": {"one": 1}}
+    url = f"local://{tmp_path}/web"  # fsspec's own scheme, which is handled like a store
+    plan = plan_of({"sources": {"one": {"data": url}}, "phases": {"all": phase}})
+    plan.save(tmp_path / "plan.json")
     consumer = subprocess.Popen(
-        [sys.executable, tmp_path / "reader.py", tmp_path / "plan.json"],
+        [sys.executable, "-c", READER, tmp_path / "plan.json", tmp_path / "cache"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -141,90 +133,13 @@ def test_workers_end_with_their_consumer(two_phases: Plan, tmp_path: Path, end: 
         text=True,
     )
     assert consumer.stdin and consumer.stdout and consumer.stderr
-    wait_until(lambda: len(processes(consumer.pid)) == 2)
-    children = processes(consumer.pid)
-    if end != "kill at the start":
-        assert consumer.stdout.readline() == "begun\n"
+    assert consumer.stdout.readline() == "begun\n"
     if end == "exit":
         consumer.stdin.close()
-    elif end.startswith("kill"):
-        consumer.kill()
     else:
-        os.killpg(consumer.pid, signal.SIGINT)  # as a terminal does: the workers receive it as well
+        os.killpg(consumer.pid, signal.SIGINT)  # as a terminal does
     code, stderr = consumer.wait(300), consumer.stderr.read()
-    wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
     if end == "interrupt":
         assert stderr.count("Traceback") == 1 and "KeyboardInterrupt" in stderr, stderr
     else:
-        assert stderr == "" and code == (0 if end == "exit" else -signal.SIGKILL)
-
-
-def test_workers_of_all_loaders_are_forks_of_one_process(two_phases: Plan) -> None:
-    first = iter(Loader(two_phases, micro_batch=4, workers=2))
-    second = iter(Loader(two_phases, micro_batch=4, workers=1))
-    next(first), next(second)
-    (server,) = children("self")
-    assert len(children(server)) == 3
-    first.close(), second.close()  # type: ignore[attr-defined]
-    wait_until(lambda: not processes())
-    next(iter(Loader(two_phases, micro_batch=4, workers=1)))
-    assert children("self") == [server]
-
-
-def test_a_killed_server_is_replaced(two_phases: Plan) -> None:
-    expected = [batch.digests for step in Loader(two_phases, micro_batch=4) for batch in step]
-    iterator = iter(Loader(two_phases, micro_batch=4, workers=1))
-    seen = [batch.digests for batch in next(iterator)]
-    for server in children("self"):
-        os.kill(server, signal.SIGKILL)
-    again = Loader(two_phases, micro_batch=4, workers=2)
-    assert [batch.digests for step in again for batch in step] == expected
-    seen += [batch.digests for step in iterator for batch in step]
-    assert seen == expected, "workers outlive it"
-
-
-def test_workers_know_the_folder_of_the_consumer(
-    two_phases: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """That of now, not that in which the server was started."""
-    next(iter(Loader(two_phases, micro_batch=4, workers=1)))
-    monkeypatch.chdir(tmp_path)
-    write_dataset("data", random_documents(5, 100))
-    phase = {"tokens": 6000, "seq_len": 64, "batch": 1024, "weights": {"one": 1}}
-    plan = plan_of({"sources": {"one": {"data": "data"}}, "phases": {"all": phase}})
-    alone, helped = (Loader(plan, micro_batch=4, workers=number) for number in (0, 1))
-    assert all(equal(*pair) for pair in zip(chain(*alone), chain(*helped), strict=True))
-
-
-def test_workers_write_where_the_consumer_writes_now(
-    two_phases: Plan, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    next(iter(Loader(two_phases, micro_batch=4, workers=1)))
-    ours, theirs = Pipe()
-    before = os.dup(1)
-    with (tmp_path / "out").open("w+b") as out, (tmp_path / "memory").open("w+b") as memory:
-        os.dup2(out.fileno(), 1)
-        try:
-            worker = fork_server.start(theirs.fileno(), memory.fileno())
-        finally:
-            os.dup2(before, 1)
-            os.close(before)
-    theirs.close()
-    ours.send(fork_server.Place.here())
-    ours.send(partial(print, "written"))
-    assert worker.exit_code() == 0
-    assert (tmp_path / "out").read_text().startswith("written") and not capfd.readouterr().out
-
-
-def test_a_fork_of_the_consumer_leaves_its_workers_alone(two_phases: Plan) -> None:
-    iterator = iter(Loader(two_phases, micro_batch=4, workers=1))
-    next(iterator)
-    before = processes()
-    child = os.fork()
-    if not child:
-        iterator.close()  # type: ignore[attr-defined]
-        os._exit(0 if fork_server._current is None else 1)  # it would start another
-    assert os.waitpid(child, 0)[1] == 0
-    assert processes() == before
-    for _ in iterator:
-        pass
+        assert (code, stderr) == (0, "")
