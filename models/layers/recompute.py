@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
 
-from ..options.recompute import Selective
+from ..options.recompute import Results, Selective
+from ..whole_results import SeesWholeResults, Whole
 
 
 class Recomputable(nn.Module):
@@ -60,16 +60,30 @@ def _contexts(saved: Selective) -> tuple[Any, Any]:
 @dataclass
 class _Result:
     operation: Any
+    """An operation of torch, or the kind of a whole result."""
     value: Any
     """None after a write to it."""
 
 
-class _Saved(TorchDispatchMode):
+class _Saved(SeesWholeResults):
     """Base of the two contexts, which share the results."""
 
     def __init__(self, saved: Selective, results: deque[_Result]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.saved, self.results = saved, results
+        self.within = False
+        """True in operations whose results are part of another one."""
+
+    def keeps(self, operation: Any) -> bool:
+        return not self.within and self.saved.keeps(operation)
+
+    def computed(self, compute: Whole) -> tuple[Tensor, ...]:
+        """Return the result of operations that are not kept one by one."""
+        self.within = True
+        try:
+            return compute()
+        finally:
+            self.within = False
 
 
 class _Keep(_Saved):
@@ -87,10 +101,20 @@ class _Keep(_Saved):
         for tensor in _written(operation, inputs, options):
             if changed := self.by_storage.pop(_storage(tensor), None):
                 changed.value = None
-        if self.saved.keeps(operation):
-            kept = tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, made)
-            self.results.append(_Result(operation, kept))
-            self.by_storage |= {_storage(x): self.results[-1] for x in _tensors(kept)}
+        if self.keeps(operation):
+            self._keep(operation, made)
+        return made
+
+    def _keep(self, operation: Any, made: Any) -> None:
+        kept = tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, made)
+        self.results.append(_Result(operation, kept))
+        self.by_storage |= {_storage(x): self.results[-1] for x in _tensors(kept)}
+
+    def whole(self, kind: Results, compute: Whole) -> tuple[Tensor, ...]:
+        if kind not in self.saved.save:
+            return compute()
+        made = self.computed(compute)
+        self._keep(kind, made)
         return made
 
 
@@ -100,12 +124,20 @@ class _TakeBack(_Saved):
     def __torch_dispatch__(
         self, operation: Any, types: Any, inputs: Any = (), options: Any = None
     ) -> Any:
-        if self.saved.keeps(operation):
-            result = self.results.popleft()
-            assert result.operation is operation, f"{operation}, not {result.operation}"
-            if result.value is not None:
-                return result.value
-        return operation(*inputs, **(options or {}))
+        kept = self._take(operation) if self.keeps(operation) else None
+        return operation(*inputs, **(options or {})) if kept is None else kept
+
+    def _take(self, operation: Any) -> Any:
+        """Return the kept result of the operation, None if it was written to."""
+        result = self.results.popleft()
+        assert result.operation == operation, f"{operation}, not {result.operation}"
+        return result.value
+
+    def whole(self, kind: Results, compute: Whole) -> tuple[Tensor, ...]:
+        if kind not in self.saved.save:
+            return compute()
+        kept: tuple[Tensor, ...] | None = self._take(kind)
+        return self.computed(compute) if kept is None else kept
 
 
 def _written(operation: Any, inputs: Any, options: Any) -> list[Tensor]:

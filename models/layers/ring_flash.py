@@ -19,7 +19,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -30,6 +30,7 @@ from ..documents import Documents, moved
 from ..parallel.axes import Axis
 from ..parallel.ring import Chunk, Zigzag, circulate, circulate_with_gradients
 from ..precision import widen
+from ..whole_results import as_one
 
 Range = tuple[int, int]
 """First and last + 1 of a range of tokens."""
@@ -165,6 +166,16 @@ class _FlashRing(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, calls: Calls, axis: Axis, scale: float
     ) -> Tensor:
+        output, total = as_one("attention", partial(_FlashRing.attend, q, k, v, calls, axis, scale))
+        ctx.save_for_backward(q, k, v, output, total)
+        ctx.calls, ctx.axis, ctx.scale = calls, axis, scale
+        return output
+
+    @staticmethod
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, calls: Calls, axis: Axis, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """Return the output and the log-sum-exp of the scores, fp32 [heads, tokens]."""
         merged = torch.zeros_like(widen(q))
         total = merged.new_full((q.shape[1], q.shape[0]), float("-inf"))
         for owner, here in circulate(torch.stack([k, v]), axis):
@@ -172,10 +183,7 @@ class _FlashRing(torch.autograd.Function):
                 keys, values = (joined(x, call.keys) for x in here)
                 y, sums = flash(joined(q, call.queries), keys, values, call, scale)
                 merge(merged, total, y, sums, call.queries)
-        output = merged.to(q.dtype)
-        ctx.save_for_backward(q, k, v, output, total)
-        ctx.calls, ctx.axis, ctx.scale = calls, axis, scale
-        return output
+        return merged.to(q.dtype), total
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:

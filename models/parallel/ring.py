@@ -21,12 +21,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..precision import widen
+from ..whole_results import as_one
 from .axes import Axis
 from .collectives import start_all_to_all, wait
 from .exchange import rearranged
@@ -131,8 +133,12 @@ class Tile:
 
     queries: slice
     keys: slice
-    seen: Tensor | None
-    """bool [rows or 1, 1, 1, queries, keys]; None: all."""
+    seen: Callable[[], Tensor] | None
+    """Return bool [rows or 1, 1, 1, queries, keys]; None: all."""
+
+
+around_tiles: Callable[[Iterator[Tile]], Iterator[Tile]] = iter
+"""Iterates over the tiles of a hop. A count of operations computes one tile of each size."""
 
 
 class Hops:
@@ -146,11 +152,14 @@ class Hops:
         self.bounds = first.bounds if first is not None else [(0, 0)] * len(self.queries)
 
     def tiles(self, owner: int) -> Iterator[Tile]:
-        """Yield the tiles of the hop that holds the keys of `owner`.
+        """Return the tiles of the hop that holds the keys of `owner`.
 
         A rank's own keys come first, the nearest chunk before all: a query then sees itself before
         it meets keys that it does not see.
         """
+        return around_tiles(self._tiles(owner))
+
+    def _tiles(self, owner: int) -> Iterator[Tile]:
         for chunk in reversed(self.zigzag.chunks(owner)):
             for query, (low, high) in zip(self.queries, self.bounds, strict=True):
                 begin, end = max(chunk.first, low), min(chunk.last, query.last)
@@ -160,7 +169,7 @@ class Hops:
                 shift = chunk.here - chunk.first
                 seen = None
                 if end - 1 > query.first or high > begin:
-                    seen = self._seen(query, queries, begin, end)
+                    seen = partial(self._seen, query, queries, begin, end)
                 yield Tile(queries, slice(begin + shift, end + shift), seen)
 
     def _seen(self, query: Chunk, queries: slice, begin: int, end: int) -> Tensor:
@@ -183,12 +192,20 @@ class _Ring(torch.autograd.Function):
         zigzag: Zigzag,
         scale: float,
     ) -> Tensor:
-        axis, hops = zigzag.axis, Hops(first, zigzag, q.device)
+        hops = Hops(first, zigzag, q.device)
+        output, logarithm = as_one("attention", partial(_Ring.attend, q, k, v, hops, scale))
+        ctx.save_for_backward(q, k, v, output, logarithm)
+        ctx.hops, ctx.scale = hops, scale
+        return ungrouped(output).to(q.dtype)
+
+    @staticmethod
+    def attend(q: Tensor, k: Tensor, v: Tensor, hops: Hops, scale: float) -> tuple[Tensor, Tensor]:
+        """Return the output, grouped by heads of keys, and the log-sum-exp of the scores."""
         queries = grouped(q, k.shape[2]) * scale
         output = torch.zeros_like(queries)
         total = queries.new_zeros(queries.shape[:-1])
         peak = torch.full_like(total, float("-inf"))
-        for owner, (keys, values) in circulate(torch.stack([k, v]), axis):
+        for owner, (keys, values) in circulate(torch.stack([k, v]), hops.zigzag.axis):
             for tile in hops.tiles(owner):
                 at = (..., tile.queries)
                 scores = scores_of(queries, keys, tile)
@@ -201,10 +218,7 @@ class _Ring(torch.autograd.Function):
                     output[(*at, slice(None))] * shrink.unsqueeze(-1) + added
                 )
                 peak[at] = higher
-        output = output / total.unsqueeze(-1)
-        ctx.save_for_backward(q, k, v, output, peak + total.log())
-        ctx.hops, ctx.scale = hops, scale
-        return ungrouped(output).to(q.dtype)
+        return output / total.unsqueeze(-1), peak + total.log()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -238,7 +252,7 @@ def scores_of(queries: Tensor, keys: Tensor, tile: Tile) -> Tensor:
     """Scores [rows, kv_heads, heads of each, queries, keys]; −∞ where not seen."""
     near = widen(keys[:, tile.keys])
     scores = torch.einsum("bhgqd,bkhd->bhgqk", queries[..., tile.queries, :], near)
-    return scores if tile.seen is None else scores.masked_fill(~tile.seen, float("-inf"))
+    return scores if tile.seen is None else scores.masked_fill(~tile.seen(), float("-inf"))
 
 
 def grouped(x: Tensor, kv_heads: int) -> Tensor:
@@ -281,6 +295,8 @@ def pass_on(x: Tensor, axis: Axis) -> Callable[[], Tensor]:
     """Start to send x to the next rank of the ring. Return a function that waits for the tensor
     from the previous rank."""
     x = x.contiguous()
+    if axis.size == 1:
+        return lambda: x
     to, source = ([0] * axis.size for _ in range(2))
     to[(axis.rank + 1) % axis.size] = source[(axis.rank - 1) % axis.size] = x.numel()
     arriving = start_all_to_all(x.view(-1), source, to, axis)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import chain, combinations, product
 from unittest import mock
 
@@ -16,9 +17,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from headrace.models.documents import Documents
+from headrace.models.layers.recompute import _contexts, recomputed
 from headrace.models.layers.ring_flash import calls_of, flash, flash_backward
+from headrace.models.options.recompute import Results, Selective
 from headrace.models.parallel import ring
-from headrace.models.parallel.axes import Axis
+from headrace.models.parallel.axes import ALONE, Axis
 from headrace.models.parallel.ring import TILE, FirstKeys, Zigzag
 
 BOUND = 1e-12
@@ -167,3 +170,30 @@ def test_parts_are_dealt_and_collected(four: Ranks, differs: Callable[..., float
         x = normal(ROWS, 4 * part, 3, seed=1)
         weights = torch.arange(1, 4 * part + 1)[:, None]
         assert differs(four, "deal", lambda x, weights=weights: x * weights, [x]) == 0
+
+
+def test_kept_attention_is_the_merged_output() -> None:
+    """A rule that saves attention keeps one result of the ring, and computes no tile again."""
+    zigzag = Zigzag(8, ALONE)
+    x = [torch.randn(1, 8, 2, 4, requires_grad=True) for _ in range(3)]
+    tiles: list[int] = []
+
+    def counted(hops: Iterator[ring.Tile]) -> Iterator[ring.Tile]:
+        for tile in hops:
+            tiles.append(1)
+            yield tile
+
+    def gradients(*saved: Results) -> tuple[list[Tensor], int]:
+        tiles.clear()
+        keep = Selective(save=saved)
+        y = recomputed(attended, *x, context_fn=partial(_contexts, keep))
+        return list(torch.autograd.grad(y.square().sum(), x)), len(tiles)
+
+    def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return ring.ring_attention(q, k, v, None, zigzag, scale=0.5).sin()
+
+    with mock.patch.object(ring, "around_tiles", counted):
+        kept, few = gradients("attention")
+        again, many = gradients("matmul")
+    assert all(map(torch.equal, kept, again))
+    assert (few, many) == (6, 9)  # three tiles in a pass
