@@ -2,14 +2,19 @@
 
 A predicted step is a sum of parts: the seconds of each table of rates, of launches, and of the rest
 of a step. The correction is a factor for each table, the seconds of a launch, and those of the rest
-of a step with each engine, which fit the measured steps best. Factors that no trial shows stay near
-1: each deviation has a small cost.
+of a step with each engine, which fit the measured steps best.
+
+Ranks share a processor's cores and caches, and a profile runs alone: they slow down all that is
+computed by about the same factor, the median of measured by predicted seconds. A deviation from it
+has a small cost, so that figures that no trial shows get this factor. Collectives are measured with
+all ranks: their factor is expected near 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 from ..costs.hardware import Hardware
@@ -70,7 +75,10 @@ def fit(steps: Sequence[Step], hardware: Hardware) -> Correction:
     plain = Hardware(replace(hardware.file, overhead=None), hardware.where)
     known = hardware.file.overhead or Overhead(operation=0.0, step=0.0, source="")
     engines = list(dict.fromkeys(step.engine for step in steps))
-    start = [*[1.0] * len(TABLES), known.operation, *map(known.step_of, engines)]
+    common = median(step.seconds / step.price(hardware) for step in steps)
+    common = min(max(common, LEAST), MOST)
+    start = [1.0 if name == "collectives" else common for name in TABLES]
+    start += [common * known.operation, *map(known.step_of, engines)]
     rows = [
         [*_parts(step, plain), *(float(step.engine == engine) for engine in engines)]
         for step in steps

@@ -230,8 +230,8 @@ def test_a_hardware_file_without_a_row_is_named(
         work.tune(replace(question, hardware=hardware), TuneFolder(tmp_path / "x"), pytest.fail)
 
 
-def test_a_correction_leaves_what_no_step_shows(truth: HardwareFile) -> None:
-    """Steps of the file's own seconds change nothing, and rows without a part keep their source."""
+def test_rows_that_no_step_shows_get_the_common_factor(truth: HardwareFile) -> None:
+    """Steps of the file's own seconds change nothing. Collectives keep their figures."""
     hardware = Hardware(truth, "cpu.yaml")
 
     def price(by: Hardware) -> float:
@@ -244,8 +244,10 @@ def test_a_correction_leaves_what_no_step_shows(truth: HardwareFile) -> None:
     slow = corrected(
         hardware, fit([Step(price, 0.2, "fsdp2")] * 4, hardware), "2026-11-23", "a test"
     )
-    assert slow.attention == truth.attention
-    assert slow.matmul[0].rate < 0.9 * truth.matmul[0].rate
+    for table in ("matmul", "attention"):
+        rates = [getattr(file, table)[0].rate for file in (slow, truth)]
+        assert rates[0] == pytest.approx(rates[1] / 2, rel=0.01)
+    assert slow.collectives == truth.collectives
 
 
 def test_a_plan_of_another_model_or_machine_is_refused_with_each_difference(
