@@ -85,6 +85,7 @@ def memory(
         "precision": precision.name,
         "rows": rows,
         "seq_len": seq_len,
+        "threads": shape.threads if shape.device == "cpu" else None,
         "engine": engine.engine,
         "layout": asdict(degrees),
         "state": state_bytes(engine.parts, shards, degrees),
@@ -229,6 +230,7 @@ def memory_table(summary: dict[str, Any]) -> str:
     lines.append(f"{'most of a step':<20}" + "".join(f"{size:>14}" for size in totals))
     lines.append(f"{'generation state':<20}{binary_bytes(summary['generation_state']):>14}")
     what = f"{summary['rows']} × {summary['seq_len']:,} tokens in {summary['precision']}"
+    what += f", {summary['threads']} thread" if summary["threads"] else ""
     layout = f"{summary['engine']}; {layout}"
     return "\n".join([*lines, f"For each rank at the highest moment of a step: {what}; {layout}."])
 

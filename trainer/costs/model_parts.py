@@ -33,9 +33,12 @@ TRAINER = Path(__file__).parents[1]
 class OwnParts:
     """A model of ours, with rows of one length."""
 
-    def __init__(self, model: ModelConfig, seq_len: int, precision: Precision, device: str) -> None:
+    def __init__(
+        self, model: ModelConfig, run: RunConfig, seq_len: int, precision: Precision, device: str
+    ) -> None:
         self.model, self.seq_len = model, seq_len
         self.precision, self.device = precision, device
+        self.threads = threads_of(run, device)
         _, self.layers = sorts_of(model)
         """Sort of each layer."""
 
@@ -48,6 +51,7 @@ class OwnParts:
             degrees=Degrees(tp=split.tp, cp=split.cp, ep=ep),
             attention=split.attention,
             hyena_li=split.hyena_li,
+            threads=self.threads,
         )
 
     def traces(self, split: Split, ep: int) -> Traces:
@@ -88,6 +92,12 @@ class OwnParts:
 
     def tied(self, pp: int) -> bool:
         return self.model.tie_embeddings and pp > 1
+
+
+def threads_of(run: RunConfig, device: str) -> int:
+    """Return the threads of a rank that are counted. A plan's machine may not be this one: without
+    `threads` in the run, one is counted."""
+    return run.threads or 1 if device == "cpu" else 1
 
 
 def _parameters(run: RunConfig, model: ModelConfig, precision: Precision) -> ParameterState:

@@ -8,6 +8,7 @@ from ....console.progress import as_bytes
 from ....models.accounting.state import device_bytes
 from ....models.options.recompute import Rule
 from ...run.layout_plan import LayoutPlan
+from ..model_parts import threads_of
 from .assemble import PARTS, fullest, in_phase, time_by_part
 from .make import PhasePlans, Plans
 from .search import Candidate
@@ -31,9 +32,12 @@ def lines_of(plans: Plans) -> list[str]:
 def _phase(own: PhasePlans) -> list[str]:
     phase, outcome = own.costs.phase, own.outcome
     length = "" if own.costs.module else f" × {phase.seq_len:,} tokens"
+    threads = threads_of(own.costs.run, own.costs.device)
+    each = f"; memory for ranks of {threads} thread{'s' * (threads > 1)}"
+    counted = each if own.costs.device == "cpu" else ""
     return [
-        f"phase {phase.name}: {phase.batch_rows:,} rows{length} a step; "
-        f"{outcome.grids:,} layouts of {outcome.shapes:,} shapes, {outcome.solved:,} divided"
+        f"phase {phase.name}: {phase.batch_rows:,} rows{length} a step; {outcome.grids:,} layouts "
+        f"of {outcome.shapes:,} shapes, {outcome.solved:,} divided{counted}"
     ]
 
 

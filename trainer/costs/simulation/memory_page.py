@@ -41,7 +41,7 @@ def plan_timelines(
     precision = PRECISIONS[run.precision]
     rows = uniform_phase(phase.seq_len, phase.batch_tokens // phase.seq_len)
     grid = grid_of(plan.layout, plan.engine, plan.micro_batch_tokens, plan.planned.gpus, rows)
-    parts = OwnParts(model, phase.seq_len, precision, device)
+    parts = OwnParts(model, run, phase.seq_len, precision, device)
     memory = RankMemory(parts, run, precision, device, parts.layers)
     sequence = [
         span.sequence for span in plan.layers for _ in range(span.layers[0], span.layers[1] + 1)
