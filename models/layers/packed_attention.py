@@ -25,7 +25,7 @@ WIDEST = 256
 def applies(kernel: Kernel, q: Tensor) -> bool:
     """Return True if one call can compute the attention of q [rows, length, heads, dim]."""
     fits = q.dtype in TYPES and q.shape[-1] % 8 == 0 and q.shape[-1] <= WIDEST
-    on_gpu = q.device.type == "cuda" or isinstance(q, FakeTensor)  # they may stand for a GPU's
+    on_gpu = q.device.type == "cuda" or q.is_meta or isinstance(q, FakeTensor)
     return wanted(kernel, q.device) and on_gpu and fits
 
 

@@ -54,16 +54,19 @@ class Attention(Operator):
             cos, sin = rotation(self.options.rope, batch.positions, turning)
             q, k = (rotate(t, cos, sin, self.options.kernel) for t in (q, k))
             v = v.contiguous()  # a view would keep the joined q, k and v for the backward pass
+        result: Tensor = self.out(self.over_rows(q, k, v, batch).flatten(2))
+        return result
+
+    def over_rows(self, q: Tensor, k: Tensor, v: Tensor, batch: BatchContext) -> Tensor:
+        """q [rows, part, heads, dim], k and v [rows, part, kv_heads, dim] → like q: all that needs
+        other tokens, in the form of the context axis."""
         axis = batch.axes.context
         if axis.size > 1 and batch.axes.attention == "ring":
             own = batch.documents
-            y = self.ring(q, k, v, None if own is None else own.whole, axis)
-        else:
-            whole = batch.whole(q.shape[1])
-            q, k, v = to_heads(q, k, v, axis)
-            y = from_heads(self.whole_rows(q, k, v, whole), axis)
-        result: Tensor = self.out(y.flatten(2))
-        return result
+            return self.ring(q, k, v, None if own is None else own.whole, axis)
+        whole = batch.whole(q.shape[1])
+        q, k, v = to_heads(q, k, v, axis)
+        return from_heads(self.whole_rows(q, k, v, whole), axis)
 
     def ring(
         self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None, axis: Axis

@@ -24,6 +24,8 @@ from ...models.layers.rope import rotate, rotation
 from ...models.operators.mlp import gated
 from ...models.options.rope import Rope
 from ...models.parallel.axes import ALONE
+from ...models.parallel.ring import Hops, Zigzag, ring_attention
+from ..costs.planner.machine import RING
 from .clock import Clock, dtype_of
 
 BACKWARD = 2.5
@@ -65,6 +67,8 @@ class Work:
 
     run: Callable[..., Any]
     inputs: Mapping[str, Any]
+    elements: int | None = None
+    """Elements whose rate is measured; rows × length × width if None."""
 
 
 def rms_norm(draw: Draw, size: int) -> Work:
@@ -159,6 +163,22 @@ def selective_scan(draw: Draw, size: int) -> Work:
     return Work(lambda **given: gated_scan(**given)[0], inputs)
 
 
+def ring(draw: Draw, size: int) -> Work:
+    """Return attention by a ring without fused attention, on one rank, with heads of `size`."""
+    zigzag = Zigzag(draw.length, ALONE)
+    shape = max(draw.width // size, 1), size
+    inputs = {name: draw.over(*shape) for name in "qkv"}
+    pairs = sum(
+        (tile.queries.stop - tile.queries.start) * (tile.keys.stop - tile.keys.start)
+        for tile in Hops(None, zigzag, draw.device).tiles(0)
+    )
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return ring_attention(q, k, v, None, zigzag, scale=size**-0.5)
+
+    return Work(run, inputs, draw.rows * pairs * shape[0] * size)
+
+
 Make = Callable[[Draw, int], Work]
 KERNELS: dict[str, tuple[Make, tuple[int | str, ...]]] = {
     "rms_norm": (rms_norm, (0,)),
@@ -173,6 +193,7 @@ KERNELS: dict[str, tuple[Make, tuple[int | str, ...]]] = {
     "modal": (modal, (16,)),
     "ssd": (ssd, (128,)),
     "selective_scan": (selective_scan, (16,)),
+    RING: (ring, (32, 64)),
 }
 """Work of each kernel, by the name of its op, and the measured sizes: taps or states; `length` for
 filters as long as the row, `vocabulary` for the loss."""
@@ -188,7 +209,7 @@ def sizes_of(kernel: str, length: int, vocabularies: Sequence[int]) -> list[int]
 def kernel_rates(kernel: str, draw: Draw, size: int, clock: Clock) -> tuple[float, float]:
     """Return elements (rows · length · width) by seconds of the forward and backward pass."""
     work = KERNELS[kernel][0](draw, size)
-    elements = draw.rows * draw.length * draw.width
+    elements = work.elements or draw.rows * draw.length * draw.width
     forward, backward = clock.passes(work.run, work.inputs)
     return elements / forward, elements / backward
 

@@ -104,7 +104,7 @@ def test_merged_operations_send_a_message_each() -> None:
     three = replace(layer, forward=(replace(one, count=3),))
     whole = trace(model, 64, PRECISIONS["bf16"], "cuda")
     seconds = [
-        of_layer(each, model, whole, PRECISIONS["bf16"], machine, split, 1)["context"]
+        of_layer(each, model, whole, PRECISIONS["bf16"], machine, split, 1, {})["context"]
         for each in (layer, three)
     ]
     assert seconds[1] == pytest.approx([3 * each for each in seconds[0]])

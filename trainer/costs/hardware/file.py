@@ -152,26 +152,29 @@ class Attention(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel(Row):
-    """Rate of a fused kernel of `headrace.models.kernels`."""
+    """Rate of a fused kernel of `headrace.models.kernels`, or of `ring_attention`."""
 
     COORDINATES = ("size", "width", "length")
     LABELS = ("kernel", "precision", "direction")
 
     kernel: str
-    """Name of its op, such as `ssd` for headrace::ssd."""
+    """Name of its op, such as `ssd` for headrace::ssd. `ring_attention` is attention by a ring
+    without fused attention, on one rank: context ranks compute it in tiles."""
     width: int
     """Channels of its output: the hidden width of `glu`, heads × head width of `ssd` and `rope`; of
     its input for `linear_cross_entropy`."""
     length: int
     """Tokens of a row."""
     size: int = 0
-    """Taps of a filter, states of a channel or entries of a vocabulary; 0 for other kernels."""
+    """Taps of a filter, states of a channel, entries of a vocabulary or channels of a head; 0 for
+    other kernels."""
     precision: str
     """Precision: bf16, fp32."""
     direction: Literal["forward", "backward"]
     """Pass."""
     rate: float
-    """Elements (rows × length × width) by seconds."""
+    """Elements (rows × length × width) by seconds; of `ring_attention` the channels of all computed
+    pairs of queries and keys."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ from ....console.errors import PlanError
 from ....models.options.precision import Precision
 from ....models.precision import compute_dtype
 from ..planner.recorder import Recorder
-from ..planner.trace import LayerTrace, ModelTrace, counted
-from ..planner.work import Work
+from ..planner.trace import LayerTrace, ModelTrace
+from ..planner.work import Work, counted
 from .load import build
 from .model import ModuleModel, Sort, Traced
 

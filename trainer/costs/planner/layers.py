@@ -28,6 +28,7 @@ from . import messages
 from .division.problem import Choice, Fixed, Problem, Sort
 from .grid import Grid
 from .machine import Machine, Split
+from .ring import Operations, of_rank, rings_of
 from .trace import LayerTrace, ModelTrace, trace
 from .work import RULES, Parts, Passes, recompute_launches
 
@@ -132,7 +133,7 @@ class Costs:
         return trace(self.model, self.phase.seq_len, self.precision, self.device)
 
     def _parts(self) -> ModelParts:
-        return OwnParts(self.model, self.phase.seq_len, self.precision, self.device)
+        return OwnParts(self.model, self.run, self.phase.seq_len, self.precision, self.device)
 
     def on(self, machine: Machine) -> Costs:
         """Return the costs on another cluster with devices of this kind."""
@@ -157,25 +158,48 @@ class Costs:
         return found[:-1], found[-1]
 
     def _of_layer(self, layer: LayerTrace, split: Split, ep: int) -> Passes:
-        machine = self.machine
-        each = [machine.seconds([work], "forward", split) for work in layer.forward]
+        machine, rings = self.machine, self._rings(layer, split)
+        done = of_rank(layer.forward, "forward", split, rings)
+        each = [machine.seconds([work], "forward", own) for work, own in done]
         forward = {"compute": sum(each)}
-        backward = {"compute": machine.seconds(layer.backward, "backward", split)}
-        sent = messages.of_layer(layer, self.model, self.trace, self.precision, machine, split, ep)
-        for name, (there, back) in sent.items():
-            forward[name], backward[name] = there, back
+        backward = {
+            "compute": sum(
+                machine.seconds([work], "backward", own)
+                for work, own in of_rank(layer.backward, "backward", split, rings)
+            )
+        }
+        sent = self.sent(layer, split, ep)
+        for name, seconds in sent.items():
+            forward[name], backward[name] = seconds.forward, seconds.backward
         again = {}
-        launched = sum(work.count for work in layer.forward if work.kind == "launch")
+        launched = sum(work.count for work, _ in done if work.kind == "launch")
         for rule in RULES:
             saved: tuple[Results, ...] = rule.save if isinstance(rule, Selective) else ()
-            repeated = sum(there for there, _ in sent.values()) + sum(
+            repeated = sum(s.forward - s.saved * ("attention" in saved) for s in sent.values())
+            repeated += sum(
                 seconds
-                for seconds, done in zip(each, layer.forward, strict=True)
-                if not saved or done.saved not in saved
+                for seconds, (work, _) in zip(each, done, strict=True)
+                if not saved or work.saved not in saved
             )
             more = machine.launches(recompute_launches(rule, layer.calls, launched))
             again[rule] = 0.0 if rule == "none" else repeated + more
         return Passes(forward, backward, again)
+
+    def sent(self, layer: LayerTrace, split: Split, ep: int) -> dict[str, messages.Sent]:
+        """Return the seconds of a layer's messages, by axis."""
+        return messages.of_layer(
+            layer,
+            self.model,
+            self.trace,
+            self.precision,
+            self.machine,
+            split,
+            ep,
+            self._rings(layer, split),
+        )
+
+    def _rings(self, layer: LayerTrace, split: Split) -> dict[tuple[int, ...], Operations]:
+        return rings_of(layer, self.model, self.trace.seq_len, self.precision, self.machine, split)
 
     def problem(
         self,

@@ -22,6 +22,8 @@ MEMORY_BOUND = (
     *("spread_rows", "collect_rows"),
 )
 """Kernels that take as long as the bytes that they read and write, where no row says otherwise."""
+RING = "ring_attention"
+"""Rows of attention by a ring without fused attention: pairs of queries and keys by channels."""
 BACKWARD_ATTENTION = 2.5
 """Operations of attention's backward pass, in those of its forward pass."""
 
@@ -164,14 +166,17 @@ class Machine:
         if work.kind == "attention":
             width, heads, length, _ = work.shape
             flops = 2.0 * length**2 * heads * width * times / part
-            over = part if split.attention == "a2a" else split.tp
-            at = {"head_width": width, "heads": max(1, heads // over), "length": length}
+            at = {"head_width": width, "heads": max(1, heads // part), "length": length}
             flops *= BACKWARD_ATTENTION if direction == "backward" else 1.0
             return flops / self._rate(
                 "attention", **at, precision=self.precision, direction=direction
             )
         if work.kind == "kernel":
             return self._kernel(work, direction, split) * times / part
+        if work.kind == "pairs":
+            size, heads, length = work.shape
+            at = {"size": size, "width": heads * size, "length": length}
+            return times * heads * size / self._of_kernel(RING, direction, at)
         return self.traffic(work.bytes * times / part)
 
     def _in_fp8(self, work: Work, direction: Direction) -> bool:
@@ -187,7 +192,7 @@ class Machine:
         size, width, length = work.shape
         at = {"size": size, "width": max(1, width // split.tp), "length": length // split.cp}
         try:
-            rate = self._rate(work.name, **at, precision=self.precision, direction=direction)
+            rate = self._of_kernel(work.name, direction, at)
         except PlanError:
             if work.name in MEMORY_BOUND:
                 return self.traffic(work.bytes)
@@ -196,6 +201,16 @@ class Machine:
             self.estimated.add(work.name)
             return max(self.traffic(work.bytes), self._least(work, direction))
         return length * width / rate
+
+    def _of_kernel(self, name: str, direction: Direction, at: dict[str, int]) -> float:
+        return self._rate(name, **at, precision=self.precision, direction=direction)
+
+    def has_kernel(self, name: str) -> bool:
+        """True if the file has rows of the kernel in this precision."""
+        return any(
+            row.kernel == name and row.precision == self.precision
+            for row in self.hardware.file.kernels
+        )
 
     def _least(self, work: Work, direction: Direction) -> float:
         """Return the seconds of a kernel's operations at the rate of large matrix products."""

@@ -7,9 +7,9 @@ context tp, data tp × cp; experts are the innermost ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 from ....models.accounting.state import Shards
 from ....models.options.precision import Precision
@@ -17,7 +17,8 @@ from ...engines.config import EngineConfig
 from ...engines.deepspeed import DeepSpeedConfig
 from ...engines.fsdp2 import Fsdp2Config
 from ...layout.config import LayoutConfig
-from .machine import Machine, Split
+from .machine import Direction, Machine, Split
+from .ring import Operations
 from .trace import LayerTrace, ModelTrace
 from .work import Work
 
@@ -35,6 +36,15 @@ and sums. Measured on a CPU."""
 SCANS = ("ssd", "selective_scan", "modal")
 
 
+class Sent(NamedTuple):
+    """Seconds of messages in both passes of a layer."""
+
+    forward: float
+    backward: float
+    saved: float = 0.0
+    """Seconds of the forward pass that are not sent again where attention is kept."""
+
+
 def of_layer(
     layer: LayerTrace,
     model: ModelConfig,
@@ -43,67 +53,88 @@ def of_layer(
     machine: Machine,
     split: Split,
     ep: int,
-) -> dict[str, tuple[float, float]]:
-    """Return the seconds of a layer's messages in a forward and a backward pass, by axis."""
+    rings: Mapping[tuple[int, ...], Operations],
+) -> dict[str, Sent]:
+    """Return the seconds of a layer's messages, by axis. `rings` are the operations of each ring by
+    the shape of the attention."""
     width = precision.weight_bytes
     tokens = split.rows * trace.seq_len / split.cp
-    found: dict[str, tuple[float, float]] = {}
+    found: dict[str, Sent] = {}
     if split.tp > 1:
         size = tokens * trace.width * width
         each = machine.collective("all-gather", size, split.tp, 1)
         each += machine.collective("reduce-scatter", size, split.tp, 1)
-        found["tensor"] = layer.calls * each, layer.calls * each
+        found["tensor"] = Sent(layer.calls * each, layer.calls * each)
     if split.cp > 1:
-        each_work = [
-            (work.count, *_context(work, tokens, width, machine, split)) for work in layer.forward
+        context = [
+            (work.count, _ring(work, rings[work.shape], tokens, width, machine, split))
+            if work.kind == "attention" and rings
+            else (work.count, _context(work, tokens, width, machine, split))
+            for work in layer.forward
         ]
-        found["context"] = (
-            sum(count * there for count, there, _ in each_work),
-            sum(count * back for count, _, back in each_work),
-        )
+        found["context"] = Sent(*(sum(n * s[part] for n, s in context) for part in range(3)))
     if ep > 1:
         names = [layer.layer.get("mixer"), layer.layer.get("mlp")]
         top = sum(getattr(model.operators.get(name), "top_k", 0) for name in names if name)
         if top:
             size = top * tokens / split.tp * trace.width * width
             each = 2 * machine.collective("all-to-all", size, ep, 1)
-            found["experts"] = each, each
+            found["experts"] = Sent(each, each)
     return found
 
 
-def _context(
-    work: Work, tokens: float, width: int, machine: Machine, split: Split
-) -> tuple[float, float]:
+def _ring(
+    work: Work, ring: Operations, tokens: float, width: int, machine: Machine, split: Split
+) -> Sent:
+    """Return the seconds of a ring's messages: the exchange of chunks before and after it, and what
+    its operations do not hide of the hops."""
+    cp, tp = split.cp, split.tp
+    size, _, _, keys = work.shape
+    dealt = _exchanged(work, tokens, width, machine, split)
+    hop = machine.ring_hop(2 * keys * size / tp * tokens * width, cp, tp)
+    wide = machine.ring_hop(2 * keys * size / tp * tokens * GRADIENT_BYTES, cp, tp)
+    # No message is beside the last hop's operations, and none beside the last gradient's message.
+    beside = (cp - 1) / cp
+
+    def exposed(direction: Direction, message: float) -> float:
+        computed = beside * machine.seconds(ring.of(direction), direction, Split())
+        return machine.overlapped(computed, message, tp) - computed
+
+    there = exposed("forward", (cp - 1) * hop)
+    back = exposed("backward", (cp - 1) * (hop + wide)) + wide
+    return Sent(dealt + there, dealt + back, saved=there)
+
+
+def _exchanged(work: Work, tokens: float, width: int, machine: Machine, split: Split) -> float:
+    """Return the seconds in which queries, keys, values and the output change ranks."""
+    size, heads, _, keys = work.shape
+    own = (2 * heads + 2 * keys) * size / split.tp * tokens * width
+    return machine.collective("all-to-all", own, split.cp, split.tp)
+
+
+def _context(work: Work, tokens: float, width: int, machine: Machine, split: Split) -> Sent:
     """Return the seconds of the messages of one operation over the context axis."""
     cp, tp = split.cp, split.tp
     if work.kind == "attention":
-        size, heads, _, keys = work.shape
-        if split.attention == "a2a":
-            own = (2 * heads + 2 * keys) * size / tp * tokens * width
-            each = machine.collective("all-to-all", own, cp, tp)
-            return each, each
-        hop = machine.ring_hop(2 * keys * size / tp * tokens * width, cp, tp)
-        more = machine.ring_hop(2 * keys * size / tp * tokens * 4, cp, tp)
-        compute = machine.seconds([replace(work, count=1)], "forward", split)
-        there, back = (cp - 1) * hop, (cp - 1) * hop + cp * more
-        return max(0.0, there - compute), max(0.0, back - 2.5 * compute)
+        each = _exchanged(work, tokens, width, machine, split)
+        return Sent(each, each)
     if work.kind != "kernel":
-        return 0.0, 0.0
+        return Sent(0.0, 0.0)
     size, channels, _ = work.shape
     if work.name == "modal" and split.hyena_li == "a2a":
         each = machine.collective("all-to-all", 4 * channels / tp * tokens * width, cp, tp)
-        return each, each
+        return Sent(each, each)
     if work.name in SCANS:  # a rank waits for the states of all ranks before it
         each = machine.chain(split.rows * channels / tp * size * 4, cp, tp)
-        return each, each
+        return Sent(each, each)
     if work.name in ("short_convolution", "toeplitz"):
         halo = split.rows * channels / tp * max(1, size - 1) * width
         each = machine.ring_hop(halo, cp, tp)
-        return each, each
+        return Sent(each, each)
     if work.name == "fft_convolution":
         each = machine.collective("all-to-all", 2 * channels / tp * tokens * width, cp, tp)
-        return each, each
-    return 0.0, 0.0
+        return Sent(each, each)
+    return Sent(0.0, 0.0)
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, Literal
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ....models.options.recompute import OPERATIONS
+from ....models.options.recompute import OPERATIONS, Results
+from ....models.whole_results import SeesWholeResults, Whole
 from .work import Work
 
 SIZES = ("taps", "rates", "A")
@@ -22,18 +23,31 @@ PRODUCTS = {
 }
 """Matrix products, and the positions of their factors."""
 FREE = ("empty", "new_empty", "as_strided", "detach", "lift", "alias", "_unsafe_view", "expand")
+OUTSIDE = ("prim::", "_c10d_functional::")
+"""Operations that compute nothing: questions about tensors, and messages (messages.py)."""
 LOSS_PRODUCTS = 3
 """Matrix products of `linear_cross_entropy`: logits, and both gradients, in the forward pass."""
 
 
-class Recorder(TorchDispatchMode):
-    """Collects operations in `work`."""
+class Recorder(SeesWholeResults):
+    """Collects operations in `work`, without messages."""
 
     def __init__(self, seq_len: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.seq_len = seq_len
         self.work: list[Work] = []
+        self.times = 1
+        """Times that each of the next operations counts."""
         self.kinds = {name: kind for kind, names in OPERATIONS.items() for name in names}
+        self.part_of: Results | Literal[""] = ""
+        """Kind of the result of which the next operations compute a part."""
+
+    def whole(self, kind: Results, compute: Whole) -> tuple[Tensor, ...]:
+        self.part_of = kind
+        try:
+            return compute()
+        finally:
+            self.part_of = ""
 
     def __torch_dispatch__(
         self, operation: Any, types: Any, inputs: Any = (), options: Any = None
@@ -41,10 +55,17 @@ class Recorder(TorchDispatchMode):
         result = operation(*inputs, **(options or {}))
         name = operation._schema.name
         plain = name.partition("::")[2]
-        if operation.is_view or name.startswith("prim::") or plain.startswith(FREE):
+        if operation.is_view or name.startswith(OUTSIDE) or plain.startswith(FREE):
             return result
+        before = len(self.work)
+        self._record(name, operation, inputs, options, result)
+        self.work += self.work[before:] * (self.times - 1)
+        return result
+
+    def _record(self, name: str, operation: Any, inputs: Any, options: Any, result: Any) -> None:
+        plain = name.partition("::")[2]
         moved = sum(each.nbytes for each in _tensors((inputs, options, result)))
-        saved = self.kinds.get(name, "")
+        saved: str = self.part_of or self.kinds.get(name, "")
         if name in PRODUCTS:
             first, second = PRODUCTS[name]
             self._product(inputs[first], inputs[second], moved, saved)
@@ -54,7 +75,6 @@ class Recorder(TorchDispatchMode):
             self._kernel(plain, operation, inputs, result, moved, saved)
         else:
             self.work.append(Work("memory", "", (), 1, moved, saved))
-        return result
 
     def _product(self, a: Tensor, b: Tensor, moved: int, saved: str) -> None:
         groups = len(b) if b.dim() == 3 else 1
@@ -64,10 +84,21 @@ class Recorder(TorchDispatchMode):
         self.work.append(Work("matmul", "", (groups, m, k, b.shape[-1]), 1, moved, saved))
 
     def _attention(self, name: str, inputs: Any, moved: int, saved: str) -> None:
-        query, key, *_ = inputs[1:] if "backward" in name else inputs
+        query, key, _, *rest = inputs[1:] if "backward" in name else inputs
+        if query.dim() == 3:
+            self._ranges(query, key, rest[2:] if "backward" in name else rest, moved, saved)
+            return
         rows, heads, length, width = query.shape
         shape = (width, heads, length, key.shape[1])
         self.work.append(Work("attention", "", shape, rows, moved, saved))
+
+    def _ranges(self, query: Tensor, key: Tensor, rest: Any, moved: int, saved: str) -> None:
+        """Record attention of ranges of tokens, each as long as the longest. Ranges that see all
+        keys are as causal rows with as many pairs."""
+        ends, _, queries, keys, _, causal, *_ = rest
+        length = queries if causal else round(math.sqrt(2 * queries * keys))
+        shape = (query.shape[2], query.shape[1], length, key.shape[1])
+        self.work.append(Work("attention", "", shape, len(ends) - 1, moved, saved))
 
     def _kernel(
         self, name: str, operation: Any, inputs: Any, result: Any, moved: int, saved: str

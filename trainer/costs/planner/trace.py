@@ -7,16 +7,15 @@ trace is stored (models/accounting/stored.py), because it takes seconds.
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....models.accounting.sorts import one_of_each, sorts_of
 from ....models.accounting.stored import stored
-from .work import Work
+from .work import Work, counted
 
 if TYPE_CHECKING:
     from ....models.config import ModelConfig
@@ -64,8 +63,7 @@ def trace(model: ModelConfig, seq_len: int, precision: Precision, device: str) -
 def _from_json(data: Any) -> ModelTrace:
     def layer(each: Any) -> LayerTrace:
         work = {
-            name: tuple(Work(**{**w, "shape": tuple(w["shape"])}) for w in each[name])
-            for name in ("forward", "backward")
+            name: tuple(Work.from_json(w) for w in each[name]) for name in ("forward", "backward")
         }
         return LayerTrace(**{**each, **work})
 
@@ -132,12 +130,3 @@ def _record(run: Any, seq_len: int) -> tuple[tuple[Work, ...], tuple[Work, ...]]
     with Recorder(seq_len) as backward:
         torch.autograd.backward(wanted, [torch.ones_like(each) for each in wanted])
     return counted(forward.work), counted(backward.work)
-
-
-def counted(work: list[Work]) -> tuple[Work, ...]:
-    """Add up equal operations. Traffic without a shape is one entry, and so are all launches."""
-    alike = Counter(work)
-    found = [replace(each, count=each.count * n) for each, n in alike.items()]
-    moved = sum(each.bytes * each.count for each in found if each.kind == "memory")
-    rest = [each for each in found if each.kind != "memory"]
-    return (*rest, Work("memory", "", (), 1, moved), Work("launch", "", (), len(work), 0))

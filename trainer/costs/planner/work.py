@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from ....models.options.recompute import OPERATIONS, Rule, Selective, Unit
 
@@ -23,7 +24,7 @@ SEEN_LAUNCHES = 2.3
 """Launches that an operation costs more where Python sees it, because its result may be kept."""
 Parts = dict[str, float]
 """Seconds by part."""
-WorkKind = Literal["matmul", "attention", "kernel", "memory", "launch"]
+WorkKind = Literal["matmul", "attention", "kernel", "memory", "launch", "pairs"]
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,34 @@ class Work:
     """Kernel of the operation; empty for the others."""
     shape: tuple[int, ...]
     """matmul: (groups, m, k, n); attention: (head width, heads, length, heads of keys); kernel:
-    (size, width, length), as in the hardware file; memory and launch: ()."""
+    (size, width, length), as in the hardware file; pairs of queries and keys that a ring computes
+    in tiles: (head width, heads, tokens of a rank); memory and launch: ()."""
     count: int
     """Number of such operations; `launch` counts all of them, whatever the rows."""
     bytes: int
     """Bytes that one operation reads and writes."""
     saved: str = ""
     """Kind of result by the names of `recompute: {save: …}`."""
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Work:
+        return cls(**{**data, "shape": tuple(data["shape"])})
+
+
+def counted(work: Iterable[Work]) -> tuple[Work, ...]:
+    """Add up equal operations. Traffic without a shape is one entry for each kind of saved result,
+    and so are launches."""
+    alike: Counter[Work] = Counter()
+    launches: Counter[str] = Counter()
+    for each in work:
+        alike[replace(each, count=1)] += each.count
+        launches[each.saved] += each.kind != "pairs"
+    rest = [replace(each, count=n) for each, n in alike.items() if each.kind != "memory"]
+    for kind, count in launches.items():
+        moved = [e.bytes * n for e, n in alike.items() if e.kind == "memory" and e.saved == kind]
+        rest.append(Work("memory", "", (), 1, sum(moved), kind))
+        rest.append(Work("launch", "", (), count, 0, kind))
+    return tuple(rest)
 
 
 def recompute_launches(rule: Rule, calls: int, forward: int) -> float:

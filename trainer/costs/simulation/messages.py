@@ -73,15 +73,7 @@ class Messages:
         found: list[list[Sent]] = []
         for ep in (1, grid.layout.ep):  # the second time, those of experts come last
             self.recorder.sent = []
-            messages.of_layer(
-                costs.sorts[sort],
-                costs.model,
-                costs.trace,
-                costs.precision,
-                self.recorder,
-                grid.shape.split,
-                ep,
-            )
+            costs.sent(costs.sorts[sort], grid.shape.split, ep)
             found.append(self.recorder.sent)
         dense, every = found
         tensor = ("all-gather", "reduce-scatter")
