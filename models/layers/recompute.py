@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
 
 from ..options.recompute import Results, Selective
-from ..whole_results import SeesWholeResults, Whole
+from ..parallel.whole_results import SeesWholeResults, Whole
 
 
 class Recomputable(nn.Module):

@@ -29,8 +29,8 @@ from torch import Tensor
 from ..documents import Documents, moved
 from ..parallel.axes import Axis
 from ..parallel.ring import Chunk, Zigzag, circulate, circulate_with_gradients
+from ..parallel.whole_results import as_one
 from ..precision import widen
-from ..whole_results import as_one
 
 Range = tuple[int, int]
 """First and last + 1 of a range of tokens."""

@@ -28,11 +28,11 @@ import torch
 from torch import Tensor
 
 from ..precision import widen
-from ..whole_results import as_one
 from .axes import Axis
 from .collectives import start_all_to_all, wait
 from .exchange import rearranged
 from .tiles import TILE
+from .whole_results import as_one
 
 
 def ring_attention(

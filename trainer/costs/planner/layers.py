@@ -28,8 +28,7 @@ from . import messages
 from .division.problem import Choice, Fixed, Problem, Sort
 from .grid import Grid
 from .machine import Machine, Split
-from .ring import Operations, of_rank, rings_of
-from .trace import LayerTrace, ModelTrace, trace
+from .trace import LayerTrace, ModelTrace, Operations, of_rank, rings_of, trace
 from .work import RULES, Parts, Passes, recompute_launches
 
 if TYPE_CHECKING:
@@ -95,7 +94,8 @@ class Way(NamedTuple):
 
     @property
     def backward(self) -> Parts:
-        back = dict(self.passes.backward, recompute=self.passes.again[self.rule])
+        again = self.passes.again[self.rule] + self.engine.again(self.rule)
+        back = dict(self.passes.backward, recompute=again)
         whole = partial(self.engine.backward, gathers=self.reshard is None)
         found = self._with_messages(back, whole)
         return {**found, "update": self.later} if self.later else found
@@ -374,7 +374,9 @@ def _choices(form: Form, longer: float, delayed: float, rules: Sequence[Rule]) -
     """Yield the choices of a layer in one form. Its forward pass is `longer` than that of the sort,
     and its update `delayed` for each micro-batch."""
     cost, sizes, _, engine, shards, held, whole, later, sequence = form
-    costs = [(rule, cost.back + cost.again[rule], *sizes[rule]) for rule in rules]
+    costs = [
+        (rule, cost.back + cost.again[rule] + engine.again(rule), *sizes[rule]) for rule in rules
+    ]
     for reshard in (None, False) if engine.gathers_blocks else (None,):
         own, running = (held, held.running) if reshard is None else (whole, 0)
         passes = engine.backwards([back for _, back, *_ in costs], shards, gathers=reshard is None)

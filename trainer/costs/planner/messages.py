@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ....models.accounting.state import Shards
 from ....models.options.precision import Precision
+from ....models.options.recompute import Rule
 from ...engines.config import EngineConfig
 from ...engines.deepspeed import DeepSpeedConfig
 from ...engines.fsdp2 import Fsdp2Config
 from ...layout.config import LayoutConfig
 from .machine import Direction, Machine, Split
-from .ring import Operations
-from .trace import LayerTrace, ModelTrace
+from .trace import LayerTrace, ModelTrace, Operations
 from .work import Work
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ and two moments in fp32, and the weights that compute."""
 BLOCK_LAUNCHES = MESSAGE_LAUNCHES = 20
 """Launches that take as long as FSDP2's own work in a pass of a block, and in each of its gathers
 and sums. Measured on a CPU."""
+ZERO3_LAUNCHES = 130
+"""The same of ZeRO-3, whose hooks run before and after each module, with its messages."""
 SCANS = ("ssd", "selective_scan", "modal")
 
 
@@ -241,11 +243,15 @@ class EngineMessages:
         return [self.together(each + host, message) for each in busy]
 
     def _host(self, messages: int) -> float:
-        """Return the seconds of FSDP2's own work on the host in a pass of a block."""
+        """Return the seconds of the engine's own work on the host in a pass of a block."""
         if not isinstance(self.engine, Fsdp2Config):
-            return 0.0
+            return self.machine.launches(ZERO3_LAUNCHES if self.gather == "block" else 0)
         sent = messages if self.gather != "step" else 0
         return self.machine.launches(BLOCK_LAUNCHES + MESSAGE_LAUNCHES * sent)
+
+    def again(self, rule: Rule) -> float:
+        """Return the seconds of ZeRO-3's hooks in the second forward pass of a block."""
+        return 0.0 if rule == "none" or isinstance(self.engine, Fsdp2Config) else self._host(0)
 
     def together(self, busy: float, message: float) -> float:
         """Return the seconds of a pass and the messages beside it."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ....models.options.recompute import OPERATIONS, Results
-from ....models.whole_results import SeesWholeResults, Whole
+from ....models.parallel.whole_results import SeesWholeResults, Whole
 from .work import Work
 
 SIZES = ("taps", "rates", "A")
