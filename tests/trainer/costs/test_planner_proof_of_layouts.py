@@ -99,7 +99,7 @@ def test_no_bound_is_above_the_counted_memory() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 def test_no_bound_is_above_the_counted_memory_of_any_model(name: str) -> None:
-    check_bounds(costs_of(load_model_config(name), 16), 4, 60, random.Random(2))
+    check_bounds(costs_of(load_model_config(name), 16), 4, 20, random.Random(2))
 
 
 def least_by_trying(costs: Costs, grid: Grid) -> float:
@@ -112,15 +112,18 @@ def least_by_trying(costs: Costs, grid: Grid) -> float:
     return found
 
 
-def check_proof(costs: Costs, some: list[Grid]) -> None:
+def check_proof(costs: Costs, some: list[Grid]) -> list[float]:
+    """Check the decision of each layout; return the least memory of each."""
+    every = []
     for grid in some:
-        least = least_by_trying(costs, grid)
+        every.append(least := least_by_trying(costs, grid))
         plan = least_plan(LeastMemory(costs, grid), least)
         assert plan is not None, grid.name()
         counted = costs.memory.timelines(grid, grid.engine, plan.cuts, plan.rules)
         assert max(each.highest for each in counted) == least
         assert may_fit(LeastMemory(costs, grid), least)
         assert least_plan(LeastMemory(costs, grid), least - 1) is None, grid.name()
+    return every
 
 
 @pytest.mark.slow
@@ -134,9 +137,7 @@ def test_the_proof_of_a_layout_agrees_with_trying_all_plans() -> None:
 @pytest.mark.long
 def test_no_plan_agrees_with_trying_all_layouts() -> None:
     costs = small()
-    every = {grid: least_by_trying(costs, grid) for grid in grids(costs, 2)}
-    check_proof(costs, list(every))
-    least = min(every.values())
+    least = min(check_proof(costs, grids(costs, 2)))
     none = search(costs, 2, least - 1)
     assert not none.candidates
     assert not none.undecided
