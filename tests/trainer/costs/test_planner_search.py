@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
+from itertools import product
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_cases import brute_force, random_problem
 
 from headrace.trainer.costs.planner.division.bounds import Bounds, least_memory, quick_bound
+from headrace.trainer.costs.planner.division.knapsack import Knapsack
 from headrace.trainer.costs.planner.division.linear import (
     least_of_limits,
     least_seconds,
@@ -75,6 +79,46 @@ def test_no_bound_is_above_the_events(seed: int) -> None:
     assert quick_bound(problem) <= solution.price * (1 + 1e-9)
     if problem.chunks == 1:
         assert Bounds(problem).bound() <= solution.price * (1 + 1e-9)
+
+
+LAYERS, WAYS = 24, 4
+
+
+def many_layers(seed: int) -> Problem:
+    """Return a stage of many layers of one sort, whose frontier has thousands of points."""
+    draw = random.Random(seed)
+    seconds, size, choices = draw.uniform(10, 20), draw.uniform(8, 10), []
+    for _ in range(WAYS):
+        choices.append(Choice(backward=seconds, held=size))
+        seconds, size = seconds + draw.uniform(0.5, 3), max(0.1, size - draw.uniform(0.5, 2.2))
+    sort = Sort(forward=1.0, choices=tuple(choices))
+    budget = LAYERS * draw.uniform(size, choices[0].held)
+    return Problem(sorts=(sort,), layers=(0,) * LAYERS, micro_batches=1, budget=budget)
+
+
+def test_many_alike_layers_equal_brute_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All numbers of layers of each choice are tried."""
+    numbers = [n for n in product(range(LAYERS + 1), repeat=WAYS - 1) if sum(n) <= LAYERS]
+    counts = np.array([(*n, LAYERS - sum(n)) for n in numbers])
+    problems = [many_layers(seed) for seed in range(60)]
+    least = []
+    for problem in problems:
+        choices = problem.sorts[0].choices
+        fits = counts @ np.array([choice.held for choice in choices]) <= problem.budget
+        seconds = counts @ np.array([choice.backward for choice in choices])
+        least.append(seconds[fits].min(initial=math.inf))
+
+    def found(problem: Problem) -> float:
+        plan = Knapsack(problem).stage(0, [(0, LAYERS)])
+        return math.inf if plan is None else plan.backward[0]
+
+    assert [found(problem) for problem in problems] == pytest.approx(least)
+    # Negative control: the thinned frontiers alone miss some of them.
+    monkeypatch.setattr(
+        Knapsack, "_shortest", lambda self, items, room, work, _: self._select(items, room, work)
+    )
+    thinned = sum(found(p) > best * (1 + 1e-9) for p, best in zip(problems, least, strict=True))
+    assert thinned > 0
 
 
 @settings(deadline=None, max_examples=200)

@@ -4,21 +4,26 @@ Layers of a sort are alike, so the choices of a stage are counts: how many layer
 each way. Memory has a part that adds up over layers and a greatest part (`work`): for each limit of
 the greatest part, the choices within it add up, and the Pareto frontier of memory and time of
 several layers follows from those of fewer.
+
+A frontier of many layers has too many points, so it is thinned first, which gives a time that may
+be a little too long. If it may, the exact frontiers are made of the points that can still be part
+of a shorter time: by linear programming, each byte is worth `rate` seconds, and a selection that
+wastes more than the gap between that bound and the known time is in no better solution.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from .linear import least_seconds, limits_of
+from .linear import ROUNDING, least_rate, least_seconds, limits_of
 from .problem import Flags, Integers, Numbers, Problem, StagePlan
 
 POINTS = 300
-"""Most selections of layers that are alike: more of them differ by less than a part in 300."""
+"""Most selections of layers that are alike, in the first of two passes."""
 Ranges = Sequence[tuple[int, int]]
 """First and end of each chunk of a stage."""
 
@@ -31,6 +36,40 @@ class Frontier:
     time: Numbers
     counts: Integers
     """[selections, choices]: layers of each choice."""
+    whole: bool = True
+    """False if points were left out."""
+
+
+Known = dict[tuple[int, int, int, float], Frontier | None]
+"""Frontiers by sort, micro-batches alive, layers, and limit of the work."""
+Items = Sequence[tuple[int, int, int, int]]
+"""Chunk, sort, micro-batches alive, and layers."""
+
+
+class Prune:
+    """Exact frontiers without the selections that waste more than a gap."""
+
+    def __init__(self, rate: float, base: Mapping[tuple[int, int], float], gap: float) -> None:
+        """`rate` are seconds for a byte; `base` the least seconds with their bytes of a layer."""
+        self.rate, self.base, self.gap = rate, base, gap
+        self.known: Known = {}
+
+    def joined(self, a: Frontier, b: Frontier, sort: int, alive: int) -> Frontier:
+        """Return the frontier of layers of one sort from those of fewer."""
+        base = self.base[sort, alive]
+        of_a, of_b = (
+            each.time + self.rate * each.memory - base * each.counts.sum(axis=1) for each in (a, b)
+        )
+        order = np.argsort(of_b, kind="stable")
+        numbers = np.searchsorted(of_b[order], self.gap - of_a, side="right")
+        one = np.repeat(np.arange(len(of_a)), numbers)
+        begins = np.repeat(np.cumsum(numbers) - numbers, numbers)
+        other = order[np.arange(len(one)) - begins]
+        memory, time = a.memory[one] + b.memory[other], a.time[one] + b.time[other]
+        sequence, keep = _best_of(memory, time)
+        chosen = sequence[keep]
+        counts = a.counts[one[chosen]] + b.counts[other[chosen]]
+        return Frontier(memory[chosen], time[chosen], counts)
 
 
 class Knapsack:
@@ -47,7 +86,10 @@ class Knapsack:
         ]
         """First sort with the same choices, by sort: calls of different shared blocks are alike."""
         self._stages: dict[tuple[object, ...], StagePlan | None] = {}
-        self._alike: dict[tuple[int, int, int, float], Frontier | None] = {}
+        self._alike: Known = {}
+        self._prune: Prune | None = None
+        self._thin = False
+        """True if a frontier of the last selection was thinned."""
 
     def stage(self, stage: int, ranges: Ranges) -> StagePlan | None:
         """Return the best plan of a stage; None if its layers do not fit into the memory."""
@@ -95,7 +137,7 @@ class Knapsack:
         for bound, work in [] if best is not None else self._limits(items, room, least_work):
             if math.isinf(bound) or (best is not None and bound >= best[0]):
                 break
-            selection = self._select(items, room - work, work)
+            selection = self._shortest(items, room - work, work, bound)
             if selection is not None and (best is None or selection[0] < best[0]):
                 best = (selection[0], selection[1] + work, selection[2])
         if best is None:
@@ -159,6 +201,33 @@ class Knapsack:
             return None
         return time, memory + work, np.array(chosen, dtype=np.int64)
 
+    def _shortest(
+        self, items: Items, room: float, work: float, bound: float
+    ) -> tuple[float, float, Integers] | None:
+        """Return the least time within the room, whose bound by linear programming is known."""
+        self._thin = False
+        first = self._select(items, room, work)
+        if first is None or not self._thin or first[0] <= bound * (1 + ROUNDING):
+            return first
+        parts = [(sort, count, alive) for _, sort, alive, count in items]
+        rate = least_rate(self.problem, parts, room, work)
+        base = {
+            (sort, alive): min(
+                choice.backward + rate * (choice.held + alive * choice.kept)
+                for choice in self.problem.sorts[sort].choices
+                if choice.work <= work
+            )
+            for _, sort, alive, _ in items
+        }
+        least = sum(count * base[sort, alive] for _, sort, alive, count in items) - rate * room
+        gap = first[0] - least + ROUNDING * first[0]
+        self._prune = Prune(rate, base, gap)
+        try:
+            found = self._select(items, room, work)
+        finally:
+            self._prune = None
+        return first if found is None or first[0] <= found[0] else found
+
     def _select(
         self, items: Sequence[tuple[int, int, int, int]], room: float, work: float
     ) -> tuple[float, float, Integers] | None:
@@ -187,9 +256,12 @@ class Knapsack:
     def _of_sort(self, sort: int, alive: int, count: int, work: float) -> Frontier | None:
         """Return the frontier of so many layers of a sort; None if no choice is within `work`."""
         key = (sort, alive, count, work)
-        if key not in self._alike:
-            self._alike[key] = self._multiply(sort, alive, count, work)
-        return self._alike[key]
+        known = self._alike if self._prune is None else self._prune.known
+        if key not in known:
+            known[key] = self._multiply(sort, alive, count, work)
+        found = known[key]
+        self._thin |= found is not None and not found.whole
+        return found
 
     def _multiply(self, sort: int, alive: int, count: int, work: float) -> Frontier | None:
         if count == 1:
@@ -204,7 +276,9 @@ class Knapsack:
         rest = self._of_sort(sort, alive, count - count // 2, work)
         if half is None or rest is None:
             return None
-        return _thinned(joined(half, rest, np.inf, alike=True))
+        if self._prune is None:
+            return _thinned(joined(half, rest, np.inf, alike=True))
+        return self._prune.joined(half, rest, sort, alive)
 
 
 def _take(numbers: list[int], count: int) -> tuple[int, ...]:
@@ -229,7 +303,7 @@ def joined(a: Frontier, b: Frontier, room: float, *, alike: bool = False) -> Fro
     chosen = order[keep]
     one, other = a.counts[of_a[chosen]], b.counts[of_b[chosen]]
     counts = one + other if alike else np.concatenate([one, other], axis=1)
-    return Frontier(memory[chosen], time[chosen], counts)
+    return Frontier(memory[chosen], time[chosen], counts, a.whole and b.whole)
 
 
 def _thinned(whole: Frontier) -> Frontier:
@@ -240,7 +314,7 @@ def _thinned(whole: Frontier) -> Frontier:
     span = np.minimum((whole.memory - least) / (most - least) * POINTS, POINTS - 1).astype(int)
     last = np.append(span[1:] != span[:-1], True)  # times fall with the memory
     last[0] = True
-    return Frontier(whole.memory[last], whole.time[last], whole.counts[last])
+    return Frontier(whole.memory[last], whole.time[last], whole.counts[last], whole=False)
 
 
 def _pareto(memory: Numbers, time: Numbers, counts: Integers) -> Frontier:

@@ -80,6 +80,23 @@ def least_seconds(problem: Problem, parts: Parts, room: float, limit: float = ma
     return math.inf if excess > ROUNDING * problem.budget else total
 
 
+def least_rate(problem: Problem, parts: Parts, room: float, limit: float) -> float:
+    """Return the seconds of the last byte that `least_seconds` saves; 0 if everything fits."""
+    excess, segments = -room, []
+    for sort, count, alive in parts:
+        found = hull(problem, sort, alive, limit)
+        assert found is not None, "the bound is finite"
+        _, size, others = found
+        excess += count * size
+        segments += [(rate, count * saved) for rate, saved in others]
+    last = 0.0
+    for rate, saved in sorted(segments):
+        if excess <= 0:
+            break
+        excess, last = excess - saved, rate
+    return last
+
+
 def limits_of(problem: Problem, sorts: Iterable[int], least: float) -> list[float]:
     """Return the limits of the work that stages with layers of these sorts may have, in rising
     order: limits between them allow the same choices, and leave less room."""
