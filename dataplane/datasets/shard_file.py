@@ -32,7 +32,7 @@ class ShardFile(Protocol):
 
     @property
     def backing(self) -> Backing:
-        """What holds the bytes. It is refreshed before each group of rows."""
+        """The holder of the bytes, which is refreshed before each group of rows."""
 
     def current(self) -> tuple[memoryview, bytearray]:
         """Return the bytes of the shard, and 1 for each chunk of them that `read` has to load or to

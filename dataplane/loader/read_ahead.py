@@ -49,7 +49,7 @@ def read_ahead(results: Iterator[T], most: int) -> Iterator[T]:
 
 
 class _Ahead(Generic[T]):
-    """What the consumer and the thread share."""
+    """The results between the consumer and the thread."""
 
     def __init__(self, results: Iterator[T], most: int) -> None:
         self.results, self.most = results, most

@@ -18,7 +18,7 @@ Whole = Callable[[], tuple[Tensor, ...]]
 
 
 class SeesWholeResults(TorchDispatchMode):
-    """A mode that is told which operations compute one result."""
+    """A mode that sees which operations compute one result together."""
 
     def whole(self, kind: Results, compute: Whole) -> tuple[Tensor, ...]:
         """Return the result of `compute`, or one that stands for it."""
