@@ -21,6 +21,7 @@ import click
 
 from . import command
 from .machine import cores, cpp_compiler, cpp_problem, memory
+from .progress import as_bytes
 
 SMALL_DISK = 10e9
 """Free bytes below which a dataset or a few checkpoints may fill the disk."""
@@ -145,22 +146,14 @@ def _machine(report: Report) -> None:
     report.found["cores"] = str(cores())
     with contextlib.suppress(OSError, ValueError, KeyError):
         free, total = memory("MemAvailable"), memory("MemTotal")
-        report.found["memory"] = f"{_gigabytes(free)} free of {_gigabytes(total)}"
+        report.found["memory"] = f"{as_bytes(free)} free of {as_bytes(total)}"
     disk = shutil.disk_usage(Path.cwd())
-    report.found["disk"] = (
-        f"{_gigabytes(disk.free)} free of {_gigabytes(disk.total)} in {Path.cwd()}"
-    )
+    report.found["disk"] = f"{as_bytes(disk.free)} free of {as_bytes(disk.total)} in {Path.cwd()}"
     if disk.free < SMALL_DISK:
         hint = "free some space, or work on a larger disk"
         report.missing.append(
-            Missing(
-                f"disk space: only {_gigabytes(disk.free)} are free in this folder", hint, False
-            )
+            Missing(f"disk space: only {as_bytes(disk.free)} are free in this folder", hint, False)
         )
-
-
-def _gigabytes(size: float) -> str:
-    return f"{size / 1e9:.1f} GB"
 
 
 def _devices(report: Report) -> None:
@@ -180,7 +173,7 @@ def _devices(report: Report) -> None:
     for number in range(torch.cuda.device_count()):
         card = torch.cuda.get_device_properties(number)
         report.found[f"gpu {number}"] = (
-            f"{card.name}, {_gigabytes(card.total_memory)}, compute {card.major}.{card.minor}"
+            f"{card.name}, {as_bytes(card.total_memory)}, compute {card.major}.{card.minor}"
         )
     if torch.cuda.is_available():
         return

@@ -23,16 +23,10 @@ def human(number: float) -> str:
 
 
 def as_bytes(number: float) -> str:
-    """Format bytes: 1490000000 → '1.49GB'; G stands for 10^9 bytes."""
+    """Format bytes, of memory too: 1490000000 → '1.49GB'; G stands for 10^9 bytes.
+
+    Hardware files, rates and the names of GPUs count in this unit."""
     return f"{human(number).replace('B', 'G')}B"
-
-
-def binary_bytes(size: float) -> str:
-    """Format bytes of memory: 1610612736 → '1.5 GiB', 8 → '8 B'."""
-    for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB")):
-        if size >= unit / 10:
-            return f"{size / unit:.3g} {name}"
-    return f"{size / 1024:.3g} KiB" if size >= 1024 else f"{size:.0f} B"
 
 
 def counted(number: float, things: str) -> str:

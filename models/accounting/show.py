@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Protocol, get_args
 
-from ...console.progress import binary_bytes, human
+from ...console.progress import as_bytes, human
 from .. import fp8
 from ..config import ModelConfig
 from ..model import Model
@@ -224,11 +224,11 @@ def memory_table(summary: dict[str, Any]) -> str:
     units = list(step)
     lines = [f"{'recompute':<20}" + "".join(f"{unit:>14}" for unit in units)]
     for name in dict.fromkeys(part for unit in units for part in step[unit]):
-        sizes = (binary_bytes(step[unit].get(name, 0)) for unit in units)
+        sizes = (as_bytes(step[unit].get(name, 0)) for unit in units)
         lines.append(f"{name:<20}" + "".join(f"{size:>14}" for size in sizes))
-    totals = (binary_bytes(device_bytes(step[unit])) for unit in units)
+    totals = (as_bytes(device_bytes(step[unit])) for unit in units)
     lines.append(f"{'most of a step':<20}" + "".join(f"{size:>14}" for size in totals))
-    lines.append(f"{'generation state':<20}{binary_bytes(summary['generation_state']):>14}")
+    lines.append(f"{'generation state':<20}{as_bytes(summary['generation_state']):>14}")
     what = f"{summary['rows']} × {summary['seq_len']:,} tokens in {summary['precision']}"
     what += f", {summary['threads']} thread" if summary["threads"] else ""
     layout = f"{summary['engine']}; {layout}"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.console import progress
-from headrace.console.progress import Progress, binary_bytes, duration, human
+from headrace.console.progress import Progress, as_bytes, duration, human
 from headrace.console.yaml_text import count
 
 
@@ -45,20 +45,18 @@ def test_numbers_are_formatted(number: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("size", "text"),
     [
-        (0, "0 B"),
-        (8, "8 B"),
-        (1023, "1023 B"),
-        (1024, "1 KiB"),
-        (50 << 10, "50 KiB"),
-        (1 << 19, "0.5 MiB"),
-        (30 << 20, "30 MiB"),
-        (1 << 29, "0.5 GiB"),
-        (80 << 30, "80 GiB"),
-        (3 << 39, "1.5 TiB"),
+        (0, "0B"),
+        (999, "999B"),
+        (1024, "1.02KB"),
+        (123_700, "124KB"),
+        (832_100_000, "832MB"),
+        (999_900_000, "1GB"),
+        (80 << 30, "85.9GB"),
+        (1.5e12, "1.5TB"),
     ],
 )
-def test_bytes_of_memory_are_formatted(size: int, text: str) -> None:
-    assert binary_bytes(size) == text
+def test_bytes_are_formatted(size: float, text: str) -> None:
+    assert as_bytes(size) == text
 
 
 @given(st.integers(1000, 10**17))

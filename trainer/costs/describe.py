@@ -6,7 +6,7 @@ import textwrap
 from typing import Any
 
 from ...console import config as reader
-from ...console.progress import as_bytes, binary_bytes, human
+from ...console.progress import as_bytes, human
 from ...models.accounting.show import letters_of, shown_active
 from ...models.accounting.state import HOST, device_bytes, host_bytes
 from ..run.config import COUPLED
@@ -190,14 +190,14 @@ def _stage(stage: dict[str, Any]) -> str:
     layers = ", ".join(
         f"{first}" if first == last else f"{first}–{last}" for first, last in stage["layers"]
     )
-    size = binary_bytes(device_bytes(stage["memory"]))
+    size = as_bytes(device_bytes(stage["memory"]))
     return f"layers {layers}: {stage['parameters']:,} parameters, {size} on each rank"
 
 
 def _pipeline(phase: dict[str, Any]) -> str:
     return (
         f"{phase['phase']}: {phase['micro_batches']} micro-batches, {phase['bubble']:.1%} of a "
-        f"step idle; {phase['messages']} messages, {binary_bytes(phase['message_bytes'])} between "
+        f"step idle; {phase['messages']} messages, {as_bytes(phase['message_bytes'])} between "
         "stages for each data-parallel rank"
     )
 
@@ -243,12 +243,12 @@ def _memory(by_rank: list[dict[str, int]], stage: str) -> list[str]:
 def _highest(about: dict[str, Any]) -> str:
     """Return the memory of a rank that trains and scores in words."""
     when = "scores a checkpoint" if about["memory"] == about["scoring"]["memory"] else "trains"
-    return f"{binary_bytes(device_bytes(about['memory']))}: the highest, when a rank {when}"
+    return f"{as_bytes(device_bytes(about['memory']))}: the highest, when a rank {when}"
 
 
 def _scores(scoring: dict[str, Any]) -> str:
     where = "on each rank of the first machine, while it scores a checkpoint"
-    caches = binary_bytes(scoring["generation"])
+    caches = as_bytes(scoring["generation"])
     return f"{_bytes(scoring['memory'], where)}; tasks that generate hold {caches} more"
 
 
@@ -257,15 +257,15 @@ def _bytes(parts: dict[str, int], where: str) -> str:
     more = "" if "activations" in parts else ", and activations"
     named = {
         host: ", ".join(
-            f"{part.removeprefix(HOST)} {binary_bytes(size)}"
+            f"{part.removeprefix(HOST)} {as_bytes(size)}"
             for part, size in parts.items()
             if size and part.startswith(HOST) == host
         )
         for host in (False, True)
     }
-    line = f"{binary_bytes(device_bytes(parts))} {where} ({named[False]}){more}"
+    line = f"{as_bytes(device_bytes(parts))} {where} ({named[False]}){more}"
     if host := host_bytes(parts):
-        line += f"; {binary_bytes(host)} of host memory ({named[True]})"
+        line += f"; {as_bytes(host)} of host memory ({named[True]})"
     return line
 
 

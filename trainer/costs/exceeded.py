@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...console.errors import LayoutError, RunError
-from ...console.progress import binary_bytes
+from ...console.progress import as_bytes
 from ...models.accounting.state import HOST
 from ..layout.checks import problems
 from ..loop.batches import micro_rows
@@ -77,15 +77,15 @@ def out_of_memory(job: Job, rank: int, doing: str, said: str, limit: int) -> Run
     """Return the error of a rank that asked for more than its `limit`."""
     stage = rank * job.run.layout.pp // job.processes
     parts = counted(job, stage)
-    named = ", ".join(f"{part} {binary_bytes(size)}" for part, size in parts.items() if size)
+    named = ", ".join(f"{part} {as_bytes(size)}" for part, size in parts.items() if size)
     total = sum(parts.values())
     lines = [
         *said[max(0, said.find(ALLOCATOR)) :].strip().splitlines()[:1],
-        f"counted for this rank: {binary_bytes(total)} ({named})",
-        f"it may use {binary_bytes(limit)}: {verdict(parts, limit)}",
+        f"counted for this rank: {as_bytes(total)} ({named})",
+        f"it may use {as_bytes(limit)}: {verdict(parts, limit)}",
     ]
     options = [
-        f"{words} ({binary_bytes(size)}{', fits' * (size <= limit)})"
+        f"{words} ({as_bytes(size)}{', fits' * (size <= limit)})"
         for words, size in changes(job, stage, limit)[:SHOWN]
     ]
     return RunError(
@@ -113,8 +113,8 @@ def verdict(parts: dict[str, int], limit: int) -> str:
     before = 0
     for name, size in parts.items():
         if before + size > limit:
-            beside = f" beside the {binary_bytes(before)} of the parts before" if before else ""
-            return f"{name} ({binary_bytes(size)}) exceed it{beside}"
+            beside = f" beside the {as_bytes(before)} of the parts before" if before else ""
+            return f"{name} ({as_bytes(size)}) exceed it{beside}"
         before += size
     return (
         "all of this fits; not counted are buffers of the network, fragments of free memory, and "

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headrace.console.errors import RunError
-from headrace.console.progress import binary_bytes
+from headrace.console.progress import as_bytes
 from headrace.trainer.costs.describe import describe
 from headrace.trainer.costs.exceeded import (
     counted,
@@ -31,10 +31,10 @@ def refusal() -> str:
 
 
 def test_parts_are_added_up_to_the_one_that_does_not_fit() -> None:
-    parts = {"weights": 30 << 20, "gradients": 30 << 20, "activations": 50 << 20}
-    assert verdict(parts, 20 << 20) == "weights (30 MiB) exceed it"
-    assert verdict(parts, 70 << 20).startswith("activations (50 MiB) exceed it beside the 60 MiB")
-    assert "all of this fits" in verdict(parts, 200 << 20)
+    parts = {"weights": 30 * 10**6, "gradients": 30 * 10**6, "activations": 50 * 10**6}
+    assert verdict(parts, 20 * 10**6) == "weights (30MB) exceed it"
+    assert verdict(parts, 70 * 10**6).startswith("activations (50MB) exceed it beside the 60MB")
+    assert "all of this fits" in verdict(parts, 200 * 10**6)
 
 
 def test_the_error_has_the_numbers_of_the_accounting(ask: Any) -> None:
@@ -49,14 +49,13 @@ def test_the_error_has_the_numbers_of_the_accounting(ask: Any) -> None:
     text = str(error)
     for words in (
         "DefaultCPUAllocator: can't allocate memory",
-        f"counted for this rank: {binary_bytes(total)}",
-        f"it may use {binary_bytes(limit)}: "
-        f"activations ({binary_bytes(parts['activations'])}) exceed",
+        f"counted for this rank: {as_bytes(total)}",
+        f"it may use {as_bytes(limit)}: activations ({as_bytes(parts['activations'])}) exceed",
     ):
         assert words in text, text
     for words in ("micro_batch_tokens=256", "engine.zero=2", "recompute=block", "layout.cp=2"):
         size = sum(counted(ask(*ROWS, "processes=2", words), 0).values())
-        shown = f"{words} ({binary_bytes(size)}{', fits' * (size <= limit)})"
+        shown = f"{words} ({as_bytes(size)}{', fits' * (size <= limit)})"
         assert (shown in text) == (size < total), (shown, text)
     assert ", fits)" in text
 
@@ -64,7 +63,7 @@ def test_the_error_has_the_numbers_of_the_accounting(ask: Any) -> None:
 def test_a_micro_batch_shrinks_until_it_fits(ask: Any) -> None:
     job = ask(*ROWS)
     small = sum(counted(ask(*ROWS, "micro_batch_tokens=128"), 0).values())
-    assert f"micro_batch_tokens=128 ({binary_bytes(small)}, fits)" in str(
+    assert f"micro_batch_tokens=128 ({as_bytes(small)}, fits)" in str(
         out_of_memory(job, 0, "step 3", "", small)
     )
     assert "micro_batch_tokens=64 (" in str(out_of_memory(job, 0, "step 3", "", 1))
