@@ -60,6 +60,19 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
     assert broken_links(page) == ["#no", "gone.md", "#no-heading", "gone.png"]
 
 
+def test_each_cell_beside_others_has_its_proof() -> None:
+    section = (ROOT / "README.md").read_text().partition("\n## Beside others\n")[2]
+    section = section.partition("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
+    cells = [cell.strip() for row in rows[2:] for cell in row]
+    assert len(cells) == 7 * 7
+    assert not [
+        cell for cell in cells if "](" not in cell and "][" not in cell and cell != "not found"
+    ]
+    proofs = re.findall(r"^\[([\w-]+)\]: https://\S+$", section, re.MULTILINE)
+    assert set(proofs) == set(re.findall(r"\]\[([\w-]+)\]", section))
+
+
 def test_pictures_are_small_and_have_both_forms() -> None:
     pictures = list((ROOT / "docs" / "pictures").iterdir())
     assert all(picture.stat().st_size < 300_000 for picture in pictures)
