@@ -73,6 +73,21 @@ def test_each_cell_beside_others_has_its_proof() -> None:
     assert set(proofs) == set(re.findall(r"\]\[([\w-]+)\]", section))
 
 
+def test_the_changelog_has_the_form_of_keep_a_changelog() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    versions = text.split("\n## ")[1:]
+    assert versions[0].startswith("[Unreleased]\n")
+    for version in versions:
+        for section in version.split("\n### ")[1:]:
+            kind, _, items = section.partition("\n")
+            assert kind in kinds
+            assert not [
+                line for line in items.splitlines() if line and line[:2] not in ("- ", "  ")
+            ]
+    assert max(map(len, text.splitlines())) < 140
+
+
 def test_pictures_are_small_and_have_both_forms() -> None:
     pictures = list((ROOT / "docs" / "pictures").iterdir())
     assert all(picture.stat().st_size < 300_000 for picture in pictures)
