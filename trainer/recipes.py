@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 FILE = "recipes.yaml"
 NODE = 8
 """GPUs of a machine."""
+UNTRIED = "untried: none has run on such GPUs; memory is counted, speed is not known"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +71,7 @@ def main(name: str | None, out: str | None, as_json: bool) -> None:
         width = max(map(len, known))
         for each, recipe in known.items():
             click.echo(f"{each:<{width}}  {recipe.gpus:>5,} GPUs  {recipe.about}")
+        command.say(UNTRIED)
         return
     recipe = _named(name, known)
     folder = _write(recipe, Path(out)) if out is not None else None

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from headrace.console import config
+from headrace.console.progress import as_bytes
 from headrace.mixtures.spec.check import check_mixture
 from headrace.mixtures.spec.mixture import Mixture
 from headrace.mixtures.spec.tolerant_read import read
 from headrace.models.accounting.state import device_bytes
 from headrace.trainer import recipes as shipped
+from headrace.trainer.costs.describe import describe, lines
 from headrace.trainer.costs.hardware import Hardware
 from headrace.trainer.costs.memory import timelines
 from headrace.trainer.run import config as run_config
@@ -31,7 +34,7 @@ def fits(name: str) -> None:
     usable = Hardware.load("h100").usable_memory
     for stage in range(job.run.layout.pp):
         most = max(device_bytes(each.parts) for each in timelines(job, stage))
-        assert most < 0.9 * usable, f"{name}: {most / 2**30:.1f} GiB"
+        assert most < 0.9 * usable, f"{name}: {as_bytes(most)}"
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -43,6 +46,14 @@ def test_a_recipe_fits_its_gpus(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(set(RECIPES) - set(QUICK)))
 def test_every_recipe_fits_its_gpus(name: str) -> None:
     fits(name)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_dry_runs_on_its_processes(name: str) -> None:
+    """Without activations, whose trace takes minutes for the largest."""
+    shown = "\n".join(lines(describe(shipped.job_of(RECIPES[name]), activations=False)))
+    assert re.search(rf"^layout .*, {RECIPES[name].gpus} × cuda = ", shown, re.MULTILINE)
+    assert re.search(r"^memory +\S+B on each rank", shown, re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -74,7 +85,7 @@ def test_every_shipped_run_and_mixture_is_used() -> None:
 
 def test_a_recipe_is_listed_and_copied(tmp_path: Path) -> None:
     listed = CliRunner().invoke(shipped.main, [])
-    assert all(name in listed.output for name in RECIPES)
+    assert all(name in listed.output for name in RECIPES) and shipped.UNTRIED in listed.output
     out = tmp_path / "mine"
     done = CliRunner().invoke(shipped.main, ["fine-tuning", "--out", str(out), "--json"])
     assert done.exit_code == 0, done.output
