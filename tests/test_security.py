@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+
+from headrace.console.config import read_yaml
+from headrace.console.errors import StorageError, UserError
+from headrace.models.conversion.files import read_torch
+from headrace.models.conversion.savanna.settings import read_settings
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("configs", "console", "dataplane", "mixtures", "models", "tokenize", "trainer")
@@ -15,23 +22,44 @@ OWN_PROCESSES = {"trainer/cluster/ranks.py", "trainer/measure/local.py"}
 """They read pickles that another process of the same command wrote into a private folder."""
 
 
+SAFE_LOADERS = ("_loader()", "yaml.SafeLoader", "yaml.CSafeLoader")
+"""Loaders of YAML that make no objects; `_loader` returns a subclass of them."""
+
+
+def full_names(tree: ast.AST) -> dict[str, str]:
+    """Return what each imported name stands for: `load` → `torch.load`."""
+    return {
+        each.asname or each.name: (
+            each.name if isinstance(node, ast.Import) else f"{node.module}.{each.name}"
+        )
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for each in node.names
+    }
+
+
 def calls_that_run_code(text: str) -> Iterator[tuple[int, str]]:
     """Yield the line and name of each call that may run code which a file brings."""
-    for node in ast.walk(ast.parse(text)):
+    tree = ast.parse(text)
+    known = full_names(tree)
+    for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
-        name = ast.unparse(node.func)
+        first, dot, rest = ast.unparse(node.func).partition(".")
+        name = f"{known.get(first, first)}{dot}{rest}"
         options = {word.arg: ast.unparse(word.value) for word in node.keywords}
         if (
             name in ("eval", "exec", "compile", "marshal.loads", "shelve.open")
+            or name in ("torch.jit.load", "torch.hub.load", "torch.package.PackageImporter")
+            or name.rpartition(".")[2] in ("read_pickle", "FileSystemReader")
             or (
-                name.split(".")[0] in ("pickle", "dill", "cloudpickle", "joblib")
+                name.split(".")[0] in ("pickle", "_pickle", "dill", "cloudpickle", "joblib")
                 and name.rpartition(".")[2] in ("load", "loads", "Unpickler")
             )
             or (name == "torch.load" and options.get("weights_only") != "True")
             or options.get("allow_pickle", "False") != "False"
             or options.get("trust_remote_code", "False") != "False"
-            or (name == "yaml.load" and "Loader" not in options)
+            or (name == "yaml.load" and options.get("Loader") not in SAFE_LOADERS)
             or name in ("yaml.unsafe_load", "yaml.full_load")
         ):
             yield node.lineno, name
@@ -57,6 +85,11 @@ def test_nothing_reads_a_file_that_may_run_code() -> None:
         "np.load(file, allow_pickle=True)",
         "eval(text)",
         "yaml.load(text)",
+        "yaml.load(text, Loader=yaml.UnsafeLoader)",
+        "from pickle import loads as read\nread(data)",
+        "from torch import load\nload(file)",
+        "import pickle as p\np.Unpickler(file).load()",
+        "dcp.FileSystemReader(folder)",
         "AutoModel.from_pretrained(folder, trust_remote_code=True)",
     ],
 )
@@ -66,7 +99,42 @@ def test_such_a_call_is_found(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["model.eval()", "torch.load(file, weights_only=True)", "json.loads(text)", "pickle.dumps(x)"],
+    [
+        "model.eval()",
+        "torch.load(file, weights_only=True)",
+        "json.loads(text)",
+        "from json import loads\nloads(text)",
+        "pickle.dumps(x)",
+    ],
 )
 def test_other_calls_are_not(text: str) -> None:
     assert not list(calls_that_run_code(text))
+
+
+class Calls:
+    """A pickle that makes a folder when it is read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.folder),)
+
+
+def test_weights_run_no_code(tmp_path: Path) -> None:
+    file = tmp_path / "pytorch_model.bin"
+    torch.save({"w": torch.zeros(2), "x": Calls(tmp_path / "made")}, file)
+    with pytest.raises(StorageError, match="cannot read"):
+        read_torch(file, hint="")
+    assert not (tmp_path / "made").exists()
+    torch.load(file, weights_only=False)  # negative control
+    assert (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("read", [read_yaml, lambda file: read_settings([file])])
+def test_a_tag_of_yaml_makes_no_object(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    file = tmp_path / "x.yml"
+    file.write_text(f"key: !!python/object/apply:os.mkdir ['{tmp_path / 'made'}']\n")
+    with pytest.raises(UserError):
+        read(file)
+    assert not (tmp_path / "made").exists()
