@@ -30,7 +30,7 @@ def main(shell: str, install: bool) -> None:
       headrace completion bash --install
       headrace completion zsh
 
-    More: README.md
+    More: docs/first-hour.md
     """
     text = script(shell)
     if not install:

@@ -52,7 +52,7 @@ const PANELS = [
   { title: "Tokens per second", own: ["tokens_per_second"], zero: true },
   { title: "Tokens per second by source", prefix: SPEED, zero: true },
   { title: "MFU and HFU", own: ["mfu", "hfu"], format: percent, zero: true },
-  { title: "Memory", unit: "most of rank 0", own: ["memory"], format: bytes, zero: true },
+  { title: "Memory", unit: "most of rank 0", own: ["memory"], format: number => bytes(number, 4), zero: true },
   { title: "Data wait", unit: "part of the step", own: ["data_wait"], format: percent, zero: true },
   { title: "Seconds per step", own: ["seconds"], zero: true },
   { title: "Slowest rank", unit: "its lag, part of the step", own: ["slowest_lag"], format: percent, zero: true },

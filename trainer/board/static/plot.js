@@ -10,15 +10,16 @@ const LEFT = 56, RIGHT = 14, TOP = 10, BOTTOM = 26;
 const CLICK = 5; // pixels that the pointer may move in a click
 const QUANTILE = 0.97, BAND = 0.6; // parts of the lines, and of the bands, that a plot shows at least
 
-function human(number) {
+function human(number, digits = 4) {
   const size = Math.abs(number);
   for (const [suffix, unit] of [["T", 1e12], ["B", 1e9], ["M", 1e6], ["K", 1e3]])
-    if (size >= unit * 0.9995) return trim(number / unit) + suffix;
-  return size !== 0 && size < 1e-3 ? number.toExponential(1).replace("e-0", "e-") : trim(number);
+    if (size >= unit * 0.9995) return trim(number / unit, digits) + suffix;
+  return size !== 0 && size < 1e-3 ? number.toExponential(1).replace("e-0", "e-") : trim(number, digits);
 }
-function trim(number) { return String(Number(number.toPrecision(4))); }
+function trim(number, digits = 4) { return String(Number(number.toPrecision(digits))); }
 function percent(number) { return trim(100 * number) + "%"; }
-function bytes(number) { return human(number).replace("B", "G") + "B"; }
+/* A size as the commands print it; curves take a digit more, so that the ticks of a zoomed axis differ. */
+function bytes(number, digits = 3) { return human(number, digits).replace("B", "G") + "B"; }
 
 function ticks(low, high, count) {
   if (!(high > low)) return [low];
