@@ -66,7 +66,7 @@ def main(ctx: click.Context, as_json: bool) -> None:
     Example:
       headrace doctor
 
-    More: README.md
+    More: docs/first-hour.md
     """
     report = examine()
     if as_json:
