@@ -352,7 +352,8 @@ def missing_files(text: str, existing: Collection[str]) -> list[str]:
 
 
 def test_pages_and_docstrings_name_existing_files() -> None:
-    modules = [*ALL_FILES, *files_of("tests"), *files_of("benchmarks"), *files_of(".ci")]
+    folders = ("tests", "benchmarks", "docs", ".ci")
+    modules = [*ALL_FILES, *(file for folder in folders for file in files_of(folder))]
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     existing = [path.relative_to(ROOT).as_posix() for path in [*modules, *pages]]
     texts = {page: page.read_text() for page in pages}
