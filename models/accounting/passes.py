@@ -1,10 +1,10 @@
 """Memory of the parts of a model: each sort of layer, the embedding, and the loss, traced once.
 
-One layer of each sort runs forward and backward on fake tensors (trace.py), with the rows, the
+One layer of each sort runs forward and backward on fake tensors (fake/), with the rows, the
 shards and the recompute rule of one rank. Layers that are alike share a trace; a process traces
 each model, shape and rule once.
 
-Stored traces are read without torch; a part without one runs (fake_model.py).
+Stored traces are read without torch; a part without one runs (fake/).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .sorts import one_of_each
 from .stored import stored, stored_passes
 
 if TYPE_CHECKING:
-    from .fake_model import FakeModel
+    from .fake.model import FakeModel
 
 LONGEST = 1024
 """Tokens of the longest row that runs where operators walk through it in steps. Longer rows are
@@ -191,7 +191,7 @@ class Tracer:
         """Run a part with rows of this length, on so many ranks of the context axis."""
         size = rows, length, cp
         if size not in self.models:
-            from .fake_model import FakeModel
+            from .fake.model import FakeModel
 
             degrees = replace(self.shape.degrees, cp=cp)
             shape = replace(self.shape, rows=rows, seq_len=length, degrees=degrees)
@@ -209,6 +209,6 @@ def _sorts(config: ModelConfig, precision: Precision) -> list[str]:
 
 
 def _fp8_matrices(config: ModelConfig, fp8: Fp8Config) -> list[int]:
-    from .fake_model import fp8_matrices
+    from .fake.model import fp8_matrices
 
     return fp8_matrices(config, fp8)

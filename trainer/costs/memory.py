@@ -173,7 +173,7 @@ def _end(config: ModelConfig, shape: Shape) -> tuple[int, int]:
     """Return the bytes of the results for all tokens, and of the logits of a chunk of them."""
     import torch
 
-    from ...models.accounting.fake_model import FakeModel
+    from ...models.accounting.fake.model import FakeModel
     from ...models.accounting.sorts import one_of_each
     from ...models.model import Model
     from ..scores.likelihood import POSITIONS, score_part

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from headrace.models.accounting import passes
-from headrace.models.accounting.fake_model import FakeModel
+from headrace.models.accounting.fake.model import FakeModel
+from headrace.models.accounting.fake.trace import Meter
 from headrace.models.accounting.hops import lengthened
 from headrace.models.accounting.passes import Tracer, model_passes
 from headrace.models.accounting.pieces import Passes, high
 from headrace.models.accounting.shape import Shape
 from headrace.models.accounting.sorts import one_of_each
 from headrace.models.accounting.state import Degrees
-from headrace.models.accounting.trace import Meter
 from headrace.models.config import ModelConfig, load_model_config
 from headrace.models.options import OPTIONS
 from headrace.models.options.attention import AttentionOptions

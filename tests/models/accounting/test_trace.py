@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from headrace.models.accounting.fake.trace import fake_tensors, trace
 from headrace.models.accounting.pieces import Passes, change, high
-from headrace.models.accounting.trace import fake_tensors, trace
 from headrace.models.kernels.choice import as_on_gpu
 from headrace.models.layers.grouped import grouped_product
 

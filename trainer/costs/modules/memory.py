@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ....models.accounting.extrapolate import fitted
+from ....models.accounting.fake.trace import fake_tensors, new_mode, trace
 from ....models.accounting.passes import MOST_ROWS, renamed
 from ....models.accounting.pieces import ModelPasses, Passes
 from ....models.accounting.state import Shards
-from ....models.accounting.trace import fake_tensors, new_mode, trace
 from ....models.layers.recompute import Recomputable
 from ....models.options.precision import Precision
 from ....models.options.recompute import Rule, Selective

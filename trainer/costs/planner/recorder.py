@@ -8,6 +8,7 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from ....models.accounting.fake.repeated import result_of
 from ....models.options.recompute import OPERATIONS, Results
 from ....models.parallel.whole_results import SeesWholeResults, Whole
 from .work import Work
@@ -52,7 +53,7 @@ class Recorder(SeesWholeResults):
     def __torch_dispatch__(
         self, operation: Any, types: Any, inputs: Any = (), options: Any = None
     ) -> Any:
-        result = operation(*inputs, **(options or {}))
+        result = result_of(operation, inputs, options)
         name = operation._schema.name
         plain = name.partition("::")[2]
         if operation.is_view or name.startswith(OUTSIDE) or plain.startswith(FREE):

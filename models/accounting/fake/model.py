@@ -16,20 +16,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..config import ModelConfig
-from ..documents import Aligned, Buckets, Documents, Spans
-from ..fp8 import quantize
-from ..kernels.choice import as_on_gpu
-from ..layers.ring_flash import calls_of_rows
-from ..model import Model
-from ..operators import BatchContext
-from ..options.precision import Fp8Config
-from ..options.recompute import Rule
-from ..parallel.axes import Axes, Axis
-from ..precision import compute_dtype
-from .count import build_meta
-from .pieces import EMBEDDINGS, Passes
-from .shape import Shape
+from ...config import ModelConfig
+from ...documents import Aligned, Buckets, Documents, Spans
+from ...fp8 import quantize
+from ...kernels.choice import as_on_gpu
+from ...layers.ring_flash import calls_of_rows
+from ...model import Model
+from ...operators import BatchContext
+from ...options.precision import Fp8Config
+from ...options.recompute import Rule
+from ...parallel.axes import Axes, Axis
+from ...precision import compute_dtype
+from ..count import build_meta
+from ..pieces import EMBEDDINGS, Passes
+from ..shape import Shape
 from .trace import Meter, fake_tensors, new_mode, trace
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ end, and returns both passes as `Passes`:
     forward    u is alive ─► the result is alive, and everything that autograd keeps
     backward   the gradient of the result is alive ─► the gradient of u is alive
 
-Each pass is a list of pieces (pieces.py).
+Each pass is a list of pieces (accounting/pieces.py).
 
 What an operation allocates for itself and frees before it returns has no tensor; `SCRATCH` lists
 what is known of it.
@@ -27,9 +27,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ..kernels.choice import wanted
-from ..kernels.linear_cross_entropy import held_bytes
-from .pieces import Passes, Piece
+from ...kernels.choice import wanted
+from ...kernels.linear_cross_entropy import held_bytes
+from ..pieces import Passes, Piece
+from .repeated import result_of
 
 
 def _loss_scratch(hidden: Tensor, weight: Tensor, *_: Any) -> int:
@@ -110,7 +111,7 @@ class Meter(TorchDispatchMode):
         if self.message and operation is torch.ops._c10d_functional.all_to_all_single.default:
             self.message()
         given = {_key(each) for each in _tensors((inputs, options))}
-        result = operation(*inputs, **(options or {}))
+        result = result_of(operation, inputs, options)
         scratch = SCRATCH.get(operation._schema.name)
         for tensor in _tensors(result):
             if _key(tensor) not in given:

@@ -1,0 +1,120 @@
+"""Operations that repeat give results like the first ones, and each its own tensors."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+from headrace.models.accounting.fake import repeated, trace
+from headrace.models.accounting.fake.model import FakeModel
+from headrace.models.accounting.fake.repeated import result_of
+from headrace.models.accounting.fake.trace import fake_tensors
+from headrace.models.accounting.pieces import Passes
+from headrace.models.accounting.shape import Shape
+from headrace.models.accounting.sorts import one_of_each
+from headrace.models.accounting.state import Degrees
+from headrace.models.config import load_model_config
+from headrace.models.options.precision import PRECISIONS
+
+ATEN = torch.ops.aten
+
+
+def as_first(operation: Any, inputs: Any, options: Any) -> Any:
+    return operation(*inputs, **(options or {}))
+
+
+def passes_of(name: str, device: str) -> list[Passes]:
+    model = one_of_each(load_model_config(name))
+    shape = Shape(
+        rows=2,
+        seq_len=64,
+        precision=PRECISIONS["bf16"],
+        device=device,
+        degrees=Degrees(tp=2),
+        attention="a2a",
+        hyena_li="states",
+        threads=1,
+    )
+    fake = FakeModel(model, shape)
+    asked = product(range(len(model.layers)), ("none", "block"))
+    layers = [fake.run(partial(FakeModel.layer, number=n, rule=rule)) for n, rule in asked]
+    return [fake.run(FakeModel.first), *layers, fake.run(FakeModel.last)]
+
+
+@pytest.mark.parametrize(
+    ("name", "device"), [("tiny-hybrid", "cuda"), ("tiny-moe", "cpu"), ("tiny-moe", "cuda")]
+)
+def test_traces_are_those_of_the_mode_alone(
+    name: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repeated, "_known", {})
+    found = passes_of(name, device)
+    assert sum(known is not None for known in repeated._known.values()) > 20
+    known = {key: _with_storages(each) for key, each in repeated._known.items()}
+    monkeypatch.setattr(repeated, "_known", known)
+    assert passes_of(name, device) != found
+    monkeypatch.setattr(trace, "result_of", as_first)
+    assert passes_of(name, device) == found
+
+
+def _with_storages(known: Any) -> Any:
+    """Return results whose views are wrong: they have storages of their own."""
+    return known and (known[0], [like._replace(view=False) for like in known[1]])
+
+
+def test_a_view_shares_its_own_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeated, "_known", {})
+    with fake_tensors(torch.float32):
+        made = []
+        for _ in range(2):
+            x = torch.empty(4, 6)[1:]
+            parts = result_of(ATEN.split.Tensor, (x, 2, 1), None)
+            assert {part.untyped_storage()._cdata for part in parts} == {x.untyped_storage()._cdata}
+            made.append([(p.shape, p.stride(), p.storage_offset(), p.dtype) for p in parts])
+        assert made[0] == made[1]
+        assert len(repeated._known) == 1
+
+
+def test_results_have_storages_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeated, "_known", {})
+    with fake_tensors(torch.float32):
+        x, y = torch.empty(3, 4), torch.empty(4, 5)
+        results = [result_of(ATEN.mm.default, (x, y), None) for _ in range(3)]
+    assert len({each.untyped_storage()._cdata for each in results}) == 3
+    assert {(tuple(each.shape), each.untyped_storage().nbytes()) for each in results} == {
+        ((3, 5), 60)
+    }
+
+
+def test_equal_numbers_of_other_types_are_other_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeated, "_known", {})
+    with fake_tensors(torch.float32):
+        x = torch.empty(3, dtype=torch.int64)
+        types = [result_of(ATEN.mul.Tensor, (x, n), None).dtype for n in (2, 2.0, 2, 2.0)]
+    assert types == [torch.int64, torch.float32] * 2
+
+
+@pytest.mark.parametrize("operation", ["in place", "two inputs of one storage", "constant", "real"])
+def test_other_operations_are_left_to_the_mode(
+    operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repeated, "_known", {})
+    real = torch.ones(3)
+    with fake_tensors(torch.float32):
+        x = torch.empty(3)
+        for _ in range(2):
+            if operation == "in place":
+                assert result_of(ATEN.add_.Tensor, (x, x), None) is x
+            elif operation == "two inputs of one storage":
+                expanded = result_of(ATEN.expand_as.default, (x, x.unsqueeze(0)), None)
+                assert expanded.shape == (1, 3)
+            elif operation == "constant":
+                one = torch.tensor(1)
+                assert result_of(ATEN._local_scalar_dense.default, (one,), None) == 1
+            else:
+                assert result_of(ATEN.add.Tensor, (real, real), None).shape == (3,)
+    assert not any(repeated._known.values())
