@@ -3,7 +3,8 @@
 A consumer that asks for more makes the next result itself: two threads that need Python's lock at a
 time take longer than one, because each hand-over empties the caches of a core. So the thread begins
 when the consumer has not asked for PAUSE seconds, and stops when it asks again. A loop that trains
-finds its results ready; a loop that does nothing else is as quick as without the thread.
+finds its results ready. A loop that does nothing else is as quick as without the thread, which
+looks more and more rarely whether the consumer is away, because each look takes Python's lock.
 
 The thread is a daemon: at exit, Python waits for all others.
 """
@@ -21,8 +22,9 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-PAUSE = 0.005
-"""Python takes its lock from a thread that others wait for after the same time."""
+PAUSE, LONGEST = 0.005, 0.08
+"""Seconds until the thread looks again: at first, which is when Python takes its lock from a thread
+that others wait for, and after many looks at a consumer that is not away."""
 
 
 @dataclass(frozen=True)
@@ -83,18 +85,20 @@ class _Ahead(Generic[T]):
             self.ready.append(_End(error))
 
     def _work(self) -> None:
-        while self._waited():
+        pause = PAUSE
+        while self._waited(pause):
+            pause = PAUSE if self._is_away() else min(2 * pause, LONGEST)
             while len(self.ready) < self.most and self._is_away():
                 with self.making:
                     self._make()
             self.full = len(self.ready) >= self.most
 
-    def _waited(self) -> bool:
-        """Wait for PAUSE, or until there is room; False at the end."""
+    def _waited(self, pause: float) -> bool:
+        """Wait until there is room, and then for `pause` seconds; False at the end."""
         if self.full and not self.signals.get():
             return False
         with suppress(Empty):
-            return self.signals.get(timeout=PAUSE)
+            return self.signals.get(timeout=pause)
         return True
 
     def _is_away(self) -> bool:
