@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .linear import ROUNDING, least_rate, least_seconds, limits_of
-from .problem import Flags, Integers, Numbers, Problem, StagePlan
+from .problem import Integers, Numbers, Problem, StagePlan
 
 POINTS = 300
 """Most selections of layers that are alike, in the first of two passes."""
@@ -66,8 +66,7 @@ class Prune:
         begins = np.repeat(np.cumsum(numbers) - numbers, numbers)
         other = order[np.arange(len(one)) - begins]
         memory, time = a.memory[one] + b.memory[other], a.time[one] + b.time[other]
-        sequence, keep = _best_of(memory, time)
-        chosen = sequence[keep]
+        chosen = _best_of(memory, time)
         counts = a.counts[one[chosen]] + b.counts[other[chosen]]
         return Frontier(memory[chosen], time[chosen], counts)
 
@@ -296,12 +295,13 @@ def joined(a: Frontier, b: Frontier, room: float, *, alike: bool = False) -> Fro
     """Return the frontier of a selection of each; `alike`: of layers of one sort."""
     memory = (a.memory[:, None] + b.memory).ravel()
     time = (a.time[:, None] + b.time).ravel()
-    of_a, of_b = np.divmod(np.arange(len(memory)), len(b.memory))
-    fits = memory <= room
-    memory, time, of_a, of_b = memory[fits], time[fits], of_a[fits], of_b[fits]
-    order, keep = _best_of(memory, time)
-    chosen = order[keep]
-    one, other = a.counts[of_a[chosen]], b.counts[of_b[chosen]]
+    if room < np.inf:
+        [fits] = np.nonzero(memory <= room)
+        chosen = fits[_best_of(memory[fits], time[fits])]
+    else:
+        chosen = _best_of(memory, time)
+    of_a, of_b = np.divmod(chosen, len(b.memory))
+    one, other = a.counts[of_a], b.counts[of_b]
     counts = one + other if alike else np.concatenate([one, other], axis=1)
     return Frontier(memory[chosen], time[chosen], counts, a.whole and b.whole)
 
@@ -318,15 +318,15 @@ def _thinned(whole: Frontier) -> Frontier:
 
 
 def _pareto(memory: Numbers, time: Numbers, counts: Integers) -> Frontier:
-    order, keep = _best_of(memory, time)
-    chosen = order[keep]
+    chosen = _best_of(memory, time)
     return Frontier(memory[chosen], time[chosen], counts[chosen])
 
 
-def _best_of(memory: Numbers, time: Numbers) -> tuple[Integers, Flags]:
-    """Return an order of rising memory, and which of its entries are faster than all before."""
-    order = np.lexsort((time, memory))
+def _best_of(memory: Numbers, time: Numbers) -> Integers:
+    """Return the entries that are faster than all others of as little memory, in rising order."""
+    order = np.argsort(memory, kind="stable")  # quick: sums of two frontiers are rising runs
     least = np.minimum.accumulate(time[order])
-    keep = np.ones(len(order), dtype=bool)
-    keep[1:] = least[1:] < least[:-1]
-    return order, keep
+    faster = order[np.append(True, least[1:] < least[:-1])[: len(order)]]
+    last = np.append(memory[faster[1:]] > memory[faster[:-1]], True)  # of those of one size
+    found: Integers = faster[last[: len(faster)]]
+    return found
