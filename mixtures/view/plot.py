@@ -60,6 +60,10 @@ PAGE = """<!doctype html>
 body {{ margin: 2rem auto; max-width: 66rem; padding: 0 1rem; color: var(--ink);
   background: var(--paper); font: 15px/1.5 system-ui, sans-serif; }}
 .scroll {{ overflow-x: auto; }}
+td i {{ display: inline-block; width: .7em; height: .7em; margin-right: .5em; }}
+.hint {{ display: none; color: var(--faint); font-size: .8rem; }}
+@media (max-width: 42rem) {{ .hint {{ display: block; }} th, td {{ padding: .25rem .5rem; }}
+  td {{ white-space: nowrap; }} }}
 h1 {{ font-size: 1.3rem; }}
 svg {{ width: 100%; min-width: 40rem; height: auto; }}
 table {{ border-collapse: collapse; margin-top: 1.5rem; }}
@@ -69,12 +73,14 @@ th {{ font-weight: 600; color: var(--faint); }}
 </style></head><body>
 <h1>{title}</h1>
 <div class="scroll">{figure}</div>
-<table><tr><th>phase</th><th>tokens</th><th>tokens of a row</th></tr>
+<div class="hint">swipe sideways for the rest →</div>
+<div class="scroll"><table><tr><th>phase</th><th>tokens</th><th>tokens of a row</th></tr>
 {phases}
-</table>
-<table><tr><th>source</th><th>tokens</th><th>share</th><th>total epochs</th></tr>
+</table></div>
+<div class="scroll"><table>
+<tr><th>source</th><th>tokens</th><th>share</th><th>total epochs</th></tr>
 {rows}
-</table></body></html>
+</table></div></body></html>
 """
 
 
@@ -274,14 +280,16 @@ def _row_lengths(phases: Sequence[PhaseSpan]) -> str:
 
 def _page(curves: Curves, figure: str) -> str:
     total = curves.phases[-1].last_token - curves.phases[0].first_token
+    # The legend is out of sight on a phone, so the table has the colours too.
+    sources = zip(_colours(curves), curves.sources, curves.taken, curves.epochs, strict=True)
     cells = [
         (
-            html.escape(name),
+            f'<i style="background:{colour}"></i>{html.escape(name)}',
             human(taken[-1]),
             f"{taken[-1] / total:.2%}",
             f"{epochs[-1]:.3f}",
         )
-        for name, taken, epochs in zip(curves.sources, curves.taken, curves.epochs, strict=True)
+        for colour, name, taken, epochs in sources
     ]
     phases = [
         (

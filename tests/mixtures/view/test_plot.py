@@ -97,7 +97,7 @@ def test_pictures_are_complete_and_self_contained(plan, tmp_path):
     for word in ("web", "code", "stable", "ramp", "learning rate", "epochs", "max_epochs 3"):
         assert word in text, word
     page = (tmp_path / "mixture.html").read_text()
-    assert "<svg" in page and "<td>web</td>" in page
+    assert "<svg" in page and f'<i style="background:{COLOURS[0]}"></i>web</td>' in page
     assert all(f"rows of {phase.seq_len:,}" in text for phase in plan_curves.phases)
     colours = set(re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", page))
     assert colours <= {*COLOURS, "#000000"}, "all others follow the reader's light or dark colours"
