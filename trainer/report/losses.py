@@ -35,8 +35,9 @@ def losses_section(runs: Sequence[RunData]) -> str:
     above = f'<tr><th rowspan="2">source</th>{names}</tr>' if len(runs) > 1 else ""
     under = "".join(f"<th>{head}</th>" for _ in runs for head in heads)
     first = "" if above else "<th>source</th>"
+    kind = "" if above else "losses"
     table = (
-        f'<div class="scroll"><table class="losses"><thead>{above}<tr class="sub">{first}{under}'
+        f'<div class="scroll"><table class="{kind}"><thead>{above}<tr class="sub">{first}{under}'
         f"</tr></thead><tbody>{rows}</tbody></table></div>"
     )
     return section("Losses by source", table, unit=_note(runs))

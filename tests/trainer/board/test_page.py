@@ -220,7 +220,7 @@ def test_axes_smoothing_and_logarithms(page: Chromium) -> None:
     assert middle == pytest.approx((1 * 59) ** 0.5, rel=0.02)
     page.click("#logy")
     low, high = page.run("const s = cards[0].plot.scale; return [s.y0, s.y1]")
-    assert low > 0 and page.run("return cards[0].plot.scale.up(10)") == pytest.approx(high)
+    assert low > 0 and page.run("return cards[0].plot.scale.up(TOP + NAMES)") == pytest.approx(high)
 
 
 @pytest.mark.parametrize(

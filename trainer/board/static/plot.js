@@ -6,7 +6,7 @@
  * calls `act.zoom(low, high, goes on)`, a click calls `act.click(curve, bucket, y)`, the pointer `act.hover`.
  */
 
-const LEFT = 56, RIGHT = 14, TOP = 10, BOTTOM = 26;
+const LEFT = 56, RIGHT = 14, TOP = 10, BOTTOM = 26, NAMES = 16;
 const CLICK = 5; // pixels that the pointer may move in a click
 const QUANTILE = 0.97, BAND = 0.6; // parts of the lines, and of the bands, that a plot shows at least
 
@@ -122,14 +122,15 @@ class Plot {
   }
   scales() {
     const width = this.canvas.clientWidth, [x0, x1] = this.range(), [y0, y1] = this.heights([x0, x1]);
-    const { logX, logY } = this.view, inner = width - LEFT - RIGHT, tall = this.height - TOP - BOTTOM;
+    const top = TOP + (this.phases.length > 1 ? NAMES : 0); // curves leave the names of phases free
+    const { logX, logY } = this.view, inner = width - LEFT - RIGHT, tall = this.height - top - BOTTOM;
     const f = logX ? Math.log : v => v, g = logY ? Math.log : v => v, inverse = logX ? Math.exp : v => v;
     return {
       width, x0, x1, y0, y1,
       px: x => LEFT + (f(Math.max(x, logX ? x0 * 1e-3 : -Infinity)) - f(x0)) / (f(x1) - f(x0)) * inner,
-      py: y => TOP + (1 - (g(y) - g(y0)) / (g(y1) - g(y0))) * tall,
+      py: y => top + (1 - (g(y) - g(y0)) / (g(y1) - g(y0))) * tall,
       back: p => inverse(f(x0) + (p - LEFT) / inner * (f(x1) - f(x0))),
-      up: p => { const v = g(y0) + (1 - (p - TOP) / tall) * (g(y1) - g(y0)); return logY ? Math.exp(v) : v; },
+      up: p => { const v = g(y0) + (1 - (p - top) / tall) * (g(y1) - g(y0)); return logY ? Math.exp(v) : v; },
     };
   }
 
