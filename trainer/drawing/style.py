@@ -41,9 +41,9 @@ h2 small { font-size:12.5px; font-weight:400; color:var(--soft); margin-left:6px
 .stripe { display:flex; gap:2px; flex:0 1 auto; max-width:100%; overflow:hidden; }
 .stripe i { width:26px; min-width:3px; flex:0 1 26px; height:18px; border-radius:3px; }
 .count { color:var(--soft); font-size:13px; }
-.tiles { display:grid; grid-template-columns:repeat(6,1fr); gap:1px; background:var(--line);
+.tiles { display:flex; flex-wrap:wrap; gap:1px; background:var(--line);
   border:1px solid var(--line); border-radius:12px; overflow:hidden; }
-.tiles div { background:var(--card); padding:14px 16px 12px; }
+.tiles div { flex:1 0 16%; background:var(--card); padding:14px 16px 12px; }
 .tiles p,.tiles small { color:var(--soft); font-size:12.5px; display:block; }
 .tiles strong { font-size:23px; font-weight:640; letter-spacing:-.01em; display:block; }
 section { background:var(--card); border:1px solid var(--line); border-radius:12px;
@@ -66,11 +66,11 @@ svg .phase { text-anchor:middle; font-weight:600; }
 .band.b0 { fill:var(--band0); } .band.b1 { fill:var(--band1); }
 .grid { stroke:var(--line); stroke-width:1; }
 polyline { fill:none; stroke:var(--ink); stroke-linejoin:round; stroke-linecap:round; }
-rect.pass.forward { fill:var(--water); } rect.pass.backward { fill:#c07f2c; }
+rect.pass.forward { fill:#1f6f8b; } rect.pass.backward { fill:#c07f2c; }
 svg text.pass { fill:#fff; text-anchor:middle; pointer-events:none; }
 rect.pass.update { fill:var(--past); } .key i.update { background:var(--past); }
 .limit { stroke-width:1.4; stroke:var(--mark); stroke-dasharray:5 4; }
-.key i.forward { background:var(--water); } .key i.backward { background:#c07f2c; }
+.key i.forward { background:#1f6f8b; } .key i.backward { background:#c07f2c; }
 .strong { stroke-width:2.4; } .medium { stroke-width:1.6; stroke:var(--water); }
 .thin { stroke-width:1.5; opacity:.9; }
 .fill { fill:var(--fill); } .dot { fill:var(--ink); }
@@ -95,12 +95,13 @@ td,th { white-space:nowrap; } .history td,.history th { vertical-align:top; }
 .meanings td:last-child { white-space:normal; color:var(--soft); }
 .meanings .key i { margin-right:8px; } h1.plan { font-size:22px; margin-top:40px; }
 dl { display:grid; grid-template-columns:max-content 1fr; gap:5px 22px; margin-top:10px;
-  font-size:13.5px; } dt { color:var(--soft); } dd { margin:0; word-break:break-all; }
+  font-size:13.5px; } dt { color:var(--soft); } dd { margin:0; overflow-wrap:anywhere; }
 footer { margin-top:26px; color:var(--soft); font-size:12.5px; text-align:center; }
-@media (max-width:860px) { .tiles { grid-template-columns:repeat(3,1fr); }
+@media (max-width:860px) { .tiles div { flex-basis:30%; }
   .pair { grid-template-columns:1fr; } main { padding:28px 14px; } }
-@media (max-width:600px) { .tiles { grid-template-columns:1fr 1fr; } section { padding:14px; }
+@media (max-width:600px) { .tiles div { flex-basis:40%; } section { padding:14px; }
   svg.wide { min-width:680px; } svg.half { min-width:420px; } svg.wide text { font-size:14px; }
-  .history,.sides { min-width:680px; } h1 { font-size:27px; } h2 { white-space:normal; } }
+  .history,.sides { min-width:680px; } h1 { font-size:27px; } h2 { white-space:normal; }
+  .meanings td:last-child:nth-child(n+4) { min-width:480px; } }
 @media print { body { background:#fff; } section,.tiles { break-inside:avoid; } }
 """

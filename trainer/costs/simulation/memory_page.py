@@ -72,7 +72,8 @@ def memory_page(
     shown = sorted({*range(min(len(sizes), MOST_STAGES - 1)), len(sizes) - 1, fullest})
     stages = "".join(_stage(stage, timelines[stage], len(sizes)) for stage in shown)
     layers = "".join(_layers(stage, timelines[stage], len(sizes)) for stage in shown)
-    return page(title, head + layer_stripe(names, "layers") + figures + stages + layers)
+    stripe = layer_stripe(names, f"{len(names)} layers")
+    return page(title, head + stripe + figures + stages + layers)
 
 
 def _name(moment: Moment) -> str:

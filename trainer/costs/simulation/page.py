@@ -234,7 +234,7 @@ def _slow(outlook: Outlook) -> str:
         f"<td>{step.seconds / outlook.seconds - 1:+.1%}</td></tr>"
         for slow, step in outlook.slowed
     )
-    table = f"<table><tbody>{rows}</tbody></table>" if rows else ""
+    table = _scrolled(rows) if rows else ""
     note = (
         '<p class="note">Seconds of a step if one part of the busiest stage takes as many times as '
         "long. All ranks wait for it.</p>"
@@ -281,7 +281,12 @@ def _failures(outlook: Outlook) -> str:
         f"{failures.write:g} s beside the steps.</p>"
     )
     drawn = chart.text("goodput over the interval between checkpoints")
-    return section("Goodput with failures", f"{drawn}<table><tbody>{rows}</tbody></table>{note}")
+    return section("Goodput with failures", f"{drawn}{_scrolled(rows)}{note}")
+
+
+def _scrolled(rows: str) -> str:
+    """Return a table of rows that is wider than a phone at times."""
+    return f'<div class="scroll"><table><tbody>{rows}</tbody></table></div>'
 
 
 def _messages(outlook: Outlook) -> str:
