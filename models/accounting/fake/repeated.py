@@ -64,8 +64,9 @@ def _key(
     if operation.namespace not in NAMESPACES or operation._schema.is_mutable:
         raise _Unlike
     named = tuple(options.items()) if options else ()
-    key = (operation, *_values(inputs, given), *_values(named, given))
-    if not given:  # it depends on the standard type and device
+    # Of integers, a quotient has the standard type.
+    key = (operation, torch.get_default_dtype(), *_values(inputs, given), *_values(named, given))
+    if not given:  # it depends on the standard device
         raise _Unlike
     return key
 

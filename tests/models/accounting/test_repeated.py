@@ -98,6 +98,14 @@ def test_equal_numbers_of_other_types_are_other_questions(monkeypatch: pytest.Mo
     assert types == [torch.int64, torch.float32] * 2
 
 
+def test_the_standard_type_is_a_part_of_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeated, "_known", {})
+    for dtype in (torch.float32, torch.bfloat16) * 2:
+        with fake_tensors(dtype):
+            x = torch.empty(3, dtype=torch.int64)
+            assert result_of(ATEN.div.Tensor, (x, x), None).dtype == dtype
+
+
 @pytest.mark.parametrize("operation", ["in place", "two inputs of one storage", "constant", "real"])
 def test_other_operations_are_left_to_the_mode(
     operation: str, monkeypatch: pytest.MonkeyPatch
