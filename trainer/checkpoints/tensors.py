@@ -12,7 +12,7 @@ import io
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -286,8 +286,8 @@ class HashingFiles(FileSystem):
 
     @contextmanager
     def create_stream(self, path: Any, mode: str) -> Iterator[io.IOBase]:
-        with Path(path).open(mode) as file:
-            stream = _HashingStream(file, self)
+        # Python closes a stream that it collects, and flushes it: the file must still be open.
+        with Path(path).open(mode) as file, closing(_HashingStream(file, self)) as stream:
             self.written[Path(path).name] = stream
             yield stream
 

@@ -73,3 +73,13 @@ def test_an_unwritable_folder_is_an_error(tmp_path: Path, parallel: Parallel) ->
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(StorageError, match="cannot write a checkpoint"):
         tensors.write(tmp_path / "file" / "t", halves("m", torch.randn(6, 4), 9), parallel.control)
+
+
+def test_a_written_stream_is_closed_before_its_file(tmp_path: Path) -> None:
+    """Else Python 3.13 reports its collection: it would flush a closed file."""
+    files = tensors.HashingFiles(lambda size: None)
+    with files.create_stream(tmp_path / "a", "wb") as stream:
+        stream.write(b"ab")  # type: ignore[attr-defined]
+    assert files.written["a"].closed
+    assert files.written["a"].size == 2
+    assert (tmp_path / "a").read_bytes() == b"ab"
