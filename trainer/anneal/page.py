@@ -128,10 +128,10 @@ def _proofs(ranking: Ranking) -> str:
         for each in ranking.candidates
         for run in each.runs
     ]
-    return _table(["", "seed", "run", "plan", "ledger", "bits per byte"], rows)
+    return _table(["", "seed", "run", "plan", "ledger", "bits per byte"], rows, "proofs")
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:
     cells = "".join(f"<th>{escape(name)}</th>" for name in head)
     body = "".join(
         "<tr>"
@@ -143,6 +143,6 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         for row in rows
     )
     return (
-        f'<div class="scroll"><table class="sides"><thead><tr>{cells}</tr></thead>'
+        f'<div class="scroll"><table class="{kind}"><thead><tr>{cells}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )

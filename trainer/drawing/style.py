@@ -55,7 +55,7 @@ section { background:var(--card); border:1px solid var(--line); border-radius:12
 .key { font-size:13px; color:var(--soft); white-space:nowrap; }
 .key i { display:inline-block; width:10px; height:10px; border-radius:3px; margin-right:6px; }
 em { font-style:normal; color:var(--soft); }
-.note { color:var(--soft); font-size:12.5px; margin-top:12px; }
+.note { color:var(--soft); font-size:12.5px; margin-top:12px; } .note + .tiles { margin-top:18px; }
 code,pre { font:12.5px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;
   color:var(--ink); overflow-wrap:anywhere; white-space:pre-wrap; }
 .failure { border-left:4px solid var(--mark); margin:0 0 18px; }
@@ -86,7 +86,7 @@ thead th { color:var(--soft); border-top:0; } thead th[colspan] { text-align:cen
 th:first-child,td:first-child { text-align:left; padding-left:0; }
 .losses .sub th { text-align:right; }
 .losses .sub th:first-child { text-align:left; padding-left:0; }
-.history td,.history th,.sides td,.sides th { text-align:left; }
+.history td,.history th,.sides td,.sides th,.proofs td,.proofs th { text-align:left; }
 td,th { white-space:nowrap; } .history td,.history th { vertical-align:top; }
 .history td:nth-child(n+3),.sides td { white-space:normal; }
 .history thead th { font-weight:400; }
