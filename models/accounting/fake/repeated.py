@@ -6,7 +6,7 @@ each, even if it has seen the operation before; a new tensor like the first resu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -55,6 +55,17 @@ def result_of(operation: Any, inputs: Sequence[Any], options: dict[str, Any] | N
         except _Unlike:
             _known[key] = None
     return result
+
+
+def tensors_in(values: Any) -> Iterator[Tensor]:
+    """Yield the tensors of an operation's arguments or results."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, dict):
+        yield from tensors_in(tuple(values.values()))
+    elif isinstance(values, (list, tuple)):
+        for value in values:
+            yield from tensors_in(value)
 
 
 def _key(

@@ -25,12 +25,11 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from ...kernels.choice import wanted
 from ...kernels.linear_cross_entropy import held_bytes
 from ..pieces import Passes, Piece
-from .repeated import result_of
+from .repeated import result_of, tensors_in
 
 
 def _loss_scratch(hidden: Tensor, weight: Tensor, *_: Any) -> int:
@@ -110,20 +109,20 @@ class Meter(TorchDispatchMode):
             return inputs[0]  # the same tensor, and on fake tensors a new one
         if self.message and operation is torch.ops._c10d_functional.all_to_all_single.default:
             self.message()
-        given = {_key(each) for each in _tensors((inputs, options))}
         result = result_of(operation, inputs, options)
         scratch = SCRATCH.get(operation._schema.name)
-        for tensor in _tensors(result):
-            if _key(tensor) not in given:
-                self._watch(tensor.untyped_storage())
+        given: set[int] = set()
+        for tensor in tensors_in(result):
+            if _key(tensor) not in self._living:
+                given = given or {_key(each) for each in tensors_in((inputs, options))}
+                if _key(tensor) not in given:
+                    self._watch(tensor.untyped_storage())
         if scratch is not None:
             self.most = max(self.most, self.level + scratch(*inputs))
         return result
 
     def _watch(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()
-        if key in self._living:
-            return
 
         def ended(_: Any) -> None:
             del self._living[key]
@@ -257,10 +256,6 @@ def trace(
             end.backward()
         backward.cut()
     return Passes(tuple(forward.pieces), tuple(backward.pieces))
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    return [each for each in tree_leaves(values) if isinstance(each, Tensor)]
 
 
 def _key(tensor: Tensor) -> int:

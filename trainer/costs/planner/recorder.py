@@ -6,9 +6,8 @@ import math
 from typing import Any, Literal
 
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
-from ....models.accounting.fake.repeated import result_of
+from ....models.accounting.fake.repeated import result_of, tensors_in
 from ....models.options.recompute import OPERATIONS, Results
 from ....models.parallel.whole_results import SeesWholeResults, Whole
 from .work import Work
@@ -65,7 +64,7 @@ class Recorder(SeesWholeResults):
 
     def _record(self, name: str, operation: Any, inputs: Any, options: Any, result: Any) -> None:
         plain = name.partition("::")[2]
-        moved = sum(each.nbytes for each in _tensors((inputs, options, result)))
+        moved = sum(each.nbytes for each in tensors_in((inputs, options, result)))
         saved: str = self.part_of or self.kinds.get(name, "")
         if name in PRODUCTS:
             first, second = PRODUCTS[name]
@@ -115,12 +114,8 @@ class Recorder(SeesWholeResults):
                 self.work.append(Work("memory", "", (), 1, moved))
             return
         # Of one row: gradient and result have one element for each channel and token.
-        own = inputs[0] if name.endswith("_backward") else _tensors(result)[0]
+        own = inputs[0] if name.endswith("_backward") else next(tensors_in(result))
         width = own.numel() // self.seq_len
         sizes = [named[each].shape[-1] for each in SIZES if each in named]
         size = named.get("size", sizes[0] if sizes else 0)
         self.work.append(Work("kernel", kernel, (size, width, self.seq_len), 1, moved, saved))
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    return [each for each in tree_leaves(values) if isinstance(each, Tensor)]
