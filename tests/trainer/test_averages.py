@@ -45,6 +45,7 @@ def test_every_engine_shards_it_and_reads_it_from_every_layout(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1500)
 def test_compiled_blocks_and_gathered_weights_have_it_too(
     in_processes: Any, tmp_path: Path
 ) -> None:
