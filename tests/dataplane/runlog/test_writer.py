@@ -90,7 +90,7 @@ def test_a_large_file_is_repaired_and_cut_without_its_memory(tmp_path: Path, ste
     path.write_bytes(b"".join(whole))  # killed before the file was cut
     assert lines.cut(path, step) == tail
     assert path.read_bytes() == b"".join(whole[:step])
-    assert repaired < 1 << 18
+    assert repaired < lines.BLOCK  # threads of earlier tests may allocate too
     assert cut < 3 * lines.BLOCK < len(b"".join(whole)) // 3
 
 
