@@ -37,14 +37,26 @@ sys.exit(85)
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["plain", "usual"])
-def test_a_thread_in_torch_does_not_abort_the_end(kind: str) -> None:
-    """Without the plain end, Python unwinds the thread and C++ aborts the process."""
+TRIES = 40
+"""Ends without the plain one. About one in four aborts: the thread is not always in torch."""
+
+
+def end(kind: str) -> subprocess.CompletedProcess[str]:
     run = subprocess.run([sys.executable, "-c", RANK, kind], capture_output=True, text=True)
     assert run.stdout == "the handlers have run\n"
-    if kind == "plain":
-        assert run.returncode == 85, run.stderr
-    else:
-        assert run.returncode == -6
-        assert "terminate called without an active exception" in run.stderr
+    return run
+
+
+@pytest.mark.slow
+def test_a_thread_in_torch_does_not_abort_the_plain_end() -> None:
+    run = end("plain")
+    assert run.returncode == 85, run.stderr
+
+
+@pytest.mark.long
+def test_a_thread_in_torch_aborts_the_usual_end() -> None:
+    """Python unwinds the thread, and C++ aborts the process."""
+    runs = (end("usual") for _ in range(TRIES))
+    aborted = next(run for run in runs if run.returncode != 85)
+    assert aborted.returncode == -6
+    assert "terminate called without an active exception" in aborted.stderr
