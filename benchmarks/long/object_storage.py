@@ -190,19 +190,16 @@ def run(name: str, folder: Path, workers: int) -> dict[str, float] | None:
     command += [str(folder), str(workers)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if process.returncode and name.startswith("headrace"):
+    if process.returncode and name.startswith(("headrace", "raw")):
         raise RuntimeError(f"{name} failed: {process.stderr[-3000:]}")
     if process.returncode:
-        print(f"object_storage: {name}, {workers} workers, failed: {last_line(process.stderr)}")
+        *_, last = process.stderr.strip().split("\n")
+        print(f"object_storage: {name}, {workers} workers, failed: {last}")
         return None
     figures: dict[str, float] = json.loads(process.stdout.splitlines()[-1])
     if figures["tokens"] < 0.97 * TOKENS and not name.startswith("raw"):
         raise RuntimeError(f"{name} gave {figures['tokens']:,} of {TOKENS:,} tokens")
     return figures
-
-
-def last_line(text: str) -> str:
-    return text.strip().rpartition("\n")[2]
 
 
 # Bytes and the bound

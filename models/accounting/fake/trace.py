@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...kernels.choice import wanted
 from ...kernels.linear_cross_entropy import held_bytes
 from ..pieces import Passes, Piece
-from .repeated import result_of, tensors_in
+from .repeated import result_of, storage_of, tensors_in
 
 
 def _loss_scratch(hidden: Tensor, weight: Tensor, *_: Any) -> int:
@@ -113,9 +113,9 @@ class Meter(TorchDispatchMode):
         scratch = SCRATCH.get(operation._schema.name)
         given: set[int] = set()
         for tensor in tensors_in(result):
-            if _key(tensor) not in self._living:
-                given = given or {_key(each) for each in tensors_in((inputs, options))}
-                if _key(tensor) not in given:
+            if storage_of(tensor) not in self._living:
+                given = given or {storage_of(each) for each in tensors_in((inputs, options))}
+                if storage_of(tensor) not in given:
                     self._watch(tensor.untyped_storage())
         if scratch is not None:
             self.most = max(self.most, self.level + scratch(*inputs))
@@ -256,8 +256,3 @@ def trace(
             end.backward()
         backward.cut()
     return Passes(tuple(forward.pieces), tuple(backward.pieces))
-
-
-def _key(tensor: Tensor) -> int:
-    key: int = tensor.untyped_storage()._cdata
-    return key
