@@ -233,8 +233,8 @@ def start_process(plan: str) -> None:
     ready = time.process_time() - cpu, time.perf_counter() - clock
     reader = RowReader(stream.plan, stream=stream)
     for phase in stream.plan.phases:
-        for located in stream.locate_blocks(blocks(first_rows(stream, phase.last_row))):
-            reader.read(located)
+        for found in reader.find_blocks(blocks(first_rows(stream, phase.last_row))):
+            reader.read(found)
     after = private_bytes()
     measured = {"datasets": len(reader.opened), "bytes": after - before, "whole": after}
     print(json.dumps({"ready": ready, **measured}))

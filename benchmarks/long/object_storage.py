@@ -40,7 +40,6 @@ from headrace.dataplane.arrays import Tokens
 from headrace.dataplane.datasets.cache import Cache
 from headrace.dataplane.datasets.chunks import CHUNK_BYTES
 from headrace.dataplane.datasets.dataset import Dataset
-from headrace.dataplane.loader.gather import Pieces
 from headrace.dataplane.loader.loader import Loader
 from headrace.dataplane.loader.rows import RowReader
 from headrace.dataplane.order.plan import Plan
@@ -224,18 +223,15 @@ def read_bounded(folder: Path) -> None:
 
 def chunk_bytes(plan: Plan) -> int:
     """Return the bytes of all chunks that rows of the plan lie in."""
-    reader = RowReader(plan)
-    dataset = reader.dataset(0)
-    chunks = set()
+    reader, chunks = RowReader(plan), set()
     for row in range(0, plan.rows, 256):
-        reads = reader.stream.locate(np.arange(row, min(row + 256, plan.rows))).reads()
-        for part in dataset.split(reads.starts, reads.ends):
-            shard = dataset.open_shard(part.shard)
-            numbers = Pieces.of(shard, part).chunks(shard)[0].tolist()
-            chunks.update((part.shard, number) for number in numbers)
+        rows = np.arange(row, min(row + 256, plan.rows))
+        pieces = reader.find(reader.stream.locate(rows)).pieces
+        for place, chunk in pieces.chunks(0, len(rows)):
+            chunks.add((pieces.shards[place][1], chunk))
+    shards = reader.dataset(0).shards
     return sum(
-        min(CHUNK_BYTES, dataset.shards[number].size - chunk * CHUNK_BYTES)
-        for number, chunk in chunks
+        min(CHUNK_BYTES, shards[number].size - chunk * CHUNK_BYTES) for number, chunk in chunks
     )
 
 

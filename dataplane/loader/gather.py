@@ -8,8 +8,9 @@ rows costs as much as copying their tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from ..arrays import Int64
 from ..datasets.chunks import CHUNK_BYTES
 from ..datasets.dataset import Dataset, Parts
 from ..datasets.open_shard import OpenShard
-from ..order.stream import Located
+from ..order.stream import Located, Reads
 from ..shards.format import PADDING
 from .stored_rows import StoredRows
 
@@ -51,25 +52,13 @@ class Pieces:
         bytes = np.where(bytes == PADDING, PADDING, bytes + (lows - starts) * shard.dtype.itemsize)
         return cls(owners, lows, highs, bytes, runs)
 
-    def chunks(self, shard: OpenShard) -> tuple[Int64, Int64]:
-        """Return the chunks of the shard that hold tokens or their weight codes, and the piece of
-        each."""
-        stored = np.flatnonzero(self.bytes != PADDING)
-        counts = (self.highs - self.lows)[stored]
-        found = [_chunks(stored, self.bytes[stored], counts * shard.dtype.itemsize)]
+    def code_bytes(self, shard: OpenShard) -> Int64:
+        """Return the first byte of the weight codes of each piece; PADDING if it has none."""
         places = shard.layout.weight_bytes
-        if places is not None:
-            runs = self.runs[stored]
-            inside = self.lows[stored] - shard.layout.run_tokens[runs]
-            found.append(_chunks(stored, places[runs] + inside, counts))
-        pieces, chunks = (np.concatenate(every) for every in zip(*found, strict=True))
-        return chunks, pieces
-
-
-Copy = tuple[int, int, int, int, int, int, int]
-"""A copy of a piece of a row: the place of its shard among those of the rows; its bytes [start,
-end) there, of which the start is PADDING if it has none; its chunks [first, last); and its bytes
-[low, high) in the rows laid side by side."""
+        if places is None:
+            return np.full(len(self.runs), PADDING)
+        inside = self.lows - shard.layout.run_tokens[self.runs]
+        return np.where(self.bytes == PADDING, PADDING, places[self.runs] + inside)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,10 +73,18 @@ class RowPieces:
     """The place of each row's type among `dtypes`."""
     row_bytes: int
     """Bytes of a row of the widest type."""
-    shards: list[OpenShard]
+    shards: list[tuple[Dataset, int]]
+    """The shards that pieces lie in: a dataset, and a number in it. They are not kept open: rows
+    that are found long before they are read may lie in very many."""
     places: Int64
     """The first place of each copy, ascending."""
-    copies: list[Copy]
+    copies: Int64
+    """[copies, 7] A copy of a piece of a row: the place of its shard among those of the rows; its
+    bytes [start, end) there, of which the start is PADDING if it has none; its chunks [first,
+    last); and its bytes [low, high) in the rows laid side by side."""
+    codes: Int64
+    """[pieces with weight codes, 4] The first place of a piece, the place of its shard, and the
+    chunks [first, last) of its codes."""
     documents: Int64
     """Places, ascending, after the first of a span at which documents or padding begin."""
     joints: Int64
@@ -97,49 +94,112 @@ class RowPieces:
         """Read the rows [first, last), and verify their bytes."""
         stored = np.empty((last - first, self.row_bytes), np.uint8)
         memory, base = stored.reshape(-1).data, first * self.row_bytes
-        low, high = self.places.searchsorted((first * self.length, last * self.length)).tolist()
-        copies = self.copies[low:high]
-        files = {number: self.shards[number].file for number in {copy[0] for copy in copies}}
-        for backing in {file.backing for file in files.values()}:
+        copies = self.copies[self._range(self.places, first, last)].tolist()
+        shards = {place: self._open(place) for place in {copy[0] for copy in copies}}
+        for backing in {shard.file.backing for shard in shards.values()}:
             backing.refresh()
-        current = {number: file.current() for number, file in files.items()}
-        for number, start, end, first_chunk, last_chunk, low, high in copies:
-            data, unread = current[number]
+        current = {place: shard.file.current() for place, shard in shards.items()}
+        for place, start, end, first_chunk, last_chunk, low, high in copies:
+            data, unread = current[place]
             if start == PADDING:
-                part = self.shards[number].padding.bytes(high - low)
+                part = shards[place].padding.bytes(high - low)
             elif unread.find(1, first_chunk, last_chunk) < 0:
                 part = data[start:end]
             else:
-                part = files[number].read(start, end).data
+                part = shards[place].file.read(start, end).data
             memory[low - base : high - base] = part
         return StoredRows(stored, self.length, self.dtypes, self.kinds[first:last])
 
+    def chunks(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Return the chunks that the rows [first, last) read: the place of the shard of each, and
+        its number there."""
+        places, chunks = self._chunks
+        distinct = np.unique(chunks[self._range(places, first, last)])
+        shards, numbers = distinct >> 32, distinct & 0xFFFF_FFFF
+        return list(zip(shards.tolist(), numbers.tolist(), strict=True))
 
-def find(located: Located, dataset_of: Callable[[int], Dataset]) -> RowPieces:
-    """Find the pieces of rows; opens their datasets and shards."""
-    length, reads = located.length + 1, located.reads()
+    @cached_property
+    def _chunks(self) -> tuple[Int64, Int64]:
+        """The chunks that pieces read, after their first places, ascending. A chunk is the place of
+        its shard, times 2³², plus its number."""
+        shards, starts, _, firsts, lasts, *_ = self.copies.T
+        tokens = np.stack([self.places, shards, firsts, lasts], axis=1)[starts != PADDING]
+        places, shards, firsts, lasts = np.concatenate([tokens, self.codes]).T
+        counts = lasts - firsts
+        places = np.repeat(places, counts)
+        order = places.argsort(kind="stable")
+        return places[order], (np.repeat(shards << 32, counts) + ranges(firsts, counts))[order]
+
+    def _open(self, place: int) -> OpenShard:
+        dataset, number = self.shards[place]
+        return dataset.open_shard(number)
+
+    def _range(self, places: Int64, first: int, last: int) -> slice:
+        """Return the range of ascending places that lie in the rows [first, last)."""
+        return slice(*places.searchsorted((first * self.length, last * self.length)).tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class SourceParts:
+    """The spans of one source that rows read, and their parts in its shards."""
+
+    dataset: Dataset
+    chosen: Int64
+    """The places of its spans among those of all rows."""
+    parts: Sequence[Parts]
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """Rows, spread over the shards that they lie in."""
+
+    located: Located
+    reads: Reads
+    sources: Sequence[SourceParts]
+
+    @classmethod
+    def of(cls, located: Located, dataset_of: Callable[[int], Dataset]) -> Spread:
+        """Spread rows; opens their datasets."""
+        reads = located.reads()
+        owners = located.sources[reads.rows]
+        sources = []
+        for source in np.unique(owners).tolist():
+            dataset, chosen = dataset_of(source), np.flatnonzero(owners == source)
+            parts = dataset.split(reads.starts[chosen], reads.ends[chosen])
+            sources.append(SourceParts(dataset, chosen, list(parts)))
+        return cls(located, reads, sources)
+
+    def closed_shards(self) -> list[tuple[Dataset, int]]:
+        """Return the shards that are not open: a dataset, and a number in it."""
+        shards = [(each.dataset, part.shard) for each in self.sources for part in each.parts]
+        return [(dataset, number) for dataset, number in shards if not dataset.is_open(number)]
+
+
+def find(spread: Spread) -> RowPieces:
+    """Find the pieces of rows; opens their shards."""
+    located, reads = spread.located, spread.reads
+    length = located.length + 1
     places = reads.rows * length + reads.places
-    sources = located.sources[reads.rows]
     dtypes: list[np.dtype[Any]] = []
     kinds = np.empty(len(located.rows), np.int64)
-    shards: list[OpenShard] = []
-    found = [(NONE, NONE, NONE, NONE)]
+    shards: list[tuple[Dataset, int]] = []
+    found = [(NONE, NONE, NONE, NONE, NONE)]
     documents = [NONE]
-    for source in np.unique(sources).tolist():
-        chosen = np.flatnonzero(sources == source)
-        dataset, begin = dataset_of(source), places[chosen]
+    for source in spread.sources:
+        dataset, chosen = source.dataset, source.chosen
+        begin, starts, ends = places[chosen], reads.starts[chosen], reads.ends[chosen]
         dtype = dataset.manifest.token_type
         dtypes += [] if dtype in dtypes else [dtype]
         kinds[reads.rows[chosen]] = dtypes.index(dtype)
-        starts, ends = reads.starts[chosen], reads.ends[chosen]
-        for parts in dataset.split(starts, ends):
+        for parts in source.parts:
             shard = dataset.open_shard(parts.shard)
             pieces = Pieces.of(shard, parts)
             shifts = begin[parts.spans] + parts.first - starts[parts.spans]
             owners = np.full(len(pieces.lows), len(shards))
             firsts = pieces.lows + shifts[pieces.parts]
-            found.append((owners, firsts, pieces.bytes, pieces.highs - pieces.lows))
-            shards.append(shard)
+            counts, codes = pieces.highs - pieces.lows, pieces.code_bytes(shard)
+            found.append((owners, firsts, pieces.bytes, counts, codes))
+            shards.append((dataset, parts.shard))
             continued = starts[parts.spans] < parts.first
             spans, tokens = _documents(shard, parts.lows + ~continued, parts.highs)
             documents.append(tokens + shifts[spans])
@@ -148,20 +208,18 @@ def find(located: Located, dataset_of: Callable[[int], Dataset]) -> RowPieces:
         if len(beyond):
             firsts = begin[beyond] + dataset.tokens - starts[beyond]
             owners, padding = np.full(len(beyond), len(shards)), np.full(len(beyond), PADDING)
-            found.append((owners, firsts, padding, ends[beyond] - dataset.tokens))
-            shards.append(dataset.open_shard(len(dataset.shards) - 1))
+            found.append((owners, firsts, padding, ends[beyond] - dataset.tokens, padding))
+            shards.append((dataset, len(dataset.shards) - 1))
             documents.append(firsts)
-    owners, firsts, bytes, counts = (np.concatenate(every) for every in zip(*found, strict=True))
-    order = firsts.argsort(kind="stable")
-    owners, firsts, bytes, counts = (every[order] for every in (owners, firsts, bytes, counts))
+    every = np.stack([np.concatenate(column) for column in zip(*found, strict=True)])
+    owners, firsts, bytes, counts, codes = every[:, every[1].argsort(kind="stable")]
     widths = np.array([dtype.itemsize for dtype in dtypes], np.int64)
     row_bytes = length * int(widths.max(initial=0))
     rows, inside = np.divmod(firsts, length)
     width = widths[kinds[rows]]
-    low = rows * row_bytes + inside * width
-    sizes = counts * width
-    chunks = bytes // CHUNK_BYTES, -(-(bytes + sizes) // CHUNK_BYTES)
-    columns = (owners, bytes, bytes + sizes, *chunks, low, low + sizes)
+    lows, sizes = rows * row_bytes + inside * width, counts * width
+    copies = (owners, bytes, bytes + sizes, *_chunks(bytes, sizes), lows, lows + sizes)
+    coded = codes != PADDING
     return RowPieces(
         length=length,
         dtypes=dtypes,
@@ -169,7 +227,8 @@ def find(located: Located, dataset_of: Callable[[int], Dataset]) -> RowPieces:
         row_bytes=row_bytes,
         shards=shards,
         places=firsts,
-        copies=list(zip(*(column.tolist() for column in columns), strict=True)),
+        copies=np.stack(copies, axis=1),
+        codes=np.stack((firsts, owners, *_chunks(codes, counts)), axis=1)[coded],
         documents=np.sort(np.concatenate(documents)),
         joints=places[reads.places > 0],
     )
@@ -182,10 +241,9 @@ def ranges(firsts: Int64, counts: Int64) -> Int64:
     return numbers
 
 
-def _chunks(pieces: Int64, bytes: Int64, sizes: Int64) -> tuple[Int64, Int64]:
-    first = bytes // CHUNK_BYTES
-    counts = -(-(bytes + sizes) // CHUNK_BYTES) - first
-    return np.repeat(pieces, counts), ranges(first, counts)
+def _chunks(starts: Int64, sizes: Int64) -> tuple[Int64, Int64]:
+    """Return the chunks [first, last) that hold the bytes from each start on."""
+    return starts // CHUNK_BYTES, -(-(starts + sizes) // CHUNK_BYTES)
 
 
 def _documents(shard: OpenShard, lows: Int64, highs: Int64) -> tuple[Int64, Int64]:

@@ -129,32 +129,32 @@ class Loader:
             for steps in read_ahead(map(self._steps, reader.groups()), self.workers):
                 yield from steps
 
-    def _steps(self, group: RowGroup) -> list[list[Batch]]:
+    def _steps(self, read: RowGroup) -> list[list[Batch]]:
         """Split a group into steps of micro-batches; all ranks get equal numbers."""
         import torch
 
         tensor = _pinned if self.pin_memory else torch.from_numpy
-        most = -(-self.rank_rows.plan.step(group.steps[0]).rows // self.rank_rows.world)
-        rows, length = len(group.labels.rows) // len(group.steps), group.arrays.weights.shape[1]
+        phase, rows = read.group.phase, len(read.group.share)
+        most = -(-phase.batch_rows // self.rank_rows.world)
         firsts = np.arange(0, most, self.micro_batch)
         inside = np.minimum([firsts, firsts + self.micro_batch], rows)
-        ranges = inside + rows * np.arange(len(group.steps))[:, None, None]
-        bounds = group.labels.boundaries.searchsorted(ranges * length)
+        ranges = inside + rows * np.arange(len(read.group.steps))[:, None, None]
+        bounds = read.labels.boundaries.searchsorted(ranges * phase.seq_len)
         return [
             [
-                self._batch(group, slice(*rows), slice(low, high + 1), tensor)
+                self._batch(read, slice(*rows), slice(low, high + 1), tensor)
                 for rows, (low, high) in zip(step.T.tolist(), places.T.tolist(), strict=True)
             ]
             for step, places in zip(ranges, bounds, strict=True)
         ]
 
-    def _batch(self, group: RowGroup, chosen: slice, bounds: slice, tensor: ToTensor) -> Batch:
+    def _batch(self, read: RowGroup, chosen: slice, bounds: slice, tensor: ToTensor) -> Batch:
         """Return rows of a group as a micro-batch, padded to its size. `bounds` are those of its
         documents in the group's."""
-        labels = group.labels
+        labels = read.labels
         rows, sources = labels.rows[chosen], labels.sources[chosen]
-        tokens, weights = group.arrays.tokens[chosen], group.arrays.weights[chosen]
-        length = weights.shape[1]
+        tokens, weights = read.arrays.tokens[chosen], read.arrays.weights[chosen]
+        length = read.group.phase.seq_len
         starts = labels.boundaries[bounds] - chosen.start * length
         missing = self.micro_batch - len(rows)
         if missing:

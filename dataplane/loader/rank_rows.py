@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +19,8 @@ from ..arrays import Int64
 from ..datasets.cache import Cache
 from ..order.plan import Phase, Plan
 from ..order.stream import Located
-from ..storage.storage import is_local
 from .prefetch import Prefetcher
-from .rows import RowArrays, RowReader
+from .rows import FoundRows, RowArrays, RowReader
 
 GROUP_BYTES = 2 << 20
 """Bytes of the arrays of a group: they stay in a core's cache from their write to their read."""
@@ -41,36 +40,43 @@ class RankRows:
     group_bytes: int
     """Bytes of the arrays of a group; more only if a single step has more."""
 
-    def shape(self, group: range) -> tuple[int, int]:
-        """Return the number of rows of a group, and their length."""
-        step = self.plan.step(group[0])
-        first, last = self._range(step.rows)
-        return len(group) * (last - first), step.phase.seq_len
-
-    def rows(self, group: range) -> Int64:
-        step = self.plan.step(group[0])
-        firsts = step.first_row + step.rows * np.arange(len(group), dtype=np.int64)
-        return (firsts[:, None] + np.arange(*self._range(step.rows))).reshape(-1)
-
-    def groups(self) -> Iterator[range]:
+    def groups(self) -> Iterator[Group]:
         """Yield all steps in groups, each within one phase. The first groups are short, so that
         training starts early."""
         limit = 1
         for phase in self.plan.phases:
+            share = range(
+                phase.batch_rows * self.rank // self.world,
+                phase.batch_rows * (self.rank + 1) // self.world,
+            )
+            fit = max(1, self.group_bytes // max(1, len(share) * (phase.seq_len + 1) * TOKEN_BYTES))
             first, last = max(phase.first_step, self.start_step), phase.last_step
-            fit = max(1, self.group_bytes // max(1, self._step_bytes(phase)))
             while first < last:
-                yield range(first, min(first + min(limit, fit), last))
-                first += min(limit, fit)
+                count = min(limit, fit, last - first)
+                yield Group(phase, range(first, first + count), share)
+                first += count
                 limit = min(2 * limit, fit)
 
-    def _step_bytes(self, phase: Phase) -> int:
-        rows, length = self.shape(range(phase.first_step, phase.first_step + 1))
-        return rows * (length + 1) * TOKEN_BYTES
 
-    def _range(self, rows: int) -> tuple[int, int]:
-        """Return the range of this rank among the rows of a step."""
-        return rows * self.rank // self.world, rows * (self.rank + 1) // self.world
+@dataclass(frozen=True)
+class Group:
+    """Consecutive steps of a phase, of which a rank reads its rows together."""
+
+    phase: Phase
+    steps: range
+    share: range
+    """This rank's rows among those of a step."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.steps) * len(self.share)
+
+    def rows(self) -> Int64:
+        """Return the numbers of the rows in the stream."""
+        phase = self.phase
+        steps = np.arange(self.steps.start, self.steps.stop, dtype=np.int64) - phase.first_step
+        firsts = phase.first_row + steps * phase.batch_rows + self.share.start
+        return (firsts[:, None] + np.arange(len(self.share))).reshape(-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,9 +93,9 @@ class Labels:
 
 @dataclass(frozen=True, eq=False)
 class RowGroup:
-    """The rows of consecutive steps."""
+    """The rows of a group, read."""
 
-    steps: range
+    group: Group
     arrays: RowArrays
     labels: Labels
 
@@ -103,21 +109,24 @@ class RankReader:
         self.cache = cache or Cache()
         self.reader = RowReader(rank_rows.plan, cache=self.cache)
         self._prefetcher: Prefetcher | None = None
-        self._local_sources: set[int] = set()
 
     def groups(self) -> Iterator[RowGroup]:
         """Read the groups in order."""
-        blocks, filled = self._locate(), 0
+        blocks: Iterator[FoundRows] = self.reader.find_blocks(
+            group.rows() for group in self.rank_rows.groups() if len(group)
+        )
         for group in self.rank_rows.groups():
-            rows, length = self.rank_rows.shape(group)
-            located = next(blocks) if rows else Located.empty(length)
-            if self._prefetcher is None and self._reads_remote(located):
-                self._prefetcher = Prefetcher(self.reader, self.cache, self._locate(filled))
-            yield self._read(group, located)
-            filled += rows > 0
+            if not len(group):
+                found = self.reader.find(Located.empty(group.phase.seq_len))
+            else:
+                found = next(blocks)
+                if self._prefetcher is None and self.reader.is_remote(found.located):
+                    blocks = self._prefetcher = Prefetcher(chain([found], blocks), self.cache)
+                    found = next(blocks)
+            yield self._read(group, found)
 
-    def _read(self, group: range, located: Located) -> RowGroup:
-        block = self.reader.read(located, digests=self.rank_rows.digests)
+    def _read(self, group: Group, found: FoundRows) -> RowGroup:
+        block = self.reader.read(found, digests=self.rank_rows.digests)
         rows, length = block.arrays.weights.shape
         boundaries = np.arange(0, rows * length + 1, length)
         if self.rank_rows.plan.isolate_documents:
@@ -126,28 +135,10 @@ class RankReader:
             boundaries = np.sort(np.concatenate([boundaries, inside]))
         if rows and self._prefetcher:
             self._prefetcher.done()
+        located = found.located
         labels = Labels(located.rows, located.sources, boundaries, block.digests)
         return RowGroup(group, block.arrays, labels)
 
     def close(self) -> None:
         if self._prefetcher:
             self._prefetcher.close()
-
-    def _reads_remote(self, located: Located) -> bool:
-        """True if rows lie in a remote dataset. The URL of a source may not say so: the tokens of a
-        local view can be in a store."""
-        fresh = set(located.sources.tolist()) - self._local_sources
-        sources = self.rank_rows.plan.sources
-        if not all(is_local(sources[source].url) for source in fresh):
-            return True
-        if not all(is_local(self.reader.dataset(source).shards_url) for source in fresh):
-            return True
-        self._local_sources |= fresh
-        return False
-
-    def _locate(self, first: int = 0) -> Iterator[Located]:
-        """Locate the rows of each group that has any, from the group `first` of these on."""
-        filled = (group for group in self.rank_rows.groups() if self.rank_rows.shape(group)[0])
-        return self.reader.stream.locate_blocks(
-            map(self.rank_rows.rows, islice(filled, first, None))
-        )

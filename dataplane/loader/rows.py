@@ -6,13 +6,14 @@ first token of another document is masked: no input of its document precedes it.
 A row of several spans (order/epochs) reads them one after another, and the token after the last.
 The next span begins like a document, and its first token is always a masked target.
 
-Rows are read in two steps: their bytes are verified and gathered as they are stored; then one call
-widens all ids to int64.
+Rows are found first, which needs no token. Then they are read in two steps: their bytes are
+verified and gathered as they are stored; and one call widens all ids to int64.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,8 +25,10 @@ from ..datasets.dataset import Dataset, open_pinned
 from ..datasets.open_shard import OpenShards
 from ..order.plan import Plan
 from ..order.stream import Located, Stream
+from ..storage.storage import is_local
 from .buffers import Buffers
-from .gather import RowPieces, find
+from .gather import RowPieces, Spread, find
+from .together import together
 
 Float32 = npt.NDArray[np.float32]
 
@@ -48,6 +51,15 @@ class RowArrays:
             memory[:tokens].view(np.int64).reshape(rows, length + 1),
             memory[tokens:].view(np.float32).reshape(rows, length),
         )
+
+
+@dataclass(frozen=True, eq=False)
+class FoundRows:
+    """Rows whose bytes were found, and not yet read."""
+
+    located: Located
+    pieces: RowPieces
+    """Those of all rows that were located together with these."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,8 +90,7 @@ class RowReader:
         self._opening = [threading.Lock() for _ in plan.sources]
         self._open_shards = OpenShards()
         self._buffers = Buffers()
-        self._found: tuple[Located, RowPieces] | None = None
-        """The last rows that were located together, and their pieces."""
+        self._local_sources: set[int] = set()
 
     def dataset(self, source: int) -> Dataset:
         with self._opening[source]:
@@ -95,8 +106,41 @@ class RowReader:
                 )
         return self.opened[source]
 
-    def read(self, located: Located, *, digests: bool = True) -> RowBlock:
-        """Read rows at their locations."""
+    def is_remote(self, located: Located) -> bool:
+        """True if rows lie in a remote dataset. The URL of a source may not say so: the tokens of a
+        local view can be in a store."""
+        fresh = set(located.sources.tolist()) - self._local_sources
+        if not all(is_local(self.plan.sources[source].url) for source in fresh):
+            return True
+        if not all(is_local(self.dataset(source).shards_url) for source in fresh):
+            return True
+        self._local_sources |= fresh
+        return False
+
+    def find_blocks(self, blocks: Iterable[Int64]) -> Iterator[FoundRows]:
+        """Find blocks of rows, each of one length; many rows are found by one call."""
+        found: FoundRows | None = None
+        for located in self.stream.locate_blocks(blocks):
+            if found is None or located.whole is not found.located.whole:
+                found = self.find(located)
+            yield FoundRows(located, found.pieces)
+
+    def find(self, located: Located) -> FoundRows:
+        """Find the pieces of all rows that were located together with these; opens their datasets
+        and shards, those in a store many at a time, because each takes several requests."""
+        whole = located.whole or located
+        remote = self.is_remote(whole)
+        if remote:
+            sources = np.unique(whole.sources).tolist()
+            together(self.dataset, [source for source in sources if source not in self.opened])
+        spread = Spread.of(whole, self.dataset)
+        if remote:
+            together(lambda shard: shard[0].open_shard(shard[1]), spread.closed_shards())
+        return FoundRows(located, find(spread))
+
+    def read(self, found: FoundRows, *, digests: bool = True) -> RowBlock:
+        """Read rows that were found."""
+        located, pieces = found.located, found.pieces
         length = located.length
         arrays = RowArrays.of(len(located.rows), length, self._buffers)
         weights = arrays.weights
@@ -105,7 +149,6 @@ class RowReader:
             self._weigh(located, source, weights)
         width = length + 1
         first, last = located.first, located.first + len(located.rows)
-        pieces = self._find(located)
         stored = pieces.read(first, last)
         stored.widen(arrays.tokens)
         starts, joints = (
@@ -118,15 +161,6 @@ class RowReader:
         masked, starts = (places - places // width for places in (masked, starts))
         weights.reshape(-1)[masked - 1] = 0.0
         return RowBlock(located, arrays, starts, stored.digests() if digests else [])
-
-    def _find(self, located: Located) -> RowPieces:
-        """Find the pieces of all rows that were located together with these."""
-        whole, found = self._found or (None, None)
-        wanted = located.whole or located
-        if found is None or whole is not wanted:
-            found = find(wanted, self.dataset)
-            self._found = wanted, found
-        return found
 
     def _weigh(self, located: Located, source: int, weights: Float32) -> None:
         """Look up the weights of the targets of a source's rows."""

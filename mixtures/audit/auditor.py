@@ -88,7 +88,7 @@ class Auditor:
         """Return the text of each document's piece in a row, in order."""
         located = self.reader.stream.locate(np.array([row], np.int64))
         source = int(located.sources[0])
-        [tokens] = self.reader.read(located).arrays.tokens
+        [tokens] = self.reader.read(self.reader.find(located)).arrays.tokens
         pieces = self._documents(self.reader.dataset(source), located.spans(0))
         return [
             self._decode(source, tokens[piece.at : piece.at + piece.tokens].tolist())
@@ -123,7 +123,7 @@ class Auditor:
 
     def _block(self, rows: Int64, phase: Phase) -> Iterator[AuditedRow]:
         located = self.reader.stream.locate(rows)
-        block = self.reader.read(located)
+        block = self.reader.read(self.reader.find(located))
         for place, row in enumerate(rows.tolist()):
             source = int(located.sources[place])
             dataset, spans = self.reader.dataset(source), list(located.spans(place))

@@ -18,10 +18,11 @@ from small_data import END, plan_of, random_documents, write_dataset
 from headrace.console.config import build
 from headrace.console.errors import ConfigError
 from headrace.dataplane.datasets import packing
+from headrace.dataplane.datasets.chunks import CHUNK_BYTES
 from headrace.dataplane.datasets.dataset import Dataset
-from headrace.dataplane.loader.gather import Pieces
 from headrace.dataplane.loader.loader import Loader
 from headrace.dataplane.loader.rows import RowReader
+from headrace.dataplane.shards.format import PADDING
 from headrace.mixtures.audit.auditor import Auditor
 from headrace.mixtures.planning.open_plan import OpenedPlan, open_plan
 from headrace.mixtures.view.card import card
@@ -155,7 +156,7 @@ def test_targets_go_on_within_a_long_document(tmp_path: Path) -> None:
     }
     reader = RowReader(mixture({"packed": tmp_path / "packed"}, tokens=3 * L, batch=L))
     located = reader.stream.locate(np.arange(3))
-    block = reader.read(located)
+    block = reader.read(reader.find(located))
     by_first = dict(zip(block.arrays.tokens[:, 0].tolist(), range(3), strict=True))
     weights = block.arrays.weights
     assert weights[by_first[1]].tolist() == [1] * 64
@@ -259,13 +260,14 @@ def test_a_store_is_asked_for_no_padding(tmp_path: Path) -> None:
     url = f"memory://packed-{os.urandom(4).hex()}"
     write_dataset(f"{url}/base", random_documents(5, 60, longest=100))
     pack(PackConfig(dataset=f"{url}/base", out=f"{url}/packed", length=L, engine=ONE))
-    dataset = Dataset(f"{url}/packed")
-    (last,) = dataset.split(np.array([dataset.tokens - L]), np.array([dataset.tokens + 1]))
-    assert last.shard == 1 and len(
-        Pieces.of(dataset.open_shard(1), last).chunks(dataset.open_shard(1))
-    )
-    plan = mixture({"packed": f"{url}/packed"}, tokens=dataset.tokens, batch=L)
-    assert len(list(Loader(plan, micro_batch=4))) == dataset.tokens // L
+    plan = mixture({"packed": f"{url}/packed"}, tokens=Dataset(f"{url}/packed").tokens, batch=L)
+    reader = RowReader(plan)
+    pieces = reader.find(reader.stream.locate(np.arange(plan.rows))).pieces
+    assert (pieces.copies[:, 1] == PADDING).any()
+    sizes = [dataset.shard(number).size for dataset, number in pieces.shards]
+    asked = pieces.chunks(0, plan.rows)
+    assert asked and all(0 <= chunk * CHUNK_BYTES < sizes[place] for place, chunk in asked)
+    assert len(list(Loader(plan, micro_batch=4))) == plan.rows
 
 
 def test_plans_and_cards_show_the_padding(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from small_data import random_documents, write_dataset
 from headrace.dataplane.arrays import Int64
 from headrace.dataplane.datasets.dataset import Dataset
 from headrace.dataplane.loader import gather
-from headrace.dataplane.loader.gather import Pieces, find, ranges
+from headrace.dataplane.loader.gather import Spread, find, ranges
 from headrace.dataplane.loader.stored_rows import StoredRows
 from headrace.dataplane.order.stream import Located
 
@@ -33,7 +33,6 @@ def corpus(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 LENGTH = 700
-spans = st.lists(st.tuples(st.integers(0, len(FLAT) - 1), st.integers(1, 9000)), max_size=7)
 rows = st.lists(
     st.lists(st.integers(0, len(FLAT) - LENGTH - 2), min_size=1, max_size=3), min_size=1
 )
@@ -62,7 +61,7 @@ def test_rows_equal_those_of_the_documents(
     firsts = np.array([row[0] for row in rows], np.int64)
     zeros = np.zeros(len(rows), np.int64)
     located = Located(zeros, LENGTH, zeros.astype(np.int32), zeros, firsts, pieces)
-    found = find(located, lambda source: corpus)
+    found = find(Spread.of(located, lambda source: corpus))
     assert found.documents.tolist() == documents and found.joints.tolist() == joints
     whole = np.concatenate(expected).reshape(len(rows), LENGTH + 1)
     first, last = sorted(data.draw(st.tuples(*[st.integers(0, len(rows))] * 2)))
@@ -76,25 +75,27 @@ def widened(stored: StoredRows) -> Int64:
     return out
 
 
-@given(spans)
+@given(st.lists(st.integers(0, len(FLAT) - LENGTH - 1), min_size=1, max_size=7), st.data())
 @settings(max_examples=50)
-def test_chunks_are_those_of_the_bytes(corpus: Dataset, chosen: list[tuple[int, int]]) -> None:
+def test_chunks_are_those_of_the_bytes(
+    corpus: Dataset, firsts: list[int], data: st.DataObject
+) -> None:
     """Compared with the memory that the tokens are read from."""
-    starts = np.array([start for start, _ in chosen], np.int64)
-    ends = np.array([min(start + count, len(FLAT)) for start, count in chosen], np.int64)
-    found, expected = set(), set()
-    for part in corpus.split(starts, ends):
-        shard = corpus.open_shard(part.shard)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(gather, "CHUNK_BYTES", CHUNK_BYTES)
-            found |= {(part.shard, n) for n in Pieces.of(shard, part).chunks(shard)[0].tolist()}
-    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-        for shard, _, low, high in corpus._parts(start, end):
+    zeros = np.zeros(len(firsts), np.int64)
+    located = Located(zeros, LENGTH, zeros.astype(np.int32), zeros, np.array(firsts, np.int64))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gather, "CHUNK_BYTES", CHUNK_BYTES)
+        pieces = find(Spread.of(located, lambda source: corpus))
+        first, last = sorted(data.draw(st.tuples(*[st.integers(0, len(firsts))] * 2)))
+        found = {(pieces.shards[at][1], chunk) for at, chunk in pieces.chunks(first, last)}
+    expected = set()
+    for start in firsts[first:last]:
+        for shard, _, low, high in corpus._parts(start, start + LENGTH + 1):
             base = shard.file.read(0, 1).__array_interface__["data"][0]
             for view in shard.tokens(low, high):
                 byte = view.__array_interface__["data"][0] - base
-                last = byte + view.nbytes - 1
-                chunks = range(byte // CHUNK_BYTES, last // CHUNK_BYTES + 1)
+                last_byte = byte + view.nbytes - 1
+                chunks = range(byte // CHUNK_BYTES, last_byte // CHUNK_BYTES + 1)
                 expected |= {(shard.number, chunk) for chunk in chunks}
     assert found == expected
 

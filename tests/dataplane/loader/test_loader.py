@@ -110,7 +110,7 @@ def test_without_isolation_only_joints_of_spans_are_masked(changing: Plan) -> No
     reader, joints = RowReader(plan), 0
     for phase in plan.phases:
         located = reader.stream.locate(np.arange(phase.first_row, phase.last_row))
-        weights = reader.read(located).arrays.weights
+        weights = reader.read(reader.find(located)).arrays.weights
         for place in range(phase.rows):
             sizes = [end - start for start, end in located.spans(place)]
             masked = [sum(sizes[:number]) - 1 for number in range(1, len(sizes))]

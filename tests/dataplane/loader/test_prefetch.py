@@ -6,23 +6,27 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
 from small_data import plan_of, random_documents, write_dataset
 
+from headrace.console.errors import PlanError
 from headrace.dataplane.datasets import chunks
 from headrace.dataplane.datasets.cache import Cache
 from headrace.dataplane.datasets.manifest import Shard
 from headrace.dataplane.loader import prefetch as prefetching
 from headrace.dataplane.loader.prefetch import Prefetcher, Queue
 from headrace.dataplane.loader.rank_rows import RankReader, RankRows
-from headrace.dataplane.loader.rows import RowReader
+from headrace.dataplane.loader.rows import FoundRows, RowReader
 from headrace.dataplane.order.plan import Plan
-from headrace.dataplane.order.stream import Located
 from headrace.tokenize.executors import ExecutorConfig
 from headrace.tokenize.views.select import SelectConfig, select
+
+ROWS = 16
+"""Rows of a step."""
 
 
 @pytest.fixture
@@ -42,16 +46,16 @@ def plan() -> Plan:
     )
 
 
-def blocks(reader: RowReader) -> Iterator[Located]:
-    """Yield the locations of the rows of each step."""
+def blocks(reader: RowReader) -> Iterator[FoundRows]:
+    """Find the rows of each step."""
     steps = map(reader.plan.step, range(reader.plan.last_step))
     rows = (np.arange(step.first_row, step.first_row + step.rows) for step in steps)
-    return reader.stream.locate_blocks(rows)
+    return reader.find_blocks(rows)
 
 
 def reached(ahead: Prefetcher) -> list[int]:
     with ahead.changed:
-        return [step for step, _ in ahead.ahead]
+        return [step for step, *_ in ahead.ahead]
 
 
 def held(cache: Cache) -> set[tuple[str, int]]:
@@ -71,35 +75,42 @@ def eventually(condition: object, seconds: float = 300) -> None:
 def test_it_fetches_the_chunks_that_are_read_next(plan: Plan, tmp_path: Path) -> None:
     cache = Cache(tmp_path)
     reader = RowReader(plan, cache=cache)
-    ahead = Prefetcher(reader, cache, blocks(reader))
+    ahead = Prefetcher(blocks(reader), cache)
     try:
         eventually(lambda: len(ahead.ahead) == plan.last_step)  # everything fits
         eventually(lambda: set(ahead.wanted) <= held(cache))
         before = cache.requests
-        again = RowReader(plan, cache=cache)
-        for located in blocks(again):
-            again.read(located)
+        taken = []
+        for found in ahead:
+            taken.append(reader.read(found).digests)
             ahead.done()
         assert cache.requests == before, "the reader had to fetch"
-        assert not ahead.wanted
+        assert not ahead.wanted and not ahead.rows
+        again = RowReader(plan, cache=cache)
+        assert taken == [again.read(found).digests for found in blocks(again)]
     finally:
         ahead.close()
 
 
-def test_it_stays_within_its_fraction_of_the_cache(
-    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("limit", "size"), [("MOST_AHEAD", 2 * prefetching.CHUNK_BYTES), ("MOST_ROWS", 3 * ROWS)]
+)
+def test_it_stays_within_its_limits(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, size: int
 ) -> None:
-    monkeypatch.setattr(prefetching, "MOST_AHEAD", 2 * prefetching.CHUNK_BYTES)
+    monkeypatch.setattr(prefetching, limit, size)
     cache = Cache(tmp_path)
     reader = RowReader(plan, cache=cache)
-    ahead = Prefetcher(reader, cache, blocks(reader))
+    ahead = Prefetcher(blocks(reader), cache)
     try:
         eventually(lambda: len(ahead.wanted) >= 2)
         time.sleep(0.3)
-        assert len(reached(ahead)) < plan.last_step
-        for step in range(plan.last_step):  # the walk follows the reader
-            eventually(lambda step=step: step in reached(ahead))  # type: ignore[misc]
+        assert len(reached(ahead)) < plan.last_step // 2
+        for step, found in enumerate(ahead):  # the walk follows the reader
+            assert found.located.rows[0] == plan.step(step).first_row
+            assert step in reached(ahead) and ahead.rows <= prefetching.MOST_ROWS
             ahead.done()
+        assert step == plan.last_step - 1
     finally:
         ahead.close()
 
@@ -124,10 +135,30 @@ def test_adjacent_chunks_are_fetched_together() -> None:
 
 def test_close_ends_the_walk(plan: Plan, tmp_path: Path) -> None:
     reader = RowReader(plan)
-    ahead = Prefetcher(reader, Cache(tmp_path), blocks(reader))
+    ahead = Prefetcher(blocks(reader), Cache(tmp_path))
     ahead.close()
     ahead.thread.join(300)
     assert not ahead.thread.is_alive()
+
+
+def test_an_error_of_the_walk_is_raised_after_the_blocks_before_it(
+    plan: Plan, tmp_path: Path
+) -> None:
+    reader = RowReader(plan)
+
+    def failing() -> Iterator[FoundRows]:
+        yield from islice(blocks(reader), 3)
+        raise PlanError("the fourth block cannot be found")
+
+    ahead = Prefetcher(failing(), Cache(tmp_path))
+    try:
+        for step in range(3):
+            assert next(ahead).located.rows[0] == plan.step(step).first_row
+            ahead.done()
+        with pytest.raises(PlanError, match="fourth"):
+            next(ahead)
+    finally:
+        ahead.close()
 
 
 @pytest.mark.parametrize("store", ["memory", "local"])
@@ -143,8 +174,9 @@ def test_a_local_view_is_prefetched_if_its_tokens_are_remote(tmp_path: Path, sto
     rank_rows = RankRows(plan=plan, rank=0, world=1, start_step=0, digests=True, group_bytes=50_000)
     groups = list(rank_rows.groups())
     alone, expected = RowReader(plan, cache=Cache(tmp_path / "other")), []
-    for located in map(alone.stream.locate, map(rank_rows.rows, groups)):
-        expected.append(alone.read(located).digests)
+    for group in groups:
+        found = alone.find(alone.stream.locate(group.rows()))
+        expected.append(alone.read(found).digests)
     with closing(RankReader(rank_rows, cache)) as reader:
         reading = reader.groups()
         digests = [next(reading).labels.digests]

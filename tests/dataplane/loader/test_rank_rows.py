@@ -30,15 +30,15 @@ def test_ranks_cover_every_step_in_groups_that_fit(
     ranks = [rows_of(plan, rank=r, world=world, start=start, room=room) for r in range(world)]
     for rank_rows in ranks:
         groups = list(rank_rows.groups())
-        assert [*chain.from_iterable(groups)] == [*range(start, plan.last_step)]
+        assert [*chain.from_iterable(g.steps for g in groups)] == [*range(start, plan.last_step)]
         for group in groups:
-            assert plan.step(group[0]).phase is plan.step(group[-1]).phase
-            rows, length = rank_rows.shape(group)
-            size = rows * (length + 1) * TOKEN_BYTES
-            assert size <= room or len(group) == 1
-    for number in range(start, plan.last_step):
-        step = plan.step(number)
-        rows = [rank_rows.rows(range(number, number + 1)) for rank_rows in ranks]
+            assert all(plan.step(number).phase is group.phase for number in group.steps)
+            assert len(group.rows()) == len(group)
+            size = len(group) * (group.phase.seq_len + 1) * TOKEN_BYTES
+            assert size <= room or len(group.steps) == 1
+    alone = [rows_of(plan, rank=r, world=world, start=start).groups() for r in range(world)]
+    for number, *groups in zip(range(start, plan.last_step), *alone, strict=True):
+        step, rows = plan.step(number), [group.rows() for group in groups]
         assert np.array_equal(
             np.concatenate(rows), np.arange(step.first_row, step.first_row + step.rows)
         )
@@ -50,13 +50,13 @@ def test_a_group_holds_the_rows_of_its_steps_in_order(two_phases: Plan) -> None:
     alone = rows_of(two_phases, rank=1, world=3)
     together = rows_of(two_phases, rank=1, world=3, room=20_000)
     groups = list(together.groups())
-    assert max(map(len, groups)) > 3
+    assert max(len(group.steps) for group in groups) > 3
     with closing(RankReader(alone)) as reader:
-        singles = {read.steps[0]: read for read in reader.groups()}
+        singles = {read.group.steps[0]: read for read in reader.groups()}
     with closing(RankReader(together)) as reader:
         for group, read in zip(groups, reader.groups(), strict=True):
-            steps = [singles[number] for number in group]
-            assert read.steps == group
+            steps = [singles[number] for number in group.steps]
+            assert read.group == group
             length = read.arrays.weights.shape[1]
             for name in ("tokens", "weights"):
                 parts = [getattr(step.arrays, name) for step in steps]

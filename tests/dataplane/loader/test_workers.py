@@ -77,8 +77,8 @@ def test_an_error_is_raised_at_its_step_with_its_cause(tmp_path: Path, number: i
     phase = {"tokens": 30_000, "seq_len": 64, "batch": 256, "weights": {"one": 1}}
     plan = plan_of({"sources": {"one": {"data": url}}, "phases": {"all": phase}})
     reader = RowReader(plan)
-    pieces = reader._find(reader.stream.locate(np.arange(plan.rows)))
-    row = next(low // pieces.row_bytes for *_, first, last, low, _ in pieces.copies if last == 2)
+    pieces = reader.find(reader.stream.locate(np.arange(plan.rows))).pieces
+    row = next(low // pieces.row_bytes for *_, last, low, _ in pieces.copies.tolist() if last == 2)
     (shard,) = Path(url, "shards").iterdir()
     data = bytearray(shard.read_bytes())
     data[2 * CHUNK_BYTES - 1000] ^= 1

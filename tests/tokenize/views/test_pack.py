@@ -140,7 +140,7 @@ def test_a_view_with_weights_is_packed(tmp_path: Path) -> None:
         expected = codes[document][first : first + len(ids)].tolist()
         assert np.concatenate(dataset.codes(start, end)).tolist() == expected
     reader = RowReader(mixture({"packed": tmp_path / "packed"}, tokens=made.tokens, batch=L))
-    block = reader.read(reader.stream.locate(np.arange(made.tokens // L)))
+    block = reader.read(reader.find(reader.stream.locate(np.arange(made.tokens // L))))
     assert set(np.unique(block.arrays.weights).tolist()) == {0.0, 0.5, 1.0}
     with pytest.raises(MisuseError, match="is packed already"):
         packed(tmp_path / "packed", tmp_path / "x")

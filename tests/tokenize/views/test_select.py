@@ -137,7 +137,7 @@ def test_bins_are_sources_of_a_mixture(tmp_path: Path, base: Callable[..., Path]
     reader = RowReader(plan)
     rows = np.arange(plan.last_row)
     located = reader.stream.locate(rows)
-    block = reader.read(located)
+    block = reader.read(reader.find(located))
     counts = np.bincount(located.sources)
     assert counts.tolist() == [150, 50]
     for number, name in enumerate(bins):
@@ -176,7 +176,7 @@ def test_the_audit_names_the_document_its_tokens_and_the_view(
             assert document["fields"] == rows[document["view"]["document"]]
             tokens += ids[document["first"] : document["first"] + document["tokens"]]
         located = auditor.reader.stream.locate(np.array([row.row]))
-        read = auditor.reader.read(located).arrays.tokens[0]
+        read = auditor.reader.read(auditor.reader.find(located)).arrays.tokens[0]
         assert read[:64].tolist() == tokens
         assert f"through the view {BIN}" in row.as_text()
     (found,) = auditor.find("3", None)
