@@ -17,14 +17,12 @@ README = Path(__file__).parents[2] / "README.md"
 BEGIN, END = "<!-- terminal: from `make pictures` -->\n", "<!-- terminal: end -->"
 BEFORE = (r"\$ trainer run .*--stop-after", r"\[.*parameters, .*steps")
 STEP = re.compile(r"^step +[1-9].* loss .*", re.MULTILINE)
-"""Lines of steps, of which the last two before the interruption are shown: a slow machine prints
-more."""
+"""Lines of steps; the last before the interruption is shown: a slow machine prints more."""
+RESUMED = "$ trainer resume"
 AFTER = (
-    r"saved at step",
-    r"\$ trainer resume",
+    re.escape(RESUMED),
     r"\$ mixtures audit",
     r"the \d+ rows of step",
-    r"loss ",
     r"row \d+ ",
     r"  tokens 0 to ",
 )
@@ -46,9 +44,9 @@ def main(log: Path) -> None:
 
 def shown(output: str) -> Iterator[str]:
     """Yield the lines of the output of a demo that the page shows."""
-    before, _, after = output.partition("\nsaved at step")
-    steps = STEP.findall(before)[-2:]
-    for line in (*_found(before, BEFORE), *steps, *_found("saved at step" + after, AFTER)):
+    before, _, after = output.partition("\n" + RESUMED)
+    steps = STEP.findall(before)[-1:]
+    for line in (*_found(before, BEFORE), *steps, *_found(RESUMED + after, AFTER)):
         line = re.sub(r"\S*/configs/\w+/", "", line)  # the shipped files, by their names
         line = re.sub(r", corpora/.*", ", …", line)  # copies of the demo
         yield line if len(line) <= WIDE else line[: WIDE - 1].rstrip() + "…"
