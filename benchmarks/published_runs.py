@@ -264,13 +264,13 @@ class Parts:
         backward += attended * (at + ahead)
         gather, reduce = self.messages(self.parameters)
         update = self.machine.traffic(UPDATE_BYTES * self.parameters * self.layers / self.dp)
-        stride = self.tp * get("shard", self.dp * self.cp)
+        span = self.tp * get("shard", self.dp * self.cp)
         if get("state", "fsdp") == "fsdp":
-            forward = self.machine.overlapped(forward, gather, stride)
-            backward = self.machine.overlapped(backward, gather + reduce, stride)
+            forward = self.machine.overlapped(forward, gather, span)
+            backward = self.machine.overlapped(backward, gather + reduce, span)
         elif self.dp > 1:  # once in a step, beside the first forward and the last backward pass
             for busy, message in ((forward, gather), (backward, reduce)):
-                together = self.machine.overlapped(busy, message, stride)
+                together = self.machine.overlapped(busy, message, span)
                 update += self.layers * (together - busy)
         head = 3 * run.head * self.here / rate
         layer = forward + backward

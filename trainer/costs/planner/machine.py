@@ -117,11 +117,12 @@ class Machine:
         about = 1 << max(0, int(size).bit_length() - 1)
         return size / self._rate("memory", bytes=about)
 
-    def overlapped(self, compute: float, message: float, stride: int) -> float:
-        """Return the seconds of computation and a message that run at the same time."""
+    def overlapped(self, compute: float, message: float, span: int) -> float:
+        """Return the seconds of computation and a message that run at the same time. The ranks of
+        the message are among `span` neighbours."""
         if not message:
             return compute
-        slower, longer = self._overlap["node" if stride < self.per_node else "network"]
+        slower, longer = self._overlap["node" if span <= self.per_node else "network"]
         if message * longer <= compute * slower:  # the message hides behind the computation
             return compute + message * longer * (1 - 1 / slower)
         return compute * slower + message - compute * slower / longer

@@ -100,7 +100,7 @@ def _ring(
 
     def exposed(direction: Direction, message: float) -> float:
         computed = beside * machine.seconds(ring.of(direction), direction, Split())
-        return machine.overlapped(computed, message, tp) - computed
+        return machine.overlapped(computed, message, tp * cp) - computed
 
     there = exposed("forward", (cp - 1) * hop)
     back = exposed("backward", (cp - 1) * (hop + wide)) + wide
