@@ -35,6 +35,9 @@ BLOCK_LAUNCHES = MESSAGE_LAUNCHES = 20
 and sums. Measured on a CPU."""
 ZERO3_LAUNCHES = 130
 """The same of ZeRO-3, whose hooks run before and after each module, with its messages."""
+SENT_LAUNCHES = 3
+"""Launches that take as long as the host's own work for a message of a layer: the function of the
+gradients, views, the call and the wait. Measured on a CPU with messages that send nothing."""
 SCANS = ("ssd", "selective_scan", "modal")
 
 
@@ -66,7 +69,13 @@ def of_layer(
         size = tokens * trace.width * width
         each = machine.collective("all-gather", size, split.tp, 1)
         each += machine.collective("reduce-scatter", size, split.tp, 1)
-        found["tensor"] = Sent(layer.calls * each, layer.calls * each)
+        # gloo gathers into a buffer of its own, from which torch copies.
+        buffered = machine.hardware.file.device.kind == "cpu"
+        each += _around(size, _ordered(split) + buffered, machine)
+        each += _around(size, _ordered(split), machine)
+        ends = _loss(layer, tokens, machine, split) if layer is trace.head else Sent(0.0, 0.0)
+        forward, backward = (layer.calls * each + end for end in (ends.forward, ends.backward))
+        found["tensor"] = Sent(forward, backward)
     if split.cp > 1:
         context = [
             (work.count, _ring(work, rings[work.shape], tokens, width, machine, split))
@@ -83,6 +92,32 @@ def of_layer(
             each = 2 * machine.collective("all-to-all", size, ep, 1)
             found["experts"] = Sent(each, each)
     return found
+
+
+def _around(size: float, copies: int, machine: Machine) -> float:
+    """Return the seconds of a rank's own work around a message of `size` bytes, whose tensors are
+    copied so often before and after it."""
+    return copies * machine.traffic(2 * size) + machine.launches(SENT_LAUNCHES + copies)
+
+
+def _ordered(split: Split) -> int:
+    """Return the copies that put parts of rows in order: one row's lie one after the other."""
+    return int(split.rows > 1)
+
+
+def _loss(head: LayerTrace, tokens: float, machine: Machine, split: Split) -> Sent:
+    """Return the seconds of the messages of the loss, whose logits are sharded by the vocabulary:
+    only sums over ids cross the axis. Plain torch computes one row after the other."""
+
+    def of(name: str, size: float) -> float:
+        sent = machine.collective(name, size * GRADIENT_BYTES, split.tp, 1)
+        return sent + machine.launches(SENT_LAUNCHES)
+
+    if any(work.name == "linear_cross_entropy" for work in head.forward):
+        return Sent(of("all-gather", 3 * tokens * split.tp), of("all-reduce", 1))
+    row = tokens / split.rows
+    forward = of("all-reduce", row) + of("reduce-scatter", 2 * row)
+    return Sent(split.rows * forward, split.rows * of("all-gather", 2 * row))
 
 
 def _ring(
@@ -108,10 +143,16 @@ def _ring(
 
 
 def _exchanged(work: Work, tokens: float, width: int, machine: Machine, split: Split) -> float:
-    """Return the seconds in which queries, keys, values and the output change ranks."""
+    """Return the seconds in which queries, keys and values change ranks, and then the output."""
+    own = _of_attention(work, tokens, width, split)
+    return sum(machine.collective("all-to-all", size, split.cp, split.tp) for size in own)
+
+
+def _of_attention(work: Work, tokens: float, width: int, split: Split) -> tuple[float, float]:
+    """Return the bytes of a rank's queries, keys and values, and of its output."""
     size, heads, _, keys = work.shape
-    own = (2 * heads + 2 * keys) * size / split.tp * tokens * width
-    return machine.collective("all-to-all", own, split.cp, split.tp)
+    token = size / split.tp * tokens * width
+    return (heads + 2 * keys) * token, heads * token
 
 
 def _context(work: Work, tokens: float, width: int, machine: Machine, split: Split) -> Sent:
@@ -119,12 +160,16 @@ def _context(work: Work, tokens: float, width: int, machine: Machine, split: Spl
     cp, tp = split.cp, split.tp
     if work.kind == "attention":
         each = _exchanged(work, tokens, width, machine, split)
+        there, back = _of_attention(work, tokens, width, split)
+        copies = 1 + _ordered(split)
+        each += _around(there, 1 + copies, machine)  # queries, keys and values become one tensor
+        each += _around(back, copies, machine)
         return Sent(each, each)
     if work.kind != "kernel":
         return Sent(0.0, 0.0)
     size, channels, _ = work.shape
     if work.name == "modal" and split.hyena_li == "a2a":
-        each = machine.collective("all-to-all", 4 * channels / tp * tokens * width, cp, tp)
+        each = _by_channels(4 * channels / tp * tokens * width, machine, split)
         return Sent(each, each)
     if work.name in SCANS:  # a rank waits for the states of all ranks before it
         each = machine.chain(split.rows * channels / tp * size * 4, cp, tp)
@@ -134,9 +179,19 @@ def _context(work: Work, tokens: float, width: int, machine: Machine, split: Spl
         each = machine.ring_hop(halo, cp, tp)
         return Sent(each, each)
     if work.name == "fft_convolution":
-        each = machine.collective("all-to-all", 2 * channels / tp * tokens * width, cp, tp)
+        each = _by_channels(2 * channels / tp * tokens * width, machine, split)
         return Sent(each, each)
     return Sent(0.0, 0.0)
+
+
+def _by_channels(size: float, machine: Machine, split: Split) -> float:
+    """Return the seconds in which a convolution's input changes ranks, and then its output."""
+    there = back = size / 2
+    copies = 1 + _ordered(split)
+    return sum(
+        machine.collective("all-to-all", own, split.cp, split.tp) + _around(own, copies, machine)
+        for own in (there, back)
+    )
 
 
 @dataclass(frozen=True)
