@@ -123,7 +123,7 @@ def test_launches_are_those_of_operations_recomputed_calls_and_blocks(machine: s
         for each in (layer.forward, layer.backward)
     )
 
-    def launches(engine: EngineConfig) -> tuple[float, dict[Any, float]]:
+    def launches(engine: EngineConfig) -> tuple[float, dict[Any, float], float]:
         layout = LayoutConfig()
         grid = Grid(Shape(layout, 2, 1, 2), engine, layout)
         one, two = (c.problem(grid, 1e9, all_choices=True).sorts[0] for c in (plain, slow))
@@ -132,18 +132,22 @@ def test_launches_are_those_of_operations_recomputed_calls_and_blocks(machine: s
             for a, b in zip(one.choices, two.choices, strict=True)
             if a.name.reshard is None
         }
-        return (two.forward - one.forward) / overhead.operation, more
+        ahead, update = two.forward - one.forward, two.update - one.update
+        return ahead / overhead.operation, more, update / overhead.operation
 
-    forward, backward = launches(DeepSpeedConfig())
+    forward, backward, update = launches(DeepSpeedConfig())
     assert forward == pytest.approx(ahead)
     assert backward["none"] == pytest.approx(back)
     assert backward["block"] == pytest.approx(back + ahead + CALL_LAUNCHES)
     assert backward["operator"] == pytest.approx(back + ahead + layer.calls * CALL_LAUNCHES)
-    forward, backward = launches(Fsdp2Config(gather="step"))
+    assert update == 0
+    forward, backward, update = launches(Fsdp2Config(gather="step"))
     assert forward == pytest.approx(ahead + BLOCK_LAUNCHES)
-    forward, backward = launches(Fsdp2Config(gather="block"))
+    assert update == pytest.approx(2 * MESSAGE_LAUNCHES)
+    forward, backward, update = launches(Fsdp2Config(gather="block"))
     assert forward == pytest.approx(ahead + BLOCK_LAUNCHES + MESSAGE_LAUNCHES)
     assert backward["none"] == pytest.approx(back + BLOCK_LAUNCHES + 2 * MESSAGE_LAUNCHES)
+    assert update == 0
 
 
 def test_tensor_ranks_as_context_ranks_are_simulated(machine: str) -> None:

@@ -30,14 +30,14 @@ GRADIENT_BYTES = 4
 UPDATE_BYTES = 30
 """Bytes that an optimizer step reads and writes for each parameter of a rank: gradients, masters
 and two moments in fp32, and the weights that compute."""
-BLOCK_LAUNCHES = MESSAGE_LAUNCHES = 20
+BLOCK_LAUNCHES, MESSAGE_LAUNCHES = 40, 55
 """Launches that take as long as FSDP2's own work in a pass of a block, and in each of its gathers
-and sums. Measured on a CPU."""
+and sums. Measured on a CPU with messages that send nothing."""
 ZERO3_LAUNCHES = 130
 """The same of ZeRO-3, whose hooks run before and after each module, with its messages."""
 SENT_LAUNCHES = 3
 """Launches that take as long as the host's own work for a message of a layer: the function of the
-gradients, views, the call and the wait. Measured on a CPU with messages that send nothing."""
+gradients, views, the call and the wait. Measured in the same way."""
 SCANS = ("ssd", "selective_scan", "modal")
 
 
@@ -316,6 +316,7 @@ class EngineMessages:
         """Return the seconds of a step outside its passes."""
         seconds = self.machine.traffic(UPDATE_BYTES * costs.own)
         if self.gather == "step":  # beside the first forward and the last backward pass
+            seconds += self.machine.launches(2 * MESSAGE_LAUNCHES)
             seconds += self.together(forward, costs.gather) - forward
             seconds += self.together(backward, costs.reduce) - backward
         if self.gather in ("zero0", "zero1"):
