@@ -18,6 +18,7 @@ from headrace.models.options.precision import PRECISIONS
 from headrace.models.parallel.axes import Axis
 from headrace.models.parallel.exchange import own_parts, whole_rows
 from headrace.models.parallel.heads import from_heads, to_heads
+from headrace.models.parallel.local_shard import LocalShard
 from headrace.models.parallel.tensor import gather, scatter
 from headrace.trainer.costs.hardware import Hardware
 from headrace.trainer.costs.planner.machine import Machine, Split
@@ -25,6 +26,8 @@ from headrace.trainer.costs.planner.messages import EngineMessages, Sent, of_lay
 from headrace.trainer.costs.planner.recorder import Recorder
 from headrace.trainer.costs.planner.trace import ModelTrace, trace
 from headrace.trainer.costs.planner.work import Work
+from headrace.trainer.engines.config import EngineConfig
+from headrace.trainer.engines.deepspeed import DeepSpeedConfig
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.layout.config import LayoutConfig
 
@@ -170,9 +173,28 @@ def test_a_group_that_fills_a_node_shares_its_processor() -> None:
 
     def together(dp: int, tp: int) -> float:
         layout = LayoutConfig(tp=tp)
-        engine = EngineMessages(Fsdp2Config(), layout, dp, FP32, machine)
+        engine = EngineMessages(Fsdp2Config(), layout, dp, FP32, machine, 1e6)
         return engine.together(1.0, 0.25)
 
     node = machine.per_node
     assert together(node, 1) == together(node // 2, 2) == pytest.approx(1.25)
     assert together(2 * node, 1) == together(node, 2) == pytest.approx(1.0)
+
+
+def test_layers_of_zero_share_messages() -> None:
+    """As many layers as a bucket has take the time of one message; FSDP2 sends one for each."""
+    machine = Machine(Hardware.load("h100"), "fp32")
+    layer = {"weight": LocalShard((1000,))}
+
+    def seconds(engine: EngineConfig, layers: int) -> tuple[float, float]:
+        parts = EngineMessages(engine, LayoutConfig(), 8, FP32, machine, 1000 * layers).of(layer)
+        return layers * parts.gather, layers * parts.all_reduce
+
+    whole = [machine.collective(name, 50_000 * 4, 8, 1) for name in ("all-gather", "all-reduce")]
+    single = [machine.collective(name, 1000 * 4, 8, 1) for name in ("all-gather", "all-reduce")]
+    assert seconds(DeepSpeedConfig(zero=1), 50) == pytest.approx(whole)
+    assert seconds(Fsdp2Config(), 50) == pytest.approx([50 * each for each in single])
+    assert whole[0] < 50 * single[0]
+    small = DeepSpeedConfig(zero=1, reduce_bucket_size=10_000)
+    bucket = machine.collective("all-reduce", 10_000 * 4, 8, 1)
+    assert seconds(small, 50)[1] == pytest.approx(5 * bucket)

@@ -6,6 +6,7 @@ state add up (footprints.py); what does not is counted by the timeline of a step
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -345,8 +346,10 @@ class Costs:
         """Return the messages of an engine: of a layer of each sort, the embedding, the head and
         the shared modules."""
         layout = LayoutConfig(pp=pp, tp=tp, cp=cp, ep=ep)
-        found = messages.EngineMessages(engine, layout, dp, self.precision, self.machine)
         layers, first, last, modules = self.memory.shards_of_sorts(tp, ep)
+        each = [sum(math.prod(s.local) for s in shards.values()) for shards in layers]
+        own = sum(each[sort] for sort in self.trace.layers) / pp
+        found = messages.EngineMessages(engine, layout, dp, self.precision, self.machine, own)
         return found, (
             [found.of(shards) for shards in layers],
             found.of(first),

@@ -15,7 +15,7 @@ from ....models.accounting.state import Shards
 from ....models.options.precision import Precision
 from ....models.options.recompute import Rule
 from ...engines.config import EngineConfig
-from ...engines.deepspeed import DeepSpeedConfig
+from ...engines.deepspeed import LARGEST_BUCKET, DeepSpeedConfig
 from ...engines.fsdp2 import Fsdp2Config
 from ...layout.config import LayoutConfig
 from .machine import Direction, Machine, Split
@@ -220,7 +220,9 @@ class EngineMessages:
         dp: int,
         precision: Precision,
         machine: Machine,
+        parameters: float,
     ) -> None:
+        """`parameters` are those of a rank before the engine shards them."""
         self.engine, self.layout, self.machine = engine, layout, machine
         self.width = precision.weight_bytes
         self.stride = layout.tp
@@ -232,6 +234,12 @@ class EngineMessages:
         else:
             assert isinstance(engine, DeepSpeedConfig)
             self.gather = {3: "block"}.get(engine.zero, f"zero{engine.zero}")
+        self.gathered = self.reduced = 0.0
+        """Parameters of a message that layers share: a bucket of ZeRO-0 to 2."""
+        if isinstance(engine, DeepSpeedConfig) and engine.zero < 3:
+            largest = LARGEST_BUCKET[machine.hardware.file.device.kind]
+            self.gathered = min(parameters, engine.allgather_bucket_size or largest)
+            self.reduced = min(parameters, engine.reduce_bucket_size or largest)
 
     @property
     def gathers_blocks(self) -> bool:
@@ -256,11 +264,16 @@ class EngineMessages:
                 stride = max(ep, self.stride)
             send = self.machine.collective
             size = elements * GRADIENT_BYTES
-            found["gather"] += send("all-gather", elements * self.width, shard, stride)
+            # A layer has its part of the time of a bucket.
+            gathered, reduced = max(elements, self.gathered), max(elements, self.reduced)
+            gather, reduce = elements / gathered, elements / reduced
+            bucket = reduced * GRADIENT_BYTES
+            found["gather"] += gather * send("all-gather", gathered * self.width, shard, stride)
             found["reduce"] += send("reduce-scatter", size, shard, stride)
             found["reduce"] += send("all-reduce", size / shard, ranks // shard, stride * shard)
-            found["all_reduce"] += send("all-reduce", size, ranks, stride)
-            found["all_reduce_compute"] += send("all-reduce", elements * self.width, ranks, stride)
+            found["all_reduce"] += reduce * send("all-reduce", bucket, ranks, stride)
+            bucket = reduced * self.width
+            found["all_reduce_compute"] += reduce * send("all-reduce", bucket, ranks, stride)
             total += elements
             own += elements / (1 if self.gather == "zero0" else shard)
         return Sharded(total, own, **found)
