@@ -18,7 +18,8 @@ import numpy as np
 from ..arrays import Int64
 from ..datasets.chunks import CHUNK_BYTES
 from ..datasets.dataset import Dataset, Parts
-from ..datasets.open_shard import OpenShard
+from ..datasets.open_shard import OpenShard, Padding
+from ..datasets.shard_file import ShardFile
 from ..order.stream import Located, Reads
 from ..shards.format import PADDING
 from .stored_rows import StoredRows
@@ -74,8 +75,10 @@ class RowPieces:
     row_bytes: int
     """Bytes of a row of the widest type."""
     shards: list[tuple[Dataset, int]]
-    """The shards that pieces lie in: a dataset, and a number in it. They are not kept open: rows
-    that are found long before they are read may lie in very many."""
+    """The shards that pieces lie in: a dataset, and a number in it."""
+    files: dict[int, ShardFile]
+    """The files of shards, by their places. Opening one takes as long as reading many rows; the
+    rest of an open shard (where its documents are) takes memory, and was needed to find rows."""
     places: Int64
     """The first place of each copy, ascending."""
     copies: Int64
@@ -95,18 +98,18 @@ class RowPieces:
         stored = np.empty((last - first, self.row_bytes), np.uint8)
         memory, base = stored.reshape(-1).data, first * self.row_bytes
         copies = self.copies[self._range(self.places, first, last)].tolist()
-        shards = {place: self._open(place) for place in {copy[0] for copy in copies}}
-        for backing in {shard.file.backing for shard in shards.values()}:
+        files = {place: self._file(place) for place in {copy[0] for copy in copies}}
+        for backing in {file.backing for file in files.values()}:
             backing.refresh()
-        current = {place: shard.file.current() for place, shard in shards.items()}
+        current = {place: file.current() for place, file in files.items()}
         for place, start, end, first_chunk, last_chunk, low, high in copies:
             data, unread = current[place]
             if start == PADDING:
-                part = shards[place].padding.bytes(high - low)
+                part = Padding(self.shards[place][0].manifest).bytes(high - low)
             elif unread.find(1, first_chunk, last_chunk) < 0:
                 part = data[start:end]
             else:
-                part = shards[place].file.read(start, end).data
+                part = files[place].read(start, end).data
             memory[low - base : high - base] = part
         return StoredRows(stored, self.length, self.dtypes, self.kinds[first:last])
 
@@ -130,9 +133,12 @@ class RowPieces:
         order = places.argsort(kind="stable")
         return places[order], (np.repeat(shards << 32, counts) + ranges(firsts, counts))[order]
 
-    def _open(self, place: int) -> OpenShard:
-        dataset, number = self.shards[place]
-        return dataset.open_shard(number)
+    def _file(self, place: int) -> ShardFile:
+        file = self.files.get(place)
+        if file is None:
+            dataset, number = self.shards[place]
+            file = self.files[place] = dataset.open_shard(number).file
+        return file
 
     def _range(self, places: Int64, first: int, last: int) -> slice:
         """Return the range of ascending places that lie in the rows [first, last)."""
@@ -183,6 +189,7 @@ def find(spread: Spread) -> RowPieces:
     dtypes: list[np.dtype[Any]] = []
     kinds = np.empty(len(located.rows), np.int64)
     shards: list[tuple[Dataset, int]] = []
+    files: dict[int, ShardFile] = {}
     found = [(NONE, NONE, NONE, NONE, NONE)]
     documents = [NONE]
     for source in spread.sources:
@@ -199,6 +206,7 @@ def find(spread: Spread) -> RowPieces:
             firsts = pieces.lows + shifts[pieces.parts]
             counts, codes = pieces.highs - pieces.lows, pieces.code_bytes(shard)
             found.append((owners, firsts, pieces.bytes, counts, codes))
+            files[len(shards)] = shard.file
             shards.append((dataset, parts.shard))
             continued = starts[parts.spans] < parts.first
             spans, tokens = _documents(shard, parts.lows + ~continued, parts.highs)
@@ -226,6 +234,7 @@ def find(spread: Spread) -> RowPieces:
         kinds=kinds,
         row_bytes=row_bytes,
         shards=shards,
+        files=files,
         places=firsts,
         copies=np.stack(copies, axis=1),
         codes=np.stack((firsts, owners, *_chunks(codes, counts)), axis=1)[coded],

@@ -138,6 +138,8 @@ class Prefetcher(Iterator[FoundRows]):
             burst: list[tuple[str, Shard, int]] = []
             for number, found in enumerate(self.blocks):
                 chunks = self._chunks(found)
+                if not found.located.first:  # rows far ahead may lie in more than may stay open
+                    found.pieces.files.clear()
                 with self.changed:
                     if not self._may_go_on():
                         self._release(burst)
