@@ -144,12 +144,14 @@ class Plot {
     this.drawPhases(pen, s, bottom, colour);
     pen.lineWidth = 1; pen.fillStyle = colour("--soft"); pen.textBaseline = "middle"; pen.textAlign = "right";
     const rows = Math.max(2, Math.round(this.height / 55));
+    let last = null; // values that differ by less than the digits of a label have one label
     for (const y of (this.view.logY ? logTicks : ticks)(s.y0, s.y1, rows)) {
-      const p = s.py(y);
+      const p = s.py(y), text = this.format(y);
       if (p < TOP - 1 || p > bottom + 1) continue;
       pen.strokeStyle = colour("--line");
       pen.beginPath(); pen.moveTo(LEFT, p); pen.lineTo(width - RIGHT, p); pen.stroke();
-      pen.fillText(this.format(y), LEFT - 8, p);
+      if (text !== last) pen.fillText(text, LEFT - 8, p);
+      last = text;
     }
     pen.textBaseline = "top"; pen.textAlign = "center";
     for (const x of (this.view.logX ? logTicks : ticks)(s.x0, s.x1, Math.max(3, Math.round(width / 110)))) {
