@@ -98,12 +98,20 @@ class Cache:
                         loaded |= self._fetch(url, shard, run)
         return [loaded[number] for number in range(first, last)]
 
-    def fetch(self, url: str, shard: Shard, first: int, last: int) -> None:
-        """Fetch the chunks [first, last) of a shard that are not on the disk."""
-        runs = self.folder.runs(shard, first, last)
-        held = {number for run in runs for number in range(*run)}
-        for start, end in spans(number for number in range(first, last) if number not in held):
+    def fetch(self, url: str, shard: Shard, first: int, last: int) -> int:
+        """Fetch the chunks [first, last) of a shard that are not on the disk; return their
+        number."""
+        held = self.held(shard, first, last)
+        absent = [number for number in range(first, last) if number not in held]
+        for start, end in spans(absent):
             self.chunks(url, shard, start, end)
+        return len(absent)
+
+    def held(self, shard: Shard, first: int, last: int) -> set[int]:
+        """Return those of the chunks [first, last) that are on the disk, and others of their
+        files."""
+        runs = self.folder.runs(shard, first, last)
+        return {number for run in runs for number in range(*run)}
 
     def map(self, file: MappedFile, chunks: ChunkMap, number: int) -> bool:
         """Map a chunk of a file, verified, and those of its run; False if it is not on the disk, or

@@ -6,6 +6,10 @@ those needed soonest first, each together with adjacent chunks that will be need
 fixed cost of a request exceeds that of its bytes. The walk is limited to a part of the cache, so
 that prefetched chunks are not evicted before they are read.
 
+While the cache has all chunks, nothing is gained far ahead, and threads that need Python's lock at
+a time take longer than one. So the walk rests then. The reader finds the next blocks itself, a
+little ahead, and looks whether the cache has their chunks.
+
 The threads are daemons, and not those of a pool: at exit, Python waits until a pool has done all
 that it was given.
 """
@@ -41,6 +45,8 @@ MOST_AHEAD = 4 << 30
 """Upper limit in bytes of chunks fetched and not yet read."""
 MOST_ROWS = 1 << 17
 """Upper limit of rows found and not yet read: about 15 MB of places."""
+NEAR_ROWS = 2048
+"""Rows that the reader itself finds ahead."""
 
 
 class Queue:
@@ -88,11 +94,17 @@ class Prefetcher(Iterator[FoundRows]):
         """Number, rows and chunks of each block that the reader has not finished."""
         self.rows = 0
         """Rows of these blocks."""
-        self.finished = 0
+        self.number = self.finished = 0
+        """Blocks found, and finished by the reader."""
         self.wanted: Wanted = {}
         cache.folder.wanted.append(self.wanted)
+        self.burst: list[tuple[str, Shard, int]] = []
         self.queue = Queue()
+        self.held = 0
+        """Chunks in a row, the latest ones, that the cache had."""
         self.changed = threading.Condition()
+        self.turn = threading.Lock()
+        """Held by the thread that finds the next block."""
         self.full = self.stopped = self.ended = False
         self.error: BaseException = StopIteration()
         """Ends the blocks."""
@@ -103,8 +115,10 @@ class Prefetcher(Iterator[FoundRows]):
         atexit.register(self.close)  # a generator that is not finished is closed too late
 
     def __next__(self) -> FoundRows:
+        if not self.found and not self._find(wait=False):
+            with self.changed:  # the walk is about to find it
+                self.changed.wait_for(lambda: self.found or self.ended)
         with self.changed:
-            self.changed.wait_for(lambda: self.found or self.ended)
             if self.found:
                 return self.found.popleft()
         raise self.error
@@ -119,8 +133,12 @@ class Prefetcher(Iterator[FoundRows]):
                 for name in names:
                     if self.wanted.get(name) == finished:
                         del self.wanted[name]
-            if self._may_go_on():
+            if self._is_walking():
                 self.changed.notify_all()
+        if self.held >= BURST and self.rows < NEAR_ROWS // 2:
+            while self.rows < NEAR_ROWS and self._has_room() and self._find(wait=False):
+                pass
+            self._look()
 
     def close(self) -> None:
         if self.stopped:
@@ -134,65 +152,111 @@ class Prefetcher(Iterator[FoundRows]):
             self.queue.changed.notify_all()
 
     def _walk(self) -> None:
-        try:
-            burst: list[tuple[str, Shard, int]] = []
-            for number, found in enumerate(self.blocks):
-                chunks = self._chunks(found)
-                if not found.located.first:  # rows far ahead may lie in more than may stay open
-                    found.pieces.files.clear()
-                with self.changed:
-                    if not self._may_go_on():
-                        self._release(burst)
-                    self.changed.wait_for(self._may_go_on)
-                    if self.stopped:
-                        return
-                    fresh = [name for name in chunks if name not in self.wanted]
-                    first = not self.ahead
-                    self.wanted.update(dict.fromkeys(chunks, number))
-                    rows = len(found.located.rows)
-                    self.ahead.append((number, rows, list(chunks)))
-                    self.rows += rows
-                    self.found.append(found)
-                    if len(self.found) == 1:  # the reader may wait for it
-                        self.changed.notify_all()
-                burst += [chunks[name] for name in fresh]
-                if first or len(burst) > BURST:  # the reader is waiting for the first
-                    self._release(burst)
-            self._release(burst)
-        except BaseException as error:  # the reader raises it
-            self.error = error
-        finally:
+        while not self.ended:
+            self._find(wait=True)
             with self.changed:
-                self.ended = True
-                self.changed.notify_all()
+                walking = self._is_walking()
+            if not walking:
+                self._release()
+                with self.changed:
+                    self.changed.wait_for(lambda: self.ended or self._is_walking())
 
-    def _may_go_on(self) -> bool:
+    def _find(self, *, wait: bool) -> bool:
+        """Find the next block, and give its chunks to the fetching threads. Return False at the
+        end, and if another thread finds it, unless this one is to wait for that."""
+        if not self.turn.acquire(blocking=wait):
+            return False
+        try:
+            if self.ended:
+                return False
+            found = next(self.blocks)
+            chunks = self._chunks(found)
+            if not found.located.first:  # rows far ahead may lie in more than may stay open
+                found.pieces.files.clear()
+        except BaseException as error:  # the reader raises it
+            with self.changed:
+                self.error, self.ended = error, True
+                self.changed.notify_all()
+            self._release()
+            return False
+        else:
+            self._add(found, chunks)
+            return True
+        finally:
+            self.turn.release()
+
+    def _add(self, found: FoundRows, chunks: dict[Chunk, tuple[str, Shard, int] | None]) -> None:
+        """Hand a block to the reader, and its chunks to the fetching threads."""
+        rows = len(found.located.rows)
+        with self.changed:
+            first = not self.ahead
+            self.burst += [at for name, at in chunks.items() if at and name not in self.wanted]
+            self.wanted.update(dict.fromkeys(chunks, self.number))
+            self.ahead.append((self.number, rows, list(chunks)))
+            self.number += 1
+            self.rows += rows
+            self.found.append(found)
+            self.changed.notify_all()
+        if self.held < BURST and (
+            first or len(self.burst) > BURST
+        ):  # the reader waits for the first
+            self._release()
+
+    def _is_walking(self) -> bool:
+        """True if blocks are found far ahead: there is room, and the cache lacks chunks."""
+        return self._has_room() and self.held < BURST
+
+    def _has_room(self) -> bool:
         """True below the limits; once one is reached, not before half of it was read: the more
         chunks are fetched at once, the more of them are adjacent."""
-        held = max(len(self.wanted) * CHUNK_BYTES / self.limit, self.rows / MOST_ROWS)
-        if held >= 1:
+        taken = max(len(self.wanted) * CHUNK_BYTES / self.limit, self.rows / MOST_ROWS)
+        if taken >= 1:
             self.full = True
-        elif held < 0.5:
+        elif taken < 0.5:
             self.full = False
-        return self.stopped or not self.ahead or not self.full
+        return not self.ahead or not self.full
 
-    def _release(self, burst: list[tuple[str, Shard, int]]) -> None:
+    def _release(self) -> None:
         """Give the chunks of a burst to the fetching threads."""
-        self.queue.add(burst)
-        burst.clear()
+        with self.changed:
+            burst, self.burst = self.burst, []
+        if burst:
+            self.queue.add(burst)
 
-    def _chunks(self, found: FoundRows) -> dict[Chunk, tuple[str, Shard, int]]:
-        """Return the chunks of remote shards that a block reads, and (url, shard, number) of
-        each."""
+    def _look(self) -> None:
+        """Look whether the cache has the chunks of a burst. If not, let the walk go on."""
+        with self.changed:
+            burst, self.burst = self.burst, []
+        shards: defaultdict[str, list[tuple[str, Shard, int]]] = defaultdict(list)
+        for chunk in burst:
+            shards[chunk[1].hash].append(chunk)
+        lacking = []
+        for own in shards.values():
+            shard, numbers = own[0][1], [number for *_, number in own]
+            held = self.cache.held(shard, min(numbers), max(numbers) + 1)
+            lacking += [chunk for chunk in own if chunk[2] not in held]
+        if lacking:
+            self.queue.add(lacking)
+            with self.changed:
+                self.held = 0
+                self.changed.notify_all()
+
+    def _chunks(self, found: FoundRows) -> dict[Chunk, tuple[str, Shard, int] | None]:
+        """Return the chunks of remote shards that a block reads, and (url, shard, number) of those
+        that are not mapped."""
         located, pieces = found.located, found.pieces
         first, last = located.first, located.first + len(located.rows)
-        chunks: dict[Chunk, tuple[str, Shard, int]] = {}
+        chunks: dict[Chunk, tuple[str, Shard, int] | None] = {}
         for place, several in groupby(pieces.chunks(first, last), key=lambda chunk: chunk[0]):
             dataset, number = pieces.shards[place]
             shard = dataset.shard(number)
-            if not dataset.is_mapped(shard):
-                url = dataset.shards_url
-                chunks.update(((shard.hash, each), (url, shard, each)) for _, each in several)
+            if dataset.is_mapped(shard):
+                continue
+            url, file = dataset.shards_url, pieces.files.get(place)
+            unread = file.current()[1] if file else None
+            for _, each in several:
+                is_absent = unread is None or unread[each]
+                chunks[shard.hash, each] = (url, shard, each) if is_absent else None
         return chunks
 
     def _fetch(self) -> None:
@@ -204,8 +268,17 @@ class Prefetcher(Iterator[FoundRows]):
                 return
             try:
                 if run := self.queue.take():
-                    self.cache.fetch(*run)
+                    self._count(run, self.cache.fetch(*run))
             except Exception as error:
                 # The reader raises user errors when it comes to the chunk.
                 expected = self.stopped or isinstance(error, UserError)
                 log.log(DEBUG if expected else WARNING, "prefetching chunks failed: %r", error)
+
+    def _count(self, run: tuple[str, Shard, int, int], fetched: int) -> None:
+        """Note how many chunks of a run the cache lacked."""
+        *_, first, last = run
+        with self.changed:
+            was = self.held
+            self.held = 0 if fetched else was + last - first
+            if was >= BURST > self.held:
+                self.changed.notify_all()

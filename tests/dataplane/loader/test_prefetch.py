@@ -115,6 +115,40 @@ def test_it_stays_within_its_limits(
         ahead.close()
 
 
+def test_the_walk_rests_while_the_cache_has_all_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When files are removed from the cache, it goes on, and the reader gets the same rows."""
+    for limit, rows in (("BURST", 1), ("NEAR_ROWS", 4 * ROWS), ("MOST_ROWS", 32 * ROWS)):
+        monkeypatch.setattr(prefetching, limit, rows)
+    url = f"memory://rest-{os.urandom(4).hex()}/web"
+    write_dataset(url, random_documents(5, 900, longest=2000), shard_documents=900)
+    phase = {"tokens": 600_000, "seq_len": 64, "batch": 64 * ROWS, "weights": {"one": 1}}
+    order = {"chunk": 1 << 17, "window": 1}  # one stored chunk after the other
+    plan = plan_of({**order, "sources": {"one": {"data": url}}, "phases": {"all": phase}})
+    alone = RowReader(plan, cache=Cache(tmp_path))
+    expected = [alone.read(found).digests for found in blocks(alone)]
+    cache = Cache(tmp_path)
+    reader = RowReader(plan, cache=cache)
+    ahead, digests = Prefetcher(blocks(reader), cache), []
+    try:
+        for step in range(plan.last_step):
+            digests.append(reader.read(next(ahead)).digests)
+            ahead.done()
+            if step == 1:
+                eventually(lambda: ahead.held >= 1)
+            if step == 40:
+                assert ahead.held >= 1 and ahead.rows <= 4 * ROWS and not cache.requests
+            if step == 100:
+                for hash, number in held(cache):
+                    (tmp_path / hash / str(number)).unlink()
+            if step > 100 and cache.requests and not ahead.held:
+                eventually(lambda: ahead.rows > 4 * ROWS or ahead.ended)
+    finally:
+        ahead.close()
+    assert digests == expected and cache.requests > 2
+
+
 def test_adjacent_chunks_are_fetched_together() -> None:
     shard, other = (
         Shard(name=name, size=0, documents=0, tokens=0, hash=name, chunks=b"") for name in "ab"
