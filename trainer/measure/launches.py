@@ -9,7 +9,7 @@ from ...models.config import load_model_config
 from ...models.model import Model
 from ...models.operators import BatchContext
 from ...models.options.precision import PRECISIONS
-from ..costs.planner.trace import trace
+from ..costs.planner.operations.trace import trace
 from .clock import Clock
 
 MODEL, TOKENS = "tiny-transformer", 8

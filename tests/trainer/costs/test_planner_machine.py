@@ -18,7 +18,7 @@ from headrace.trainer.costs.hardware import Hardware
 from headrace.trainer.costs.planner.machine import Machine, Split
 from headrace.trainer.costs.planner.make import Question, machine_of, uniform_phase
 from headrace.trainer.costs.planner.messages import of_layer
-from headrace.trainer.costs.planner.trace import trace
+from headrace.trainer.costs.planner.operations.trace import trace
 from headrace.trainer.costs.planner.work import Work
 from headrace.trainer.run.config import RunConfig
 

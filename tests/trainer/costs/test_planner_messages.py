@@ -23,8 +23,8 @@ from headrace.models.parallel.tensor import gather, scatter
 from headrace.trainer.costs.hardware import Hardware
 from headrace.trainer.costs.planner.machine import Machine, Split
 from headrace.trainer.costs.planner.messages import EngineMessages, Sent, of_layer
-from headrace.trainer.costs.planner.recorder import Recorder
-from headrace.trainer.costs.planner.trace import ModelTrace, trace
+from headrace.trainer.costs.planner.operations.recorder import Recorder
+from headrace.trainer.costs.planner.operations.trace import ModelTrace, trace
 from headrace.trainer.costs.planner.work import Work
 from headrace.trainer.engines.config import EngineConfig
 from headrace.trainer.engines.deepspeed import DeepSpeedConfig

@@ -14,10 +14,10 @@ from headrace.models.config import load_model_config
 from headrace.models.options.precision import PRECISIONS
 from headrace.trainer.costs.hardware import Hardware
 from headrace.trainer.costs.hardware.file import Kernel
-from headrace.trainer.costs.planner import trace as rings
 from headrace.trainer.costs.planner.machine import RING, Machine, Split
-from headrace.trainer.costs.planner.recorder import Recorder
-from headrace.trainer.costs.planner.trace import Operations, Ring, operations, trace
+from headrace.trainer.costs.planner.operations import trace as rings
+from headrace.trainer.costs.planner.operations.recorder import Recorder
+from headrace.trainer.costs.planner.operations.trace import Operations, Ring, operations, trace
 from headrace.trainer.costs.planner.work import Work
 
 FP32 = PRECISIONS["fp32"]

@@ -14,7 +14,7 @@ from ..planner.division.problem import Fixed, Problem
 from ..planner.grid import Grid
 from ..planner.layers import Costs
 from ..planner.machine import Machine
-from ..planner.trace import ModelTrace
+from ..planner.operations.trace import ModelTrace
 from ..rank_memory import ModelParts
 from .model import ModuleModel, Traced, flops
 

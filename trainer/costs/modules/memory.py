@@ -23,7 +23,7 @@ from ...run.config import RunConfig
 from ..footprints import Traces
 from ..parameters import parameter_state
 from ..planner.machine import Split
-from ..planner.trace import ModelTrace
+from ..planner.operations.trace import ModelTrace
 from ..rank_memory import SortShards
 from ..state import ParameterState
 from .load import build

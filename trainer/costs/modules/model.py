@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from ..planner.trace import ModelTrace
+from ..planner.operations.trace import ModelTrace
 from ..planner.work import Work
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ....console.errors import PlanError
 from ....models.options.precision import Precision
 from ....models.precision import compute_dtype
-from ..planner.recorder import Recorder
-from ..planner.trace import LayerTrace, ModelTrace
+from ..planner.operations.recorder import Recorder
+from ..planner.operations.trace import LayerTrace, ModelTrace
 from ..planner.work import Work, counted
 from .load import build
 from .model import ModuleModel, Sort, Traced

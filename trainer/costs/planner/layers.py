@@ -29,7 +29,7 @@ from . import messages
 from .division.problem import Choice, Fixed, Problem, Sort
 from .grid import Grid
 from .machine import Machine, Split
-from .trace import LayerTrace, ModelTrace, Operations, of_rank, rings_of, trace
+from .operations.trace import LayerTrace, ModelTrace, Operations, of_rank, rings_of, trace
 from .work import RULES, Parts, Passes, recompute_launches
 
 if TYPE_CHECKING:

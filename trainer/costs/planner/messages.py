@@ -19,7 +19,7 @@ from ...engines.deepspeed import LARGEST_BUCKET, DeepSpeedConfig
 from ...engines.fsdp2 import Fsdp2Config
 from ...layout.config import LayoutConfig
 from .machine import Direction, Machine, Split
-from .trace import LayerTrace, ModelTrace, Operations
+from .operations.trace import LayerTrace, ModelTrace, Operations
 from .work import Work
 
 if TYPE_CHECKING:

@@ -21,18 +21,18 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ....models.accounting.sorts import one_of_each, sorts_of
-from ....models.accounting.stored import stored
-from .machine import RING, Direction, Machine, Split
-from .work import Work, counted
+from .....models.accounting.sorts import one_of_each, sorts_of
+from .....models.accounting.stored import stored
+from ..machine import RING, Direction, Machine, Split
+from ..work import Work, counted
 
 if TYPE_CHECKING:
-    from ....models.config import ModelConfig
-    from ....models.options.precision import Precision
-    from ....models.parallel.ring import Tile
+    from .....models.config import ModelConfig
+    from .....models.options.precision import Precision
+    from .....models.parallel.ring import Tile
     from .recorder import Recorder
 
-PLANNER = Path(__file__).parent
+PLANNER = Path(__file__).parents[1]
 """Modules that record operations."""
 
 
@@ -88,10 +88,10 @@ def _make(model: ModelConfig, seq_len: int, precision: Precision, device: str) -
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from ....models.kernels.choice import as_on_gpu
-    from ....models.model import Model
-    from ....models.operators import BatchContext
-    from ....models.precision import compute_dtype
+    from .....models.kernels.choice import as_on_gpu
+    from .....models.model import Model
+    from .....models.operators import BatchContext
+    from .....models.precision import compute_dtype
 
     sorts, layers = sorts_of(model)
     config = one_of_each(model)
@@ -325,12 +325,12 @@ def _record_ring(ring: Ring, ranks: int) -> Operations:
     """Record the operations of the last rank, which has all keys before its part."""
     import torch
 
-    from ....models.kernels.choice import as_on_gpu
-    from ....models.operators import BatchContext
-    from ....models.operators.attention import Attention
-    from ....models.options.attention import AttentionOptions
-    from ....models.parallel.axes import Axes, Axis
-    from ....models.precision import compute_dtype
+    from .....models.kernels.choice import as_on_gpu
+    from .....models.operators import BatchContext
+    from .....models.operators.attention import Attention
+    from .....models.options.attention import AttentionOptions
+    from .....models.parallel.axes import Axes, Axis
+    from .....models.precision import compute_dtype
     from .recorder import Recorder
 
     options = AttentionOptions(
@@ -358,7 +358,7 @@ def _one_tile_of_each_size(recorder: Recorder, ring: Ring) -> Iterator[None]:
     """Let a ring compute one tile of each size, whose operations count for all of the size. Their
     pairs of queries and keys are recorded too."""
     shape = ring.width, ring.heads, ring.part
-    from ....models.parallel import ring as module
+    from .....models.parallel import ring as module
 
     def one_of_each(tiles: Iterator[Tile]) -> Iterator[Tile]:
         alike: dict[tuple[int, int, bool], list[Tile]] = {}

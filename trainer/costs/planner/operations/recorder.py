@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from ....models.accounting.fake.repeated import result_of, tensors_in
-from ....models.options.recompute import OPERATIONS, Results
-from ....models.parallel.whole_results import SeesWholeResults, Whole
-from .work import Work
+from .....models.accounting.fake.repeated import result_of, tensors_in
+from .....models.options.recompute import OPERATIONS, Results
+from .....models.parallel.whole_results import SeesWholeResults, Whole
+from ..work import Work
 
 SIZES = ("taps", "rates", "A")
 """Arguments of kernels whose last dimension is the number of taps or of states."""
