@@ -16,6 +16,7 @@ from headrace.models.accounting.pieces import Pass, Passes, Piece
 from headrace.models.config import ModelConfig, load_model_config
 from headrace.models.options.recompute import Rule
 from headrace.trainer.costs.hardware import Hardware
+from headrace.trainer.costs.planner.division.bounds import quick_bound
 from headrace.trainer.costs.planner.grid import Grid, shapes, variants
 from headrace.trainer.costs.planner.layers import Costs
 from headrace.trainer.costs.planner.machine import Machine
@@ -30,6 +31,7 @@ from headrace.trainer.run.config import RunConfig
 PER_NODE = 8
 MODELS = ("tiny-hybrid", "tiny-mamba", "tiny-moe", "tiny-transformer", "tiny-zamba")
 ALL = frozenset(range(len(RULES)))
+ROUNDING = 1e-12
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -202,3 +204,19 @@ def test_a_bound_that_is_too_high_is_found() -> None:
     [counted] = costs.memory.timelines(grid, grid.engine, (), ["block"] * layers)
     assert least.stage((), 0, [ALL] * layers).highest <= counted.highest
     assert least.stage((), 0, fastest).highest > counted.highest
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_fastest_choices_are_a_bound_of_every_budget(name: str) -> None:
+    """And the bound itself, where all choices fit."""
+    costs, draw = costs_of(load_model_config(name), 16), random.Random(name)
+    higher = 0
+    for grid in draw.sample(grids(costs, 8), 40):
+        for simulate in (False, True):
+            fastest = quick_bound(costs.fastest(grid, simulate=simulate))
+            problem = costs.problem(grid, 1e15, simulate=simulate)
+            assert quick_bound(problem) == pytest.approx(fastest, rel=ROUNDING)
+            within = quick_bound(replace(problem, budget=draw.uniform(1e6, 1e7)))
+            assert within >= fastest * (1 - ROUNDING)
+            higher += within > fastest * (1 + ROUNDING)
+    assert higher > 0

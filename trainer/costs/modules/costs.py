@@ -47,9 +47,9 @@ class ModuleCosts(Costs):
 
         return ModuleParts(self.modules, self.trace, self.precision)
 
-    def problem(self, grid: Grid, budget: float, **options: bool) -> Problem:
+    def fastest(self, grid: Grid, *, simulate: bool = False) -> Problem:
         """Return the problem of a layout: embedding and head are modules like the others."""
-        return replace(super().problem(grid, budget, **options), first=Fixed(), last=Fixed())
+        return replace(super().fastest(grid, simulate=simulate), first=Fixed(), last=Fixed())
 
 
 def sort_lines(costs: ModuleCosts) -> Iterator[str]:

@@ -18,8 +18,9 @@ from ...run.layout_plan import (
 )
 from .division.assigned import Assigned, assigned
 from .division.problem import Choice, Problem
+from .forms import Way
 from .grid import Grid
-from .layers import Costs, Way
+from .layers import Costs
 from .search import Candidate
 
 PARTS = {

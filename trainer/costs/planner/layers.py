@@ -7,11 +7,11 @@ state add up (footprints.py); what does not is counted by the timeline of a step
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
-from functools import cache, cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any
 
 from ....models.accounting.step import Timeline
 from ....models.options.precision import PRECISIONS, Precision
@@ -27,10 +27,11 @@ from ..model_parts import OwnParts
 from ..rank_memory import Between, ModelParts, RankMemory, as_context, engine_of, remembered
 from . import messages
 from .division.problem import Choice, Fixed, Problem, Sort
+from .forms import Form, Sizes, Way, choices
 from .grid import Grid
 from .machine import Machine, Split
 from .operations.trace import LayerTrace, ModelTrace, Operations, of_rank, rings_of, trace
-from .work import RULES, Parts, Passes, recompute_launches
+from .work import RULES, Passes, recompute_launches
 
 if TYPE_CHECKING:
     from ....dataplane.order.timeline import PhaseRows
@@ -39,75 +40,6 @@ if TYPE_CHECKING:
 ShardedParts = tuple[
     list[messages.Sharded], messages.Sharded, messages.Sharded, dict[str, messages.Sharded]
 ]
-
-
-class Form(NamedTuple):
-    """A layer of one sort as a layout runs it, before its own choices."""
-
-    passes: Passes
-    sizes: Mapping[Rule, Footprint]
-    useful: Sequence[Rule]
-    """Rules that no other beats in everything."""
-    engine: messages.EngineMessages
-    shards: messages.Sharded
-    held: Between
-    whole: Between
-    """With weights that stay whole from the forward to the backward pass."""
-    later: bool
-    """True if a stage has gradients while all of its micro-batches are alive."""
-    sequence: bool
-    """True: the tensor ranks work as context ranks, with whole weights. Simulated only."""
-
-    @property
-    def forward(self) -> float:
-        """Seconds of the forward pass."""
-        return self.engine.forward(self.passes.ahead, self.shards)
-
-    @property
-    def update(self) -> float:
-        """Seconds of a step outside the passes."""
-        return self.engine.update(self.passes.ahead, self.passes.back, self.shards)
-
-
-class Way(NamedTuple):
-    """How a layer runs."""
-
-    rule: Rule
-    reshard: bool | None
-    """False: weights stay gathered from the forward to the backward pass. None: as the engine."""
-    passes: Passes
-    engine: messages.EngineMessages
-    shards: messages.Sharded
-    sequence: bool = False
-    """True: the tensor ranks work as context ranks, with whole weights. Simulated only."""
-    later: float = 0.0
-    """Seconds of the update beyond those of the sort, for each micro-batch."""
-
-    @property
-    def key(self) -> tuple[Rule, bool | None, bool]:
-        """The choice, without its costs."""
-        return self.rule, self.reshard, self.sequence
-
-    @property
-    def forward(self) -> Parts:
-        """Seconds of the forward pass by part."""
-        return self._with_messages(self.passes.forward, self.engine.forward)
-
-    @property
-    def backward(self) -> Parts:
-        again = self.passes.again[self.rule] + self.engine.again(self.rule)
-        back = dict(self.passes.backward, recompute=again)
-        whole = partial(self.engine.backward, gathers=self.reshard is None)
-        found = self._with_messages(back, whole)
-        return {**found, "update": self.later} if self.later else found
-
-    def _with_messages(
-        self, parts: Parts, whole: Callable[[float, messages.Sharded], float]
-    ) -> Parts:
-        """Return the parts of a pass, with the time of its messages that it does not hide."""
-        busy = sum(parts.values())
-        more = whole(busy, self.shards) - busy
-        return {**parts, "data": more} if more else parts
 
 
 class Costs:
@@ -202,50 +134,27 @@ class Costs:
     def _rings(self, layer: LayerTrace, split: Split) -> dict[tuple[int, ...], Operations]:
         return rings_of(layer, self.model, self.trace.seq_len, self.precision, self.machine, split)
 
-    def problem(
-        self,
-        grid: Grid,
-        budget: float,
-        *,
-        simulate: bool = False,
-        all_choices: bool = False,
-    ) -> Problem:
-        """Return the problem of a layout. `simulate` adds choices that cannot be executed; without
-        `all_choices`, those that another beats in everything are left out."""
+    def fastest(self, grid: Grid, *, simulate: bool = False) -> Problem:
+        """Return the problem of a layout on devices of any memory: that of `problem`, with the
+        fastest choice of each sort alone, and without bytes."""
         shape, layout = grid.shape, grid.layout
         split = shape.split
         _, head = self.passes(split, layout.ep)
-        sizes = self.memory.footprints.of(split, layout.ep)
-        engine, (_, first, at_end, modules) = self.sharded(
-            grid.engine, layout.pp, shape.dp, layout.cp, layout.tp, layout.ep
-        )
-        degrees = layout.pp, shape.dp, layout.cp, layout.tp, layout.ep
-        memory = self.memory.held(grid.engine, *degrees)
-        # Gradients of the first micro-batch are there while later ones are alive.
-        later = shape.micro_batches > ahead(layout)
+        engine, (_, first, at_end, modules) = self._engine(grid, split)
         names = list(modules)
-        forms = [self._forms(grid, sequence=False)]
-        if simulate and self._may_be_sequence(grid):
-            forms.append(self._forms(grid, sequence=True))
         sorts = []
-        for layer, *own in zip(self.sorts, *forms, strict=True):
+        for layer, *own in zip(self.sorts, *self._forms(grid, simulate=simulate), strict=True):
             # Choices share the sort's forward pass and update: what is longer stands in their
             # backward pass, which is exact for one stage.
             forward, update = min(f.forward for f in own), min(f.update for f in own)
+            beyond = [form.beyond(forward, update, shape.micro_batches) for form in own]
+            each = zip(own, beyond, strict=True)
+            backward = min(form.fastest + longer + delayed for form, (longer, delayed) in each)
             shared = layer.layer["shared"]
             sorts.append(
                 Sort(
                     forward=forward,
-                    choices=tuple(
-                        choice
-                        for form in own
-                        for choice in _choices(
-                            form,
-                            form.forward - forward,
-                            (form.update - update) / shape.micro_batches,
-                            RULES if all_choices else form.useful,
-                        )
-                    ),
+                    choices=(Choice(backward),),
                     update=update,
                     module=None if shared is None else names.index(shared),
                 )
@@ -257,7 +166,7 @@ class Costs:
             sorts=tuple(sorts),
             layers=self.trace.layers,
             micro_batches=shape.micro_batches,
-            budget=budget,
+            budget=math.inf,
             stages=layout.pp,
             chunks=layout.chunks,
             schedule=layout.schedule,
@@ -265,44 +174,94 @@ class Costs:
             first=Fixed(
                 forward=self.machine.traffic(2 * stream),
                 backward=self.machine.traffic(2 * stream),
-                held=memory.first.held(sizes.first.kept, later=later),
-                kept=sizes.first.kept,
-                work=sizes.first.work,
                 update=engine.update(0.0, 0.0, first),
             ),
             last=Fixed(
                 forward=engine.forward(head.ahead, at_end),
                 backward=engine.backward(head.back, at_end, gathers=False),
-                held=memory.last.held(sizes.last.kept, later=later),
-                kept=sizes.last.kept,
-                work=sizes.last.work,
                 update=engine.update(head.ahead, head.back, at_end)
                 + self.machine.overhead.step_of(grid.engine.kind),
             ),
             modules=tuple(
-                Fixed(held=held.held(0.0, later=later), update=engine.update(0.0, 0.0, shards))
-                for held, shards in zip(memory.modules, modules.values(), strict=True)
+                Fixed(update=engine.update(0.0, 0.0, shards)) for shards in modules.values()
             ),
         )
 
-    def _forms(self, grid: Grid, *, sequence: bool) -> list[Form]:
-        """Return each sort of layer as a layout runs it, with the tensor axis as it is or as a part
-        of the context axis."""
+    def problem(
+        self,
+        grid: Grid,
+        budget: float,
+        *,
+        simulate: bool = False,
+        all_choices: bool = False,
+    ) -> Problem:
+        """Return the problem of a layout. `simulate` adds choices that cannot be executed; without
+        `all_choices`, those that another beats in everything are left out."""
         shape, layout = grid.shape, grid.layout
-        split = as_context(shape.split) if sequence else shape.split
-        tp, cp = split.tp, split.cp
-        passes, _ = self.passes(split, layout.ep)
-        sizes = self.memory.footprints.of(split, layout.ep).sorts
-        engine, (layers, *_) = self.sharded(grid.engine, layout.pp, shape.dp, cp, tp, layout.ep)
-        degrees = layout.pp, shape.dp, cp, tp, layout.ep
-        held = self.memory.held(grid.engine, *degrees)
-        whole = self.memory.whole(grid.engine, *degrees) if engine.gathers_blocks else held
+        # Gradients of the first micro-batch are there while later ones are alive.
         later = shape.micro_batches > ahead(layout)
-        columns = passes, sizes, self.useful(split, layout.ep), layers, held.layers, whole.layers
-        return [
-            Form(cost, size, useful, engine, shards, one, other, later, sequence)
-            for cost, size, useful, shards, one, other in zip(*columns, strict=True)
-        ]
+        fastest = self.fastest(grid, simulate=simulate)
+        forms = self._forms(grid, simulate=simulate)
+        sizes = [self._sizes(grid, first.sequence, later) for first, *_ in forms]
+        sorts = []
+        for sort, own, own_sizes in zip(
+            fastest.sorts, zip(*forms, strict=True), zip(*sizes, strict=True), strict=True
+        ):
+            found: list[Choice] = []
+            for form, size in zip(own, own_sizes, strict=True):
+                longer, delayed = form.beyond(sort.forward, sort.update, shape.micro_batches)
+                rules = RULES if all_choices else size.useful
+                found += choices(form, size, longer, delayed, rules)
+            sorts.append(replace(sort, choices=tuple(found)))
+        held = self.memory.held(grid.engine, *_degrees(grid, shape.split))
+        ends = self.memory.footprints.of(shape.split, layout.ep)
+
+        def with_bytes(end: Fixed, held: Between, size: Footprint) -> Fixed:
+            kept, work = size
+            return replace(end, held=held.held(kept, later=later), kept=kept, work=work)
+
+        return replace(
+            fastest,
+            budget=budget,
+            sorts=tuple(sorts),
+            first=with_bytes(fastest.first, held.first, ends.first),
+            last=with_bytes(fastest.last, held.last, ends.last),
+            modules=tuple(
+                replace(module, held=own.held(0.0, later=later))
+                for module, own in zip(fastest.modules, held.modules, strict=True)
+            ),
+        )
+
+    def _forms(self, grid: Grid, *, simulate: bool) -> list[list[Form]]:
+        """Return each sort of layer as a layout runs it: with the tensor axis as it is, and to
+        `simulate` also as a part of the context axis, where it can be one."""
+        found = []
+        for sequence in (False, True) if simulate and self._may_be_sequence(grid) else (False,):
+            split = _split(grid, sequence)
+            passes, _ = self.passes(split, grid.layout.ep)
+            engine, (layers, *_) = self._engine(grid, split)
+            found.append(
+                [
+                    Form(cost, engine, shards, sequence)
+                    for cost, shards in zip(passes, layers, strict=True)
+                ]
+            )
+        return found
+
+    def _sizes(self, grid: Grid, sequence: bool, later: bool) -> list[Sizes]:
+        """Return the bytes of each sort of layer in one form."""
+        split, ep = _split(grid, sequence), grid.layout.ep
+        degrees = _degrees(grid, split)
+        sizes = self.memory.footprints.of(split, ep).sorts
+        held = self.memory.held(grid.engine, *degrees)
+        engine, _ = self._engine(grid, split)
+        stays = False in engine.reshards
+        whole = self.memory.whole(grid.engine, *degrees) if stays else held
+        columns = sizes, self.useful(split, ep), held.layers, whole.layers
+        return [Sizes(*each, later) for each in zip(*columns, strict=True)]
+
+    def _engine(self, grid: Grid, split: Split) -> tuple[messages.EngineMessages, ShardedParts]:
+        return self.sharded(grid.engine, *_degrees(grid, split))
 
     def useful(self, split: Split, ep: int) -> list[tuple[Rule, ...]]:
         """Return, for each sort, the rules without those that another beats in everything. An
@@ -373,21 +332,10 @@ class Costs:
         )
 
 
-def _choices(form: Form, longer: float, delayed: float, rules: Sequence[Rule]) -> Iterator[Choice]:
-    """Yield the choices of a layer in one form. Its forward pass is `longer` than that of the sort,
-    and its update `delayed` for each micro-batch."""
-    cost, sizes, _, engine, shards, held, whole, later, sequence = form
-    costs = [
-        (rule, cost.back + cost.again[rule] + engine.again(rule), *sizes[rule]) for rule in rules
-    ]
-    for reshard in (None, False) if engine.gathers_blocks else (None,):
-        own, running = (held, held.running) if reshard is None else (whole, 0)
-        passes = engine.backwards([back for _, back, *_ in costs], shards, gathers=reshard is None)
-        for (rule, _, kept, work), seconds in zip(costs, passes, strict=True):
-            yield Choice(
-                name=Way(rule, reshard, cost, engine, shards, sequence, delayed),
-                backward=seconds + longer + delayed,
-                held=own.held(kept, later=later),
-                kept=kept,
-                work=work + running,
-            )
+def _split(grid: Grid, sequence: bool) -> Split:
+    return as_context(grid.shape.split) if sequence else grid.shape.split
+
+
+def _degrees(grid: Grid, split: Split) -> tuple[int, int, int, int, int]:
+    """Return pp, dp, cp, tp and ep of layers that share their rows so."""
+    return grid.layout.pp, grid.shape.dp, split.cp, split.tp, grid.layout.ep

@@ -38,6 +38,8 @@ ZERO3_LAUNCHES = 130
 SENT_LAUNCHES = 3
 """Launches that take as long as the host's own work for a message of a layer: the function of the
 gradients, views, the call and the wait. Measured in the same way."""
+Reshard = bool | None
+"""False: weights stay gathered from the forward to the backward pass. None: as the engine."""
 SCANS = ("ssd", "selective_scan", "modal")
 
 
@@ -242,9 +244,10 @@ class EngineMessages:
             self.reduced = min(parameters, engine.reduce_bucket_size or largest)
 
     @property
-    def gathers_blocks(self) -> bool:
-        """True if FSDP2 gathers the weights of a block for each pass."""
-        return isinstance(self.engine, Fsdp2Config) and self.gather == "block"
+    def reshards(self) -> tuple[Reshard, ...]:
+        """Choices of a layer: FSDP2 may keep the weights that it gathers for a pass of a block."""
+        blocks = isinstance(self.engine, Fsdp2Config) and self.gather == "block"
+        return (None, False) if blocks else (None,)
 
     def of(self, shards: Shards) -> Sharded:
         """Return the costs of these parameters."""

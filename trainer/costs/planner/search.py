@@ -1,7 +1,8 @@
 """Search of all layouts: bounds first, then the exact division of the best.
 
     shape     pp, cp, tp, ep, rows       bounded by the passes of all layers, shared evenly
-    grid      + engine, schedule         bounded by bounds.py, without and with divisions
+    grid      + engine, schedule         bounded by bounds.py: by the fastest choices, within the
+                                         memory, and with divisions
     plan      + cuts, choices of layers  priced by events
 
 One queue holds all three, least bound first; what comes out is refined and put back. As soon as as
@@ -126,24 +127,27 @@ def search(
         key = id(grid.engine), *degrees, shape.micro_batches > 1
         if key not in states:
             states[key] = simulate or floors_of(costs, grid).may_fit(budget)
-        outcome.grids += 1
         outcome.states += not states[key]
         return states[key]
 
     def expand(shape: Shape) -> None:
-        plain: dict[int, Problem] = {}  # schedules differ in nothing else
+        fastest: dict[int, Problem] = {}  # schedules differ in nothing else
         for grid in grids_of(costs, shape, gpus, wanted):
-            if not may_fit(grid):
-                continue
-            left.append(grid)
+            outcome.grids += 1
             key = id(grid.engine)
-            if key not in plain:
-                plain[key] = problem_of(grid)
+            if key not in fastest:
+                fastest[key] = costs.fastest(grid, simulate=simulate)
             layout = grid.layout
-            problem = replace(plain[key], schedule=layout.schedule, chunks=layout.chunks)
-            bound = quick_bound(problem)
-            if math.isfinite(bound):
-                push(bound, lambda g=grid: divide(g))  # type: ignore[misc]
+            problem = replace(fastest[key], schedule=layout.schedule, chunks=layout.chunks)
+            push(quick_bound(problem), lambda g=grid: fill(g))  # type: ignore[misc]
+
+    def fill(grid: Grid) -> None:
+        if not may_fit(grid):
+            return
+        left.append(grid)
+        bound = quick_bound(problem_of(grid))
+        if math.isfinite(bound):
+            push(bound, lambda: divide(grid))
 
     def divide(grid: Grid) -> None:
         problem = problem_of(grid)

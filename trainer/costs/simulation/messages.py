@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from ...pipeline.schedules import Kind
 from ..planner import messages
+from ..planner.forms import Way
 from ..planner.grid import Grid
-from ..planner.layers import Costs, Way
+from ..planner.layers import Costs
 from ..planner.machine import Machine
 
 REDUCES = {"zero0": "all_reduce", "zero1": "all_reduce", "zero2": "all_reduce_compute"}
