@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
+from .frontier import Known
 from .problem import Problem, Solution
 from .solve import solve
 
@@ -67,11 +68,12 @@ def fit(
     much: Aside | None = None
     """With so much aside it did, or there was none."""
     tries = changes = 0
+    known: Known = {}
     improved = bool(guess)
     """True if less was set aside than a solution that fits had."""
     while tries < TRIES and changes < CHANGES:
         limit = ceiling if best is None else best.solution.price
-        solution = solve(replace(problem, aside=aside), limit)
+        solution = solve(replace(problem, aside=aside), limit, known)
         wanted = aside
         if solution is None:
             if little is None and max(aside) <= 0.0:

@@ -14,78 +14,36 @@ wastes more than the gap between that bound and the known time is in no better s
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Sequence
 
 import numpy as np
 
+from .frontier import NOTHING, Frontier, Known, Prune, joined, of_one, thinned
 from .linear import ROUNDING, least_rate, least_seconds, limits_of
-from .problem import Integers, Numbers, Problem, StagePlan
+from .problem import Problem, StagePlan
 
-POINTS = 300
-"""Most selections of layers that are alike, in the first of two passes."""
 Ranges = Sequence[tuple[int, int]]
 """First and end of each chunk of a stage."""
-
-
-@dataclass(frozen=True)
-class Frontier:
-    """Selections of choices, none of which is better than another in both memory and time."""
-
-    memory: Numbers
-    time: Numbers
-    counts: Integers
-    """[selections, choices]: layers of each choice."""
-    whole: bool = True
-    """False if points were left out."""
-
-
-Known = dict[tuple[int, int, int, float], Frontier | None]
-"""Frontiers by sort, micro-batches alive, layers, and limit of the work."""
 Items = Sequence[tuple[int, int, int, int]]
 """Chunk, sort, micro-batches alive, and layers."""
-
-
-class Prune:
-    """Exact frontiers without the selections that waste more than a gap."""
-
-    def __init__(self, rate: float, base: Mapping[tuple[int, int], float], gap: float) -> None:
-        """`rate` are seconds for a byte; `base` the least seconds with their bytes of a layer."""
-        self.rate, self.base, self.gap = rate, base, gap
-        self.known: Known = {}
-
-    def joined(self, a: Frontier, b: Frontier, sort: int, alive: int) -> Frontier:
-        """Return the frontier of layers of one sort from those of fewer."""
-        base = self.base[sort, alive]
-        of_a, of_b = (
-            each.time + self.rate * each.memory - base * each.counts.sum(axis=1) for each in (a, b)
-        )
-        order = np.argsort(of_b, kind="stable")
-        numbers = np.searchsorted(of_b[order], self.gap - of_a, side="right")
-        one = np.repeat(np.arange(len(of_a)), numbers)
-        begins = np.repeat(np.cumsum(numbers) - numbers, numbers)
-        other = order[np.arange(len(one)) - begins]
-        memory, time = a.memory[one] + b.memory[other], a.time[one] + b.time[other]
-        chosen = _best_of(memory, time)
-        counts = a.counts[one[chosen]] + b.counts[other[chosen]]
-        return Frontier(memory[chosen], time[chosen], counts)
 
 
 class Knapsack:
     """Best choices of the stages of a problem; remembers what it has computed."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, known: Known | None = None) -> None:
+        """`known` are frontiers of problems that may have the same choices."""
         self.problem = problem
-        alike: dict[tuple[object, ...], int] = {}
-        self.same = [
-            alike.setdefault(
-                tuple((c.backward, c.held, c.kept, c.work) for c in sort.choices), number
-            )
-            for number, sort in enumerate(problem.sorts)
+        self.choices = [
+            tuple((c.backward, c.held, c.kept, c.work) for c in sort.choices)
+            for sort in problem.sorts
         ]
+        """Choices of each sort, without their names."""
+        self.same = [self.choices.index(own) for own in self.choices]
         """First sort with the same choices, by sort: calls of different shared blocks are alike."""
         self._stages: dict[tuple[object, ...], StagePlan | None] = {}
-        self._alike: Known = {}
+        self._known = {} if known is None else known
         self._prune: Prune | None = None
         self._thin = False
         """True if a frontier of the last selection was thinned."""
@@ -151,7 +109,7 @@ class Knapsack:
         start = 0
         for chunk, sort, *_ in items:
             end = start + len(problem.sorts[sort].choices)
-            left[chunk, sort] = [int(n) for n in chosen[start:end]]
+            left[chunk, sort] = chosen[start:end]
             start = end
         for chunk, by_sort in enumerate(counts):
             for sort, count in enumerate(by_sort):
@@ -171,9 +129,7 @@ class Knapsack:
             tuple(map(tuple, split)),
         )
 
-    def _limits(
-        self, items: Sequence[tuple[int, int, int, int]], room: float, least: float
-    ) -> list[tuple[float, float]]:
+    def _limits(self, items: Items, room: float, least: float) -> list[tuple[float, float]]:
         """Return bounds of the time, least first, with the limit of the work that each is for."""
         parts = [(sort, count, alive) for _, sort, alive, count in items]
         limits = limits_of(self.problem, {sort for sort, *_ in parts}, least)
@@ -182,11 +138,12 @@ class Knapsack:
         )
 
     def _fastest(
-        self, items: Sequence[tuple[int, int, int, int]], room: float, least_work: float
-    ) -> tuple[float, float, Integers] | None:
+        self, items: Items, room: float, least_work: float
+    ) -> tuple[float, float, list[int]] | None:
         """Return the fastest choice of every layer, if all of them fit."""
         time = memory = 0.0
-        work, chosen = least_work, []
+        work = least_work
+        chosen: list[int] = []
         for _, sort, alive, count in items:
             choices = self.problem.sorts[sort].choices
             numbers = range(len(choices))
@@ -198,11 +155,11 @@ class Knapsack:
             chosen += [count * (n == number) for n in numbers]
         if memory + work > room:
             return None
-        return time, memory + work, np.array(chosen, dtype=np.int64)
+        return time, memory + work, chosen
 
     def _shortest(
         self, items: Items, room: float, work: float, bound: float
-    ) -> tuple[float, float, Integers] | None:
+    ) -> tuple[float, float, list[int]] | None:
         """Return the least time within the room, whose bound by linear programming is known."""
         self._thin = False
         first = self._select(items, room, work)
@@ -228,10 +185,10 @@ class Knapsack:
         return first if found is None or first[0] <= found[0] else found
 
     def _select(
-        self, items: Sequence[tuple[int, int, int, int]], room: float, work: float
-    ) -> tuple[float, float, Integers] | None:
+        self, items: Items, room: float, work: float
+    ) -> tuple[float, float, list[int]] | None:
         """Return the least time within the room: time, memory, counts of each item in turn."""
-        whole = Frontier(np.zeros(1), np.zeros(1), np.zeros((1, 0), dtype=np.int64))
+        whole = NOTHING
         *others, (_, sort, alive, count) = items
         for _, other_sort, other_alive, other_count in others:
             frontier = self._of_sort(other_sort, other_alive, other_count, work)
@@ -249,13 +206,14 @@ class Knapsack:
         times = whole.time[fits] + last.time[beside[fits]]
         one = fits[times.argmin()]
         other = beside[one]
-        counts = np.concatenate([whole.counts[one], last.counts[other]])
+        counts = whole.counts(one) + last.counts(other)
         return float(times.min()), float(whole.memory[one] + last.memory[other]), counts
 
     def _of_sort(self, sort: int, alive: int, count: int, work: float) -> Frontier | None:
         """Return the frontier of so many layers of a sort; None if no choice is within `work`."""
-        key = (sort, alive, count, work)
-        known = self._alike if self._prune is None else self._prune.known
+        limit = bisect_right(self.problem.works_of[sort], work)  # others allow the same choices
+        key = self.choices[sort], limit, alive, count
+        known = self._known if self._prune is None else self._prune.known
         if key not in known:
             known[key] = self._multiply(sort, alive, count, work)
         found = known[key]
@@ -264,19 +222,13 @@ class Knapsack:
 
     def _multiply(self, sort: int, alive: int, count: int, work: float) -> Frontier | None:
         if count == 1:
-            choices = self.problem.sorts[sort].choices
-            within = [n for n, choice in enumerate(choices) if choice.work <= work]
-            if not within:
-                return None
-            memory = np.array([choices[n].held + alive * choices[n].kept for n in within])
-            time = np.array([choices[n].backward for n in within])
-            return _pareto(memory, time, np.eye(len(choices), dtype=np.int64)[within])
+            return of_one(self.problem.sorts[sort].choices, alive, work)
         half = self._of_sort(sort, alive, count // 2, work)
         rest = self._of_sort(sort, alive, count - count // 2, work)
         if half is None or rest is None:
             return None
         if self._prune is None:
-            return _thinned(joined(half, rest, np.inf, alike=True))
+            return thinned(joined(half, rest, np.inf, alike=True))
         return self._prune.joined(half, rest, sort, alive)
 
 
@@ -289,44 +241,3 @@ def _take(numbers: list[int], count: int) -> tuple[int, ...]:
         count -= taken
         found.append(taken)
     return tuple(found)
-
-
-def joined(a: Frontier, b: Frontier, room: float, *, alike: bool = False) -> Frontier:
-    """Return the frontier of a selection of each; `alike`: of layers of one sort."""
-    memory = (a.memory[:, None] + b.memory).ravel()
-    time = (a.time[:, None] + b.time).ravel()
-    if room < np.inf:
-        [fits] = np.nonzero(memory <= room)
-        chosen = fits[_best_of(memory[fits], time[fits])]
-    else:
-        chosen = _best_of(memory, time)
-    of_a, of_b = np.divmod(chosen, len(b.memory))
-    one, other = a.counts[of_a], b.counts[of_b]
-    counts = one + other if alike else np.concatenate([one, other], axis=1)
-    return Frontier(memory[chosen], time[chosen], counts, a.whole and b.whole)
-
-
-def _thinned(whole: Frontier) -> Frontier:
-    """Return the fastest selection of each of `POINTS` equal spans of the memory."""
-    if len(whole.memory) <= POINTS:
-        return whole
-    least, most = whole.memory[0], whole.memory[-1]
-    span = np.minimum((whole.memory - least) / (most - least) * POINTS, POINTS - 1).astype(int)
-    last = np.append(span[1:] != span[:-1], True)  # times fall with the memory
-    last[0] = True
-    return Frontier(whole.memory[last], whole.time[last], whole.counts[last], whole=False)
-
-
-def _pareto(memory: Numbers, time: Numbers, counts: Integers) -> Frontier:
-    chosen = _best_of(memory, time)
-    return Frontier(memory[chosen], time[chosen], counts[chosen])
-
-
-def _best_of(memory: Numbers, time: Numbers) -> Integers:
-    """Return the entries that are faster than all others of as little memory, in rising order."""
-    order = np.argsort(memory, kind="stable")  # quick: sums of two frontiers are rising runs
-    least = np.minimum.accumulate(time[order])
-    faster = order[np.append(True, least[1:] < least[:-1])[: len(order)]]
-    last = np.append(memory[faster[1:]] > memory[faster[:-1]], True)  # of those of one size
-    found: Integers = faster[last[: len(faster)]]
-    return found

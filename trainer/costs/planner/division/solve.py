@@ -19,6 +19,7 @@ import numpy as np
 
 from ....pipeline.cuts import Cuts, neighbours
 from .bounds import Bounds, least_cuts, quick_bound
+from .frontier import Known
 from .interleaved import DivisionBound, least_division, starts
 from .knapsack import Knapsack
 from .linear import ROUNDING
@@ -34,9 +35,12 @@ FEW = 500
 """Divisions of an interleaved schedule that are all tried."""
 
 
-def solve(problem: Problem, ceiling: float = math.inf) -> Solution | None:
-    """Return the best division and choices below a price; None if there are none."""
-    pricing = Pricing(problem)
+def solve(
+    problem: Problem, ceiling: float = math.inf, known: Known | None = None
+) -> Solution | None:
+    """Return the best division and choices below a price; None if there are none. `known` are
+    frontiers of problems that are nearly alike."""
+    pricing = Pricing(problem, known)
     if problem.all_chunks == 1:
         pricing.take(())
         bound = pricing.best
@@ -53,9 +57,9 @@ def solve(problem: Problem, ceiling: float = math.inf) -> Solution | None:
 class Pricing:
     """Prices of divisions, and the best so far."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, known: Known | None) -> None:
         self.problem = problem
-        self.knapsack = Knapsack(problem)
+        self.knapsack = Knapsack(problem, known)
         self.best = math.inf
         self.cuts: Cuts | None = None
         self.stages: tuple[StagePlan, ...] = ()
