@@ -7,15 +7,15 @@ state add up (footprints.py); what does not is counted by the timeline of a step
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cache, cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ....models.accounting.step import Timeline
 from ....models.options.precision import PRECISIONS, Precision
-from ....models.options.recompute import Results, Rule, Selective
+from ....models.options.recompute import Rule, Selective
 from ...engines.config import EngineConfig
 from ...layout.checks import problems
 from ...layout.config import LayoutConfig
@@ -42,6 +42,16 @@ ShardedParts = tuple[
 ]
 
 
+class Computed(NamedTuple):
+    """Operations of a layer of one sort in a micro-batch of a rank."""
+
+    forward: Sequence[tuple[str, float]]
+    """Kind of result by the names of `recompute: {save: …}`, and seconds."""
+    backward: float
+    launched: int
+    """Operations of the forward pass."""
+
+
 class Costs:
     """Costs of a model in a phase, on a cluster."""
 
@@ -54,7 +64,7 @@ class Costs:
         self.model, self.run, self.machine, self.phase = model, run, machine, phase
         self.device = machine.hardware.file.device.kind
         self.trace = self._trace()
-        self.passes = cache(self._passes)
+        self.passes, self.computed = cache(self._passes), cache(self._computed)
         layers = self.trace.layers
         self.memory = RankMemory(self._parts(), run, self.precision, self.device, layers)
         self.sharded = remembered(self._sharded)
@@ -72,7 +82,7 @@ class Costs:
         """Return the costs on another cluster with devices of this kind."""
         other = copy(self)
         other.machine = machine
-        other.passes = cache(other._passes)
+        other.passes, other.computed = cache(other._passes), cache(other._computed)
         other.sharded = remembered(other._sharded)
         other._useful = {}
         return other
@@ -87,36 +97,44 @@ class Costs:
 
     def _passes(self, split: Split, ep: int) -> tuple[list[Passes], Passes]:
         """Return the costs of each sort, and of the head."""
-        found = [self._of_layer(each, split, ep) for each in (*self.sorts, self.trace.head)]
+        found = [self._of_layer(number, split, ep) for number in range(len(self.sorts) + 1)]
         return found[:-1], found[-1]
 
-    def _of_layer(self, layer: LayerTrace, split: Split, ep: int) -> Passes:
-        machine, rings = self.machine, self._rings(layer, split)
-        done = of_rank(layer.forward, "forward", split, rings)
-        each = [machine.seconds([work], "forward", own) for work, own in done]
-        forward = {"compute": sum(each)}
-        backward = {
-            "compute": sum(
-                machine.seconds([work], "backward", own)
-                for work, own in of_rank(layer.backward, "backward", split, rings)
-            )
-        }
-        sent = self.sent(layer, split, ep)
+    def _of_layer(self, number: int, split: Split, ep: int) -> Passes:
+        """Return the costs of a sort; the number of the head is the last one."""
+        layer = (*self.sorts, self.trace.head)[number]
+        # The forms of attention and of long filters change a ring's operations alone.
+        alike = split if self._rings(layer, split) else Split(split.rows, split.tp, split.cp)
+        computed, sent = self.computed(number, alike), self.sent(layer, split, ep)
+        forward = {"compute": sum(seconds for _, seconds in computed.forward)}
+        backward = {"compute": computed.backward}
         for name, seconds in sent.items():
             forward[name], backward[name] = seconds.forward, seconds.backward
+        return Passes(forward, backward, partial(self._again, layer, computed, sent))
+
+    def _computed(self, number: int, split: Split) -> Computed:
+        layer = (*self.sorts, self.trace.head)[number]
+        machine, rings = self.machine, self._rings(layer, split)
+        done = of_rank(layer.forward, "forward", split, rings)
+        back = of_rank(layer.backward, "backward", split, rings)
+        return Computed(
+            [(work.saved, machine.seconds([work], "forward", own)) for work, own in done],
+            sum(machine.seconds([work], "backward", own) for work, own in back),
+            sum(work.count for work, _ in done if work.kind == "launch"),
+        )
+
+    def _again(
+        self, layer: LayerTrace, computed: Computed, sent: Mapping[str, messages.Sent]
+    ) -> dict[Rule, float]:
+        """Return the seconds of the backward pass that each rule adds."""
         again = {}
-        launched = sum(work.count for work, _ in done if work.kind == "launch")
         for rule in RULES:
-            saved: tuple[Results, ...] = rule.save if isinstance(rule, Selective) else ()
+            saved: tuple[str, ...] = rule.save if isinstance(rule, Selective) else ()
             repeated = sum(s.forward - s.saved * ("attention" in saved) for s in sent.values())
-            repeated += sum(
-                seconds
-                for seconds, (work, _) in zip(each, done, strict=True)
-                if not saved or work.saved not in saved
-            )
-            more = machine.launches(recompute_launches(rule, layer.calls, launched))
-            again[rule] = 0.0 if rule == "none" else repeated + more
-        return Passes(forward, backward, again)
+            repeated += sum(seconds for kind, seconds in computed.forward if kind not in saved)
+            launches = recompute_launches(rule, layer.calls, computed.launched)
+            again[rule] = 0.0 if rule == "none" else repeated + self.machine.launches(launches)
+        return again
 
     def sent(self, layer: LayerTrace, split: Split, ep: int) -> dict[str, messages.Sent]:
         """Return the seconds of a layer's messages, by axis."""

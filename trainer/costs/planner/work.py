@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -82,8 +82,13 @@ class Passes:
 
     forward: Parts
     backward: Parts
-    again: Mapping[Rule, float]
-    """Seconds of the backward pass that recompute adds."""
+    repeat: Callable[[], Mapping[Rule, float]]
+    """Makes `again`: few of all passes need it."""
+
+    @cached_property
+    def again(self) -> Mapping[Rule, float]:
+        """Seconds of the backward pass that recompute adds."""
+        return self.repeat()
 
     @cached_property
     def ahead(self) -> float:
