@@ -16,7 +16,7 @@ from headrace.models.accounting.pieces import Pass, Passes, Piece
 from headrace.models.config import ModelConfig, load_model_config
 from headrace.models.options.recompute import Rule
 from headrace.trainer.costs.hardware import Hardware
-from headrace.trainer.costs.planner.division.bounds import quick_bound
+from headrace.trainer.costs.planner.division.bounds import fastest_bound, quick_bound
 from headrace.trainer.costs.planner.grid import Grid, shapes, variants
 from headrace.trainer.costs.planner.layers import Costs
 from headrace.trainer.costs.planner.machine import Machine
@@ -213,7 +213,7 @@ def test_the_fastest_choices_are_a_bound_of_every_budget(name: str) -> None:
     higher = 0
     for grid in draw.sample(grids(costs, 8), 40):
         for simulate in (False, True):
-            fastest = quick_bound(costs.fastest(grid, simulate=simulate))
+            fastest = fastest_bound(costs.fastest(grid, simulate=simulate))
             problem = costs.problem(grid, 1e15, simulate=simulate)
             assert quick_bound(problem) == pytest.approx(fastest, rel=ROUNDING)
             within = quick_bound(replace(problem, budget=draw.uniform(1e6, 1e7)))

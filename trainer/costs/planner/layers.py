@@ -164,10 +164,12 @@ class Costs:
         for layer, *own in zip(self.sorts, *self._forms(grid, simulate=simulate), strict=True):
             # Choices share the sort's forward pass and update: what is longer stands in their
             # backward pass, which is exact for one stage.
-            forward, update = min(f.forward for f in own), min(f.update for f in own)
-            beyond = [form.beyond(forward, update, shape.micro_batches) for form in own]
-            each = zip(own, beyond, strict=True)
-            backward = min(form.fastest + longer + delayed for form, (longer, delayed) in each)
+            times = [(form.forward, form.fastest, form.update) for form in own]
+            forward, update = min(f for f, _, _ in times), min(u for _, _, u in times)
+            backward = min(
+                fastest + (f - forward) + (u - update) / shape.micro_batches
+                for f, fastest, u in times
+            )
             shared = layer.layer["shared"]
             sorts.append(
                 Sort(

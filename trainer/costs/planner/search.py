@@ -24,7 +24,7 @@ from typing import Any
 from ....models.accounting.step import Timeline
 from ...layout.config import LayoutConfig
 from .division.assigned import assigned
-from .division.bounds import Bounds, quick_bound, stage_alone
+from .division.bounds import Bounds, fastest_bound, quick_bound, stage_alone
 from .division.fit import fit
 from .division.interleaved import interleaved_estimate
 from .division.problem import Choice, Problem, Solution
@@ -139,18 +139,21 @@ def search(
                 fastest[key] = costs.fastest(grid, simulate=simulate)
             layout = grid.layout
             problem = replace(fastest[key], schedule=layout.schedule, chunks=layout.chunks)
-            push(quick_bound(problem), lambda g=grid: fill(g))  # type: ignore[misc]
+            bound = fastest_bound(problem)
+            push(bound, lambda g=grid, b=bound: fill(g, b))  # type: ignore[misc]
 
-    def fill(grid: Grid) -> None:
+    def fill(grid: Grid, least: float) -> None:
         if not may_fit(grid):
             return
         left.append(grid)
-        bound = quick_bound(problem_of(grid))
-        if math.isfinite(bound):
-            push(bound, lambda: divide(grid))
-
-    def divide(grid: Grid) -> None:
         problem = problem_of(grid)
+        bound = quick_bound(problem)
+        if bound <= least:  # the memory is no limit: nothing in the queue comes before
+            divide(grid, problem)
+        elif math.isfinite(bound):
+            push(bound, lambda: divide(grid, problem_of(grid)))
+
+    def divide(grid: Grid, problem: Problem) -> None:
         if problem.chunks > 1:
             bound = interleaved_estimate(problem, ceiling())
         else:  # the tables of bounds are large: `solve` makes them again

@@ -28,12 +28,25 @@ def quick_bound(problem: Problem) -> float:
 
     All stages together have stages × budget bytes, and each keeps a micro-batch or more.
     """
-    stages, m = problem.stages, problem.micro_batches
-    alive, counts = problem.least_alive, problem.numbers
+    stages, alive, counts = problem.stages, problem.least_alive, problem.numbers
     least = min(c.work for sort in problem.sorts for c in sort.choices)
     room = sum(map(problem.room, range(stages))) - stages * least - _fixed(problem, alive)
     parts = [(sort, count, alive) for sort, count in enumerate(counts)]
-    total = least_seconds(problem, parts, room) + _forward(problem, counts)
+    return _of_backward(problem, least_seconds(problem, parts, room))
+
+
+def fastest_bound(problem: Problem) -> float:
+    """Return `quick_bound` for any memory: by the fastest choice of each layer."""
+    each = zip(problem.numbers, problem.sorts, strict=True)
+    return _of_backward(
+        problem, sum(count * min(c.backward for c in sort.choices) for count, sort in each)
+    )
+
+
+def _of_backward(problem: Problem, backward: float) -> float:
+    """Return the bound of the step by the seconds of all backward passes of a micro-batch."""
+    stages, m, counts = problem.stages, problem.micro_batches, problem.numbers
+    total = backward + _forward(problem, counts)
     if stages == 1:
         return m * total + _update(problem, counts)
     if problem.chunks > 1:

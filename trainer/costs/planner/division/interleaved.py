@@ -201,16 +201,15 @@ def interleaved_estimate(problem: Problem, ceiling: float) -> float:
 def starts(problem: Problem) -> set[Cuts]:
     """Return divisions into equal numbers of layers, equal times and equal memory."""
     chunks, layers = problem.all_chunks, len(problem.layers)
-    sorts = [problem.sorts[number] for number in problem.layers]
-    sizes = [min(c.held + problem.stages * c.kept for c in sort.choices) for sort in sorts]
-    times = _least_times(problem)
+    least = [min(c.held + problem.stages * c.kept for c in sort.choices) for sort in problem.sorts]
+    sizes, times = [least[sort] for sort in problem.layers], _least_times(problem)
     times[-1] += problem.last.forward + problem.last.backward
     return {even(layers, chunks), balanced(times, chunks), balanced(sizes, chunks)}
 
 
 def _least_times(problem: Problem) -> list[float]:
-    sorts = [problem.sorts[number] for number in problem.layers]
-    return [sort.forward + min(c.backward for c in sort.choices) for sort in sorts]
+    least = [sort.forward + min(c.backward for c in sort.choices) for sort in problem.sorts]
+    return [least[sort] for sort in problem.layers]
 
 
 def balanced(costs: Sequence[float], chunks: int) -> Cuts:
