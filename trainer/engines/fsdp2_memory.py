@@ -96,11 +96,12 @@ class Fsdp2Memory(EngineMemory):
         """By part, and whether its parameters are split experts."""
         self.group_of: dict[str, _Group] = {}
         everywhere = next(part for part in lasting if part.sharded_over)
+        by_all = replace(everywhere, shard_ranks=None)
         for name, shard in shards.items():
             if name in self.fp32:
                 continue
             ranks = everywhere.ranks(degrees, name, shard)
-            all_ranks = replace(everywhere, shard_ranks=None).ranks(degrees, name, shard)
+            all_ranks = by_all.ranks(degrees, name, shard)
             group = self.groups.setdefault((layer_of(name), shard.experts), _Group(0, 0, ranks))
             self.group_of[name] = group
             group.ranks = max(group.ranks, ranks)

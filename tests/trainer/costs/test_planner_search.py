@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -13,14 +14,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_cases import brute_force, random_problem
 
+from headrace.trainer.costs.planner.division import knapsack as knapsack_module
 from headrace.trainer.costs.planner.division.bounds import Bounds, least_memory, quick_bound
+from headrace.trainer.costs.planner.division.frontier import Frontier, promising
 from headrace.trainer.costs.planner.division.knapsack import Knapsack
 from headrace.trainer.costs.planner.division.linear import (
     least_of_limits,
     least_seconds,
     limits_of,
 )
-from headrace.trainer.costs.planner.division.problem import Choice, Problem, Sort, alive, price
+from headrace.trainer.costs.planner.division.problem import (
+    Choice,
+    Problem,
+    Sort,
+    StagePlan,
+    alive,
+    price,
+)
 from headrace.trainer.costs.planner.division.solve import solve
 from headrace.trainer.pipeline.cuts import even
 from headrace.trainer.pipeline.schedules import SCHEDULES
@@ -119,6 +129,38 @@ def test_many_alike_layers_equal_brute_force(monkeypatch: pytest.MonkeyPatch) ->
     )
     thinned = sum(found(p) > best * (1 + 1e-9) for p, best in zip(problems, least, strict=True))
     assert thinned > 0
+
+
+def test_what_no_fastest_selection_has_changes_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plans of all stages of random divisions, with and without what is left out first."""
+    problems = [random_problem(seed, ("1f1b", "interleaved")) for seed in range(300)]
+
+    def plans() -> list[StagePlan | None]:
+        found = []
+        for problem in problems:
+            ranges = problem.ranges(even(len(problem.layers), problem.all_chunks))
+            knapsack = Knapsack(problem)
+            for stage in range(problem.stages):
+                found.append(knapsack.stage(stage, [ranges[n] for n in problem.own(stage)]))
+        return found
+
+    left, sizes = plans(), []
+
+    def everything(frontiers: Sequence[Frontier], room: float, rate: float) -> Sequence[Frontier]:
+        pairs = zip(frontiers, promising(frontiers, room, rate), strict=True)
+        sizes.extend((len(whole.memory), len(part.memory)) for whole, part in pairs)
+        return frontiers
+
+    monkeypatch.setattr(knapsack_module, "promising", everything)
+    assert plans() == left
+    assert sum(part for _, part in sizes) < 0.8 * sum(whole for whole, _ in sizes)
+    # Negative control: with a room that is too small, too much is left out.
+    monkeypatch.setattr(
+        knapsack_module,
+        "promising",
+        lambda frontiers, room, rate: promising(frontiers, 0.9 * room, rate),
+    )
+    assert plans() != left
 
 
 @settings(deadline=None, max_examples=200)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from .linear import ROUNDING
 from .problem import Choice, Integers, Numbers
 
 POINTS = 300
@@ -72,13 +73,45 @@ def thinned(whole: Frontier) -> Frontier:
     span = np.minimum((whole.memory - least) / (most - least) * POINTS, POINTS - 1).astype(int)
     last = np.append(span[1:] != span[:-1], True)  # times fall with the memory
     last[0] = True
-    [left] = np.nonzero(last)
+    return replace(_part(whole, np.flatnonzero(last)), whole=False)
+
+
+def promising(frontiers: Sequence[Frontier], room: float, rate: float) -> list[Frontier]:
+    """Leave out what is in no fastest selection of all layers within the room.
+
+    With `rate` seconds for a byte, a selection wastes what it costs beyond the cheapest one of its
+    layers. All layers together take at least the cheapest selections less the cost of the room, and
+    what they waste. So nothing that wastes more than the gap between that and the time of one
+    selection that fits is in a faster one.
+    """
+    costs = [each.time + rate * each.memory for each in frontiers]
+    time, spare, chosen = 0.0, room, []
+    for each, cost in zip(frontiers, costs, strict=True):
+        number = int(cost.argmin())
+        chosen.append(number)
+        spare -= each.memory[number]
+    if spare < 0:
+        return [*frontiers]
+    for each, number in zip(frontiers, chosen, strict=True):
+        own = each.memory[number] + spare
+        faster = max(number, int(np.searchsorted(each.memory, own, side="right")) - 1)
+        spare = max(0.0, own - each.memory[faster])
+        time += each.time[faster]
+    least = [cost.min() for cost in costs]
+    gap = time * (1 + ROUNDING) - (sum(least) - rate * room)
+    return [
+        _part(each, np.flatnonzero(cost - cheapest <= gap))
+        for each, cost, cheapest in zip(frontiers, costs, least, strict=True)
+    ]
+
+
+def _part(whole: Frontier, left: Integers) -> Frontier:
     return Frontier(
         whole.memory[left],
         whole.time[left],
         whole.layers,
         lambda number: whole.counts(left[number]),
-        whole=False,
+        whole.whole,
     )
 
 

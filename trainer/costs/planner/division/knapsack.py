@@ -19,8 +19,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .frontier import NOTHING, Frontier, Known, Prune, joined, of_one, thinned
-from .linear import ROUNDING, least_rate, least_seconds, limits_of
+from .frontier import NOTHING, Frontier, Known, Prune, joined, of_one, promising, thinned
+from .linear import ROUNDING, Parts, least_rate, least_seconds, limits_of
 from .problem import Problem, StagePlan
 
 Ranges = Sequence[tuple[int, int]]
@@ -131,7 +131,7 @@ class Knapsack:
 
     def _limits(self, items: Items, room: float, least: float) -> list[tuple[float, float]]:
         """Return bounds of the time, least first, with the limit of the work that each is for."""
-        parts = [(sort, count, alive) for _, sort, alive, count in items]
+        parts = parts_of(items)
         limits = limits_of(self.problem, {sort for sort, *_ in parts}, least)
         return sorted(
             (least_seconds(self.problem, parts, room - work, work), work) for work in limits
@@ -165,7 +165,7 @@ class Knapsack:
         first = self._select(items, room, work)
         if first is None or not self._thin or first[0] <= bound * (1 + ROUNDING):
             return first
-        parts = [(sort, count, alive) for _, sort, alive, count in items]
+        parts = parts_of(items)
         rate = least_rate(self.problem, parts, room, work)
         base = {
             (sort, alive): min(
@@ -188,16 +188,18 @@ class Knapsack:
         self, items: Items, room: float, work: float
     ) -> tuple[float, float, list[int]] | None:
         """Return the least time within the room: time, memory, counts of each item in turn."""
-        whole = NOTHING
-        *others, (_, sort, alive, count) = items
-        for _, other_sort, other_alive, other_count in others:
-            frontier = self._of_sort(other_sort, other_alive, other_count, work)
+        frontiers: list[Frontier] = []
+        for _, sort, alive, count in items:
+            frontier = self._of_sort(sort, alive, count, work)
             if frontier is None:
                 return None
+            frontiers.append(frontier)
+        if len(items) > 1:
+            rate = least_rate(self.problem, parts_of(items), room, work)
+            frontiers = promising(frontiers, room, rate * (1 + ROUNDING))
+        whole, last = NOTHING, frontiers[-1]
+        for frontier in frontiers[:-1]:
             whole = joined(whole, frontier, room)
-        last = self._of_sort(sort, alive, count, work)
-        if last is None:
-            return None
         # Of the last sort, the fastest selection that fits beside each of the others.
         beside = np.searchsorted(last.memory, room - whole.memory, side="right") - 1
         [fits] = np.nonzero(beside >= 0)
@@ -230,6 +232,10 @@ class Knapsack:
         if self._prune is None:
             return thinned(joined(half, rest, np.inf, alike=True))
         return self._prune.joined(half, rest, sort, alive)
+
+
+def parts_of(items: Items) -> Parts:
+    return [(sort, count, alive) for _, sort, alive, count in items]
 
 
 def _take(numbers: list[int], count: int) -> tuple[int, ...]:
