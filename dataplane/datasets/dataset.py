@@ -260,13 +260,9 @@ class Dataset:
             opened = self._open_shards.shards.keep(self._open, number, fresh)
         return opened
 
-    def is_open(self, number: int) -> bool:
-        return number in self._open
-
-    def shard(self, number: int) -> Shard:
-        """Return a shard's entry in the shard tables."""
-        opened = self._open.get(number)
-        return opened.shard if opened else self.shards[number]
+    def opened(self, number: int) -> OpenShard | None:
+        """Return a shard if it is open."""
+        return self._open.get(number)
 
     def is_mapped(self, shard: Shard) -> bool:
         """True if a shard is memory-mapped in place, False if it is read through the cache."""

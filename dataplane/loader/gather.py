@@ -178,7 +178,7 @@ class Spread:
     def closed_shards(self) -> list[tuple[Dataset, int]]:
         """Return the shards that are not open: a dataset, and a number in it."""
         shards = [(each.dataset, part.shard) for each in self.sources for part in each.parts]
-        return [(dataset, number) for dataset, number in shards if not dataset.is_open(number)]
+        return [(dataset, number) for dataset, number in shards if not dataset.opened(number)]
 
 
 def find(spread: Spread) -> RowPieces:

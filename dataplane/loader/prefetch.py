@@ -249,14 +249,14 @@ class Prefetcher(Iterator[FoundRows]):
         chunks: dict[Chunk, tuple[str, Shard, int] | None] = {}
         for place, several in groupby(pieces.chunks(first, last), key=lambda chunk: chunk[0]):
             dataset, number = pieces.shards[place]
-            shard = dataset.shard(number)
+            opened = dataset.opened(number)
+            shard = opened.shard if opened else dataset.shards[number]
             if dataset.is_mapped(shard):
                 continue
-            url, file = dataset.shards_url, pieces.files.get(place)
-            unread = file.current()[1] if file else None
+            url, unmapped = dataset.shards_url, opened.file.current()[1] if opened else None
             for _, each in several:
-                is_absent = unread is None or unread[each]
-                chunks[shard.hash, each] = (url, shard, each) if is_absent else None
+                mapped = unmapped is not None and not unmapped[each]
+                chunks[shard.hash, each] = None if mapped else (url, shard, each)
         return chunks
 
     def _fetch(self) -> None:

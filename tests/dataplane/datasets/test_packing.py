@@ -264,7 +264,7 @@ def test_a_store_is_asked_for_no_padding(tmp_path: Path) -> None:
     reader = RowReader(plan)
     pieces = reader.find(reader.stream.locate(np.arange(plan.rows))).pieces
     assert (pieces.copies[:, 1] == PADDING).any()
-    sizes = [dataset.shard(number).size for dataset, number in pieces.shards]
+    sizes = [dataset.shards[number].size for dataset, number in pieces.shards]
     asked = pieces.chunks(0, plan.rows)
     assert asked and all(0 <= chunk * CHUNK_BYTES < sizes[place] for place, chunk in asked)
     assert len(list(Loader(plan, micro_batch=4))) == plan.rows
