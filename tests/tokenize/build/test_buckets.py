@@ -78,7 +78,7 @@ def test_the_second_pass_reads_each_piece_once(
     assert sum(end - start for _, start, end in requests) == sum(held.values())
     count = -(-126_000 // (OPTIONS["shuffle_memory"] // 4))  # the corpus has 63,000 tokens
     assert len(requests) <= 2 * len(held) * count
-    assert max(sizes) < 2 * OPTIONS["shuffle_memory"] // 4
+    assert max(sizes) < 3 * OPTIONS["shuffle_memory"] // 4  # documents are in random buckets
 
 
 class Killed(BaseException):
