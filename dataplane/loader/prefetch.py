@@ -35,6 +35,8 @@ log = get_logger(__name__)
 
 Chunk = tuple[str, int]
 """A shard's hash and the number of a chunk."""
+Stored = tuple[str, Shard, int]
+"""The same chunk in its store: the URL of a dataset, a shard, and the number."""
 
 THREADS = 16
 BURST = 256
@@ -54,10 +56,10 @@ class Queue:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.order: deque[tuple[str, Shard, int]] = deque()
+        self.order: deque[Stored] = deque()
         self.waiting: defaultdict[str, set[int]] = defaultdict(set)
 
-    def add(self, chunks: Iterable[tuple[str, Shard, int]]) -> None:
+    def add(self, chunks: Iterable[Stored]) -> None:
         with self.changed:
             for url, shard, number in chunks:
                 self.order.append((url, shard, number))
@@ -98,7 +100,7 @@ class Prefetcher(Iterator[FoundRows]):
         """Blocks found, and finished by the reader."""
         self.wanted: Wanted = {}
         cache.folder.wanted.append(self.wanted)
-        self.burst: list[tuple[str, Shard, int]] = []
+        self.burst: list[Stored] = []
         self.queue = Queue()
         self.held = 0
         """Chunks in a row, the latest ones, that the cache had."""
@@ -163,7 +165,7 @@ class Prefetcher(Iterator[FoundRows]):
 
     def _find(self, *, wait: bool) -> bool:
         """Find the next block, and give its chunks to the fetching threads. Return False at the
-        end, and if another thread finds it, unless this one is to wait for that."""
+        end. If another thread is finding it, wait for that thread, or return False."""
         if not self.turn.acquire(blocking=wait):
             return False
         try:
@@ -185,7 +187,7 @@ class Prefetcher(Iterator[FoundRows]):
         finally:
             self.turn.release()
 
-    def _add(self, found: FoundRows, chunks: dict[Chunk, tuple[str, Shard, int] | None]) -> None:
+    def _add(self, found: FoundRows, chunks: dict[Chunk, Stored | None]) -> None:
         """Hand a block to the reader, and its chunks to the fetching threads."""
         rows = len(found.located.rows)
         with self.changed:
@@ -197,9 +199,8 @@ class Prefetcher(Iterator[FoundRows]):
             self.rows += rows
             self.found.append(found)
             self.changed.notify_all()
-        if self.held < BURST and (
-            first or len(self.burst) > BURST
-        ):  # the reader waits for the first
+        due = first or len(self.burst) > BURST  # the reader waits for the first
+        if due and self.held < BURST:
             self._release()
 
     def _is_walking(self) -> bool:
@@ -224,10 +225,11 @@ class Prefetcher(Iterator[FoundRows]):
             self.queue.add(burst)
 
     def _look(self) -> None:
-        """Look whether the cache has the chunks of a burst. If not, let the walk go on."""
+        """Look whether the cache has the chunks of a burst. Fetch the others, and let the walk go
+        on if there are some."""
         with self.changed:
             burst, self.burst = self.burst, []
-        shards: defaultdict[str, list[tuple[str, Shard, int]]] = defaultdict(list)
+        shards: defaultdict[str, list[Stored]] = defaultdict(list)
         for chunk in burst:
             shards[chunk[1].hash].append(chunk)
         lacking = []
@@ -241,12 +243,12 @@ class Prefetcher(Iterator[FoundRows]):
                 self.held = 0
                 self.changed.notify_all()
 
-    def _chunks(self, found: FoundRows) -> dict[Chunk, tuple[str, Shard, int] | None]:
-        """Return the chunks of remote shards that a block reads, and (url, shard, number) of those
-        that are not mapped."""
+    def _chunks(self, found: FoundRows) -> dict[Chunk, Stored | None]:
+        """Return the chunks of remote shards that a block reads, and where those are stored that
+        are not mapped."""
         located, pieces = found.located, found.pieces
         first, last = located.first, located.first + len(located.rows)
-        chunks: dict[Chunk, tuple[str, Shard, int] | None] = {}
+        chunks: dict[Chunk, Stored | None] = {}
         for place, several in groupby(pieces.chunks(first, last), key=lambda chunk: chunk[0]):
             dataset, number = pieces.shards[place]
             opened = dataset.opened(number)

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -140,7 +141,7 @@ def search(
             layout = grid.layout
             problem = replace(fastest[key], schedule=layout.schedule, chunks=layout.chunks)
             bound = fastest_bound(problem)
-            push(bound, lambda g=grid, b=bound: fill(g, b))  # type: ignore[misc]
+            push(bound, partial(fill, grid, bound))
 
     def fill(grid: Grid, least: float) -> None:
         if not may_fit(grid):
@@ -177,7 +178,7 @@ def search(
             outcome.refused.update(wrong)
         if shape is not None and may_be(shape, wanted):
             outcome.shapes += 1
-            push(shape_bound(costs, shape, simulate), lambda s=shape: expand(s))  # type: ignore[misc]
+            push(shape_bound(costs, shape, simulate), partial(expand, shape))
     while queue:
         bound, _, refine = heapq.heappop(queue)
         if bound >= ceiling():

@@ -77,12 +77,12 @@ def thinned(whole: Frontier) -> Frontier:
 
 
 def promising(frontiers: Sequence[Frontier], room: float, rate: float) -> list[Frontier]:
-    """Leave out what is in no fastest selection of all layers within the room.
+    """Leave out the selections that are part of no fastest selection of all layers in the room.
 
-    With `rate` seconds for a byte, a selection wastes what it costs beyond the cheapest one of its
-    layers. All layers together take at least the cheapest selections less the cost of the room, and
-    what they waste. So nothing that wastes more than the gap between that and the time of one
-    selection that fits is in a faster one.
+    With `rate` seconds for a byte, the waste of a selection is its cost beyond the cheapest one of
+    its layers. All layers together take at least the cheapest selections less the cost of the room,
+    and their waste. Call the gap the time of one selection that fits less that least time: a
+    selection with more waste is part of no faster one.
     """
     costs = [each.time + rate * each.memory for each in frontiers]
     time, spare, chosen = 0.0, room, []
