@@ -61,16 +61,19 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
 
 
 def test_each_cell_beside_others_has_its_proof() -> None:
-    section = (ROOT / "README.md").read_text().partition("\n## Beside others\n")[2]
-    section = section.partition("\n## ")[0]
-    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
-    cells = [cell.strip() for row in rows[2:] for cell in row]
-    assert len(cells) == 7 * 7
-    assert not [
-        cell for cell in cells if "](" not in cell and "][" not in cell and cell != "not found"
-    ]
-    proofs = re.findall(r"^\[([\w-]+)\]: https://\S+$", section, re.MULTILINE)
-    assert set(proofs) == set(re.findall(r"\]\[([\w-]+)\]", section))
+    proofs = []
+    for page, not_found in (("README.md", "–"), ("docs/beside-others.md", "not found")):
+        text = (ROOT / page).read_text()
+        rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
+        cells = [cell.strip() for row in rows[2:] for cell in row]
+        assert len(cells) == 7 * 7
+        assert not [
+            cell for cell in cells if "](" not in cell and "][" not in cell and cell != not_found
+        ]
+        proofs.append(dict(re.findall(r"^\[([\w-]+)\]: (https://\S+)$", text, re.MULTILINE)))
+        assert set(proofs[-1]) == set(re.findall(r"\]\[([\w-]+)\]", text))
+    short, long = proofs
+    assert short == long
 
 
 def test_the_changelog_has_the_form_of_keep_a_changelog() -> None:
@@ -101,10 +104,10 @@ def test_the_terminal_text_is_what_the_script_takes_from_a_demo() -> None:
     _, begin, rest = terminal.README.read_text().partition(terminal.BEGIN)
     block, end, _ = rest.partition(terminal.END)
     assert begin and end
-    lines = block.removeprefix("```\n").removesuffix("```\n").splitlines()
-    assert list(terminal.shown("\n".join(["something else", *lines]))) == lines
+    lines = block.splitlines()[2:-2]  # without the fences and the two commands
+    assert terminal.block("\n".join(["something else", *lines])) == block
     with pytest.raises(SystemExit, match="no line begins with"):
-        list(terminal.shown("\n".join(lines[1:])))
+        terminal.block("\n".join(lines[1:]))
 
 
 def test_every_picture_is_on_a_page() -> None:

@@ -1,4 +1,4 @@
-"""The terminal text of the README, from the output of a real demo: `make pictures`.
+"""The two commands of the README and what they print, from a real demo: `make pictures`.
 
     headrace demo --out runs/pictures/demo 2>&1 | tee demo.log
     python -m docs.generate.terminal demo.log
@@ -27,6 +27,9 @@ AFTER = (
     r"  tokens 0 to ",
 )
 """The beginnings of the lines that are shown, in their order; the first that fits is taken."""
+MAKE_RUN = "$ make run     # install, then go from corpus to trained model in runs/demo"
+"""The command that prints the lines below it."""
+MAKE_TEST = "$ make test    # run the tests"
 WIDE = 96
 """Characters of a line; a longer one ends in `…`."""
 
@@ -37,9 +40,13 @@ def main(log: Path) -> None:
     _, end, after = rest.partition(END)
     if not (begin and end):
         raise SystemExit(f"{README} has no text between {BEGIN.strip()} and {END}")
-    block = "```\n" + "\n".join(shown(log.read_text())) + "\n```\n"
-    README.write_text(before + begin + block + end + after)
+    README.write_text(before + begin + block(log.read_text()) + end + after)
     print(README)
+
+
+def block(output: str) -> str:
+    """Return the block of the page, from the output of a demo."""
+    return "\n".join(["```console", MAKE_RUN, *shown(output), MAKE_TEST, "```\n"])
 
 
 def shown(output: str) -> Iterator[str]:
