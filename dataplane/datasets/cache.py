@@ -27,7 +27,7 @@ from ...console.log import get_logger
 from ..arrays import Bytes
 from ..shards.compression import unpack
 from ..storage import storage
-from ..storage.verified import read_checked
+from ..storage.verified import read_checked, view_checked
 from .cache_folder import CacheFolder, unreadable
 from .chunks import (
     CHUNK_BYTES,
@@ -81,21 +81,9 @@ class Cache:
 
     def chunks(self, url: str, shard: Shard, first: int, last: int) -> list[Bytes]:
         """Return the verified chunks [first, last) of a shard, from the disk or from its store."""
-        loaded: dict[int, Bytes] = {}
-
-        def missing() -> list[int]:
-            loaded.update(self._load(shard, first, last))
-            return [number for number in range(first, last) if number not in loaded]
-
-        if missing():
-            with self._fetching(shard, first, last):
-                still = missing()  # another thread or process may have fetched some
-                self.folder.remove(shard, still)  # files on the disk that failed verification
-                if still and shard.stored_name:
-                    loaded = self._unpack(url, shard)
-                else:
-                    for run in spans(still):
-                        loaded |= self._fetch(url, shard, run)
+        loaded = dict(self._load(shard, first, last))
+        if len(loaded) < last - first:
+            loaded = self._bring(url, shard, first, last)
         return [loaded[number] for number in range(first, last)]
 
     def fetch(self, url: str, shard: Shard, first: int, last: int) -> int:
@@ -104,7 +92,7 @@ class Cache:
         held = self.held(shard, first, last)
         absent = [number for number in range(first, last) if number not in held]
         for start, end in spans(absent):
-            self.chunks(url, shard, start, end)
+            self._bring(url, shard, start, end)
         return len(absent)
 
     def held(self, shard: Shard, first: int, last: int) -> set[int]:
@@ -146,6 +134,19 @@ class Cache:
         for file in files:
             file.unmap()
 
+    def _bring(self, url: str, shard: Shard, first: int, last: int) -> dict[int, Bytes]:
+        """Return the chunks [first, last), of which the disk lacked some; another thread or process
+        may have fetched them meanwhile."""
+        with self._fetching(shard, first, last):
+            loaded = dict(self._load(shard, first, last))
+            missing = [number for number in range(first, last) if number not in loaded]
+            self.folder.remove(shard, missing)  # files on the disk that failed verification
+            if missing and shard.stored_name:
+                return self._unpack(url, shard)
+            for run in spans(missing):
+                loaded |= self._fetch(url, shard, run)
+        return loaded
+
     def _load(self, shard: Shard, first: int, last: int) -> Iterator[tuple[int, Bytes]]:
         """Read and verify those of the chunks [first, last) that are on the disk."""
         for run in self.folder.runs(shard, first, last):
@@ -166,7 +167,7 @@ class Cache:
         if end >= shard.size:
             end = shard.size + 1  # one byte more, to detect a file that has grown
 
-        def check(data: bytes) -> dict[int, Bytes]:
+        def check(data: storage.Buffer) -> dict[int, Bytes]:
             self._count(len(data))
             if start + len(data) > shard.size:
                 raise IntegrityError(
@@ -174,7 +175,7 @@ class Cache:
                 )
             return self._checked(where, shard, run, data)
 
-        return read_checked(where, check, start, end)
+        return view_checked(where, check, start, end)
 
     def _unpack(self, url: str, shard: Shard) -> dict[int, Bytes]:
         """Fetch, verify and decompress a whole compressed shard; return its chunks."""
@@ -189,7 +190,9 @@ class Cache:
         data = unpack(where, packed, shard.size, shard.details)
         return self._checked(where, shard, Run(0, -(-shard.size // CHUNK_BYTES)), data)
 
-    def _checked(self, where: str, shard: Shard, run: Run, data: bytes) -> dict[int, Bytes]:
+    def _checked(
+        self, where: str, shard: Shard, run: Run, data: storage.Buffer
+    ) -> dict[int, Bytes]:
         """Split the bytes of a run into chunks, verify them and write them to the cache."""
         whole, chunks = np.frombuffer(data, np.uint8), {}
         try:

@@ -150,10 +150,10 @@ class CacheFolder:
 
     def remove(self, shard: Shard, numbers: Sequence[int]) -> None:
         """Remove the files that hold some of these chunks."""
-        with self.locked() as usage:
-            for run in self._runs(shard):
-                if any(number in range(*run) for number in numbers):
-                    usage.bytes -= _remove(self.path(shard, run))
+        runs = [run for run in self._runs(shard) if not set(numbers).isdisjoint(range(*run))]
+        if runs:
+            with self.locked() as usage:
+                usage.bytes -= sum(_remove(self.path(shard, run)) for run in runs)
 
     def _missing(self, shard: Shard, run: Run) -> Iterator[Run]:
         """Yield the parts of a run that are not on the disk, each of the size of a file."""

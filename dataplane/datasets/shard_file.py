@@ -16,7 +16,7 @@ from ...console.errors import IntegrityError, StorageError
 from ..arrays import Bytes
 from ..storage import storage
 from ..storage.mapped import map_file
-from ..storage.verified import read_checked
+from ..storage.verified import view_checked
 from .cache import Cache
 from .chunks import CHUNK_BYTES, RESTORE, ChunkMap, check_chunk, check_chunk_table, spans
 from .manifest import Shard
@@ -179,7 +179,7 @@ class UncachedShardFile:
         return whole[start - base : end - base].tobytes()
 
     def _fetch(self, first: int, last: int) -> None:
-        def check(data: bytes) -> None:
+        def check(data: storage.Buffer) -> None:
             whole = np.frombuffer(data, np.uint8)
             for place, number in enumerate(range(first, last)):
                 chunk = whole[place * CHUNK_BYTES : (place + 1) * CHUNK_BYTES]
@@ -187,4 +187,4 @@ class UncachedShardFile:
                 self._chunks[number] = chunk
 
         end = min(last * CHUNK_BYTES, self.shard.size)
-        read_checked(self.where, check, first * CHUNK_BYTES, end)
+        view_checked(self.where, check, first * CHUNK_BYTES, end)

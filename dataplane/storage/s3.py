@@ -45,7 +45,7 @@ _failed: dict[tuple[str | None, ...], float] = {}
 _forked = False
 
 
-def read(url: str, start: int, end: int | None) -> bytes | None:
+def read(url: str, start: int, end: int | None) -> memoryview | None:
     """Return the bytes [start, end) of an object, or None to leave the read to fsspec."""
     bucket, _, key = url.removeprefix("s3://").partition("/")
     store = bucket, *map(os.environ.get, KNOWN)
@@ -56,8 +56,8 @@ def read(url: str, start: int, end: int | None) -> bytes | None:
     try:
         client = _client(*store)
         if end is None:
-            return bytes(client.get(key).bytes())[start:]
-        return bytes(client.get_range(key, start=start, end=end))
+            return memoryview(client.get(key).bytes())[start:]
+        return memoryview(client.get_range(key, start=start, end=end))
     except FileNotFoundError:  # fsspec says whether the bucket exists
         return None
     except Exception as error:  # obstore's errors share no class with those of fsspec

@@ -17,6 +17,8 @@ from . import hub, remote, s3
 from .atomic import replacing, sync
 from .faults import response_of, storage_error
 
+Buffer = bytes | memoryview
+
 
 def is_local(url: str) -> bool:
     return "://" not in url or url.startswith("file://")
@@ -36,6 +38,13 @@ def join(url: str, *names: str) -> str:
 
 def read(url: str, start: int = 0, end: int | None = None) -> bytes:
     """Read the bytes [start, end) of a file, or the whole file."""
+    data = view(url, start, end)
+    return data if isinstance(data, bytes) else bytes(data)
+
+
+def view(url: str, start: int = 0, end: int | None = None) -> Buffer:
+    """Read the same bytes; they are not copied out of the memory of the client that received them.
+    To copy megabytes into new memory takes more CPU time than to receive them."""
     if is_local(url):
         try:
             with local_path(url).open("rb") as file:

@@ -24,8 +24,10 @@ from ..arrays import Bytes
 from . import host_files, remote, storage
 from .faults import storage_error
 from .mapped import map_file
+from .storage import Buffer
 
 T = TypeVar("T")
+Data = TypeVar("Data", bytes, Buffer)
 
 log = get_logger(__name__)
 
@@ -43,9 +45,20 @@ def read_checked(
     `check` raises an IntegrityError for wrong bytes. A store is then asked again; the error says
     whether its answers were equal.
     """
+    return _checked(url, lambda: storage.read(url, start, end), check)
+
+
+def view_checked(
+    url: str, check: Callable[[Buffer], T], start: int = 0, end: int | None = None
+) -> T:
+    """Do the same with bytes that are not copied (`storage.view`)."""
+    return _checked(url, lambda: storage.view(url, start, end), check)
+
+
+def _checked(url: str, read: Callable[[], Data], check: Callable[[Data], T]) -> T:
     answers: list[str] = []
     for attempt in range(1, ANSWERS + 1):
-        data = storage.read(url, start, end)
+        data = read()
         try:
             return check(data)
         except IntegrityError as error:

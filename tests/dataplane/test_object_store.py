@@ -205,6 +205,7 @@ def test_obstore_reads_objects_and_parts_of_them(
     request.getfixturevalue("no_fsspec")
     for start, end in ((0, None), (10, None), (0, 5), (7, 900), (990, 2000)):
         assert storage.read(f"{bucket}/folder/name", start, end) == data[start:end]
+        assert isinstance(storage.view(f"{bucket}/folder/name", start, end), memoryview)  # no copy
 
 
 @pytest.mark.parametrize(
