@@ -152,6 +152,21 @@ def test_axes_smoothing_and_series(page: Page) -> None:
     assert browser.run(labels) == ["web"]
 
 
+def test_a_line_goes_on_over_steps_without_rows_of_its_source(page: Page) -> None:
+    script = (
+        "const values = arguments[1].map(value => value ?? NaN);"
+        "const curve = joined(arguments[0], {x: values.map((_, i) => i), mean: values});"
+        "return curve.x.map((x, i) => [x, curve.mean[i]])"
+    )
+    values = [3.0, None, 2.5, 2.4, None, 2.3, *[None] * 20, 2.2, 2.1]
+    joined = page.browser.run(script, "loss/web", values)
+    assert joined == [
+        [0, 3.0], [2, 2.5], [3, 2.4], [5, 2.3], [6, None], [25, None], [26, 2.2], [27, 2.1],
+    ]  # fmt: skip
+    assert len(page.browser.run(script, "loss", values)) == len(values), "not finite: a true gap"
+    assert page.browser.run(script, "loss/web", [None, None]) == []
+
+
 def test_runs_are_compared_and_switched_off(compared: Page, runs: Path) -> None:
     browser, titles = compared.browser, "return cards.map(card => card.panel.key)"
     found = browser.run(titles)

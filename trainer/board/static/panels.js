@@ -101,11 +101,20 @@ function panelsOf(runs) {
 const SIGNS = { resume: "restart", skipped: "skipped step", outlier: "outlier step" };
 const labelOf = (name, panel) => panel.prefix && name.startsWith(panel.prefix) ? name.slice(panel.prefix.length) : name === HELD + "loss" ? "all" : CURVE_NAMES[name] || name;
 
-/* Return a curve without its missing values if most are missing: it was measured in a few steps alone. */
-function known(curve) {
+const OF_EACH_STEP = ["loss", "grad_norm", HELD + "loss"]; // measured always: a missing value is one that is not finite
+const GAP = 10; // usual distances between values
+
+/* Return a curve as a line goes through it. A step without rows of a source has no loss of it, and most signals are not
+ * measured in each step: the line goes on to the next value, unless that is much further than usual (a phase without the
+ * source): the ends of such a gap stay. */
+function joined(name, curve) {
+  if (OF_EACH_STEP.includes(name)) return curve;
   const places = [...curve.mean.keys()].filter(i => curve.mean[i] === curve.mean[i]);
-  if (2 * places.length >= curve.mean.length) return curve;
-  return Object.fromEntries(Object.entries(curve).map(([name, values]) => [name, places.map(i => values[i])]));
+  if (places.length === curve.mean.length) return curve;
+  const distances = Float64Array.from(places.slice(1), (place, i) => place - places[i]);
+  const usual = Float64Array.from(distances).sort()[distances.length >> 1];
+  const kept = places.flatMap((place, i) => distances[i] > GAP * usual ? [place, place + 1, places[i + 1] - 1] : [place]);
+  return Object.fromEntries(Object.entries(curve).map(([part, values]) => [part, kept.map(i => values[i])]));
 }
 
 class Card {
@@ -138,7 +147,7 @@ class Card {
         if (!values || state.quiet.has(key(name))) continue;
         const label = runs.length > 1 ? run.name + (this.panel.curves.length > 1 ? ` ${labelOf(name, this.panel)}` : "") : labelOf(name, this.panel);
         curves.push({ run, name, label, colour: this.colour(run, name, runs.length), strong: name === "loss" || name === HELD + "loss",
-          ...known({ x: part.x, first: part.first, last: part.last, mean: values[0], low: values[1], high: values[2] }) });
+          ...joined(name, { x: part.x, first: part.first, last: part.last, mean: values[0], low: values[1], high: values[2] }) });
       }
     }
     const begins = runs.map(run => run.range[state.axis][0]), ends = runs.map(run => run.range[state.axis][1]);

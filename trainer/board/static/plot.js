@@ -290,12 +290,14 @@ class Plot {
       if (i >= curve.x.length || curve.mean[i] !== curve.mean[i]) continue;
       if (curve.x[i] < this.scale.x0 || curve.x[i] > this.scale.x1) continue;
       const [a, b] = [curve.first[i], curve.last[i]];
-      title ||= a === b ? `step ${a.toLocaleString("en")}` : `steps ${a.toLocaleString("en")} to ${b.toLocaleString("en")}`;
+      const steps = a === b ? `step ${a.toLocaleString("en")}` : `steps ${a.toLocaleString("en")} to ${b.toLocaleString("en")}`;
+      title ||= steps;
       const row = document.createElement("p"), key = document.createElement("i"), value = document.createElement("b");
       key.style.background = curve.colour;
       value.textContent = this.format(curve.mean[i]);
       row.append(key, `${curve.label} `, value);
       if (a !== b) row.append(` ${this.format(curve.low[i])} … ${this.format(curve.high[i])}`);
+      else if (title !== steps) row.append(` (${steps})`); // the nearest step that has a value of this curve
       rows.push(row);
     }
     this.tip.replaceChildren(Object.assign(document.createElement("p"), { textContent: title, className: "at" }), ...rows.slice(0, 14));
