@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from ...console.progress import human
-from ..drawing.page import page, section, tiles
+from ..drawing.page import page, section, sides, tiles
 from ..folder import RunFolder
 from ..report import view
 from ..report.reading.data import RunData
@@ -103,23 +103,14 @@ def _ranking(ranking: Ranking) -> str:
 
 
 def _mixtures(ranking: Ranking) -> str:
-    """Return the shares of all candidates; where they differ, the largest is marked."""
+    """Return the shares of all candidates; those that differ are bold."""
     sources = list(dict.fromkeys(name for each in ranking.candidates for name in each.shares))
     rows = []
     for source in sources:
         shares = [each.shares.get(source, 0.0) for each in ranking.candidates]
-        rows.append((max(shares) - min(shares) > 1e-9, source, shares))
-    body = "".join(
-        f'<tr class="{"differs" if differs else ""}"><th>{escape(source)}</th>'
-        + "".join(f"<td>{share:.2%}</td>" for share in shares)
-        + "</tr>"
-        for differs, source, shares in rows
-    )
-    head = "".join(f"<th>{escape(each.name)}</th>" for each in ranking.candidates)
-    return (
-        '<div class="scroll"><table class="sides"><thead><tr><th></th>'
-        f"{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
+        differ = max(shares) - min(shares) > 1e-9
+        rows.append((differ, [escape(source), *(f"{share:.2%}" for share in shares)]))
+    return sides(["", *(escape(each.name) for each in ranking.candidates)], rows)
 
 
 def _proofs(ranking: Ranking) -> str:

@@ -22,7 +22,7 @@ from ...console.errors import UserError
 from ...console.log import get_logger
 from ...dataplane.storage import storage
 from ..drawing.page import HINTS
-from ..drawing.style import COLOURS, SCROLL
+from ..drawing.style import COLOURS, SCROLL, SIDES
 from . import curves as drawn
 from .board import Board
 from .details import FILES, details
@@ -120,7 +120,7 @@ class Handler(BaseHTTPRequestHandler):
                 file, kind = PAGES[name]
                 return kind, (STATIC / file).read_bytes()
             case ["colours.css"]:
-                return "text/css; charset=utf-8", (COLOURS + SCROLL).encode()
+                return "text/css; charset=utf-8", (COLOURS + SCROLL + SIDES).encode()
             case ["hints.js"]:
                 return "text/javascript; charset=utf-8", HINTS.encode()
             case ["api", "runs"]:

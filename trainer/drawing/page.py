@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 
 from ... import __version__
@@ -75,6 +75,22 @@ def section(title: str, content: str, legend: str = "", unit: str = "") -> str:
     keys = f'<div class="keys">{legend}</div>' if legend else ""
     measure = f" <small>{unit}</small>" if unit else ""
     return f"<section><div class='head'><h2>{title}{measure}</h2>{keys}</div>{content}</section>"
+
+
+def sides(head: Sequence[str], rows: Iterable[tuple[bool, Sequence[str]]]) -> str:
+    """Return a table with a column for each run, from cells in HTML. Each row begins with whether
+    the runs differ: then its values are bold."""
+    names = "".join(f"<th>{cell}</th>" for cell in head)
+    body = "".join(
+        f'<tr class="{"differs" if differs else ""}"><th>{name}</th>'
+        + "".join(f"<td>{cell}</td>" for cell in cells)
+        + "</tr>"
+        for differs, (name, *cells) in rows
+    )
+    return (
+        f'<div class="scroll"><table class="sides" style="--columns:{len(head) - 1}"><thead>'
+        f"<tr>{names}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
 
 
 HINTS = """

@@ -13,14 +13,29 @@ SCROLL = """
 .scroll { overflow-x:auto; background:
   linear-gradient(90deg,var(--card) 50%,transparent) 0 0/36px 100% no-repeat local,
   linear-gradient(270deg,var(--card) 50%,transparent) 100% 0/36px 100% no-repeat local,
-  linear-gradient(90deg,var(--shade),transparent) 0 0/12px 100% no-repeat scroll,
-  linear-gradient(270deg,var(--shade),transparent) 100% 0/12px 100% no-repeat scroll; }
+  linear-gradient(90deg,var(--shade),transparent) 0 1px/12px calc(100% - 2px) no-repeat scroll,
+  linear-gradient(270deg,var(--shade),transparent) 100% 1px/12px calc(100% - 2px) no-repeat
+    scroll; }
 .scroll.cut::after { content:"swipe sideways for the rest →"; position:sticky; left:0;
   display:block; width:max-content; padding:2px 0 6px; font-size:12px; color:var(--soft); }
 """
 """Parts that are wider than the screen."""
 
-CSS = f"""{COLOURS}{SCROLL}"""
+SIDES = """
+@media (max-width:600px) {
+  table.sides { min-width:calc(var(--columns)*94px); }
+  table.sides,table.sides thead,table.sides tbody { display:block; }
+  table.sides tr { display:grid; grid-template-columns:repeat(var(--columns),minmax(84px,1fr));
+    gap:1px 10px; padding:7px 0; border-top:1px solid var(--line); }
+  table.sides thead tr { border-top:0; }
+  table.sides tr > * { min-width:0; padding:0; border:0; white-space:normal;
+    overflow-wrap:anywhere; }
+  table.sides tr > :first-child { grid-column:1/-1; font-weight:400; color:var(--soft); }
+  table.sides thead th:first-child:empty { display:none; } }
+"""
+"""A table with a column for each run. On a phone, the name of a row stands above its values."""
+
+CSS = f"""{COLOURS}{SCROLL}{SIDES}"""
 CSS += """
 * { box-sizing:border-box; margin:0; }
 body { background:var(--paper); color:var(--ink); font:15px/1.5 ui-sans-serif,system-ui,
@@ -101,7 +116,7 @@ footer { margin-top:26px; color:var(--soft); font-size:12.5px; text-align:center
   .pair { grid-template-columns:1fr; } main { padding:28px 14px; } }
 @media (max-width:600px) { .tiles div { flex-basis:40%; } section { padding:14px; }
   svg.wide { min-width:680px; } svg.half { min-width:420px; } svg.wide text { font-size:14px; }
-  .history,.sides { min-width:680px; } h1 { font-size:27px; } h2 { white-space:normal; }
+  .history { min-width:680px; } h1 { font-size:27px; } h2 { white-space:normal; }
   .meanings td:last-child:nth-child(n+4) { min-width:480px; } }
 @media print { body { background:#fff; } section,.tiles { break-inside:avoid; } }
 """

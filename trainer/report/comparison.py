@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from ...console.progress import as_bytes, human
-from ..drawing.page import page, section
+from ..drawing.page import page, section, sides
 from ..scores.records import compared_scores
 from . import view
 from .losses import losses_section
@@ -79,18 +79,8 @@ def _shown(value: object) -> str:
 
 
 def _sides(runs: Sequence[RunData], values: Mapping[str, Sequence[str]]) -> str:
-    """Return a table with a column for each run; rows that differ are bold."""
-    head = "".join(f"<th>{escape(run.name)}</th>" for run in runs)
-    rows = "".join(
-        f'<tr class="{"differs" if len(set(cells)) > 1 else ""}"><th>{escape(name)}</th>'
-        + "".join(f"<td>{escape(value)}</td>" for value in cells)
-        + "</tr>"
-        for name, cells in values.items()
-    )
-    return (
-        f'<div class="scroll"><table class="sides"><thead><tr><th></th>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>"
-    )
+    rows = ((len(set(cells)) > 1, [*map(escape, (name, *cells))]) for name, cells in values.items())
+    return sides(["", *(escape(run.name) for run in runs)], rows)
 
 
 def _phases(run: RunData) -> str:

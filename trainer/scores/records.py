@@ -12,7 +12,7 @@ from ...console.errors import InputError
 from ...dataplane.order.plan import Plan
 from ...dataplane.runlog import writer as lines
 from ..checkpoints import store as checkpoints
-from ..drawing.page import section
+from ..drawing.page import section, sides
 from ..folder import RunFolder
 from ..weights.source import Checkpoint, WeightSource
 from .config import ScoresConfig
@@ -144,21 +144,15 @@ def compared_scores(
     keys = dict.fromkeys(key for column in columns for key in column)
     if not keys:
         return ""
-    rows = ""
+    rows = []
     for task, metric in keys:
-        cells = [column.get((task, metric), ("–", None)) for column in columns]
-        kind = "differs" if len({text for text, _ in cells}) > 1 else ""
-        rows += f'<tr class="{kind}"><th>{escape(task)}</th><td>{escape(metric)}</td>' + "".join(
-            f"<td>{text}{'' if step is None else f' <em>step {step:,}</em>'}</td>"
-            for text, step in cells
-        )
-        rows += "</tr>"
-    heads = "".join(f"<th>{escape(name)}</th>" for name in ("task", "metric", *runs))
-    table = (
-        f'<div class="scroll"><table class="sides"><thead><tr>{heads}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>"
-    )
-    return section("Scores", table)
+        found = [column.get((task, metric), ("–", None)) for column in columns]
+        cells = [
+            f"{text}{'' if step is None else f' <em>step {step:,}</em>'}" for text, step in found
+        ]
+        differ = len({text for text, _ in found}) > 1
+        rows.append((differ, [escape(task), escape(metric), *cells]))
+    return section("Scores", sides([*map(escape, ("task", "metric", *runs))], rows))
 
 
 def _newest(

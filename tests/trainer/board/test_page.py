@@ -277,8 +277,12 @@ def test_nothing_is_cut_on_a_phone(page: Chromium, dark: bool) -> None:
         " && !each.closest('.scroll, #tabs')).length"
     )
     assert page.run(over) == 0
+    page.click("#tabs [role=tab]", 2)
+    page.until("return document.querySelector('#view table.sides')")
+    right = "return document.querySelector('#view td:last-child').getBoundingClientRect().right"
+    assert page.run(right) < 390, "the setting of a run is off the screen"
     page.click("#tabs [role=tab]", 4)
-    page.until("return document.querySelector('#view table')")
+    page.until("return document.querySelector('#view table:not(.sides)')")
     hint = "return getComputedStyle(document.querySelector('#view .scroll'), '::after').content"
     assert "swipe sideways" in page.run(hint), "the table of checkpoints is wider than a phone"
     page.click("#list summary")

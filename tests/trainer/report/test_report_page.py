@@ -16,6 +16,10 @@ from headrace.trainer import report
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
 STEPS = 60
+OFF_SCREEN = (
+    "return [...document.querySelectorAll(arguments[0])]"
+    ".filter(each => each.getBoundingClientRect().right > innerWidth).length"
+)
 
 
 @pytest.fixture(scope="module")
@@ -204,6 +208,7 @@ def test_nothing_is_cut_on_a_phone(
         ".map(each => each.outerHTML.slice(0, 90))"
     )
     assert browser.run(hinted) == [], "a table is cut without a hint"
+    assert browser.run(OFF_SCREEN, "table.sides *") == 0, "a value of a run is off the screen"
     paper = browser.run("return getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, paper.strip("rgb()").split(","))) < 150) is dark
     x, y = page.at_step(15)

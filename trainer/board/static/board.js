@@ -100,7 +100,7 @@ function drawRuns() {
     const done = run.last_step ? Math.min(1, (run.step || 0) / run.last_step) : 0;
     const chips = keys.slice(0, 4).map(key => el("span", { class: "chip", title: key }, `${key.split(".").pop()} ${text(state.settings[run.id]?.[key]).slice(0, 24)}`));
     return el("li", { class: run.id === focused()?.id ? "run focus" : "run" },
-      el("input", { type: "checkbox", checked: !state.hidden.has(run.id), "aria-label": `show ${run.name}`, style: { accentColor: colourOf(run) },
+      el("input", { type: "checkbox", checked: !state.hidden.has(run.id), "aria-label": `show ${run.name}`, style: { "accent-color": colourOf(run) },
         onchange: event => { event.target.checked ? state.hidden.delete(run.id) : state.hidden.add(run.id); changed(); } }),
       el("div", { class: "about" },
         el("button", { class: "title", title: run.url, onclick: () => { state.focus = run.id; changed(); } }, el("i", { style: { background: colourOf(run) } }), run.name),
@@ -117,7 +117,7 @@ function drawRuns() {
 /* Other tabs */
 const runChoice = () => el("label", { class: "which" }, "run ", el("select", { "aria-label": "run", onchange: event => { state.focus = event.target.value; changed(); } },
   ...state.runs.map(run => el("option", { value: run.id, selected: run === focused() }, run.name))));
-const table = (head, rows, kind = "") => el("div", { class: "scroll" }, el("table", { class: kind }, el("thead", {}, el("tr", {}, ...head.map(cell => el("th", {}, cell)))), el("tbody", {}, ...rows)));
+const table = (head, rows, kind = "") => el("div", { class: "scroll" }, el("table", { class: kind, style: { "--columns": head.length - 1 } }, el("thead", {}, el("tr", {}, ...head.map(cell => el("th", {}, cell)))), el("tbody", {}, ...rows)));
 const row = (cells, kind = "") => el("tr", { class: kind }, ...cells.map((cell, i) => el(i ? "td" : "th", {}, cell)));
 const card = (title, ...content) => el("section", { class: "card wide" }, el("div", { class: "head" }, el("h2", {}, title)), ...content);
 

@@ -14,7 +14,7 @@ function el(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (name === "class") element.className = value;
-    else if (name === "style") Object.assign(element.style, value);
+    else if (name === "style") for (const [property, each] of Object.entries(value)) element.style.setProperty(property, each);
     else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (value !== false && value !== null) element.setAttribute(name, value === true ? "" : value);
   }
