@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ..options.names import LinearForm
 from .state import HOST, Degrees, Shards, StatePart
 
 Unit = int | None
@@ -102,5 +103,6 @@ class EngineState:
     device: str
     """Kind of device that it runs on: cuda or cpu."""
     parts: Sequence[StatePart]
+    linear: LinearForm = "torch"
     memory: Callable[[Shards, Degrees], EngineMemory]
     """Makes the events of the engine in a step, for the rank that has these shards."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..options.names import AttentionForm, LongFilterForm
+from ..options.names import AttentionForm, LinearForm, LongFilterForm
 from ..options.precision import Precision
 from .state import Degrees
 
@@ -21,5 +21,7 @@ class Shape:
     degrees: Degrees = field(default_factory=Degrees)
     attention: AttentionForm = "a2a"
     hyena_li: LongFilterForm = "states"
+    linear: LinearForm = "torch"
+    """The function of the engine."""
     threads: int = 1
     """Threads of a rank on a CPU: each has scores of its own in attention."""

@@ -79,7 +79,12 @@ def memory(
     sequence in generation."""
     shards = rank_shards(config, degrees, degrees.tp - 1)  # the last rank has the most
     shape = Shape(
-        rows=rows, seq_len=seq_len, precision=precision, degrees=degrees, device=engine.device
+        rows=rows,
+        seq_len=seq_len,
+        precision=precision,
+        degrees=degrees,
+        device=engine.device,
+        linear=engine.linear,
     )
     return {
         "precision": precision.name,

@@ -12,6 +12,8 @@ AttentionForm = Literal["a2a", "ring"]
 """a2a: each rank has whole rows of some heads. ring: keys and values travel round the ranks."""
 LongFilterForm = Literal["states", "a2a"]
 """states: the final state of a part goes to the later parts. a2a: whole rows of some channels."""
+LinearForm = Literal["torch", "zero3"]
+"""Function that computes linear layers: torch's, or the one of DeepSpeed's ZeRO-3."""
 Backend = Literal["inductor", "aot_eager", "eager"]
 """inductor generates code; aot_eager traces forward and backward passes and runs torch's own
 operations, eager traces the forward pass alone. These two need no compiler."""

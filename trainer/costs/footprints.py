@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache
 from typing import NamedTuple, Protocol
 
 from ...models.accounting.pieces import ModelPasses, Passes, high
+from ...models.options.names import LinearForm
 from ...models.options.recompute import Rule
 from .planner.machine import Split
 from .planner.work import RULES
@@ -61,42 +62,46 @@ class Rows(NamedTuple):
 class Footprints:
     """Footprints of a model's sorts of layers in each layout."""
 
-    def __init__(self, traces: Callable[[Split, int], Traces], layers: Sequence[int]) -> None:
-        """`traces` of a split and a degree of experts; `layers` have the sort of each layer."""
+    def __init__(
+        self, traces: Callable[[Split, int, LinearForm], Traces], layers: Sequence[int]
+    ) -> None:
+        """`traces` of a split, a degree of experts and the linear layers of an engine; `layers`
+        have the sort of each layer."""
         self.traces = cache(traces)
         self.places = [layers.index(sort) for sort in range(max(layers) + 1)]
         """A layer of each sort."""
-        self._known: dict[tuple[Split, int], Rows] = {}
+        self._known: dict[tuple[Split, int, LinearForm], Rows] = {}
         """Layouts with numbers of their own."""
-        self.part = cache(self._part)
+        self.part, self.whole = cache(self._part), cache(self._whole)
 
-    def of(self, split: Split, ep: int) -> Rows:
+    def of(self, split: Split, ep: int, linear: LinearForm) -> Rows:
         """Return the footprints of each sort by rule, and of both ends."""
-        return self._known.get((split, ep)) or self.part(split.rows / split.ranks)
+        return self._known.get((split, ep, linear)) or self.part(split.rows / split.ranks, linear)
 
-    def _part(self, part: float) -> Rows:
+    def _part(self, part: float, linear: LinearForm) -> Rows:
         """Return the bound of a part of a row, or of several rows."""
-        whole = self._whole
+        whole = self.whole(linear)
         return Rows(
             [{rule: _part(size, part) for rule, size in sort.items()} for sort in whole.sorts],
             _part(whole.first, part),
             _part(whole.last, part),
         )
 
-    @cached_property
-    def _whole(self) -> Rows:
+    def _whole(self, linear: LinearForm) -> Rows:
         """Return the footprints of one row of one rank."""
-        traces = self.traces(WHOLE, 1)
+        traces = self.traces(WHOLE, 1, linear)
         return Rows(
             [{rule: least(traces.layer(place, rule)) for rule in RULES} for place in self.places],
             least(traces.first()),
             least(traces.last()),
         )
 
-    def refine(self, split: Split, ep: int, rules: Sequence[Iterable[Rule]]) -> bool:
+    def refine(
+        self, split: Split, ep: int, linear: LinearForm, rules: Sequence[Iterable[Rule]]
+    ) -> bool:
         """Trace these rules of each sort, and both ends, in this layout. Return True if a number
         changed."""
-        known, traces = self.of(split, ep), self.traces(split, ep)
+        known, traces = self.of(split, ep, linear), self.traces(split, ep, linear)
         sorts = [dict(sizes) for sizes in known.sorts]
         ends = footprint(traces.first()), footprint(traces.last())
         changed = ends != (known.first, known.last)
@@ -105,7 +110,7 @@ class Footprints:
                 exact = footprint(traces.layer(place, rule))
                 changed |= exact != sizes[rule]
                 sizes[rule] = exact
-        self._known[split, ep] = Rows(sorts, *ends)
+        self._known[split, ep, linear] = Rows(sorts, *ends)
         return changed
 
 

@@ -220,6 +220,7 @@ def timelines(job: Job, stage: int) -> list[Timeline]:
             degrees=degrees,
             attention=layout.attention,
             hyena_li=layout.hyena_li,
+            linear=state.linear,
             threads=job.threads if device == "cpu" else 1,
         )
         passes = model_passes(job.model, shape, job.rules)

@@ -15,6 +15,7 @@ from ...models.accounting.state import Degrees, Shards
 from ...models.accounting.step import input_bytes, stream_bytes
 from ...models.accounting.stored import stored
 from ...models.config import chunk_users
+from ...models.options.names import LinearForm
 from ...models.options.precision import Precision
 from ..run.config import RunConfig
 from .footprints import Traces
@@ -42,7 +43,7 @@ class OwnParts:
         _, self.layers = sorts_of(model)
         """Sort of each layer."""
 
-    def _shape(self, split: Split, ep: int) -> Shape:
+    def _shape(self, split: Split, ep: int = 1, linear: LinearForm = "torch") -> Shape:
         return Shape(
             rows=split.rows,
             seq_len=self.seq_len,
@@ -51,17 +52,18 @@ class OwnParts:
             degrees=Degrees(tp=split.tp, cp=split.cp, ep=ep),
             attention=split.attention,
             hyena_li=split.hyena_li,
+            linear=linear,
             threads=self.threads,
         )
 
-    def traces(self, split: Split, ep: int) -> Traces:
-        return Tracer(self.model, self._shape(split, ep))
+    def traces(self, split: Split, ep: int, linear: LinearForm) -> Traces:
+        return Tracer(self.model, self._shape(split, ep, linear))
 
     def inputs(self, split: Split) -> int:
-        return input_bytes(self._shape(split, 1))
+        return input_bytes(self._shape(split))
 
     def stream(self, split: Split) -> int:
-        return stream_bytes(self._shape(split, 1), self.model.width)
+        return stream_bytes(self._shape(split), self.model.width)
 
     def parameters(self, run: RunConfig, *, whole: bool) -> ParameterState:
         model = self.model if whole else one_of_each(self.model)

@@ -17,6 +17,7 @@ from ...models.accounting.pieces import ModelPasses
 from ...models.accounting.state import Degrees, Shards
 from ...models.accounting.step import Timeline
 from ...models.config import chunk_layers
+from ...models.options.names import LinearForm
 from ...models.options.precision import Precision
 from ...models.options.recompute import Rule
 from ..engines.config import EngineConfig
@@ -42,7 +43,7 @@ modules."""
 class ModelParts(Protocol):
     """A model, or modules that are not ours, as the memory of its ranks needs it."""
 
-    def traces(self, split: Split, ep: int) -> Traces: ...
+    def traces(self, split: Split, ep: int, linear: LinearForm) -> Traces: ...
     def inputs(self, split: Split) -> int:
         """Return the bytes of the tokens of a micro-batch."""
 
@@ -223,9 +224,10 @@ class RankMemory:
         """
         layout, shape = grid.layout, grid.shape
         split, ep = shape.split, layout.ep
-        passes, shards = self.footprints.traces(split, ep).whole(rules), self.shards(split.tp, ep)
+        passes = self.footprints.traces(split, ep, engine.linear).whole(rules)
+        shards = self.shards(split.tp, ep)
         if any(sequence):
-            other = self.footprints.traces(as_context(split), ep).whole(rules)
+            other = self.footprints.traces(as_context(split), ep, engine.linear).whole(rules)
             layers = zip(passes.layers, other.layers, sequence, strict=True)
             passes = replace(passes, layers=[two if there else one for one, two, there in layers])
             shards = dict(shards)

@@ -71,6 +71,7 @@ def state_of(
         engine=run.engine.describe(),
         device=device,
         parts=parts,
+        linear=run.engine.linear,
         memory=watched(memory, parts) if run.watch.layers is not None else memory,
     )
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ...models.accounting.level import EngineMemory
 from ...models.accounting.state import BytesPerParameter, Degrees, Shards, StatePart
-from ...models.options.names import Backend
+from ...models.options.names import Backend, LinearForm
 from ...models.options.precision import Precision
 from ..layout.config import LayoutConfig
 from .optimizers.config import OptimizerConfig
@@ -71,6 +71,11 @@ class EngineConfig(ABC):
     def offloads(self) -> bool:
         """True if the optimizer's states lie in host memory, where the CPU updates them."""
         return False
+
+    @property
+    def linear(self) -> LinearForm:
+        """The function that computes linear layers."""
+        return "torch"
 
     @abstractmethod
     def check(self, layout: LayoutConfig, processes: int, precision: Precision) -> None:

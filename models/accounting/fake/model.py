@@ -30,6 +30,7 @@ from ...precision import compute_dtype
 from ..count import build_meta
 from ..pieces import EMBEDDINGS, Passes
 from ..shape import Shape
+from .linear import linear_layers
 from .trace import Meter, fake_tensors, new_mode, trace
 
 T = TypeVar("T")
@@ -88,9 +89,13 @@ class FakeModel:
 
     @contextmanager
     def _fake_tensors(self) -> Iterator[None]:
-        """Make tensors fake inside, on the device of the shape."""
+        """Make tensors fake inside, on the device of the shape, and linear layers the engine's."""
         kernels = as_on_gpu() if self.shape.device == "cuda" else nullcontext()
-        with kernels, fake_tensors(compute_dtype(self.shape.precision), self.mode):
+        with (
+            kernels,
+            linear_layers(self.shape.linear),
+            fake_tensors(compute_dtype(self.shape.precision), self.mode),
+        ):
             yield
 
     def _build(self) -> Model:

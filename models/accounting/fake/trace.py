@@ -9,7 +9,7 @@ end, and returns both passes as `Passes`:
 
 Each pass is a list of pieces (accounting/pieces.py).
 
-What an operation allocates for itself and frees before it returns has no tensor; `SCRATCH` lists
+What an operation allocates for itself and frees before it returns has no tensor; scratch.py lists
 what is known of it.
 """
 
@@ -26,67 +26,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...kernels.choice import wanted
-from ...kernels.linear_cross_entropy import held_bytes
 from ..pieces import Passes, Piece
 from .repeated import result_of, storage_of, tensors_in
-
-
-def _loss_scratch(hidden: Tensor, weight: Tensor, *_: Any) -> int:
-    """Return the bytes of a chunk of logits, and of sums in fp32."""
-    size = hidden.element_size()
-    held = held_bytes(len(hidden), hidden.shape[1], len(weight), size)
-    return held - hidden.nbytes - weight.nbytes
-
-
-def _product_scratch(x: Tensor, weights: Tensor, _: Tensor) -> int:
-    return _pieces_of_groups(x, len(x) * weights.shape[1])
-
-
-def _outer_scratch(y: Tensor, x: Tensor, ends: Tensor) -> int:
-    return _pieces_of_groups(x, len(ends) * y.shape[1] * x.shape[1])
-
-
-def _pieces_of_groups(x: Tensor, numbers: int) -> int:
-    """Return the bytes of the groups' results, which a loop over the groups (layers/grouped.py)
-    joins: as many as those of the whole result."""
-    one_launch = wanted("auto", x.device) and x.dtype == torch.bfloat16
-    return 0 if one_launch else numbers * x.element_size()
-
-
-def _attention_scratch(q: Tensor, k: Tensor, *_: Any) -> int:
-    """Return the bytes that a CPU's threads hold in attention: the scores of a block, their sums,
-    and the block's result in fp32. Scores in bf16 are a copy."""
-    if wanted("auto", q.device):  # as on a GPU
-        return 0
-    queries, keys = _block(q, k)
-    scores = queries * keys * (4 if q.dtype == torch.float32 else 6)
-    return torch.get_num_threads() * (scores + 4 * queries * (2 + q.shape[-1]))
-
-
-def _attention_backward_scratch(_: Tensor, q: Tensor, k: Tensor, *__: Any) -> int:
-    """Return the bytes of the scores of a block and their gradients, and of a copy like q."""
-    if wanted("auto", q.device):
-        return 0
-    queries, keys = _block(q, k)
-    scores = queries * keys * (4 if q.dtype == torch.float32 else 6)
-    return torch.get_num_threads() * (2 * scores + 4 * queries) + q.nbytes
-
-
-def _block(q: Tensor, k: Tensor) -> tuple[int, int]:
-    """Return the queries and keys of a block of attention on a CPU (FlashAttentionKernel.cpp)."""
-    length = q.shape[-2]
-    return min(length, 256 if length >= 768 else 64 if length >= 192 else 32), min(512, k.shape[-2])
-
-
-SCRATCH: dict[str, Callable[..., int]] = {
-    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention_scratch,
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward_scratch,
-    "headrace::linear_cross_entropy": _loss_scratch,
-    "headrace::grouped_product": _product_scratch,
-    "headrace::grouped_outer": _outer_scratch,
-}
-"""Bytes that an operation holds beside its results while it runs, from its arguments."""
+from .scratch import SCRATCH
 
 
 class Meter(TorchDispatchMode):

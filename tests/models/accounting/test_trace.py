@@ -6,16 +6,21 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from headrace.models.accounting.fake.trace import fake_tensors, trace
+from headrace.models.accounting.fake.linear import linear_layers
+from headrace.models.accounting.fake.trace import Meter, fake_tensors, trace
 from headrace.models.accounting.pieces import Passes, change, high
 from headrace.models.kernels.choice import as_on_gpu
 from headrace.models.layers.grouped import grouped_product
+from headrace.models.layers.recompute import Recomputable
+from headrace.models.options.names import LinearForm
+from headrace.models.options.recompute import Selective
 
 sys.path.insert(0, str(Path(__file__).parent))
 from allocator import Levels, levels, turn
@@ -74,6 +79,25 @@ def allocated(run: Run) -> Levels:
     return levels(both)
 
 
+class Products(Recomputable):
+    """A layer whose products alone are kept."""
+
+    recompute, saved = True, Selective(save=("matmul",))
+
+    def __init__(self, layer: Layer) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, u: Tensor) -> Tensor:
+        result: Tensor = self.layer(u)
+        return result
+
+
+def products(layer: Layer, u: Tensor) -> Tensor:
+    result: Tensor = Products(layer)(u)
+    return result.square().mean()
+
+
 @pytest.mark.parametrize("run", [plain, again])
 def test_traced_levels_are_those_of_the_allocator(run: Run) -> None:
     passes = traced(run)
@@ -82,6 +106,54 @@ def test_traced_levels_are_those_of_the_allocator(run: Run) -> None:
     assert abs(passes.kept - real.turn) <= unseen
     most = max(high(passes.forward), passes.kept + high(passes.backward))
     assert abs(most - real.most) <= unseen
+
+
+@pytest.mark.parametrize("form", ["torch", "zero3"])
+def test_linear_layers_are_traced_as_the_engine_computes_them(
+    form: LinearForm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DeepSpeed's function drops the kept product of each linear layer with a bias."""
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    from deepspeed.runtime.zero.linear import zero3_linear_wrap
+
+    kept, most = {}, {}
+    for each in get_args(LinearForm):
+        with linear_layers(each):
+            passes = traced(products)
+        kept[each], most[each] = passes.kept, passes.kept + high(passes.backward)
+    assert kept["torch"] - kept["zero3"] == 4 * ROWS * LENGTH * (3 + 4 + 1) * WIDTH
+    if form == "zero3":
+        monkeypatch.setattr(nn.functional, "linear", zero3_linear_wrap)
+    real = allocated(products)
+    assert abs(kept[form] - real.turn) <= SCALARS
+    assert abs(most[form] - real.most) <= SCALARS
+
+
+BF16 = torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
+
+
+@pytest.mark.skipif(not BF16, reason="oneDNN has other blocks without AVX-512 and with AMX")
+@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize(("height", "inner", "width"), [(512, 128, 192), (128, 512, 192)])
+def test_products_in_bf16_hold_the_blocks_of_each_thread(
+    height: int, inner: int, width: int, columns: bool, threads: int
+) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        left, right = torch.ones(height, inner), torch.ones(inner, width)
+        if columns:
+            left = left.t().contiguous().t()
+        left, right = left.bfloat16(), right.bfloat16()
+        real = levels(lambda: left @ right).most
+        with fake_tensors(torch.bfloat16), Meter() as meter:
+            torch.empty_strided(left.shape, left.stride()) @ torch.empty(inner, width)
+    finally:
+        torch.set_num_threads(before)
+    found = meter.most - left.nbytes - right.nbytes
+    assert 0.96 < found / real < 1.01
+    assert height * width * 2 < 0.9 * real
 
 
 def test_the_passes_cancel_and_name_every_gradient() -> None:

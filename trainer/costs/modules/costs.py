@@ -54,7 +54,7 @@ class ModuleCosts(Costs):
 
 def sort_lines(costs: ModuleCosts) -> Iterator[str]:
     """Yield a line for each sort: its number, parameters, operations and bytes of a row."""
-    kept = costs.memory.footprints.of(WHOLE, 1).sorts
+    kept = costs.memory.footprints.of(WHOLE, 1, "torch").sorts
     columns = zip(costs.modules.sorts, costs.trace.sorts, kept, strict=True)
     for number, (sort, trace, sizes) in enumerate(columns):
         places = [place for place, other in enumerate(costs.modules.layers) if other == number]

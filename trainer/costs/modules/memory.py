@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from ....models.accounting.extrapolate import fitted
+from ....models.accounting.fake.linear import linear_layers
 from ....models.accounting.fake.trace import fake_tensors, new_mode, trace
 from ....models.accounting.passes import MOST_ROWS, renamed
 from ....models.accounting.pieces import ModelPasses, Passes
 from ....models.accounting.state import Shards
 from ....models.layers.recompute import Recomputable
+from ....models.options.names import LinearForm
 from ....models.options.precision import Precision
 from ....models.options.recompute import Rule, Selective
 from ....models.parallel.local_shard import LocalShard
@@ -38,19 +40,20 @@ class ModuleParts:
 
     def __init__(self, modules: ModuleModel, traced: ModelTrace, precision: Precision) -> None:
         self.modules, self.traced, self.precision = modules, traced, precision
-        self._known: dict[tuple[int, int, Rule], Passes] = {}
+        self._known: dict[tuple[int, int, Rule, LinearForm], Passes] = {}
 
     @cached_property
     def _built(self) -> Built:
         return Built(self.modules.module, self.precision)
 
-    def traces(self, split: Split, ep: int) -> Traces:
-        return ModuleTraces(self.modules, split.rows, self._traced)
+    def traces(self, split: Split, ep: int, linear: LinearForm) -> Traces:
+        return ModuleTraces(self.modules, split.rows, partial(self._traced, linear))
 
-    def _traced(self, number: int, rows: int, rule: Rule) -> Passes:
-        key = self.modules.layers[number], rows, rule
+    def _traced(self, linear: LinearForm, number: int, rows: int, rule: Rule) -> Passes:
+        key = self.modules.layers[number], rows, rule, linear
         if key not in self._known:
-            self._known[key] = self._built.trace(number, rows, rule)
+            with linear_layers(linear):
+                self._known[key] = self._built.trace(number, rows, rule)
         return self._known[key]
 
     def inputs(self, split: Split) -> int:

@@ -14,6 +14,7 @@ from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ....models.accounting.step import Timeline
+from ....models.options.names import LinearForm
 from ....models.options.precision import PRECISIONS, Precision
 from ....models.options.recompute import Rule, Selective
 from ...engines.config import EngineConfig
@@ -70,7 +71,7 @@ class Costs:
         self.sharded = remembered(self._sharded)
         self.beyond: dict[tuple[Any, ...], tuple[float, ...]] = {}
         """Bytes of plans of alike grids beyond the sum of their parts, for a first guess."""
-        self._useful: dict[tuple[Split, int], list[tuple[Rule, ...]]] = {}
+        self._useful: dict[tuple[Split, int, LinearForm], list[tuple[Rule, ...]]] = {}
 
     def _trace(self) -> ModelTrace:
         return trace(self.model, self.phase.seq_len, self.precision, self.device)
@@ -234,7 +235,7 @@ class Costs:
                 found += choices(form, size, longer, delayed, rules)
             sorts.append(replace(sort, choices=tuple(found)))
         held = self.memory.held(grid.engine, *_degrees(grid, shape.split))
-        ends = self.memory.footprints.of(shape.split, layout.ep)
+        ends = self.memory.footprints.of(shape.split, layout.ep, grid.engine.linear)
 
         def with_bytes(end: Fixed, held: Between, size: Footprint) -> Fixed:
             kept, work = size
@@ -272,24 +273,25 @@ class Costs:
         """Return the bytes of each sort of layer in one form."""
         split, ep = _split(grid, sequence), grid.layout.ep
         degrees = _degrees(grid, split)
-        sizes = self.memory.footprints.of(split, ep).sorts
+        linear = grid.engine.linear
+        sizes = self.memory.footprints.of(split, ep, linear).sorts
         held = self.memory.held(grid.engine, *degrees)
         engine, _ = self._engine(grid, split)
         stays = False in engine.reshards
         whole = self.memory.whole(grid.engine, *degrees) if stays else held
-        columns = sizes, self.useful(split, ep), held.layers, whole.layers
+        columns = sizes, self.useful(split, ep, linear), held.layers, whole.layers
         return [Sizes(*each, later) for each in zip(*columns, strict=True)]
 
     def _engine(self, grid: Grid, split: Split) -> tuple[messages.EngineMessages, ShardedParts]:
         return self.sharded(grid.engine, *_degrees(grid, split))
 
-    def useful(self, split: Split, ep: int) -> list[tuple[Rule, ...]]:
+    def useful(self, split: Split, ep: int, linear: LinearForm) -> list[tuple[Rule, ...]]:
         """Return, for each sort, the rules without those that another beats in everything. An
         engine adds the same bytes to all of them, and never turns the order of their times."""
-        key = split, ep
+        key = split, ep, linear
         if key not in self._useful:
             passes, _ = self.passes(split, ep)
-            sizes = self.memory.footprints.of(split, ep).sorts
+            sizes = self.memory.footprints.of(*key).sorts
             self._useful[key] = [
                 tuple(unbeaten({rule: (cost.again[rule], *size[rule]) for rule in RULES}))
                 for cost, size in zip(passes, sizes, strict=True)
@@ -299,15 +301,16 @@ class Costs:
     def refine(self, grid: Grid, ways: Sequence[Way]) -> bool:
         """Trace what these ways of the layers use in this layout. Return True if that changed the
         bytes of the problem."""
-        split, ep, changed = grid.shape.split, grid.layout.ep, False
+        split, ep, linear = grid.shape.split, grid.layout.ep, grid.engine.linear
+        changed = False
         for sequence in sorted({False, *(way.sequence for way in ways)}):
             own = as_context(split) if sequence else split
             used: list[dict[Rule, None]] = [{} for _ in self.sorts]
             for sort, way in zip(self.trace.layers, ways, strict=True):
                 if way.sequence == sequence:
                     used[sort][way.rule] = None
-            if self.memory.footprints.refine(own, ep, used):
-                self._useful.pop((own, ep), None)
+            if self.memory.footprints.refine(own, ep, linear, used):
+                self._useful.pop((own, ep, linear), None)
                 changed = True
         return changed
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ....console.errors import Problem, Problems
+from ....models.options.names import LinearForm
 from ....models.options.precision import Precision
 from ..config import EngineConfig
 
@@ -19,6 +20,8 @@ ZERO = "zero_optimization"
 PERSISTENCE = "stage3_param_persistence_threshold"
 PERSISTENT = 100_000
 """DeepSpeed's default of it."""
+EFFICIENT_LINEAR = "memory_efficient_linear"
+"""DeepSpeed's own function of linear layers in ZeRO-3."""
 EXTRA: dict[str, tuple[str, ...]] = {
     "": (
         "comms_logger",
@@ -30,7 +33,7 @@ EXTRA: dict[str, tuple[str, ...]] = {
     ZERO: (
         "enable_sanity_checks",
         "log_trace_cache_warnings",
-        "memory_efficient_linear",
+        EFFICIENT_LINEAR,
         "stage3_allgather_sequential",
         "stage3_max_live_parameters",
         "stage3_max_reuse_distance",
@@ -165,6 +168,11 @@ class ZeroConfig(EngineConfig):
         the optimizer on the device, it reduces after the last backward pass in any case."""
         after = self.zero == 1 and precision.separate_masters and not self.offloads
         return self.zero > 0 and not after
+
+    @property
+    def linear(self) -> LinearForm:
+        own = self.zero == 3 and self.extra.get(ZERO, {}).get(EFFICIENT_LINEAR, True)
+        return "zero3" if own else "torch"
 
     @property
     def persistent(self) -> int:

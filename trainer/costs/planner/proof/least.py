@@ -172,7 +172,8 @@ class LeastMemory:
 
 def whole_by_rule(costs: Costs, grid: Grid) -> dict[Rule, ModelPasses]:
     """Return the passes of all layers under each rule, in this layout."""
-    traces = costs.memory.footprints.traces(grid.shape.split, grid.layout.ep)
+    own = grid.shape.split, grid.layout.ep, grid.engine.linear
+    traces = costs.memory.footprints.traces(*own)
     return {rule: traces.whole([rule] * len(costs.trace.layers)) for rule in RULES}
 
 
