@@ -104,5 +104,6 @@ class EngineState:
     """Kind of device that it runs on: cuda or cpu."""
     parts: Sequence[StatePart]
     linear: LinearForm = "torch"
+    """The engine's function of linear layers."""
     memory: Callable[[Shards, Degrees], EngineMemory]
     """Makes the events of the engine in a step, for the rank that has these shards."""

@@ -13,6 +13,7 @@ from headrace.trainer.layout.groups import Parallel
 SMALL = ("synthetic.seq_len=256", "synthetic.batch_rows=4", "micro_batch_tokens=512", "threads=1")
 BUCKETS = ("engine.reduce_bucket_size=1000000", "engine.allgather_bucket_size=1000000")
 """As large as the gradients; the ranks' other tests have small ones."""
+OFFLOAD = ("engine.offload_optimizer=cpu",)
 RULES = ("none", "operator", "block", "{save: [matmul]}", "0.5")
 MODEL, HYBRID = "tiny-transformer", "tiny-hybrid"
 
@@ -65,9 +66,17 @@ def test_recompute_choices_have_their_true_memory_and_order(parallel: Parallel) 
         (MODEL, ["engine.zero=3", "recompute=block", "precision=bf16", *BUCKETS]),
         (HYBRID, ["engine.zero=3", "layout.tp=2", "recompute={save: [matmul]}", *BUCKETS]),
         (HYBRID, ["engine.zero=3", "layout.tp=2", "recompute=block", "precision=bf16", *BUCKETS]),
+        (MODEL, ["engine.zero=1", "recompute=block", "precision=bf16", *OFFLOAD, *BUCKETS]),
+        (
+            MODEL,
+            ["engine.zero=2", "recompute=block", "synthetic.batch_rows=8", *OFFLOAD, *BUCKETS],
+        ),
         ("tiny-moe", ["engine.kind=fsdp2", "layout.ep=2", "recompute=block"]),
     ],
-    ids=["tp", "pp", "hsdp", "ring", "zero1", "zero3", "zero3-matmul", "zero3-bf16", "ep"],
+    ids=[
+        *("tp", "pp", "hsdp", "ring", "zero1", "zero3", "zero3-matmul", "zero3-bf16"),
+        *("zero1-offload", "zero2-offload", "ep"),
+    ],
 )
 def test_two_ranks_have_the_counted_memory(
     ranks: Callable[[int], Any], model: str, words: list[str]

@@ -31,6 +31,7 @@ SINGLE = [
     "fsdp2-0-fp32",
     "fsdp2-0-bf16",
     "deepspeed-1-bf16-offload",
+    "deepspeed-1-fp32-offload",
     "deepspeed-2-fp32-offload",
     "fsdp2-0-bf16-ahead",
     "fsdp2-0-bf16-kept",

@@ -11,8 +11,9 @@ and bf16 holds the gradients of the last micro-batch beside the fp32 sums. `over
 second bucket in ZeRO-1 and 2. What lives for a part of a step is in step_memory.py.
 
 With `offload_optimizer`, masters, optimizer states and a copy of the sharded gradients lie in host
-memory, with a copy of what is on its way: weights in ZeRO-1 and 2, gradients in ZeRO-3 and in fp32.
-The device keeps room for its largest gradient, and in bf16 the sharded sums of ZeRO-2.
+memory, with a copy of what is on its way: weights in ZeRO-1 and 2, gradients in ZeRO-3 and in fp32
+in ZeRO-2 (if a step has several micro-batches; they are counted always). The device keeps room for
+its largest gradient, in bf16 the sharded sums of ZeRO-2, and in bf16 a bucket of ZeRO-1 in fp32.
 """
 
 from __future__ import annotations
@@ -76,8 +77,7 @@ def state_layout(
         reduced = 2 if config.communication_data_type == "bf16" else 4
         width = {1: 4, 2: compute, 3: reduced}[stage]
         buckets = 1 + (stage < 3 and config.overlaps(precision, device))
-        largest = config.reduce_bucket_size or largest_bucket
-        bucket = partial(_bucket, largest=largest)
+        bucket = partial(_bucket, most=config.reduce_bucket_size or largest_bucket)
         parts.append(whole(name="buffers", bytes_per_parameter=width * buckets, cut=bucket))
     if config.offloads:
         parts += _staging(stage, compute, half=half, sharded=sharded)
@@ -92,14 +92,12 @@ def _staging(
         return [sharded(name=f"{HOST}gradients", bytes_per_parameter=4)]
     parts = [
         sharded(name=f"{HOST}weights", bytes_per_parameter=compute),
-        StatePart(name=f"{HOST}gradients", bytes_per_parameter=compute, cut=_largest),
-        StatePart(name="gradients", bytes_per_parameter=compute, cut=_largest),
+        StatePart(name=f"{HOST}gradients", bytes_per_parameter=compute, cut=largest),
+        StatePart(name="gradients", bytes_per_parameter=compute, cut=largest),
     ]
-    if stage == 1:
+    if stage == 1 or not half:
         parts.append(sharded(name=f"{HOST}gradients", bytes_per_parameter=4))
-    if not half:
-        parts.append(sharded(name=f"{HOST}gradients", bytes_per_parameter=4))
-    elif stage == 2:
+    else:
         parts.append(sharded(name="gradients", bytes_per_parameter=4))
     return parts
 
@@ -109,12 +107,12 @@ def bucket_elements(parameters: int, largest: int) -> int:
     return min(-(-parameters // 256) * 256, largest)  # DeepSpeed wants an even number
 
 
-def _bucket(shapes: Shapes, ranks: int, *, largest: int) -> int:
-    return bucket_elements(elements(shapes.values()), largest)
+def _bucket(shapes: Shapes, ranks: int, *, most: int) -> int:
+    return bucket_elements(elements(shapes.values()), most)
 
 
-def _largest(shapes: Shapes, ranks: int) -> int:
-    """Elements of the largest parameter."""
+def largest(shapes: Shapes, ranks: int) -> int:
+    """Return the elements of the largest parameter."""
     return max(map(math.prod, shapes.values()), default=0)
 
 

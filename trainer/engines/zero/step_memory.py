@@ -4,10 +4,12 @@
     0       whole, to the end of the step                       last: a copy, to reduce
     1       whole, and a bucket                                 last: a copy of the own part
     1 bf16  whole in bf16 and in fp32                           a cast of each; last: a copy
+    1 bf16, optimizer offloaded: each is cast at once, then as in fp32
     2       into a bucket                                       the own part; bf16: a cast
     3       into a bucket that stays                            copies of the bucket
 
-ZeRO-2 in fp32 keeps whole gradients of the parameters on the edges of its part.
+ZeRO-2 in fp32 keeps whole gradients of the parameters on the edges of its part. With
+`offload_optimizer` these are in host memory, and ZeRO-1 writes its part there without a copy.
 
 ZeRO-3 keeps a gathered weight that it needs again soon: up to REUSED elements later. So a model
 below that size is whole from the forward pass of a layer to its backward pass.
@@ -26,7 +28,7 @@ from typing import TYPE_CHECKING
 from ....models.accounting.level import GRADIENTS, EngineMemory, Level, Unit
 from ....models.accounting.state import HOST, Degrees, Shapes, Shards, StatePart, state_bytes
 from ..shard_groups import layer_of
-from .memory import bucket_elements
+from .memory import bucket_elements, largest
 
 if TYPE_CHECKING:
     from ..config import StateOnDevice
@@ -52,6 +54,9 @@ class ZeroMemory(EngineMemory):
         """`largest_bucket` is the default of the device."""
         self.config, self.fp32 = config, state.fp32
         self.stage, self.half = config.zero, state.precision.separate_masters
+        self.offloads = config.offloads
+        self.late = self.stage == 1 and self.half and not self.offloads
+        """True if gradients are cast and reduced at the end of a backward pass."""
         self.bytes = state.precision.weight_bytes
         lasting = [part for part in state.parts if self._lasts(part)]
         self.lasting = state_bytes(lasting, shards, degrees)
@@ -91,8 +96,8 @@ class ZeroMemory(EngineMemory):
         """Return True for a part that lives from step to step."""
         name = part.name.removeprefix(HOST)
         if name == GRADIENTS and part.names != self.fp32:
-            sums = self.stage == 1 and self.half and part.bytes_per_parameter == SUMS
-            return self.stage == 3 or self.config.offloads or sums
+            sums = self.late and part.bytes_per_parameter == SUMS
+            return self.stage == 3 or sums or part.name.startswith(HOST) or part.cut is largest
         if name == BUFFERS:
             return self.stage == 3
         return name != GRADIENTS
@@ -100,6 +105,8 @@ class ZeroMemory(EngineMemory):
     def begin(self, level: Level) -> None:
         for name, size in self.lasting.items():
             level.add(name, size)
+        if self.stage == 2 and self.offloads and not self.half:
+            level.add(f"{HOST}{GRADIENTS}", (self.with_edges - self.part) * self.bytes)
 
     def enter(self, level: Level, unit: Unit, *, backward: bool) -> None:
         if self.stage == 3 and self.ranks > 1 and unit not in self.whole:
@@ -119,11 +126,14 @@ class ZeroMemory(EngineMemory):
 
     def gradient(self, level: Level, name: str, size: int, *, last: bool) -> None:
         own = name in self.fp32
-        if self.stage in (1, 2) and not (own or self.held or (self.stage == 1 and self.half)):
+        if self.stage in (1, 2) and not (own or self.held or self.late):
             width = SUMS if self.stage == 1 else self.bytes
             self.held = self.bucket * width * self.buckets
             level.add(BUFFERS, self.held)
         if own or self.stage < 2:
+            if self.stage == 1 and self.half and not (own or self.late):
+                cast, size = size, size // self.bytes * SUMS
+                level.passing(GRADIENTS, cast + size)
             if name not in self.sums:
                 self.sums[name] = size
                 level.add(GRADIENTS, size)
@@ -138,29 +148,33 @@ class ZeroMemory(EngineMemory):
         if self.stage == 3:
             width = 2 if self.config.communication_data_type == "bf16" else SUMS
             level.passing(BUFFERS, self.filled * width * (1 + self.clones))
-        else:
+        elif self.half:
             if not self.parted:
-                own = self.part * SUMS if self.half else self.with_edges * self.bytes
-                self.parted = own
-                level.add(GRADIENTS, self.parted)
-            elif not self.half:
+                self._keep(level, self.part * SUMS)
+            level.passing(BUFFERS, self.filled * SUMS)
+        elif not self.offloads:
+            if self.parted:
                 level.passing(GRADIENTS, self.parted)
-            if self.half:
-                level.passing(BUFFERS, self.filled * SUMS)
+            else:
+                self._keep(level, self.with_edges * self.bytes)
         self.filled = 0
+
+    def _keep(self, level: Level, size: int) -> None:
+        self.parted = size
+        level.add(GRADIENTS, size)
 
     def end_backward(self, level: Level, *, last: bool) -> None:
         if self.stage >= 2:
             self._reduce(level)
-        elif self.stage == 1 and self.half:
+        elif self.late:
             level.passing(BUFFERS, self.largest * SUMS)
         if last and self.stage == 0:
             level.passing(BUFFERS, sum(self.sums.values()))
-        if last and self.stage == 1 and self.half:
+        if last and self.late:
             level.passing(BUFFERS, self.elements * SUMS)
-        if last and self.stage == 1 and not self.half:
-            self.parted = self.part * SUMS
-            level.add(GRADIENTS, self.parted)
+        if last and self.stage == 1 and not self.late:
+            if not self.offloads:
+                self._keep(level, self.part * SUMS)
             for name in [name for name in self.sums if name not in self.fp32]:
                 level.add(GRADIENTS, -self.sums.pop(name))
         if self.stage != 1 or last:
@@ -168,7 +182,7 @@ class ZeroMemory(EngineMemory):
             self.held = 0
 
     def update(self, level: Level) -> None:
-        if self.stage in (1, 2) and not self.half:
+        if self.stage in (1, 2) and not (self.half or self.offloads):
             level.passing(GRADIENTS, self.part * SUMS)
         level.passing("working", 8 * min(self.largest, 1 << 24))
 
