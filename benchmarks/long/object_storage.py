@@ -45,9 +45,9 @@ from headrace.dataplane.loader.rows import RowReader
 from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.storage import remote, storage
 
-TOKENS, ROUNDS = 100_000_000, 5
-SLOW = {"mosaicml-streaming": 1}
-"""Rounds of a reader that takes minutes."""
+TOKENS, ROUNDS = 100_000_000, 12
+SLOW = {("litdata", 2): 3, ("mosaicml-streaming", 0): 1, ("mosaicml-streaming", 2): 1}
+"""Rounds of passes that take long: a reader and its workers."""
 URL = f"s3://{BUCKET}/headrace"
 LONG_ROW, LONG_BATCH, BOUND = 4096, 32, 80 << 20
 """Rows of the phase that is read with a bounded cache, and the bound."""
@@ -154,9 +154,9 @@ def compare(folder: Path, readers: list[str]) -> None:
     passes: defaultdict[Pass, list[dict[str, float]]] = defaultdict(list)
     for number in range(ROUNDS):
         for name in readers:
-            if number >= SLOW.get(name, ROUNDS):
-                continue
             for workers in (0,) if name.startswith("raw") else WORKERS:
+                if number >= SLOW.get((name, workers), ROUNDS):
+                    continue
                 for state in ("cold",) if name.startswith("raw") else ("cold", "warm"):
                     if state == "cold":
                         for cache in ("headrace", "litdata", "mosaicml-streaming"):
