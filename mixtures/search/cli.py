@@ -78,6 +78,8 @@ def search(
     if as_json:
         command.emit(_json(measured, fit, proposals, expected, files))
     command.say("\n".join(_lines(measured, fit, proposals, expected)))
+    if len(proposals) < count:
+        command.say(f"--max allows only {len(proposals)} mixtures that differ from those measured")
     for file in files:
         command.say(f"wrote {file}")
 

@@ -21,6 +21,9 @@ CONCENTRATION = 30.0
 """Sharpness of the first round around a mixture; it doubles in each round."""
 DIGITS = 3
 """Digits of a proposed share."""
+APART = 0.02
+"""Least difference, in the share of some source, between a proposal and any other mixture of the
+fit: two nearer ones would train nearly the same model."""
 
 
 @dataclass(frozen=True)
@@ -37,24 +40,30 @@ class Proposal:
 def propose(
     fit: Regression, best: float, count: int, most: Float64, seed: int = 0
 ) -> list[Proposal]:
-    """Return `count` mixtures to measure together, and each with its expected improvement on the
-    score `best`. `most` are the largest shares of the sources.
+    """Return `count` mixtures to measure together, or fewer if the limits allow no more: each where
+    the fit expects the most improvement on the score `best`. `most` are the largest shares of the
+    sources.
 
     Later ones are chosen as if earlier ones had been measured with the predicted scores.
     """
     random = np.random.default_rng(seed)
-    found, believed = [], fit
-    for _ in range(count):
-        shares = _best_of(random, believed, most, partial(expected_improvement, best))
+    found: list[Proposal] = []
+    believed, least = fit, best
+    while len(found) < count:
+        worth = partial(expected_improvement, least)
+        shares = _best_of(random, believed, most, worth, new=True)
+        if shares is None:
+            break
         found.append(proposal(fit, shares, best))
-        believed = believed.believing(shares)
+        believed, least = believed.believing(shares), min(least, found[-1].score)
     return found
 
 
 def expected_best(fit: Regression, best: float, most: Float64, seed: int = 0) -> Proposal:
     """Return the mixture with the lowest predicted score."""
-    random = np.random.default_rng(seed)
-    return proposal(fit, _best_of(random, fit, most, lambda mean, _: -mean), best)
+    shares = _best_of(np.random.default_rng(seed), fit, most, lambda mean, _: -mean)
+    assert shares is not None
+    return proposal(fit, shares, best)
 
 
 def proposal(fit: Regression, shares: Float64, best: float) -> Proposal:
@@ -76,9 +85,12 @@ def _best_of(
     fit: Regression,
     most: Float64,
     worth: Callable[[Float64, Float64], Float64],
-) -> Float64:
+    *,
+    new: bool = False,
+) -> Float64 | None:
     """Return the mixture whose predicted score and its error have the greatest worth: random ones
-    first, then ones around the best."""
+    first, then ones around the best. A `new` one is apart from those that the fit has; there may
+    be none."""
     centres = np.vstack([fit.shares, np.full((1, len(most)), 1 / len(most))])
     tried = [random.dirichlet(np.full(len(most), a), SAMPLES // 4) for a in (0.3, 1.0, 3.0)]
     tried.append(_around(random, centres, CONCENTRATION, SAMPLES // 4))
@@ -87,6 +99,11 @@ def _best_of(
         pool = _rounded(pool[(pool <= most + 1e-9).all(1)])
         if not len(pool):  # narrow limits: from the limits themselves
             pool = _rounded((most / most.sum())[None])
+        if new:
+            apart = np.abs(pool[:, None] - fit.shares[None]).max(-1).min(1)
+            pool = pool[apart >= APART]
+        if not len(pool):
+            return None
         pool = pool[np.argsort(-worth(*fit.predict(pool)), kind="stable")[:KEPT]]
         if number < ROUNDS - 1:
             pool = np.vstack([pool, _around(random, pool, CONCENTRATION * 2**number, SAMPLES)])

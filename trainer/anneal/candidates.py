@@ -62,7 +62,18 @@ def candidates(
             errors.append(error)
     if errors:
         raise SeveralErrors(errors) if len(errors) > 1 else errors[0]
+    _check_different(found)
     return found
+
+
+def _check_different(found: Iterable[Candidate]) -> None:
+    first: dict[str, Candidate] = {}
+    for each in found:
+        if (other := first.setdefault(each.plan.hash, each)) is not each:
+            raise MisuseError(
+                f"{other.name} and {each.name} have the same plan, and train the same model",
+                hint="leave one of them out",
+            )
 
 
 def parse_grid(words: Sequence[str]) -> dict[str, tuple[float, ...]]:

@@ -64,6 +64,21 @@ def test_better_shares_are_found_on_a_planted_problem(noise: float) -> None:
     assert float(np.median(blind)) > 3 * float(np.median(regrets))
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.01])
+def test_proposals_of_a_batch_differ(noise: float) -> None:
+    """From one another and from measured mixtures; and there are fewer if limits leave no room."""
+    random = np.random.default_rng(0)
+    shares = random.dirichlet(np.ones(4), 8)
+    fit = Regression(shares, true_score(shares) + noise * random.standard_normal(8), noise)
+    best = float(fit.predict(shares)[0].min())
+    found = [each.shares for each in propose(fit, best, 6, np.ones(4))]
+    every = np.vstack([shares, *found])
+    apart = np.abs(every[:, None] - every[None]).max(-1)[len(shares) :]
+    assert len(found) == 6
+    assert np.sort(apart, axis=1)[:, 1].min() >= 0.02 - 1e-9  # each is nearest to itself
+    assert len(propose(fit, best, 6, np.array([0.5, 0.49, 0.01, 0.0]))) == 1
+
+
 def test_predictions_are_as_sure_as_they_say() -> None:
     """Most true scores of mixtures that were not measured lie within two standard deviations; the
     errors are far below those of the mean."""

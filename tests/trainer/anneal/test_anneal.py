@@ -57,6 +57,8 @@ def test_candidates_are_trained_ranked_and_found_again(
     again = json.loads(anneal(*words, "--score", "digits=1").stdout)
     assert [each["name"] for each in again["candidates"]] == ["digits", "signs"]
     assert "which no held-out dataset has" in anneal(*words, "--score", "letterz=1").output
+    Path("copy.yaml").write_text(digits_yaml)
+    assert "digits and copy have the same plan" in anneal(*words[:3], "copy.yaml").output
     # Another request is refused, and each difference named.
     changed = anneal(*words, *only, "mixture.phases.anneal.tokens=5K")
     assert changed.exit_code == 1 and "candidates.signs, seed 0: the folder has" in changed.output
