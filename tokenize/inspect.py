@@ -67,10 +67,10 @@ def describe(url: str) -> str:
         lines += [f"  view of {view.url}: {view.text}", f"  {packing.describe(held)}"]
     elif view is not None:
         documents, tokens = documents_of(held)
-        lines.append(f"  view of {view.url}: its {documents:,} documents {view.text}")
+        lines.append(f"  view of {view.url}: its documents {view.text}")
         lines.append(
-            f"  {held.documents / max(1, documents):.1%} of them, "
-            f"{held.tokens / max(1, tokens):.1%} of the tokens"
+            f"  {held.documents / max(1, documents):.1%} of its {documents:,} documents, "
+            f"{held.tokens / max(1, tokens):.1%} of its {tokens:,} tokens"
         )
     if held.weights is not None:
         lines.append(f"  loss weights {', '.join(map(str, held.weights))}")

@@ -12,6 +12,7 @@ chosen documents. Order, rows, cache and hashes are therefore those of any datas
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,10 +38,18 @@ class View:
     """The dataset whose documents a view has, and how they were chosen and laid out."""
 
     url: str
-    where: str | None
-    """The expression that chose them; None: all of them."""
+    steps: tuple[str, ...]
+    """The expressions that chose them, in order; none: it has all of them. In each, `document`
+    counts the documents that the expressions before it have chosen."""
     bins: int | None = None
     """Tokens of a bin, if the view is packed."""
+
+    @property
+    def where(self) -> str | None:
+        """The choice in words; None if it has all documents."""
+        if len(self.steps) > 1:
+            return " then ".join(f"({step})" for step in self.steps)
+        return self.steps[0] if self.steps else None
 
     @property
     def text(self) -> str:
@@ -57,7 +66,14 @@ def view_of(url: str, manifest: Manifest) -> View | None:
     of = str(entry["of"])
     if storage.is_local(of) and not of.startswith("/"):
         of = posixpath.normpath(storage.join(url, of))
-    return View(of, entry["where"], packing.length_of(manifest))
+    where = entry["where"]
+    steps = (where,) if isinstance(where, str) else tuple(where or ())
+    return View(of, steps, packing.length_of(manifest))
+
+
+def recorded(steps: Sequence[str]) -> str | list[str] | None:
+    """Return the expressions of a view as its manifest stores them: one, a list, or none."""
+    return list(steps) if len(steps) > 1 else next(iter(steps), None)
 
 
 def documents_of(manifest: Manifest) -> tuple[int, int]:

@@ -20,7 +20,7 @@ class ThroughView:
     document: int
     """Number of the document there."""
     where: str | None
-    """The expression of the view; None if it has all documents."""
+    """The choice of the view in words; None if it has all documents."""
     packed: int | None = None
     """Tokens of a bin, if the view is packed."""
     first: int | None = None

@@ -27,7 +27,7 @@ def build_packed(config: BuildConfig, length: int, long: Long = "cut") -> dict[s
         packs[url] = PackConfig(
             dataset=url, length=length, out=out, long=long, engine=config.engine
         )
-        check_same(out, url, packs[url].entry(None))
+        check_same(out, url, packs[url].entry())
     manifests: dict[str, Manifest] = {}
     for url, held in build(config).items():
         manifests |= {url: held, packs[url].out: pack(packs[url])}

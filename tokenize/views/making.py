@@ -82,8 +82,12 @@ def make(making: Making) -> Manifest:
         before = len(held.generations)
         for number, shards, counts in _made(making, before):
             made = dataset.generations[number]
-            of = {"hash": made.hash, "documents": made.documents, "tokens": made.tokens}
-            provenance = {**making.provenance(dict(counts)), view.KEY: of}
+            # A view of a view is one of the dataset that has the tokens: its totals are recorded.
+            whole = made.provenance.get(view.KEY) or {
+                "documents": made.documents,
+                "tokens": made.tokens,
+            }
+            provenance = {**making.provenance(dict(counts)), view.KEY: whole | {"hash": made.hash}}
             held = held.append(manifests.write_generation(out, shards, provenance))
         if not held.documents:
             if not before:

@@ -7,7 +7,7 @@ best-fit would put bins of one kind side by side, and the longest piece first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -16,7 +16,7 @@ import numpy as np
 
 from ...console.errors import InputError, MisuseError
 from ...dataplane.arrays import Int64
-from ...dataplane.datasets import packing
+from ...dataplane.datasets import packing, view
 from ...dataplane.datasets.dataset import Dataset
 from ...dataplane.datasets.manifest import Manifest
 from ...dataplane.datasets.packing import Pieces
@@ -51,10 +51,11 @@ class PackConfig:
         if self.group_bins < 1:
             raise ValueError(f"group_bins {self.group_bins}: a group has at least one bin")
 
-    def entry(self, where: str | None) -> dict[str, Any]:
-        """Return how documents are chosen and laid out, for the settings of the manifest."""
+    def entry(self, steps: Sequence[str] = ()) -> dict[str, Any]:
+        """Return how documents are chosen and laid out, for the settings of the manifest; `steps`
+        are the expressions of the view that is packed."""
         rule = {"length": self.length, "long": self.long, "group_bins": self.group_bins}
-        return {"where": where, packing.KEY: rule}
+        return {"where": view.recorded(steps), packing.KEY: rule}
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ def pack(config: PackConfig) -> Manifest:
             verb="packing",
             dataset=dataset,
             out=out,
-            entry=config.entry(None if over is None else over.where),
+            entry=config.entry(() if over is None else over.steps),
             weights=(*weights, 0.0),  # the last code is that of padding
             worker=PackWorker(config),
             engine=config.engine,

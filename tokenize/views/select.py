@@ -14,6 +14,7 @@ from ...console.errors import InputError, MisuseError
 from ...dataplane.datasets import view
 from ...dataplane.datasets.dataset import Dataset
 from ...dataplane.datasets.manifest import Manifest
+from ...dataplane.datasets.view import View
 from ..executors import ExecutorConfig
 from .making import MadeShard, Making, ShardTask, made_shard, make
 from .where import Where, parse
@@ -99,36 +100,45 @@ def select(config: SelectConfig) -> Manifest:
             f"{base} is packed: its documents lie in bins",
             hint=f"select documents of {over.url}, and pack the view",
         )
-    chosen = where.text
-    if over is not None:
-        chosen = f"({over.where}) and ({where.text})"
     return make(
         Making(
             verb="selecting",
             dataset=dataset,
             out=out,
-            entry={"where": chosen},
+            entry={"where": view.recorded(_steps(over, where))},
             weights=dataset.manifest.weights,
             worker=SelectWorker(base, out, where.text),
             engine=config.engine,
             provenance=lambda nulls: {"counts": _counts(nulls)},
-            nothing=lambda held: _empty(base, where, held),
+            nothing=lambda held: _empty(dataset, where, held),
         )
     )
+
+
+def _steps(over: View | None, where: Where) -> tuple[str, ...]:
+    """Return the expressions of a view of a dataset or of the view `over`. Two expressions are
+    joined unless the second one counts what the first has chosen: then both are needed, in
+    order."""
+    if over is None:
+        return (where.text,)
+    if "document" in where.names:
+        return (*over.steps, where.text)
+    *before, last = over.steps
+    return (*before, f"({last}) and ({where.text})")
 
 
 def _counts(nulls: dict[str, int]) -> dict[str, int]:
     return {f"documents without {name}": count for name, count in sorted(nulls.items()) if count}
 
 
-def _empty(base: str, where: Where, held: Manifest) -> InputError:
-    total, _ = view.documents_of(held)
+def _empty(dataset: Dataset, where: Where, held: Manifest) -> InputError:
+    total = sum(made.documents for made in dataset.generations)
     nulls: Counter[str] = sum(
         (Counter(made.provenance["counts"]) for made in held.generations), Counter[str]()
     )
     listed = "".join(f"; {name}: {count:,}" for name, count in sorted(nulls.items()))
     return InputError(
-        f"no document of {base} is chosen: 0 of {total:,}{listed}",
+        f"no document of {dataset.url} is chosen: 0 of {total:,}{listed}",
         where=f"--where {where.text}",
         hint="look at the fields of some documents with `tokenize inspect URL --documents 10`",
     )

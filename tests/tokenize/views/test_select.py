@@ -26,7 +26,8 @@ from headrace.tokenize.executors import ExecutorConfig
 from headrace.tokenize.sources.fields import KeptField
 from headrace.tokenize.sources.format import SourceConfig
 from headrace.tokenize.verify import verify
-from headrace.tokenize.views.select import SelectConfig, select
+from headrace.tokenize.views.pack import PackConfig, pack
+from headrace.tokenize.views.select import SelectConfig, select, share_of
 
 Run = Callable[..., Path]
 FIELDS = ("language", "score", "good")
@@ -198,6 +199,42 @@ def test_a_view_of_a_view_is_a_view_of_the_dataset(
     assert read_dataset(tmp_path / "good") == [whole[number] for number in numbers]
 
 
+def test_document_counts_in_the_view_that_it_is_selected_from(
+    tmp_path: Path, base: Callable[..., Path]
+) -> None:
+    out = base()
+    view(out, "language == 'en'", tmp_path / "en")
+    half = view(tmp_path / "en", "document < 50", tmp_path / "half")
+    numbers = chosen(out, lambda row: row["language"] == "en")[:50]
+    opened = Dataset(str(tmp_path / "half"))
+    assert [number for number, _ in opened.places_in_view(0, 50)] == numbers
+    assert opened.view is not None
+    assert opened.view.steps == ("language == 'en'", "document < 50")
+    text = "where (language == 'en') then (document < 50)"
+    assert opened.view.text == text
+    assert half.settings["view"]["where"] == ["language == 'en'", "document < 50"]
+    described = inspect.describe(str(tmp_path / "half"))
+    assert f"view of {out}: its documents {text}" in described
+    assert f"{50 / 300:.1%} of its 300 documents" in described
+    assert share_of(half).startswith("50 of 300 documents")
+
+    # The expressions that are recorded, run one after another on the dataset, give the same view.
+    view(out, opened.view.steps[0], tmp_path / "one")
+    again = view(tmp_path / "one", opened.view.steps[1], tmp_path / "two")
+    assert again.hash == half.hash
+
+    view(tmp_path / "half", "good", tmp_path / "good")
+    good = Dataset(str(tmp_path / "good")).view
+    assert good is not None
+    assert good.steps == ("language == 'en'", "(document < 50) and (good)")
+    pack(PackConfig(dataset=str(tmp_path / "half"), length=64, out=str(tmp_path / "packed")))
+    packed = Dataset(str(tmp_path / "packed")).view
+    assert packed is not None
+    assert packed.text == f"{text}, packed to 64 tokens"
+    with pytest.raises(InputError, match=r"no document of .*half is chosen: 0 of 50"):
+        view(tmp_path / "half", "document > 60", tmp_path / "none")
+
+
 def test_a_view_grows_with_its_dataset(tmp_path: Path, base: Callable[..., Path]) -> None:
     out = base()
     first = view(out, BIN, tmp_path / "view")
@@ -266,7 +303,9 @@ def test_the_command_makes_and_describes_a_view(tmp_path: Path, base: Callable[.
     assert result.exit_code == 0
     numbers = chosen(out, in_bin)
     assert f"{len(numbers)} of 300 documents" in result.output
-    assert f"view of {out}: its 300 documents where {BIN}" in inspect.describe(target)
+    described = inspect.describe(target)
+    assert f"view of {out}: its documents where {BIN}" in described
+    assert f"{len(numbers) / 300:.1%} of its 300 documents, " in described
     shown = inspect.document(target, 1)
     assert shown == inspect.document(str(out), numbers[1])
     with pytest.raises(MisuseError, match="no field `size`"):
