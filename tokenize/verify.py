@@ -63,13 +63,15 @@ class VerifyWorker:
         return self.opened.manifest
 
     def __call__(self, shard: Shard) -> Iterator[ShardCheck]:
-        name = shard.stored_name or shard.name
         try:
             what = self._problem(shard)
         except UserError as error:
             what = error.what
-        hint = REMOVE if shard.task else REBUILD
-        yield ShardCheck(shard.size, Damage(name, what, shard.task, hint) if what else None)
+        name = self._place(shard.stored_name or shard.name)
+        damage = Damage(name, what, shard.task, self._hint(shard)) if what else None
+        yield ShardCheck(shard.size, damage)
+        if (damage := self._view_damage(shard, sound=what is None)) is not None:
+            yield ShardCheck(0, damage)
         if (damage := self._fields_damage(shard)) is not None:
             yield ShardCheck(0, damage)
 
@@ -97,8 +99,6 @@ class VerifyWorker:
                 f"it has {contents.documents:,} documents and {contents.tokens:,} tokens; the "
                 f"manifest says {whole['documents']:,} and {whole['tokens']:,}"
             )
-        if (chosen := view.selection_of(self.url, shard)) is not None:  # opening compares its sums
-            OpenShard(0, self.opened.file(shard), shard, held, chosen)
         if contents.largest_id >= held.tokenizer.vocab_size:
             return (
                 f"it has the id {contents.largest_id}, but the vocabulary has only "
@@ -109,13 +109,37 @@ class VerifyWorker:
             return f"a document ends with the id {min(contents.ends - {end})}, not with {end}"
         return None
 
+    def _place(self, name: str) -> str:
+        """Return a file of a shard as a person finds it: with the URL of its dataset, if that is
+        another one."""
+        return name if self.opened.view is None else storage.join(self.opened.shards_url, name)
+
+    def _hint(self, shard: Shard) -> str:
+        """Return how a file of a shard is repaired."""
+        if (of := self.opened.view) is not None:
+            return f"`tokenize verify {of.url}` says how to repair the dataset of the view"
+        return REMOVE if shard.task else REBUILD
+
+    def _view_damage(self, shard: Shard, *, sound: bool) -> Damage | None:
+        """Return the damage of the file that says what a view has of a shard, or None. Its sums can
+        be compared if the shard is sound."""
+        if self.opened.view is None:
+            return None
+        try:
+            chosen = view.selection_of(self.url, shard)
+            if sound:  # opening compares the sums
+                OpenShard(0, self.opened.file(shard), shard, self.manifest, chosen)
+        except UserError as error:
+            return Damage(view.file_of(shard), error.what, hint=view.AGAIN)
+        return None
+
     def _fields_damage(self, shard: Shard) -> Damage | None:
         """Return the damage of the file that holds the fields of a shard's documents, or None."""
         kept = self.manifest.kept_fields
         file = fields.file_of(shard)
         if file is None:
             what = "it has no file of fields; the manifest names some" if kept else None
-            return Damage(shard.name, what, shard.task) if what else None
+            return Damage(self._place(shard.name), what, shard.task) if what else None
         try:
             documents = shard.details.get(view.KEY, vars(shard))["documents"]
             reader = fields.FieldsReader(self.opened.shards_url, file)
@@ -125,7 +149,7 @@ class VerifyWorker:
                 what = f"it has the fields {', '.join(table.column_names)}, not {', '.join(kept)}"
         except UserError as error:
             what = error.what
-        return Damage(file.name, what, shard.task, REMOVE) if what else None
+        return Damage(self._place(file.name), what, shard.task, self._hint(shard)) if what else None
 
 
 def verify(url: str, engine: ExecutorConfig | None = None) -> list[Damage]:
@@ -161,8 +185,12 @@ def _file_damage(url: str, name: str, held: Manifest) -> Damage | None:
     try:
         read_named(url, name)
     except UserError as error:
-        rewritten = name == held.tokenizer.spec.get("file") and not held.settings.get("indexed")
-        return Damage(name, error.what, hint=RUN_AGAIN if rewritten else REBUILD)
+        hint = REBUILD
+        if view.KEY in held.settings:
+            hint = view.AGAIN
+        elif name == held.tokenizer.spec.get("file") and not held.settings.get("indexed"):
+            hint = RUN_AGAIN
+        return Damage(name, error.what, hint=hint)
     return None
 
 

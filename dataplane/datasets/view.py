@@ -30,7 +30,10 @@ from .packing import Pieces
 FOLDER = "views"
 KEY = "view"
 """Key of `Manifest.settings` and of `Shard.details`."""
-AGAIN = "make the view again with `tokenize select` or `tokenize pack`"
+AGAIN = (
+    "make the view again: the same `tokenize select` or `tokenize pack` writes lost and damaged "
+    "files again"
+)
 
 
 @dataclass(frozen=True)

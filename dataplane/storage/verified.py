@@ -12,7 +12,8 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
@@ -22,7 +23,7 @@ from ...console.errors import IntegrityError
 from ...console.log import get_logger
 from ..arrays import Bytes
 from . import host_files, remote, storage
-from .faults import storage_error
+from .faults import AbsentError, storage_error
 from .mapped import map_file
 from .storage import Buffer
 
@@ -33,6 +34,8 @@ log = get_logger(__name__)
 
 ANSWERS = 4
 """Answers of a store that are checked before an error is raised."""
+READERS = 16
+"""Files that are checked in parallel: on an object store each is a request."""
 NAME = re.compile(r"[0-9a-f]{32}")
 REBUILD = "restore it from a copy, or build the dataset again at another URL"
 
@@ -102,6 +105,22 @@ def read_named(url: str, name: str, *, hint: str = REBUILD) -> bytes:
         return data
 
     return read_checked(where, check)
+
+
+def lost_or_damaged(url: str, names: Iterable[str]) -> set[str]:
+    """Return the files of `url`, named by their content, that are absent or damaged."""
+
+    def is_whole(name: str) -> bool:
+        try:
+            read_named(url, name)
+        except (AbsentError, IntegrityError):
+            return False
+        return True
+
+    listed = list(names)
+    with ThreadPoolExecutor(READERS) as pool:
+        whole = pool.map(is_whole, listed)
+        return {name for name, sound in zip(listed, whole, strict=True) if not sound}
 
 
 def map_named(url: str, name: str) -> Bytes:

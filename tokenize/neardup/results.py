@@ -17,7 +17,7 @@ import numpy as np
 
 from ...console.errors import InputError, IntegrityError, MisuseError
 from ...dataplane.storage import storage
-from ...dataplane.storage.verified import read_named, write_named
+from ...dataplane.storage.verified import lost_or_damaged, read_named, write_named
 from .clusters import Clusters
 
 NAME = "neardup.json"
@@ -88,11 +88,10 @@ def read_table(out: str, results: Results, name: str) -> Any:
 
 
 def is_whole(out: str, results: Results) -> bool:
-    """Return True if the drop list and the tables are those that the results name."""
-    folder = folder_of(out)
+    """Return True if the drop list and the tables have the hashes that the results name."""
     if not storage.exists(out) or _digest(storage.read(out)) != results.drop_list:
         return False
-    return all(storage.exists(storage.join(folder, name)) for name in results.files.values())
+    return not lost_or_damaged(folder_of(out), results.files.values())
 
 
 def write_tables(

@@ -1,32 +1,35 @@
 """Make a view: a dataset of documents of another one, shard by shard.
 
 One task for each shard of the other dataset writes a small file, named by its content, that says
-what the view has of the shard. The manifest is written last. Run again after the other dataset has
-grown, the view grows by the new generations.
+what the view has of the shard. The manifest is written last. Run again, lost and damaged files are
+made again; after the other dataset has grown, the view grows by the new generations.
 """
 
 from __future__ import annotations
 
 import posixpath
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from ...console.errors import InputError, MisuseError, StorageError
+from ...console.errors import InputError, IntegrityError, MisuseError, StorageError
+from ...console.log import get_logger
 from ...console.progress import Progress
 from ...dataplane.datasets import manifest as manifests
 from ...dataplane.datasets import packing, view
 from ...dataplane.datasets.dataset import Dataset
 from ...dataplane.datasets.manifest import Manifest, Shard
 from ...dataplane.storage import storage
-from ...dataplane.storage.verified import read_named, write_named
+from ...dataplane.storage.verified import lost_or_damaged, read_named, write_named
 from .. import executors
 from ..build.lock import BuildLock
 from ..build.settings import LOCKS, work_url
 from ..executors import ExecutorConfig
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,8 @@ def make(making: Making) -> Manifest:
     with BuildLock(work_url(out, LOCKS)):
         held = _existing(making)
         before = len(held.generations)
-        for number, shards, counts in _made(making, before):
+        _restore(making, held)
+        for number, shards, counts in _made(making, range(before, len(dataset.generations))):
             made = dataset.generations[number]
             # A view of a view is one of the dataset that has the tokens: its totals are recorded.
             whole = made.provenance.get(view.KEY) or {
@@ -163,17 +167,47 @@ def _another(out: str, old: Manifest) -> StorageError:
     )
 
 
-def _made(making: Making, before: int) -> Iterator[tuple[int, list[Shard], Counter[str]]]:
-    """Yield the shards of each new generation, and the sums of their counts."""
+def _restore(making: Making, held: Manifest) -> None:
+    """Make the generations of a view again that have lost or damaged files."""
+    out = making.out
+    damaged = lost_or_damaged(out, held.files)
+    if damaged & {held.tokenizer.spec.get("file")}:
+        _copy_tokenizer(making.dataset.url, out, held)
+    again = [
+        number
+        for number, made in enumerate(held.generations)
+        if made.table in damaged
+        or lost_or_damaged(out, map(view.file_of, manifests.load_table(out, made)))
+    ]
+    for number, shards, _ in _made(making, again):
+        table = manifests.write_generation(out, shards).table
+        if table != held.generations[number].table:  # made by other versions of libraries
+            raise IntegrityError(
+                f"generation {number} of {out} has lost or damaged files, and this version of "
+                "headrace makes others",
+                hint="restore them from a copy, or remove the view and make it again; plans of "
+                "it are then made again too",
+            )
+        log.warning("generation %d of %s had lost or damaged files: made again", number, out)
+
+
+def _made(
+    making: Making, numbers: Sequence[int]
+) -> Iterator[tuple[int, list[Shard], Counter[str]]]:
+    """Yield the shards of these generations, and the sums of their counts."""
     dataset = making.dataset
     edges = np.cumsum([0, *(made.shards for made in dataset.generations)]).tolist()
-    tasks = [ShardTask(n, dataset.shards[n].documents) for n in range(edges[before], edges[-1])]
+    tasks = [
+        ShardTask(n, dataset.shards[n].documents)
+        for number in numbers
+        for n in range(edges[number], edges[number + 1])
+    ]
     found: dict[int, MadeShard] = {}
     with Progress(making.verb, total=sum(task.size for task in tasks), unit="") as progress:
         for made in executors.run(making.engine, making.worker, tasks):
             found[made.number] = made
             progress.advance(made.size)
-    for number in range(before, len(dataset.generations)):
+    for number in numbers:
         parts = [found[n] for n in range(edges[number], edges[number + 1])]
         counts = sum((Counter(part.counts) for part in parts), Counter[str]())
         yield number, [part.shard for part in parts if part.shard is not None], counts

@@ -230,6 +230,26 @@ def test_a_second_search_has_nothing_to_do_unless_something_changed(
     assert pq.read_table(out).num_rows < first.duplicates
 
 
+@pytest.mark.parametrize("list_too", [True, False], ids=["list too", "list whole"])
+@pytest.mark.parametrize("lost", [True, False], ids=["lost", "damaged"])
+def test_a_second_search_makes_lost_and_damaged_tables_again(
+    copies: list[Path], tmp_path: Path, lost: bool, list_too: bool
+) -> None:
+    out = tmp_path / "drop.parquet"
+    first, whole = search(copies, out), snapshot(tmp_path / "drop.neardup")
+    for name in first.files.values():
+        table = tmp_path / "drop.neardup" / name
+        data = bytearray(table.read_bytes())
+        data[len(data) // 2] ^= 1
+        table.write_bytes(data)
+        if lost:
+            table.unlink()
+    if list_too:
+        out.unlink()
+    assert search(copies, out) == first
+    assert snapshot(tmp_path / "drop.neardup") == whole
+
+
 def test_a_damaged_part_is_named(
     copies: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from corpora import read_dataset, snapshot, texts
+from corpora import ONE, read_dataset, snapshot, texts
 from small_data import plan_of
 
 from headrace.console.errors import InputError, IntegrityError, MisuseError, StorageError
@@ -283,7 +283,19 @@ def test_a_damaged_view_is_an_error(tmp_path: Path, base: Callable[..., Path]) -
     bits.write_bytes(bytes([bits.read_bytes()[0] ^ 1]) + bits.read_bytes()[1:])
     with pytest.raises(IntegrityError, match="does not match the hash in its name"):
         read_dataset(tmp_path / "view")
-    assert verify(str(tmp_path / "view"))
+    (damage,) = verify(str(tmp_path / "view"), ONE)
+    assert damage.name == f"views/{bits.name}"
+    assert "make the view again" in damage.hint
+
+
+def test_a_damaged_dataset_is_named_by_its_view(tmp_path: Path, base: Callable[..., Path]) -> None:
+    out = base()
+    view(out, BIN, tmp_path / "view")
+    shard = next((out / "shards").iterdir())
+    shard.write_bytes(shard.read_bytes()[:-1])
+    damage = verify(str(tmp_path / "view"), ONE)
+    assert [item.name for item in damage] == [str(shard)]
+    assert f"tokenize verify {out}" in damage[0].hint
 
 
 def test_an_empty_view_is_an_error_with_counts(tmp_path: Path, base: Callable[..., Path]) -> None:

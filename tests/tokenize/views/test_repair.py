@@ -1,0 +1,72 @@
+"""Lost and damaged files of views: the command that made a view makes them again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from corpora import ONE, snapshot, texts, write_jsonl
+
+from headrace.console.errors import IntegrityError
+from headrace.dataplane.datasets.manifest import Manifest
+from headrace.tokenize.train import TrainConfig, train
+from headrace.tokenize.verify import verify
+from headrace.tokenize.views import pack as packing
+from headrace.tokenize.views.pack import PackConfig, pack
+from headrace.tokenize.views.select import SelectConfig, select
+
+Run = Callable[..., Path]
+
+
+@pytest.fixture
+def dataset(tmp_path: Path, run_build: Run) -> Path:
+    """A dataset of two generations, with a tokenizer in a file."""
+    path = write_jsonl(tmp_path / "c" / "0.jsonl", texts(60))
+    tokenizer = str(tmp_path / "t.json")
+    train(TrainConfig(inputs=(str(path),), out=tokenizer, vocab_size=300))
+    run_build(tmp_path / "c", tokenizer=tokenizer)
+    write_jsonl(tmp_path / "c" / "1.jsonl", texts(30, seed=1))
+    return run_build(tmp_path / "c", tokenizer=tokenizer)
+
+
+def make(kind: str, dataset: Path) -> Manifest:
+    base, out = str(dataset), str(dataset.parent / "view")
+    if kind == "packed":
+        return pack(PackConfig(dataset=base, length=64, out=out, engine=ONE))
+    return select(SelectConfig(dataset=base, where="tokens > 40", out=out, engine=ONE))
+
+
+def damage(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("folder", ["views", "tables", "tokenizers"])
+@pytest.mark.parametrize("spoil", [Path.unlink, damage], ids=["lost", "damaged"])
+@pytest.mark.parametrize("kind", ["packed", "selected"])
+def test_the_same_command_makes_lost_and_damaged_files_again(
+    dataset: Path, folder: str, spoil: Callable[[Path], None], kind: str
+) -> None:
+    made, out = make(kind, dataset), dataset.parent / "view"
+    whole = snapshot(out)
+    file = sorted((out / folder).iterdir())[-1]
+    spoil(file)
+    (found,) = verify(str(out), ONE)
+    assert found.name == f"{folder}/{file.name}"
+    assert "make the view again" in found.hint
+    assert make(kind, dataset) == made
+    assert snapshot(out) == whole
+    assert verify(str(out), ONE) == []
+
+
+def test_files_that_cannot_be_made_again_are_an_error(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make("packed", dataset)
+    damage(next((dataset.parent / "view" / "views").iterdir()))
+    whole = packing.Pieces.encode
+    monkeypatch.setattr(packing.Pieces, "encode", lambda pieces: whole(pieces) + b" ")
+    with pytest.raises(IntegrityError, match="this version of headrace makes others"):
+        make("packed", dataset)
