@@ -29,7 +29,8 @@ from ...dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
 from .. import executors, sources
 from ..chat.config import ChatConfig
 from ..corpus.decontaminate import Action, StoredEvaluations
-from ..corpus.drop_list import StoredDrops, read_lists
+from ..corpus.drop_files import read_lists
+from ..corpus.drop_list import StoredDrops
 from ..corpus.evaluations import EvaluationConfig, read_evaluations
 from ..corpus.field_types import with_types
 from ..corpus.filters import Filter
@@ -222,7 +223,7 @@ def build(config: BuildConfig) -> dict[str, Manifest]:
             """Append a generation made of these files to each dataset."""
             made = make(config, job, files, manifests[last].generations)
             check_unchanged(files, started)
-            check_drops(job, config.drop, files, made, manifests[last])
+            check_drops(job, files, made, manifests[last])
             lock.check()
             return commit(job, tokenizer, files, made, manifests)
 

@@ -11,6 +11,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ...console.errors import InputError
 from ..files.input_file import File
 from ..sources.format import BadRecord, Texts
@@ -24,6 +26,8 @@ DROPPED = "dropped by "
 """Beginning of the names of the counts; manifests store them."""
 BY_LIST = DROPPED + "the list"
 BY_FILTER = DROPPED + "the filter: "
+NAMED_BY = "named by the list "
+"""Beginning of the counts of single lists: a document that several lists name counts for each."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +45,13 @@ class Screen:
         """Return the texts that stay; count the others."""
         kept = list(range(len(texts.texts)))
         if self.drops is not None:
-            named = self.drops.drops(file.fingerprint, texts.positions, texts.ids)
+            named = np.zeros(len(kept), bool)
+            for each in self.drops.lists:
+                found = each.find(file.fingerprint, texts.positions, texts.ids)
+                stats.counts[NAMED_BY + each.name] += int(found.sum())
+                named |= found
             kept = [k for k in kept if not named[k]]
-            stats.counts[BY_LIST] += sum(named)
+            stats.counts[BY_LIST] += int(named.sum())
         if self.filter is not None:
             kept = self._filtered(self.filter, file, texts, kept, stats.counts)
         if len(kept) < len(texts.texts):

@@ -1,15 +1,12 @@
-"""Drop lists and filters: which documents stay, and how the others are counted."""
+"""Filters: which documents stay, and how the others are counted."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from corpora import read_dataset, snapshot, texts, write_jsonl
@@ -34,76 +31,6 @@ def counts_of(out: Path) -> dict[str, int]:
     made = manifest.load(str(out)).generations[-1]
     counts: dict[str, int] = made.provenance["counts"]
     return counts
-
-
-@pytest.mark.parametrize("ending", ["txt", "jsonl", "parquet"])
-def test_documents_are_dropped_by_their_ids(
-    tmp_path: Path, corpus: Path, run_build: Run, ending: str
-) -> None:
-    whole = ids_of(run_build(corpus, source=NAMED, out="whole"))
-    drops = [id for number, id in enumerate(whole) if number % 7 == 0 and id]
-    path = tmp_path / f"drops.{ending}"
-    entries = [*reversed(drops), "unknown"]
-    if ending == "txt":
-        path.write_text("\n".join(entries))
-    elif ending == "jsonl":
-        path.write_text("".join(json.dumps({"id": id, "why": 1}) + "\n" for id in entries))
-    else:
-        pq.write_table(pa.table({"score": [0] * len(entries), "id": entries}), path)
-    out = run_build(corpus, source=NAMED, drop=(str(path),))
-    assert ids_of(out) == [id for id in whole if id not in drops]
-    assert counts_of(out)["dropped by the list"] == len(drops)
-    assert counts_of(out)["documents read"] == len(whole)
-
-
-def test_documents_are_dropped_by_input_and_record(
-    tmp_path: Path, corpus: Path, run_build: Run
-) -> None:
-    whole = run_build(corpus, out="whole")
-    table = manifest.load(str(whole)).generations[0].provenance["inputs"]["name"]
-    hashes = {name: hash for name, _, hash in json.loads((whole / table).read_bytes())}
-    kept = [(origin.file, origin.position) for origin, _, _ in read_dataset(whole)]
-    drops = kept[3::5]
-    path = tmp_path / "drops.parquet"
-    rows = {"input": [hashes[file] for file, _ in drops], "record": [at for _, at in drops]}
-    pq.write_table(pa.table(rows), path)
-    out = run_build(corpus, drop=(str(path),))
-    left = [(origin.file, origin.position) for origin, _, _ in read_dataset(out)]
-    assert left == [place for place in kept if place not in drops]
-
-
-def test_a_list_that_matches_nothing_is_an_error_with_counts(
-    tmp_path: Path, corpus: Path, run_build: Run
-) -> None:
-    path = tmp_path / "drops.txt"
-    path.write_text("one\ntwo\n")
-    with pytest.raises(InputError, match="2 entries, 244 documents read") as caught:
-        run_build(corpus, source=NAMED, drop=(str(path),))
-    assert caught.value.where == str(path)
-    with pytest.raises(InputError, match="ids, but the documents have none"):
-        run_build(corpus, drop=(str(path),), out="other")
-    path = tmp_path / "drops.jsonl"
-    path.write_text('{"input": "0000", "record": 3}\n')
-    with pytest.raises(InputError, match="records of 1 inputs, 0 of them read here"):
-        run_build(corpus, drop=(str(path),), out="third")
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("a.txt", "\n", "is empty"),
-        ("a.jsonl", '{"name": 1}\n', "has the columns name"),
-        ("a.jsonl", "[1]\n", "a line that is no JSON object"),
-        ("a.jsonl", '{"input": "x", "record": -1}\n', "the record -1"),
-        ("a.parquet", "no", "is not a Parquet file"),
-    ],
-)
-def test_a_wrong_list_is_an_error(
-    tmp_path: Path, corpus: Path, run_build: Run, name: str, text: str, message: str
-) -> None:
-    (tmp_path / name).write_text(text)
-    with pytest.raises(InputError, match=message):
-        run_build(corpus, source=NAMED, drop=(str(tmp_path / name),))
 
 
 RULES = """

@@ -1,0 +1,151 @@
+"""Read drop lists, of ours or of another tool.
+
+    ids of the corpus                a text file with one on each line, or a column `id`
+    input hash and record number     the columns `input` and `record`
+
+An entry that cannot be read is an error with its line: a document that the list was meant to name
+would stay.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...console.errors import InputError, run_all
+from ...dataplane.storage import storage
+from ..files.open_file import open_file
+from .drop_list import DropList
+
+COLUMNS = "a column `id`, or the columns `input` and `record`"
+HASH_DIGITS, SHA256_DIGITS = 32, 64
+"""The hash of an input is the first digits of the sha256 of its content; other tools write all."""
+LIMIT = 1 << 63
+"""Record numbers are stored in 64 bits."""
+
+Row = tuple[int, dict[str, Any]]
+"""An entry and its number in the file, from 1: the columns `input` and `record`, or `id`."""
+
+
+def read_lists(urls: Sequence[str]) -> list[DropList]:
+    """Return the lists; raise the errors of all of them together."""
+    return run_all(*(partial(_read_list, url) for url in dict.fromkeys(urls)))
+
+
+def _read_list(url: str) -> DropList:
+    if url.endswith((".parquet", ".pq")):  # its columns say that it is a list, also without rows
+        return _of_rows(url, "row", _parquet_rows(url))
+    if url.endswith((".jsonl", ".ndjson", ".json")):
+        found = _of_rows(url, "line", _json_rows(url))
+    else:
+        found = DropList(url, frozenset(line for _, line in _lines(url)), {})
+    if not len(found):
+        raise InputError(f"the drop list {url} is empty", hint="leave out --drop for this list")
+    return found
+
+
+def _of_rows(url: str, unit: str, rows: Iterable[Row]) -> DropList:
+    ids: set[str] = set()
+    records: dict[str, list[int]] = {}
+    for number, row in rows:
+        try:
+            if "id" in row:
+                ids.add(_id(row["id"]))
+            else:
+                input, record = _place(row["input"], row["record"])
+                records.setdefault(input, []).append(record)
+        except ValueError as error:
+            raise InputError(
+                f"the drop list {url} has {error}",
+                where=f"{unit} {number}",
+                hint="an id is a text or a number; an input is a hash (a text), and a record a "
+                "number from 0 on",
+            ) from None
+    numbers = {input: np.unique(np.array(found, np.int64)) for input, found in records.items()}
+    return DropList(url, frozenset(ids), numbers)
+
+
+def _id(value: Any) -> str:
+    """Return an id as text, as ids of a corpus are compared; raise ValueError."""
+    if value is None:
+        raise ValueError("an entry without id")
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(f"the id {value!r:.100}")
+    return str(value)
+
+
+def _place(input: Any, record: Any) -> tuple[str, int]:
+    """Return the hash of an input, in our length, and a record number; raise ValueError."""
+    number = isinstance(record, int) and not isinstance(record, bool) and 0 <= record < LIMIT
+    if not isinstance(input, str) or not number:
+        raise ValueError(f"the input {input!r:.100} and the record {record!r:.100}")
+    return input[:HASH_DIGITS] if len(input) == SHA256_DIGITS else input, record
+
+
+def _form(url: str, names: Collection[str], where: str | None = None) -> tuple[str, ...]:
+    """Return the columns that hold the entries of a list."""
+    for form in (("input", "record"), ("id",)):
+        if set(form) <= set(names):
+            return form
+    raise InputError(
+        f"the drop list {url} has the columns {', '.join(names) or '(none)'}",
+        where=where,
+        hint=f"a list has {COLUMNS}",
+    )
+
+
+def _parquet_rows(url: str) -> Iterator[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        with pq.ParquetFile(open_file(url)) as opened:
+            form = _form(url, opened.schema_arrow.names)
+            for batch in opened.iter_batches(columns=list(form), use_threads=False):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield number, row
+    except (pa.ArrowException, OSError, ValueError) as error:
+        place = f"after row {number}" if number else None
+        raise InputError(
+            f"the drop list {url} is damaged, or is not a Parquet file: {error}",
+            where=place,
+            hint="restore the file from a copy, or write it again",
+        ) from None
+
+
+def _json_rows(url: str) -> Iterator[Row]:
+    form: tuple[str, ...] | None = None
+    for number, line in _lines(url):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict):
+            raise InputError(
+                f"the drop list {url} has a line that is no JSON object", where=f"line {number}"
+            )
+        form = form or _form(url, row, f"line {number}")
+        yield number, {name: row.get(name) for name in form}
+
+
+def _lines(url: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines that are not blank, without the byte-order mark, with their numbers."""
+    data = storage.read(url).removeprefix(codecs.BOM_UTF8)
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        try:
+            text = line.decode().removesuffix("\r")
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"the drop list {url} is not UTF-8: {error.reason} at byte {error.start} of a line",
+                where=f"line {number}",
+                hint="save it as UTF-8; a list is not compressed",
+            ) from None
+        if text.strip():
+            yield number, text
