@@ -28,14 +28,21 @@ def check_pinned(url: str) -> None:
     name, _, rest = path.partition("@")
     if COMMIT.fullmatch(rest.partition("/")[0]):
         return
-    commit = next(_commits(name, rest), None)
+    commit = next(_commits(name, _revision(rest) or None), None)
     hint = f"write …@{commit}, the commit that it names now" if commit else "write …@COMMIT"
-    what = f"`{rest}` is no commit" if rest else "no commit"
+    what = f"`{_revision(rest)}` is no commit" if rest else "no commit"
+    kind = name.partition("/")[0]
+    folder = f"{kind}/" if kind in KINDS else ""
     raise InputError(
-        f"{url} must name a commit, as in {SCHEME}datasets/OWNER/NAME@COMMIT ({what}): another "
+        f"{url} must name a commit, as in {SCHEME}{folder}OWNER/NAME@COMMIT ({what}): another "
         "revision may change",
-        hint=hint,
+        hint=hint if folder else f"{hint}; the URL of a dataset begins with {SCHEME}datasets/",
     )
+
+
+def _revision(rest: str) -> str:
+    """Return the revision at the beginning of what follows the @ of a URL."""
+    return "/".join(rest.split("/")[: 3 if rest.startswith("refs/") else 1])
 
 
 def file_of(url: str, name: str) -> str:
@@ -57,7 +64,7 @@ def reading(fs: Any) -> dict[str, Any]:
     return {"cache_type": "none"} if "hf" in fs.protocol else {}
 
 
-def _commits(name: str, revision: str) -> Iterator[str]:
+def _commits(name: str, revision: str | None) -> Iterator[str]:
     """Yield the commit of a repository's revision, or nothing if the hub does not know it."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -65,13 +72,10 @@ def _commits(name: str, revision: str) -> Iterator[str]:
     kind, _, rest = name.partition("/")
     id = rest if kind in KINDS else name
     parts = id.split("/")
-    wanted = revision.partition("/")[0] or None
-    if revision.startswith("refs/"):
-        wanted = "/".join(revision.split("/")[:3])
     for length in (2, 1):  # old repositories have no owner
         try:
             found = HfApi().repo_info(
-                "/".join(parts[:length]), repo_type=KINDS.get(kind), revision=wanted, timeout=10
+                "/".join(parts[:length]), repo_type=KINDS.get(kind), revision=revision, timeout=10
             )
         except (HfHubHTTPError, HFValidationError, OSError):
             continue

@@ -109,7 +109,7 @@ def test_only_the_bytes_of_a_range_are_sent(hub: Hub) -> None:
     ("url", "what"),
     [
         ("hf://datasets/owner/corpus/data/a.jsonl", "(no commit)"),
-        ("hf://datasets/owner/corpus@main/data/*.jsonl", "`main/data/*.jsonl` is no commit"),
+        ("hf://datasets/owner/corpus@main/data/*.jsonl", "(`main` is no commit)"),
     ],
 )
 def test_a_url_must_name_a_commit(hub: Hub, url: str, what: str) -> None:
@@ -120,6 +120,17 @@ def test_a_url_must_name_a_commit(hub: Hub, url: str, what: str) -> None:
     with pytest.raises(InputError, match="must name a commit") as caught:
         storage.exists(url.replace("owner", "nobody"))
     assert caught.value.hint == "write …@COMMIT"
+
+
+def test_the_url_of_a_tokenizer_must_name_a_commit(hub: Hub) -> None:
+    with pytest.raises(InputError, match="as in hf://OWNER/NAME@COMMIT") as caught:
+        storage.exists("hf://owner/model")
+    assert f"@{COMMIT}, the commit that it names now" in str(caught.value.hint)
+    with pytest.raises(InputError, match=r"\(`refs/pr/1` is no commit\)"):
+        storage.exists("hf://owner/model@refs/pr/1/tokenizer.json")
+    with pytest.raises(InputError) as caught:
+        storage.exists("hf://owner/corpus/data/a.jsonl")  # a dataset without `datasets/`
+    assert "the URL of a dataset begins with hf://datasets/" in str(caught.value.hint)
 
 
 def test_what_is_not_there_is_named(tmp_path: Path, hub: Hub) -> None:
