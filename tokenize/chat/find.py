@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from ...console.errors import InputError, MisuseError
-from ...console.explain import path_hint
+from ...console.explain import nearest, nearest_path
 from ...console.log import get_logger
 from ...dataplane.storage import hub, storage
 from ...dataplane.tokenizers import Tokenizer
@@ -76,10 +76,12 @@ def _source(name: str, tokenizer: str) -> str:
     if hub.file_of(name, CONFIG) != name or _is_folder(name):
         return _of_folder(name.rstrip("/"))
     if not storage.exists(name):
+        path = nearest_path(storage.local_path(name)) if storage.is_local(name) else None
+        near = nearest(name, [OWN, *SHIPPED, *([path] if path else [])])
         hint = f"name a Jinja file, {OWN}, or one of {', '.join(SHIPPED)}"
-        if storage.is_local(name):
-            hint = path_hint(storage.local_path(name), hint)
-        raise InputError(f"there is no chat template {name}", hint=hint)
+        raise InputError(
+            f"there is no chat template {name}", hint=f"did you mean {near}?" if near else hint
+        )
     data = storage.read(name)
     if name.endswith(".json"):
         return _in_config(data, name)

@@ -29,6 +29,18 @@ def found(template: str | Path, folder: Path, **options: Any) -> tuple[str, dict
     return chat.source, chat.variables
 
 
+def test_a_misspelt_name_is_likened_to_templates_and_to_files(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "chat").mkdir()
+    (folder / "chat.jinja").touch()
+    for given, near in {"chatmll": "chatml", "chat.jnja": "chat.jinja"}.items():
+        with pytest.raises(InputError, match="there is no chat template") as caught:
+            found(given, folder)
+        assert caught.value.hint == f"did you mean {near}?"
+
+
 @pytest.mark.parametrize("given", ["tokenizer", "folder", "file"])
 def test_a_tokenizer_brings_a_template_and_its_tokens(folder: Path, given: str) -> None:
     path = folder / "tokenizer_config.json"
