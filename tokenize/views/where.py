@@ -24,6 +24,8 @@ OWN = {
 """Names that every document has, besides its kept fields."""
 
 NUMBERS = ("int", "float")
+MOST_LEVELS = 100
+"""Levels of an expression within each other: each takes a call of this parser and of pyarrow."""
 MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 OPERATORS: dict[type[ast.cmpop], str] = {
     ast.Lt: "<",
@@ -208,9 +210,24 @@ def parse(text: str, kept: Mapping[str, str]) -> Where:
             where=f"--where{at} of: {text}",
             hint="write for example: language == 'en' and score >= 0.8",
         ) from None
+    if _levels(tree) > MOST_LEVELS:
+        raise MisuseError(
+            f"the expression has more than {MOST_LEVELS} levels within each other",
+            where=f"--where {text:.100}…",
+            hint="write it with fewer `not`, signs or parentheses within each other",
+        )
     parser = _Parser(text.strip(), {**kept, **OWN})
     expression = parser.condition(tree.body)
     return Where(text.strip(), expression, frozenset(parser.names))
+
+
+def _levels(tree: ast.AST) -> int:
+    """Return how many levels of nodes an expression has."""
+    levels, nodes = 0, [tree]
+    while nodes:
+        levels += 1
+        nodes = [child for node in nodes for child in ast.iter_child_nodes(node)]
+    return levels
 
 
 def _kind(value: Any) -> str:

@@ -131,3 +131,18 @@ def test_a_wrong_expression_is_an_error_that_names_the_place(text: str, message:
         parse(text, KINDS)
     assert caught.value.where is not None
     assert caught.value.where.endswith(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["not " * 2_000 + "good", "score > " + "-" * 2_000 + "1", "good" + ".x" * 2_000],
+)
+def test_an_expression_of_too_many_levels_is_an_error_that_names_it(text: str) -> None:
+    with pytest.raises(MisuseError) as caught:
+        parse(text, KINDS)
+    assert text[:60] in str(caught.value.where)
+
+
+def test_levels_that_people_write_are_read() -> None:
+    text = "not " * 40 + "good"
+    assert chosen(text, ROWS) == [row["good"] for row in ROWS]
