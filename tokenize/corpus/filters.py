@@ -29,6 +29,8 @@ MOST_REASONS = 100
 """Different reasons of a filter in one task: the manifest stores each of them."""
 LONGEST_REASON = 100
 UNNAMED = "no reason given"
+FAULTS = (Exception, SystemExit)
+"""What a module of the user's may raise: sys.exit() in it must not end a worker without a word."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +79,7 @@ class Filter:
         """Return why a document is dropped; None keeps it. `where` names the document."""
         try:
             answer = self.function(text, fields, **self.settings)
-        except Exception as error:
+        except FAULTS as error:
             raise InputError(
                 f"the filter {self.name} raised {type(error).__name__}: {error}",
                 where=where(),
@@ -106,7 +108,7 @@ def _imported(name: str) -> tuple[Keep, str]:
     try:
         module = _module(place)
         source = Path(inspect.getfile(module)).read_bytes()
-    except Exception as error:
+    except FAULTS as error:
         raise MisuseError(
             f"the filter {name} cannot be imported: {type(error).__name__}: {error}", hint=hint
         ) from None

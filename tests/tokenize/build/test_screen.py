@@ -127,14 +127,30 @@ def test_another_filter_is_another_build(
         run_build(corpus)
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return {'good': None}[text]", "raised KeyError: 'bad'"),
+        ("return None if text == 'good' else sys.exit(3)", "raised SystemExit: 3"),
+    ],
+)
+@pytest.mark.parametrize("engine", [ExecutorConfig(workers=1), TWO], ids=["one", "two"])
 def test_an_exception_names_the_file_and_the_record(
-    tmp_path: Path, run_build: Run, rules: Path
+    tmp_path: Path, run_build: Run, rules: Path, body: str, message: str, engine: ExecutorConfig
 ) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", ["good", "good", "bad"])
-    rules.write_text("def keep(text, fields):\n    return {'good': None}[text]\n")
-    with pytest.raises(InputError, match="raised KeyError: 'bad'") as caught:
-        run_build(path, filter=f"{rules}:keep", on_error="skip")
+    rules.write_text(f"import sys\ndef keep(text, fields):\n    {body}\n")
+    with pytest.raises(InputError, match=message) as caught:
+        run_build(path, filter=f"{rules}:keep", on_error="skip", engine=engine)
     assert caught.value.where == f"{path}, record 3"
+
+
+def test_a_module_that_ends_the_program_cannot_be_imported(
+    corpus: Path, run_build: Run, rules: Path
+) -> None:
+    rules.write_text("import sys\nsys.exit(3)\n")
+    with pytest.raises(MisuseError, match="cannot be imported: SystemExit: 3"):
+        run_build(corpus, filter=f"{rules}:keep")
 
 
 @pytest.mark.parametrize(
