@@ -6,6 +6,7 @@ user asked to skip them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from os.path import commonprefix
@@ -23,6 +24,7 @@ from .screen import Screen
 
 SKIP = "fix the file, or leave out bad records with --on-error skip"
 FIELD_HINT = f"name the right field with --text-field (or --id-field), {SKIP}"
+KEEP_HINT = f"name the right field, and its type, with --keep NAME:TYPE, {SKIP}"
 MESSAGES_HINT = (
     f"name the right fields with --messages-field, or --prompt-field and --response-field, {SKIP}"
 )
@@ -45,6 +47,7 @@ HINTS = {
     "--on-error skip",
 }
 """Hints for some kinds of bad records."""
+NAMED_FIELD = re.compile("`([^`]+)`")
 
 
 @dataclass(frozen=True)
@@ -97,12 +100,22 @@ class DocumentReader:
             )
 
     def _hint(self, problem: BadRecord) -> str:
+        if HINTS.get(problem.kind) == FIELD_HINT and self._keeps_alone(problem):
+            return KEEP_HINT
         if problem.kind == "missing field" and self.config.chat is not None:
             return MESSAGES_HINT
         talks = problem.kind == "missing field" and ChatFields().messages in problem.what
         if talks:
             return CHAT_HINT
         return HINTS.get(problem.kind, SKIP)
+
+    def _keeps_alone(self, problem: BadRecord) -> bool:
+        """Return True if the field of a problem, which its text names first, is wanted by --keep
+        and by no other option."""
+        field = NAMED_FIELD.search(problem.what)
+        others = (self.config.text_field, self.config.id_field)
+        kept = {kept.name for kept in self.config.keep}.difference(others)
+        return field is not None and field[1] in kept
 
 
 class SpecialNames:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ...console.errors import InputError
 from ..files.input_file import DamagedFile, File
 from ..sources import corpus_format, cut
-from ..sources.fields import FIELD_KINDS, FieldKind, KeptField
+from ..sources.fields import FIELD_KINDS, TEXTUAL, FieldKind, KeptField
 from ..sources.format import SourceConfig
 
 MOST_FILES = 32
@@ -68,5 +68,14 @@ def _one(name: str, kinds: set[FieldKind | str], file: str) -> FieldKind:
         f"the field `{name}` holds {', '.join(sorted(kinds))}; a dataset keeps "
         + ", ".join(FIELD_KINDS),
         where=file,
-        hint=f"name a value inside it, as in --keep {name}.part, or leave it out",
+        hint=_other_way(name, kind),
     )
+
+
+def _other_way(name: str, kind: str) -> str:
+    """Return what to do with a field of another type: some can be kept as text."""
+    if kind.startswith(TEXTUAL):
+        return f"keep it as text: --keep {name}:string"
+    if kind == "object" or kind.startswith("struct"):
+        return f"name a value inside it, as in --keep {name}.part, or leave it out"
+    return "leave it out"

@@ -22,6 +22,8 @@ RESERVED = {
 }
 """Names that an expression over documents uses for other things than kept fields."""
 
+TEXTUAL = ("date", "time")
+"""Beginnings of Arrow types whose values can be kept as text."""
 LIMIT = 1 << 63
 """Integers are stored in 64 bits."""
 
@@ -205,7 +207,7 @@ def type_problem(schema: Any, field: KeptField) -> str | None:
     kind = column_kind(type)
     if kind in (None, field.type) or (kind, field.type) == ("int", "float"):
         return None
-    if field.type == "string" and str(type).startswith(("date", "time")):
+    if field.type == "string" and str(type).startswith(TEXTUAL):
         return None
     return f"column `{field.name}` holds {type}, not {field.type}"
 

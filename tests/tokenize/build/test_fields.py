@@ -283,3 +283,46 @@ def test_a_few_documents_are_read_without_the_rest(
     assert reader.rows(7_990, 8_010) == table.slice(7_990, 20)
     read = len(reader._source._chunks) * (1 << 18)
     assert read < file.size / 3
+
+
+def test_a_missing_field_is_blamed_on_the_option_that_wants_it(
+    tmp_path: Path, run_build: Run
+) -> None:
+    lines = write(tmp_path / "a.jsonl", [{"text": "water", "url": "a"}, {"text": "water"}])
+    table = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["water"], "score": [1.5]}), table)
+    for path, source in (
+        (lines, keep("url")),
+        (table, keep("url:int")),
+        (table, keep("score:int")),
+    ):
+        with pytest.raises(InputError) as caught:
+            run_build(path, source=source)
+        assert "--keep NAME:TYPE" in str(caught.value.hint)
+        assert "--text-field" not in str(caught.value.hint)
+    with pytest.raises(InputError, match="no field `body`") as caught:
+        run_build(lines, source=SourceConfig(text_field="body", keep=keep("url").keep))
+    assert "--text-field" in str(caught.value.hint)
+
+
+def test_a_field_of_another_type_has_a_hint_that_works(tmp_path: Path, run_build: Run) -> None:
+    path = tmp_path / "a.parquet"
+    columns = {
+        "day": pa.array([19_000], pa.date32()),
+        "at": pa.array([0], pa.timestamp("us")),
+        "inside": pa.array([{"part": 1}]),
+        "list": pa.array([[1]]),
+    }
+    pq.write_table(pa.table({"text": ["water"], **columns}), path)
+    hints = {
+        "day": "--keep day:string",
+        "at": "--keep at:string",
+        "inside": "--keep inside.part",
+        "list": "leave it out",
+    }
+    for name, hint in hints.items():
+        with pytest.raises(InputError, match=f"the field `{name}` holds") as caught:
+            run_build(path, source=keep(name))
+        assert hint in str(caught.value.hint)
+    out = run_build(path, source=keep("day:string", "at:string"))
+    assert [row["day"] for _, row in found(out)] == ["2022-01-08"]
