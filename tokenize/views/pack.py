@@ -187,7 +187,7 @@ def _provenance(counts: dict[str, int], long: Long) -> dict[str, Any]:
     left_out = {"documents without tokens": counts.pop("empty", 0)}
     tokens = counts.pop("left_out", 0)
     if long == "drop":
-        left_out["documents longer than a bin"] = counts["long"]
+        left_out["documents longer than a bin"] = counts.get("long", 0)
     elif long == "keep-first":
         left_out["tokens after the first bin of a document"] = tokens
     return {

@@ -152,6 +152,12 @@ def test_a_view_with_weights_is_packed(tmp_path: Path) -> None:
         )
 
 
+def test_a_rule_for_long_documents_needs_none(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "base")
+    made = packed(tmp_path / "base", tmp_path / "packed", length=1024, long="drop")
+    assert made.generations[0].provenance["counts"] == {}
+
+
 def test_a_killed_run_and_parallel_tasks_leave_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
