@@ -57,6 +57,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "runlog",
         "datasets",
         "tokenizers",
+        "account",
         "loader",
     ),
     "tokenize": (

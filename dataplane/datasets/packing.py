@@ -108,6 +108,14 @@ def padding_of(manifest: Manifest, generations: int | None = None) -> int:
     return sum(each.provenance.get(KEY, {}).get("padding", 0) for each in made)
 
 
+def documents_of(manifest: Manifest) -> int:
+    """Return the number of documents of a dataset; in a packed view, several pieces may belong to
+    one."""
+    if length_of(manifest) is None:
+        return manifest.documents
+    return sum(made.provenance[KEY].get("documents", 0) for made in manifest.generations)
+
+
 def describe(manifest: Manifest) -> str:
     """Describe a packing in a line."""
     made = [each.provenance[KEY] for each in manifest.generations]

@@ -14,10 +14,13 @@ from click.testing import CliRunner
 from corpora import ONE, read_dataset, texts
 
 from headrace.console.errors import InputError
-from headrace.dataplane.datasets import manifest
+from headrace.dataplane.datasets import about, manifest
+from headrace.dataplane.datasets.about import About
 from headrace.tokenize.card import card
 from headrace.tokenize.cli import main
+from headrace.tokenize.corpus.evaluations import EvaluationConfig
 from headrace.tokenize.sources.format import KeptField, SourceConfig
+from headrace.tokenize.views.pack import PackConfig, pack
 from headrace.tokenize.views.select import SelectConfig, select
 
 Run = Callable[..., Path]
@@ -60,7 +63,7 @@ def test_a_card_has_the_counts_of_its_dataset(dataset: Path) -> None:
     median = sorted(lengths)[49]
     assert rows_of(page, "## Lengths")["50%"] == [f"{median:,}"]
     assert rows_of(page, "## Lengths")["100%"] == [f"{max(lengths):,}"]
-    assert rows_of(page, "## Counts of the build")["duplicates"] == ["20"]
+    assert rows_of(page, "## Left out by the build")["duplicates"] == ["20"]
     assert "`dedup`" in rows_of(page, "## Settings of the build")
 
 
@@ -85,6 +88,66 @@ def test_a_card_of_a_view(dataset: Path, tmp_path: Path) -> None:
     page = card(str(out))
     assert rows_of(page, "# Dataset view")["documents"] == ["74"]
     assert rows_of(page, "## Field `language`") == {"en": ["100.00%", "100.00%"]}
+    assert rows_of(page, "## Left out by the view") == {"documents not chosen": ["26"]}
+    assert rows_of(page, "## Left out by the build of its dataset") == {"duplicates": ["20"]}
+
+
+def test_cards_of_views_have_the_account_of_their_dataset(tmp_path: Path, run_build: Run) -> None:
+    """What is left out adds up to the documents of the corpus, in each view."""
+    folder = tmp_path / "c"
+    eleven = " ".join(f"asked{n}" for n in range(11))
+    lines = [{"text": f"{text} end", "language": "en"} for text in texts(40)]
+    lines += [lines[0], {"text": f"so {eleven} is it"}, {"text": ""}, {"text": "no, reject it"}]
+    lines += [{"text": 7}, {"text": "long " * 400}]
+    lines = [{"language": "en"} | line for line in lines]
+    folder.mkdir()
+    (folder / "0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "eval.jsonl").write_text(json.dumps({"question": eleven}) + "\n")
+    (tmp_path / "rules.py").write_text(
+        "def keep(text, fields):\n    return 'rejected' if 'reject' in text else None\n"
+    )
+    base = run_build(
+        folder,
+        dedup="exact",
+        on_error="skip",
+        source=SourceConfig(keep=(KeptField(name="language"),)),
+        filter=f"{tmp_path / 'rules.py'}:keep",
+        decontaminate=EvaluationConfig(evaluations=(str(tmp_path / "eval.jsonl"),), ngram=8),
+    )
+    about.save(str(base), About(licenses=("CC-BY-4.0",), sources=("a crawl",)))
+    by_build = {
+        "bad: missing field": ["1"],
+        "dropped by decontamination": ["1"],
+        "dropped by the filter: rejected": ["1"],
+        "duplicates": ["1"],
+        "empty documents": ["1"],
+    }
+    page = card(str(base))
+    assert "Licences: CC-BY-4.0.  " in page
+    assert rows_of(page, "## Left out by the build") == by_build
+    assert "documents read" in rows_of(page, "## Other counts of the build")
+    assert "Left out by the view" not in page
+
+    urls = {name: str(tmp_path / name) for name in ("short", "first", "packed")}
+    select(SelectConfig(dataset=str(base), where="tokens < 1500", out=urls["short"], engine=ONE))
+    select(SelectConfig(dataset=urls["short"], where="document < 9", out=urls["first"], engine=ONE))
+    pack(PackConfig(dataset=urls["short"], length=60, long="drop", out=urls["packed"], engine=ONE))
+    documents = read_dataset(base)
+    short = [ids for _, _, ids in documents if len(ids) < 1500]
+    longer = sum(len(ids) > 60 for ids in short)
+    assert (len(documents), len(short)) == (41, 40) and 0 < longer < 40
+    by_view = {
+        "short": {"documents not chosen": ["1"]},
+        "first": {"documents not chosen": ["32"]},
+        "packed": {"documents longer than a bin": [str(longer)], "documents not chosen": ["1"]},
+    }
+    for name, url in urls.items():
+        page = card(url)
+        assert "Licences: CC-BY-4.0 (as its dataset states).  " in page
+        assert "Sources: a crawl (as its dataset states)." in page
+        assert rows_of(page, "## Left out by the build of its dataset") == by_build
+        assert rows_of(page, "## Left out by the view") == by_view[name]
+    assert "Licences: MIT.  " in card(urls["short"], licenses=["MIT"])
 
 
 def test_licences_are_stated_once(dataset: Path, tmp_path: Path) -> None:
