@@ -1,12 +1,18 @@
-"""A mixture's card: a page of Markdown with its phases, its sources and their licences. It goes
-with the weights that were trained on it."""
+"""A mixture's card: a page of Markdown with its phases, its sources, and for each of them what the
+card of its dataset says. It goes with the weights that were trained on it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
 from ...console.errors import UserError
 from ...console.markdown import table
-from ...dataplane.datasets import about, manifest
-from ...dataplane.datasets.packing import length_of, padding_of
+from ...dataplane.account.account import Account, account_of
+from ...dataplane.account.fields import described_field
+from ...dataplane.account.sample import QUANTILES, SHARDS, Sample, sample_of
+from ...dataplane.datasets import packing
 from ...dataplane.order.plan import PlanSource
 from ...dataplane.order.stream import Stream
 from .summary import Summary, summarize
@@ -15,6 +21,7 @@ from .summary import Summary, summarize
 def card(stream: Stream, *, steps: int | None = None) -> str:
     """Return the card of a plan; `steps` of it are taken, if they are known."""
     summary = summarize(stream)
+    described = [_Described.of(source) for source in stream.plan.sources]
     taken = [] if steps is None else [f"The weights have seen its first {steps:,} steps."]
     parts = [
         [
@@ -26,10 +33,14 @@ def card(stream: Stream, *, steps: int | None = None) -> str:
             *([f"It continues the plan `{summary.parent}`."] if summary.parent else []),
         ],
         ["## Phases", "", *_phases(summary)],
-        ["## Sources", "", *_sources(stream, summary)],
-        ["## Datasets", "", *_datasets(stream)],
+        ["## Sources", "", *_sources(described, summary)],
+        ["## Datasets", "", *_datasets(described)],
+        _origin(described),
+        _left_out(described),
+        _lengths(described),
+        *(part for each in described for part in _fields(each)),
     ]
-    return "\n\n".join("\n".join(part) for part in parts) + "\n"
+    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
 def _phases(summary: Summary) -> list[str]:
@@ -43,12 +54,17 @@ def _phases(summary: Summary) -> list[str]:
     return table(("phase", "tokens", "steps", "row length", *names), rows)
 
 
-def _sources(stream: Stream, summary: Summary) -> list[str]:
+def _sources(described: Sequence[_Described], summary: Summary) -> list[str]:
     rows = []
-    for source, use in zip(stream.plan.sources, summary.total, strict=True):
-        available = f"{source.order.tokens:,}"
+    for each, use in zip(described, summary.total, strict=True):
         rows.append(
-            (use.source, f"{use.tokens:,}", f"{use.share:.2%}", available, _epochs(use.epochs))
+            (
+                use.source,
+                f"{use.tokens:,}",
+                f"{use.share:.2%}",
+                f"{each.tokens:,}",
+                _epochs(use.epochs),
+            )
         )
     return table(("source", "tokens", "share", "tokens available", "epochs"), rows)
 
@@ -57,34 +73,98 @@ def _epochs(epochs: float) -> str:
     return f"{epochs:.3g}" if epochs < 1 else f"{epochs:.2f}"
 
 
-def _datasets(stream: Stream) -> list[str]:
+def _datasets(described: Sequence[_Described]) -> list[str]:
+    head = ("source", "URL", "hash", "documents", "bytes of a token", "padding")
     rows = [
-        (source.name, f"`{source.url}`", f"`{source.dataset[:16]}`", *_stated(source))
-        for source in stream.plan.sources
+        (each.source.name, f"`{each.source.url}`", f"`{each.source.dataset[:16]}`", *each.totals())
+        for each in described
     ]
-    head = ("source", "URL", "hash", "licences", "origin", "left out by its build", "padding")
-    return table(head, rows)
+    lines = table(head, rows)
+    missing = [each.source.name for each in described if each.account is None]
+    if missing:
+        lines += ["", f"The datasets of these sources cannot be read: {', '.join(missing)}."]
+    return lines
 
 
-def _stated(source: PlanSource) -> tuple[str, str, str, str]:
-    """Return the licences, the origin, the counts of dropped documents, and the padding of a
-    source's dataset; a dataset that cannot be read any more is named as such."""
-    try:
-        stated = about.load(source.url)
-        held = manifest.load(source.url)
-    except UserError:
-        return "the dataset cannot be read", "", "", ""
-    generations = held.generations[: source.generations]
-    counts: dict[str, int] = {}
-    for made in generations:
-        for name, count in made.provenance.get("counts", {}).items():
-            counts[name] = counts.get(name, 0) + count
-    left_out = "; ".join(f"{name}: {count:,}" for name, count in sorted(counts.items()) if count)
-    return (
-        "; ".join(stated.licenses) or "not stated",
-        "; ".join(stated.sources) or "not stated",
-        left_out or "nothing",
-        f"{padding_of(held, source.generations) / source.order.tokens:.2%}"
-        if length_of(held)
-        else "none",
-    )
+def _origin(described: Sequence[_Described]) -> list[str]:
+    rows = [
+        (each.source.name, each.account.licenses, each.account.sources)
+        for each in described
+        if each.account is not None
+    ]
+    return ["## Licences and origin", "", *table(("source", "licences", "origin"), rows)]
+
+
+def _left_out(described: Sequence[_Described]) -> list[str]:
+    rows = []
+    for each in described:
+        if (account := each.account) is None:
+            continue
+        for name, count in account.left_out_by_build.items():
+            rows.append((each.source.name, "the build", name, f"{count:,}"))
+        for name, count in account.left_out_by_view.items():
+            rows.append((each.source.name, "the view", name, f"{count:,}"))
+    return ["## Left out", "", *table(("source", "by", "kind", "count"), rows)] if rows else []
+
+
+def _lengths(described: Sequence[_Described]) -> list[str]:
+    rows = [
+        (each.source.name, *(f"{tokens:,}" for tokens in each.sample.length_quantiles))
+        for each in described
+        if each.sample is not None and len(each.sample.lengths)
+    ]
+    if not rows:
+        return []
+    return [
+        "## Lengths",
+        "",
+        "Tokens of a document, or of its piece in a bin. A column says that this share of the "
+        "documents is not longer. Lengths, bytes of a token and fields are counted in up to "
+        f"{SHARDS} shards of a dataset.",
+        "",
+        *table(("source", *(f"{share:.0%}" for share in QUANTILES)), rows),
+    ]
+
+
+def _fields(each: _Described) -> list[list[str]]:
+    if each.account is None or each.sample is None:
+        return []
+    return [
+        described_field(key, each.sample, f"## Field `{key}` of {each.source.name}")
+        for key in each.account.held.kept_fields
+    ]
+
+
+@dataclass(frozen=True)
+class _Described:
+    """A source, with what its dataset says of itself."""
+
+    source: PlanSource
+    account: Account | None
+    """None if the dataset cannot be read any more."""
+    sample: Sample | None
+    """None if its shards cannot be read."""
+
+    @classmethod
+    def of(cls, source: PlanSource) -> _Described:
+        account = sample = None
+        with suppress(UserError):
+            account = account_of(source.url, source.generations)
+            sample = sample_of(source.url, source.generations)
+        return cls(source, account, sample)
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of the dataset. Those of the order are one more if it is packed."""
+        return self.source.order.tokens if self.account is None else self.account.held.tokens
+
+    def totals(self) -> tuple[str, str, str]:
+        """Return the documents, the bytes of a token, and the share of padding."""
+        if self.account is None:
+            return "unknown", "unknown", "unknown"
+        held, ratio = self.account.held, self.sample and self.sample.bytes_of_token
+        return (
+            f"{packing.documents_of(held):,}",
+            "unknown" if ratio is None else f"{ratio:.3f}",
+            f"{packing.padding_of(held) / held.tokens:.2%}" if packing.length_of(held) else "none",
+        )

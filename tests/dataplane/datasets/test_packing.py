@@ -288,4 +288,8 @@ def test_plans_and_cards_show_the_padding(tmp_path: Path) -> None:
     ]
     assert f"packed is packed to 64 tokens: {share:.2%} of its tokens are padding" in table(summary)
     rows = [line.split(" | ") for line in card(opened.stream).splitlines() if "`/" in line]
-    assert [row[-1].strip(" |") for row in rows] == [f"{share:.2%}", "none"]
+    padding = packing.padding_of(made) / made.tokens
+    assert [row[-1].strip(" |") for row in rows] == [f"{padding:.2%}", "none"]
+    # One token of padding follows the last bin in the order, and is none of the view's.
+    assert f" | {made.tokens:,} | " in card(opened.stream)
+    assert f" | {made.tokens + 1:,} | " not in card(opened.stream)

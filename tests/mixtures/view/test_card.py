@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+
+from corpora import ONE, read_dataset, texts
 
 from headrace.dataplane.datasets import about
 from headrace.dataplane.datasets.about import About
@@ -12,6 +15,9 @@ from headrace.mixtures.planning.resolve_mixture import resolve
 from headrace.mixtures.spec.mixture import Mixture, PhaseSpec, SourceSpec
 from headrace.mixtures.view.card import card
 from headrace.mixtures.view.summary import summarize
+from headrace.tokenize.build.build import BuildConfig, build
+from headrace.tokenize.sources.format import KeptField, SourceConfig
+from headrace.tokenize.views.select import SelectConfig, select
 
 
 def test_a_card_of_a_mixture(head: Callable[..., str], tmp_path: Path) -> None:
@@ -34,7 +40,46 @@ def test_a_card_of_a_mixture(head: Callable[..., str], tmp_path: Path) -> None:
     assert f"| main | {summary.tokens:,} | {summary.steps:,} | 16 | 75.00% | 25.00% |" in page
     use = summary.total[1]
     assert f"| code | {use.tokens:,} | 25.00% | 1,500 | {use.epochs:.3g} |" in page
-    assert "| CC-BY-4.0 | a crawl \\| of pages | nothing |" in page
-    assert "| not stated | not stated | nothing |" in page
+    assert "| web | CC-BY-4.0 | a crawl \\| of pages |" in page
+    assert "| code | not stated | not stated |" in page
+    assert "## Lengths" not in page  # the datasets have heads alone, without shards
     (tmp_path / "code" / "manifest.json").unlink()
-    assert "| the dataset cannot be read |" in card(stream)
+    assert "The datasets of these sources cannot be read: code." in card(stream)
+
+
+def test_a_card_has_what_the_cards_of_its_datasets_say(tmp_path: Path) -> None:
+    lines = [
+        {"text": text, "language": "en" if number % 4 else "de"}
+        for number, text in enumerate([*texts(100), *texts(5)])
+    ]
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    base, view = str(tmp_path / "base"), str(tmp_path / "view")
+    build(
+        BuildConfig(
+            inputs=(str(corpus),),
+            out=base,
+            tokenizer="byte",
+            dedup="exact",
+            source=SourceConfig(keep=(KeptField(name="language"),)),
+            engine=ONE,
+        )
+    )
+    about.save(base, About(licenses=("CC-BY-4.0",), sources=("a crawl",)))
+    made = select(SelectConfig(dataset=base, where="language == 'en'", out=view, engine=ONE))
+    phase = PhaseSpec(tokens=4_000, seq_len=16, batch=128, weights={"bin": 1})
+    mixture = Mixture(sources={"bin": SourceSpec(data=view)}, phases={"main": phase})
+    page = card(Stream(resolve(mixture)))
+    documents = read_dataset(tmp_path / "view")
+    lengths = sorted(len(ids) for _, _, ids in documents)
+    ratio = sum(len(text.encode()) for _, text, _ in documents) / sum(lengths)
+    assert f"| bin | `{view}` | `{made.hash[:16]}` | 75 | {ratio:.3f} | none |" in page
+    assert "| bin | CC-BY-4.0 (as its dataset states) | a crawl (as its dataset states) |" in page
+    left_out = page.split("## Left out\n")[1].split("## ")[0]
+    assert left_out.strip().splitlines()[2:] == [
+        "| bin | the build | duplicates | 5 |",
+        "| bin | the view | documents not chosen | 25 |",
+    ]
+    assert f" | {lengths[37]:,} | " in page.split("## Lengths\n")[1].split("## ")[0]
+    assert "## Field `language` of bin\n" in page
+    assert "| en | 100.00% | 100.00% |" in page
