@@ -135,7 +135,7 @@ def problems(kind: Any, data: Any, errors: Sequence[Any], lines: Lines) -> list[
         error = item.get("ctx", {}).get("error")
         if isinstance(error, Problems):
             for problem in error.problems:
-                _add_once(messages, (*path, *problem.path.split(".")), problem.what)
+                _add_once(messages, (*path, *_keys(problem.path)), problem.what)
             continue
         if item["type"] == "literal_error" and isinstance(at(data, path), (dict, list)):
             _add_once(expectations, path, item["ctx"]["expected"])
@@ -157,6 +157,11 @@ def problems(kind: Any, data: Any, errors: Sequence[Any], lines: Lines) -> list[
             expected = f"should be {' or '.join(kinds)}, not {_show(given)}"
             messages[path] = [expected + _quotes(given, kinds)]
     return [problem_at(lines, path, what) for path, whats in messages.items() for what in whats]
+
+
+def _keys(path: str) -> Path:
+    """Return a dotted path as keys and list positions."""
+    return tuple(int(key) if key.isdecimal() else key for key in path.split("."))
 
 
 def changed_booleans(data: Any, built: Any, path: Path = ()) -> Iterator[Path]:

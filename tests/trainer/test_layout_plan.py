@@ -202,6 +202,38 @@ def test_a_damaged_plan_names_the_key(planned: Path, ask: Callable[..., Job]) ->
         ask("processes=2", layout=str(planned))
 
 
+@pytest.mark.parametrize(
+    ("spans", "number", "message"),
+    [
+        ([[3, 4], [0, 2]], 0, "[3, 4] leaves out layers: it must begin with layer 0"),
+        ([[3, 4], [0, 2]], 1, "[0, 2] after [3, 4] repeats or reorders layers"),
+        ([[0, 2], [2, 4]], 1, "[2, 4] after [0, 2] repeats or reorders layers: it must begin with"),
+        ([[0, 1], [3, 4]], 1, "[3, 4] after [0, 1] leaves out layers: it must begin with layer 2"),
+        ([[0, 1], [2, 3]], 1, "[2, 3] must end with layer 4, the model's last"),
+        ([[0, 1], [2, 5]], 1, "[2, 5] must end with layer 4, the model's last"),
+        ([[0, 1], [4, 2]], 1, "first and last layer, not [4, 2]"),
+    ],
+)
+def test_a_span_of_wrong_layers_is_named_with_its_line(
+    planned: Path, ask: Callable[..., Job], spans: list[list[int]], number: int, message: str
+) -> None:
+    stored = yaml.safe_load(planned.read_text())
+    stored["layers"] = [{"layers": span, "recompute": "none"} for span in spans]
+    planned.write_text(yaml.safe_dump(stored))
+    with pytest.raises(ConfigError) as error:
+        ask("processes=2", layout=str(planned))
+    text = planned.read_text().splitlines()
+    lines = [n for n, line in enumerate(text, start=1) if line == "- layers:"]
+    assert f"line {lines[number]}: layers.{number}.layers: {message}" in str(error.value)
+
+
+def test_a_plan_without_layers_is_refused(planned: Path) -> None:
+    stored = yaml.safe_load(planned.read_text())
+    planned.write_text(yaml.safe_dump(stored | {"layers": []}))
+    with pytest.raises(ConfigError, match="layers: needs a span"):
+        load_plan(planned)
+
+
 @pytest.mark.long
 def test_a_planned_run_equals_the_same_options_to_the_bit(
     planned: Path, trainer: Any, trainer_in: Any, tmp_path: Path

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ...console import config as reader
 from ...console.config import OneOf
-from ...console.errors import LayoutError, MisuseError
+from ...console.errors import ConfigError, LayoutError, MisuseError, Problem, Problems
+from ...console.explain import problem_at
 from ...models.options.recompute import Rule
 from ..engines import ENGINES
 from ..engines.config import EngineConfig
@@ -78,6 +79,12 @@ class LayerSpan:
     sequence: bool = False
     """True: the tensor ranks work as context ranks, with whole weights. Simulated only."""
 
+    def __post_init__(self) -> None:
+        first, last = self.layers
+        if not 0 <= first <= last:
+            what = f"first and last layer, not {list(self.layers)}"
+            raise Problems([Problem("layers", what)])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted:
@@ -121,6 +128,15 @@ class LayoutPlan:
     predicted: Predicted
     measured: Measured | None = None
 
+    def __post_init__(self) -> None:
+        wrong = [
+            Problem(f"layers.{number}.layers", what) for number, what in _not_in_order(self.layers)
+        ]
+        if not self.layers:
+            wrong.append(Problem("layers", "needs a span: the rule of each layer"))
+        if wrong:
+            raise Problems(wrong)
+
     @property
     def rules(self) -> tuple[Rule, ...]:
         """Recompute rule of each layer."""
@@ -147,8 +163,33 @@ class LayoutPlan:
         return self.engine
 
 
+def _not_in_order(spans: Sequence[LayerSpan]) -> Iterator[tuple[int, str]]:
+    """Yield number and mistake of each span that does not begin where the one before it ends."""
+    expected = 0
+    for number, span in enumerate(spans):
+        first, last = span.layers
+        if first != expected:
+            after = f" after {list(spans[number - 1].layers)}" if number else ""
+            wrong = "leaves out" if first > expected else "repeats or reorders"
+            yield (
+                number,
+                f"{list(span.layers)}{after} {wrong} layers: it must begin with layer {expected}",
+            )
+        expected = last + 1
+
+
 def load_plan(file: str | Path) -> LayoutPlan:
     return reader.load(LayoutPlan, file)
+
+
+def check_layers(plan: LayoutPlan, layers: int, file: str | Path) -> None:
+    """Raise unless the spans of a plan's file end with the last of a model's layers."""
+    last = plan.layers[-1].layers[1]
+    if last != layers - 1:
+        place = ("layers", len(plan.layers) - 1, "layers")
+        what = f"{list(plan.layers[-1].layers)} must end with layer {layers - 1}, the model's last"
+        _, lines = reader.read_yaml(file)
+        raise ConfigError(str(file), [problem_at(lines, place, what)])
 
 
 def model_hash(model: ModelConfig) -> str:
