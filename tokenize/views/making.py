@@ -68,8 +68,8 @@ class Making:
     engine: ExecutorConfig
     provenance: Callable[[dict[str, int]], dict[str, Any]]
     """Returns the provenance of a generation, from the sums of its shards' counts."""
-    nothing: Callable[[Manifest], InputError]
-    """Returns the error of a view without documents."""
+    nothing: Callable[[Counter[str]], InputError]
+    """Returns the error of a view without documents, from the sums of all shards' counts."""
 
 
 def make(making: Making) -> Manifest:
@@ -84,7 +84,11 @@ def make(making: Making) -> Manifest:
         held = _existing(making)
         before = len(held.generations)
         _restore(making, held)
-        for number, shards, counts in _made(making, range(before, len(dataset.generations))):
+        new = list(_made(making, range(before, len(dataset.generations))))
+        if not before and not any(shards for _, shards, _ in new):
+            _remove_unreferenced(out, held)
+            raise making.nothing(sum((counts for _, _, counts in new), Counter[str]()))
+        for number, shards, counts in new:
             made = dataset.generations[number]
             # A view of a view is one of the dataset that has the tokens: its totals are recorded.
             whole = made.provenance.get(view.KEY) or {
@@ -93,11 +97,7 @@ def make(making: Making) -> Manifest:
             }
             provenance = {**making.provenance(dict(counts)), view.KEY: whole | {"hash": made.hash}}
             held = held.append(manifests.write_generation(out, shards, provenance))
-        if not held.documents:
-            if not before:
-                _remove_unreferenced(out, replace(held, generations=()))
-            raise making.nothing(held)
-        if len(held.generations) > before:
+        if new:
             _copy_tokenizer(dataset.url, out, held)
             manifests.save(out, held)
         _remove_unreferenced(out, held)

@@ -177,7 +177,7 @@ def pack(config: PackConfig) -> Manifest:
             worker=PackWorker(config),
             engine=config.engine,
             provenance=lambda counts: _provenance(counts, config.long),
-            nothing=lambda held: _empty(base, config),
+            nothing=lambda _: _empty(base, config),
         )
     )
 

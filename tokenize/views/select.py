@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -110,7 +109,7 @@ def select(config: SelectConfig) -> Manifest:
             worker=SelectWorker(base, out, where.text),
             engine=config.engine,
             provenance=lambda nulls: {"counts": _counts(nulls)},
-            nothing=lambda held: _empty(dataset, where, held),
+            nothing=lambda nulls: _empty(dataset, where, nulls),
         )
     )
 
@@ -131,12 +130,9 @@ def _counts(nulls: dict[str, int]) -> dict[str, int]:
     return {f"documents without {name}": count for name, count in sorted(nulls.items()) if count}
 
 
-def _empty(dataset: Dataset, where: Where, held: Manifest) -> InputError:
+def _empty(dataset: Dataset, where: Where, nulls: dict[str, int]) -> InputError:
     total = sum(made.documents for made in dataset.generations)
-    nulls: Counter[str] = sum(
-        (Counter(made.provenance["counts"]) for made in held.generations), Counter[str]()
-    )
-    listed = "".join(f"; {name}: {count:,}" for name, count in sorted(nulls.items()))
+    listed = "".join(f"; {name}: {count:,}" for name, count in _counts(nulls).items())
     return InputError(
         f"no document of {dataset.url} is chosen: 0 of {total:,}{listed}",
         where=f"--where {where.text}",

@@ -306,7 +306,7 @@ def test_an_empty_view_is_an_error_with_counts(tmp_path: Path, base: Callable[..
     assert caught.value.what == (
         f"no document of {out} is chosen: 0 of 300; documents without language: {nulls}"
     )
-    assert not [path for path in (tmp_path / "view").rglob("*") if path.is_file()]
+    assert not list((tmp_path / "view").rglob("*"))
 
 
 def test_the_command_makes_and_describes_a_view(tmp_path: Path, base: Callable[..., Path]) -> None:
