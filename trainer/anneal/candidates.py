@@ -54,7 +54,9 @@ def candidates(
     errors: list[UserError] = []
     for file, name in zip(files, names, strict=True):
         try:
-            draft = _draft(file, after, overrides)
+            draft = read(file, overrides)
+            if draft.mixture.after is not None:
+                errors.append(_has_after(draft, after))
             _check_grid(grid, draft.source, {*branch.inherited.sources, *draft.mixture.sources})
             for point in points:
                 found += _of(file, name, draft, point, seeds, [*overrides, *_words(after)])
@@ -110,20 +112,13 @@ def _words(after: After) -> list[str]:
     return [f"after.run={after.run}", f"after.step={after.step}"]
 
 
-def _draft(file: str, after: After, overrides: Sequence[str]) -> Draft:
-    """Read a mixture, which may name the run and the step that it continues."""
-    draft = read(file, overrides)
-    own = draft.mixture.after
-    if own is not None and (
-        Path(own.run).resolve() != Path(after.run).resolve() or own.step not in (None, after.step)
-    ):
-        what = f"continues {own.run} at step {own.step}, not {after.run} at step {after.step}"
-        raise ConfigError(
-            draft.source,
-            [Problem("after", what, line_of(draft.lines, ("after",)))],
-            hint="leave `after` out: the command fills it in",
-        )
-    return draft
+def _has_after(draft: Draft, after: After) -> ConfigError:
+    what = f"a candidate has none; this one would continue {after.run} at step {after.step}"
+    return ConfigError(
+        draft.source,
+        [Problem("after", what, line_of(draft.lines, ("after",)))],
+        hint="leave `after` out: the command fills it in",
+    )
 
 
 def _check_grid(grid: Iterable[str], source: str, known: Collection[str]) -> None:

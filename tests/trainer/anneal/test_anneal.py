@@ -120,10 +120,17 @@ def test_all_problems_are_reported_before_a_run_starts(inside: Path) -> None:
     digits = Path("digits.yaml").read_text()
     Path("other.yaml").write_text(f"after: {{run: main, step: 3}}\n{digits}")
     Path("wrong.yaml").write_text(digits.replace("digits: 0.5", "digits: 0.6"))
-    done = anneal("--mixtures", "other.yaml", "wrong.yaml")
+    Path("same.yaml").write_text(f"after: {{run: main, step: 8}}\n{digits}")
+    both = digits.replace("digits: 0.5", "digits: 0.6")
+    Path("both.yaml").write_text(f"after: {{run: main}}\n{both}")
+    done = anneal(
+        "--mixtures", "other.yaml", "wrong.yaml", "same.yaml", "both.yaml", "missing.yaml"
+    )
     assert done.exit_code == 1 and not Path("main-anneal").exists()
-    assert "continues main at step 3, not main at step 8" in done.output
-    assert "1 problem in wrong.yaml" in done.output
+    for name in ("other.yaml", "same.yaml", "both.yaml"):
+        assert f"1 problem in {name}\n  line 1: after: a candidate has none" in done.output
+    assert "1 problem in wrong.yaml" in done.output and "missing.yaml" in done.output
+    assert done.output.count("1 problem in both.yaml") == 2  # `after`, and the sum of its weights
     assert "has no checkpoint of step 5" in anneal("digits.yaml", "--at", 5).output
     assert "give mixtures" in anneal().output
     grid = anneal("digits.yaml", "--grid", "paper=0.1")
