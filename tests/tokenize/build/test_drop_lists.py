@@ -257,6 +257,7 @@ def test_a_parquet_list_without_rows_is_a_list(
 def test_a_build_takes_the_list_of_a_search_that_found_nothing(
     tmp_path: Path, run_build: Run
 ) -> None:
+    pytest.importorskip("rensa")
     corpus = write_jsonl(tmp_path / "a.jsonl", ["one", "two", "three"])
     out = str(tmp_path / "drop.parquet")
     found = find_neardups(NeardupConfig(inputs=(str(corpus),), out=out, engine=ONE))
