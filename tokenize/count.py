@@ -23,7 +23,7 @@ from .build.build import BuildConfig, cut, job_of, load_tokenizer, with_conversa
 from .build.settings import BuildJob
 from .build.tasks import Task, TokenizeWorker
 from .corpus.inputs import find_files
-from .corpus.read_stats import ReadStats
+from .corpus.read_stats import BAD, ReadStats
 from .sources.format import Texts
 
 BUCKETS = 40
@@ -127,7 +127,7 @@ class CountWorker:
                 chosen, whole, counts.pieces = self._choose(file, texts, sizes)
             if chosen.texts:
                 encoded, kept, bad = tokenizing.encode(file, chosen)
-                stats.counts["bad: not tokenizable"] += len(bad)
+                stats.counts[f"{BAD}not tokenizable"] += len(bad)
                 counts.pieces -= len(bad)
                 if chosen is texts:
                     counts.documents -= len(bad)

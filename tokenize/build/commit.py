@@ -25,11 +25,16 @@ from ...dataplane.shards import shard_format
 from ...dataplane.storage import storage
 from ...dataplane.storage.verified import write_named
 from ...dataplane.tokenizers import Tokenizer, module_of
+from ..corpus.read_stats import BAD
+from ..corpus.screen import DROPPED
 from ..files.input_file import File
 from .settings import BuildJob, dataset_url
 from .task_state import TaskState
 
 log = get_logger(__name__)
+
+EMPTY = ("duplicates", "empty documents", "files without documents")
+"""Counts of what gives a dataset no document, besides bad and dropped ones."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +79,7 @@ def commit(
     }
     for name in job.outputs:
         if not shards[name] and not before[name].generations:
-            raise InputError(
-                f"no documents for {dataset_url(job.url, name)}",
-                hint="check that the inputs have documents and that no split is too small",
-            )
+            raise _no_documents(dataset_url(job.url, name), counts, any(shards.values()))
     results = {}
     for name in reversed(job.outputs):
         url = dataset_url(job.url, name)
@@ -96,6 +98,25 @@ def commit(
             ]
         results[name] = _append(job, name, tokenizer, before[name], shards[name], provenance)
     return results
+
+
+def _no_documents(url: str, counts: Counter[str], others: bool) -> InputError:
+    """Return the error of a dataset without documents, with what became of those that were read;
+    `others` says whether other splits of the build have documents."""
+    without = {
+        name: count
+        for name, count in sorted(counts.items())
+        if name.startswith((BAD, DROPPED)) or name in EMPTY
+    }
+    if others:
+        hint = "choose other fractions of the splits, or name more inputs"
+    elif without:
+        hint = "correct what leaves the documents out, or name other inputs"
+    else:
+        hint = "check that the inputs have documents"
+    shown = {"documents read": counts["documents read"], **without}
+    listed = "; ".join(f"{name}: {count:,}" for name, count in shown.items())
+    return InputError(f"no documents for {url} ({listed})", hint=hint)
 
 
 def write_derived_files(job: BuildJob, manifests: Mapping[str, Manifest]) -> None:

@@ -26,7 +26,7 @@ from ...dataplane.shards.documents import ShardDocuments
 from ...dataplane.storage.verified import read_named
 from ...dataplane.tokenizers import Encoded, TextError, Tokenizer, marks
 from ..corpus.documents import DocumentReader, SpecialNames
-from ..corpus.read_stats import MAX_MESSAGES, ReadStats
+from ..corpus.read_stats import BAD, MAX_MESSAGES, ReadStats
 from ..corpus.screen import Screen, documents_read
 from ..sources.format import BadRecord, Slice, Texts
 from .buckets import write_bucketed_spill
@@ -133,7 +133,7 @@ class TokenizeWorker:
         stats.counts["documents read"] = documents_read(number, stats.counts)
         stats.counts["duplicates"] = len(duplicates)
         stats.counts["documents that were split"] = sum(o.split for o in state.outputs.values())
-        stats.counts["bad: not tokenizable"] = len(state.untokenizable)
+        stats.counts[f"{BAD}not tokenizable"] = len(state.untokenizable)
         stats.problems += list(state.untokenizable.values())[:MAX_MESSAGES]
         stats.counts = +stats.counts
         state.done = True

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from ..sources.format import BadRecord
 
+BAD = "bad: "
+"""Beginning of the counts of bad records."""
 MAX_MESSAGES = 100
 """Bad records that a task names; it counts all of them."""
 
@@ -24,9 +26,9 @@ class ReadStats:
     @property
     def bad(self) -> int:
         """Return the number of records that could not be read, or have no ids."""
-        return sum(count for name, count in self.counts.items() if name.startswith("bad: "))
+        return sum(count for name, count in self.counts.items() if name.startswith(BAD))
 
     def add_bad(self, problem: BadRecord) -> None:
-        self.counts[f"bad: {problem.kind}"] += 1
+        self.counts[BAD + problem.kind] += 1
         if len(self.problems) < MAX_MESSAGES:
             self.problems.append(str(problem))

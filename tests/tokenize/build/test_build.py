@@ -75,7 +75,7 @@ def test_a_full_disk_is_an_error_and_leaves_no_temporary_files(
         " except SystemExit as end:\n"
         "  assert end.code == 1"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    run = subprocess.run([sys.executable, "-B", "-c", code], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert "Traceback" not in run.stderr and run.stderr.count("error: cannot write") == 3
     assert not list((tmp_path / "out").rglob("*.tmp"))
@@ -84,9 +84,23 @@ def test_a_full_disk_is_an_error_and_leaves_no_temporary_files(
 
 def test_an_empty_split_is_an_error_before_the_commit(tmp_path: Path, run_build: Run) -> None:
     file = write_jsonl(tmp_path / "a.jsonl", ["one"])
-    with pytest.raises(InputError, match="no documents for"):
+    with pytest.raises(InputError, match=r"no documents for .* \(documents read: 1\)") as caught:
         run_build(file, splits={"test": 0.4, "val": 0.4})
+    assert "other fractions" in str(caught.value.hint)
     assert not list((tmp_path / "out").rglob("manifest.json"))
+
+
+def test_a_build_without_documents_says_what_became_of_them(tmp_path: Path, run_build: Run) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"text": "one"}\n{"text": ""}\n{"text": "two"}\n{"no": 1}\n')
+    (tmp_path / "rules.py").write_text("def keep(text, fields):\n    return 'too short'\n")
+    with pytest.raises(InputError) as caught:
+        run_build(file, filter=f"{tmp_path / 'rules.py'}:keep", on_error="skip")
+    assert caught.value.what == (
+        f"no documents for {tmp_path / 'out'} (documents read: 2; bad: missing field: 1; "
+        "dropped by the filter: too short: 2; empty documents: 1)"
+    )
+    assert "what leaves the documents out" in str(caught.value.hint)
 
 
 def test_shuffle_is_a_permutation_that_depends_on_the_seed(corpus: Path, run_build: Run) -> None:
