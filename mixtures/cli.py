@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ..console import command
+from ..console import command, page
 from .search.cli import search
 
 PLAN_ARGUMENT = "MIXTURE.yaml|PLAN.json|RUN"
@@ -177,7 +177,7 @@ def plot(file: str, overrides: tuple[str, ...], out: str, as_json: bool) -> None
 @main.command(keys=keys)
 @click.argument("file", metavar=PLAN_ARGUMENT, type=click.Path())
 @command.overrides_argument
-@click.option("--out", metavar="FILE.md", help="Write to this file instead of stdout.")
+@page.out_option
 def card(file: str, overrides: tuple[str, ...], out: str | None) -> None:
     """Write a page about the data of a plan: phases, sources, shares, licences.
 
@@ -197,7 +197,7 @@ def card(file: str, overrides: tuple[str, ...], out: str | None) -> None:
     if out is None:
         click.echo(text, nl=False)
         return
-    storage.write(out, text.encode())
+    storage.write(out, page.as_file(text, out))
     command.say(f"wrote {out}")
 
 

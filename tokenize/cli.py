@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..console import command
+from ..console import command, page
 from ..dataplane.shards import FORMATS, writable_formats
 from . import options
 from .build.options import chat_options, fim_options
@@ -293,7 +293,7 @@ def contamination_command(
 @click.argument("url")
 @click.option("--license", "licenses", multiple=True, metavar="NAME", help="May be repeated.")
 @click.option("--source", "sources", multiple=True, metavar="TEXT", help="May be repeated.")
-@click.option("--out", metavar="FILE.md", help="Write to this file instead of stdout.")
+@page.out_option
 def card_command(
     url: str, licenses: tuple[str, ...], sources: tuple[str, ...], out: str | None
 ) -> None:
@@ -315,7 +315,7 @@ def card_command(
     if out is None:
         click.echo(text, nl=False)
         return
-    storage.write(out, text.encode())
+    storage.write(out, page.as_file(text, out))
     command.say(f"wrote {out}")
 
 

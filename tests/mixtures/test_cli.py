@@ -250,3 +250,14 @@ def test_audit_shows_which_tokens_of_each_document_a_row_holds(mixture):
 def test_a_mistyped_dataset_is_named(mixture, tmp_path):
     refused = run("new", tmp_path / "wbe", code=1)
     assert f"did you mean {tmp_path / 'web'}?" in refused.stderr
+
+
+def test_the_ending_of_a_card_decides(mixture, tmp_path):
+    shown = run("card", mixture).stdout
+    run("card", mixture, "--out", tmp_path / "card.md")
+    assert (tmp_path / "card.md").read_text() == shown
+    run("card", mixture, "--out", tmp_path / "card.html")
+    made = (tmp_path / "card.html").read_text()
+    assert made.startswith("<!doctype html>") and "<th>source</th>" in made
+    refused = run("card", mixture, "--out", tmp_path / "card.txt", code=2)
+    assert "card.txt does not end in .md or .html" in refused.stderr

@@ -165,3 +165,13 @@ def test_licences_are_stated_once(dataset: Path, tmp_path: Path) -> None:
     (dataset / "about.json").write_text('{"licenses": "MIT"}')
     with pytest.raises(InputError, match="does not state licences and sources"):
         card(str(dataset))
+
+
+def test_the_ending_of_the_file_decides(dataset: Path, tmp_path: Path) -> None:
+    html = tmp_path / "card.html"
+    assert CliRunner().invoke(main, ["card", str(dataset), "--out", str(html)]).exit_code == 0
+    assert html.read_text().startswith("<!doctype html>")
+    refused = CliRunner().invoke(main, ["card", str(dataset), "--out", str(tmp_path / "card.txt")])
+    assert refused.exit_code == 2
+    assert "card.txt does not end in .md or .html" in refused.output
+    assert not (tmp_path / "card.txt").exists()
