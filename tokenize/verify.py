@@ -155,6 +155,7 @@ class VerifyWorker:
 def verify(url: str, engine: ExecutorConfig | None = None) -> list[Damage]:
     """Return the damaged files of a dataset."""
     held = manifest.load(url)
+    view.check_dataset(url, view.view_of(url, held))
     damage = [found for name in held.files if (found := _file_damage(url, name, held))]
     damaged = {item.name for item in damage}
     shards: list[Shard] = []

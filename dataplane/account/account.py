@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from ..datasets import about, manifest, packing
 from ..datasets.about import About
 from ..datasets.manifest import Manifest
-from ..datasets.view import View, view_of
+from ..datasets.view import View, check_dataset, view_of
 
 LEFT_OUT = ("bad: ", "dropped by ", "duplicates", "empty documents")
 """Beginnings of the names of a build's counts of documents that it left out. Others count documents
@@ -76,6 +76,7 @@ def account_of(url: str, generations: int | None = None) -> Account:
     held = _first(manifest.load(url), generations)
     stated = about.load(url)
     view = view_of(url, held)
+    check_dataset(url, view)
     if view is None:
         return Account(held=held, stated=stated, view=None, base=held, base_stated=stated)
     return Account(

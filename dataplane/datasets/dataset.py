@@ -24,7 +24,7 @@ from .manifest import Shard
 from .open_shard import OpenShard, OpenShards, Padding
 from .shard_file import CachedShardFile, LocalShardFile, ShardFile
 from .shard_tables import BLOCK, ShardTables
-from .view import Selection, selection_of, view_of
+from .view import Selection, check_dataset, selection_of, view_of
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,7 @@ class Dataset:
         self._open_shards = open_shards or OpenShards()
         self._lock = threading.Lock()
         self.view = view_of(url, self.manifest)
+        check_dataset(url, self.view)
         self.tokens = sum(generation.tokens for generation in self.generations)
         self.shards_url = self.view.url if self.view else url
         """The URL of the dataset that holds the files: this one's, or that of a view."""

@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from ...console.errors import IntegrityError
+from ...console.errors import IntegrityError, StorageError
 from ..arrays import Int64
 from ..shards.format import ShardLayout
 from ..storage import storage
 from ..storage.verified import read_named
 from . import packing
-from .manifest import Manifest, Shard
+from .manifest import NAME, Manifest, Shard
 from .packing import Pieces
 
 FOLDER = "views"
@@ -72,6 +72,15 @@ def view_of(url: str, manifest: Manifest) -> View | None:
     where = entry["where"]
     steps = (where,) if isinstance(where, str) else tuple(where or ())
     return View(of, steps, packing.length_of(manifest))
+
+
+def check_dataset(url: str, view: View | None) -> None:
+    """Raise StorageError if there is no dataset where a view at `url` has its tokens from."""
+    if view is not None and not storage.exists(storage.join(view.url, NAME)):
+        raise StorageError(
+            f"{url} is a view, and its dataset is missing: there is none at {view.url}",
+            hint="put the dataset back there, or make the view again from where the dataset is now",
+        )
 
 
 def recorded(steps: Sequence[str]) -> str | list[str] | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ...console.errors import UserError
 from ...dataplane.datasets import manifest as manifests
-from ...dataplane.datasets import packing
+from ...dataplane.datasets import packing, view
 from ...dataplane.datasets.manifest import Generation, Manifest
 from ..spec.check import Finding
 from ..spec.mixture import (
@@ -62,7 +62,9 @@ def open_sources(specs: Mapping[str, SourceSpec]) -> tuple[dict[str, OpenedSourc
 
     def open_one(spec: SourceSpec) -> Manifest | UserError:
         try:
-            return manifests.load(spec.data)
+            manifest = manifests.load(spec.data)
+            view.check_dataset(spec.data, view.view_of(spec.data, manifest))
+            return manifest
         except UserError as error:
             return error
 

@@ -14,13 +14,20 @@ from click.testing import CliRunner
 from corpora import ONE, read_dataset, snapshot, texts
 from small_data import plan_of
 
-from headrace.console.errors import InputError, IntegrityError, MisuseError, StorageError
+from headrace.console.errors import (
+    ConfigError,
+    InputError,
+    IntegrityError,
+    MisuseError,
+    StorageError,
+)
 from headrace.dataplane.datasets import manifest
 from headrace.dataplane.datasets.dataset import Dataset
 from headrace.dataplane.loader.rows import RowReader
 from headrace.mixtures.audit.auditor import Auditor
 from headrace.mixtures.planning.open_plan import open_plan
 from headrace.tokenize import inspect
+from headrace.tokenize.card import card
 from headrace.tokenize.cli import main
 from headrace.tokenize.executors import ExecutorConfig
 from headrace.tokenize.sources.fields import KeptField
@@ -275,6 +282,40 @@ def test_dataset_and_view_can_be_moved_together(tmp_path: Path, base: Callable[.
     shutil.move(out, tmp_path / "moved/out")
     shutil.move(tmp_path / "view", tmp_path / "moved/view")
     assert read_dataset(tmp_path / "moved/view") == before
+
+
+def test_a_missing_dataset_is_named_with_its_view(
+    tmp_path: Path, base: Callable[..., Path]
+) -> None:
+    out, target = base(), str(tmp_path / "view")
+    view(out, "good", tmp_path / "view")
+    view(tmp_path / "view", "language == 'en'", tmp_path / "en")
+    pack(PackConfig(dataset=target, length=64, out=str(tmp_path / "packed")))
+    mixture = tmp_path / "m.yaml"
+    names = ("view", "en", "packed")
+    sources = ", ".join(f"{name}: {{data: {tmp_path / name}}}" for name in names)
+    mixture.write_text(
+        f"sources: {{{sources}}}\n"
+        "phases:\n  all: {tokens: 640, seq_len: 64, batch: 64, "
+        "weights: {view: 0.5, en: 0.25, packed: 0.25}}\n"
+    )
+    plan = open_plan(str(mixture), ()).plan
+    out.rename(tmp_path / "elsewhere")
+    missing = f"its dataset is missing: there is none at {out}"
+    with pytest.raises(ConfigError) as caught:
+        open_plan(str(mixture), ())
+    assert {problem.path for problem in caught.value.problems} == {
+        f"sources.{name}.data" for name in names
+    }
+    for problem, name in zip(caught.value.problems, names, strict=True):
+        assert f"{tmp_path / name} is a view, and {missing}" in problem.what
+    reader = RowReader(plan)
+    with pytest.raises(StorageError, match=f"is a view, and {missing}"):
+        reader.read(reader.find(reader.stream.locate(np.arange(plan.last_row))))
+    for read in (verify, card):
+        with pytest.raises(StorageError, match=missing):
+            read(target)
+    assert f"view of {out}: " in inspect.describe(target)
 
 
 def test_a_damaged_view_is_an_error(tmp_path: Path, base: Callable[..., Path]) -> None:
