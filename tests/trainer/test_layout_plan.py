@@ -143,7 +143,17 @@ def test_a_layout_that_is_not_best_is_explained(machine: str, searched: tuple[Pa
     text = searched[1].stderr
     assert "pp=2 in phase steps:" in text
     assert " of the best (+" in text
-    refused = small(machine, "--explain", "tp=3").stderr
+    [entry] = json.loads(searched[1].stdout)["explained"]
+    assert entry["asked"] == {"pp": 2} and entry["layout"]["pp"] == 2
+    shown = f"{entry['seconds']:.4g} s against {entry['best_seconds']:.4g} s"
+    assert shown in text
+    change = sum(entry["by"].values()) - sum(entry["best_by"].values())
+    assert change == pytest.approx(entry["seconds"] - entry["best_seconds"])
+    assert sum(entry["memory_by"].values()) == entry["memory"]
+    printed = small(machine, "--explain", "tp=3", "--json")
+    refused = printed.stderr
+    [entry] = json.loads(printed.stdout)["explained"]
+    assert entry["error"] in refused and "layout" not in entry
     assert "no layout of 2 devices with tp=3 can run this model" in refused
     assert "pp, tp, cp and ep divide 2 devices, tp at most 2 (a node)" in refused
 

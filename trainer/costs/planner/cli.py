@@ -105,7 +105,7 @@ def plan(context: click.Context, /, as_json: bool, **options: Any) -> None:
     if missing:
         raise click.UsageError(f"missing {', '.join(missing)}")
     from .make import explain, make_plans, parse_wanted
-    from .show import compared, lines_of
+    from .show import compared, explained_as_json, lines_of
 
     wanted = parse_wanted(options["explain"]) if options["explain"] else None
     simulates = _simulated(options)
@@ -117,7 +117,8 @@ def plan(context: click.Context, /, as_json: bool, **options: Any) -> None:
     if options["html"] is not None:
         _write_page(plans, outlooks, options)
     if as_json:
-        command.emit(_as_json(plans) | {"simulated": {o.title: o.as_json() for o in outlooks}})
+        found = _as_json(plans) | {"explained": explained_as_json(explained, wanted)}
+        command.emit(found | {"simulated": {o.title: o.as_json() for o in outlooks}})
     from ..modules.costs import ModuleCosts, sort_lines
 
     if isinstance(costs := plans.phases[0].costs, ModuleCosts):

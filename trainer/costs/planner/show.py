@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from ....console.errors import PlanError
 from ....console.progress import as_bytes
 from ....models.accounting.state import device_bytes
 from ....models.options.recompute import Rule
@@ -11,7 +13,7 @@ from ...run.layout_plan import LayoutPlan
 from ..model_parts import threads_of
 from .assemble import PARTS, fullest, in_phase, time_by_part
 from .make import PhasePlans, Plans
-from .search import Candidate
+from .search import Candidate, Wanted
 
 PROVED = 1e-6
 """Relative difference between price and bound below which a plan is proved best."""
@@ -116,6 +118,32 @@ def compared(best: Candidate, other: Candidate) -> list[str]:
         if abs(change) > 0.002 * price:
             text.append(f"    {name:<10}{change:+.4g} s  {meaning}")
     return text
+
+
+def explained_as_json(
+    explained: Sequence[tuple[PhasePlans, Candidate | PlanError]], wanted: Wanted | None
+) -> list[dict[str, Any]]:
+    """Return, for each phase, the best plan with the `wanted` settings, or why there is none."""
+    found = []
+    for own, other in explained:
+        each: dict[str, Any] = {"phase": own.costs.phase.name, "asked": dict(wanted or {})}
+        if isinstance(other, Exception):
+            found.append({**each, "error": str(other)})
+            continue
+        times, memory = parts_of(other)
+        found.append(
+            {
+                **each,
+                "layout": other.grid.words(),
+                "seconds": other.solution.price,
+                "by": times,
+                "best_seconds": own.best.solution.price,
+                "best_by": parts_of(own.best)[0],
+                "memory": device_bytes(memory),
+                "memory_by": memory,
+            }
+        )
+    return found
 
 
 def _gap(price: float, bound: float) -> str:
