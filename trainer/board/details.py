@@ -273,6 +273,10 @@ def _state(checkpoint: str) -> dict[str, Any]:
     }
 
 
+LISTS = ("memory", "phases", "memory_phases")
+"""Keys of events that the list of events leaves out."""
+
+
 def _shown(event: dict[str, Any]) -> dict[str, Any]:
     """Return an event without its lists, which can be as long as the ranks are many."""
-    return {key: value for key, value in event.items() if key not in ("memory", "phases")}
+    return {key: value for key, value in event.items() if key not in LISTS}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ def of_run(job: Job) -> dict[str, Any] | None:
         "hardware": plan.planned.hardware,
         "clock": clock,
         "phases": list(_phases(job, plan, found[-1]["phases"], clock)),
-        "memory": _memory(plan, found[-1]["memory"]),
+        "memory": _memory(job, plan, found[-1]),
     }
 
 
@@ -64,17 +64,34 @@ def _phases(
             }
 
 
-def _memory(plan: LayoutPlan, ranks: list[int | None]) -> dict[str, Any]:
+def _memory(job: Job, plan: LayoutPlan, found: dict[str, Any]) -> dict[str, Any]:
+    """Compare the bytes with the prediction of the phases in which they were measured."""
+    ranks, names = found["memory"], found.get("memory_phases", [])
+    by_size = {(each.seq_len, each.batch_tokens): each.memory for each in plan.planned.phases}
+    own = [
+        by_size[phase.seq_len, phase.seq_len * phase.batch_rows]
+        for phase in job.plan.phases
+        if phase.name in names
+    ]
+    sizes = [size for size in own if size is not None]
+    # Plans and runs of earlier versions know neither: the phase with the most bytes is left.
+    predicted = max(sizes) if sizes and len(sizes) == len(own) else plan.predicted.memory
     known = [size for size in ranks if size is not None]
     return {
-        "predicted": plan.predicted.memory,
+        "predicted": predicted,
         "measured": ranks,
-        "ratio": plan.predicted.memory / max(known) if known else None,
+        "ratio": predicted / max(known) if known else None,
+        "phases": names,
     }
 
 
 def write(file: Path, beside: dict[str, Any]) -> None:
     storage.write(str(file), json.dumps(beside, indent=1).encode())
+
+
+def in_phases(names: Sequence[str], before: str = "") -> str:
+    """Return the phases in which bytes were measured, for a person; empty if they are unknown."""
+    return f"{before}phase{'s' * (len(names) > 1)} {', '.join(names)}" if names else ""
 
 
 def lines(beside: dict[str, Any]) -> list[str]:
@@ -90,6 +107,6 @@ def lines(beside: dict[str, Any]) -> list[str]:
         most = max(size for size in memory["measured"] if size is not None)
         text.append(
             f"predicted {as_bytes(memory['predicted'])} a rank, measured {as_bytes(most)} of "
-            f"tensors ({memory['ratio']:.2f})"
+            f"tensors ({memory['ratio']:.2f}){in_phases(memory['phases'], ': ')}"
         )
     return text

@@ -50,7 +50,7 @@ class Meter:
         """Note that a step begins."""
         if len(self.marks) == COLD:
             self._read()
-        self.marks.append((step, time.perf_counter(), time.process_time()))
+        self._mark(step)
         if len(self.marks) == COLD and self.device.type == "cpu" and self.profiled:
             self.before = live_bytes()
             self.events = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
@@ -58,16 +58,26 @@ class Meter:
 
     def end(self) -> None:
         """Note that the last step has ended."""
-        last = self.marks[-1][0] if self.marks else 0
-        self.begin(last + 1)
         self._read()
+        last = self.marks[-1][0] if self.marks else 0
+        self._mark(last + 1)
         if self.device.type == "cuda":
             self.peak = torch.cuda.max_memory_allocated(self.device)
+
+    def read_steps(self) -> list[int]:
+        """Return the steps whose most bytes `peak` is: all of this start, on a CPU the second."""
+        done = [step for step, *_ in self.marks[:-1]]
+        if self.peak is None:
+            return []
+        return done if self.device.type == "cuda" else done[COLD - 1 : COLD]
 
     def steps(self) -> list[tuple[int, float, float]]:
         """Return number, seconds and CPU seconds of each step that counts."""
         pairs = zip(self.marks[COLD:], self.marks[COLD + 1 :], strict=False)
         return [(step, end - begin, used - cpu) for (step, begin, cpu), (_, end, used) in pairs]
+
+    def _mark(self, step: int) -> None:
+        self.marks.append((step, time.perf_counter(), time.process_time()))
 
     def _read(self) -> None:
         if self.events is None:
@@ -137,8 +147,8 @@ def live_storages() -> dict[int, int]:
 
 
 def gathered(meter: Meter, plan: RunPlan, group: dist.ProcessGroup) -> dict[str, Any]:
-    """Return what all ranks measured: the longest median step of a rank, by phase, and the bytes of
-    each rank. Collective."""
+    """Return what all ranks measured: the longest median step of a rank, by phase; the bytes of
+    each rank; and the phases in which the bytes were read. Collective."""
     mine: dict[str, list[tuple[float, float]]] = {}
     for step, *seconds in meter.steps():
         mine.setdefault(plan.step(step).phase.name, []).append((seconds[0], seconds[1]))
@@ -152,7 +162,8 @@ def gathered(meter: Meter, plan: RunPlan, group: dist.ProcessGroup) -> dict[str,
         }
         for name in mine
     }
-    return {"phases": phases, "memory": [peak for _, peak in ranks]}
+    read = dict.fromkeys(plan.step(step).phase.name for step in meter.read_steps())
+    return {"phases": phases, "memory": [peak for _, peak in ranks], "memory_phases": [*read]}
 
 
 def _medians(found: dict[str, list[tuple[float, float]]]) -> dict[str, tuple[float, float]]:

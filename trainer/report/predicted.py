@@ -6,6 +6,7 @@ from html import escape
 from typing import Any
 
 from ...console.progress import as_bytes
+from ..costs.measured import in_phases
 
 
 def table(beside: dict[str, Any]) -> tuple[str, str]:
@@ -28,7 +29,7 @@ def table(beside: dict[str, Any]) -> tuple[str, str]:
             as_bytes(memory["predicted"]),
             as_bytes(size),
             memory["predicted"] / size,
-            "",
+            in_phases(memory.get("phases", ())),
         )
         for rank, size in enumerate(memory["measured"])
         if size is not None

@@ -45,6 +45,9 @@ class PlannedPhase:
     """Tokens of a step."""
     seconds: float
     """Predicted seconds of a step."""
+    memory: int | None = None
+    """Predicted bytes of a rank of the fullest stage, at the highest moment of a step. None in a
+    file of an earlier version."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,12 +38,6 @@ class Pricing:
         phase = uniform_phase(seq_len, batch_tokens // seq_len)
         return Costs(self.model, self.run, machine, phase)
 
-    def seconds(
-        self, plan: LayoutPlan, hardware: Hardware, seq_len: int, batch_tokens: int
-    ) -> float:
-        """Return the seconds of a step of a plan."""
-        return self._assigned(plan, hardware, seq_len, batch_tokens)[2].price
-
     def price(
         self, plan: LayoutPlan, hardware: Hardware, seq_len: int, batch_tokens: int
     ) -> tuple[float, int]:
@@ -53,19 +47,20 @@ class Pricing:
 
     def predicted(self, plan: LayoutPlan, hardware: Hardware) -> LayoutPlan:
         """Return a plan with the predictions by the figures of a hardware file."""
-        phases = [
-            replace(each, seconds=self.seconds(plan, hardware, each.seq_len, each.batch_tokens))
-            for each in plan.planned.phases
-        ]
+        phases = plan.planned.phases
         each = [self._assigned(plan, hardware, p.seq_len, p.batch_tokens) for p in phases]
+        memories = [_memory(plan, *one) for one in each]
         _, problem, made, _ = each[0]
-        memory = max((_memory(plan, *one) for one in each), key=lambda found: found.highest)
+        memory = max(memories, key=lambda found: found.highest)
         return replace(
             plan,
             planned=replace(
                 plan.planned,
                 hardware=f"{hardware.file.name}#{hardware.digest}",
-                phases=tuple(phases),
+                phases=tuple(
+                    replace(phase, seconds=one[2].price, memory=own.highest)
+                    for phase, one, own in zip(phases, each, memories, strict=True)
+                ),
             ),
             predicted=replace(
                 plan.predicted,

@@ -176,16 +176,12 @@ def _candidates(question: Question) -> Iterator[LayoutPlan]:
 def _with_phases(plan: LayoutPlan, question: Question) -> LayoutPlan:
     """Return a plan of the first phase as one for each phase that its layout can run."""
     ranks = plan.layout.tp * plan.layout.cp
-    phases = [
-        replace(
-            phase,
-            seconds=question.pricing.seconds(
-                plan, question.hardware, phase.seq_len, phase.batch_tokens
-            ),
-        )
-        for phase in question.plan.planned.phases
-        if phase.seq_len % ranks == 0
-    ]
+    phases = []
+    for phase in question.plan.planned.phases:
+        if phase.seq_len % ranks == 0:
+            size = phase.seq_len, phase.batch_tokens
+            seconds, memory = question.pricing.price(plan, question.hardware, *size)
+            phases.append(replace(phase, seconds=seconds, memory=memory))
     return replace(plan, planned=replace(plan.planned, phases=tuple(phases)))
 
 

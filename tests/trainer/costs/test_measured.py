@@ -74,6 +74,27 @@ def test_a_run_shows_its_prediction_beside_its_measurement(folder: RunFolder) ->
     assert summary["runs"][0]["measured"]["memory"]["predicted"] == 30 * MIB
 
 
+def test_measured_bytes_stand_beside_the_prediction_of_their_own_phase(folder: RunFolder) -> None:
+    """The plan has a longer phase, which needs more memory and was not measured."""
+    job = read_run(folder)
+    plan = plan_of(job)
+    [short] = plan.planned.phases
+    both = replace(short, memory=15 * MIB), replace(short, name="long", seq_len=32, memory=30 * MIB)
+    more = replace(job, layout_plan=replace(plan, planned=replace(plan.planned, phases=both)))
+    before = measured.of_run(more)
+    assert before is not None and before["memory"]["predicted"] == 30 * MIB  # of an earlier version
+    lines = folder.events.read_text().splitlines()
+    entry = json.loads(lines[-2]) | {"memory_phases": ["synthetic"]}
+    folder.events.write_text("\n".join([*lines[:-2], json.dumps(entry), lines[-1], ""]))
+    found = measured.of_run(more)
+    assert found is not None
+    assert (found["memory"]["predicted"], found["memory"]["ratio"]) == (15 * MIB, 15 / 40)
+    assert found["memory"]["phases"] == ["synthetic"]
+    assert measured.lines(found)[-1].endswith("of tensors (0.38): phase synthetic")
+    old = measured.of_run(replace(more, layout_plan=plan))
+    assert old is not None and old["memory"]["predicted"] == 30 * MIB
+
+
 def test_a_run_whose_layout_was_changed_has_no_prediction(folder: RunFolder) -> None:
     job = read_run(folder)
     assert prediction(job) == plan_of(job)

@@ -14,7 +14,7 @@ from headrace.dataplane.order.timeline import PhaseRows
 from headrace.models.config import load_model_config
 from headrace.trainer.costs.hardware import Hardware
 from headrace.trainer.costs.hardware.file import Overhead
-from headrace.trainer.costs.planner.assemble import in_phase
+from headrace.trainer.costs.planner.assemble import fullest, in_phase
 from headrace.trainer.costs.planner.grid import Grid, Shape
 from headrace.trainer.costs.planner.machine import Machine
 from headrace.trainer.costs.planner.make import Question, drawn, make_plans
@@ -71,6 +71,10 @@ def test_one_plan_serves_all_phases(machine: str) -> None:
         name = own.costs.phase.name
         assert seconds[name] >= each.predicted.seconds * (1 - 1e-9)
     assert len(plans.best.planned.phases) == 2
+    memory = {phase.name: phase.memory for phase in plans.best.planned.phases}
+    assert max(size for size in memory.values() if size) == plans.best.predicted.memory
+    for own, made in zip(plans.phases, plans.in_phases, strict=True):
+        assert memory[own.costs.phase.name] == fullest(made.timelines).highest
     for own, made in zip(plans.phases, plans.in_phases, strict=True):
         assert made.plan.price == seconds[own.costs.phase.name]
 

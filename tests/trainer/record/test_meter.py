@@ -42,7 +42,15 @@ def test_a_rank_measures_its_second_step_and_later_times(parallel: Parallel) -> 
     assert before >= len(kept) and abs(memory - before - 4 * MIB) < MIB / 16
     phase = found["phases"]["synthetic"]
     assert phase["steps"] == 2 and phase["seconds"] > 0
+    assert found["memory_phases"] == ["synthetic"] and meter.read_steps() == [1]
     other = Meter(torch.device("cpu"), profiled=False)
     for step in range(3):
         other.begin(step)
     assert other.peak is None
+
+
+def test_a_start_of_one_step_reads_no_memory() -> None:
+    meter = Meter(torch.device("cpu"))
+    meter.begin(4)
+    meter.end()
+    assert meter.peak is None and meter.read_steps() == []

@@ -107,7 +107,7 @@ def runner(truth: HardwareFile, pricing: Pricing) -> Callable[[Trial], Result]:
     machine = Hardware(replace(truth, overhead=more), "the machine")
 
     def run(trial: Trial) -> Result:
-        exact = pricing.seconds(trial.plan, machine, trial.seq_len, trial.batch_tokens)
+        exact = pricing.price(trial.plan, machine, trial.seq_len, trial.batch_tokens)[0]
         noise = 0.01 * (-1) ** int(trial.file.stem)
         return Result(outcome="measured", seconds=exact * (1 + noise), memory=1000)
 
@@ -144,14 +144,14 @@ def test_a_planted_wrong_rate_is_corrected_by_trials(
     measured = runner(trial).seconds
     assert measured is not None
     at = (HELD_OUT, 4 * HELD_OUT)
-    assert pricing.seconds(best, stored, *at) == pytest.approx(measured, rel=0.05)
+    assert pricing.price(best, stored, *at)[0] == pytest.approx(measured, rel=0.05)
     # The other engine at that length, with its own seconds of a step.
     assert {best.engine.kind, outcome.rows[-1].plan.engine.kind} == set(ENGINES)
     other = replace(best, engine=outcome.rows[-1].plan.engine)
     measured_other = runner(replace(trial, plan=other)).seconds
-    assert pricing.seconds(other, stored, *at) == pytest.approx(measured_other, rel=0.05)
+    assert pricing.price(other, stored, *at)[0] == pytest.approx(measured_other, rel=0.05)
     # Negative control: the wrong figures are off there too.
-    assert pricing.seconds(best, question.hardware, *at) < 0.85 * measured
+    assert pricing.price(best, question.hardware, *at)[0] < 0.85 * measured
     text = "\n".join(work.lines(outcome))
     assert "attention × 0.3" in text and f"rows of {HELD_OUT}" not in text
 
@@ -164,7 +164,7 @@ def test_launches_are_found_where_the_best_layouts_have_the_same(
     machine = Hardware(replace(truth, overhead=overhead), "the machine")
 
     def run(trial: Trial) -> Result:
-        seconds = pricing.seconds(trial.plan, machine, trial.seq_len, trial.batch_tokens)
+        seconds = pricing.price(trial.plan, machine, trial.seq_len, trial.batch_tokens)[0]
         return Result(outcome="measured", seconds=seconds, memory=1000)
 
     outcome = work.tune(question, TuneFolder(tmp_path / "tune"), run)
@@ -172,13 +172,13 @@ def test_launches_are_found_where_the_best_layouts_have_the_same(
     layers = tuple(replace(span, recompute="operator") for span in best.layers)
     other = replace(best, layers=layers, micro_batch_tokens=HELD_OUT)
     at = (HELD_OUT, 4 * HELD_OUT)
-    exact = pricing.seconds(other, machine, *at)
-    assert pricing.seconds(other, stored, *at) == pytest.approx(exact, rel=0.05)
+    exact = pricing.price(other, machine, *at)[0]
+    assert pricing.price(other, stored, *at)[0] == pytest.approx(exact, rel=0.05)
     # Negative control: without launches the same layout is far off.
     found = stored.file.overhead
     assert found is not None
     without = replace(stored.file, overhead=replace(found, operation=0.0))
-    assert pricing.seconds(other, Hardware(without, "x"), *at) < 0.85 * exact
+    assert pricing.price(other, Hardware(without, "x"), *at)[0] < 0.85 * exact
 
 
 def test_probes_change_one_thing_of_the_best_layout(

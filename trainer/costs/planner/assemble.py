@@ -99,17 +99,18 @@ def plan_of(
     costs: Sequence[Costs],
     seconds: Mapping[str, float],
     candidate: Candidate,
-    in_others: Sequence[Timeline] = (),
+    timelines: Mapping[str, Sequence[Timeline]] | None = None,
 ) -> LayoutPlan:
-    """Return the plan's file of a candidate of the first of these phases. `in_others` is the memory
-    of ranks in the other phases."""
+    """Return the plan's file of a candidate of the first of these phases. `timelines` is the memory
+    of a rank of each stage, by phase; None if there is one phase."""
     first = costs[0]
     grid, problem = candidate.grid, candidate.problem
     choices = candidate.choices
     cuts = candidate.solution.cuts
     made = assigned(problem, cuts, choices)
     hardware = first.machine.hardware
-    memory = fullest([*candidate.timelines, *in_others])
+    by_phase = timelines or {first.phase.name: candidate.timelines}
+    memory = fullest([each for own in by_phase.values() for each in own])
     ways = [choice.name for choice in choices]
     return LayoutPlan(
         planned=Planned(
@@ -124,6 +125,7 @@ def plan_of(
                     seq_len=each.phase.seq_len,
                     batch_tokens=each.phase.seq_len * each.phase.batch_rows,
                     seconds=seconds[each.phase.name],
+                    memory=fullest(by_phase[each.phase.name]).highest,
                 )
                 for each in costs
             ),

@@ -162,8 +162,8 @@ def joint(
     _, own, candidate, made = best
     costs = [own.costs, *(p.costs for p in phases if p is not own)]
     times = {p.costs.phase.name: each.plan.price for p, each in zip(phases, made, strict=True)}
-    in_others = [timeline for each in made for timeline in each.timelines]
-    return plan_of(costs, times, candidate, in_others), made
+    timelines = {p.costs.phase.name: each.timelines for p, each in zip(phases, made, strict=True)}
+    return plan_of(costs, times, candidate, timelines), made
 
 
 def _in_phases(
