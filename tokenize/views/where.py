@@ -26,6 +26,8 @@ OWN = {
 NUMBERS = ("int", "float")
 MOST_LEVELS = 100
 """Levels of an expression within each other: each takes a call of this parser and of pyarrow."""
+MOST_PARTS = 2_000
+"""Comparisons, and parts of `and` and `or`: pyarrow calls itself for each of them."""
 MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 OPERATORS: dict[type[ast.cmpop], str] = {
     ast.Lt: "<",
@@ -210,24 +212,32 @@ def parse(text: str, kept: Mapping[str, str]) -> Where:
             where=f"--where{at} of: {text}",
             hint="write for example: language == 'en' and score >= 0.8",
         ) from None
-    if _levels(tree) > MOST_LEVELS:
-        raise MisuseError(
-            f"the expression has more than {MOST_LEVELS} levels within each other",
-            where=f"--where {text:.100}…",
-            hint="write it with fewer `not`, signs or parentheses within each other",
-        )
+    _check_size(tree, text)
     parser = _Parser(text.strip(), {**kept, **OWN})
     expression = parser.condition(tree.body)
     return Where(text.strip(), expression, frozenset(parser.names))
 
 
-def _levels(tree: ast.AST) -> int:
-    """Return how many levels of nodes an expression has."""
-    levels, nodes = 0, [tree]
+def _check_size(tree: ast.AST, text: str) -> None:
+    """Raise for an expression on which this parser or pyarrow would run out of stack."""
+    levels, parts, nodes = 0, 0, [tree]
     while nodes:
         levels += 1
+        parts += sum(len(node.values) for node in nodes if isinstance(node, ast.BoolOp))
+        parts += sum(len(node.ops) for node in nodes if isinstance(node, ast.Compare))
         nodes = [child for node in nodes for child in ast.iter_child_nodes(node)]
-    return levels
+    if levels > MOST_LEVELS:
+        raise MisuseError(
+            f"the expression has more than {MOST_LEVELS} levels within each other",
+            where=f"--where {text:.100}…",
+            hint="write it with fewer `not`, signs or parentheses within each other",
+        )
+    if parts > MOST_PARTS:
+        raise MisuseError(
+            f"the expression has more than {MOST_PARTS:,} comparisons and parts of `and` and `or`",
+            where=f"--where {text:.100}…",
+            hint="compare with several values at once, as in language in ('en', 'de')",
+        )
 
 
 def _kind(value: Any) -> str:

@@ -135,14 +135,24 @@ def test_a_wrong_expression_is_an_error_that_names_the_place(text: str, message:
 
 @pytest.mark.parametrize(
     "text",
-    ["not " * 2_000 + "good", "score > " + "-" * 2_000 + "1", "good" + ".x" * 2_000],
+    [
+        "not " * 2_000 + "good",
+        "score > " + "-" * 2_000 + "1",
+        "good" + ".x" * 2_000,
+        "good or " * 30_000 + "good",
+        "0 < words < " * 30_000 + "words",
+    ],
 )
-def test_an_expression_of_too_many_levels_is_an_error_that_names_it(text: str) -> None:
+def test_an_expression_that_would_exhaust_the_stack_is_an_error_that_names_it(text: str) -> None:
     with pytest.raises(MisuseError) as caught:
         parse(text, KINDS)
     assert text[:60] in str(caught.value.where)
 
 
-def test_levels_that_people_write_are_read() -> None:
+def test_levels_and_lists_that_people_write_are_read() -> None:
     text = "not " * 40 + "good"
     assert chosen(text, ROWS) == [row["good"] for row in ROWS]
+    text = " or ".join(f"words == {k}" for k in range(5, 900))
+    assert chosen(text, ROWS) == [row["words"] == 5 for row in ROWS]
+    text = f"words in {tuple(range(5, 30_000))}"
+    assert chosen(text, ROWS) == [row["words"] == 5 for row in ROWS]
