@@ -29,6 +29,7 @@ from .division.bounds import Bounds, fastest_bound, quick_bound, stage_alone
 from .division.fit import fit
 from .division.interleaved import interleaved_estimate
 from .division.problem import Choice, Problem, Solution
+from .exchange import exchanged
 from .grid import Grid, Shape, shapes, variants
 from .layers import Costs
 from .proof.least import LeastPlan, floors_of, prove
@@ -192,7 +193,17 @@ def search(
             outcome.undecided = [*proof.undecided]
             if simulate:  # tensor ranks that work as context ranks are not in the proof
                 outcome.undecided += [grid for grid in left if grid.layout.tp > 1]
+    outcome.candidates = sorted((improved(costs, each) for each in outcome.candidates), key=_rank)
     return outcome
+
+
+def improved(costs: Costs, found: Candidate) -> Candidate:
+    """Return a plan with better choices of single layers, by its timelines."""
+    grid, problem, solution = found.grid, found.problem, found.solution
+    plan = exchanged(costs, grid, problem, solution.cuts, found.choices)
+    bound = min(solution.bound, plan.price)
+    better = replace(solution, price=plan.price, stages=plan.stages, bound=bound)
+    return Candidate(grid, problem, better, plan.timelines, plan.choices)
 
 
 def fitted(

@@ -24,7 +24,9 @@ from ..work import RULES
 from .floors import Floors, Kept, Ranges, farthest, interleaved_cuts
 
 BRANCHES, COUNTED = 60, 200
-"""Most timelines that are counted before a stage, or a layout, is left undecided."""
+"""Most timelines that are counted before a stage, or a layout, is left undecided; of a model of few
+layers, as many as have SMALL layers together."""
+SMALL = 3_000
 BEGINNINGS = 3_000
 """Most beginnings of divisions of an interleaved schedule that are tried."""
 Alike = tuple[int, tuple[tuple[tuple[int, ...], bool], ...]]
@@ -150,7 +152,7 @@ class LeastMemory:
                     return [min(fixed[layer]) for layer in own]
                 if best is None or timeline.highest < best[0]:
                     best = timeline.highest, timeline, fixed
-            if tried > BRANCHES:
+            if tried > max(BRANCHES, SMALL // self.layers):
                 raise Undecided
             assert best is not None
             layer = self._branch(best[1], own, allowed)

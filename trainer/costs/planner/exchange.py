@@ -1,0 +1,121 @@
+"""Better choices of single layers, by the timeline of a step.
+
+A search adds up the bytes of a stage's layers, and counts the one that works with most beside all
+that they keep. On the timeline it matters where a layer is: the last one works first, so what it
+recomputes lives beside everything else in any case, and to keep it may cost nothing. So single
+layers of a plan change their choice as long as the plan still fits and its step gets shorter. In a
+plan that does not fit they change as long as its highest level falls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+from ....models.accounting.step import Timeline
+from ...pipeline.cuts import Cuts
+from .division.assigned import assigned
+from .division.problem import Choice, Problem, StagePlan
+from .grid import Grid
+from .layers import Costs
+
+COUNTED_LAYERS = 300
+"""Layers of all timelines that are counted for a plan: 60 timelines of 5 layers, 3 of 80."""
+
+
+class Plan(NamedTuple):
+    """A choice for each layer, with what it costs."""
+
+    over: float
+    """Bytes of its highest stage beyond the budget, or 0."""
+    price: float
+    stages: tuple[StagePlan, ...]
+    choices: Sequence[Choice]
+    timelines: Sequence[Timeline]
+
+
+class Move(NamedTuple):
+    gain: float
+    """Seconds that a backward pass gets shorter."""
+    kept: float
+    """Bytes that a micro-batch keeps more."""
+    new: dict[int, Choice]
+    """Choices by layer."""
+
+
+def exchanged(
+    costs: Costs, grid: Grid, problem: Problem, cuts: Cuts, choices: Sequence[Choice]
+) -> Plan:
+    """Return the plan that changes of single layers lead to, each the best known at its time."""
+
+    def plan(choices: Sequence[Choice], limit: float = math.inf) -> Plan | None:
+        """Count a plan; None if its step is not shorter than the limit."""
+        made = assigned(problem, cuts, choices)
+        if made.price >= limit:
+            return None
+        timelines = costs.timelines(grid, cuts, [choice.name for choice in choices])
+        over = max(0.0, max(each.highest for each in timelines) - problem.budget)
+        return Plan(over, made.price, made.stages, choices, timelines)
+
+    best = plan(choices)
+    assert best is not None
+    left = COUNTED_LAYERS // len(problem.layers)
+    tried = {_names(choices)}
+    moves = _moves(problem, cuts, best)
+    while left and (changed := next(moves, None)) is not None:
+        names = _names(changed)
+        if names in tried:
+            continue
+        tried.add(names)
+        found = plan(changed, math.inf if best.over else best.price)
+        if found is None:
+            continue
+        left -= 1
+        if found[:2] < best[:2]:
+            best, moves = found, _moves(problem, cuts, found)
+    return best
+
+
+def _moves(problem: Problem, cuts: Cuts, plan: Plan) -> Iterator[Sequence[Choice]]:
+    """Yield the plan with another choice of one layer, and then of two layers that exchange memory,
+    the fastest first."""
+    places: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for chunk, (begin, end) in enumerate(problem.ranges(cuts)):
+        for layer in range(begin, end):
+            places[chunk, problem.layers[layer], plan.choices[layer].name.key].append(layer)
+    # Of alike layers of a chunk with the same choice, the first and the last one change.
+    ends = sorted({layer for layers in places.values() for layer in (layers[0], layers[-1])})
+    single = [
+        Move(old.backward - new.backward, new.kept - old.kept, {layer: new})
+        for layer in ends
+        for old in [plan.choices[layer]]
+        for new in problem.sorts[problem.layers[layer]].choices
+        if new is not old
+    ]
+    yield from _in_turn(plan, single)
+    for stage, timeline in enumerate(plan.timelines):
+        free = problem.budget - timeline.highest
+        ranges = [problem.ranges(cuts)[chunk] for chunk in problem.own(stage)]
+        own = {layer for begin, end in ranges for layer in range(begin, end)}
+        moves = [move for move in single if own.issuperset(move.new)]
+        yield from _in_turn(
+            plan,
+            [
+                Move(one.gain + other.gain, one.kept + other.kept, {**one.new, **other.new})
+                for one, other in combinations(moves, 2)
+                if one.new.keys() != other.new.keys() and one.kept + other.kept <= free
+            ],
+        )
+
+
+def _in_turn(plan: Plan, moves: Iterable[Move]) -> Iterator[Sequence[Choice]]:
+    useful = [move for move in moves if move.gain > 0 or plan.over]
+    for move in sorted(useful, key=lambda move: (move.gain, *move.new), reverse=True):
+        yield [move.new.get(layer, old) for layer, old in enumerate(plan.choices)]
+
+
+def _names(choices: Sequence[Choice]) -> tuple[Hashable, ...]:
+    return tuple(choice.name.key for choice in choices)
