@@ -195,6 +195,8 @@ def _made(
     making: Making, numbers: Sequence[int]
 ) -> Iterator[tuple[int, list[Shard], Counter[str]]]:
     """Yield the shards of these generations, and the sums of their counts."""
+    if not numbers:
+        return
     dataset = making.dataset
     edges = np.cumsum([0, *(made.shards for made in dataset.generations)]).tolist()
     tasks = [
