@@ -11,7 +11,9 @@ import numpy as np
 from ...console.errors import UserError
 from .. import tokenizers
 from ..arrays import Int64
+from ..datasets import packing
 from ..datasets.dataset import Dataset
+from ..datasets.open_shard import Padding
 
 SHARDS = 32
 """Shards of the sample."""
@@ -70,6 +72,9 @@ def sample_of(url: str, generations: int | None = None) -> Sample:
         if sizes is not None and sample.bytes is not None:
             ids = np.empty(min(TOKENS, end - start), np.int64)
             dataset.fill(start, ids)
+            if packing.length_of(held) is not None:  # padding has no text
+                codes = np.concatenate(dataset.codes(start, start + len(ids)))
+                ids = ids[codes != Padding(held).code]
             sample.tokens += len(ids)
             sample.bytes += int(sizes[ids].sum())
         if dataset.weight_table is not None:

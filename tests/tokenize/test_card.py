@@ -147,6 +147,10 @@ def test_cards_of_views_have_the_account_of_their_dataset(tmp_path: Path, run_bu
         assert "Sources: a crawl (as its dataset states)." in page
         assert rows_of(page, "## Left out by the build of its dataset") == by_build
         assert rows_of(page, "## Left out by the view") == by_view[name]
+    text = sum(len(text.encode()) for _, text, ids in documents if len(ids) <= 60)
+    tokens = sum(len(ids) for _, _, ids in documents if len(ids) <= 60)
+    bytes_of_token = rows_of(page, "# Dataset packed")["bytes of a token"]
+    assert bytes_of_token == [f"{text / tokens:.3f} in {tokens:,} tokens of the sample"]
     assert "Licences: MIT.  " in card(urls["short"], licenses=["MIT"])
 
 
