@@ -145,6 +145,8 @@ def test_a_layout_that_is_not_best_is_explained(machine: str, searched: tuple[Pa
     assert " of the best (+" in text
     [entry] = json.loads(searched[1].stdout)["explained"]
     assert entry["asked"] == {"pp": 2} and entry["layout"]["pp"] == 2
+    line = text.splitlines()[text.splitlines().index("pp=2 in phase steps:") + 1]
+    assert line.startswith("pp 2 × dp 1 × cp 1 × tp 1, ") and " against the best, pp 1 × " in line
     shown = f"{entry['seconds']:.4g} s against {entry['best_seconds']:.4g} s"
     assert shown in text
     change = sum(entry["by"].values()) - sum(entry["best_by"].values())

@@ -15,7 +15,7 @@ from headrace.models.config import load_model_config
 from headrace.trainer.costs.hardware import Hardware
 from headrace.trainer.costs.hardware.file import Overhead
 from headrace.trainer.costs.planner.assemble import fullest, in_phase
-from headrace.trainer.costs.planner.grid import Grid, Shape
+from headrace.trainer.costs.planner.grid import Grid, Shape, distinct_names
 from headrace.trainer.costs.planner.machine import Machine
 from headrace.trainer.costs.planner.make import Question, drawn, make_plans
 from headrace.trainer.costs.planner.messages import BLOCK_LAUNCHES, MESSAGE_LAUNCHES
@@ -93,6 +93,19 @@ def test_the_plan_of_all_phases_is_drawn_where_it_is_not_the_best_of_the_phase(
         *titles, "phase of16 with the plan of all phases", "phase of16 with tp=1",
     ]  # fmt: skip
     assert found[2][2] is other
+
+
+def test_layouts_that_read_alike_are_shown_with_what_differs() -> None:
+    def grid(**more: Any) -> Grid:
+        layout = LayoutConfig(cp=2, **more)
+        return Grid(Shape(layout, 1, 1, 2), DeepSpeedConfig(), layout)
+
+    plain, long, ring = grid(), grid(hyena_li="a2a"), grid(attention="ring")
+    names = distinct_names([plain, long, ring])
+    assert names[0] == f"{plain.name()}, hyena_li states"
+    assert names[1] == f"{plain.name()}, hyena_li a2a"
+    assert names[2] == ring.name()  # reads differently by itself
+    assert distinct_names([plain, ring]) == [plain.name(), ring.name()]
 
 
 def test_reshard_of_a_layer_is_a_choice_of_fsdp2_by_block_alone(machine: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -88,6 +88,21 @@ class Grid:
             more.append(layout.attention)
         batch = f"{self.shape.micro_batches} × {self.shape.rows} rows"
         return f"{' × '.join(axes)}, {batch}, {', '.join(more)}"
+
+
+def distinct_names(grids: Sequence[Grid]) -> list[str]:
+    """Return the names of grids. Those that are alike are followed by the settings that differ."""
+    names = [grid.name() for grid in grids]
+    found = []
+    for grid, name in zip(grids, names, strict=True):
+        alike = [other.words() for other, same in zip(grids, names, strict=True) if same == name]
+        differ = [
+            f"{word} {value}"
+            for word, value in grid.words().items()
+            if any(other.get(word) != value for other in alike)
+        ]
+        found.append(", ".join([name, *differ]))
+    return found
 
 
 def grid_of(

@@ -12,6 +12,7 @@ from ....models.options.recompute import Rule
 from ...run.layout_plan import LayoutPlan
 from ..model_parts import threads_of
 from .assemble import PARTS, fullest, in_phase, time_by_part
+from .grid import distinct_names
 from .make import PhasePlans, Plans
 from .search import Candidate, Wanted
 
@@ -46,12 +47,13 @@ def _phase(own: PhasePlans) -> list[str]:
 def _table(own: PhasePlans) -> list[str]:
     """Return a line for each of the best plans: time, memory, and their parts."""
     found = []
+    names = distinct_names([candidate.grid for candidate in own.outcome.candidates])
     for number, candidate in enumerate(own.outcome.candidates, start=1):
         times, memory = parts_of(candidate)
         price = candidate.solution.price
         found.append(
             f"{number:>3}  {price:.4g} s  {as_bytes(device_bytes(memory))}  "
-            f"{candidate.grid.name()}{_gap(price, candidate.solution.bound)}"
+            f"{names[number - 1]}{_gap(price, candidate.solution.bound)}"
         )
         found.append(f"     {_shares(times, price)}; {_sizes(memory)}")
     return found
@@ -106,12 +108,14 @@ def plan_lines(plan: LayoutPlan) -> list[str]:
 
 
 def compared(best: Candidate, other: Candidate) -> list[str]:
-    """Return in which parts another plan takes more or less time than the best."""
+    """Return another plan's layout, and in which parts it takes more or less time than the best."""
     (mine, memory), (theirs, more) = parts_of(best), parts_of(other)
     price, seconds = best.solution.price, other.solution.price
+    layouts = distinct_names([other.grid, best.grid])
     text = [
+        f"{layouts[0]} against the best, {layouts[1]}",
         f"{seconds:.4g} s against {price:.4g} s of the best ({seconds / price - 1:+.1%}); "
-        f"{as_bytes(device_bytes(more))} against {as_bytes(device_bytes(memory))}"
+        f"{as_bytes(device_bytes(more))} against {as_bytes(device_bytes(memory))}",
     ]
     for name, meaning in PARTS.items():
         change = theirs.get(name, 0.0) - mine.get(name, 0.0)
