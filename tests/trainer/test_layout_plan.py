@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,17 @@ from small_data import random_documents, write_dataset
 
 from headrace.console.errors import ConfigError, LayoutError, MisuseError
 from headrace.console.progress import as_bytes
+from headrace.models.config import load_model_config
 from headrace.trainer.cli import main
+from headrace.trainer.costs.hardware import Hardware
+from headrace.trainer.costs.planner.layers import Costs
+from headrace.trainer.costs.planner.machine import Machine
+from headrace.trainer.costs.planner.make import parse_wanted, uniform_phase
+from headrace.trainer.costs.planner.proof.refused import reasons
+from headrace.trainer.costs.planner.search import search
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.shard_groups import LayerShards
+from headrace.trainer.run.config import RunConfig
 from headrace.trainer.run.job import Job
 from headrace.trainer.run.layout_plan import load_plan
 
@@ -56,6 +65,14 @@ def searched(machine: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     file = tmp_path_factory.mktemp("plan") / "plan.yaml"
     words = ("--out", str(file), "--json", "--explain", "pp=2")
     return file, small(machine, *words)
+
+
+@pytest.fixture(scope="module")
+def bf16() -> Costs:
+    """Costs of steps of eight rows in bf16."""
+    machine = Machine(Hardware.load("h100"), "bf16", roofline=True)
+    run = replace(RunConfig(), precision="bf16")
+    return Costs(load_model_config(TINY), run, machine, uniform_phase(16, 8))
 
 
 @pytest.fixture
@@ -157,7 +174,34 @@ def test_a_layout_that_is_not_best_is_explained(machine: str, searched: tuple[Pa
     [entry] = json.loads(printed.stdout)["explained"]
     assert entry["error"] in refused and "layout" not in entry
     assert "no layout of 2 devices with tp=3 can run this model" in refused
-    assert "pp, tp, cp and ep divide 2 devices, tp at most 2 (a node)" in refused
+    assert "tp=3 does not divide 2 devices" in refused
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ("engine=deepspeed,zero=0", "DeepSpeed without ZeRO (engine.zero=0) sums bf16 gradients"),
+        ("dp=2,tp=2", "dp=2 × tp=2 = 4 does not divide 2 devices"),
+        (
+            "pp=1,dp=1,cp=1,tp=1",
+            "pp=1 × dp=1 × cp=1 × tp=1 = 1 leaves devices without work: there are 2",
+        ),
+        ("pp=two", "pp=two: a degree is a number of at least 1"),
+        ("ep=2", "ep=2 splits experts, and the model has none"),
+        ("pp=2,zero=3", "needs the same modules on every rank"),
+        ("zero=7", "zero=7: layouts of 2 devices have 1, 2, 3"),
+        ("engine=fsdp2,zero=1", "zero=1: layouts with engine=fsdp2 have no such setting"),
+        ("cp=1,attention=ring", "attention=ring: layouts with cp=1 have a2a"),
+        ("rows=3", "rows=3: layouts of 2 devices have 1, 2, 4"),
+    ],
+)
+def test_the_condition_that_an_explained_layout_breaks_is_named(
+    bf16: Costs, asked: str, reason: str
+) -> None:
+    wanted = parse_wanted(asked)
+    outcome = search(bf16, 2, 1e9, wanted=wanted, best=1)
+    assert not outcome.grids
+    assert any(reason in each for each in reasons(bf16, 2, outcome, wanted))
 
 
 def test_a_plan_for_another_run_is_refused_with_every_difference(

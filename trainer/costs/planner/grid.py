@@ -171,6 +171,22 @@ def variants(
     shape: Shape, model: ModelConfig, gpus: int, per_node: int, precision: Precision
 ) -> Iterator[Grid]:
     """Yield the engines and schedules of a shape that the engines' checks accept."""
+    for grid in tried(shape, model, per_node):
+        if refusal(grid, gpus, precision) is None:
+            yield grid
+
+
+def refusal(grid: Grid, gpus: int, precision: Precision) -> str | None:
+    """Return why the engine does not have this layout or precision; None if it does."""
+    try:
+        grid.engine.check(grid.layout, gpus, precision)
+    except LayoutError as error:
+        return error.what
+    return None
+
+
+def tried(shape: Shape, model: ModelConfig, per_node: int) -> Iterator[Grid]:
+    """Yield each engine with each schedule of a shape, before the engines' checks."""
     layouts = [shape.layout]
     if shape.layout.pp > 1:
         layouts.append(replace(shape.layout, schedule="gpipe"))
@@ -181,10 +197,6 @@ def variants(
         ]
     for layout in layouts:
         for engine in engines(shape, per_node):
-            try:
-                engine.check(layout, gpus, precision)
-            except LayoutError:
-                continue
             yield Grid(shape, engine, layout)
 
 

@@ -21,6 +21,7 @@ from .grid import grid_of
 from .layers import Costs
 from .machine import Machine
 from .proof.nearest import nearest
+from .proof.refused import reasons
 from .search import Candidate, Outcome, Wanted, search
 
 if TYPE_CHECKING:
@@ -196,13 +197,10 @@ def no_plan(
     where = f"phase {phase.name}: {phase.seq_len:,} tokens a row"
     which = f" with {', '.join(f'{k}={v}' for k, v in wanted.items())}" if wanted else ""
     if not outcome.grids:
-        reasons = [reason for reason, _ in outcome.refused.most_common(5)] or [
-            f"pp, tp, cp and ep divide {question.gpus} devices, tp at most "
-            f"{costs.machine.per_node} (a node), and tp × cp {phase.seq_len:,} tokens"
-        ]
+        found = reasons(costs, question.gpus, outcome, wanted or {})
         return PlanError(
             f"no layout of {question.gpus} devices{which} can run this model ({where})",
-            where="".join(f"\n    {reason}" for reason in reasons),
+            where="".join(f"\n    {reason}" for reason in found),
             hint="change the number of devices, or what is asked for",
         )
     by_state = outcome.states == outcome.grids
