@@ -27,6 +27,8 @@ MOST = 50
 """Most runs of a trial."""
 ITEM = 4
 """Bytes of an element: fp32."""
+WHOLE = ("all-reduce", "p2p")
+"""Collectives in which each rank sends and receives the whole size; the others share it."""
 HEADER = (
     "#       size         count      type   redop     ranks       time   algbw   busbw",
     "#        (B)    (elements)                                   (us)  (GB/s)  (GB/s)",
@@ -96,6 +98,12 @@ class CollectiveTime:
     seconds: float
 
     @property
+    def count(self) -> int:
+        """Elements of one rank, as nccl-tests counts them: its part where ranks hold parts."""
+        shared = 1 if self.collective in WHOLE else self.ranks
+        return self.bytes // ITEM // shared
+
+    @property
     def algbw(self) -> float:
         """Bytes of the size by seconds."""
         return self.bytes / self.seconds
@@ -113,6 +121,7 @@ class CollectiveTime:
             "ranks": self.ranks,
             "ranks on a node": self.per_node,
             "bytes": self.bytes,
+            "count": self.count,
             "us": self.seconds * 1e6,
             "algbw GB/s": self.algbw / 1e9,
             "busbw GB/s": self.busbw / 1e9,
@@ -122,7 +131,7 @@ class CollectiveTime:
         """Return the line of nccl-tests."""
         redop = "sum" if "reduce" in self.collective else "none"
         return (
-            f"{self.bytes:>12} {self.bytes // ITEM:>13}     float {redop:>7}"
+            f"{self.bytes:>12} {self.count:>13}     float {redop:>7}"
             f" {self.ranks:>4} ({self.per_node:>2}) {self.seconds * 1e6:>10.2f}"
             f" {self.algbw / 1e9:>7.2f} {self.busbw / 1e9:>7.2f}"
         )
@@ -217,7 +226,7 @@ def known(names: Sequence[str]) -> list[str]:
 
 def round_size(collective: str, size: int, ranks: int) -> int:
     """Return the size in whole elements, which the ranks share equally."""
-    unit = ITEM if collective in ("all-reduce", "p2p") else ITEM * ranks
+    unit = ITEM if collective in WHOLE else ITEM * ranks
     return max(size // unit, 1) * unit
 
 

@@ -150,6 +150,24 @@ def test_lines_are_those_of_nccl_tests() -> None:
     assert words[-3:] == ["4000.00", "268.44", "469.76"]
 
 
+@pytest.mark.parametrize(
+    ("collective", "count"),
+    [
+        ("all-reduce", "1024"),
+        ("p2p", "1024"),
+        ("all-gather", "512"),
+        ("reduce-scatter", "512"),
+        ("all-to-all", "512"),
+    ],
+)
+def test_the_count_is_the_elements_of_a_rank(collective: str, count: str) -> None:
+    """As nccl-tests prints it for 4,096 bytes on two ranks."""
+    time = CollectiveTime(collective, 2, 2, 4096, 1e-3)
+    assert time.line().split()[:2] == ["4096", count]
+    assert str(time.row["count"]) == count
+    assert math.isclose(time.algbw, 4096 / 1e-3)
+
+
 @given(nodes=st.integers(1, 6), per_node=st.integers(1, 8))
 def test_groups_of_a_shape_share_no_rank(nodes: int, per_node: int) -> None:
     world = World(0, nodes * per_node, per_node, CPU)
