@@ -13,6 +13,7 @@ from torch import nn
 from torchvision.models import ViT_B_16_Weights
 
 from headrace.console.errors import LayoutError, PlanError
+from headrace.console.progress import as_bytes
 from headrace.models.options.precision import PRECISIONS
 from headrace.models.options.recompute import Rule
 from headrace.trainer.cli import main
@@ -107,6 +108,15 @@ def test_a_plan_of_modules_is_explained_and_not_executed(
     assert "module 1–12: EncoderBlock (1, 197, 768), 7.09M parameters" in text
     assert "rows/s on each device" in text and "pp=2 in phase steps:" in text
     assert "EncoderBlock" in page.read_text()
+    memory = tmp_path / "memory.html"
+    shown = CliRunner().invoke(main, ["plan", "show", str(file), "--html", str(memory)])
+    assert shown.exit_code == 0, shown.output
+    drawn = memory.read_text()
+    assert as_bytes(stored["predicted"]["memory"]) in drawn
+    assert "4,096 rows a step" in drawn and "12 EncoderBlock" in drawn
+    words = ["plan", "show", str(file), "--html", str(memory), "--model", "llama2-7b"]
+    refused = CliRunner().invoke(main, words)
+    assert refused.exit_code == 2 and "leave --model out" in refused.stderr
     with pytest.raises(LayoutError, match=rf"{NAME}.*not a model of headrace"):
         ask("processes=2", layout=str(file))
 

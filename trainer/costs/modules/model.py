@@ -64,6 +64,11 @@ class Traced:
         """The model as the planner takes it: it asks for layers and for degrees that divide it."""
         return cast("ModelConfig", self.model)
 
+    @property
+    def names(self) -> list[str]:
+        """Name of each module."""
+        return [self.model.sorts[sort].name for sort in self.model.layers]
+
 
 def flops(work: tuple[Work, ...]) -> float:
     """Return the operations of matrix products, convolutions and attention."""

@@ -135,7 +135,9 @@ def plan(context: click.Context, /, as_json: bool, **options: Any) -> None:
 @plan.command("show")
 @click.argument("file", metavar="PLAN.yaml")
 @click.option("--html", metavar="PAGE", help="Draw the memory over a step, by part and by layer.")
-@click.option("--model", metavar="NAME|FILE", help="The plan's model, for --html.")
+@click.option(
+    "--model", metavar="NAME|FILE", help="The plan's model, for --html; not for a plan of modules."
+)
 @click.option("--run", "run_file", metavar="FILE", help="A run's YAML, for --html.")
 @click.option(
     "--device",
@@ -154,17 +156,21 @@ def show(
     Examples:
       trainer plan show plan.yaml
       trainer plan show plan.yaml --model llama2-7b --html memory.html
+      trainer plan show modules.yaml --html memory.html
 
     More: docs/planner.md
     """
-    if (html is None) != (model is None):
-        raise click.UsageError("--html and --model need each other")
     from ....console.config import plain
     from ...run.layout_plan import load_plan
     from .show import plan_lines
 
     stored = load_plan(file)
-    if html is not None and model is not None:
+    module = stored.planned.module
+    if module is not None and model is not None:
+        raise click.UsageError(f"{file} plans the modules of {module}: leave --model out")
+    if module is None and (html is None) != (model is None):
+        raise click.UsageError("--html and --model need each other")
+    if html is not None:
         _write_memory(stored, html, model, run_file, device)
     if as_json:
         command.emit(plain(stored))
@@ -172,9 +178,9 @@ def show(
 
 
 def _write_memory(
-    plan: LayoutPlan, html: str, model: str, run_file: str | None, device: str
+    plan: LayoutPlan, html: str, model: str | None, run_file: str | None, device: str
 ) -> None:
-    """Draw the phase of a plan that needs most memory."""
+    """Draw the phase of a plan that needs most memory. The plan names modules that are not ours."""
     from pathlib import Path
 
     from ....dataplane.storage.atomic import replacing
@@ -182,13 +188,19 @@ def _write_memory(
     from ..simulation.memory_page import memory_page, plan_timelines
     from .assemble import fullest
 
-    config, run = load_model_config(model), _run_on(run_file, device)
-    phases = plan.planned.phases
-    found = [plan_timelines(plan, phase, config, run, device) for phase in phases]
+    run, phases, modules = _run_on(run_file, device), plan.planned.phases, None
+    if model is None:
+        modules = _traced(str(plan.planned.module), run)
+        config, names = modules.config, modules.names
+        title, batches = modules.model.module, [f"{p.batch_tokens:,} rows a step" for p in phases]
+    else:
+        config = load_model_config(model)
+        title, names = Path(model).stem, list(map(str, config.layers))
+        batches = [f"{p.seq_len:,} tokens a row, {p.batch_tokens:,} a step" for p in phases]
+    found = [plan_timelines(plan, phase, config, run, device, modules) for phase in phases]
     sizes = [fullest(timelines).highest for timelines in found]
     own = sizes.index(max(sizes))
-    names = list(map(str, config.layers))
-    text = memory_page(Path(model).stem, phases[own], names, found[own])
+    text = memory_page(title, batches[own], names, found[own])
     with replacing(Path(html)) as file:
         file.write(text.encode())
     command.say(f"wrote {html}")
@@ -251,17 +263,12 @@ def _write_page(plans: Plans, outlooks: list[Outlook], options: dict[str, Any]) 
 
 def _question(options: dict[str, Any]) -> Question:
     from ....models.config import load_model_config
-    from ....models.options.precision import PRECISIONS
     from ..hardware import Hardware
     from .make import Question
 
     hardware = Hardware.load(options["hardware"])
     run = _run_on(options["run_file"], hardware.file.device.kind)
-    traced: Traced | None = None
-    if options["module"] is not None:
-        from ..modules.trace import trace_modules
-
-        traced = trace_modules(options["module"], PRECISIONS[run.precision])
+    traced = None if options["module"] is None else _traced(options["module"], run)
     return Question(
         model=load_model_config(options["model"]) if traced is None else traced.config,
         modules=traced,
@@ -273,6 +280,14 @@ def _question(options: dict[str, Any]) -> Question:
         roofline=options["roofline"],
         simulate=options["simulate"],
     )
+
+
+def _traced(module: str, run: RunConfig) -> Traced:
+    """Trace the modules of `package:function` in the run's precision."""
+    from ....models.options.precision import PRECISIONS
+    from ..modules.trace import trace_modules
+
+    return trace_modules(module, PRECISIONS[run.precision])
 
 
 def _phases(options: dict[str, Any]) -> list[PhaseRows]:

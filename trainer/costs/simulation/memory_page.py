@@ -24,25 +24,40 @@ from ..rank_memory import RankMemory
 if TYPE_CHECKING:
     from ....models.config import ModelConfig
     from ...run.config import RunConfig
+    from ..modules.model import Traced
 
 MOST_STAGES = 6
 """Stages that are drawn: the first ones, and the last."""
 
 
 def plan_timelines(
-    plan: LayoutPlan, phase: PlannedPhase, model: ModelConfig, run: RunConfig, device: str
+    plan: LayoutPlan,
+    phase: PlannedPhase,
+    model: ModelConfig,
+    run: RunConfig,
+    device: str,
+    modules: Traced | None = None,
 ) -> list[Timeline]:
-    """Return the memory of a rank of each stage over a step of a phase of a plan."""
+    """Return the memory of a rank of each stage over a step of a phase of a plan. `modules` are
+    those that are not ours, which `model` stands for."""
     if (own := model_hash(model)) != plan.planned.model:
         raise PlanError(
             f"the plan is for model {plan.planned.model}, and this one is {own}",
-            hint="name the model that it was planned for",
+            hint=f"{modules.model.module} has changed since: plan it again"
+            if modules
+            else "name the model that it was planned for",
         )
     precision = PRECISIONS[run.precision]
     rows = uniform_phase(phase.seq_len, phase.batch_tokens // phase.seq_len)
     grid = grid_of(plan.layout, plan.engine, plan.micro_batch_tokens, plan.planned.gpus, rows)
-    parts = OwnParts(model, run, phase.seq_len, precision, device)
-    memory = RankMemory(parts, run, precision, device, parts.layers)
+    if modules is not None:
+        from ..modules.memory import ModuleParts
+
+        made = ModuleParts(modules.model, modules.trace, precision)
+        memory = RankMemory(made, run, precision, device, modules.trace.layers)
+    else:
+        parts = OwnParts(model, run, phase.seq_len, precision, device)
+        memory = RankMemory(parts, run, precision, device, parts.layers)
     sequence = [
         span.sequence for span in plan.layers for _ in range(span.layers[0], span.layers[1] + 1)
     ]
@@ -50,17 +65,14 @@ def plan_timelines(
     return memory.timelines(grid, plan.engine_of_layers, cuts, plan.rules, sequence)
 
 
-def memory_page(
-    title: str, phase: PlannedPhase, names: Sequence[str], timelines: Sequence[Timeline]
-) -> str:
-    """Return the page. `names` are those of the layers."""
+def memory_page(title: str, batch: str, names: Sequence[str], timelines: Sequence[Timeline]) -> str:
+    """Return the page. `batch` is the batch in words, and `names` are those of the layers."""
     sizes = [timeline.highest for timeline in timelines]
     fullest = sizes.index(max(sizes))
     peak = timelines[fullest].peak
     head = (
         '<header><div><p class="over">headrace · memory of a plan</p>'
-        f'<h1>{escape(title)}</h1></div><span class="count">{phase.seq_len:,} tokens a row, '
-        f"{phase.batch_tokens:,} a step</span></header>"
+        f'<h1>{escape(title)}</h1></div><span class="count">{batch}</span></header>'
     )
     figures = tiles(
         [
