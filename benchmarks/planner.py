@@ -1,15 +1,18 @@
 """Planner: CPU seconds and memory of a search for 2,048 GPUs, beside the limits that it has.
 
-    python -m benchmarks.planner
+    python -m benchmarks.planner [MODEL]
 
-The limits are 15 CPU seconds for each search with its trace, which is made anew, and 1 GiB for the
-process. Kernels without a published rate are priced by their bytes and operations (--roofline).
+Each search runs in a process of its own. The limits are 15 CPU seconds for the process, with its
+imports and with traces made anew, and 1 GiB of memory. Kernels without a published rate are priced
+by their bytes and operations (--roofline).
 """
 
 from __future__ import annotations
 
 import os
 import resource
+import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -29,34 +32,39 @@ RUNS = (
 """Model, tokens of a row, and tokens of a step."""
 
 
-def main() -> None:
-    hardware = Hardware.load("h100")
-    run = replace(RunConfig(), precision="bf16")
-    for name, length, batch in RUNS:
-        question = Question(
-            model=load_model_config(name),
-            run=run,
-            hardware=hardware,
-            gpus=GPUS,
-            phases=[uniform_phase(length, batch // length)],
-            roofline=True,
-        )
-        began = time.process_time()
-        plans = make_plans(question)
-        spent = time.process_time() - began
-        [own] = plans.phases
-        print(
-            f"{name:<12} {length:>9,} tokens a row: {spent:.1f} CPU s, {spent / SECONDS:.2f} of "
-            f"the limit; {own.outcome.grids:,} layouts of {own.outcome.shapes:,} shapes, "
-            f"{own.outcome.solved} divided; best {own.best.solution.price:.3g} s: "
-            f"{own.best.grid.name()}",
-            flush=True,
-        )
+def search(name: str, length: int, batch: int) -> None:
+    """Search in this process, and print what it took."""
+    question = Question(
+        model=load_model_config(name),
+        run=replace(RunConfig(), precision="bf16"),
+        hardware=Hardware.load("h100"),
+        gpus=GPUS,
+        phases=[uniform_phase(length, batch // length)],
+        roofline=True,
+    )
+    [own] = make_plans(question).phases
+    spent = time.process_time()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(f"peak memory  {peak / 2**20:.0f} MiB, {peak / MEMORY:.2f} of the limit")
+    print(
+        f"{name:<12} {length:>9,} tokens a row: {spent:.1f} CPU s, {spent / SECONDS:.2f} of the "
+        f"limit; {peak / 2**20:.0f} MiB, {peak / MEMORY:.2f} of the limit; "
+        f"{own.outcome.grids:,} layouts of {own.outcome.shapes:,} shapes, "
+        f"{own.outcome.solved} divided; best {own.best.solution.price:.3g} s: "
+        f"{own.best.grid.name()}",
+        flush=True,
+    )
+
+
+def main(*names: str) -> None:
+    if names:
+        [run] = [run for run in RUNS if run[0] == names[0]]
+        search(*run)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        for number, (name, *_) in enumerate(RUNS):
+            own = {**os.environ, "XDG_CACHE_HOME": f"{folder}/{number}"}
+            subprocess.run([sys.executable, "-m", "benchmarks.planner", name], env=own, check=True)
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["XDG_CACHE_HOME"] = folder
-        main()
+    main(*sys.argv[1:])
