@@ -145,6 +145,8 @@ class Tracer:
             shape = replace(shape, hyena_li="states")
         if not any(each.expert_count for each in own):
             shape = replace(shape, degrees=replace(shape.degrees, ep=1))
+        if not own:  # the embedding, and the head with its loss
+            shape = replace(shape, linear="torch")
         return f"{part} {self.config!r} {shape!r}"
 
     def _fitted(

@@ -22,8 +22,8 @@ from .division.problem import Choice, Problem, StagePlan
 from .grid import Grid
 from .layers import Costs
 
-COUNTED_LAYERS = 300
-"""Layers of all timelines that are counted for a plan: 60 timelines of 5 layers, 3 of 80."""
+COUNTED_LAYERS = 150
+"""Layers of all timelines that are counted for a plan: 30 timelines of 5 layers, 3 of 50."""
 
 
 class Plan(NamedTuple):
