@@ -1,7 +1,7 @@
 """A page as a file: Markdown, or the same as HTML in one file without scripts. The ending decides.
 
 The pages are our own: headings, paragraphs, tables, code, and blocks of code. Every text in them is
-escaped.
+escaped. A library for Markdown would also make links and emphasis of the texts of documents.
 """
 
 from __future__ import annotations

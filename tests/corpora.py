@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace.dataplane.datasets import manifest
 from headrace.dataplane.datasets.dataset import Dataset
 from headrace.dataplane.shards.documents import DocumentOrigin
 from headrace.dataplane.tokenizers import load
@@ -74,6 +75,18 @@ def read_dataset(url: str | Path) -> list[tuple[DocumentOrigin, str, list[int]]]
         assert document[-1] == end
         documents.append((origin, tokenizer.decode(document[:-1]), document))
     return documents
+
+
+def ids_of(url: str | Path) -> list[str | None]:
+    """Return the id of every document of a dataset."""
+    return [origin.id for origin, _, _ in read_dataset(url)]
+
+
+def counts_of(url: str | Path) -> dict[str, int]:
+    """Return the counts of the last build of a dataset."""
+    made = manifest.load(str(url)).generations[-1]
+    counts: dict[str, int] = made.provenance["counts"]
+    return counts
 
 
 def snapshot(url: str | Path) -> dict[str, bytes]:

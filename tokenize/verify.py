@@ -121,8 +121,10 @@ class VerifyWorker:
         return REMOVE if shard.task else REBUILD
 
     def _view_damage(self, shard: Shard, *, sound: bool) -> Damage | None:
-        """Return the damage of the file that says what a view has of a shard, or None. Its sums can
-        be compared if the shard is sound."""
+        """Return the damage of the file with a view's documents of a shard, or None.
+
+        Its sums can be compared if the shard is sound.
+        """
         if self.opened.view is None:
             return None
         try:

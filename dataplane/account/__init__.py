@@ -1,1 +1,1 @@
-"""What a dataset is made of: what people state of it, what was left out, and samples of it."""
+"""The account of a dataset: stated licences and sources, documents left out, and samples."""

@@ -1,7 +1,7 @@
 """The account of a dataset: its licences and sources, and the documents that were left out.
 
-The tokens of a view are those of another dataset, so the account of a view is that of this dataset,
-and says besides what the view has left out.
+The tokens of a view are those of another dataset. So the account of a view is that of this dataset,
+with the documents that the view left out.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def check_pinned(url: str) -> None:
 
 
 def _revision(rest: str) -> str:
-    """Return the revision at the beginning of what follows the @ of a URL."""
+    """Return the revision that begins the text after the @ of a URL."""
     return "/".join(rest.split("/")[: 3 if rest.startswith("refs/") else 1])
 
 

@@ -1,4 +1,4 @@
-"""The two commands of the README and what they print, from a real demo: `make pictures`.
+"""The two commands of the README and their output, from a real demo: `make pictures`.
 
     headrace demo --out runs/pictures/demo 2>&1 | tee demo.log
     python -m docs.generate.terminal demo.log

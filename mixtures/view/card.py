@@ -1,5 +1,5 @@
-"""A mixture's card: a page of Markdown with its phases, its sources, and for each of them what the
-card of its dataset says. It goes with the weights that were trained on it."""
+"""A mixture's card: a page of Markdown with its phases and sources, and the account of each
+source's dataset. It goes with the weights that were trained on it."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _fields(each: _Described) -> list[list[str]]:
 
 @dataclass(frozen=True)
 class _Described:
-    """A source, with what its dataset says of itself."""
+    """A source, with the account and the sample of its dataset."""
 
     source: PlanSource
     account: Account | None

@@ -34,7 +34,7 @@ from .task_state import TaskState
 log = get_logger(__name__)
 
 EMPTY = ("duplicates", "empty documents", "files without documents")
-"""Counts of what gives a dataset no document, besides bad and dropped ones."""
+"""Counts of inputs that give a dataset no document, besides bad and dropped documents."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def commit(
 
 
 def _no_documents(url: str, counts: Counter[str], others: bool) -> InputError:
-    """Return the error of a dataset without documents, with what became of those that were read;
+    """Return the error of a dataset without documents, with the counts of those that were read;
     `others` says whether other splits of the build have documents."""
     without = {
         name: count

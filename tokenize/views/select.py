@@ -116,8 +116,8 @@ def select(config: SelectConfig) -> Manifest:
 
 def _steps(over: View | None, where: Where) -> tuple[str, ...]:
     """Return the expressions of a view of a dataset or of the view `over`. Two expressions are
-    joined unless the second one counts what the first has chosen: then both are needed, in
-    order."""
+    joined unless the second one counts the documents that the first has chosen: then both are
+    needed, in order."""
     if over is None:
         return (where.text,)
     if "document" in where.names:

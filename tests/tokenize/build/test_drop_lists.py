@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from corpora import ONE, read_dataset, write_jsonl
+from corpora import ONE, counts_of, ids_of, read_dataset, write_jsonl
 
 from headrace.console.errors import InputError, SeveralErrors
 from headrace.dataplane.datasets import manifest
@@ -20,16 +20,6 @@ from headrace.tokenize.sources.format import SourceConfig
 
 Run = Callable[..., Path]
 NAMED = SourceConfig(id_field="name")
-
-
-def ids_of(out: Path) -> list[str | None]:
-    return [origin.id for origin, _, _ in read_dataset(out)]
-
-
-def counts_of(out: Path) -> dict[str, int]:
-    made = manifest.load(str(out)).generations[-1]
-    counts: dict[str, int] = made.provenance["counts"]
-    return counts
 
 
 @pytest.mark.parametrize("ending", ["txt", "jsonl", "parquet"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from corpora import read_dataset, snapshot, texts, write_jsonl
+from corpora import counts_of, ids_of, read_dataset, snapshot, texts, write_jsonl
 
 from headrace.console.errors import InputError, MisuseError, StorageError
 from headrace.dataplane.datasets import manifest
@@ -21,16 +21,6 @@ from headrace.tokenize.sources.format import SourceConfig
 Run = Callable[..., Path]
 NAMED = SourceConfig(id_field="name")
 TWO = ExecutorConfig(workers=2)
-
-
-def ids_of(out: Path) -> list[str | None]:
-    return [origin.id for origin, _, _ in read_dataset(out)]
-
-
-def counts_of(out: Path) -> dict[str, int]:
-    made = manifest.load(str(out)).generations[-1]
-    counts: dict[str, int] = made.provenance["counts"]
-    return counts
 
 
 RULES = """

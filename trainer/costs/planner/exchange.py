@@ -1,15 +1,13 @@
 """Better choices of single layers, by the timeline of a step.
 
-A search adds up the bytes of a stage's layers, and counts the one that works with most beside all
-that they keep. On the timeline it matters where a layer is: the last one works first, so what it
-recomputes lives beside everything else in any case, and to keep it may cost nothing. So single
-layers of a plan change their choice as long as the plan still fits and its step gets shorter. In a
-plan that does not fit they change as long as its highest level falls.
+A search adds up the bytes of a stage's layers, and counts the layer that works with most beside all
+that they keep. The timeline also knows where a layer is. The last layer works first: its recomputed
+results live beside everything else in any case, and to keep them may cost nothing. So single layers
+of a plan, and pairs of them, take faster choices as long as the plan still fits.
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import combinations
@@ -27,10 +25,8 @@ COUNTED_LAYERS = 150
 
 
 class Plan(NamedTuple):
-    """A choice for each layer, with what it costs."""
+    """A choice for each layer, with the seconds and the memory of the step."""
 
-    over: float
-    """Bytes of its highest stage beyond the budget, or 0."""
     price: float
     stages: tuple[StagePlan, ...]
     choices: Sequence[Choice]
@@ -46,36 +42,19 @@ class Move(NamedTuple):
     """Choices by layer."""
 
 
-def exchanged(
-    costs: Costs, grid: Grid, problem: Problem, cuts: Cuts, choices: Sequence[Choice]
-) -> Plan:
-    """Return the plan that changes of single layers lead to, each the best known at its time."""
-
-    def plan(choices: Sequence[Choice], limit: float = math.inf) -> Plan | None:
-        """Count a plan; None if its step is not shorter than the limit."""
-        made = assigned(problem, cuts, choices)
-        if made.price >= limit:
-            return None
-        timelines = costs.timelines(grid, cuts, [choice.name for choice in choices])
-        over = max(0.0, max(each.highest for each in timelines) - problem.budget)
-        return Plan(over, made.price, made.stages, choices, timelines)
-
-    best = plan(choices)
-    assert best is not None
+def exchanged(costs: Costs, grid: Grid, problem: Problem, cuts: Cuts, best: Plan) -> Plan:
+    """Return the plan that exchanges of choices lead to; each exchange makes the step shorter."""
     left = COUNTED_LAYERS // len(problem.layers)
-    tried = {_names(choices)}
     moves = _moves(problem, cuts, best)
-    while left and (changed := next(moves, None)) is not None:
-        names = _names(changed)
-        if names in tried:
-            continue
-        tried.add(names)
-        found = plan(changed, math.inf if best.over else best.price)
-        if found is None:
+    while left and (choices := next(moves, None)) is not None:
+        made = assigned(problem, cuts, choices)
+        if made.price >= best.price:
             continue
         left -= 1
-        if found[:2] < best[:2]:
-            best, moves = found, _moves(problem, cuts, found)
+        timelines = costs.timelines(grid, cuts, [choice.name for choice in choices])
+        if max(each.highest for each in timelines) <= problem.budget:
+            best = Plan(made.price, made.stages, choices, timelines)
+            moves = _moves(problem, cuts, best)
     return best
 
 
@@ -112,10 +91,6 @@ def _moves(problem: Problem, cuts: Cuts, plan: Plan) -> Iterator[Sequence[Choice
 
 
 def _in_turn(plan: Plan, moves: Iterable[Move]) -> Iterator[Sequence[Choice]]:
-    useful = [move for move in moves if move.gain > 0 or plan.over]
+    useful = [move for move in moves if move.gain > 0]
     for move in sorted(useful, key=lambda move: (move.gain, *move.new), reverse=True):
         yield [move.new.get(layer, old) for layer, old in enumerate(plan.choices)]
-
-
-def _names(choices: Sequence[Choice]) -> tuple[Hashable, ...]:
-    return tuple(choice.name.key for choice in choices)

@@ -29,7 +29,7 @@ from .division.bounds import Bounds, fastest_bound, quick_bound, stage_alone
 from .division.fit import fit
 from .division.interleaved import interleaved_estimate
 from .division.problem import Choice, Problem, Solution
-from .exchange import exchanged
+from .exchange import Plan, exchanged
 from .grid import Grid, Shape, shapes, variants
 from .layers import Costs
 from .proof.least import LeastPlan, floors_of, prove
@@ -200,7 +200,8 @@ def search(
 def improved(costs: Costs, found: Candidate) -> Candidate:
     """Return a plan with better choices of single layers, by its timelines."""
     grid, problem, solution = found.grid, found.problem, found.solution
-    plan = exchanged(costs, grid, problem, solution.cuts, found.choices)
+    own = Plan(solution.price, solution.stages, found.choices, found.timelines)
+    plan = exchanged(costs, grid, problem, solution.cuts, own)
     bound = min(solution.bound, plan.price)
     better = replace(solution, price=plan.price, stages=plan.stages, bound=bound)
     return Candidate(grid, problem, better, plan.timelines, plan.choices)
