@@ -96,7 +96,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
         self, requests: Sequence[tuple[Any, list[int], list[int]]], **_: object
     ) -> list[tuple[float, bool]]:
         """Return the log-likelihood of each continuation, and whether it is what greedy generation
-        gives."""
+        gives. A context without tokens (the harness moves the blanks at its end into the
+        continuation) is scored as an empty one."""
         rows = []
         for _texts, context, continuation in requests:
             if len(continuation) > self.max_length:
@@ -105,7 +106,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
                     f"{self.max_length:,}",
                     hint="raise --max-length",
                 )
-            ids = [*context, *continuation][-self.max_length - 1 :]
+            ids = [*(context or [self.end]), *continuation][-self.max_length - 1 :]
             rows.append(Row(ids, range(len(ids) - len(continuation), len(ids))))
         scores = score(self.team, rows, self.batch_tokens)
         return [(each.total, all(each.likeliest)) for each in scores]
