@@ -17,6 +17,7 @@ a node failure Slurm itself requeues the job.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -112,12 +113,16 @@ def script(
         "time": config.time,
         "partition": config.partition,
         "account": config.account,
-        "output": logs.absolute() / SLURM_LOG,
+        "output": f"{logs.absolute()}".replace("%", "%%") + f"/{SLURM_LOG}",
         "open-mode": "append",
         "signal": f"USR1@{config.notice}",
         **config.options,
     }
-    directives = [f"#SBATCH --{key}={value}" for key, value in options.items() if value is not None]
+    directives = [
+        f"#SBATCH --{_directive(key, str(value))}"
+        for key, value in options.items()
+        if value is not None
+    ]
     command = shlex.join([sys.executable, "-m", "headrace.trainer.cli", *words])
     note = shlex.quote(str(logs.absolute())) + f'/"{SLURM_NOTE.format(job="$SLURM_JOB_ID")}"'
     task = ' --task "$SLURM_ARRAY_TASK_ID"' if tasks else ""
@@ -165,6 +170,20 @@ grep -qs "^stopped" "${NOTE}" && exit {INTERRUPTED}
 [[ $(state) =~ ^RUNNING|TimeLimit$ ]] && requeue
 exit $code
 """
+
+
+def _directive(key: str, value: str) -> str:
+    """Return an option as sbatch reads it in a script: a blank ends a value outside of quotes, and
+    `#` the line. A line break would begin a command, and only `setup` may hold commands."""
+    if not re.fullmatch(r"[a-z][a-z0-9-]*", key) or not value.isprintable():
+        raise RunError(
+            f"sbatch takes no option {f'--{key}={value}'!r}",
+            hint="options have the long names of sbatch, and values of one line (keys `slurm`)",
+        )
+    if re.fullmatch(r"[\w@%+=:,./\[\]-]*", value):
+        return f"{key}={value}"
+    quoted = re.sub(r'(["\\])', r"\\\1", value)
+    return f'{key}="{quoted}"'
 
 
 def note(word: str, step: int) -> None:

@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +52,31 @@ def test_options_of_sbatch_stay_as_they_are_written() -> None:
     config = reader.build(SlurmConfig, data, source="slurm")
     assert {"#SBATCH --mem=64M", "#SBATCH --tmp=1T"} <= set(lines(config))
     assert yaml_text.parse(reader.dump(config), source="it")[0]["options"]["mem"] == "64M"
+
+
+def test_odd_names_are_quoted_as_sbatch_reads_them() -> None:
+    """A blank ends a value, `#` ends the line, and `%j` is the number of the job."""
+    config = SlurmConfig(options={"comment": 'the "last" run'})
+    text = script(config, "a b", [], logs=Path("/runs/a b#1%j"), cwd=Path("/"))
+    assert {
+        '#SBATCH --job-name="a b"',
+        '#SBATCH --output="/runs/a b#1%%j/slurm-%j.out"',
+        r'#SBATCH --comment="the \"last\" run"',
+    } <= set(text.splitlines())
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"partition": "gpu\ntouch /made"},
+        {"account": "a\rtouch /made"},
+        {"options": {"mem\ntouch /made": "0"}},
+        {"options": {"comment": "a\ntouch /made"}},
+    ],
+)
+def test_only_setup_holds_commands(keys: dict[str, Any]) -> None:
+    with pytest.raises(RunError, match="sbatch takes no option '--"):
+        lines(SlurmConfig(**keys))
 
 
 @pytest.mark.parametrize(

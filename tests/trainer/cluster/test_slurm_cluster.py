@@ -136,6 +136,15 @@ def test_a_job_that_a_person_stops_is_not_requeued(trainer: Any, cluster: Cluste
     assert job.events[-1] == "stop" and job.saved[-1] == 4
 
 
+def test_a_job_writes_its_log_into_a_folder_with_an_odd_name(
+    trainer: Any, cluster: Cluster
+) -> None:
+    trainer.out = trainer.folder / "a b#1%j's"
+    job = BatchJob(trainer, cluster, "--stop-after", "2")
+    job.wait_for_the_end()
+    assert job.saved == [2] and "saved at step 2" in job.log()
+
+
 class SlowDisk:
     """A disk of the job, whose speed the test changes while the job runs."""
 
