@@ -37,6 +37,8 @@ ABOUT = {
     "schedule": None,
 }
 SIGNALS_EVERY = 3
+STEPS = 20
+"""Steps of the plan of the tests of the board."""
 
 
 def write_texts(url: str, count: int, seed: int = 0) -> int:

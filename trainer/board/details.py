@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from ...dataplane.storage import storage
 from .. import folder as files
 from ..checkpoints import store
 from ..scores import records
-from .runs import SKIPPED, STARTS, BoardRun
+from .runs import SKIPPED, STARTS, BoardRun, entry_of
 
 MOST_EVENTS = 400
 MOST_MARKS = 400
@@ -45,6 +44,7 @@ def summary(run: BoardRun) -> dict[str, Any]:
         ],
         "problem": run.problem,
         "entries": entries,
+        "version": run.version,
         "evaluations": run.evaluations.index.entries,
         "read": 1.0 if not metrics.size else metrics.index.offset / metrics.size,
         "step": int(last["step"]) + 1 if last else None,
@@ -114,16 +114,18 @@ def scores(run: BoardRun) -> Iterator[dict[str, Any]]:
     for entry in run.scores:
         for (task, metric), value in records.values(entry).items():
             yield {"step": entry["step"], "task": task, "metric": metric, "value": value}
-    for entry in _lines(run, files.RECALL):
+    for entry in _recalled(run):
         for task, metric, value in records.recalled(entry):
             yield {"step": entry["step"], "task": task, "metric": metric, "value": value}
 
 
-def _lines(run: BoardRun, name: str) -> list[dict[str, Any]]:
-    """Return the whole lines of a small file of the run."""
-    file = storage.join(run.url, name)
+def _recalled(run: BoardRun) -> Iterator[dict[str, Any]]:
+    """Yield the whole lines of what checkpoints recall."""
+    file = storage.join(run.url, files.RECALL)
     data = storage.read(file) if storage.exists(file) else b""
-    return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
+    for line in data[: data.rfind(b"\n") + 1].splitlines():
+        if entry := entry_of(line, ("step", "tasks")):
+            yield entry
 
 
 FILES = (

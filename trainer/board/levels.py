@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...console.errors import IntegrityError
 from ...dataplane.arrays import Float64
 from ...dataplane.storage import storage
 from .columns import columns
@@ -81,11 +82,16 @@ class Levels:
     def refresh(self) -> Iterator[None]:
         """Read the lines that are new, a part at a time. If another process does it already, see
         what it has read."""
+        if not storage.exists(self.file):  # the run may have been deleted: make no folder in it
+            self.index, self.size = Index(), 0
+            return
+        if not (self.folder / INDEX).exists():
+            self.index = Index()
         with self._writing() as ours:
             if not ours:
                 self.index = self._stored()
                 return
-            self.size = storage.size(self.file) if storage.exists(self.file) else 0
+            self.size = storage.size(self.file)
             self._forget_changed()
             while self.index.offset < self.size and self._read_more():
                 yield
@@ -155,6 +161,8 @@ class Levels:
         seconds = np.nan_to_num(found.get("seconds", np.zeros(count)))
         found["hours"] = before + np.cumsum(seconds) / 3600
         self.folder.mkdir(parents=True, exist_ok=True)
+        if lacking := [name for name in AXES if name not in found]:
+            raise IntegrityError(f"{self.file} has lines without {' and '.join(lacking)}")
         for name in AXES:
             _put(self.folder / name, index.entries, found.pop(name).astype("<f8"))
         series = dict(index.series)

@@ -33,6 +33,8 @@ class StepRows:
         if entry is not None:
             found["metrics"] = run.metrics.line(entry)
             found["before"] = run.metrics.line(entry - 1) if entry else None
+        if run.plan is None and run.problem:
+            return {**found, "error": run.problem, "hint": None}
         if run.plan is None:
             return {**found, "why": "The rows of this run are synthetic: there are no documents."}
         with self._lock:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ...console import yaml_text
-from ...console.errors import UserError
+from ...console.errors import IntegrityError, UserError, file_fault
 from ...dataplane.runlog.reader import METRICS
 from ...dataplane.storage import host_files, storage
 from .. import folder as files
 from ..folder import RunFolder
 from ..scores.missing import Missing, missing
 from .levels import Levels
+
+T = TypeVar("T")
 
 DEEPEST = 4
 """Folders between a place in a store and its runs."""
@@ -87,6 +88,21 @@ def settings_of(run: str) -> dict[str, Any]:
     return dict(_flat({**found, **parts}))
 
 
+def stored_plan(run: str) -> dict[str, Any] | None:
+    """Return the plan of a run as it is stored; None for synthetic rows."""
+    file = storage.join(run, files.PLAN)
+    if not storage.exists(file):
+        return None
+    try:
+        found: dict[str, Any] = json.loads(storage.read(file))
+        last = found["phases"][-1]
+        int(last["first_step"] + last["rows"] // last["batch_rows"])
+    except (ValueError, TypeError, LookupError):
+        hint = "restore it from a copy"
+        raise IntegrityError(f"{file} is not a whole plan", hint=hint) from None
+    return found
+
+
 def _yaml(run: str, name: str) -> dict[str, Any]:
     """Return the contents of a YAML file of the run, or nothing."""
     url = storage.join(run, name)
@@ -107,24 +123,74 @@ class BoardRun:
         self.signals = Levels(storage.join(url, files.SIGNALS), folder / "signals")
         self.events: list[dict[str, Any]] = []
         self.scores: list[dict[str, Any]] = []
+        self.settings: dict[str, Any] = {}
+        """All settings of the run, its model and its mixture, by dotted path; empty if they cannot
+        be read."""
+        self.plan: dict[str, Any] | None = None
+        """The plan as it is stored; None for synthetic rows, or if it cannot be read."""
+        self.version = 0
+        """Number of times that settings or plan were read: a start may change them."""
         self.problem: str | None = None
-        """Error of the run's files; its curves end before it."""
-        self._sizes: dict[str, int] = {}
-        """Bytes of the small files when they were read."""
+        """Errors of the run's files; its curves end before them."""
+        self._states: dict[str, object] = {}
+        """State of the small files when they were read."""
+        self._damage: dict[str, str] = {}
+        """Errors of the small files."""
 
     def refresh(self) -> Iterator[None]:
-        """Read what is new in the run's files, a part at a time."""
+        """Read what is new in the run's files, a part at a time. A damaged file hides no other."""
+        found = []
+        for part in (self._small_files, *(each.refresh for each in self._levels)):
+            try:
+                yield from part()
+            except UserError as error:
+                found.append(str(error))
+            except OSError as error:
+                found.append(f"{error.filename or self.url}: {file_fault(error)[0]}")
+        self.problem = "\n".join([*self._damage.values(), *found]) or None
+
+    @property
+    def _levels(self) -> tuple[Levels, ...]:
+        return self.metrics, self.evaluations, self.signals
+
+    def _small_files(self) -> Iterator[None]:
+        if not storage.is_local(self.url):
+            storage.names(self.url)  # a new listing: fsspec takes sizes from the last one
+        self.events = self._lines(files.EVENTS, self.events, ("time", "event", "step"))
+        self.scores = self._lines(files.SCORES, self.scores, ("step", "tasks"))
+        states = [self._state(name) for name in (files.RUN, files.MODEL, files.MIXTURE)]
+        self.settings = self._reread("settings", states, settings_of, {}, self.settings)
+        self.plan = self._reread(files.PLAN, self._state(files.PLAN), stored_plan, None, self.plan)
+        yield
+
+    def _reread(
+        self, name: str, state: object, read: Callable[[str], T], broken: T, before: T
+    ) -> T:
+        """Return what the run's files hold now; `broken` if they cannot be read."""
+        if not self._changed(name, state):
+            return before
+        self.version += 1
+        self._damage.pop(name, None)
         try:
-            if not storage.is_local(self.url):
-                storage.names(self.url)  # a new listing: fsspec takes sizes from the last one
-            self.events = self._lines(files.EVENTS, self.events)
-            self.scores = self._lines(files.SCORES, self.scores)
-            yield from self.metrics.refresh()
-            yield from self.evaluations.refresh()
-            yield from self.signals.refresh()
-            self.problem = self._settings[1]
+            return read(self.url)
         except UserError as error:
-            self.problem = str(error)
+            self._damage[name] = str(error)
+            return broken
+
+    def _changed(self, name: str, state: object) -> bool:
+        before = self._states.get(name, ...)
+        self._states[name] = state
+        return state != before
+
+    def _state(self, name: str) -> object:
+        """Return what changes with a file; None if there is none."""
+        url = storage.join(self.url, name)
+        if not storage.exists(url):
+            return None
+        if not storage.is_local(url):
+            return storage.size(url)
+        found = storage.local_path(url).stat()
+        return found.st_size, found.st_mtime_ns, found.st_ino
 
     def levels_of(self, name: str) -> Levels:
         """Return the levels that hold a curve of the training: of every step, or of few."""
@@ -144,29 +210,6 @@ class BoardRun:
         return missing(self.settings.get("scores.tasks"), self.scores, last)
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """All settings of the run, its model and its mixture, by dotted path; empty if they cannot
-        be read."""
-        return self._settings[0]
-
-    @cached_property
-    def _settings(self) -> tuple[dict[str, Any], str | None]:
-        """The settings, or the error of their files."""
-        try:
-            return settings_of(self.url), None
-        except UserError as error:
-            return {}, str(error)
-
-    @cached_property
-    def plan(self) -> dict[str, Any] | None:
-        """The plan as it is stored; None for synthetic rows."""
-        file = storage.join(self.url, files.PLAN)
-        if not storage.exists(file):
-            return None
-        found: dict[str, Any] = json.loads(storage.read(file))
-        return found
-
-    @cached_property
     def last_step(self) -> int | None:
         """One past the last step of the plan."""
         if self.plan:
@@ -175,22 +218,43 @@ class BoardRun:
         steps = self.settings.get("synthetic.steps")
         return None if steps is None else int(steps)
 
-    def _lines(self, name: str, before: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the whole lines of a small file; those of before, if it has not changed."""
-        file = storage.join(self.url, name)
-        size = storage.size(file) if storage.exists(file) else 0
-        if size == self._sizes.get(name):
+    def _lines(
+        self, name: str, before: list[dict[str, Any]], fields: Sequence[str]
+    ) -> list[dict[str, Any]]:
+        """Return the whole lines of a small file that have some fields; those of before, if it has
+        not changed."""
+        state = self._state(name)
+        if not self._changed(name, state):
             return before
-        lines = storage.read(file, 0, size).splitlines(keepends=True) if size else []
-        self._sizes[name] = size
-        return [json.loads(line) for line in lines if line.endswith(b"\n")]
+        file = storage.join(self.url, name)
+        lines = storage.read(file).splitlines(keepends=True) if state else []
+        whole = [line for line in lines if line.endswith(b"\n")]
+        entries = [entry_of(line, fields) for line in whole]
+        damaged = [number for number, entry in enumerate(entries, 1) if entry is None]
+        self._damage.pop(name, None)
+        if damaged:
+            count = f"{len(damaged)} invalid line{'s' * (len(damaged) != 1)}"
+            self._damage[name] = f"{file} has {count}, the first is line {damaged[0]}"
+        return [entry for entry in entries if entry is not None]
+
+
+def entry_of(line: bytes, fields: Sequence[str]) -> dict[str, Any] | None:
+    """Return the object of a line; None if it is none, or lacks a field."""
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) and entry.keys() >= set(fields) else None
 
 
 def _levels_folder(url: str, id: str) -> Path:
     """Return the folder of a run's levels: beside the run, or of this user where that is not
     writable."""
-    if storage.is_local(url) and os.access(storage.local_path(url), os.W_OK):
-        return storage.local_path(url) / files.BOARD
+    if storage.is_local(url):
+        root = storage.local_path(url)
+        own = root / files.BOARD
+        if os.access(own if own.exists() else root, os.W_OK):
+            return own
     return host_files.folder().with_name("headrace-board") / id
 
 

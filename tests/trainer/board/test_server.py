@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -12,53 +11,11 @@ from urllib.request import Request, urlopen
 import fsspec
 import numpy as np
 import pytest
-from board_client import Client
-from board_runs import (
-    BATCH,
-    LENGTH,
-    SIGNALS_EVERY,
-    signals,
-    write_checkpoint,
-    write_plan,
-    write_run,
-    write_scores,
-)
+from board_runs import BATCH, LENGTH, SIGNALS_EVERY, STEPS, signals, write_scores
 from click.testing import CliRunner
 
 from headrace.dataplane.order.plan import Plan
 from headrace.trainer.cli import main
-
-STEPS = 20
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Plan]:
-    """Two runs of one plan, in a folder: one has ended, one goes on."""
-    root = tmp_path_factory.mktemp("board")
-    plan = write_plan(root, STEPS)
-    write_checkpoint(write_run(root / "runs/base", plan), plan, 10)
-    write_run(root / "runs/other", plan, lr=2e-3, taken=12)
-    return root, plan
-
-
-@pytest.fixture
-def runs(written: tuple[Path, Plan], tmp_path: Path) -> Path:
-    """A copy of the runs, which a test may change."""
-    return Path(shutil.copytree(written[0] / "runs", tmp_path / "runs"))
-
-
-@pytest.fixture
-def open_board() -> Iterator[Any]:
-    clients: list[Client] = []
-
-    def start(*places: Path | str) -> Client:
-        clients.append(Client(*places))
-        return clients[-1]
-
-    yield start
-    for client in clients:
-        client.server.shutdown()
-        client.server.server_close()
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
@@ -273,16 +230,6 @@ def test_scores_are_those_of_the_runs_files(open_board: Any, runs: Path) -> None
         (20, "arc <easy>", "0.6250 ± 0.01"),
         (20, "needle", "75.00%"),
     ]
-
-
-def test_a_run_with_a_broken_file_leaves_the_others(open_board: Any, runs: Path) -> None:
-    (runs / "other/model.yaml").write_text("pattern: [")
-    client = open_board(runs)
-    found = {run["name"]: run for run in client.json("api/runs")["runs"]}
-    assert "model.yaml" in found["other"]["problem"] and found["base"]["problem"] is None
-    assert found["other"]["step"] == 12, "its curves can be read"
-    settings = client.json("api/settings")
-    assert settings[found["other"]["id"]] == {} and settings[found["base"]["id"]]["seed"] == 3
 
 
 def test_missing_scores_are_named(open_board: Any, runs: Path) -> None:

@@ -293,16 +293,17 @@ function offline(error) {
   $("live").textContent = "no answer from the board";
   document.body.dataset.error = String(error.message);
 }
-let shape = "";
+let shape = "", read = "";
 async function poll() {
   try {
     const list = await json("api/runs");
-    if (list.runs.some(run => !(run.id in state.settings))) state.settings = await json("api/settings");
+    const files = JSON.stringify(list.runs.map(run => [run.id, run.version])); // a start may change settings
+    if (files !== read) { state.settings = await json("api/settings"); read = files; }
     const before = JSON.stringify(state.runs.map(run => [run.entries, run.evaluations]));
     state.runs = list.runs; state.palette = list.palette;
     $("live").className = list.problems.length ? "live off" : "live";
     $("live").textContent = list.problems[0] || "live";
-    const now = JSON.stringify(state.runs.map(run => [run.id, run.series, run.held_out, Boolean(run.entries)]));
+    const now = JSON.stringify(state.runs.map(run => [run.id, run.version, run.series, run.held_out, Boolean(run.entries)]));
     drawRuns();
     if (now !== shape) { shape = now; drawView(); }
     else if (before !== JSON.stringify(state.runs.map(run => [run.entries, run.evaluations])) && state.tab === "Curves") load(0);

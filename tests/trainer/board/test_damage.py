@@ -1,0 +1,113 @@
+"""Runs that change, break or vanish while a board shows them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from board_runs import STEPS
+
+from headrace.trainer.board import runs as board_runs
+
+
+def test_a_run_with_a_broken_file_leaves_the_others(open_board: Any, runs: Path) -> None:
+    (runs / "other/model.yaml").write_text("pattern: [")
+    client = open_board(runs)
+    found = {run["name"]: run for run in client.json("api/runs")["runs"]}
+    assert "model.yaml" in found["other"]["problem"] and found["base"]["problem"] is None
+    assert found["other"]["step"] == 12, "its curves can be read"
+    settings = client.json("api/settings")
+    assert settings[found["other"]["id"]] == {} and settings[found["base"]["id"]]["seed"] == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("events.jsonl", '{"time": 1, "event": bad\n', "1 invalid line, the first is line 1"),
+        ("events.jsonl", "[1]\n5\n", "2 invalid lines, the first is line 1"),
+        ("events.jsonl", '{"event": "start"}\n', "1 invalid line"),
+        ("scores.jsonl", "garbage\n", "1 invalid line"),
+        ("metrics.jsonl", '{"tokens": 1, "loss": 2.5}\n', "lines without step"),
+        ("plan.json", '{"phases": []}', "is not a whole plan"),
+        ("plan.json", '{"phases', "is not a whole plan"),
+    ],
+)
+def test_a_damaged_file_leaves_the_other_runs(
+    open_board: Any, runs: Path, name: str, text: str, problem: str
+) -> None:
+    """The damaged run is the first that is read."""
+    shutil.copytree(runs / "base", runs / "a")
+    (runs / "a" / name).write_text(text)
+    client = open_board(runs)
+    found = {run["name"]: run for run in client.json("api/runs")["runs"]}
+    assert name in found["a"]["problem"] and problem in found["a"]["problem"]
+    for other, entries in (("base", STEPS), ("other", 12)):
+        assert (found[other]["entries"], found[other]["problem"]) == (entries, None)
+    shutil.copy(runs / "base/events.jsonl", runs / "a" / name)  # mended, or other lines at least
+    if name == "events.jsonl":
+        client.board.refresh()
+        found = {run["name"]: run for run in client.json("api/runs")["runs"]}
+        assert found["a"]["problem"] is None and found["a"]["status"] == "finished"
+
+
+def test_a_run_that_is_deleted_stays_deleted(open_board: Any, runs: Path) -> None:
+    client = open_board(runs)
+    shutil.rmtree(runs / "other")
+    client.board.refresh()
+    assert not (runs / "other").exists()
+    found = {run["name"]: run["entries"] for run in client.json("api/runs")["runs"]}
+    assert found == {"base": STEPS, "other": 0}
+    client.board.look()
+    assert list(client.ids()) == ["base"]
+
+
+def test_levels_that_are_deleted_are_made_again(open_board: Any, runs: Path) -> None:
+    client = open_board(runs)
+    shutil.rmtree(runs / "base/board")
+    client.board.refresh()
+    [part] = client.curves(run=client.ids()["base"], curve="loss", width=100)
+    assert len(part["x"]) == STEPS and (runs / "base/board").is_dir()
+
+
+def test_settings_that_a_start_changed_are_shown(open_board: Any, runs: Path) -> None:
+    client = open_board(runs)
+    id = client.ids()["base"]
+    versions = {run["id"]: run["version"] for run in client.json("api/runs")["runs"]}
+    text = (runs / "base/run.yaml").read_text()
+    (runs / "base/run.yaml").write_text(text.replace("processes: 4", "processes: 8"))
+    client.board.refresh()
+    assert client.json("api/settings")[id]["processes"] == 8
+    changed = {
+        run["id"]
+        for run in client.json("api/runs")["runs"]
+        if run["version"] != versions[run["id"]]
+    }
+    assert changed == {id}, "the page asks again when the version changes"
+
+
+def test_levels_that_another_user_made_are_left_alone(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    run = board_runs.BoardRun(str(runs / "base"))
+    list(run.refresh())
+    assert (runs / "base/board").is_dir()
+    usual = os.access
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: usual(path, mode) and Path(path).name != "board"
+    )
+    list((run := board_runs.BoardRun(str(runs / "base"))).refresh())
+    assert run.metrics.index.entries == STEPS and run.problem is None
+    assert run.metrics.folder.is_relative_to(tmp_path / "cache")
+
+
+def test_what_cannot_be_written_is_a_problem_of_its_run(open_board: Any, runs: Path) -> None:
+    (runs / "base/board").write_text("a file where the levels should be")
+    client = open_board(runs)
+    found = {run["name"]: run for run in client.json("api/runs")["runs"]}
+    assert "base/board" in found["base"]["problem"] and found["other"]["problem"] is None
+    assert json.dumps(found["other"]["range"]["step"]) == "[0.0, 11.0]"
