@@ -134,7 +134,7 @@ class Handler(BaseHTTPRequestHandler):
             case ["api", "run", run]:
                 return _json(details(self._run(run)))
             case ["api", "step", run, step] if step.isdecimal():
-                first = int(_one(asked, "first", "0"))
+                first = _whole(asked, "first", "0")
                 return _json(self.server.board.rows.page(self._run(run), int(step), first))
             case ["file", run, name] if name in FILES:
                 return "text/plain; charset=utf-8", _file(self._run(run), name)
@@ -152,12 +152,12 @@ class Handler(BaseHTTPRequestHandler):
             raise Refused(400, f"no axis {axis}")
         runs = [self._run(id) for id in asked.get("run", [])]
         low, high = _number(asked, "low", "-inf"), _number(asked, "high", "inf")
-        width = int(_number(asked, "width", "800"))
+        width = _whole(asked, "width", "800")
         names, log = asked.get("curve", []), _one(asked, "log", "0") == "1"
         return drawn.curves(runs, names, axis, low, high, width, log=log)
 
     def _nearest(self, run: BoardRun, asked: dict[str, list[str]]) -> dict[str, int | None]:
-        first, last = int(_number(asked, "first", "0")), int(_number(asked, "last", "0"))
+        first, last = _whole(asked, "first", "0"), _whole(asked, "last", "0")
         value = _number(asked, "value", "0")
         name = _one(asked, "curve", "loss")
         return {"step": drawn.nearest_step(run.levels_of(name), name, first, last, value)}
@@ -185,6 +185,13 @@ def _number(asked: dict[str, list[str]], name: str, default: str) -> float:
         return float(text)
     except ValueError:
         raise Refused(400, f"{name} must be a number") from None
+
+
+def _whole(asked: dict[str, list[str]], name: str, default: str) -> int:
+    number = _number(asked, name, default)
+    if not (number.is_integer() and number >= 0):
+        raise Refused(400, f"{name} must be a whole number, at least 0")
+    return int(number)
 
 
 def _json(value: Any) -> tuple[str, bytes]:

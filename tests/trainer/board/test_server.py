@@ -63,8 +63,10 @@ def test_what_is_no_file_of_a_run_is_refused(open_board: Any, runs: Path, tmp_pa
         f"api/step/{id}/-1",
     ):
         client.refused(client.server.url + path, 404)
-    for words in ("axis=time", "width=wide", "low=a"):
+    for words in ("axis=time", "width=wide", "low=a", "width=inf", "width=nan", "width=-1"):
         client.refused(f"{client.server.url}api/curves?{words}", 400)
+    for path in (f"nearest/{id}?first=inf", f"nearest/{id}?last=1e999", f"step/{id}/7?first=a"):
+        client.refused(f"{client.server.url}api/{path}", 400)
 
 
 # What is answered
