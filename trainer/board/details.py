@@ -17,6 +17,7 @@ from .runs import SKIPPED, STARTS, BoardRun, entry_of
 MOST_EVENTS = 400
 MOST_MARKS = 400
 MOST_STRETCHES = 400
+MOST_COLUMNS = 240
 MEMORY = ("memory", "measured")
 """Events with the memory of each rank."""
 LEFT_OUT = ("checkpoint", "memory")
@@ -43,8 +44,8 @@ def summary(run: BoardRun) -> dict[str, Any]:
             for each in run.missing
         ],
         "problem": run.problem,
-        "entries": entries,
         "version": run.version,
+        "entries": entries,
         "evaluations": run.evaluations.index.entries,
         "read": 1.0 if not metrics.size else metrics.index.offset / metrics.size,
         "step": int(last["step"]) + 1 if last else None,
@@ -55,6 +56,7 @@ def summary(run: BoardRun) -> dict[str, Any]:
         "series": sorted({*metrics.index.series, *run.signals.index.series}),
         "held_out": sorted(run.evaluations.index.series),
         "range": {axis: _range(run, axis) for axis in ("step", "tokens", "hours")},
+        "sources": [source["name"] for source in run.plan["sources"]] if run.plan else [],
         "marks": marks(run),
         "phases": phases(run),
     }
@@ -164,7 +166,27 @@ def plan(run: BoardRun) -> dict[str, Any] | None:
             }
             for phase in run.plan["phases"]
         ],
+        "taken": _taken_over_tokens(run, names),
     }
+
+
+def _taken_over_tokens(run: BoardRun, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return (tokens, shares) of the steps so far, in columns of equally many steps."""
+    series = [f"rows/{name}" for name in names]
+    window = run.metrics.window(series, "step", -np.inf, np.inf, MOST_COLUMNS)
+    if not len(window.x) or run.plan is None:
+        return []
+    last = np.searchsorted(run.metrics.axis("step"), window.last)
+    ends = np.asarray(run.metrics.axis("tokens"))[last]
+    tokens = np.diff(ends, prepend=run.plan["phases"][0]["first_token"])
+    none = np.zeros(len(ends), np.float32)
+    rows = np.stack([window.curves.get(name, (none,))[0] for name in series], axis=1)
+    rows = np.nan_to_num(rows.astype(np.float64))
+    shares = rows / np.maximum(rows.sum(axis=1, keepdims=True), 1e-9)
+    return [
+        {"tokens": each, "shares": own}
+        for each, own in zip(tokens.tolist(), shares.tolist(), strict=True)
+    ]
 
 
 def _stretches(phase: dict[str, Any]) -> list[dict[str, Any]]:

@@ -88,6 +88,7 @@ def _summary(run: RunData, outliers: Sequence[OutlierStep]) -> dict[str, Any]:
         "series": sorted({*series, *run.signals_table.curves}),
         "held_out": sorted(run.held_out_table.curves),
         "range": {name: [float(values[0]), float(values[-1])] for name, values in axes.items()},
+        "sources": run.sources,
         "marks": [_at(run, step, run.tokens_at(step), kind=kind) for kind, step in marks],
         "phases": [
             _at(run, phase.first_step, phase.first_token, name=phase.name)

@@ -189,16 +189,63 @@ def test_runs_and_curves_are_switched_off_and_on(page: Chromium) -> None:
     become("Loss", "base", "other <b>&")
     assert page.run("return document.querySelectorAll('#runs b').length") == 0, "a name became HTML"
     page.click("#runs input", 1)
-    become("Loss by source", "code", "web")
+    become("Loss by source", "web", "code")
     page.click("[data-panel='Loss by source'] .key")
-    become("Loss by source", "web")
+    become("Loss by source", "code")
     page.click("[data-panel='Loss by source'] .key")
-    become("Loss by source", "code", "web")
+    become("Loss by source", "web", "code")
     page.click("#runs input", 1)
     become("Loss", "base", "other <b>&")
     page.run("filter.value = 'lr=0.002'; filter.dispatchEvent(new Event('input'))")
     page.until(shown + "?.length === 1", "Loss")
     assert page.run("return document.querySelectorAll('#runs .run').length") == 1
+
+
+def test_a_source_has_one_colour_on_all_tabs(page: Chromium) -> None:
+    page.click("#runs input", 1)
+    page.until("return cards.some(card => card.panel.key === 'Held-out loss')")
+    colours = (
+        "return Object.fromEntries([...document.querySelectorAll(arguments[0] + ' .key')]"
+        ".map(key => [key.textContent, getComputedStyle(key.querySelector('i')).backgroundColor]))"
+    )
+    losses, held_out = (
+        page.until(f"const found = (() => {{ {colours} }})(); return found.web && found", panel)
+        for panel in ("[data-panel='Loss by source']", "[data-panel='Held-out loss']")
+    )
+    page.click("#tabs [role=tab]", 1)
+    page.until("return document.querySelector('#view .strip')")
+    mixture = page.run(colours, "#view")
+    assert mixture == losses == {name: held_out[name] for name in ("web", "code")}
+
+
+def test_a_reader_without_a_mouse_stays_where_they_are(page: Chromium) -> None:
+    focus = "return document.activeElement.outerHTML"
+    page.run("document.querySelectorAll('#runs input')[1].focus()")
+    before = page.run(focus)
+    page.run("document.querySelector('#runs input').dataset.old = 'yes'")
+    page.until("return !document.querySelector('#runs input').dataset.old")  # drawn anew
+    assert page.run(focus) == before and "checkbox" in before
+    page.run("const tab = document.querySelectorAll('#tabs button')[2]; tab.focus(); tab.click()")
+    page.until("return document.querySelector('#view table.sides')")
+    assert "Settings" in page.run(focus)
+    page.run("document.querySelector('#tabs button').click()")
+    page.run(
+        "const tokens = document.querySelectorAll('#axis button')[1]; tokens.focus();tokens.click()"
+    )
+    assert "tokens" in page.run(focus)
+    page.run("document.querySelector('#axis button').click()")
+    page.until("return cards[0].plot.curves.length && cards[0].plot.scale.x1 === 59")
+    page.run("document.querySelector('[data-panel=Loss] canvas').focus()")
+    enter = {"type": "keyDown", "value": "\ue007"}
+    keys = {"type": "key", "id": "keys", "actions": [enter, {**enter, "type": "keyUp"}]}
+    page.post("/actions", {"actions": [keys]})
+    page.until("return /^Step (29|30)/.test(document.querySelector('#drawer h2')?.innerText)")
+    page.until("return document.querySelector('#drawer .proof.good')")
+    page.run("document.querySelector('[aria-label=\"step after\"]').focus()")
+    page.post("/actions", {"actions": [keys]})
+    page.until("return /^Step (30|31)/.test(document.querySelector('#drawer h2').innerText)")
+    page.until("return document.querySelector('#drawer .proof.good')")
+    assert "step after" in page.run(focus)
 
 
 def test_axes_smoothing_and_logarithms(page: Chromium) -> None:
@@ -277,6 +324,9 @@ def test_nothing_is_cut_on_a_phone(page: Chromium, dark: bool) -> None:
         " && !each.closest('.scroll, #tabs')).length"
     )
     assert page.run(over) == 0
+    page.click("#tabs [role=tab]", 1)
+    box = page.until("return document.querySelector('#which select')?.getBoundingClientRect()")
+    assert 0 <= box["left"] < box["right"] <= 390, "the name of the run is off the screen"
     page.click("#tabs [role=tab]", 2)
     page.until("return document.querySelector('#view table.sides')")
     right = "return document.querySelector('#view td:last-child').getBoundingClientRect().right"

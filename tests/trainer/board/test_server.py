@@ -200,6 +200,11 @@ def test_plan_layout_checkpoints_and_history(
     assert stable["planned"] == pytest.approx([0.75, 0.25]) and anneal["planned"] == [0.5, 0.5]
     assert sum(stable["taken"]) == 10 * BATCH and stable["taken"][0] == pytest.approx(30, abs=1)
     assert sum(stretch["tokens"] for stretch in stable["stretches"]) == 10 * BATCH * LENGTH
+    taken = found["plan"]["taken"]
+    assert [each["tokens"] for each in taken] == [BATCH * LENGTH] * STEPS, "a column ends at a step"
+    for each, line in zip(taken, lines(runs / "base/metrics.jsonl"), strict=True):
+        rows = [line["sources"].get(name, {"rows": 0})["rows"] for name in ("web", "code")]
+        assert each["shares"] == [own / BATCH for own in rows]
     ranks = found["layout"]["ranks"]
     assert [rank["place"]["dp"] for rank in ranks] == [0, 0, 1, 1]
     assert [rank["place"]["tp"] for rank in ranks] == [0, 1, 0, 1]

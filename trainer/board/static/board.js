@@ -96,7 +96,7 @@ const text = value => value === undefined ? "–" : typeof value === "object" ? 
 function drawRuns() {
   const keys = state.runs.length > 1 ? differing(state.runs).filter(key => !key.startsWith("mixture.sources")) : [];
   $("count").textContent = `${shown().length} of ${state.runs.length}`;
-  $("runs").replaceChildren(...state.runs.filter(matches).map(run => {
+  anew($("runs"), () => $("runs").replaceChildren(...state.runs.filter(matches).map(run => {
     const done = run.last_step ? Math.min(1, (run.step || 0) / run.last_step) : 0;
     const chips = keys.slice(0, 4).map(key => el("span", { class: "chip", title: key }, `${key.split(".").pop()} ${text(state.settings[run.id]?.[key]).slice(0, 24)}`));
     return el("li", { class: run.id === focused()?.id ? "run focus" : "run" },
@@ -111,7 +111,7 @@ function drawRuns() {
         run.problem ? el("p", { class: "problem" }, run.problem) : null,
         run.missing.length ? el("button", { class: "more", onclick: () => { state.focus = run.id; state.hidden.delete(run.id); state.tab = "Scores"; changed(); } }, "scores are missing") : null,
         chips.length ? el("p", { class: "chips" }, ...chips) : null));
-  }));
+  })));
 }
 
 /* Other tabs */
@@ -136,18 +136,7 @@ const TABS = {
   async Mixture(run) {
     const { plan } = await json(`api/run/${run.id}`);
     if (!plan) return card("Mixture", el("p", { class: "empty" }, "The rows of this run are synthetic: it has no plan."));
-    const total = plan.phases.reduce((sum, phase) => sum + phase.tokens, 0), first = plan.phases[0].first_token;
-    const words = new URLSearchParams({ axis: "tokens", width: 240, run: run.id });
-    plan.sources.forEach(name => words.append("curve", `rows/${name}`));
-    const [part] = parse(await (await ask(`api/curves?${words}`)).arrayBuffer());
-    const taken = [];
-    let before = first;
-    for (let i = 0; i < part.x.length; i++) {
-      const end = i + 1 < part.x.length ? (part.x[i] + part.x[i + 1]) / 2 : run.range.tokens[1];
-      const rows = plan.sources.map(name => part.curves[`rows/${name}`]?.[0][i] || 0), all = rows.reduce((a, b) => a + b, 0) || 1;
-      taken.push({ tokens: end - before, shares: rows.map(each => each / all) });
-      before = end;
-    }
+    const total = plan.phases.reduce((sum, phase) => sum + phase.tokens, 0);
     const rows = plan.phases.map(phase => {
       const all = phase.taken.reduce((a, b) => a + b, 0);
       return row([phase.name, `${human(all * phase.seq_len)} of ${human(phase.tokens)}`, `${phase.batch_rows} × ${whole(phase.seq_len)}`,
@@ -156,7 +145,7 @@ const TABS = {
     return el("div", {},
       card("Mixture over tokens",
         el("div", { class: "legend" }, ...plan.sources.map((name, i) => el("span", { class: "key", title: plan.urls[i] }, el("i", { style: { background: state.palette[i % state.palette.length] } }), name))),
-        strip("plan", plan.phases.flatMap(phase => phase.stretches), total), strip("taken", taken, total),
+        strip("plan", plan.phases.flatMap(phase => phase.stretches), total), strip("taken", plan.taken, total),
         el("div", { class: "striped" }, el("span"), el("div", { class: "spans" }, ...plan.phases.map(phase => el("span", { style: { width: `${100 * phase.tokens / total}%` } }, phase.name))))),
       card("Phases", table(["phase", "tokens taken", "batch", ...plan.sources.flatMap(name => [`${name}: plan`, "taken"])], rows)));
   },
@@ -221,8 +210,8 @@ const TABS = {
 async function drawView() {
   const name = state.tab, run = focused();
   $("controls").hidden = name !== "Curves";
-  $("tabs").replaceChildren(...Object.keys(TABS).map(tab => el("button", { role: "tab", "aria-selected": String(tab === name), onclick: () => { state.tab = tab; drawView(); } }, tab)),
-    ...(!["Curves", "Settings", "Scores"].includes(name) && state.runs.length > 1 ? [runChoice()] : []));
+  anew($("tabs"), () => $("tabs").replaceChildren(...Object.keys(TABS).map(tab => el("button", { role: "tab", "aria-selected": String(tab === name), onclick: () => { state.tab = tab; drawView(); } }, tab))));
+  anew($("which"), () => $("which").replaceChildren(...(!["Curves", "Settings", "Scores"].includes(name) && state.runs.length > 1 ? [runChoice()] : [])));
   $("tabs").querySelector("[aria-selected=true]").scrollIntoView({ block: "nearest", inline: "center" });
   if (name === "Curves") return buildCurves();
   cards = [];
@@ -243,11 +232,11 @@ async function openStep(id, step, first = 0) {
     el("h2", {}, `Step ${whole(step)}`, el("small", {}, run.name)),
     el("button", { "aria-label": "step after", disabled: step >= run.range.step[1], onclick: () => openStep(id, step + 1) }, "›"),
     el("button", { class: "close", "aria-label": "close", onclick: () => drawer.close() }, "×"));
-  drawer.replaceChildren(head, el("p", { class: "empty" }, "reading the rows …"));
+  anew(drawer, () => drawer.replaceChildren(head, el("p", { class: "empty" }, "reading the rows …")));
   let found;
   try { found = await json(`api/step/${id}/${step}?first=${first}`); }
   catch (error) { found = { error: String(error.message) }; }
-  drawer.replaceChildren(head, proof(found), measured(found), ...(found.rows || []).map(rowCard), pager(found, id, step));
+  anew(drawer, () => drawer.replaceChildren(head, proof(found), measured(found), ...(found.rows || []).map(rowCard), pager(found, id, step)));
   drawer.scrollTop = 0;
   markCut();
 }

@@ -21,6 +21,12 @@ function el(tag, attributes = {}, ...children) {
   element.append(...children.filter(child => child !== null && child !== undefined));
   return element;
 }
+/* Draw a part of the page anew. The focus goes on at its place: a reader without a mouse stays where they are. */
+function anew(part, draw) {
+  const places = () => [...part.querySelectorAll("button, input, select, a")], place = places().indexOf(document.activeElement);
+  draw();
+  if (place >= 0) places()[place]?.focus({ preventScroll: true });
+}
 const whole = number => Number(number).toLocaleString("en");
 
 /* State */
@@ -62,6 +68,12 @@ const NO_CURVE = ["slowest_", "noise_", "rows/", HELD + "rows/", HELD + "seconds
 const CURVE_NAMES = { lr: "learning rate", grad_norm: "gradient norm", tokens_per_second: "tokens/s", mfu: "MFU", hfu: "HFU", data_wait: "data wait", seconds: "seconds", slowest_lag: "lag", noise_scale: "noise scale", expert_load: "expert load" };
 
 const byNumber = (a, b) => a.localeCompare(b, "en", { numeric: true }); // blocks.2 before blocks.10
+const sourcesOf = runs => [...new Set(runs.flatMap(run => run.sources))]; // in the order of the mixture, which gives their colours
+/* Return names without a prefix in order: sources as in the mixture, then the others. */
+function inOrder(names, prefix, runs) {
+  const sources = sourcesOf(runs), place = name => (sources.indexOf(name.slice(prefix.length)) + 1) || Infinity;
+  return names.filter(name => name.startsWith(prefix)).sort((a, b) => place(a) === place(b) ? byNumber(a, b) : place(a) - place(b));
+}
 
 function curveNames(runs) {
   const names = new Set();
@@ -85,7 +97,7 @@ function panelsOf(runs) {
   const names = curveNames(runs), used = new Set(), found = [];
   for (const panel of PANELS) {
     const own = (panel.own || []).filter(name => names.includes(name));
-    const parts = panel.prefix ? names.filter(name => name.startsWith(panel.prefix)).sort(byNumber) : [];
+    const parts = panel.prefix ? inOrder(names, panel.prefix, runs) : [];
     [...own, ...parts].forEach(name => used.add(name));
     if (runs.length > 1) {
       if (own.length) found.push({ ...panel, curves: own, key: panel.title });
@@ -132,6 +144,8 @@ class Card {
     if (count > 1 || this.panel.curves.length === 1) return colourOf(run);
     if (name === HELD + "loss") return getComputedStyle(document.documentElement).getPropertyValue("--ink").trim();
     const parts = this.panel.prefix ? this.panel.curves.filter(other => other.startsWith(this.panel.prefix)) : this.panel.curves;
+    const sources = sourcesOf([run]), source = this.panel.prefix ? sources.indexOf(name.slice(this.panel.prefix.length)) : -1;
+    if (source >= 0 && sources.length <= state.palette.length) return state.palette[source];
     const place = parts.indexOf(name);
     if (parts.length > state.palette.length) return `hsl(${Math.round(225 - 225 * place / (parts.length - 1))} 62% 52%)`; // from the first layer to the last
     return state.palette[place % state.palette.length];
@@ -168,10 +182,10 @@ class Card {
   keys(runs, key) {
     const several = this.panel.curves.length > 1, kinds = new Set(this.plot.marks.map(mark => mark.kind));
     const signs = this.panel.key !== "Loss" ? [] : Object.entries(SIGNS).filter(([kind]) => kinds.has(kind)).map(([kind, name]) => el("span", { class: `sign ${kind}` }, name));
-    this.legend.replaceChildren(...signs, ...(several ? this.panel.curves : []).map(name => el("button", {
+    anew(this.legend, () => this.legend.replaceChildren(...signs, ...(several ? this.panel.curves : []).map(name => el("button", {
       class: state.quiet.has(key(name)) ? "key off" : "key", "aria-pressed": String(!state.quiet.has(key(name))),
       onclick: () => { state.quiet.has(key(name)) ? state.quiet.delete(key(name)) : state.quiet.add(key(name)); this.draw(); },
-    }, el("i", { style: { background: runs.length > 1 ? "var(--soft)" : this.colour(runs[0], name, runs.length) } }), labelOf(name, this.panel))));
+    }, el("i", { style: { background: runs.length > 1 ? "var(--soft)" : this.colour(runs[0], name, runs.length) } }), labelOf(name, this.panel)))));
   }
 }
 
@@ -221,8 +235,8 @@ function controls() {
   axes();
 }
 function axes() {
-  $("axis").replaceChildren(...Object.entries(AXES).map(([axis, name]) => el("button", { role: "radio", "aria-checked": String(state.axis === axis),
-    onclick: () => { state.axis = axis; state.low = state.high = null; axes(); cards.forEach(card => { card.data = []; }); page.load(0); } }, name)));
+  anew($("axis"), () => $("axis").replaceChildren(...Object.entries(AXES).map(([axis, name]) => el("button", { role: "radio", "aria-checked": String(state.axis === axis),
+    onclick: () => { state.axis = axis; state.low = state.high = null; axes(); cards.forEach(card => { card.data = []; }); page.load(0); } }, name))));
 }
 const hint = () => matchMedia("(pointer: coarse)").matches ? `pinch: zoom · drag: move · tap: ${page.tap}` : `drag: zoom · shift-drag: move · ctrl-wheel: zoom · click: ${page.tap}`;
 addEventListener("resize", () => { redraw(); page.load(200); });

@@ -373,6 +373,7 @@ class Plot {
       const keys = {
         ArrowLeft: () => this.pan(-inner / 8), ArrowRight: () => this.pan(inner / 8),
         "+": () => this.zoomAt(middle, 0.6), "-": () => this.zoomAt(middle, 1 / 0.6), 0: () => this.act.zoom(null, null),
+        Enter: () => { const found = this.closest(LEFT + inner / 2, this.height / 2); if (found) this.act.click(found.curve, found.i, found.curve.mean[found.i]); },
       };
       if (keys[event.key]) { event.preventDefault(); keys[event.key](); }
     });

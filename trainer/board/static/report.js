@@ -36,10 +36,10 @@ function rows(curve, i) {
     : [`This point is the steps ${whole(first)} to ${whole(last)}. To find a step and read its rows: `, el("code", {}, `trainer board ${run.url}`)]));
 }
 function runButtons() {
-  $("runs").replaceChildren(...(state.runs.length < 2 ? [] : state.runs.map(run => el("button", {
+  anew($("runs"), () => $("runs").replaceChildren(...(state.runs.length < 2 ? [] : state.runs.map(run => el("button", {
     class: state.hidden.has(run.id) ? "key off" : "key", "aria-pressed": String(!state.hidden.has(run.id)),
     onclick: () => { state.hidden.has(run.id) ? state.hidden.delete(run.id) : state.hidden.add(run.id); runButtons(); build(); },
-  }, el("i", { style: { background: colourOf(run) } }), run.name))));
+  }, el("i", { style: { background: colourOf(run) } }), run.name)))));
 }
 
 Object.assign(state, { runs: data.runs, palette: data.palette, axis: "tokens" });
