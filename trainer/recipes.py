@@ -34,6 +34,8 @@ class Recipe:
     """Name of a run's YAML in `configs/runs/`."""
     mixture: str
     """Name of a mixture in `configs/mixtures/`."""
+    overrides: tuple[str, ...] = ()
+    """Values that it changes, as words of `trainer run`."""
 
     @property
     def run_file(self) -> Path:
@@ -70,7 +72,8 @@ def main(name: str | None, out: str | None, as_json: bool) -> None:
             return
         width = max(map(len, known))
         for each, recipe in known.items():
-            click.echo(f"{each:<{width}}  {recipe.gpus:>5,} GPUs  {recipe.about}")
+            unit = "GPU " if recipe.gpus == 1 else "GPUs"
+            click.echo(f"{each:<{width}}  {recipe.gpus:>5,} {unit}  {recipe.about}")
         command.say(UNTRIED)
         return
     recipe = _named(name, known)
@@ -79,6 +82,7 @@ def main(name: str | None, out: str | None, as_json: bool) -> None:
         command.emit(_describe(name, recipe, folder))
     else:
         click.echo("\n".join(_lines(name, recipe, folder)))
+        command.say(UNTRIED)
 
 
 def recipes() -> dict[str, Recipe]:
@@ -102,6 +106,7 @@ def job_of(recipe: Recipe) -> Job:
     words = ["device=cuda", "precision=bf16", f"processes={recipe.gpus}"]
     words += ["init_from=null", "evaluate=null", "checkpoints.url=null", "synthetic.steps=1"]
     words += [f"synthetic.seq_len={seq_len}", f"synthetic.batch_rows={batch // seq_len}"]
+    words += recipe.overrides
     return resolve(
         Request(run=str(recipe.run_file), model=recipe.model, overrides=words, dry_run=True)
     )
@@ -158,6 +163,7 @@ def _command(name: str, recipe: Recipe, folder: Path | None) -> str:
     )
     words = ["trainer", "run", str(run), "--model", recipe.model, "--mixture", str(mixture)]
     words += ["--out", f"runs/{name}"]
+    words += recipe.overrides
     words += ["--slurm"] if recipe.gpus > NODE else ["--processes", str(recipe.gpus)]
     return shlex.join(words)
 

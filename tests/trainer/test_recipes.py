@@ -14,6 +14,7 @@ from headrace.console.progress import as_bytes
 from headrace.mixtures.spec.check import check_mixture
 from headrace.mixtures.spec.mixture import Mixture
 from headrace.mixtures.spec.tolerant_read import read
+from headrace.models.accounting.count import build_meta
 from headrace.models.accounting.state import device_bytes
 from headrace.trainer import recipes as shipped
 from headrace.trainer.costs.describe import describe, lines
@@ -75,6 +76,42 @@ def test_a_recipes_files_are_right(name: str) -> None:
     assert batch // seq_len % layout.data_parallel(recipe.gpus) == 0, "no rank waits"
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_that_evaluates_names_datasets_with_held_out_documents(name: str) -> None:
+    """`evaluate` reads `val` beside `train`, which `tokenize build --split val=…` makes."""
+    if run_config.load(RECIPES[name].run_file).evaluate is not None:
+        mixture = read(RECIPES[name].mixture_file).mixture
+        assert [source.data.rpartition("/")[2] for source in mixture.sources.values()] == [
+            "train"
+        ] * len(mixture.sources)
+
+
+PARENTS = {
+    name: parent
+    for name, recipe in RECIPES.items()
+    if (after := read(recipe.mixture_file).mixture.after) is not None
+    and (parent := after.run.removeprefix("runs/")) in RECIPES
+}
+
+
+def test_some_recipes_go_on_from_others() -> None:
+    assert PARENTS == {"context-extension": "evo2-7b", "evo2-40b-1m": "evo2-40b"}
+
+
+@pytest.mark.parametrize(("name", "parent"), PARENTS.items())
+def test_a_recipe_takes_the_weights_and_sources_of_its_parent(name: str, parent: str) -> None:
+    ours, theirs = (
+        {each: parameter.shape for each, parameter in model.named_parameters()}
+        for model in (build_meta(shipped.job_of(RECIPES[each]).model) for each in (name, parent))
+    )
+    assert ours == theirs
+    mixture, before = (read(RECIPES[each].mixture_file).mixture for each in (name, parent))
+    known = mixture.sources.keys() | before.sources.keys() | before.phases.keys()
+    for phase_name, phase in mixture.phases.items():
+        assert set(phase.weights) <= known
+        known |= {phase_name}
+
+
 def test_every_shipped_run_and_mixture_is_used() -> None:
     folder = RECIPES["hybrid-1b"].run_file.parents[1]
     runs = {file.stem for file in (folder / "runs").glob("*.yaml")}
@@ -95,6 +132,7 @@ def test_a_recipe_is_listed_and_copied(tmp_path: Path) -> None:
         "--out runs/fine-tuning --processes 1"
     )
     assert config.load(Mixture, out / "mixture.yaml").phases and found["memory"]["masters"]
+    assert shipped.UNTRIED in CliRunner().invoke(shipped.main, ["fine-tuning"]).output
     again = CliRunner().invoke(shipped.main, ["fine-tuning", "--out", str(out)])
     assert "already exists" in str(again.exception)
     unknown = CliRunner().invoke(shipped.main, ["llama3-8"])
