@@ -147,6 +147,8 @@ class CommandGroup(click.Group):
     command_class = Command
 
     def main(self, *args: Any, **options: Any) -> Any:
+        if f"_{str(self.name).upper()}_COMPLETE" in os.environ:  # a shell asks for completions
+            _complete_paths()
         try:
             return super().main(*args, **options)
         except OSError as error:  # click itself handles a closed pipe
@@ -190,6 +192,26 @@ class CommandGroup(click.Group):
         except KeyboardInterrupt:
             say("interrupted")
             ctx.exit(130)
+
+
+def _complete_paths() -> None:
+    """Let shells complete the path of a file or folder where a command has no word to offer."""
+    from click.shell_completion import (
+        BashComplete,
+        CompletionItem,
+        FishComplete,
+        ShellComplete,
+        ZshComplete,
+        add_completion_class,
+    )
+
+    class WordsOrPaths(ShellComplete):
+        def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
+            words = super().get_completions(args, incomplete)
+            return words or [CompletionItem(incomplete, type="file")]
+
+    for kind in (BashComplete, ZshComplete, FishComplete):
+        add_completion_class(type(kind.__name__, (WordsOrPaths, kind), {}))
 
 
 def _check_directory() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 import click
@@ -12,6 +13,8 @@ from . import command
 PROGRAMS = ("headrace", "tokenize", "mixtures", "trainer")
 SHELLS = ("bash", "zsh", "fish")
 MARK = "# completion of headrace"
+ANY_BYTES = "surrogateescape"
+"""How a person's startup file is read and written, which may hold bytes that are not UTF-8."""
 BEFORE = {"zsh": "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit; }\n"}
 """Commands that a shell's script needs before it."""
 
@@ -61,8 +64,8 @@ def written(shell: str, text: str) -> list[Path]:
     folder = Path(os.environ.get("XDG_DATA_HOME") or home / ".local" / "share") / "headrace"
     file = folder / f"completion.{shell}"
     rc = home / ".bashrc" if shell == "bash" else Path(os.environ.get("ZDOTDIR") or home) / ".zshrc"
-    line = f'source "{file}"  {MARK}\n'
-    before = rc.read_text() if rc.exists() else ""
+    line = f"source {shlex.quote(str(file))}  {MARK}\n"
+    before = rc.read_text(errors=ANY_BYTES) if rc.exists() else ""
     end = "" if not before or before.endswith("\n") else "\n"
     after = before if line in before else f"{before}{end}{line}"
     return [*_write(file, text), *_write(rc, after)]
@@ -70,8 +73,8 @@ def written(shell: str, text: str) -> list[Path]:
 
 def _write(path: Path, text: str) -> list[Path]:
     """Write a file, unless it holds this text; return it if it was written."""
-    if path.exists() and path.read_text() == text:
+    if path.exists() and path.read_text(errors=ANY_BYTES) == text:
         return []
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    path.write_text(text, errors=ANY_BYTES)
     return [path]

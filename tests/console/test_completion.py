@@ -44,6 +44,37 @@ def test_bash_completes_after_an_installation(
     assert completed(tmp_path, "headrace", "tokenize", "verify", "--js") == ["--json"]
 
 
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (("trainer", "resume", "ru"), "file,ru"),
+        (("headrace", "tokenize", "verify", "da"), "file,da"),
+        (("trainer", "rep"), "plain,report"),
+    ],
+)
+def test_paths_are_offered_where_a_command_has_no_words(
+    words: tuple[str, ...], offered: str
+) -> None:
+    environment = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+    program = Path(sys.executable).with_name(words[0])
+    asked = {f"_{words[0].upper()}_COMPLETE": "bash_complete"}
+    run = subprocess.run(
+        [program], capture_output=True, text=True, env={**os.environ, **environment, **asked}
+    )
+    assert run.stdout.split() == [offered]
+
+
+def test_odd_homes_and_startup_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / 'a "home" of $x'
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    (home / ".bashrc").write_bytes(b"# caf\xe9\n")
+    assert CliRunner().invoke(main, ["bash", "--install"]).exit_code == 0
+    assert (home / ".bashrc").read_bytes().startswith(b"# caf\xe9\n")
+    assert completed(home, "trainer", "rep") == ["report"]
+
+
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_script_names_every_program(shell: str) -> None:
     text = CliRunner().invoke(main, [shell]).stdout
