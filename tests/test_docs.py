@@ -122,6 +122,14 @@ def test_figures_are_those_that_the_code_draws() -> None:
         assert file.read_text() == draw(), f"python -m docs.generate.explanations renews {file}"
 
 
+def test_the_site_asks_no_other_host_for_scripts() -> None:
+    """The plugin `offline` adds a URL of the web if no script is named that replaces it."""
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    scripts = site["extra"]["polyfills"]
+    assert "offline" in site["plugins"] and any("iframe-worker" in name for name in scripts)
+    assert all((ROOT / "docs" / name).is_file() for name in scripts)
+
+
 def test_the_site_lists_every_page(pages: dict[str, str]) -> None:
     listed = str(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
     written = [str(file.relative_to(ROOT / "docs")) for file in (ROOT / "docs").rglob("*.md")]
