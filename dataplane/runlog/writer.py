@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ...console.errors import FILE_FAULTS, StorageError, file_fault
+from ...console.errors import FILE_FAULTS, IntegrityError, StorageError, file_fault
 from ..storage.atomic import replacing, sync
 from ..storage.faults import storage_error
 
@@ -104,10 +104,14 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the complete lines of a file. Only the last line can be incomplete."""
     if not path.exists():
         return
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if line.endswith("\n"):
-                yield json.loads(line)
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            entry = _entry(line)
+            if entry is not None:
+                yield entry
+            elif line.endswith(b"\n"):
+                hint = "restore the file from a copy, or delete the line"
+                raise IntegrityError(f"line {number} of {path} is damaged", hint=hint)
 
 
 def last(path: Path) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ a run that an older version started, the first reader counts and writes them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,7 @@ def save(job: Job) -> dict[str, Any]:
 
 def of_run(folder: RunFolder) -> dict[str, Any]:
     """Return the facts of a stored run."""
-    if folder.about.exists():
+    with contextlib.suppress(FileNotFoundError, ValueError):  # damaged: it is counted again
         stored: dict[str, Any] = json.loads(folder.about.read_bytes())
         return stored
     from ..run.stored import read_run

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.console.errors import StorageError
+from headrace.console.errors import IntegrityError, StorageError
 from headrace.dataplane.runlog import writer as lines
 
 
@@ -112,6 +112,16 @@ def test_an_incomplete_line_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, range(2), torn='{"step": 2')
     assert [entry["step"] for entry in lines.read(path)] == [0, 1]
+
+
+@pytest.mark.parametrize("damage", [b'{"step": 1', b"\0\0", b"\xff", b"[1]", b""])
+def test_a_damaged_line_before_others_is_named(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "events.jsonl"
+    write(path, range(3))
+    kept = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(kept[0] + damage + b"\n" + kept[2])
+    with pytest.raises(IntegrityError, match=r"line 2 of .*events\.jsonl is damaged"):
+        list(lines.read(path))
 
 
 def test_lines_that_a_power_cut_damaged_are_cut_off_and_kept(tmp_path: Path) -> None:

@@ -217,6 +217,15 @@ def test_a_run_without_a_step_has_no_report(tmp_path: Path) -> None:
         report.write([str(folder.root)], None)
 
 
+def test_facts_that_were_damaged_are_counted_again(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", [2.0, 1.0])
+    report.write([str(folder.root)])
+    facts = folder.about.read_bytes()
+    folder.about.write_text("{")
+    report.write([str(folder.root)])
+    assert json.loads(folder.about.read_bytes()) == json.loads(facts)
+
+
 def test_realised_shares_sum_to_one(tmp_path: Path) -> None:
     steps = 2 * STRIPS + 3
     run = RunData.load(make_run(tmp_path / "run", [1.0] * steps))
