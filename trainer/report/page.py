@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 from html import escape
@@ -80,7 +81,7 @@ def _outliers(run: RunData, outliers: Sequence[OutlierStep]) -> str:
         f"<tbody>{rows}</tbody></table></div>"
     )
     worst = max(outliers, key=lambda step: step.deviations)
-    audit = f"mixtures audit {run.folder.root} --step {worst.step} --text"
+    audit = f"mixtures audit {shlex.quote(str(run.folder.root))} --step {worst.step} --text"
     note = (
         f"The loss of all tokens, or of one source, is above each of the {WINDOW} losses before "
         f"it, and above their median by more than {DEVIATIONS:g} deviations. Grey: the median of "

@@ -7,6 +7,7 @@ does, so the scores are the same and neither weights, rows nor random state of t
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -113,7 +114,7 @@ class CheckpointScores:
         except UserError as error:  # of all tasks
             entry, errors = failed(config.tasks, error), [error]
         records.store(found, SCORES, entry)
-        again = f"`trainer eval {self.folder.root} --step {step}` tries again"
+        again = f"`trainer eval {shlex.quote(str(self.folder.root))} --step {step}` tries again"
         for each in errors:
             log.warning("no scores of step %d: %s; %s", step, each, again)
         if entry["tasks"]:

@@ -6,6 +6,7 @@ again on request alone.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -36,7 +37,7 @@ class Missing:
 
     def command(self, run: str) -> str:
         """Return the command that computes them, with the settings of the run."""
-        return f"trainer eval {run} --step {self.step}"
+        return f"trainer eval {shlex.quote(run)} --step {self.step}"
 
 
 def reason(error: UserError) -> str:

@@ -56,6 +56,12 @@ def test_an_outlier_names_the_sources_that_caused_it(tmp_path: Path) -> None:
     assert "Outlier steps" in text and f"audit {folder.root} --step 301 --text" in text
 
 
+def test_the_command_that_shows_an_outlier_can_be_pasted(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "my run", noisy({300: 2.0}))
+    text = page.run_page(RunData.load(folder))
+    assert f"mixtures audit &#x27;{folder.root}&#x27; --step 300 --text" in text
+
+
 def test_an_outlier_of_a_small_source_is_found(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", noisy({}))
 

@@ -40,6 +40,7 @@ def test_one_error_of_all_tasks_is_one_gap() -> None:
     assert gap == Missing(3, ("a", "b"), "rank 1 failed: out of memory.")
     assert gap.sentence() == "the scores of a, b at step 3 failed: rank 1 failed: out of memory"
     assert gap.command("runs/x") == "trainer eval runs/x --step 3"
+    assert gap.command("my runs/x") == "trainer eval 'my runs/x' --step 3"
 
 
 def test_only_a_run_that_scores_and_is_at_its_end_owes_scores() -> None:
