@@ -30,7 +30,7 @@ APART = 100
 """Least length of a curve, in such means."""
 
 CONTROLS = '<div class="controls" id="controls"></div><div class="legend" id="runs"></div>'
-WIDE = '<div class="panels" id="curves"></div><p class="note" id="rows" hidden></p>'
+WIDE = '<div class="panels" id="curves"></div>'
 MORE = '<div class="panels" id="more"></div>'
 """Places of the controls, of the wide panels and of the others."""
 

@@ -132,6 +132,8 @@ def test_a_drag_zooms_and_the_pointer_shows_values(page: Page, runs: Path) -> No
     browser.mouse(("down", 0, 0), ("up", 0, 0))
     text = browser.run("return document.getElementById('rows').innerText")
     assert "step 15" in text and f"mixtures audit {runs / 'base'} --step 15 --text" in text
+    place = "return document.getElementById('rows').closest('[data-panel]').dataset.panel"
+    assert browser.run(place) == "Loss", "the answer stands where the click was"
     browser.click("#reset")
     assert page.window() == [None, None]
 
@@ -151,9 +153,9 @@ def test_axes_smoothing_and_series(page: Page) -> None:
         "return cards.find(card => card.panel.key === 'Loss by source')"
         ".plot.curves.map(curve => curve.label)"
     )
-    assert browser.run(labels) == ["code", "web"]
+    assert browser.run(labels) == ["web", "code"]
     browser.click("[data-panel='Loss by source'] .key")
-    assert browser.run(labels) == ["web"]
+    assert browser.run(labels) == ["code"]
 
 
 def test_a_line_goes_on_over_steps_without_rows_of_its_source(page: Page) -> None:
@@ -211,6 +213,11 @@ def test_nothing_is_cut_on_a_phone(
     assert browser.run(OFF_SCREEN, "table.sides *") == 0, "a value of a run is off the screen"
     paper = browser.run("return getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, paper.strip("rgb()").split(","))) < 150) is dark
+    scales = (
+        "return cards.filter(card => card.plot.scale).map(({plot: {scale}}) =>"
+        " ticks(scale.x0, scale.x1, 3).filter(x => x >= scale.x0 && x <= scale.x1).length)"
+    )
+    assert min(browser.run(scales)) > 1, "one label shows no scale"
     x, y = page.at_step(15)
     browser.mouse(("move", x, y), ("down", 0, 0), ("up", 0, 0), touch=True)
     tip = browser.until(

@@ -132,7 +132,7 @@ function joined(name, curve) {
 class Card {
   constructor(panel) {
     this.panel = panel;
-    this.plot = new Plot({ label: panel.title, format: panel.format, zero: panel.zero, height: panel.wide ? 290 : 190, act: { zoom, hover, click: (...at) => page.click(...at) } });
+    this.plot = new Plot({ label: panel.title, format: panel.format, zero: panel.zero, height: panel.wide ? 290 : 190, act: { zoom, hover, click: (...at) => page.click(...at, this) } });
     this.legend = el("div", { class: "legend" });
     this.element = el("section", { class: panel.wide ? "card wide" : "card", "data-panel": panel.key },
       el("div", { class: "head" }, el("h2", {}, panel.title, panel.of ? " · " + panel.of : "", panel.unit ? el("small", {}, panel.unit === LOSS ? page.unit : panel.unit) : null), this.legend),

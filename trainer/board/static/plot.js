@@ -27,7 +27,7 @@ function ticks(low, high, count) {
   const step = [1, 2, 2.5, 5, 10].map(m => m * size).find(s => s >= rough * 0.999);
   const found = [];
   for (let n = Math.ceil(low / step - 1e-9); n * step <= high + step * 1e-9; n++) found.push(n * step);
-  return found;
+  return found.length < 2 && count < 20 ? ticks(low, high, 2 * count) : found; // one label shows no scale
 }
 function logTicks(low, high, count) {
   const found = [];

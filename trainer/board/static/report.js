@@ -27,11 +27,12 @@ function build() {
   mount(found, panel => $(panel.wide ? "curves" : "more"));
   for (const name of ["curves", "more"]) $(name).hidden = !$(name).children.length;
 }
-/* Say how to read the rows of a point's step. */
-function rows(curve, i) {
+const note = el("p", { class: "note", id: "rows", role: "status" });
+/* Say how to read the rows of a point's step, below the plot. */
+function rows(curve, i, y, card) {
   const first = curve.first[i], last = curve.last[i], { run } = curve;
-  $("rows").hidden = false;
-  $("rows").replaceChildren(...(!run.audit ? ["The rows of this run are synthetic: there are no documents."]
+  card.element.append(note);
+  note.replaceChildren(...(!run.audit ? ["The rows of this run are synthetic: there are no documents."]
     : first === last ? [`Rows of step ${whole(first)}: `, el("code", {}, `${run.audit} --step ${first} --text`)]
     : [`This point is the steps ${whole(first)} to ${whole(last)}. To find a step and read its rows: `, el("code", {}, `trainer board ${run.url}`)]));
 }
