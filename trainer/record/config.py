@@ -49,9 +49,13 @@ class WatchConfig(Guard):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("log_seconds", "straggler", "stall_seconds"):
-            if getattr(self, name) < 0:
+        for name in ("log_seconds", "stall_seconds"):
+            if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
+        if not 0 <= self.straggler < 1:
+            raise ValueError(
+                f"straggler is a part of a step: it must be from 0 to below 1, not {self.straggler}"
+            )
         for name in ("layers", "noise", "straggler_steps"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ranks import Ranks
 
+from headrace.trainer.record.config import WatchConfig
 from headrace.trainer.record.logger import step_scalars
 from headrace.trainer.record.stragglers import BEGINS, ENDS, Slowest, Stragglers
 
@@ -82,3 +84,9 @@ def test_a_slow_rank_is_found_in_a_run(two: Ranks, tmp_path: Path) -> None:
     steps = [each["slowest_steps"] for each in found["slow"]["metrics"]]
     assert steps == [1, 2, 3, 4, 5, 0, 0, 0]
     assert all(each["slowest_lag"] == 0 for each in found["control"]["metrics"])
+
+
+@pytest.mark.parametrize("bound", [-0.1, 1.0, 5.0, math.nan])
+def test_a_bound_that_no_rank_can_pass_is_refused(bound: float) -> None:
+    with pytest.raises(ValueError, match="straggler is a part of a step"):
+        WatchConfig(straggler=bound)
