@@ -8,8 +8,11 @@ from collections.abc import Sequence
 
 from ...console import command
 from ...console.errors import BusyError, file_fault
+from ...console.log import get_logger
 from .board import Board
 from .server import PORT, Server
+
+log = get_logger(__name__)
 
 
 def serve(places: Sequence[str], port: int | None, *, as_json: bool = False) -> None:
@@ -21,6 +24,8 @@ def serve(places: Sequence[str], port: int | None, *, as_json: bool = False) -> 
     board.follow()
     if as_json:
         command.emit({"url": server.url, "port": server.server_port, "runs": len(board.runs)})
+    for problem in board.problems:
+        log.warning("%s; trying again", problem)
     count = len(board.runs)
     command.say(f"{count} run{'s' * (count != 1)}: {server.url}")
     command.say(

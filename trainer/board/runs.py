@@ -116,7 +116,8 @@ class BoardRun:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.id = hashlib.sha256(url.encode()).hexdigest()[:12]
+        place = str(storage.local_path(url).resolve()) if storage.is_local(url) else url
+        self.id = hashlib.sha256(place.encode()).hexdigest()[:12]  # one run, whatever its path
         folder = _levels_folder(url, self.id)
         self.metrics = Levels(storage.join(url, METRICS), folder / "metrics")
         self.evaluations = Levels(storage.join(url, files.EVALUATIONS), folder / "evaluations")

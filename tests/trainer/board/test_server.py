@@ -14,7 +14,10 @@ import pytest
 from board_runs import BATCH, LENGTH, SIGNALS_EVERY, STEPS, signals, write_scores
 from click.testing import CliRunner
 
+from headrace.console.errors import StorageError
 from headrace.dataplane.order.plan import Plan
+from headrace.dataplane.storage import storage
+from headrace.trainer.board import command
 from headrace.trainer.cli import main
 
 
@@ -281,6 +284,27 @@ def test_new_steps_and_new_runs_appear(open_board: Any, runs: Path) -> None:
     client.board.refresh()
     listed = {run["name"]: run for run in client.json("api/runs")["runs"]}
     assert "invalid line" in listed["other"]["problem"] and listed["base"]["problem"] is None
+
+
+def test_a_run_is_shown_once_whatever_its_path(
+    open_board: Any, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(runs.parent)
+    (runs.parent / "link").symlink_to(runs / "base")
+    client = open_board("runs", runs, "runs/base", "link")
+    assert sorted(client.ids()) == ["base", "other"] and len(client.board.runs) == 2
+
+
+def test_a_place_that_cannot_be_read_is_named_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(url: str) -> list[str]:
+        raise StorageError(f"cannot list {url}: no credentials")
+
+    monkeypatch.setattr(storage, "names", fail)
+    monkeypatch.setattr(command.Server, "serve_forever", lambda self: None)
+    command.serve(["memory://nowhere"], 0)
+    assert "cannot list memory://nowhere: no credentials" in caplog.text
 
 
 def test_runs_in_a_store_are_shown(
