@@ -254,6 +254,7 @@ function measured({ metrics, before }) {
     ...Object.entries(metrics.sources).map(([name, each]) => row([name, value(each.loss), was(before?.sources[name]?.loss), whole(each.rows)]))];
   return el("div", {}, table(["source", "loss", "step before", "rows"], rows),
     el("p", { class: "note" }, `phase ${metrics.phase} · gradient norm ${metrics.grad_norm === null ? "not finite" : human(metrics.grad_norm)} · learning rate ${human(metrics.lr)} · ${human(metrics.tokens_per_second)} tokens/s`,
+      metrics.slowest_rank === undefined ? "" : ` · slowest rank ${metrics.slowest_rank}: the others wait for it in ${percent(metrics.slowest_lag)} of the step${metrics.slowest_steps > 1 ? `, for ${whole(metrics.slowest_steps)} steps in a row` : ""}`,
       metrics.skipped ? el("b", {}, ` · skipped: ${metrics.why}`) : ""));
 }
 function rowCard(each) {
