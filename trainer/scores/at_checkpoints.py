@@ -7,7 +7,6 @@ does, so the scores are the same and neither weights, rows nor random state of t
 from __future__ import annotations
 
 import os
-import shlex
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,7 +27,7 @@ from . import records
 from .answers import works_of
 from .config import ScoresConfig
 from .installed import check_installed
-from .missing import failed, unanswered
+from .missing import Missing, failed, unanswered
 from .team import Team
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ class CheckpointScores:
         except UserError as error:  # of all tasks
             entry, errors = failed(config.tasks, error), [error]
         records.store(found, SCORES, entry)
-        again = f"`trainer eval {shlex.quote(str(self.folder.root))} --step {step}` tries again"
+        again = f"`{Missing(step, config.tasks).command(str(self.folder.root))}` tries again"
         for each in errors:
             log.warning("no scores of step %d: %s; %s", step, each, again)
         if entry["tasks"]:

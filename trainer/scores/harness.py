@@ -29,7 +29,7 @@ from ..weights.source import WeightSource
 from .answers import GENERATE, Question
 from .config import ScoresConfig
 from .likelihood import Row, batches, in_order, score
-from .missing import ASKED, FAILED, reason
+from .missing import ASKED, FAILED, INCLUDE_PATH, reason
 from .records import context_length
 from .team import Team
 
@@ -232,6 +232,7 @@ def evaluate(
         "max_length": length,
         "limit": config.limit,
         "ema": config.ema,
+        INCLUDE_PATH: config.include_path,
         ASKED: list(config.tasks),
         FAILED: {name: reason(error) for name, error in errors.items()},
         "tasks": found,

@@ -7,7 +7,7 @@ again on request alone.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -18,6 +18,8 @@ FAILED = "failed"
 """Key of an entry: the reason of each task that failed."""
 ASKED = "asked"
 """Key of an entry: the tasks, groups and tags that were asked for."""
+INCLUDE_PATH = "include_path"
+"""Key of an entry: the folder of more tasks, if there was one."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ class Missing:
     tasks: tuple[str, ...]
     reason: str | None = None
     """Why the tasks failed; None if they were not computed."""
+    words: tuple[str, ...] = ()
+    """Options that name the tasks, where the run's own settings do not."""
 
     def sentence(self) -> str:
         tasks = ", ".join(self.tasks)
@@ -36,8 +40,8 @@ class Missing:
         return f"the scores of {tasks} at step {self.step:,} failed: {self.reason.rstrip('.')}"
 
     def command(self, run: str) -> str:
-        """Return the command that computes them, with the settings of the run."""
-        return f"trainer eval {shlex.quote(run)} --step {self.step}"
+        """Return the command that computes them."""
+        return shlex.join(["trainer", "eval", run, "--step", str(self.step), *self.words])
 
 
 def reason(error: UserError) -> str:
@@ -61,20 +65,32 @@ def unanswered(
     return tuple(task for task in tasks if task not in answered)
 
 
-def failures(entries: Iterable[Mapping[str, Any]]) -> list[Missing]:
+def failures(entries: Iterable[Mapping[str, Any]], own: Collection[str] = ()) -> list[Missing]:
     """Return the tasks that failed and were not scored at that step by another evaluation; those
-    of one step with one reason together."""
-    reasons: dict[tuple[int, str], str] = {}
+    of one step with one reason together. `own` are the tasks of the run's settings."""
+    reasons: dict[tuple[int, str], tuple[str, str | None]] = {}
     scored: set[tuple[int, str]] = set()
     for entry in entries:
         step, failed = int(entry["step"]), entry.get(FAILED, {})
-        reasons |= {(step, task): reason for task, reason in failed.items()}
+        folder = entry.get(INCLUDE_PATH)
+        reasons |= {
+            (step, task): (reason, None if task in own else folder)
+            for task, reason in failed.items()
+        }
         scored |= {(step, task) for task in {*entry.get(ASKED, ()), *entry["tasks"]} - {*failed}}
-    alike: dict[tuple[int, str], list[str]] = {}
-    for (step, task), reason in sorted(reasons.items()):
+    alike: dict[tuple[int, str, bool, str | None], list[str]] = {}
+    for (step, task), (reason, folder) in reasons.items():
         if (step, task) not in scored:
-            alike.setdefault((step, reason), []).append(task)
-    return [Missing(step, tuple(names), reason) for (step, reason), names in alike.items()]
+            alike.setdefault((step, reason, task in own, folder), []).append(task)
+    found = [
+        Missing(step, tuple(names), reason, () if known else _words(names, folder))
+        for (step, reason, known, folder), names in alike.items()
+    ]
+    return sorted(found, key=lambda each: (each.step, each.tasks))
+
+
+def _words(tasks: Sequence[str], folder: str | None) -> tuple[str, ...]:
+    return ("--tasks", ",".join(tasks), *(("--include-path", folder) if folder else ()))
 
 
 def missing(
@@ -83,7 +99,10 @@ def missing(
     """Return all that is missing of a run that scores these tasks, if any; `last` is its last step
     if the checkpoint of that step is saved, and must then have scores."""
     owed = unanswered(tasks, entries, last) if tasks and last is not None else ()
-    return [*([Missing(last, owed)] if owed and last is not None else []), *failures(entries)]
+    return [
+        *([Missing(last, owed)] if owed and last is not None else []),
+        *failures(entries, tasks or ()),
+    ]
 
 
 def note(missing: Sequence[Missing], run: str) -> str:

@@ -29,24 +29,32 @@ def test_a_task_is_owed_until_it_was_scored_or_failed_at_that_step() -> None:
 
 def test_a_failure_lasts_until_the_task_is_scored() -> None:
     entries = [entry(2, a="old"), entry(2, a="no network"), entry(4, "b", a="no network")]
-    assert failures(entries) == [Missing(2, ("a",), "no network"), Missing(4, ("a",), "no network")]
-    assert failures([*entries, entry(2, "a")]) == [Missing(4, ("a",), "no network")]
+    two, four = (Missing(step, ("a",), "no network") for step in (2, 4))
+    assert failures(entries, ("a",)) == [two, four]
+    assert failures([*entries, entry(2, "a")], ("a",)) == [four]
     assert failures([entry(2, "a"), entry(2, a="later")]) == [], "it has scores"
 
 
 def test_one_error_of_all_tasks_is_one_gap() -> None:
     error = RunError("rank 1 failed:\n  out of memory.", hint="x")
     (gap,) = failures([{"step": 3, **failed(("a", "b"), error)}])
-    assert gap == Missing(3, ("a", "b"), "rank 1 failed: out of memory.")
+    assert gap.tasks == ("a", "b") and gap.reason == "rank 1 failed: out of memory."
     assert gap.sentence() == "the scores of a, b at step 3 failed: rank 1 failed: out of memory"
-    assert gap.command("runs/x") == "trainer eval runs/x --step 3"
-    assert gap.command("my runs/x") == "trainer eval 'my runs/x' --step 3"
+    assert gap.command("runs/x") == "trainer eval runs/x --step 3 --tasks a,b"
+
+
+def test_the_command_names_tasks_that_the_run_does_not_score() -> None:
+    """Without --tasks it takes those of the run's key `scores`, and needs that key."""
+    bad = {**entry(4, own="x", a="x", b="x"), "include_path": "my tasks"}
+    other, own = missing(("own",), [bad], None)
+    assert own.command("a run") == "trainer eval 'a run' --step 4"
+    assert other.command("r") == "trainer eval r --step 4 --tasks a,b --include-path 'my tasks'"
 
 
 def test_only_a_run_that_scores_and_is_at_its_end_owes_scores() -> None:
     assert missing(("a",), [], 8) == [Missing(8, ("a",))]
     assert missing(("a",), [], None) == missing((), [], 8) == missing(None, [], 8) == []
-    assert missing(None, [entry(2, a="x")], None) == [Missing(2, ("a",), "x")]
+    assert missing(("a",), [entry(2, a="x")], None) == [Missing(2, ("a",), "x")]
 
 
 def test_the_report_says_what_is_missing_and_how_to_compute_it() -> None:
