@@ -75,7 +75,8 @@ def missing_of(folder: RunFolder, config: ScoresConfig | None, last_step: int) -
 
 def values(entry: dict[str, Any]) -> dict[tuple[str, str], str]:
     """Return the scores of an evaluation as text, by task and metric; with a standard error where
-    the harness gives one. Metrics of the moving average of the weights are marked."""
+    the harness gives one. Metrics of a part of the documents, and of the moving average of the
+    weights, are marked."""
     found = {}
     for task, result in entry["tasks"].items():
         for metric, value in result["metrics"].items():
@@ -97,8 +98,10 @@ def recalled(entry: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def mark(entry: dict[str, Any]) -> str:
-    """Return the mark of results of the moving average of the weights."""
-    return ", ema" if entry.get("ema") else ""
+    """Return the mark of results of a part of the documents, and of those of the moving average of
+    the weights: they are other results than those without it."""
+    part = f", limit {entry['limit']:,}" if entry.get("limit") else ""
+    return part + (", ema" if entry.get("ema") else "")
 
 
 def _number(value: float | None) -> str:

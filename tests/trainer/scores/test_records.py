@@ -45,6 +45,13 @@ def test_scores_are_lines_beside_the_run_and_a_table_by_step(tmp_path: Path) -> 
     assert records.scores_section([]) == ""
 
 
+def test_scores_of_a_few_documents_do_not_replace_those_of_all() -> None:
+    few = {"step": 3, "limit": 2, **scored(1.0)}
+    table = records.scores_section([{"step": 3, "limit": None, **scored(0.25)}, few])
+    assert "<td>acc</td><td>0.2500 ± 0.02</td>" in table
+    assert "<td>acc, limit 2</td><td>1.0000 ± 0.02</td>" in table
+
+
 def test_scores_of_weights_without_a_run_are_not_stored(tmp_path: Path) -> None:
     assert records.store(Checkpoint(str(tmp_path / "step-00000003")), SCORES, scored(1.0)) is None
     assert not list(tmp_path.iterdir())
