@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from lm_eval import evaluator
 from lm_eval.api.model import TemplateLM
-from lm_eval.evaluator import simple_evaluate
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 from lm_eval.models.utils import postprocess_generated_text as until_stop
 from lm_eval.tasks import TaskManager
@@ -43,6 +43,10 @@ GENERATED = 256
 """Most tokens of an answer, for tasks that do not say; also that of the harness's `hf` class."""
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p")
 """Settings of a task's `generation_kwargs` that the choice of a token depends on."""
+
+# The harness asks git and the machine for facts that no entry keeps. Outside a repository git
+# writes an error, as if the scores had failed.
+evaluator.get_git_commit_hash = evaluator.add_env_info = lambda *facts: None
 
 
 class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no types
@@ -245,7 +249,7 @@ def metrics_of(
 ) -> dict[str, Any]:
     """Return the metrics of a task, or of a group and its tasks."""
     try:
-        found = simple_evaluate(
+        found = evaluator.simple_evaluate(
             model=model,
             tasks=[name],
             task_manager=tasks,
