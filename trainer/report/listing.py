@@ -40,13 +40,17 @@ class ListedRun:
 
 
 def runs_below(places: Sequence[str]) -> list[RunFolder]:
-    """Return the runs in and below these folders, by path; hidden folders are left out."""
+    """Return the runs in and below these folders, each once, by path; hidden ones are left out."""
     for place in places:
         if not Path(place).is_dir():
             raise RunError(
                 f"there is no folder {place}", hint=path_hint(Path(place), "name folders of runs")
             )
-    return [folder for place in places for folder in _below(Path(place))]
+    found: dict[Path, RunFolder] = {}
+    for place in places:
+        for folder in _below(Path(place)):
+            found.setdefault(folder.root.resolve(), folder)
+    return list(found.values())
 
 
 def _below(place: Path) -> Iterator[RunFolder]:

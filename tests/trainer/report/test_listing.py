@@ -58,6 +58,11 @@ def test_every_run_below_is_listed_with_its_state(runs: Path) -> None:
     assert "model.yaml" in str(table["unreadable"]["problem"])
 
 
+def test_a_run_below_two_of_the_folders_is_listed_once(runs: Path) -> None:
+    found = listed(runs / "a", runs / "a/finished", runs)
+    assert len(found) == 5 and Path(str(found[0]["folder"])).name == "finished"
+
+
 def test_the_table_has_a_line_for_each_run_and_each_problem(runs: Path) -> None:
     result = CliRunner().invoke(main, ["list", str(runs)])
     lines = result.stdout.splitlines()
