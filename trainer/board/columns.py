@@ -26,6 +26,8 @@ NESTED = {
     ),
 }
 """Fields of each source and layer that become columns."""
+LARGEST = float(np.finfo(np.float32).max)
+"""Curves are float32: a larger value is shown as this one."""
 LEFT_OUT = ("row", "back_to")
 """Numbers of a line that are no curve."""
 
@@ -86,4 +88,4 @@ def _floats(values: Any) -> Float64:
 
     numbers = values.cast(pa.int8()) if pa.types.is_boolean(values.type) else values
     found: Float64 = numbers.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-    return found
+    return np.where(np.isfinite(found), np.clip(found, -LARGEST, LARGEST), found)

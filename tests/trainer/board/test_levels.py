@@ -167,3 +167,14 @@ def test_norms_by_layer_are_curves_with_values_where_a_line_has_them(tmp_path: P
     list(store.refresh())
     found = store.values("weight_norm/blocks.0", 0, 20)
     assert found[::5].tolist() == [1.0, 6.0, 11.0, 16.0] and np.isfinite(found).sum() == 4
+
+
+def test_a_value_beyond_float32_stays_visible(tmp_path: Path) -> None:
+    entries = lines(40)
+    entries[21]["loss"], entries[22]["loss"] = 1e39, -1e300
+    write(tmp_path / "metrics.jsonl", entries)
+    store = Levels(str(tmp_path / "metrics.jsonl"), tmp_path / "board")
+    list(store.refresh())
+    _, low, high = store.window(["loss"], "step", -1, 99, 2).curves["loss"]
+    largest = np.finfo(np.float32).max
+    assert (low.min(), high.max()) == (-largest, largest)
