@@ -86,12 +86,12 @@ def _log_window(
 
 
 def _joined(levels: Levels, axis: str, parts: Sequence[Window]) -> Window:
-    """Return neighbouring windows as one. A bucket that two of them share begins where the bucket
-    before it ends."""
-    kept, firsts, done = [], [], -math.inf
+    """Return neighbouring windows as one. A bucket that begins in the window before it stands
+    behind the buckets of that window, and keeps its values and its steps."""
+    kept, begins, done = [], [], -math.inf
     for part in parts:
         kept.append(part.last > done)
-        firsts.append(np.maximum(part.first, done + 1))
+        begins.append(np.maximum(part.first, done + 1))
         done = max(done, *part.last[-1:]) if len(part.last) else done
 
     def join(arrays: Iterable[Any]) -> Any:
@@ -101,12 +101,12 @@ def _joined(levels: Levels, axis: str, parts: Sequence[Window]) -> Window:
         joined: Float32 = join(part.curves[name][place] for part in parts)
         return joined
 
-    first, last = join(firsts), join(part.last for part in parts)
+    begin, last = join(begins), join(part.last for part in parts)
     steps = levels.axis("step")
-    middle = (np.searchsorted(steps, first) + np.searchsorted(steps, last)) // 2
+    middle = (np.searchsorted(steps, begin) + np.searchsorted(steps, last)) // 2
     return Window(
         np.asarray(levels.axis(axis))[middle],
-        first,
+        join(part.first for part in parts),
         last,
         {name: (curve(name, 0), curve(name, 1), curve(name, 2)) for name in parts[0].curves},
     )

@@ -114,11 +114,12 @@ class Levels:
         buckets = range(first // size, -(-last // size))
         group = max(1, -(-len(buckets) // width))
         begin = buckets.start // group * group
-        starts = np.arange(begin, buckets.stop, group) * size
+        stop = min(-(-buckets.stop // group) * group, -(-index.entries // size))
+        starts = np.arange(begin, stop, group) * size
         ends = np.minimum(starts + group * size, index.entries)
         steps = self._mapped("step", index.entries)
         curves = {
-            name: _grouped(self._buckets(index, name, level, begin, buckets.stop), group)
+            name: _grouped(self._buckets(index, name, level, begin, stop), group)
             for name in names
             if name in index.series
         }

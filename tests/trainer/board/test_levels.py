@@ -53,7 +53,8 @@ def check(store: Levels, entries: list[dict[str, Any]]) -> None:
     assert store.index.entries == len(entries)
     assert store.axis("step").tolist() == [entry["step"] for entry in entries]
     first_step, last_step = entries[0]["step"], entries[-1]["step"]
-    for low, high in ((-1e9, 1e9), (first_step + 5, first_step + 90), (last_step, last_step)):
+    ends = [(first_step + 3 * n, first_step + 90 - n) for n in range(20)]
+    for low, high in ((-1e9, 1e9), *ends, (last_step, last_step)):
         for width in (1, 7, 100, 5000):
             window = store.window(list(store.index.series), "step", low, high, width)
             assert 0 < len(window.x) <= width + 1

@@ -140,15 +140,19 @@ def test_signals_of_few_steps_are_curves_too(open_board: Any, runs: Path, axis: 
 def test_few_buckets_show_the_spike_and_a_click_finds_its_step(open_board: Any, runs: Path) -> None:
     client = open_board(runs)
     id = client.ids()["base"]
-    for log in (0, 1):
-        [part] = client.curves(run=id, curve="loss", axis="step", width=2, log=log)
+    for width, log in ((2, 0), (2, 1), (4, 1), (7, 1)):
+        [part] = client.curves(run=id, curve="loss", axis="step", width=width, log=log)
         entries = lines(runs / "base/metrics.jsonl")
         assert len(part["x"]) < 12
         _, low, high = part["values"]["loss"]
         wanted = [entry["loss"] for entry in entries]
         assert high.max() == np.float32(max(wanted)) and low.min() == np.float32(min(wanted))
         assert part["first"][0] == 0 and part["last"][-1] == STEPS - 1
-        assert (part["last"][:-1] < part["first"][1:]).all()
+        assert (np.diff(part["last"]) > 0).all() and (np.diff(part["x"]) > 0).all()
+        for number, (first, last) in enumerate(zip(part["first"], part["last"], strict=True)):
+            own = wanted[int(first) : int(last) + 1]
+            found = [each[number] for each in part["values"]["loss"]]
+            assert found == pytest.approx([np.mean(own), min(own), max(own)], rel=1e-6)
     near = {"curve": "loss", "first": 2, "last": 15, "value": wanted[7] + 0.1}
     assert client.json(f"api/nearest/{id}", **near) == {"step": 7}
     assert client.json(f"api/nearest/{id}", **near | {"value": 0})["step"] == 15
