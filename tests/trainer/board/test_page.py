@@ -176,6 +176,23 @@ def test_the_pointer_shows_values_and_a_click_shows_the_rows(page: Chromium, run
     assert page.run("return document.getElementById('drawer').open") is False
 
 
+def test_text_that_is_cut_can_be_opened(page: Chromium) -> None:
+    """Twenty short lines are cut, a long one that fits is not."""
+    piece = "{tokens: 1, first: 0, at: 0, document: 1, position: 2, file: 'a', text: arguments[0]}"
+    row = f"{{row: 1, source: 'a', epoch: 0, phase: 'p', hash: 'ff', documents: [{piece}]}}"
+    found = f"{{proved: true, count: 1, page: 8, first: 0, rows: [{row}]}}"
+    show = (
+        f"const found = {found}; window.fetch = async () => new Response(JSON.stringify(found));"
+        "return openStep(state.runs[0].id, 7).then(() => {"
+        " const button = document.querySelector('#drawer .more');"
+        " const before = document.querySelector('#drawer pre').clientHeight; button.click();"
+        " const after = document.querySelector('#drawer pre').clientHeight;"
+        " return [button.hidden, after > before] })"
+    )
+    assert page.run(show, "x\n" * 20) == [False, True]
+    assert page.run(show, "x " * 160) == [True, False]
+
+
 def test_runs_and_curves_are_switched_off_and_on(page: Chromium) -> None:
     shown = (
         "return cards.find(card => card.panel.key === arguments[0])"

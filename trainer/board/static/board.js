@@ -237,6 +237,7 @@ async function openStep(id, step, first = 0) {
   try { found = await json(`api/step/${id}/${step}?first=${first}`); }
   catch (error) { found = { error: String(error.message) }; }
   anew(drawer, () => drawer.replaceChildren(head, proof(found), measured(found), ...(found.rows || []).map(rowCard), pager(found, id, step)));
+  for (const words of drawer.querySelectorAll("pre")) words.nextElementSibling.hidden = words.scrollHeight <= words.clientHeight + 1;
   drawer.scrollTop = 0;
   markCut();
 }
@@ -265,7 +266,7 @@ function rowCard(each) {
       return el("div", { class: "piece" },
         el("p", {}, el("b", {}, piece.id || `document ${whole(piece.document)}`), ` ${piece.file} at ${whole(piece.position)}`, el("small", {}, ` tokens ${whole(piece.at)} to ${whole(piece.at + piece.tokens)} of the row, from its token ${whole(piece.first)} on`)),
         piece.fields ? el("p", {}, Object.entries(piece.fields).map(([name, value]) => `${name} ${text(value)}`).join(" · ")) : null,
-        words, piece.text.length > 300 ? el("button", { class: "more", onclick: event => { words.classList.toggle("open"); event.target.textContent = words.classList.contains("open") ? "less" : "whole text"; } }, "whole text") : null);
+        words, el("button", { class: "more", onclick: event => { words.classList.toggle("open"); event.target.textContent = words.classList.contains("open") ? "less" : "whole text"; } }, "whole text"));
     }));
 }
 function pager(found, id, step) {
