@@ -73,12 +73,32 @@ def runs_below(place: str, depth: int = DEEPEST) -> Iterator[str]:
                     yield from runs_below(storage.join(place, name), depth - 1)
         return
     path = storage.local_path(place)
-    if RunFolder(path).begun:
+    if begun(path):
         yield str(path)
     elif path.is_dir():
-        for inner in sorted(path.iterdir()):
-            if inner.is_dir() and not inner.is_symlink() and not inner.name.startswith("."):
-                yield from runs_below(str(inner))
+        for inner in inner_folders(path):
+            yield from runs_below(str(inner))
+
+
+def begun(folder: Path) -> bool:
+    """Return True if a folder holds a run that this user may read."""
+    try:
+        return RunFolder(folder).begun
+    except PermissionError:
+        return False
+
+
+def inner_folders(folder: Path) -> list[Path]:
+    """Return the folders in a folder in which runs may be, in order; none if this user may not look
+    into it, or it has just been deleted."""
+    try:
+        return [
+            inner
+            for inner in sorted(folder.iterdir())
+            if inner.is_dir() and not inner.is_symlink() and not inner.name.startswith(".")
+        ]
+    except (PermissionError, FileNotFoundError):
+        return []
 
 
 def settings_of(run: str) -> dict[str, Any]:
@@ -160,28 +180,26 @@ class BoardRun:
         self.events = self._lines(files.EVENTS, self.events, ("time", "event", "step"))
         self.scores = self._lines(files.SCORES, self.scores, ("step", "tasks"))
         states = [self._state(name) for name in (files.RUN, files.MODEL, files.MIXTURE)]
-        self.settings = self._reread("settings", states, settings_of, {}, self.settings)
-        self.plan = self._reread(files.PLAN, self._state(files.PLAN), stored_plan, None, self.plan)
+        settings = self._reread("settings", states, settings_of, self.settings)
+        plan = self._reread(files.PLAN, self._state(files.PLAN), stored_plan, self.plan)
+        if settings is not self.settings or plan is not self.plan:
+            self.version += 1
+        self.settings, self.plan = settings, plan
         yield
 
-    def _reread(
-        self, name: str, state: object, read: Callable[[str], T], broken: T, before: T
-    ) -> T:
-        """Return what the run's files hold now; `broken` if they cannot be read."""
-        if not self._changed(name, state):
+    def _reread(self, name: str, state: object, read: Callable[[str], T], before: T) -> T:
+        """Return what the run's files hold now; what they held before if they have not changed, or
+        cannot be read: then the next look tries again."""
+        if state == self._states.get(name, ...):
             return before
-        self.version += 1
         self._damage.pop(name, None)
         try:
-            return read(self.url)
+            found = read(self.url)
         except UserError as error:
             self._damage[name] = str(error)
-            return broken
-
-    def _changed(self, name: str, state: object) -> bool:
-        before = self._states.get(name, ...)
+            return before
         self._states[name] = state
-        return state != before
+        return found
 
     def _state(self, name: str) -> object:
         """Return what changes with a file; None if there is none."""
@@ -224,19 +242,19 @@ class BoardRun:
     ) -> list[dict[str, Any]]:
         """Return the whole lines of a small file that have some fields; those of before, if it has
         not changed."""
+
+        def read(run: str) -> list[dict[str, Any]]:
+            file = storage.join(run, name)
+            lines = storage.read(file).splitlines(keepends=True) if state else []
+            entries = [entry_of(line, fields) for line in lines if line.endswith(b"\n")]
+            damaged = [number for number, entry in enumerate(entries, 1) if entry is None]
+            if damaged:
+                count = f"{len(damaged)} invalid line{'s' * (len(damaged) != 1)}"
+                self._damage[name] = f"{file} has {count}, the first is line {damaged[0]}"
+            return [entry for entry in entries if entry is not None]
+
         state = self._state(name)
-        if not self._changed(name, state):
-            return before
-        file = storage.join(self.url, name)
-        lines = storage.read(file).splitlines(keepends=True) if state else []
-        whole = [line for line in lines if line.endswith(b"\n")]
-        entries = [entry_of(line, fields) for line in whole]
-        damaged = [number for number, entry in enumerate(entries, 1) if entry is None]
-        self._damage.pop(name, None)
-        if damaged:
-            count = f"{len(damaged)} invalid line{'s' * (len(damaged) != 1)}"
-            self._damage[name] = f"{file} has {count}, the first is line {damaged[0]}"
-        return [entry for entry in entries if entry is not None]
+        return self._reread(name, state, read, before)
 
 
 def entry_of(line: bytes, fields: Sequence[str]) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from ...console.errors import RunError, UserError
 from ...console.explain import path_hint
 from ...console.progress import duration, human
 from ...dataplane.runlog import writer as lines
-from ..board.runs import status_of
+from ..board.runs import begun, inner_folders, status_of
 from ..checkpoints import store
 from ..folder import RunFolder
 from ..run.stored import read_run
@@ -54,14 +54,11 @@ def runs_below(places: Sequence[str]) -> list[RunFolder]:
 
 
 def _below(place: Path) -> Iterator[RunFolder]:
-    folder = RunFolder(place)
-    if folder.begun:
-        yield folder
+    if begun(place):
+        yield RunFolder(place)
         return
-    inner = (path for path in place.iterdir() if path.is_dir() and not path.is_symlink())
-    for path in sorted(inner):
-        if not path.name.startswith("."):
-            yield from _below(path)
+    for path in inner_folders(place):
+        yield from _below(path)
 
 
 def look_at(folder: RunFolder) -> ListedRun:

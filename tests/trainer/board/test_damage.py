@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 from board_runs import STEPS
 
+from headrace.console.errors import StorageError
+from headrace.dataplane.storage import storage
 from headrace.trainer.board import runs as board_runs
+from headrace.trainer.report import listing
 
 
 def test_a_run_with_a_broken_file_leaves_the_others(open_board: Any, runs: Path) -> None:
@@ -111,3 +114,53 @@ def test_what_cannot_be_written_is_a_problem_of_its_run(open_board: Any, runs: P
     found = {run["name"]: run for run in client.json("api/runs")["runs"]}
     assert "base/board" in found["base"]["problem"] and found["other"]["problem"] is None
     assert json.dumps(found["other"]["range"]["step"]) == "[0.0, 11.0]"
+
+
+def test_folders_that_are_private_are_left_out(
+    open_board: Any, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (runs / "private").mkdir()
+    usual, usual_stat = Path.iterdir, Path.stat
+
+    def refuse(path: Path) -> None:
+        if path.name == "private" or path.parent.name == "private":
+            raise PermissionError(13, "Permission denied", str(path))
+
+    def iterdir(path: Path) -> Any:
+        refuse(path)
+        return usual(path)
+
+    def stat(path: Path, **more: Any) -> Any:
+        if path.parent.name == "private":
+            refuse(path)
+        return usual_stat(path, **more)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    monkeypatch.setattr(Path, "stat", stat)
+    assert sorted(open_board(runs).ids()) == ["base", "other"]
+    assert [run.root.name for run in listing.runs_below([str(runs)])] == ["base", "other"]
+
+
+def test_a_file_that_cannot_be_read_for_a_while_is_read_later(
+    open_board: Any, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = storage.read
+
+    def read(url: str, *place: int) -> bytes:
+        if url.endswith(("events.jsonl", "run.yaml", "plan.json")):
+            raise StorageError(f"cannot read {url}: no answer")
+        return usual(url, *place)
+
+    monkeypatch.setattr(storage, "read", read)
+    client = open_board(runs / "base")
+    client.board.refresh()
+    [run] = client.json("api/runs")["runs"]
+    assert run["status"] == "not started" and run["entries"] == STEPS
+    assert all(name in run["problem"] for name in ("events.jsonl", "run.yaml", "plan.json"))
+    monkeypatch.setattr(storage, "read", usual)
+    client.board.refresh()
+    [run] = client.json("api/runs")["runs"]
+    assert run["status"] == "finished" and run["problem"] is None and len(run["phases"]) == 2
+    assert client.json("api/settings")[run["id"]]["seed"] == 3
+    client.board.refresh()
+    assert client.json("api/runs")["runs"][0]["version"] == run["version"]
