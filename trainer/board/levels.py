@@ -154,7 +154,15 @@ class Levels:
             data += storage.read(self.file, begin, end)
         if length == 0:
             return False
-        found, sizes, sums = columns(data[:length], self.file)
+        try:
+            found, sizes, sums = columns(data[:length], self.file)
+        except IntegrityError:
+            length = _valid(data[:length])
+            if not length:
+                number = index.entries + 1
+                what = f"line {number:,} of {self.file} is invalid: the curves end before it"
+                raise IntegrityError(what) from None
+            found, sizes, sums = columns(data[:length], self.file)
         count = len(sizes)
         found["at"] = index.offset + np.cumsum(sizes) - sizes
         found["sum"] = sums
@@ -249,6 +257,19 @@ class Levels:
                 yield False
                 return
             yield True
+
+
+def _valid(lines: bytes) -> int:
+    """Return the number of bytes before the first line that is no object."""
+    end = 0
+    for line in lines.splitlines(keepends=True):
+        try:
+            if not isinstance(json.loads(line), dict):
+                break
+        except ValueError:
+            break
+        end += len(line)
+    return end
 
 
 def _put(file: Path, place: int, values: Any) -> None:

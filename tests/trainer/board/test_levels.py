@@ -151,11 +151,25 @@ def test_of_two_processes_one_writes_and_both_see(tmp_path: Path) -> None:
         check(other, entries)
 
 
-def test_an_invalid_line_is_an_error_that_names_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "metrics.jsonl"
-    file.write_text('{"step": 0, "tokens": 1}\n{"step": \n')
-    with pytest.raises(IntegrityError, match=r"metrics\.jsonl has an invalid line"):
-        list(Levels(str(file), tmp_path / "board").refresh())
+@pytest.mark.parametrize("damage", [b'{"step": ', b"\0\0", b"[1]", b""])
+@pytest.mark.parametrize("place", [0, 1, 30, 39])
+def test_an_invalid_line_is_named_and_those_before_it_are_read(
+    tmp_path: Path, place: int, damage: bytes
+) -> None:
+    file, entries = tmp_path / "metrics.jsonl", lines(40)
+    write(file, entries)
+    kept = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join([*kept[:place], damage + b"\n", *kept[place + 1 :]]))
+    store = Levels(str(file), tmp_path / "board")
+    for _ in range(2):
+        with pytest.raises(IntegrityError, match=rf"^line {place + 1} of .*metrics\.jsonl is"):
+            list(store.refresh())
+    assert store.index.entries == place
+    if place:
+        check(store, entries[:place])
+    write(file, entries)
+    list(store.refresh())
+    check(store, entries)
 
 
 def test_norms_by_layer_are_curves_with_values_where_a_line_has_them(tmp_path: Path) -> None:

@@ -287,7 +287,7 @@ def test_new_steps_and_new_runs_appear(open_board: Any, runs: Path) -> None:
         file.write("{broken\n")
     client.board.refresh()
     listed = {run["name"]: run for run in client.json("api/runs")["runs"]}
-    assert "invalid line" in listed["other"]["problem"] and listed["base"]["problem"] is None
+    assert "line 14 of" in listed["other"]["problem"] and listed["base"]["problem"] is None
 
 
 def test_a_run_is_shown_once_whatever_its_path(
