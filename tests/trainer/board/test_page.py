@@ -216,7 +216,13 @@ def test_runs_and_curves_are_switched_off_and_on(page: Chromium) -> None:
     become("Loss", "base", "other <b>&")
     page.run("filter.value = 'lr=0.002'; filter.dispatchEvent(new Event('input'))")
     page.until(shown + "?.length === 1", "Loss")
-    assert page.run("return document.querySelectorAll('#runs .run').length") == 1
+    found = (
+        "filter.value = arguments[0]; filter.dispatchEvent(new Event('input'));"
+        "return [...document.querySelectorAll('#runs .title')].map(each => each.innerText)"
+    )
+    assert page.run(found, "lr=0.002") == page.run(found, "lr=2e-3") == ["other <b>&"]
+    assert page.run(found, "lr=0.00") == [] and page.run(found, "optimizer.lr=") != []
+    assert page.run(found, "BASE") == page.run(found, "lr = 1e-3") == ["base"]
 
 
 def test_a_source_has_one_colour_on_all_tabs(page: Chromium) -> None:

@@ -16,10 +16,10 @@ Object.assign(state, { settings: {}, focus: null, tab: "Curves", filter: "" });
 Object.assign(page, { tap: "rows of the step", matches, load, click, asked: () => asking, answered: () => answered === asking });
 const focused = () => runOf(state.focus) || shown()[0] || state.runs[0];
 function matches(run) {
-  if (!state.filter) return true;
-  const [key, value] = state.filter.split("=");
-  if (value === undefined) return run.name.toLowerCase().includes(key.toLowerCase());
-  return Object.entries(state.settings[run.id] || {}).some(([name, own]) => name.endsWith(key.trim()) && String(own).startsWith(value.trim()));
+  const [key, value] = state.filter.split("=").map(word => word.trim());
+  if (run.name.toLowerCase().includes(state.filter.toLowerCase())) return true; // a name may have a "=" too
+  const equal = own => typeof own === "number" && value && !isNaN(value) ? own === Number(value) : String(own).startsWith(value);
+  return value !== undefined && Object.entries(state.settings[run.id] || {}).some(([name, own]) => name.endsWith(key) && equal(own));
 }
 
 /* Curves */
