@@ -153,6 +153,7 @@ class Card {
   show(answer) { this.data = answer; this.draw(); }
   draw() {
     const runs = shown(), curves = [], key = name => `${this.panel.key} ${name}`;
+    if (!runs.length) return; // the last run was switched off while the answer was on its way
     for (const part of this.data) {
       const run = runs.find(each => each.id === part.run);
       if (!run) continue;
