@@ -12,7 +12,7 @@ import click
 
 from ..console import command
 from ..console.errors import SeveralErrors, UserError
-from ..console.progress import as_bytes
+from ..console.progress import as_bytes, counted
 from .anneal.cli import anneal
 from .costs.planner.cli import plan
 from .launch.options import StartOptions, command_words, start_options
@@ -292,7 +292,8 @@ def clean(folders: tuple[str, ...], dry_run: bool, as_json: bool, **policy: Any)
         size = "of unknown size" if each.size is None else as_bytes(each.size)
         command.say(f"{'would delete' if dry_run else 'deleted'} {each.checkpoint} ({size})")
     total = as_bytes(sum(each.size or 0 for each in deleted))
-    command.say(f"{len(deleted)} checkpoints, {total}{', nothing deleted' if dry_run else ''}")
+    found = counted(len(deleted), "checkpoints")
+    command.say(f"{found}, {total}{', nothing deleted' if dry_run else ''}")
 
 
 main.add_command(plan)
