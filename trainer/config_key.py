@@ -166,7 +166,20 @@ def meaning_of(owner: type, field: Any, hint: Any) -> KeyMeaning:
         )
     ):
         text = inspect.getdoc(sections[0]) or ""
-    return KeyMeaning((), kind, default, text, tuple(below))
+    return KeyMeaning((), plain_type(kind), default, text, tuple(below))
+
+
+def plain_type(annotation: str) -> str:
+    """Return an annotation without the marks of `Annotated`, which are for the reader of YAML."""
+    return ast.unparse(_WithoutMarks().visit(ast.parse(annotation, mode="eval")))
+
+
+class _WithoutMarks(ast.NodeTransformer):
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        self.generic_visit(node)
+        if ast.unparse(node.value) == "Annotated" and isinstance(node.slice, ast.Tuple):
+            return node.slice.elts[0]
+        return node
 
 
 def _classes(hint: Any) -> Iterator[type]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import re
 import typing
 from collections.abc import Iterator
 
@@ -83,18 +82,13 @@ def _section(kind: type, paths: list[str]) -> str:
             default = REQUIRED if required else f"default {code(meaning.default)}"
             items.append(
                 (
-                    f"{code(field.name)}: {code(_short(meaning.type))}, {default}",
+                    f"{code(field.name)}: {code(meaning.type)}, {default}",
                     link_pages(escaped(meaning.text)) or _choices(meaning.below),
                 )
             )
     doc = inspect.getdoc(kind) or ""
     text = "" if doc.startswith(f"{kind.__name__}(") else link_pages(escaped(doc))
     return "\n\n".join(filter(None, [head, text, also, definitions(items)]))
-
-
-def _short(annotation: str) -> str:
-    """Return an annotation without the marks of `Annotated`, which are for the reader of YAML."""
-    return re.sub(r"Annotated\[(\w+), (?:[^\[\]]|\[[^\]]*\])*\]", r"\1", annotation)
 
 
 def _choices(keys: tuple[str, ...]) -> str:

@@ -24,6 +24,12 @@ def test_every_key_has_a_meaning() -> None:
     assert len(known) > 200
     without = [key for key in known if not (found := meanings(key)) or not found[0].type]
     assert not without
+    assert not [key for key in known if "Annotated" in meanings(key)[0].type]
+
+
+def test_types_are_shown_without_marks_of_the_reader() -> None:
+    assert explain("optimizer").startswith("optimizer: OptimizerConfig, default")
+    assert explain("slurm.options").startswith("slurm.options: Mapping[str, str | int], default {}")
 
 
 def test_a_key_is_explained_by_its_code() -> None:
