@@ -177,7 +177,7 @@ class Auditor:
         plan = self.plan
         if not plan.first_step <= number < plan.last_step:
             raise PlanError(
-                f"the plan has steps {plan.first_step:,} to {plan.last_step:,}, not {number:,}",
+                f"the plan has steps {plan.first_step:,} to {plan.last_step - 1:,}, not {number:,}",
                 hint=self._hint_about_earlier(),
             )
         return plan.step(number)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
+import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,11 @@ class Server(ThreadingHTTPServer):
         super().__init__((HOST, port), Handler)
         self.board = board
         self.token = secrets.token_urlsafe(24)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that closes its page resets its connections: that is no error."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            log.exception("a connection failed")
 
     @property
     def url(self) -> str:

@@ -108,7 +108,7 @@ def test_rows_outside_of_the_plan_are_refused(plan):
     for rows in (range(plan.last_row, plan.last_row + 1), range(plan.last_row + 1)):
         with pytest.raises(PlanError, match=f"rows 0 to {plan.last_row}"):
             list(auditor.rows(rows))
-    with pytest.raises(PlanError, match=f"steps 0 to {plan.last_step}, not 999"):
+    with pytest.raises(PlanError, match=f"steps 0 to {plan.last_step - 1}, not 999"):
         auditor.step(999)
 
 

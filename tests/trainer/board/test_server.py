@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
+import struct
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -39,6 +41,21 @@ def test_only_the_token_and_this_machines_name_are_answered(open_board: Any, run
     for host in ("localhost:9999", "127.0.0.1:1", "localhost", "[::1]:8688"):
         urlopen(Request(client.server.url, headers={"Host": host})).close()
     assert client.server.server_address[0] == "127.0.0.1"
+
+
+def test_a_browser_that_closes_its_connection_prints_nothing(
+    open_board: Any, runs: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    client = open_board(runs)
+    for said in (b"", b"GET /", b"GET / HTTP/1.1\r\n\r\n"):
+        connection = socket.create_connection(client.server.server_address)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.sendall(said)
+        connection.close()  # by a reset
+    client.json("api/runs")
+    client.server.shutdown()
+    client.server.server_close()
+    assert capfd.readouterr() == ("", "")
 
 
 def test_what_is_no_file_of_a_run_is_refused(open_board: Any, runs: Path, tmp_path: Path) -> None:
