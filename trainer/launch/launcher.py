@@ -105,6 +105,7 @@ class Launcher:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(listener.getsockname()[1]),
             "OMP_NUM_THREADS": str(self.threads),
+            "PYTHONSAFEPATH": "1",  # a file http.py of the user's folder is not Python's http
             WATCH: str(watch),
             LAUNCHER: str(os.getpid()),
         }

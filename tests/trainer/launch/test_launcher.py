@@ -46,6 +46,15 @@ def test_ranks_receive_their_environment(tmp_path: Path) -> None:
     assert [(tmp_path / str(rank)).read_text() for rank in range(3)] == ["3", "3", "3"]
 
 
+def test_files_of_the_users_folder_are_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "http.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    command = [sys.executable, "-c", "import http.client"]
+    assert Launcher(command, 1, threads=1, logs=tmp_path, stall_seconds=0).run() == 0
+
+
 def test_the_first_failing_ranks_error_is_raised(tmp_path: Path) -> None:
     script = """
 from headrace.trainer.cluster.ranks import Watched
