@@ -52,6 +52,14 @@ def check_overrides(words: Sequence[str]) -> None:
             )
 
 
+def local_path(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Return the path of a file or folder that a command writes on this machine. Of the URL of a
+    store pathlib would make a folder `s3:`."""
+    if value is not None and "://" in value:
+        raise click.BadParameter(f"{value!r} is a URL; name a path of this machine.")
+    return value
+
+
 def named_numbers(
     words: Sequence[str], option: str, form: str, most: float = math.inf
 ) -> dict[str, float]:

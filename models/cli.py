@@ -204,7 +204,7 @@ def show_model(
 
 @main.command("convert")
 @click.argument("source", type=click.Path(), nargs=-1, required=True)
-@click.argument("out", type=click.Path())
+@click.argument("out", type=click.Path(), callback=command.local_path)
 @click.option(
     "--format",
     required=True,

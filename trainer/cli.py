@@ -81,7 +81,12 @@ def keys() -> Iterator[str]:
 @click.argument("arguments", nargs=-1, metavar="[RUN.yaml] [PATH.TO.KEY=VALUE]...")
 @click.option("--mixture", metavar="FILE", help="The mixture's YAML.")
 @click.option("--model", metavar="NAME|FILE", help="A shipped model or a YAML [tiny-hybrid].")
-@click.option("--out", metavar="FOLDER", help="The run's folder [runs/NAME].")
+@click.option(
+    "--out",
+    metavar="FOLDER",
+    callback=command.local_path,
+    help="The run's folder [runs/NAME].",
+)
 @click.option(
     "--layout",
     metavar="FILE",
@@ -182,7 +187,10 @@ def resume(
 @click.argument("folders", nargs=-1, required=True, metavar="RUN...")
 @click.option("--compare", is_flag=True, help="Draw the runs side by side on one page.")
 @click.option(
-    "--out", metavar="FILE", help="The page [RUN/report.html; --compare: RUN/compare.html]."
+    "--out",
+    metavar="FILE",
+    callback=command.local_path,
+    help="The page [RUN/report.html; --compare: RUN/compare.html].",
 )
 @command.json_option
 def report(folders: tuple[str, ...], compare: bool, out: str | None, as_json: bool) -> None:

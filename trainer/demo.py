@@ -45,7 +45,9 @@ REPEAT_FAMILIES, REPEAT_BASES, REPEAT_COPIES = 4, 300, 60
 
 
 @click.command()
-@click.option("--out", default="runs/demo", show_default=True, metavar="FOLDER")
+@click.option(
+    "--out", default="runs/demo", show_default=True, metavar="FOLDER", callback=command.local_path
+)
 @click.pass_context
 def main(ctx: click.Context, out: str) -> None:
     """Tokenize, plan, train, interrupt and resume at small size, on two CPU ranks.

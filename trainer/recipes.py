@@ -48,7 +48,12 @@ class Recipe:
 
 @click.command(cls=command.Command)
 @click.argument("name", required=False)
-@click.option("--out", metavar="FOLDER", help="Write the run and the mixture there, to edit.")
+@click.option(
+    "--out",
+    metavar="FOLDER",
+    callback=command.local_path,
+    help="Write the run and the mixture there, to edit.",
+)
 @command.json_option
 def main(name: str | None, out: str | None, as_json: bool) -> None:
     """List recipes: a model, a run and a mixture that fit together. With NAME, show one.

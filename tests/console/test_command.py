@@ -237,3 +237,28 @@ def test_a_deleted_directory_is_named(words: str, tmp_path: Path) -> None:
                 "error: the directory that this command was started in was deleted\n"
                 "  hint:  change to a directory that exists, and run the command again\n"
             )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "trainer run --out s3://bucket/x synthetic.steps=1",
+        "trainer report run --out s3://bucket/x.html",
+        "trainer tune plan.yaml --out s3://bucket/x",
+        "trainer anneal run --mixtures m.yaml --out s3://bucket/x",
+        "trainer export run s3://bucket/x",
+        "models convert folder s3://bucket/x",
+        "recipes hybrid-1b --out s3://bucket/x",
+        "demo --out s3://bucket/x",
+    ],
+)
+def test_a_folder_of_this_machine_is_no_url(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pathlib would make a folder `s3:`, which no one looks for."""
+    from headrace.console.headrace import main as headrace
+
+    monkeypatch.chdir(tmp_path)
+    refused = CliRunner().invoke(headrace, words.split())
+    assert refused.exit_code == 2 and "name a path of this machine" in refused.output
+    assert not list(tmp_path.iterdir())

@@ -46,7 +46,9 @@ HERE = frozenset({"slurm", "dry_run", "report", "task", "as_json", "processes"})
     metavar="SOURCE=WEIGHT",
     help="Weight of a held-out source in the score [all alike].",
 )
-@click.option("--out", metavar="FOLDER", help="Folder of the runs [RUN-anneal].")
+@click.option(
+    "--out", metavar="FOLDER", callback=command.local_path, help="Folder of the runs [RUN-anneal]."
+)
 @click.option("--processes", type=click.IntRange(1), help="Ranks on this machine [those of RUN].")
 @click.option("--slurm", is_flag=True, help="Submit the runs as an array of batch jobs.")
 @click.option("--task", type=int, hidden=True, help="Number of a run: a task of the array.")

@@ -24,7 +24,12 @@ if TYPE_CHECKING:
     metavar="NAME|FILE",
     help="The figures that the plan was made with.",
 )
-@click.option("--out", metavar="FOLDER", help="Folder of the trials [tune/PLAN].")
+@click.option(
+    "--out",
+    metavar="FOLDER",
+    callback=command.local_path,
+    help="Folder of the trials [tune/PLAN].",
+)
 @click.option("--run", "run_file", metavar="FILE", help="A run's YAML: optimizer and precision.")
 @click.option(
     "--trials",

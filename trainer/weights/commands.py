@@ -38,7 +38,7 @@ data_option = click.option(
 
 @click.command()
 @click.argument("source", metavar=SOURCE)
-@click.argument("out", metavar="OUT")
+@click.argument("out", metavar="OUT", callback=command.local_path)
 @click.option(
     "--format",
     metavar="NAME",
