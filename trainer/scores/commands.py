@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from ...console import command
-from ...console.errors import SeveralErrors, UserError
+from ...console.errors import SeveralErrors, StorageError, UserError
 from ..folder import RECALL, SCORES
 from ..layout.devices import DEVICES, DeviceKind
 from ..weights.commands import SOURCE, data_option, ema_option, step_option
@@ -150,13 +150,13 @@ def eval_command(
         return
     entry, errors = found
     if entry["tasks"]:
-        stored = records.store(weights, SCORES, entry)
+        stored = _stored(weights, SCORES, entry, errors)
         if as_json:
             command.emit(entry | {"stored": stored})
         else:
             for (task, metric), value in records.values(entry).items():
                 click.echo(f"{task:<24} {metric:<24} {value}")
-            _say_stored(stored)
+            _say_stored(weights, stored)
     if errors:
         raise errors[0] if len(errors) == 1 else SeveralErrors(errors)
 
@@ -184,8 +184,25 @@ def _settings(context: click.Context, source: WeightSource, **options: Any) -> S
     return replace(own, **typed)
 
 
-def _say_stored(path: str | None) -> None:
-    command.say(f"stored in {path}" if path else "not stored: these are weights without a run")
+def _stored(
+    weights: WeightSource, name: str, entry: dict[str, Any], errors: list[UserError]
+) -> str | None:
+    """Add results to a file of the run and return its path. If it cannot be written, add the error
+    to `errors`: results that took long are printed first."""
+    from . import records
+
+    try:
+        return records.store(weights, name, entry)
+    except StorageError as error:
+        errors.append(error)
+        return None
+
+
+def _say_stored(weights: WeightSource, path: str | None) -> None:
+    if path is not None:
+        command.say(f"stored in {path}")
+    elif getattr(weights, "run", None) is None:
+        command.say("not stored: these are weights without a run")
 
 
 def _lengths(context: click.Context, parameter: click.Parameter, value: str) -> list[int]:
@@ -289,14 +306,17 @@ def recall(
         return
     asked = {"data": url, "examples": examples, "seed": seed, "ema": ema}
     entry = {"from": weights.where, **asked, "tasks": found}
-    stored = records.store(weights, RECALL, entry)
+    errors: list[UserError] = []
+    stored = _stored(weights, RECALL, entry, errors)
     if as_json:
         command.emit(entry | {"stored": stored})
-        return
-    for task, results in found.items():
-        for each in results:
-            click.echo(
-                f"{task:<8} {each['length']:>9,} tokens   {each['accuracy']:7.2%} right"
-                f"   loss {each['loss']:.4f}"
-            )
-    _say_stored(stored)
+    else:
+        for task, results in found.items():
+            for each in results:
+                click.echo(
+                    f"{task:<8} {each['length']:>9,} tokens   {each['accuracy']:7.2%} right"
+                    f"   loss {each['loss']:.4f}"
+                )
+        _say_stored(weights, stored)
+    if errors:
+        raise errors[0]

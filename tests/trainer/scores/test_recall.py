@@ -154,6 +154,15 @@ def test_the_command_stores_results_that_the_report_draws(run: RunFolder) -> Non
     assert page.count("<polyline") == 4 and "copy, ema" in page
 
 
+def test_results_that_cannot_be_stored_are_printed(run: RunFolder) -> None:
+    """The run may be another person's, and the measurement have taken hours."""
+    run.recall.mkdir()
+    for words in ([], ["--json"]):
+        done = ask(run, "--lengths", "64", "--tasks", "copy", "--examples", "1", *words)
+        assert done.exit_code == 1 and "recall.jsonl" in done.stderr
+        assert "64 tokens" in done.stdout or json.loads(done.stdout)["stored"] is None
+
+
 def test_mistakes_are_named(run: RunFolder) -> None:
     assert ask(run, "--lengths", "128,63").exit_code == 2
     assert ask(run, "--lengths", "long").exit_code == 2
