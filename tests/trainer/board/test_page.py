@@ -366,3 +366,18 @@ def test_nothing_is_cut_on_a_phone(page: Chromium, dark: bool) -> None:
     assert page.run("return document.querySelectorAll('#runs .run').length") == 2
     paper = page.run("return getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, paper.strip("rgb()").split(","))) < 150) is dark
+
+
+def test_a_page_of_an_earlier_start_says_so(browser: Chromium, runs: Path) -> None:
+    """Another board has its port, and another token."""
+    live = "return document.getElementById('live').textContent"
+    server = Server(Board([str(runs)]), 0)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    browser.open(server.url)
+    browser.until(f"{live} === 'live'")
+    server.token = "another"
+    browser.until(f"{live}.includes('started anew: open its new URL')")
+    browser.open("about:blank")
+    browser.errors()
+    server.shutdown()
+    server.server_close()

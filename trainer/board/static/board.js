@@ -6,7 +6,7 @@ const POLL = 2500; // milliseconds
 
 async function ask(path) {
   const answer = await fetch(path);
-  if (!answer.ok) throw new Error(await answer.text());
+  if (!answer.ok) throw Object.assign(new Error(await answer.text()), { status: answer.status });
   return answer;
 }
 const json = async path => (await ask(path)).json();
@@ -281,7 +281,7 @@ function pager(found, id, step) {
 /* Polling */
 function offline(error) {
   $("live").className = "live off";
-  $("live").textContent = "no answer from the board";
+  $("live").textContent = error.status === 403 ? "the board was started anew: open its new URL" : "no answer from the board";
   document.body.dataset.error = String(error.message);
 }
 let shape = "", read = "";
