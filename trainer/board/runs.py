@@ -226,7 +226,8 @@ class BoardRun:
         """Scores that the run was to have."""
         saved = {each["step"] for each in self.events if each["event"] == "checkpoint"}
         last = self.last_step if self.last_step in saved else None
-        return missing(self.settings.get("scores.tasks"), self.scores, last)
+        own = {name: self.settings.get(f"scores.{name}") for name in ("limit", "ema")}
+        return missing(self.settings.get("scores.tasks"), self.scores, last, **own)
 
     @property
     def last_step(self) -> int | None:

@@ -73,10 +73,13 @@ class CheckpointScores:
         may have been killed before. Tasks that failed are not tried again. Collective."""
         if not self.due(step):
             return
-        found = by_first(
-            lambda: unanswered(self.config.tasks, records.entries(self.folder), step), self.group
-        )
-        if tasks := from_first(found, self.group):
+        own = self.config
+
+        def owed() -> tuple[str, ...]:
+            entries = records.entries(self.folder)
+            return unanswered(own.tasks, entries, step, limit=own.limit, ema=own.ema)
+
+        if tasks := from_first(by_first(owed, self.group), self.group):
             self._score_tasks(step, tasks)
 
     def __call__(self, step: int) -> None:

@@ -55,12 +55,19 @@ def failed(tasks: Sequence[str], error: UserError) -> dict[str, Any]:
 
 
 def unanswered(
-    tasks: Iterable[str], entries: Iterable[Mapping[str, Any]], step: int
+    tasks: Iterable[str],
+    entries: Iterable[Mapping[str, Any]],
+    step: int,
+    *,
+    limit: int | None = None,
+    ema: bool | None = False,
 ) -> tuple[str, ...]:
-    """Return the tasks that were neither scored nor failed at a step."""
+    """Return the tasks that were neither scored nor failed at a step. Scores of fewer documents
+    than `limit` allows, or of other weights, are those of a person's quick look."""
     answered: set[str] = set()
     for entry in entries:
-        if entry["step"] == step:
+        alike = entry.get("limit") in (None, limit) and bool(entry.get("ema", ema)) == bool(ema)
+        if entry["step"] == step and alike:
             answered |= {*entry.get(ASKED, ()), *entry["tasks"]}
     return tuple(task for task in tasks if task not in answered)
 
@@ -94,11 +101,18 @@ def _words(tasks: Sequence[str], folder: str | None) -> tuple[str, ...]:
 
 
 def missing(
-    tasks: Sequence[str] | None, entries: Sequence[Mapping[str, Any]], last: int | None
+    tasks: Sequence[str] | None,
+    entries: Sequence[Mapping[str, Any]],
+    last: int | None,
+    *,
+    limit: int | None = None,
+    ema: bool | None = False,
 ) -> list[Missing]:
     """Return all that is missing of a run that scores these tasks, if any; `last` is its last step
     if the checkpoint of that step is saved, and must then have scores."""
-    owed = unanswered(tasks, entries, last) if tasks and last is not None else ()
+    owed: tuple[str, ...] = ()
+    if tasks and last is not None:
+        owed = unanswered(tasks, entries, last, limit=limit, ema=ema)
     return [
         *([Missing(last, owed)] if owed and last is not None else []),
         *failures(entries, tasks or ()),

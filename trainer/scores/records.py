@@ -69,8 +69,10 @@ def entries(folder: RunFolder) -> list[dict[str, Any]]:
 def missing_of(folder: RunFolder, config: ScoresConfig | None, last_step: int) -> list[Missing]:
     """Return the scores that are missing of a run, as its folder shows it."""
     saved = checkpoints.reached(folder.checkpoints, last_step)
-    tasks = config.tasks if config is not None else ()
-    return missing(tasks, entries(folder), last_step if saved else None)
+    if config is None:
+        return missing((), entries(folder), None)
+    last = last_step if saved else None
+    return missing(config.tasks, entries(folder), last, limit=config.limit, ema=config.ema)
 
 
 def values(entry: dict[str, Any]) -> dict[tuple[str, str], str]:

@@ -27,6 +27,17 @@ def test_a_task_is_owed_until_it_was_scored_or_failed_at_that_step() -> None:
     assert unanswered(("a",), [{"step": 4, "tasks": {"a": {}}}], 4) == (), "an older entry"
 
 
+def test_a_quick_look_answers_nothing() -> None:
+    look = [{**entry(4, "a"), "limit": 2, "ema": False}]
+    assert unanswered(("a",), look, 4) == unanswered(("a",), look, 4, limit=500) == ("a",)
+    assert unanswered(("a",), look, 4, limit=2) == ()
+    assert missing(("a",), look, 4) == [Missing(4, ("a",))]
+    whole = [{**entry(4, "a"), "limit": None, "ema": False}]
+    assert unanswered(("a",), whole, 4, limit=2) == ()
+    assert unanswered(("a",), whole, 4, ema=True) == ("a",)
+    assert unanswered(("a",), [entry(4, a="no network")], 4, ema=True) == ()
+
+
 def test_a_failure_lasts_until_the_task_is_scored() -> None:
     entries = [entry(2, a="old"), entry(2, a="no network"), entry(4, "b", a="no network")]
     two, four = (Missing(step, ("a",), "no network") for step in (2, 4))

@@ -164,7 +164,8 @@ class RunData:
     def missing(self) -> list[Missing]:
         """Scores that the run was to have."""
         last = self.plan.last_step if self.plan.last_step in self.checkpoints else None
-        return missing(self.stored.settings.get("scores.tasks"), self.scores, last)
+        own = {name: self.stored.settings.get(f"scores.{name}") for name in ("limit", "ema")}
+        return missing(self.stored.settings.get("scores.tasks"), self.scores, last, **own)
 
     @property
     def error(self) -> str | None:
