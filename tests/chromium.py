@@ -114,6 +114,12 @@ class Chromium:
         pointer["parameters"] = {"pointerType": kind}
         self.post("/actions", {"actions": [pointer]})
 
+    def tap(self, x: float, y: float) -> None:
+        """Tap as a finger does: a click follows, on what lies there then."""
+        point = {"x": round(x), "y": round(y)}
+        for kind, points in (("touchStart", [point]), ("touchEnd", [])):
+            self._tools("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
     def device(self, width: int, height: int, *, dark: bool = False, phone: bool = False) -> None:
         """Set the size of the window and the reader's colours."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": 2 if phone else 1}

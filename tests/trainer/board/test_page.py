@@ -172,7 +172,7 @@ def test_the_pointer_shows_values_and_a_click_shows_the_rows(page: Chromium, run
     page.click("[aria-label='step after']")
     page.until("return document.querySelector('#drawer h2').innerText.startsWith('Step 8')")
     page.until("return document.querySelector('#drawer .proof.good')")
-    page.click("#drawer .close")
+    page.mouse(("move", 40, 400), ("down", 0, 0), ("up", 0, 0))  # beside the drawer
     assert page.run("return document.getElementById('drawer').open") is False
 
 
@@ -366,6 +366,21 @@ def test_nothing_is_cut_on_a_phone(page: Chromium, dark: bool) -> None:
     assert page.run("return document.querySelectorAll('#runs .run').length") == 2
     paper = page.run("return getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, paper.strip("rgb()").split(","))) < 150) is dark
+
+
+def test_a_tap_on_a_phone_shows_the_rows(page: Chromium) -> None:
+    page.device(390, 844, phone=True)
+    page.run("location.reload()")
+    page.until("return cards[0]?.plot.curves.length && cards[0].plot.scale")
+    page.tap(*at_step(page, 30))
+    page.until("return document.querySelector('#drawer .proof.good')")
+    assert page.run("return document.getElementById('drawer').open")
+    left, top = page.run(
+        "const box = document.querySelector('#drawer h2').getBoundingClientRect();"
+        "return [box.left, box.top]"
+    )
+    page.tap(left - 10, top)  # its own margin
+    assert page.run("return document.getElementById('drawer').open")
 
 
 def test_a_page_of_an_earlier_start_says_so(browser: Chromium, runs: Path) -> None:

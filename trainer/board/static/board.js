@@ -306,7 +306,9 @@ async function poll() {
 $("filter").addEventListener("input", event => { state.filter = event.target.value.trim(); changed(); });
 $("all").addEventListener("click", () => { state.hidden.clear(); changed(); });
 $("none").addEventListener("click", () => { state.runs.forEach(run => state.hidden.add(run.id)); changed(); });
-$("drawer").addEventListener("click", event => { if (event.target === $("drawer")) $("drawer").close(); });
+$("drawer").addEventListener("click", event => { // beside it: a tap on a point ends in a click, when the drawer lies there already
+  if (event.target === $("drawer") && event.clientX < $("drawer").getBoundingClientRect().left) $("drawer").close();
+});
 if (matchMedia("(max-width: 900px)").matches) $("list").open = false;
 controls();
 poll();
