@@ -115,6 +115,7 @@ footer { margin-top:26px; color:var(--soft); font-size:12.5px; text-align:center
 @media (max-width:860px) { .tiles div { flex-basis:30%; }
   .pair { grid-template-columns:1fr; } main { padding:28px 14px; } }
 @media (max-width:600px) { .tiles div { flex-basis:40%; } section { padding:14px; }
+  thead th[colspan] { text-align:left; } /* the middle of its columns may be off the screen */
   svg.wide { min-width:680px; } svg.half { min-width:420px; } svg.wide text { font-size:14px; }
   .history { min-width:680px; } h1 { font-size:27px; } h2 { white-space:normal; }
   .meanings td:last-child:nth-child(n+4) { min-width:480px; } }

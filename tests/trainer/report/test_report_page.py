@@ -210,6 +210,15 @@ def test_nothing_is_cut_on_a_phone(
         ".map(each => each.outerHTML.slice(0, 90))"
     )
     assert browser.run(hinted) == [], "a table is cut without a hint"
+    heads = (
+        "return [...document.querySelectorAll('table')].flatMap(table => {"
+        " const head = table.querySelector('th[colspan]'), range = document.createRange();"
+        " if (head) range.selectNodeContents(head);"
+        " const left = each => each.getBoundingClientRect().left;"
+        " return head ? [left(range) - left(head)] : [] })"
+    )
+    lefts = browser.run(heads)
+    assert lefts and max(lefts) < 20, "a name stands above columns that are off the screen"
     assert browser.run(OFF_SCREEN, "table.sides *") == 0, "a value of a run is off the screen"
     paper = browser.run("return getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, paper.strip("rgb()").split(","))) < 150) is dark
