@@ -37,8 +37,11 @@ _NAMES = {
 
 def parse(data: bytes, file: str) -> Metadata:
     """Return the index in the bytes of a `.metadata` file. Raise if it names anything else."""
+    reader = _Unpickler(io.BytesIO(data))
     try:
-        metadata = _Unpickler(io.BytesIO(data)).load()
+        metadata = reader.load()
+        if reader.undo_changes() or not isinstance(metadata, Metadata):
+            raise pickle.UnpicklingError("it does not hold an index")
     except _ForeignName as error:
         raise CheckpointError(
             f"the index of the checkpoint's tensors names {error}, which torch never writes there;"
@@ -46,7 +49,14 @@ def parse(data: bytes, file: str) -> Metadata:
             where=file,
             hint="do not use this checkpoint: reading that name could run code of its author",
         ) from None
-    assert isinstance(metadata, Metadata)
+    except Exception as error:  # a reader of pickles may raise nearly anything
+        raise CheckpointError(
+            f"the index of the checkpoint's tensors is damaged: {error or type(error).__name__}",
+            where=file,
+            hint="restore it from a copy, or run again with --fallback",
+        ) from None
+    finally:
+        reader.undo_changes()
     return metadata
 
 
@@ -55,8 +65,29 @@ class _ForeignName(pickle.UnpicklingError):
 
 
 class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self._before: dict[type, dict[str, Any]] = {}
+
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if is_dtype or name in _NAMES.get(module, ()):
-            return super().find_class(module, name)
-        raise _ForeignName(f"{module}.{name}")
+        if not is_dtype and name not in _NAMES.get(module, ()):
+            raise _ForeignName(f"{module}.{name}")
+        found = super().find_class(module, name)
+        if isinstance(found, type):
+            self._before.setdefault(found, dict(vars(found)))
+        return found
+
+    def undo_changes(self) -> bool:
+        """Undo changes of classes, which a pickle can set attributes of; True if there were any."""
+        changed = False
+        for kind, before in self._before.items():
+            for name, value in dict(vars(kind)).items():
+                if name not in before:
+                    delattr(kind, name)
+                elif value is not before[name]:
+                    setattr(kind, name, before[name])
+                else:
+                    continue
+                changed = True
+        return changed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PosixPath
 
 import pytest
 import torch
@@ -36,6 +36,23 @@ def test_a_pickle_that_calls_a_function_is_refused(
     with pytest.raises(CheckpointError, match=rf"names \S+\.{function.__name__}, "):
         parse(data, "f")
     assert not (tmp_path / "victim").exists()
+
+
+@pytest.mark.parametrize("value", [b"ctorch\nSize\n", b"I1\n"])
+@pytest.mark.parametrize("name", [b"exists", b"planted"])
+def test_a_pickle_that_changes_a_class_is_refused(name: bytes, value: bytes) -> None:
+    """The state (None, {name: value}) sets an attribute of the class that it is given to."""
+    before = dict(vars(Path)), dict(vars(PosixPath))
+    with pytest.raises(CheckpointError, match="damaged"):
+        parse(b"cpathlib\nPosixPath\n(N}V" + name + b"\n" + value + b"stb.", "f")
+    assert (dict(vars(Path)), dict(vars(PosixPath))) == before
+
+
+@pytest.mark.parametrize("data", [b"", b"\x00abc", b"((", pickle.dumps(None), b"N}b."])
+def test_a_damaged_index_is_named(data: bytes) -> None:
+    with pytest.raises(CheckpointError, match="index of the checkpoint's tensors is damaged") as e:
+        parse(data, "the/file")
+    assert e.value.where == "the/file"
 
 
 def test_negative_control_an_ordinary_reader_calls_it(tmp_path: Path) -> None:
