@@ -54,29 +54,54 @@ def test_traces_are_those_of_the_mode_alone(
     monkeypatch.setattr(repeated, "_known", {})
     found = passes_of(name, device)
     assert sum(known is not None for known in repeated._known.values()) > 20
-    known = {key: _with_storages(each) for key, each in repeated._known.items()}
-    monkeypatch.setattr(repeated, "_known", known)
-    assert passes_of(name, device) != found
     monkeypatch.setattr(trace, "result_of", as_first)
     assert passes_of(name, device) == found
 
 
-def _with_storages(known: Any) -> Any:
-    """Return results whose views are wrong: they have storages of their own."""
-    return known and (known[0], [like._replace(view=False) for like in known[1]])
+def test_traces_see_how_long_repeated_results_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control of the test above."""
+    found = passes_of("tiny-moe", "cuda")
+    make, alive = repeated._made, []
+
+    def made(*like: Any) -> Any:
+        alive.append(make(*like))
+        return alive[-1]
+
+    monkeypatch.setattr(repeated, "_made", made)
+    assert passes_of("tiny-moe", "cuda") != found
 
 
-def test_a_view_shares_its_own_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeated, "_known", {})
+@pytest.mark.parametrize(
+    ("operation", "arguments"),
+    [
+        (ATEN.view.default, ([6, 4],)),
+        (ATEN._unsafe_view.default, ([6, 4],)),
+        (ATEN.view.dtype, (torch.uint8,)),
+        (ATEN.transpose.int, (0, 1)),
+        (ATEN.select.int, (0, 2)),
+        (ATEN.slice.Tensor, (1, 1, 5, 2)),
+        (ATEN.expand.default, ([2, 4, 6],)),
+        (ATEN.as_strided.default, ([2, 2], [1, 3], 4)),
+        (ATEN.detach.default, ()),
+        (ATEN.split.Tensor, (2, 1)),
+        (ATEN.split_with_sizes.default, ([1, 5], 1)),
+        (ATEN.unbind.int, (0,)),
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_view_is_that_of_the_mode_and_shares_its_input(
+    operation: Any, arguments: Any, device: str
+) -> None:
     with fake_tensors(torch.float32):
-        made = []
-        for _ in range(2):
-            x = torch.empty(4, 6)[1:]
-            parts = result_of(ATEN.split.Tensor, (x, 2, 1), None)
-            assert {part.untyped_storage()._cdata for part in parts} == {x.untyped_storage()._cdata}
-            made.append([(p.shape, p.stride(), p.storage_offset(), p.dtype) for p in parts])
-        assert made[0] == made[1]
-        assert len(repeated._known) == 1
+        x = torch.empty(5, 6, device=device)[1:]
+        views = [find(operation, (x, *arguments), None) for find in (result_of, as_first)]
+        own, theirs = (each if isinstance(each, list) else [each] for each in views)
+        assert [_described(each) for each in own] == [_described(each) for each in theirs]
+        assert {repeated.storage_of(each) for each in own} == {repeated.storage_of(x)}
+
+
+def _described(x: Any) -> Any:
+    return type(x), x.shape, x.stride(), x.storage_offset(), x.dtype, x.fake_device
 
 
 def test_results_have_storages_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
