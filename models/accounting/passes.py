@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from ...console.errors import LayoutError
@@ -35,8 +35,9 @@ LONGEST = 1024
 extrapolated from shorter ones: from two, or from three where masks grow with the square."""
 LONGEST_ATTENTION = 2048
 """The same where attention runs too: its blocks on a CPU are of one size from 768 tokens on."""
-MOST_ROWS = 3
-"""Most rows that run; the bytes of more rows are extrapolated from two numbers of rows."""
+MOST_ROWS = 64
+"""Most rows that run; the bytes of more rows are extrapolated from two numbers of rows. Few rows do
+not show the highest moment of many: beside few, the gradient of a weight is larger than a row."""
 
 _known: dict[str, Passes] = {}
 
@@ -70,6 +71,11 @@ def renamed(passes: Passes, prefixes: Mapping[str, str]) -> Passes:
     )
 
 
+def rows_that_run(rows: int) -> list[int]:
+    """Return the numbers of rows from which the bytes of so many rows follow."""
+    return [rows] if rows <= MOST_ROWS else [MOST_ROWS - 1, MOST_ROWS]
+
+
 class Tracer:
     """Traces the parts of a model at the lengths and rows that run."""
 
@@ -86,29 +92,35 @@ class Tracer:
             self.traced = one_of_each(config)
             self.places = {sort: place for place, sort in enumerate(self.places)}
         self.models: dict[tuple[int, int, int], FakeModel] = {}
-        self.parts: dict[str, Passes] = {}
+        self.of_sort, self.named = cache(self._of_sort), cache(self._named)
+        self.first, self.last = cache(self._first), cache(self._last)
 
     def whole(self, rules: Sequence[Rule]) -> ModelPasses:
         """Return the passes of the model with a recompute rule for each layer."""
-        layers = []
-        for number, (layer, rule) in enumerate(zip(self.config.layers, rules, strict=True)):
-            own = {"": f"blocks.{number}.", "shared.": f"shared.{layer.shared}."}
-            layers.append(renamed(self.layer(number, rule), own))
+        layers = [self.named(number, rule) for number, rule in enumerate(rules)]
         return ModelPasses(self.first(), layers, self.last(), list(map(str, self.config.layers)))
+
+    def _named(self, number: int, rule: Rule) -> Passes:
+        """Return the passes of a layer, under names of the model's parameters."""
+        shared = self.config.layers[number].shared
+        own = {"": f"blocks.{number}.", "shared.": f"shared.{shared}."}
+        return renamed(self.layer(number, rule), own)
 
     def layer(self, number: int, rule: Rule) -> Passes:
         """Return the passes of a layer, under names of the layer's own parameters."""
-        sort = self.sorts[number]
+        return self.of_sort(self.sorts[number], rule)
+
+    def _of_sort(self, sort: str, rule: Rule) -> Passes:
         first, place = self.sorts.index(sort), self.places[sort]
-        names = self.config.layers[number].names
+        names = self.config.layers[first].names
         part, hops = self._key(f"{first} {rule!r}", names), self._is_long_ring(names)
         lengths = self._lengths(names)
         return self._fitted(part, lengths, lambda model: model.layer(place, rule, hops=hops), hops)
 
-    def first(self) -> Passes:
+    def _first(self) -> Passes:
         return self._fitted(self._key("first"), self._lengths(), lambda model: model.first())
 
-    def last(self) -> Passes:
+    def _last(self) -> Passes:
         return self._fitted(self._key("last"), self._lengths(), lambda model: model.last())
 
     def _lengths(self, operators: Sequence[str] = ()) -> list[int]:
@@ -159,16 +171,13 @@ class Tracer:
         """Return the passes of a part at the rows and the length that run, from those it has at a
         few of them."""
         rows = self.shape.rows
-        numbers = [rows] if rows <= MOST_ROWS else [MOST_ROWS - 1, MOST_ROWS]
+        numbers = rows_that_run(rows)
 
         def of_rows(length: int) -> Passes:
             found = [self._traced(part, each, length, run, hops) for each in numbers]
             return fitted(numbers, found, rows)
 
-        if part not in self.parts:
-            found = [of_rows(length) for length in lengths]
-            self.parts[part] = fitted(lengths, found, self.shape.seq_len)
-        return self.parts[part]
+        return fitted(lengths, [of_rows(length) for length in lengths], self.shape.seq_len)
 
     def _traced(
         self, part: str, rows: int, length: int, run: Callable[[FakeModel], Passes], hops: bool

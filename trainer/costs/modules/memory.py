@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ....models.accounting.extrapolate import fitted
 from ....models.accounting.fake.linear import linear_layers
 from ....models.accounting.fake.trace import fake_tensors, new_mode, trace
-from ....models.accounting.passes import MOST_ROWS, renamed
+from ....models.accounting.passes import renamed, rows_that_run
 from ....models.accounting.pieces import ModelPasses, Passes
 from ....models.accounting.state import Shards
 from ....models.layers.recompute import Recomputable
@@ -107,7 +107,7 @@ class ModuleTraces:
         return NOTHING
 
     def layer(self, number: int, rule: Rule) -> Passes:
-        numbers = [self.rows] if self.rows <= MOST_ROWS else [MOST_ROWS - 1, MOST_ROWS]
+        numbers = rows_that_run(self.rows)
         return fitted(numbers, [self.traced(number, n, rule) for n in numbers], self.rows)
 
     def whole(self, rules: Sequence[Rule]) -> ModelPasses:
