@@ -219,8 +219,7 @@ class Costs:
         """Return the problem of a layout. `simulate` adds choices that cannot be executed; without
         `all_choices`, those that another beats in everything are left out."""
         shape, layout = grid.shape, grid.layout
-        # Gradients of the first micro-batch are there while later ones are alive.
-        later = shape.micro_batches > ahead(layout)
+        later = gradients_before_the_end(grid)
         fastest = self.fastest(grid, simulate=simulate)
         forms = self._forms(grid, simulate=simulate)
         sizes = [self._sizes(grid, first.sequence, later) for first, *_ in forms]
@@ -353,6 +352,11 @@ class Costs:
             [way.sequence for way in ways],
             every=every,
         )
+
+
+def gradients_before_the_end(grid: Grid) -> bool:
+    """True if gradients of the first micro-batch are there while later ones are alive."""
+    return grid.shape.micro_batches > ahead(grid.layout)
 
 
 def _split(grid: Grid, sequence: bool) -> Split:

@@ -31,7 +31,7 @@ from .division.interleaved import interleaved_estimate
 from .division.problem import Choice, Problem, Solution
 from .exchange import Plan, exchanged
 from .grid import Grid, Shape, shapes, variants
-from .layers import Costs
+from .layers import Costs, gradients_before_the_end
 from .proof.least import LeastPlan, floors_of, prove
 
 BEST = 10
@@ -109,6 +109,7 @@ def search(
     left: list[Grid] = []
     """Layouts whose state does not exceed the budget."""
     states: dict[tuple[object, ...], bool] = {}
+    problems: dict[tuple[int, int, bool], Problem] = {}
     queue: list[tuple[float, int, Callable[[], None]]] = []
 
     def push(bound: float, refine: Callable[[], None]) -> None:
@@ -119,8 +120,13 @@ def search(
         done = outcome.candidates
         return done[best - 1].solution.price if len(done) >= best else math.inf
 
-    def problem_of(grid: Grid) -> Problem:  # made again for each bound: thousands of them wait
-        return costs.problem(grid, budget, simulate=simulate)
+    def problem_of(grid: Grid) -> Problem:
+        """Return the problem of a layout in `left`. Schedules that are alike in their gradients
+        differ in nothing else."""
+        key = id(grid.shape), id(grid.engine), gradients_before_the_end(grid)
+        if key not in problems:
+            problems[key] = costs.problem(grid, budget, simulate=simulate)
+        return scheduled(problems[key], grid)
 
     def may_fit(grid: Grid) -> bool:
         """Return False if the state alone exceeds the budget."""
@@ -139,9 +145,7 @@ def search(
             key = id(grid.engine)
             if key not in fastest:
                 fastest[key] = costs.fastest(grid, simulate=simulate)
-            layout = grid.layout
-            problem = replace(fastest[key], schedule=layout.schedule, chunks=layout.chunks)
-            bound = fastest_bound(problem)
+            bound = fastest_bound(scheduled(fastest[key], grid))
             push(bound, partial(fill, grid, bound))
 
     def fill(grid: Grid, least: float) -> None:
@@ -165,6 +169,7 @@ def search(
 
     def finish(grid: Grid) -> None:
         outcome.solved += 1
+        problems.clear()  # layouts become exact
         found = fitted(costs, grid, budget, ceiling(), simulate=simulate)
         if found is not None:
             add(found)
@@ -263,6 +268,11 @@ def choices_of(problem: Problem, solution: Solution) -> list[Choice]:
 def _in_turn(problem: Problem, sort: int, numbers: Sequence[int]) -> list[Choice]:
     pairs = zip(problem.sorts[sort].choices, numbers, strict=True)
     return sorted((choice for choice, n in pairs for _ in range(n)), key=lambda each: -each.work)
+
+
+def scheduled(problem: Problem, grid: Grid) -> Problem:
+    """Return the problem with the schedule of a grid."""
+    return replace(problem, schedule=grid.layout.schedule, chunks=grid.layout.chunks)
 
 
 def shape_bound(costs: Costs, shape: Shape, simulate: bool = False) -> float:

@@ -213,7 +213,7 @@ class Knapsack:
 
     def _of_sort(self, sort: int, alive: int, count: int, work: float) -> Frontier | None:
         """Return the frontier of so many layers of a sort; None if no choice is within `work`."""
-        limit = bisect_right(self.problem.works_of[sort], work)  # others allow the same choices
+        limit = bisect_right(self.problem.sorts[sort].works, work)  # others allow the same choices
         key = self.choices[sort], limit, alive, count
         known = self._known if self._prune is None else self._prune.known
         if key not in known:

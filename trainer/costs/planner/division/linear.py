@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from .problem import Choice, Hull, Integers, Numbers, Problem
+from .problem import Choice, Hull, Integers, Numbers, Problem, Sort
 
 ROUNDING = 1e-9
 """Part of the budget by which rounded sums may exceed it."""
@@ -24,13 +24,12 @@ Parts = Sequence[tuple[int, int, int]]
 """Sort, layers of it, and micro-batches that they have alive."""
 
 
-def hull(problem: Problem, sort: int, alive: int, limit: float) -> Hull | None:
+def hull(sort: Sort, alive: int, limit: float) -> Hull | None:
     """Return the fastest choice with work within `limit`, and the lower hull; None without one."""
-    key = sort, alive, bisect_right(problem.works_of[sort], limit)
-    if key not in problem.hulls:
-        choices = problem.sorts[sort].choices
-        problem.hulls[key] = _hull([c for c in choices if c.work <= limit], alive)
-    return problem.hulls[key]
+    key = alive, bisect_right(sort.works, limit)
+    if key not in sort.hulls:
+        sort.hulls[key] = _hull([c for c in sort.choices if c.work <= limit], alive)
+    return sort.hulls[key]
 
 
 def _hull(choices: Iterable[Choice], alive: int) -> Hull | None:
@@ -61,7 +60,7 @@ def least_seconds(problem: Problem, parts: Parts, room: float, limit: float = ma
     for sort, count, alive in parts:
         if not count:
             continue
-        found = hull(problem, sort, alive, limit)
+        found = hull(problem.sorts[sort], alive, limit)
         if found is None:
             return math.inf
         seconds, size, others = found
@@ -84,7 +83,7 @@ def least_rate(problem: Problem, parts: Parts, room: float, limit: float) -> flo
     """Return the seconds of the last byte that `least_seconds` saves; 0 if everything fits."""
     excess, segments = -room, []
     for sort, count, alive in parts:
-        found = hull(problem, sort, alive, limit)
+        found = hull(problem.sorts[sort], alive, limit)
         assert found is not None, "the bound is finite"
         _, size, others = found
         excess += count * size
@@ -100,7 +99,7 @@ def least_rate(problem: Problem, parts: Parts, room: float, limit: float) -> flo
 def limits_of(problem: Problem, sorts: Iterable[int], least: float) -> list[float]:
     """Return the limits of the work that stages with layers of these sorts may have, in rising
     order: limits between them allow the same choices, and leave less room."""
-    found = {work for sort in sorts for work in problem.works_of[sort] if work > least}
+    found = {work for sort in sorts for work in problem.sorts[sort].works if work > least}
     return [least, *sorted(found)]
 
 
@@ -132,7 +131,7 @@ def least_backward(
     time, excess = np.zeros(len(counts)), -room
     segments: list[tuple[float, int, float]] = []
     for number in range(len(problem.sorts)):
-        found = hull(problem, number, alive, limit)
+        found = hull(problem.sorts[number], alive, limit)
         if found is None:
             time = np.where(counts[:, number] > 0, np.inf, time)
             continue

@@ -60,6 +60,17 @@ class Sort:
     module: int | None = None
     """Shared module that the layer calls."""
 
+    @cached_property
+    def works(self) -> list[float]:
+        """Work of the choices, in rising order."""
+        return sorted(choice.work for choice in self.choices)
+
+    @cached_property
+    def hulls(self) -> dict[tuple[int, int], Hull | None]:
+        """Hulls of the choices, by micro-batches alive and the number of choices whose work is
+        within the limit."""
+        return {}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Fixed:
@@ -114,17 +125,6 @@ class Problem:
     def numbers(self) -> list[int]:
         """Layers of each sort."""
         return [self.layers.count(sort) for sort in range(len(self.sorts))]
-
-    @cached_property
-    def works_of(self) -> list[list[float]]:
-        """Work of the choices of each sort, in rising order."""
-        return [sorted(choice.work for choice in sort.choices) for sort in self.sorts]
-
-    @cached_property
-    def hulls(self) -> dict[tuple[int, int, int], Hull | None]:
-        """Hulls of the choices of each sort, by micro-batches alive and the number of choices whose
-        work is within the limit."""
-        return {}
 
     @cached_property
     def called(self) -> list[Fixed]:
