@@ -30,14 +30,14 @@ from .stored import stored, stored_passes
 if TYPE_CHECKING:
     from .fake.model import FakeModel
 
-LONGEST = 1024
+LONGEST = 4096
 """Tokens of the longest row that runs where operators walk through it in steps. Longer rows are
-extrapolated from shorter ones: from two, or from three where masks grow with the square."""
-LONGEST_ATTENTION = 2048
-"""The same where attention runs too: its blocks on a CPU are of one size from 768 tokens on."""
+extrapolated from shorter ones: from two, or from three where masks grow with the square. Both are
+long enough to show the highest moment of longer rows: beside a short row, the gradient of a weight
+is larger."""
 MOST_ROWS = 64
-"""Most rows that run; the bytes of more rows are extrapolated from two numbers of rows. Few rows do
-not show the highest moment of many: beside few, the gradient of a weight is larger than a row."""
+"""Most rows that run; the bytes of more rows are extrapolated from two numbers of rows, which are
+large for the same reason."""
 
 _known: dict[str, Passes] = {}
 
@@ -128,7 +128,7 @@ class Tracer:
         operations for longer rows."""
         shape, own = self.shape, [self.config.operators[name] for name in operators]
         attends = any(each.attention_heads for each in own)
-        longest = LONGEST_ATTENTION if attends else LONGEST
+        longest = LONGEST
         ring = attends and shape.attention == "ring" and shape.device != "cuda"
         if ring:  # with two tiles in each chunk; scores of fewer grow with the square of the length
             longest = max(longest, 4 * shape.degrees.cp * TILE)

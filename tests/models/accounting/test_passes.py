@@ -243,6 +243,7 @@ def test_long_rows_follow_from_shorter_ones(
 ) -> None:
     """A ring whose chunks have less than a tile of queries holds scores that grow with the square
     of the length, and the filter's highest level is of another operation in short rows."""
+    monkeypatch.setattr(passes, "LONGEST", 2048)
     operators = {"it": OPTIONS[kind](**OPERATORS[kind])}
     config = ModelConfig(vocab_size=64, width=64, pattern="[it]", operators=operators)
     shape = Shape(
