@@ -330,8 +330,10 @@ def test_new_steps_appear_by_themselves(page: Chromium, runs: Path) -> None:
     text = file.read_text()
     last = json.loads(text.splitlines()[-1])
     with file.open("a") as lines:
-        lines.write(json.dumps({**last, "step": 40, "tokens": last["tokens"] + 256}) + "\n")
+        line = {**last, "step": 40, "tokens": last["tokens"] + 256, "loss": None}
+        lines.write(json.dumps(line) + "\n")
     page.until("return cards[0].plot.curves[1].x.length === 41")
+    page.until("return document.getElementById('runs').innerText.includes('loss not finite')")
     file.write_text(text)  # as a resume cuts the run back
     page.until("return cards[0].plot.curves[1].x.length === 40")
 

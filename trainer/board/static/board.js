@@ -105,7 +105,7 @@ function drawRuns() {
       el("div", { class: "about" },
         el("button", { class: "title", title: run.url, onclick: () => { state.focus = run.id; changed(); } }, el("i", { style: { background: colourOf(run) } }), run.name),
         el("p", {}, el("span", { class: `status ${run.status}` }, run.status), ` ${run.step === null ? "no step" : whole(run.step)}${run.last_step ? " / " + whole(run.last_step) : ""}`,
-          run.loss === null || run.loss === undefined ? "" : ` · loss ${run.loss.toFixed(4)}`),
+          run.step === null ? "" : ` · loss ${typeof run.loss === "number" ? run.loss.toFixed(4) : "not finite"}`),
         el("div", { class: "bar" }, el("i", { style: { width: `${100 * done}%`, background: colourOf(run) } })),
         run.read < 1 && !run.problem ? el("p", { class: "reading" }, `reading its curves: ${percent(run.read)}`) : null,
         run.problem ? el("p", { class: "problem" }, run.problem) : null,
