@@ -281,9 +281,13 @@ def checkpoints(run: BoardRun) -> Iterator[dict[str, Any]]:
 
 
 def _state(checkpoint: str) -> dict[str, Any]:
-    """Return the scalars of a checkpoint and its size, or why they cannot be read."""
+    """Return the scalars of a checkpoint and its size, or what is wrong with it. Hashes are left to
+    those who load it."""
+    remote = storage.exists(storage.join(checkpoint, store.REMOTE))
     try:
         manifest, state = store.read_manifest(checkpoint), store.read_state(checkpoint)
+        if not remote and storage.is_local(checkpoint):
+            store.check_sizes(checkpoint, manifest.files)
     except UserError as error:
         return {"problem": error.what}
     return {
@@ -293,7 +297,7 @@ def _state(checkpoint: str) -> dict[str, Any]:
         "ledger": state.ledger,
         "layout": state.layout,
         "size": sum(file.size for file in manifest.files),
-        "remote": storage.exists(storage.join(checkpoint, store.REMOTE)),
+        "remote": remote,
     }
 
 

@@ -193,19 +193,25 @@ def read_manifest(path: Path | str) -> Manifest:
     return Manifest(files, seal)
 
 
-def verify(path: Path | str, files: Sequence[StoredFile]) -> None:
-    """Raise unless the files have the sizes and hashes of the manifest."""
+def check_sizes(path: Path | str, files: Sequence[StoredFile]) -> None:
+    """Raise unless the files are there with the sizes of the manifest."""
     for file in files:
         url = storage.join(place(path), file.name)
         if not storage.exists(url):
             raise damaged(path, f"{file.name} is missing")
+        if (size := storage.size(url)) != file.size:
+            raise damaged(path, f"{file.name} has {size:,} of {file.size:,} bytes")
+
+
+def verify(path: Path | str, files: Sequence[StoredFile]) -> None:
+    """Raise unless the files have the sizes and hashes of the manifest."""
+    for file in files:
+        url = storage.join(place(path), file.name)
         digest = hashlib.sha256()
         try:
-            size = storage.size(url)
-            if size != file.size:
-                raise damaged(path, f"{file.name} has {size:,} of {file.size:,} bytes")
-            for start in range(0, size, BLOCK):
-                digest.update(storage.read(url, start, min(start + BLOCK, size)))
+            check_sizes(path, [file])
+            for start in range(0, file.size, BLOCK):
+                digest.update(storage.read(url, start, min(start + BLOCK, file.size)))
         except StorageError as error:
             if not storage.is_local(url):
                 raise  # an unavailable store: nothing is damaged

@@ -164,3 +164,19 @@ def test_a_file_that_cannot_be_read_for_a_while_is_read_later(
     assert client.json("api/settings")[run["id"]]["seed"] == 3
     client.board.refresh()
     assert client.json("api/runs")["runs"][0]["version"] == run["version"]
+
+
+def test_a_checkpoint_without_its_tensors_is_not_whole(open_board: Any, runs: Path) -> None:
+    client = open_board(runs / "base")
+    file = runs / "base/checkpoints/step-00000010/tensors/0"
+
+    def problem() -> Any:
+        [found] = client.json(f"api/run/{client.ids()['base']}")["checkpoints"]
+        return found.get("problem")
+
+    assert problem() is None
+    size = file.stat().st_size
+    file.write_bytes(b"cut off")
+    assert problem().endswith(f"tensors/0 has 7 of {size} bytes")
+    file.unlink()
+    assert problem().endswith("tensors/0 is missing")

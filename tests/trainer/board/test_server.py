@@ -200,7 +200,7 @@ def test_a_step_shows_documents_with_text_and_the_proof(
             assert {name: document[name] for name in vars(audited)} == vars(audited)
     planned = client.json(f"api/step/{id}/15")
     assert not planned["proved"] and not planned["taken"] and planned["metrics"] is None
-    assert "steps 0 to 20, not 99" in client.json(f"api/step/{id}/99")["error"]
+    assert "steps 0 to 19, not 99" in client.json(f"api/step/{id}/99")["error"]
 
 
 def test_changed_rows_are_no_proof(open_board: Any, runs: Path) -> None:
