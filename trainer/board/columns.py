@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import io
+import json
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -38,14 +39,14 @@ def columns(
     """Return the columns of whole lines, with NaN where a line lacks a number, and for each line
     its size in bytes and its checksum."""
     import pyarrow as pa
-    from pyarrow import json
+    from pyarrow.json import ReadOptions, read_json
 
     ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == ord("\n")) + 1
     sizes = np.diff(ends, prepend=0)
     try:
-        table = json.read_json(
+        table = read_json(
             io.BytesIO(lines),
-            read_options=json.ReadOptions(use_threads=False, block_size=len(lines) + 1),
+            read_options=ReadOptions(use_threads=False, block_size=len(lines) + 1),
         )
     except pa.ArrowInvalid as error:
         raise IntegrityError(f"{where} has an invalid line: {error}") from None
@@ -54,6 +55,19 @@ def columns(
     sums = [zlib.crc32(lines[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
     found = dict(_numbers(table, nested))
     return found, sizes.astype(np.float64), np.array(sums, np.float64)
+
+
+def valid_bytes(lines: bytes) -> int:
+    """Return the number of bytes before the first line that is no object."""
+    end = 0
+    for line in lines.splitlines(keepends=True):
+        try:
+            if not isinstance(json.loads(line), dict):
+                break
+        except ValueError:
+            break
+        end += len(line)
+    return end
 
 
 def _numbers(table: Any, nested: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, Float64]]:

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from ...console.errors import IntegrityError
 from ...dataplane.arrays import Float64
 from ...dataplane.storage import storage
-from .columns import columns
+from .columns import columns, valid_bytes
 
 Float32 = npt.NDArray[np.float32]
 
@@ -157,7 +157,7 @@ class Levels:
         try:
             found, sizes, sums = columns(data[:length], self.file)
         except IntegrityError:
-            length = _valid(data[:length])
+            length = valid_bytes(data[:length])
             if not length:
                 number = index.entries + 1
                 what = f"line {number:,} of {self.file} is invalid: the curves end before it"
@@ -257,19 +257,6 @@ class Levels:
                 yield False
                 return
             yield True
-
-
-def _valid(lines: bytes) -> int:
-    """Return the number of bytes before the first line that is no object."""
-    end = 0
-    for line in lines.splitlines(keepends=True):
-        try:
-            if not isinstance(json.loads(line), dict):
-                break
-        except ValueError:
-            break
-        end += len(line)
-    return end
 
 
 def _put(file: Path, place: int, values: Any) -> None:

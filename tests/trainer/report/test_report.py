@@ -12,7 +12,7 @@ from board_runs import write_scores
 from click.testing import CliRunner
 from written_runs import check_page, curve, drawn_data, make_run, rewrite
 
-from headrace.console.errors import RunError
+from headrace.console.errors import IntegrityError, RunError
 from headrace.trainer import report
 from headrace.trainer.cli import main
 from headrace.trainer.drawing.chart import bounds, ticks
@@ -215,6 +215,14 @@ def test_a_run_without_a_step_has_no_report(tmp_path: Path) -> None:
     folder.metrics.write_text("")
     with pytest.raises(RunError, match="has not taken a step"):
         report.write([str(folder.root)], None)
+
+
+def test_an_invalid_line_of_the_metrics_is_named(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", [4.0, 3.0, 2.0, 1.0])
+    lines = folder.metrics.read_bytes().splitlines(keepends=True)
+    folder.metrics.write_bytes(b"".join([*lines[:2], b"\0\0\n", lines[3]]))
+    with pytest.raises(IntegrityError, match=r"line 3 of .*metrics\.jsonl is invalid"):
+        report.write([str(folder.root)])
 
 
 def test_facts_that_were_damaged_are_counted_again(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from ....console.errors import IntegrityError
 from ....dataplane.arrays import Float64
-from ...board.columns import NESTED, columns
+from ...board.columns import NESTED, columns, valid_bytes
 
 CHUNK = 2 << 20
 """Bytes of lines in memory at once."""
@@ -57,7 +58,14 @@ def chunks(file: Path, end: int) -> Iterator[Chunk]:
         whole = data.rfind(b"\n") + 1
         data, rest = data[:whole], data[whole:]
         if data:
-            found, sizes, _ = columns(data, str(file), FIELDS)
+            try:
+                found, sizes, _ = columns(data, str(file), FIELDS)
+            except IntegrityError:
+                if (valid := valid_bytes(data)) == len(data):  # its lines have different types
+                    raise
+                number = first + data[:valid].count(b"\n") + 1
+                what, hint = f"line {number:,} of {file} is invalid", "restore it from a copy"
+                raise IntegrityError(what, hint=hint) from None
             yield Chunk(first, data, found, offset + np.cumsum(sizes) - sizes)
             first, offset = first + len(sizes), offset + whole
 
