@@ -46,7 +46,7 @@ HELD_OUT: dict[int, tuple[tuple[int, str, Rule], ...]] = {
         (512, "engine=fsdp2,rows=1", "operator"),
         (1024, "engine=fsdp2,rows=1", "none"),
         (2048, "engine=fsdp2", "none"),
-        (256, "engine=deepspeed,zero=1", "none"),
+        (768, "engine=deepspeed,zero=1", "none"),
     ),
     2: (
         (128, "tp=1,cp=1,engine=fsdp2,gather=block", "none"),

@@ -187,8 +187,8 @@ def begin(path: Path, name: str | None, device: torch.device, per_node: int, mod
     today = date.today().isoformat()
     key = f"{mode}-{today}"
     on_gpu = device.type == "cuda"
-    threads = torch.get_num_threads()
-    on_cpu = f"{threads} threads" if threads > 1 else "CPU time of one thread"
+    threads = about.get("threads")
+    on_cpu = "CPU time of one thread" if threads == 1 else f"{threads} threads"
     on = f"CUDA {torch.version.cuda}" if on_gpu else on_cpu
     text = f"`trainer profile` ({mode}), torch {torch.__version__}, {on}"
     source = Source(kind="measured", date=today, text=text)
@@ -206,8 +206,9 @@ def begin(path: Path, name: str | None, device: torch.device, per_node: int, mod
     for what, here, there in (
         ("device", about["name"], file.device.name),
         ("number of devices on a node", per_node, file.devices_per_node),
+        ("number of threads of a rank", about.get("threads"), file.device.threads),
     ):
-        if here != there:
+        if there not in (here, None):
             message = f"{path} describes another machine: its {what} is {there}, not {here}"
             raise PlanError(message, hint="give another --out, or the same --processes")
     file = replace(
@@ -343,7 +344,8 @@ def _about(device: torch.device, per_node: int) -> dict[str, Any]:
         _, total = torch.cuda.mem_get_info(device)
         return {"name": torch.cuda.get_device_name(device), "kind": kind, "memory": total}
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {"name": _cpu_name(), "kind": kind, "memory": total // per_node}
+    memory, threads = total // per_node, torch.get_num_threads()
+    return {"name": _cpu_name(), "kind": kind, "memory": memory, "threads": threads}
 
 
 def _cpu_name() -> str:

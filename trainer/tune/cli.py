@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,10 @@ from ...console import command
 
 if TYPE_CHECKING:
     from ...models.config import ModelConfig
+    from ..costs.hardware.file import Device
     from ..run.config import RunConfig
+
+logger = logging.getLogger(__name__)
 
 
 @click.command(cls=command.Command)
@@ -81,8 +85,9 @@ def tune(plan: str, overrides: tuple[str, ...], as_json: bool, **options: Any) -
 
     check_overrides(overrides, plan)
     hardware = Hardware.load(options["hardware"])
-    kind = hardware.file.device.kind
-    model, run = _model_and_run(options, overrides, kind)
+    device = hardware.file.device
+    overrides = with_threads(options["run_file"], overrides, device)
+    model, run = _model_and_run(options, overrides, device.kind)
     question = work.Question(
         plan=load_plan(plan),
         plan_file=plan,
@@ -93,8 +98,8 @@ def tune(plan: str, overrides: tuple[str, ...], as_json: bool, **options: Any) -
         steps=options["steps"],
         words=[*_words(options), *overrides],
     )
-    work.check(question, None if kind == "cpu" else count_gpus())
-    choose_device(kind)  # raises if the figures are those of a GPU, and there is none
+    work.check(question, None if device.kind == "cpu" else count_gpus())
+    choose_device(device.kind)  # raises if the figures are those of a GPU, and there is none
     folder = TuneFolder(options["out"] or f"tune/{Path(plan).stem}")
     outcome = work.tune(question, folder, Runs(question.words))
     if as_json:
@@ -118,6 +123,28 @@ def _model_and_run(
     if run.precision == "auto":
         run = replace(run, precision="bf16" if kind == "cuda" else "fp32")
     return model, run
+
+
+def with_threads(
+    run_file: str | None, overrides: tuple[str, ...], device: Device
+) -> tuple[str, ...]:
+    """Return the overrides with the threads that the figures are of, unless the run has others.
+    More threads than the figures' take less time than any prediction."""
+    from ..run import config as run_config
+    from ..run.request import Request
+
+    threads = run_config.load(run_file, Request(overrides=overrides).run_overrides).threads
+    if device.threads is None or threads == device.threads:
+        return overrides
+    if threads is None:
+        return (*overrides, f"threads={device.threads}")
+    logger.warning(
+        "a rank of the trials has %s threads, and the figures are those of %s: predictions are of "
+        "another machine (hint: leave `threads` out)",
+        threads,
+        device.threads,
+    )
+    return overrides
 
 
 def _words(options: dict[str, Any]) -> list[str]:

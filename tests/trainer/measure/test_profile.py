@@ -51,13 +51,16 @@ def test_a_profile_answers_for_every_kernel(measured: Path) -> None:
         hardware.seconds("all-reduce", 1 << 20, 2)
 
 
-def test_a_profile_measures_what_is_missing_alone(measured: Path, tmp_path: Path) -> None:
+def test_a_profile_measures_what_is_missing_alone(
+    measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data, _ = reader.read_yaml(measured)
     lost = data["kernels"].pop(), data["matmul"].pop(0)
     data["overhead"] = None
     file = tmp_path / "interrupted.yaml"
     file.write_text(reader.dump(data))
     sizes, clock = profiles.SIZES["cpu", True], Clock(torch.device("cpu"), 0.0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: data["device"]["threads"])
     begun = profiles.begin(file, None, clock.device, 2, "quick")
     assert profiles.measure_device(begun, sizes, clock) == 3
     again = Hardware.load(file).file
@@ -67,7 +70,9 @@ def test_a_profile_measures_what_is_missing_alone(measured: Path, tmp_path: Path
     assert profiles.measure_device(begun, sizes, clock) == 0
 
 
-def test_the_file_of_another_machine_is_refused(measured: Path) -> None:
+def test_the_file_of_another_machine_is_refused(
+    measured: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(PlanError, match="number of devices on a node is 2, not 4"):
         profiles.begin(measured, None, torch.device("cpu"), 4, "quick")
     data, _ = reader.read_yaml(measured)
@@ -76,6 +81,9 @@ def test_the_file_of_another_machine_is_refused(measured: Path) -> None:
     other.write_text(reader.dump(data))
     with pytest.raises(PlanError, match="its device is abacus"):
         profiles.begin(other, None, torch.device("cpu"), 2, "quick")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    with pytest.raises(PlanError, match=r"number of threads of a rank is \d, not 7"):
+        profiles.begin(measured, None, torch.device("cpu"), 2, "quick")
 
 
 @pytest.mark.parametrize(("per_node", "link"), [(2, "node"), (1, "network")])

@@ -16,11 +16,12 @@ from headrace.console.errors import LayoutError, PlanError, RunError
 from headrace.models.config import load_model_config
 from headrace.trainer.cli import main
 from headrace.trainer.costs.hardware import Hardware
-from headrace.trainer.costs.hardware.file import ENGINES, HardwareFile, Overhead
+from headrace.trainer.costs.hardware.file import ENGINES, Device, HardwareFile, Overhead
 from headrace.trainer.costs.planner import make
 from headrace.trainer.run.config import RunConfig
 from headrace.trainer.run.layout_plan import LayoutPlan, load_plan
 from headrace.trainer.tune import tune as work
+from headrace.trainer.tune.cli import with_threads
 from headrace.trainer.tune.correct import Step, corrected, fit
 from headrace.trainer.tune.folder import TuneFolder
 from headrace.trainer.tune.prices import Pricing
@@ -288,3 +289,16 @@ def test_a_trial_is_read_from_its_run(tmp_path: Path) -> None:
 def test_wrong_words_are_misuse(words: tuple[str, ...], message: str) -> None:
     result: Any = CliRunner().invoke(main, ["tune", *words])
     assert result.exit_code == 2 and message in result.output
+
+
+def test_trials_have_the_threads_of_the_figures(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = Device(name="CPU", kind="cpu", memory=1 << 30, threads=1, source="here")
+    assert with_threads(None, ("seed=3",), device) == ("seed=3", "threads=1")
+    assert with_threads(None, ("threads=1",), device) == ("threads=1",)
+    assert with_threads(None, (), replace(device, threads=None)) == ()
+    assert not caplog.records
+    (tmp_path / "run.yaml").write_text("threads: 2\n")
+    assert with_threads(str(tmp_path / "run.yaml"), (), device) == ()
+    assert "2 threads, and the figures are those of 1" in caplog.text

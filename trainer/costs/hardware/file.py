@@ -74,6 +74,8 @@ class Device(Row):
     """Kind of the device."""
     memory: Annotated[int, Size()]
     """Bytes of memory of a device."""
+    threads: int | None = None
+    """Threads of a CPU's rank while it was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
