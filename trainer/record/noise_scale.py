@@ -59,11 +59,11 @@ class NoiseScale:
         if 0 < small < whole and math.isfinite(found.small + found.whole):
             square = (whole * found.whole - small * found.small) / (whole - small)
             trace = (found.small - found.whole) / (1 / small - 1 / whole)
-            # Averages that begin with the first value: a bias of both would leave the ratio alone.
-            kept = DECAY if self.steps else 0.0
-            self.square = kept * self.square + (1 - kept) * square
-            self.trace = kept * self.trace + (1 - kept) * trace
             self.steps += 1
+            # Weights that add up to 1 from the first step on: later steps count more.
+            new = (1 - DECAY) / (1 - DECAY**self.steps)
+            self.square += new * (square - self.square)
+            self.trace += new * (trace - self.trace)
         known = self.steps > 0 and self.square > 0 and self.trace > 0
         return {
             "noise_scale": self.trace / self.square if known else None,
