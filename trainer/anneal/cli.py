@@ -148,7 +148,7 @@ def _become_task(folder: AnnealFolder, number: int) -> None:
         raise RunError(f"{folder.root} holds no anneal", hint="submit it with --slurm")
     entries = json.loads(folder.request.read_text())["runs"]
     arguments = words(folder, Entry(**entries[number]), None)
-    os.execv(sys.executable, [sys.executable, "-m", "headrace.trainer.cli", *arguments])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "headrace.trainer.cli", *arguments])
 
 
 def _describe(candidates: Any, as_json: bool) -> None:

@@ -86,7 +86,7 @@ def script(
 def _run(arguments: Sequence[str]) -> int:
     """Run `trainer`, and hand on the signals that ask it to save and stop. Ctrl-C reaches it from
     the terminal."""
-    command = [sys.executable, "-m", "headrace.trainer.cli", *arguments]
+    command = [sys.executable, "-P", "-m", "headrace.trainer.cli", *arguments]
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
 
     def forward(number: int, frame: FrameType | None) -> None:

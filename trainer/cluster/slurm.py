@@ -123,7 +123,7 @@ def script(
         for key, value in options.items()
         if value is not None
     ]
-    command = shlex.join([sys.executable, "-m", "headrace.trainer.cli", *words])
+    command = shlex.join([sys.executable, "-P", "-m", "headrace.trainer.cli", *words])
     note = shlex.quote(str(logs.absolute())) + f'/"{SLURM_NOTE.format(job="$SLURM_JOB_ID")}"'
     task = ' --task "$SLURM_ARRAY_TASK_ID"' if tasks else ""
     setup = f"\n{config.setup.strip()}\n" if config.setup else ""

@@ -68,7 +68,7 @@ class Runs:
             shutil.rmtree(trial.folder)
         trial.folder.parent.mkdir(parents=True, exist_ok=True)
         done = subprocess.run(
-            [sys.executable, "-m", "headrace.trainer.cli", "run", *self._words(trial)],
+            [sys.executable, "-P", "-m", "headrace.trainer.cli", "run", *self._words(trial)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

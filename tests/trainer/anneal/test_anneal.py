@@ -109,7 +109,7 @@ def test_a_slurm_array_has_a_task_for_each_run(
     monkeypatch.setattr(os, "execv", execv)
     assert anneal(*words, "--task", 2).exit_code == 0
     folder = AnnealFolder("array")
-    assert became[3:] == [
+    assert became[4:] == [
         "run", "array/run.yaml", "--model", "array/model.yaml",
         "--mixture", str(folder.mixture(2)), "--out", str(folder.run_of(2).root),
     ]  # fmt: skip
