@@ -107,6 +107,12 @@ def committed(folder: Path) -> list[Path]:
     return sorted(found, key=step_of)
 
 
+def newest_whole(folder: Path) -> Path | None:
+    """Return the last checkpoint of a run that has a manifest. Its files are not verified."""
+    saved = reversed(committed(folder))
+    return next((path for path in saved if (path / MANIFEST).is_file()), None)
+
+
 def reached(folder: Path, step: int) -> bool:
     """Return True if a run has a checkpoint of `step` or a later one."""
     saved = committed(folder)

@@ -32,7 +32,7 @@ class ListedRun:
     loss: float | None = None
     tokens_per_second: float | None = None
     checkpoint: int | None = None
-    """Step of the latest checkpoint."""
+    """Step of the latest checkpoint that has a manifest."""
     changed: float | None = None
     """Time of the latest step or event, in seconds since 1970."""
     problem: str | None = None
@@ -69,7 +69,7 @@ def look_at(folder: RunFolder) -> ListedRun:
     step, event = lines.last(folder.metrics) or {}, lines.last(folder.events)
     missing = missing_of(folder, job.run.scores, job.plan.last_step)
     gaps = [f"{each.sentence()}; `{each.command(str(folder.root))}`" for each in missing]
-    saved = store.committed(folder.checkpoints)
+    saved = store.newest_whole(folder.checkpoints)
     files = (path for path in (folder.metrics, folder.events, folder.run) if path.exists())
     return ListedRun(
         folder=str(folder.root),
@@ -79,7 +79,7 @@ def look_at(folder: RunFolder) -> ListedRun:
         tokens=step.get("tokens"),
         loss=step.get("loss"),
         tokens_per_second=step.get("tokens_per_second"),
-        checkpoint=store.step_of(saved[-1]) if saved else None,
+        checkpoint=None if saved is None else store.step_of(saved),
         changed=max(path.stat().st_mtime for path in files),
         problem="; ".join(gaps) or None,
     )

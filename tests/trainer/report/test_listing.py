@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 from written_runs import make_run
 
+from headrace.trainer.checkpoints.store import MANIFEST
 from headrace.trainer.cli import main
 from headrace.trainer.folder import LOCK
 
@@ -37,7 +38,9 @@ def runs(tmp_path: Path) -> Path:
     (tmp_path / "b/going" / LOCK).write_text(f"process {os.getpid()} on {host}")
     (tmp_path / "b/new" / LOCK).write_text(f"process {ended.pid} on another")
     (tmp_path / "b/unreadable/model.yaml").write_text("blocks: [")
-    (tmp_path / "a/finished/checkpoints/step-00000003").mkdir()
+    saved = tmp_path / "a/finished/checkpoints/step-00000003"
+    saved.mkdir()
+    (saved / MANIFEST).write_text("{}")
     (tmp_path / "a/notes").mkdir()
     return tmp_path
 
@@ -56,6 +59,16 @@ def test_every_run_below_is_listed_with_its_state(runs: Path) -> None:
     assert (finished["loss"], finished["tokens_per_second"]) == (2.25, 640.0)
     assert (table["new"]["step"], table["new"]["loss"]) == (0, None)
     assert "model.yaml" in str(table["unreadable"]["problem"])
+
+
+def test_a_folder_without_a_manifest_is_no_checkpoint(runs: Path) -> None:
+    saved = runs / "a/finished/checkpoints"
+    (saved / "step-00000004").mkdir()
+    (saved / "step-00000005").mkdir()
+    (saved / "step-00000005/state.json").write_text("{}")
+    assert [run["checkpoint"] for run in listed(runs / "a/finished")] == [3]
+    (saved / "step-00000003" / MANIFEST).unlink()
+    assert [run["checkpoint"] for run in listed(runs / "a/finished")] == [None]
 
 
 def test_a_run_below_two_of_the_folders_is_listed_once(runs: Path) -> None:
