@@ -55,10 +55,17 @@ def main(key: str, place: str | None, as_json: bool) -> None:
 
     More: docs/trainer.md
     """
+    from ..console import config as reader
+
     found = meanings(key)
     if not found:
         raise _unknown(key)
-    where = None if place is None else setting(key, Path(place))
+    where = None
+    if place is not None:
+        file = _file(key, Path(place))
+        data, lines = reader.read_yaml(file)
+        found = meanings(key, data) or found  # all, if the kind in the file has no such key
+        where = setting(key, file, data, lines)
     if as_json:
         listed = [dataclasses.asdict(meaning) for meaning in found]
         command.emit({"key": key, "meanings": listed, "set": where})
@@ -73,33 +80,36 @@ def main(key: str, place: str | None, as_json: bool) -> None:
         click.echo(where)
 
 
-def meanings(key: str) -> list[KeyMeaning]:
-    """Return the different meanings of a key, with the configurations that have each."""
+def meanings(key: str, data: Any = None) -> list[KeyMeaning]:
+    """Return the different meanings of a key, with the configurations that have each. Of a section
+    whose kind `data` says, a file's data, return those of this kind."""
     kind, path = _root(key)
     owners: dict[KeyMeaning, list[str]] = {}
-    for owner, field, hint in _fields(kind, path.split(".")):
+    for owner, field, hint in _fields(kind, path.split("."), data):
         names = owners.setdefault(meaning_of(owner, field, hint), [])
         names += [] if owner.__name__ in names else [owner.__name__]
     return [replace(meaning, owners=tuple(names)) for meaning, names in owners.items()]
 
 
-def setting(key: str, place: Path) -> str:
-    """Return the line that sets a key in a file, or in the files of a run's folder."""
-    from ..console import config as reader
+def setting(key: str, file: Path, data: Any, lines: Mapping[Any, int | None]) -> str:
+    """Return the line that sets a key in a file, which `read_yaml` has read."""
+    rows = []
+    for names, value in _values(data, _root(key)[1].split(".")):
+        line = lines.get(names)
+        rows.append(f"{file}{'' if line is None else f', line {line}'}: {value!r}")
+    return "\n".join(rows) or f"{file} does not set it"
+
+
+def _file(key: str, place: Path) -> Path:
+    """Return the file that may set a key: the place itself, or a file of a run's folder."""
     from .folder import RunFolder
 
-    path = _root(key)[1].split(".")
-    if place.is_dir():
-        folder = RunFolder(place)
-        folder.check_is_run()
-        files = {"mixture": folder.mixture, "model": folder.model}
-        place = files.get(key.partition(".")[0], folder.run)
-    data, lines = reader.read_yaml(place)
-    rows = []
-    for names, value in _values(data, path):
-        line = lines.get(names)
-        rows.append(f"{place}{'' if line is None else f', line {line}'}: {value!r}")
-    return "\n".join(rows) or f"{place} does not set it"
+    if not place.is_dir():
+        return place
+    folder = RunFolder(place)
+    folder.check_is_run()
+    files = {"mixture": folder.mixture, "model": folder.model}
+    return files.get(key.partition(".")[0], folder.run)
 
 
 def _root(key: str) -> tuple[Any, str]:
@@ -112,8 +122,10 @@ def _root(key: str) -> tuple[Any, str]:
     return {"mixture": (Mixture, rest), "model": (ModelConfig, rest)}.get(prefix, (RunConfig, key))
 
 
-def _fields(kind: Any, path: Sequence[str]) -> Iterator[tuple[type, Any, Any]]:
-    """Yield (dataclass, field, type) of every field at a path below a type."""
+def _fields(kind: Any, path: Sequence[str], data: Any) -> Iterator[tuple[type, Any, Any]]:
+    """Yield (dataclass, field, type) of every field at a path below a type, which `data` has."""
+    within = [value for _, value in _values(data, path[:1])]
+    below_data = within[0] if len(within) == 1 else None
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind, include_extras=True)
         for field in dataclasses.fields(kind):
@@ -121,13 +133,24 @@ def _fields(kind: Any, path: Sequence[str]) -> Iterator[tuple[type, Any, Any]]:
                 if len(path) == 1:
                     yield kind, field, hints[field.name]
                 else:
-                    yield from _fields(hints[field.name], path[1:])
+                    yield from _fields(hints[field.name], path[1:], below_data)
+        return
+    if isinstance(data, Mapping) and (chosen := _chosen(kind, data)) is not None:
+        yield from _fields(chosen, path, data)
         return
     for below, named in parts_of(kind):
         if not named:
-            yield from _fields(below, path)
+            yield from _fields(below, path, data)
         elif len(path) > 1:
-            yield from _fields(below, path[1:])
+            yield from _fields(below, path[1:], below_data)
+
+
+def _chosen(kind: Any, data: Any) -> type | None:
+    """Return the dataclass that a section chooses, if its type has several to choose from."""
+    from ..console.config import OneOf
+
+    marks = (mark for mark in getattr(kind, "__metadata__", ()) if isinstance(mark, OneOf))
+    return next((mark.chosen(data) for mark in marks), None)
 
 
 def parts_of(kind: Any) -> Iterator[tuple[Any, bool]]:

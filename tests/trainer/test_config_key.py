@@ -43,6 +43,22 @@ def test_a_key_is_explained_by_its_code() -> None:
     assert "keys: " in explain("watch")
 
 
+def test_a_file_that_says_the_kind_leaves_the_meaning_of_this_kind(tmp_path: Path) -> None:
+    model = tmp_path / "model.yaml"
+    model.write_text("operators:\n  a: {kind: attention, heads: 4}\n  m: {kind: mamba1}\n")
+    (tmp_path / "run.yaml").write_text("optimizer: {kind: muon}\n")
+    key = "model.operators.a.heads"
+    assert "Mamba1Options" in explain(key)
+    for place in (model, tmp_path):
+        text = explain(key, str(place))
+        assert "(AttentionOptions)" in text and text.count(key) == 1
+        assert f"{model}, line 2: 4" in text
+    text = explain("model.operators.m.heads", str(model))
+    assert "(Mamba1Options)" in text and "AttentionOptions" not in text
+    assert "AttentionOptions" in explain("model.operators.NAME.heads", str(model))
+    assert "(MuonConfig)" in explain("optimizer.lr", str(tmp_path))
+
+
 def test_the_line_that_sets_a_key(tmp_path: Path) -> None:
     run = tmp_path / "run.yaml"
     run.write_text("seed: 1\noptimizer:\n  lr: 0.002\n")
