@@ -12,6 +12,8 @@ from ...console.progress import human
 LEFT, RIGHT, TOP, BOTTOM = 58.0, 14.0, 22.0, 26.0
 LETTER = 7.0
 """Approximate width of a letter."""
+LINE = 18.0
+"""Height of a line of text."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class Chart:
     bottom: float = BOTTOM
     x_label: Callable[[float], str] = human
     x_unit: str = "tokens"
+    x_places: Sequence[float] = ()
+    """Values that get a tick, not round ones; their unit stands in a line below them."""
     parts: list[str] = field(default_factory=list)
 
     @property
@@ -87,13 +91,17 @@ class Chart:
         self.x_axis()
 
     def x_axis(self) -> None:
-        """Write round values below the frame, and their unit."""
+        """Write values below the frame, and their unit. One that would overlap is left out."""
         y, name = self.base + 18, self.x_unit
-        self._text("tick end", self.right, y, name)
-        for value in ticks(*self.x_range, count=7):
+        self._text("tick end", self.right, y + LINE if self.x_places else y, name)
+        taken = 0.0
+        limit = self.width if self.x_places else self.right - LETTER * (len(name) + 1)
+        for value in self.x_places or ticks(*self.x_range, count=7):
             x, label = self.x(value), self.x_label(value)
-            if x < self.right - LETTER * (len(name) + len(label) / 2 + 1):
+            half = LETTER * len(label) / 2
+            if taken <= x - half and x + half < limit:
                 self._text("tick x", x, y, label)
+                taken = x + half + LETTER
 
     def line(self, curve: Curve, style: str, colour: str | None = None) -> None:
         if not curve.x:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from ...console.progress import human
-from ..drawing.chart import Chart, Curve
+from ..drawing.chart import BOTTOM, LINE, Chart, Curve
 from ..drawing.page import WIDE, colour, legend, section
 from .records import mark
 
@@ -24,15 +23,18 @@ def recall_section(entries: Sequence[dict[str, Any]]) -> str:
         if entry["step"] == step:
             named = {f"{task}{mark(entry)}": found for task, found in entry["tasks"].items()}
             newest.update(named)
-    places = [math.log2(each["length"]) for results in newest.values() for each in results]
+    lengths = {each["length"] for results in newest.values() for each in results}
+    places = [math.log2(length) for length in sorted(lengths)]
     chart = Chart(
         WIDE,
-        230,
-        (min(places) - 0.2, max(places) + 0.2),
+        248,
+        (places[0] - 0.2, places[-1] + 0.2),
         (0.0, 1.0),
         lambda share: f"{share:.0%}",
-        x_label=_length,
+        bottom=BOTTOM + LINE,
+        x_label=lambda place: f"{round(2**place):,}",
         x_unit="tokens of context",
+        x_places=places,
     )
     chart.axes()
     for number, results in enumerate(newest.values()):
@@ -47,12 +49,6 @@ def recall_section(entries: Sequence[dict[str, Any]]) -> str:
         legend=legend(list(newest)),
         unit=f"right answers · step {step:,}",
     )
-
-
-def _length(power: float) -> str:
-    """Return the length at a whole power of two, and nothing between them."""
-    whole = round(power)
-    return human(2**whole) if math.isclose(power, whole) else ""
 
 
 def _table(newest: dict[str, list[dict[str, Any]]]) -> str:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -152,6 +153,24 @@ def test_the_command_stores_results_that_the_report_draws(run: RunFolder) -> Non
     averaged = {**lines[0], "ema": True}
     page = recall_section([*lines, averaged])
     assert page.count("<polyline") == 4 and "copy, ema" in page
+
+
+@pytest.mark.parametrize(
+    ("lengths", "shown"),
+    [
+        ([256, 512, 1024, 2048, 4096], ["256", "512", "1,024", "2,048", "4,096"]),
+        ([100, 384, 1500], ["100", "384", "1,500"]),
+        ([2048], ["2,048"]),
+        ([64, 1000, 1001, 65536], ["64", "1,000", "65,536"]),  # 1,001 would overlap
+    ],
+)
+def test_each_measured_length_has_a_tick(lengths: list[int], shown: list[str]) -> None:
+    results = [{"length": each, "accuracy": 0.5, "loss": 1.0, "answers": 4} for each in lengths]
+    page = recall_section([{"step": 1, "ema": False, "tasks": {"copy": results}}])
+    assert re.findall(r'class="tick x"[^>]*>([^<]*)<', page) == shown
+    ticks = re.findall(r'class="tick x"[^>]* y="([^"]*)"', page)
+    (title,) = re.findall(r'class="tick end"[^>]* y="([^"]*)"', page)
+    assert float(title) > float(ticks[0]) + 12  # below the ticks
 
 
 def test_results_that_cannot_be_stored_are_printed(run: RunFolder) -> None:
