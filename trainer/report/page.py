@@ -24,6 +24,8 @@ from .reading.loss_unit import NATS
 
 SHOWN_RANKS = 8
 """Ranks whose memory is listed one by one."""
+SHOWN_SKIPPED = 10
+"""First skipped steps that are listed, and as many last ones."""
 
 
 def run_page(run: RunData) -> str:
@@ -103,18 +105,23 @@ def _with_usual(value: float | None, usual: float | None, form: str = ".4f") -> 
 
 
 def _skipped(run: RunData) -> str:
-    """Return the table of skipped steps, with their rows."""
-    if not run.skipped:
+    """Return the table of the first and last skipped steps, with their rows."""
+    skipped = run.skipped
+    if not skipped:
         return ""
-    rows = "".join(
+    rows = [
         f"<tr><th>{event['step']:,}</th><td>{escape(event['event'])}</td>"
         f"<td>{escape(event['what'].partition(': ')[2] or event['what'])}</td>"
         f"<td>{escape(event['where'])}</td>"
         f"<td>{_back(event)}</td></tr>"
-        for event in run.skipped
+        for event in skipped
+    ]
+    if (hidden := len(rows) - 2 * SHOWN_SKIPPED) > 0:
+        rows[SHOWN_SKIPPED:-SHOWN_SKIPPED] = [f'<tr><td colspan="5">… {hidden:,} more</td></tr>']
+    table = (
+        f'<div class="scroll"><table class="history"><tbody>{"".join(rows)}</tbody></table></div>'
     )
-    table = f'<div class="scroll"><table class="history"><tbody>{rows}</tbody></table></div>'
-    return section("Skipped steps", table)
+    return section("Skipped steps", table, unit=f"{len(skipped):,} of {run.steps:,} steps")
 
 
 def _back(event: dict[str, Any]) -> str:

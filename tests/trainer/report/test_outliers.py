@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,19 @@ def test_skipped_steps_are_not_outliers(tmp_path: Path) -> None:
         lambda e: e.update({"skipped": True, "why": "spike"} if e["step"] == 300 else {}),
     )
     assert find_outliers(RunData.load(folder)) == []
+
+
+def test_of_many_skipped_steps_the_first_and_last_are_listed(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", noisy({}))
+    rewrite(folder.metrics, lambda e: e.update({"skipped": True} if e["step"] >= 300 else {}))
+    event = {"time": 4.0, "event": "spike", "what": "a spike", "where": "a row"}
+    with folder.events.open("a") as events:
+        events.writelines(json.dumps(event | {"step": step}) + "\n" for step in range(300, STEPS))
+    text = page.run_page(RunData.load(folder))
+    check_page(text)
+    listed = [int(step) for step in re.findall(r"<tr><th>(\d+)</th><td>spike", text)]
+    assert listed == [*range(300, 310), *range(590, 600)]
+    assert "300 of 600 steps" in text and "… 280 more" in text
 
 
 def test_the_table_keeps_the_largest_outliers(tmp_path: Path) -> None:
