@@ -82,14 +82,15 @@ def _outliers(run: RunData, outliers: Sequence[OutlierStep]) -> str:
         f'<div class="scroll"><table class="history"><thead><tr>{head}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div>"
     )
-    worst = max(outliers, key=lambda step: step.deviations)
-    audit = f"mixtures audit {shlex.quote(str(run.folder.root))} --step {worst.step} --text"
     note = (
         f"The loss of all tokens, or of one source, is above each of the {WINDOW} losses before "
         f"it, and above their median by more than {DEVIATIONS:g} deviations. Grey: the median of "
-        "those steps. To see the rows of a step: "
-        f"<code>{escape(audit)}</code>"
+        "those steps."
     )
+    if isinstance(run.plan, Plan):  # synthetic rows have no documents
+        worst = max(outliers, key=lambda step: step.deviations)
+        audit = f"mixtures audit {shlex.quote(str(run.folder.root))} --step {worst.step} --text"
+        note += f" To see the rows of a step: <code>{escape(audit)}</code>"
     return section("Outlier steps", f'{table}<p class="note">{note}</p>')
 
 
