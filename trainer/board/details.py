@@ -101,6 +101,7 @@ def details(run: BoardRun) -> dict[str, Any]:
     return {
         "files": [name for name in FILES if storage.exists(storage.join(run.url, name))],
         "plan": plan(run),
+        "plan_problem": run.plan_problem,
         "layout": layout(run),
         "checkpoints": list(checkpoints(run)),
         "scores": list(scores(run)),

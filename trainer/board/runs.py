@@ -171,6 +171,11 @@ class BoardRun:
         self.problem = "\n".join([*self._damage.values(), *found]) or None
 
     @property
+    def plan_problem(self) -> str | None:
+        """Error of the stored plan, if it cannot be read."""
+        return self._damage.get(files.PLAN)
+
+    @property
     def _levels(self) -> tuple[Levels, ...]:
         return self.metrics, self.evaluations, self.signals
 

@@ -57,6 +57,14 @@ def test_a_damaged_file_leaves_the_other_runs(
         assert found["a"]["problem"] is None and found["a"]["status"] == "finished"
 
 
+def test_a_damaged_plan_is_named_beside_the_mixture(open_board: Any, runs: Path) -> None:
+    (runs / "base/plan.json").write_text('{"phases')
+    client = open_board(runs)
+    found = {name: client.json(f"api/run/{id}") for name, id in client.ids().items()}
+    assert found["base"]["plan"] is None and found["other"]["plan_problem"] is None
+    assert "base/plan.json is not a whole plan" in found["base"]["plan_problem"]
+
+
 def test_a_run_that_is_deleted_stays_deleted(open_board: Any, runs: Path) -> None:
     client = open_board(runs)
     shutil.rmtree(runs / "other")

@@ -134,7 +134,8 @@ function strip(label, parts, total) {
 const TABS = {
   Curves: null,
   async Mixture(run) {
-    const { plan } = await json(`api/run/${run.id}`);
+    const { plan, plan_problem } = await json(`api/run/${run.id}`);
+    if (!plan && plan_problem) return card("Mixture", el("p", { class: "problem" }, plan_problem));
     if (!plan) return card("Mixture", el("p", { class: "empty" }, "The rows of this run are synthetic: it has no plan."));
     const total = plan.phases.reduce((sum, phase) => sum + phase.tokens, 0);
     const rows = plan.phases.map(phase => {
