@@ -7,12 +7,17 @@ same scores here and in transformers.
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 import math
+import sys
 import traceback
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import datasets
+import lm_eval.api.model
+import lm_eval.api.task
 from lm_eval import evaluator
 from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
@@ -22,6 +27,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from ...console.errors import InputError, RunError, UserError
 from ...console.explain import nearest
+from ...console.log import can_rewrite_lines
 from ...dataplane.tokenizers import TextError
 from ...models.generate import Sampling
 from ..cluster.lost_ranks import LostRankError
@@ -47,6 +53,18 @@ SAMPLING = ("do_sample", "temperature", "top_k", "top_p")
 # The harness asks git and the machine for facts that no entry keeps. Outside a repository git
 # writes an error, as if the scores had failed.
 evaluator.get_git_commit_hash = evaluator.add_env_info = lambda *facts: None
+
+DEFAULTS = ("using default", "using preconfigured rule")
+"""Words of the harness's warnings that say what it took where the YAML of a task is silent."""
+
+# Whoever scores weights did not write the task, and cannot act on them.
+logging.getLogger(lm_eval.api.task.__name__).addFilter(
+    lambda record: not any(words in record.getMessage() for words in DEFAULTS)
+)
+
+if not can_rewrite_lines(sys.stderr):  # each step of a bar would be a line; ours is one a minute
+    lm_eval.api.model.tqdm = lm_eval.api.task.tqdm = lambda items, **how: items
+    datasets.disable_progress_bars()
 
 
 class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no types

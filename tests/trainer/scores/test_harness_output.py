@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
+import lm_eval.api.model
 import pytest
 import yaml
 from lm_eval.api.model import LM
@@ -28,9 +30,9 @@ class Certain(LM):  # type: ignore[misc]  # the harness has no types
         return ["" for _ in requests]
 
 
-def test_git_writes_no_error_outside_a_repository(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folder outside a repository, which is the working directory, with two tasks."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "texts.jsonl").write_text(json.dumps({"text": "a mill"}) + "\n")
     task = {
@@ -44,8 +46,38 @@ def test_git_writes_no_error_outside_a_repository(
         "metric_list": [{"metric": "bits_per_byte"}],
     }
     (tmp_path / "texts.yaml").write_text(yaml.safe_dump(task))
-    tasks = TaskManager(include_path=str(tmp_path), include_defaults=False)
+    task |= {"task": "ends", "output_type": "loglikelihood", "metric_list": [{"metric": "acc"}]}
+    (tmp_path / "ends.yaml").write_text(yaml.safe_dump(task))
+    return tmp_path
+
+
+def metrics(folder: Path, task: str) -> dict[str, float]:
+    tasks = TaskManager(include_path=str(folder), include_defaults=False)
     model: Any = Certain()
-    found = harness.metrics_of(model, "texts", ScoresConfig(tasks=("texts",)), tasks)
-    assert found["texts"]["metrics"] == {"bits_per_byte,none": 0.0}
+    found = harness.metrics_of(model, task, ScoresConfig(tasks=(task,)), tasks)
+    return dict(found[task]["metrics"])
+
+
+def test_git_writes_no_error_outside_a_repository(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert metrics(folder, "texts") == {"bits_per_byte,none": 0.0}
     assert "fatal" not in capfd.readouterr().err
+
+
+def test_no_bar_where_stderr_is_no_terminal(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert metrics(folder, "ends")["acc,none"] == 1.0
+    assert "%|" not in capfd.readouterr().err
+    # The harness's own class for models encodes the texts of all requests below a bar.
+    assert list(lm_eval.api.model.tqdm([1], desc="Tokenizing inputs", disable=False)) == [1]
+    assert not capfd.readouterr().err
+
+
+def test_no_warning_of_what_the_yaml_of_a_task_leaves_to_the_harness(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics(folder, "ends")
+    logging.getLogger("lm_eval.api.task").warning("another")
+    assert [each.message for each in caplog.records if each.levelname == "WARNING"] == ["another"]
