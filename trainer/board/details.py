@@ -54,12 +54,22 @@ def summary(run: BoardRun) -> dict[str, Any]:
         "loss": last.get("loss"),
         "tokens_per_second": last.get("tokens_per_second"),
         "series": sorted({*metrics.index.series, *run.signals.index.series}),
+        "noise_steps": _noise_steps(run),
         "held_out": sorted(run.evaluations.index.series),
         "range": {axis: _range(run, axis) for axis in ("step", "tokens", "hours")},
         "sources": [source["name"] for source in run.plan["sources"]] if run.plan else [],
         "marks": marks(run),
         "phases": phases(run),
     }
+
+
+def _noise_steps(run: BoardRun) -> int | None:
+    """Return the steps that measured the noise scale, while none of them has one."""
+    series = run.signals.index.series
+    if "noise_steps" not in series or "noise_scale" in series:
+        return None
+    window = run.signals.window(["noise_steps"], "step", -np.inf, np.inf, 1)
+    return int(np.nanmax(window.curves["noise_steps"][2]))  # they only grow
 
 
 def _range(run: BoardRun, axis: str) -> list[float]:

@@ -86,6 +86,7 @@ def _summary(run: RunData, outliers: Sequence[OutlierStep]) -> dict[str, Any]:
         "audit": f"mixtures audit {root}" if isinstance(run.plan, Plan) else None,
         "entries": run.steps,
         "series": sorted({*series, *run.signals_table.curves}),
+        "noise_steps": _noise_steps(run.signals_table),
         "held_out": sorted(run.held_out_table.curves),
         "range": {name: [float(values[0]), float(values[-1])] for name, values in axes.items()},
         "sources": run.sources,
@@ -100,6 +101,13 @@ def _summary(run: RunData, outliers: Sequence[OutlierStep]) -> dict[str, Any]:
             for each in outliers
         ],
     }
+
+
+def _noise_steps(signals: Table) -> int | None:
+    """Return the steps that measured the noise scale, while none of them has one."""
+    if "noise_steps" not in signals.curves or "noise_scale" in signals.curves:
+        return None
+    return int(np.nanmax(signals.curves["noise_steps"][2]))  # they only grow
 
 
 def _at(run: RunData, step: int, tokens: float, **more: Any) -> dict[str, Any]:

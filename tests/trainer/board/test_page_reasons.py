@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 from chromium import Chromium
+from written_runs import rewrite
+
+from headrace.trainer import report
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
@@ -20,3 +23,24 @@ def test_the_mixture_of_a_damaged_plan_names_the_damage(
     browser.click("#tabs button", 1)
     said = browser.until("return document.querySelector('#view .card .problem')?.innerText")
     assert "base/plan.json is not a whole plan" in said
+
+
+def test_an_unknown_noise_scale_has_its_reason(
+    browser: Chromium, open_board: Any, runs: Path
+) -> None:
+    noise = {"noise_scale": None, "noise_trace": -1.0, "noise_square": 0.5}
+    rewrite(
+        runs / "base/signals.jsonl",
+        lambda e: e.update(
+            noise | {"noise_steps": e["step"] // 6 + 1} if e["step"] % 6 == 0 else {}
+        ),
+    )
+    report.write([str(runs / "base")])
+    script = "return document.querySelector(`[data-panel='Gradient noise scale']`)?.innerText"
+    for url in (open_board(runs / "base").server.url, (runs / "base/report.html").as_uri()):
+        browser.open(url)
+        said = browser.until(script)
+        assert "Measured in 4 steps" in said and "not both above 0 yet" in said
+    rewrite(runs / "base/signals.jsonl", lambda e: e.update({"noise_scale": 9.0}))
+    browser.open(open_board(runs / "base").server.url)
+    assert "Measured" not in browser.until(script)

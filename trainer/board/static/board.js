@@ -295,8 +295,9 @@ async function poll() {
     state.runs = list.runs; state.palette = list.palette;
     $("live").className = list.problems.length ? "live off" : "live";
     $("live").textContent = list.problems[0] || "live";
-    const now = JSON.stringify(state.runs.map(run => [run.id, run.version, run.series, run.held_out, Boolean(run.entries)]));
+    const now = JSON.stringify(state.runs.map(run => [run.id, run.version, run.series, run.held_out, Boolean(run.entries), Boolean(run.noise_steps)]));
     drawRuns();
+    cards.forEach(card => card.explain());
     if (now !== shape) { shape = now; drawView(); }
     else if (before !== JSON.stringify(state.runs.map(run => [run.entries, run.evaluations])) && state.tab === "Curves") load(0);
   } catch (error) { offline(error); }

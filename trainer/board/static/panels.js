@@ -42,6 +42,7 @@ const colourOf = run => state.palette[state.runs.indexOf(run) % state.palette.le
 /* Panels of curves */
 const LOSS = "loss"; // its unit is the page's
 const SPEED = "speed/", ROWS = "rows/", RATE = "tokens_per_second"; // the speed of a source follows from its rows
+const noScale = run => run.noise_steps ? `Measured in ${whole(run.noise_steps)} step${run.noise_steps > 1 ? "s" : ""}: the averages of |G|² and tr(Σ) are not both above 0 yet.` : null;
 const PANELS = [
   { title: "Loss", unit: LOSS, own: ["loss"], wide: true },
   { title: "Loss by source", unit: LOSS, prefix: "loss/", wide: true },
@@ -54,7 +55,7 @@ const PANELS = [
   { title: "Expert entropy by layer", unit: "1: even", prefix: "expert_entropy/", wide: true },
   { title: "Learning rate", own: ["lr"], zero: true },
   { title: "Gradient norm", unit: "before clipping", own: ["grad_norm"], zero: true },
-  { title: "Gradient noise scale", unit: "tokens", own: ["noise_scale"], zero: true },
+  { title: "Gradient noise scale", unit: "tokens", own: ["noise_scale"], zero: true, why: noScale },
   { title: "Tokens per second", own: ["tokens_per_second"], zero: true },
   { title: "Tokens per second by source", prefix: SPEED, zero: true },
   { title: "MFU and HFU", own: ["mfu", "hfu"], format: percent, zero: true },
@@ -99,6 +100,8 @@ function panelsOf(runs) {
     const own = (panel.own || []).filter(name => names.includes(name));
     const parts = panel.prefix ? inOrder(names, panel.prefix, runs) : [];
     [...own, ...parts].forEach(name => used.add(name));
+    const empty = !own.length && panel.why && runs.some(panel.why);
+    if (empty) found.push({ ...panel, curves: [], key: panel.title });
     if (runs.length > 1) {
       if (own.length) found.push({ ...panel, curves: own, key: panel.title });
       for (const name of parts.length > 1 ? parts : [])
@@ -136,8 +139,15 @@ class Card {
     this.legend = el("div", { class: "legend" });
     this.element = el("section", { class: panel.wide ? "card wide" : "card", "data-panel": panel.key },
       el("div", { class: "head" }, el("h2", {}, panel.title, panel.of ? " · " + panel.of : "", panel.unit ? el("small", {}, panel.unit === LOSS ? page.unit : panel.unit) : null), this.legend),
-      this.plot.element);
+      panel.curves.length ? this.plot.element : null, this.reasons = el("div"));
     this.seen = false; this.data = [];
+    this.explain();
+  }
+  /* Say why runs have no curve in this panel. */
+  explain() {
+    if (!this.panel.why) return;
+    const runs = shown(), lines = runs.map(run => [run, this.panel.why(run)]).filter(([, why]) => why);
+    this.reasons.replaceChildren(...lines.map(([run, why]) => el("p", { class: "note" }, runs.length > 1 ? `${run.name}: ${why}` : why)));
   }
   width() { return Math.max(150, Math.round((this.plot.canvas.clientWidth - 70) / (shown().length > 2 ? 2.5 : 1.5))); }
   colour(run, name, count) {
@@ -205,10 +215,10 @@ function mount(panels, place) {
     }
     page.load(0);
   }, { rootMargin: "300px" });
-  for (const card of cards) { place(card.panel).append(card.element); sight.observe(card.element); }
+  for (const card of cards) { place(card.panel).append(card.element); if (card.panel.curves.length) sight.observe(card.element); }
 }
 const inSight = () => cards.filter(card => card.seen).forEach(card => card.draw());
-const redraw = () => cards.forEach(card => card.draw());
+const redraw = () => cards.filter(card => card.panel.curves.length).forEach(card => card.draw());
 function hover(x, plot) { for (const card of cards) if (card.seen) card.plot.hover(x, card.plot === plot); }
 
 function zoom(low, high, goesOn = false) {
