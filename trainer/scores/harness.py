@@ -12,6 +12,7 @@ import math
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -267,14 +268,15 @@ def metrics_of(
 ) -> dict[str, Any]:
     """Return the metrics of a task, or of a group and its tasks."""
     try:
-        found = evaluator.simple_evaluate(
-            model=model,
-            tasks=[name],
-            task_manager=tasks,
-            limit=config.limit,
-            num_fewshot=config.num_fewshot,
-            log_samples=False,
-        )
+        with redirect_stdout(sys.stderr):  # of --json: the harness and tasks print notes
+            found = evaluator.simple_evaluate(
+                model=model,
+                tasks=[name],
+                task_manager=tasks,
+                limit=config.limit,
+                num_fewshot=config.num_fewshot,
+                log_samples=False,
+            )
     except UserError:
         raise
     except (ValueError, OSError, KeyError, TypeError, ImportError) as error:

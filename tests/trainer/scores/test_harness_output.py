@@ -81,3 +81,15 @@ def test_no_warning_of_what_the_yaml_of_a_task_leaves_to_the_harness(
     metrics(folder, "ends")
     logging.getLogger("lm_eval.api.task").warning("another")
     assert [each.message for each in caplog.records if each.levelname == "WARNING"] == ["another"]
+
+
+def test_notes_of_the_harness_are_no_part_of_the_output(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    task = yaml.safe_load((folder / "ends.yaml").read_text())
+    task |= {"task": "guesses", "metric_list": [{"metric": "perplexity"}]}
+    (folder / "guesses.yaml").write_text(yaml.safe_dump(task))
+    (folder / "texts.jsonl").write_text(2 * (json.dumps({"text": "a mill"}) + "\n"))
+    assert metrics(folder, "guesses")["perplexity,none"] == 1.0
+    written = capfd.readouterr()
+    assert not written.out and "bootstrapping" in written.err
