@@ -72,7 +72,7 @@ def _repair(path: Path) -> None:
         while end:
             start = _line_end(file, end - 1)
             file.seek(start)
-            if _entry(file.read(end - start)) is not None:
+            if entry_of(file.read(end - start)) is not None:
                 break
             end = start
     if end < size:
@@ -91,7 +91,7 @@ def _line_end(file: BinaryIO, place: int) -> int:
     return 0
 
 
-def _entry(line: bytes) -> dict[str, Any] | None:
+def entry_of(line: bytes) -> dict[str, Any] | None:
     """Return the object of a complete line; None if the line is incomplete or not JSON."""
     try:
         entry = json.loads(line) if line.endswith(b"\n") else None
@@ -106,7 +106,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
         return
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            entry = _entry(line)
+            entry = entry_of(line)
             if entry is not None:
                 yield entry
             elif line.endswith(b"\n"):
@@ -125,7 +125,7 @@ def last(path: Path) -> dict[str, Any] | None:
             file.seek(begin)
             start, tail = begin, file.read(start - begin) + tail
     whole = tail.splitlines(keepends=True)[1 if start else 0 :]
-    return next((entry for line in reversed(whole) if (entry := _entry(line))), None)
+    return next((entry for line in reversed(whole) if (entry := entry_of(line))), None)
 
 
 def cut(path: Path, step: int) -> Path | None:
@@ -162,7 +162,7 @@ def _end_before(file: BinaryIO, step: int) -> int:
     """Return the end of the complete lines before that of a step."""
     end = 0
     for line in file:
-        entry = _entry(line)
+        entry = entry_of(line)
         if entry is None or entry["step"] >= step:
             break
         end += len(line)

@@ -97,7 +97,8 @@ class Tracer:
 
     def whole(self, rules: Sequence[Rule]) -> ModelPasses:
         """Return the passes of the model with a recompute rule for each layer."""
-        layers = [self.named(number, rule) for number, rule in enumerate(rules)]
+        numbers = range(len(self.config.layers))
+        layers = [self.named(*each) for each in zip(numbers, rules, strict=True)]
         return ModelPasses(self.first(), layers, self.last(), list(map(str, self.config.layers)))
 
     def _named(self, number: int, rule: Rule) -> Passes:

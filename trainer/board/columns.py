@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import io
-import json
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 
 from ...console.errors import IntegrityError
 from ...dataplane.arrays import Float64
+from ...dataplane.runlog.writer import entry_of
 
 NESTED = {
     "sources": ("loss", "rows"),
@@ -61,10 +61,7 @@ def valid_bytes(lines: bytes) -> int:
     """Return the number of bytes before the first line that is no object."""
     end = 0
     for line in lines.splitlines(keepends=True):
-        try:
-            if not isinstance(json.loads(line), dict):
-                break
-        except ValueError:
+        if entry_of(line) is None:
             break
         end += len(line)
     return end

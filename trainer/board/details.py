@@ -12,7 +12,7 @@ from ...dataplane.storage import storage
 from .. import folder as files
 from ..checkpoints import store
 from ..scores import records
-from .runs import SKIPPED, STARTS, BoardRun, entry_of
+from .runs import SKIPPED, STARTS, BoardRun, entry_with
 
 MOST_EVENTS = 400
 MOST_MARKS = 400
@@ -136,8 +136,8 @@ def _recalled(run: BoardRun) -> Iterator[dict[str, Any]]:
     """Yield the whole lines of what checkpoints recall."""
     file = storage.join(run.url, files.RECALL)
     data = storage.read(file) if storage.exists(file) else b""
-    for line in data[: data.rfind(b"\n") + 1].splitlines():
-        if entry := entry_of(line, ("step", "tasks")):
+    for line in data.splitlines(keepends=True):
+        if entry := entry_with(line, ("step", "tasks")):
             yield entry
 
 
@@ -292,8 +292,8 @@ def checkpoints(run: BoardRun) -> Iterator[dict[str, Any]]:
 
 
 def _state(checkpoint: str) -> dict[str, Any]:
-    """Return the scalars of a checkpoint and its size, or what is wrong with it. Hashes are left to
-    those who load it."""
+    """Return the scalars of a checkpoint and its size, or its damage. Who loads it checks the
+    hashes."""
     remote = storage.exists(storage.join(checkpoint, store.REMOTE))
     try:
         manifest, state = store.read_manifest(checkpoint), store.read_state(checkpoint)

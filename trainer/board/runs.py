@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from ...console import yaml_text
 from ...console.errors import IntegrityError, UserError, file_fault
 from ...dataplane.runlog.reader import METRICS
+from ...dataplane.runlog.writer import entry_of
 from ...dataplane.storage import host_files, storage
 from .. import folder as files
 from ..folder import RunFolder
@@ -193,8 +194,8 @@ class BoardRun:
         yield
 
     def _reread(self, name: str, state: object, read: Callable[[str], T], before: T) -> T:
-        """Return what the run's files hold now; what they held before if they have not changed, or
-        cannot be read: then the next look tries again."""
+        """Return the present content of the run's files; the earlier one if they have not changed,
+        or cannot be read: then the next look tries again."""
         if state == self._states.get(name, ...):
             return before
         self._damage.pop(name, None)
@@ -252,7 +253,7 @@ class BoardRun:
         def read(run: str) -> list[dict[str, Any]]:
             file = storage.join(run, name)
             lines = storage.read(file).splitlines(keepends=True) if state else []
-            entries = [entry_of(line, fields) for line in lines if line.endswith(b"\n")]
+            entries = [entry_with(line, fields) for line in lines if line.endswith(b"\n")]
             damaged = [number for number, entry in enumerate(entries, 1) if entry is None]
             if damaged:
                 count = f"{len(damaged)} invalid line{'s' * (len(damaged) != 1)}"
@@ -263,13 +264,10 @@ class BoardRun:
         return self._reread(name, state, read, before)
 
 
-def entry_of(line: bytes, fields: Sequence[str]) -> dict[str, Any] | None:
-    """Return the object of a line; None if it is none, or lacks a field."""
-    try:
-        entry = json.loads(line)
-    except ValueError:
-        return None
-    return entry if isinstance(entry, dict) and entry.keys() >= set(fields) else None
+def entry_with(line: bytes, fields: Sequence[str]) -> dict[str, Any] | None:
+    """Return the object of a whole line; None if it is none, or lacks a field."""
+    entry = entry_of(line)
+    return entry if entry is not None and entry.keys() >= set(fields) else None
 
 
 def _levels_folder(url: str, id: str) -> Path:

@@ -148,6 +148,14 @@ def test_many_short_rows_take_the_memory_of_few_long_ones(monkeypatch: pytest.Mo
     assert highest(48, 8) < 0.9 * highest(3, 128)
 
 
+def test_each_layer_needs_a_rule() -> None:
+    config = load_model_config("tiny-transformer")
+    shape = Shape(rows=1, seq_len=64, precision=PRECISIONS["bf16"], device="cuda")
+    for number in (-1, 1):
+        with pytest.raises(ValueError, match="argument"):
+            Tracer(config, shape).whole(["none"] * (len(config.layers) + number))
+
+
 def test_a_second_trace_of_a_ring_equals_the_first() -> None:
     """The tables of a ring, which its calls share, are in neither of them."""
     config = load_model_config("tiny-transformer")

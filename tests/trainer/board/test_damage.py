@@ -50,7 +50,7 @@ def test_a_damaged_file_leaves_the_other_runs(
     assert name in found["a"]["problem"] and problem in found["a"]["problem"]
     for other, entries in (("base", STEPS), ("other", 12)):
         assert (found[other]["entries"], found[other]["problem"]) == (entries, None)
-    shutil.copy(runs / "base/events.jsonl", runs / "a" / name)  # mended, or other lines at least
+    shutil.copy(runs / "base/events.jsonl", runs / "a" / name)  # whole again, with other lines
     if name == "events.jsonl":
         client.board.refresh()
         found = {run["name"]: run for run in client.json("api/runs")["runs"]}
