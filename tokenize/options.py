@@ -37,8 +37,9 @@ on_error_option = click.option(
 
 keep_option = click.option(
     "--keep",
-    metavar="NAME[:TYPE],…",
-    help=f"Fields or columns to keep for each document ({', '.join(FIELD_KINDS)}).",
+    metavar="NAME[:TYPE][?],…",
+    help=f"Fields or columns to keep for each document ({', '.join(FIELD_KINDS)}); ?: a record "
+    "without the field has null.",
 )
 
 
@@ -209,14 +210,16 @@ def source_of(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _kept_field(word: str) -> dict[str, str]:
-    name, colon, kind = word.strip().rpartition(":")
+def _kept_field(word: str) -> dict[str, Any]:
+    field = word.strip()
+    optional = {"optional": True} if field.endswith("?") else {}
+    name, colon, kind = field.removesuffix("?").rpartition(":")
     if not colon:
-        return {"name": kind}
+        return {"name": kind, **optional}
     if kind not in FIELD_KINDS:
         known = ", ".join(FIELD_KINDS)
         raise click.UsageError(f"--keep {word}: no such type `{kind}`; known: {known}")
-    return {"name": name, "type": kind}
+    return {"name": name, "type": kind, **optional}
 
 
 def _tokenizer(values: dict[str, Any]) -> dict[str, Any]:

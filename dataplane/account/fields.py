@@ -4,6 +4,7 @@ values."""
 from __future__ import annotations
 
 from collections import Counter
+from typing import Literal
 
 import numpy as np
 
@@ -15,24 +16,36 @@ MOST_VALUES = 20
 
 
 def described_field(key: str, sample: Sample, heading: str) -> list[str]:
-    """Return the part of a page about a kept field, below a heading: the shares of its values, or
-    the quantiles of its numbers."""
+    """Return the part of a page about a kept field, below a heading: the shares of its values, of
+    the elements of its lists, or the quantiles of its numbers."""
     values = [(fields[key], tokens) for fields, tokens in sample.fields]
     present = [value for value, _ in values if value is not None]
     missing = len(values) - len(present)
     lines = [heading, ""]
     lines += [f"Missing in {missing:,} of {len(values):,} documents of the sample.", ""]
     if present and all(type(value) in (int, float) for value in present):
-        quantiles = np.quantile(np.array(present, np.float64), QUANTILES)
-        numbers = [(f"{q:.0%}", f"{n:.6g}") for q, n in zip(QUANTILES, quantiles, strict=True)]
+        whole = all(type(value) is int for value in present)
+        method: Literal["inverted_cdf", "linear"] = "inverted_cdf" if whole else "linear"
+        quantiles = np.quantile(np.array(present), QUANTILES, method=method).tolist()
+        numbers = [
+            (f"{share:.0%}", f"{value:,}" if whole else f"{value:.6g}")
+            for share, value in zip(QUANTILES, quantiles, strict=True)
+        ]
         return lines + table(("share of documents", "not above"), numbers)
     documents: Counter[str] = Counter()
     tokens: Counter[str] = Counter()
+    total = 0
     for value, count in values:
         if value is not None:
-            documents[str(value)] += 1
-            tokens[str(value)] += count
-    total = max(1, sum(tokens.values()))
+            total += count
+            for element in dict.fromkeys(value if isinstance(value, list) else [value]):
+                documents[str(element)] += 1
+                tokens[str(element)] += count
+    total = max(1, total)
+    if any(isinstance(value, list) for value in present):
+        length = sum(map(len, present)) / len(present)
+        words = f"Lists of {length:.3g} elements on average; a document counts for each element."
+        lines += [words, ""]
     rows = [
         (value, f"{count / max(1, len(present)):.2%}", f"{tokens[value] / total:.2%}")
         for value, count in documents.most_common(MOST_VALUES)

@@ -15,7 +15,7 @@ from ...dataplane.storage import storage
 from ...dataplane.storage.verified import read_named
 from ...dataplane.tokenizers import Tokenizer, id_type, marks
 from ..files.input_file import File
-from ..sources.fields import FieldKind
+from ..sources.fields import FieldKind, KeptField
 from .settings import BuildJob, dataset_url
 
 log = get_logger(__name__)
@@ -75,7 +75,7 @@ def _difference(old: Manifest, new: Manifest) -> str:
 
 def _shown(setting: Any) -> str:
     if isinstance(setting, list) and setting and all("name" in item for item in setting):
-        return ",".join(f"{item['name']}:{item['type']}" for item in setting)
+        return ",".join(str(KeptField(**item)) for item in setting)
     return "not given" if setting is None else str(setting)
 
 

@@ -84,6 +84,9 @@ class BuildJob:
         settings = asdict(self)
         if not self.source.keep:
             del settings["source"]["keep"]
+        for field in settings["source"].get("keep", ()):
+            if not field["optional"]:
+                del field["optional"]
         apart = ("url", "tokenizer", "tokenizer_files", "drops", "filter", "evaluations", "buckets")
         for key in apart:
             del settings[key]

@@ -17,14 +17,18 @@ from ...dataplane.tokenizers.marks import plain_parts
 from ..chat.config import ChatFields
 from ..chat.problems import NOTHING, REFUSED, UNSTEADY
 from ..sources import corpus_format
-from ..sources.fields import no_values
+from ..sources.fields import FIELD_KINDS, no_values
 from ..sources.format import BadRecord, Slice, SourceConfig, Texts
 from .read_stats import MAX_MESSAGES, ReadStats
 from .screen import Screen
 
 SKIP = "fix the file, or leave out bad records with --on-error skip"
 FIELD_HINT = f"name the right field with --text-field (or --id-field), {SKIP}"
-KEEP_HINT = f"name the right field, and its type, with --keep NAME:TYPE, {SKIP}"
+KEEP_HINT = (
+    "name the right field, and its type, with --keep NAME:TYPE; if only some records have it, "
+    f"write --keep 'NAME:TYPE?'; or {SKIP}"
+)
+OTHER_TYPE_HINT = f"name the type of its values with --keep NAME:TYPE, {SKIP}"
 MESSAGES_HINT = (
     f"name the right fields with --messages-field, or --prompt-field and --response-field, {SKIP}"
 )
@@ -36,7 +40,7 @@ CHAT_HINT = (
 HINTS = {
     "missing field": FIELD_HINT,
     "other schema": FIELD_HINT,
-    "other type": f"name the type with --keep NAME:TYPE, {SKIP}",
+    "other type": OTHER_TYPE_HINT,
     "not JSON lines": "convert it with jq -c 'if type == \"array\" then .[] else . end', or read "
     "it as text with --input-format text",
     NOTHING: "learn whole conversations with --learn all, or leave such records out with "
@@ -48,6 +52,8 @@ HINTS = {
 }
 """Hints for some kinds of bad records."""
 NAMED_FIELD = re.compile("`([^`]+)`")
+OTHER_TYPE = re.compile(r"`([^`\[]+)` (?:is a JSON |holds (?:[^()]* \()?)([\w<>]+)\)?, not ")
+"""The field and the type of its value, in the text of a bad record."""
 
 
 @dataclass(frozen=True)
@@ -101,13 +107,22 @@ class DocumentReader:
 
     def _hint(self, problem: BadRecord) -> str:
         if HINTS.get(problem.kind) == FIELD_HINT and self._keeps_alone(problem):
-            return KEEP_HINT
+            return self._type_hint(problem) or KEEP_HINT
+        if problem.kind == "other type":
+            return self._type_hint(problem) or OTHER_TYPE_HINT
         if problem.kind == "missing field" and self.config.chat is not None:
             return MESSAGES_HINT
         talks = problem.kind == "missing field" and ChatFields().messages in problem.what
         if talks:
             return CHAT_HINT
         return HINTS.get(problem.kind, SKIP)
+
+    def _type_hint(self, problem: BadRecord) -> str | None:
+        """Return the hint for a value whose type could be kept, but is not the field's."""
+        match = OTHER_TYPE.search(problem.what)
+        if match is None or match[2] not in FIELD_KINDS:
+            return None
+        return f"if all its values are {match[2]}, write --keep '{match[1]}:{match[2]}'; or {SKIP}"
 
     def _keeps_alone(self, problem: BadRecord) -> bool:
         """Return True if the field of a problem, which its text names first, is wanted by --keep

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ...console.errors import InputError
 from ..files.input_file import DamagedFile, File
 from ..sources import corpus_format, cut
-from ..sources.fields import FIELD_KINDS, TEXTUAL, FieldKind, KeptField
+from ..sources.fields import EMPTY_LIST, FIELD_KINDS, TEXTUAL, WIDER, FieldKind, element_kind
 from ..sources.format import SourceConfig
 
 MOST_FILES = 32
@@ -39,21 +39,25 @@ def with_types(
         with suppress(DamagedFile):  # reading it reports the damage
             found = corpus_format(file.format).field_kinds(parts[0], wanted) if parts else {}
         for name, kinds in found.items():
-            types[name] = _one(name, kinds, file.name)
+            if kinds != {EMPTY_LIST}:  # which says nothing of the elements
+                types[name] = _one(name, kinds, file.name)
         wanted = [name for name in wanted if name not in types]
     if wanted:
         raise InputError(
             f"no value for the field `{wanted[0]}` in the first records of {looked} files",
             hint=f"check the name; if the values come later, name their type: {wanted[0]}:float",
         )
-    kept = tuple(KeptField(name=field.name, type=types[field.name]) for field in config.keep)
+    kept = tuple(replace(field, type=types[field.name]) for field in config.keep)
     return replace(config, keep=kept)
 
 
 def _one(name: str, kinds: set[FieldKind | str], file: str) -> FieldKind:
     """Return the one type of all values of a field; int and float together are float."""
-    if kinds == {"int", "float"}:
-        return "float"
+    if any(element_kind(kind) for kind in kinds):
+        kinds = kinds - {EMPTY_LIST}
+    for narrow, wide in WIDER:
+        if kinds == {narrow, wide}:
+            kinds = {wide}
     (kind, *others) = sorted(kinds)
     for known in FIELD_KINDS:
         if kind == known and not others:

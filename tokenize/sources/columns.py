@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 def columns_to_read(schema: Any, config: SourceConfig) -> list[str]:
     """Return the names of the columns that are read."""
     kept = [root_column(schema, field.name) for field in config.keep]
-    return list(dict.fromkeys([*own_columns(config, schema.names), *kept]))
+    names = dict.fromkeys([*own_columns(config, schema.names), *kept])
+    return [name for name in names if name in schema.names]  # a file may lack optional fields
 
 
 def own_columns(config: SourceConfig, names: Sequence[str]) -> list[str]:

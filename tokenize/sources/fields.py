@@ -1,17 +1,24 @@
 """Fields that a dataset keeps for each document: their names, their types, and values in records.
 
 A kept field has one type in the whole dataset. A value of another type is a bad record; null is
-allowed.
+allowed, also as an element of a list. A record without the key is a bad record too, unless the
+field is optional: then its value is null.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-FieldKind = Literal["string", "int", "float", "bool"]
-FIELD_KINDS: tuple[FieldKind, ...] = ("string", "int", "float", "bool")
+FieldKind = Literal[
+    "string", "int", "float", "bool", "list<string>", "list<int>", "list<float>", "list<bool>"
+]
+FIELD_KINDS: tuple[FieldKind, ...] = get_args(FieldKind)
+EMPTY_LIST = "list"
+"""Type of a JSON array without elements, or of nulls alone: any list."""
+WIDER = {("int", "float"), ("list<int>", "list<float>")}
+"""Types of values, and types of fields that hold them as well."""
 
 RESERVED = {
     "document": "its number in the dataset",
@@ -36,6 +43,11 @@ class KeptField:
     """Key of the record, or name of the column; dots lead into nested objects."""
     type: FieldKind | None = None
     """None: the type that the field has in the first records of the corpus."""
+    optional: bool = False
+    """A record without the key, or a file without the column, has null."""
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.type}{'?' * self.optional}"
 
 
 class FieldProblem(Exception):
@@ -82,7 +94,22 @@ def kind_of(value: Any) -> FieldKind | str:
     for python, kind in ((str, "string"), (int, "int"), (float, "float")):
         if isinstance(value, python):
             return kind
-    return "object" if isinstance(value, dict) else "array"
+    if isinstance(value, dict):
+        return "object"
+    return list_kind({kind_of(element) for element in value if element is not None})
+
+
+def list_kind(kinds: set[FieldKind | str]) -> FieldKind | str:
+    """Return the type of a list whose elements have these types."""
+    if not kinds:
+        return EMPTY_LIST
+    kind = "float" if kinds == {"int", "float"} else "|".join(sorted(kinds))
+    return f"list<{kind}>"
+
+
+def element_kind(kind: str) -> str | None:
+    """Return the type of the elements of a list; None for other types."""
+    return kind.removeprefix("list<").removesuffix(">") if kind.startswith("list<") else None
 
 
 def value_of(record: dict[str, Any], field: KeptField) -> Any:
@@ -90,25 +117,35 @@ def value_of(record: dict[str, Any], field: KeptField) -> Any:
     try:
         value = look_up(record, field.name)
     except KeyError:
+        if field.optional:
+            return None
         known = ", ".join(f"`{key}`" for key in list(record)[:10])
         raise FieldProblem("missing field", f"no field `{field.name}` (it has {known})") from None
+    element = element_kind(str(field.type))
+    if element is None or not isinstance(value, list):
+        return _checked(value, str(field.type), field.name)
+    return [_checked(item, element, f"{field.name}[{k}]") for k, item in enumerate(value)]
+
+
+def _checked(value: Any, type: str, name: str) -> Any:
+    """Return a JSON value as a value of a type, or None; raise FieldProblem."""
     if value is None:
         return None
     kind = kind_of(value)
-    if field.type == "float" and kind == "int":
+    if type == "float" and kind == "int":
         try:
             return float(value)
         except OverflowError:
-            raise FieldProblem("other type", f"`{field.name}` is too large a number") from None
-    if kind != field.type:
-        raise FieldProblem("other type", f"`{field.name}` is a JSON {kind}, not {field.type}")
+            raise FieldProblem("other type", f"`{name}` is too large a number") from None
+    if kind != type:
+        raise FieldProblem("other type", f"`{name}` is a JSON {kind}, not {type}")
     if kind == "int" and not -LIMIT <= value < LIMIT:
-        raise FieldProblem("other type", f"`{field.name}` is an int of more than 64 bits")
+        raise FieldProblem("other type", f"`{name}` is an int of more than 64 bits")
     if kind == "string" and not value.isascii() and not value.isprintable():
         try:
             value.encode()
         except UnicodeEncodeError:
-            what = f"half of a surrogate pair in `{field.name}`"
+            what = f"half of a surrogate pair in `{name}`"
             raise FieldProblem("invalid UTF-8", what) from None
     return value
 
@@ -133,6 +170,7 @@ def arrow_schema(fields: Sequence[KeptField]) -> Any:
     import pyarrow as pa
 
     types = {"string": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
+    types |= {f"list<{kind}>": pa.list_(type) for kind, type in types.items()}
     return pa.schema([(field.name, types[str(field.type)]) for field in fields])
 
 
@@ -173,6 +211,11 @@ def column_kind(type: Any) -> FieldKind | str | None:
     for kind, those in tests.items():
         if any(test(type) for test in those):
             return kind
+    if any(test(type) for test in (types.is_list, types.is_large_list, types.is_fixed_size_list)):
+        element = column_kind(type.value_type)
+        if types.is_dictionary(type.value_type) or element not in tests:
+            return None if element is None else str(type)
+        return f"list<{element}>"
     return None if types.is_null(type) else str(type)
 
 
@@ -203,13 +246,15 @@ def type_problem(schema: Any, field: KeptField) -> str | None:
     try:
         type = column_type(schema, field.name)
     except KeyError:
-        return f"no column `{field.name}` (it has {', '.join(schema.names)})"
+        missing = f"no column `{field.name}` (it has {', '.join(schema.names)})"
+        return None if field.optional else missing
     kind = column_kind(type)
-    if kind in (None, field.type) or (kind, field.type) == ("int", "float"):
+    if kind in (None, field.type) or (kind, field.type) in WIDER:
         return None
     if field.type == "string" and str(type).startswith(TEXTUAL):
         return None
-    return f"column `{field.name}` holds {type}, not {field.type}"
+    holds = f"{type} ({kind})" if kind in FIELD_KINDS and kind != str(type) else type
+    return f"column `{field.name}` holds {holds}, not {field.type}"
 
 
 def column_values(batch: Any, field: KeptField) -> tuple[Any, list[int]]:
@@ -220,12 +265,16 @@ def column_values(batch: Any, field: KeptField) -> tuple[Any, list[int]]:
 
     names = batch.schema.names
     first, *rest = [field.name] if field.name in names else field.name.split(".")
+    type = arrow_schema([field]).types[0]
+    try:
+        column_type(batch.schema, field.name)
+    except KeyError:  # an optional field
+        return pa.nulls(len(batch), type), []
     column = batch.column(names.index(first))
     if rest:
         column = pc.struct_field(column, rest)
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    type = arrow_schema([field]).types[0]
     try:
         return column.cast(type), []
     except pa.ArrowInvalid:
@@ -236,4 +285,6 @@ def column_values(batch: Any, field: KeptField) -> tuple[Any, list[int]]:
 
 
 def _fits(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(_fits, value))
     return not isinstance(value, int) or -LIMIT <= value < LIMIT

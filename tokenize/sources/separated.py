@@ -42,7 +42,9 @@ class Separated(CorpusFormat):
             header = next(rows, None)
             if header is None:
                 return
-            wanted = [*own_columns(config, header), *(field.name for field in config.keep)]
+            kept = [field.name for field in config.keep if not field.optional]
+            kept += [field.name for field in config.keep if field.optional and field.name in header]
+            wanted = [*own_columns(config, header), *kept]
             if (what := column_problem(header, wanted)) is not None:
                 yield Texts([], [], None, [BadRecord("other schema", what, name)], lines.take())
                 return
@@ -87,7 +89,10 @@ class _Block:
         self.width, self.name = len(header), name
         self.text = header.index(config.text_field)
         self.id = None if config.id_field is None else header.index(config.id_field)
-        self.keep = [(header.index(field.name), field) for field in config.keep]
+        self.keep = [
+            (header.index(field.name) if field.name in header else None, field)
+            for field in config.keep
+        ]
         self._clear()
 
     def _clear(self) -> None:
@@ -104,7 +109,7 @@ class _Block:
             self.reject(number, "broken CSV", what)
             return
         text, id = row[self.text], None if self.id is None else row[self.id]
-        kept = [row[place] for place, _ in self.keep]
+        kept = ["" if place is None else row[place] for place, _ in self.keep]
         if broken and _has_bytes("".join([text, id or "", *kept])):
             self.reject(number, "invalid UTF-8", "bytes of the row are not UTF-8")
             return
@@ -113,7 +118,10 @@ class _Block:
             self.reject(number, "too large", what)
             return
         try:
-            fields = [value_of_text(row[place], field) for place, field in self.keep]
+            fields = [
+                value_of_text(value, field)
+                for value, (_, field) in zip(kept, self.keep, strict=True)
+            ]
         except FieldProblem as problem:
             self.reject(number, problem.kind, str(problem))
             return

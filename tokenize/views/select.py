@@ -16,7 +16,7 @@ from ...dataplane.datasets.manifest import Manifest
 from ...dataplane.datasets.view import View
 from ..executors import ExecutorConfig
 from .making import MadeShard, Making, ShardTask, made_shard, make
-from .where import Where, parse
+from .where import Member, Where, parse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,12 +81,27 @@ def holds(table: Any, where: Where) -> Any:
 
     if not len(table):
         return np.zeros(0, bool)
+    for member in where.members:
+        table = table.append_column(member.column, _has_element(table, member))
     source = Declaration("table_source", TableSourceNodeOptions(table))
     options = ProjectNodeOptions([where.expression], ["holds"])
     made = Declaration.from_sequence([source, Declaration("project", options)])
     column = made.to_table(use_threads=False).column("holds")
     assert column.type == pa.bool_()
     return column.fill_null(False).to_numpy().astype(bool)
+
+
+def _has_element(table: Any, member: Member) -> Any:
+    """Return for each row of a table whether its list has an element; null where it is null."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    lists = table.column(member.field).combine_chunks()
+    elements = pa.table({member.field: pc.list_flatten(lists)})
+    matches = holds(elements, Where("", member.is_element, frozenset()))
+    rows = np.zeros(len(lists), bool)
+    rows[pc.list_parent_indices(lists).to_numpy()[matches]] = True
+    return pa.array(rows, mask=lists.is_null().to_numpy(zero_copy_only=False))
 
 
 def select(config: SelectConfig) -> Manifest:

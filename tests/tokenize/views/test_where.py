@@ -12,9 +12,26 @@ from headrace.console.errors import MisuseError
 from headrace.tokenize.views.select import holds
 from headrace.tokenize.views.where import parse
 
-KINDS: Any = {"language": "string", "score": "float", "words": "int", "good": "bool", "m.x": "int"}
+KINDS: Any = {
+    "language": "string",
+    "score": "float",
+    "words": "int",
+    "good": "bool",
+    "m.x": "int",
+    "tags": "list<string>",
+    "years": "list<int>",
+}
 ROWS = [
-    {"language": a, "score": b, "words": c, "good": d, "m.x": c, "tokens": 3}
+    {
+        "language": a,
+        "score": b,
+        "words": c,
+        "good": d,
+        "m.x": c,
+        "tokens": 3,
+        "tags": [a, None, "x"] if d else [],
+        "years": [(1 << 53) + c, c],
+    }
     for a, b, c, d in itertools.product(
         ("en", "de", "english"), (0.0, 0.5, 0.8), (-1, 0, 5), (True, False)
     )
@@ -27,6 +44,8 @@ SCHEMA = pa.schema(
         ("good", pa.bool_()),
         ("m.x", pa.int64()),
         ("tokens", pa.int64()),
+        ("tags", pa.list_(pa.string())),
+        ("years", pa.list_(pa.int64())),
     ]
 )
 
@@ -60,6 +79,9 @@ def chosen(text: str, rows: list[dict[str, Any]]) -> list[bool]:
         "good == True",
         "(language == 'en' or language == 'de') and not (words > 0 and good)",
         "tokens >= 3",
+        "'en' in tags",
+        "'x' not in tags or 'de' in tags and 5 in years",
+        "9007199254740992.0 in years",
     ],
 )
 def test_an_expression_chooses_what_python_would(text: str) -> None:
@@ -82,10 +104,13 @@ def test_an_expression_chooses_what_python_would(text: str) -> None:
         ("language == 'en' and words == 5", False),
         ("good", False),
         ("not good", False),
+        ("'x' in tags", False),
+        ("'x' not in tags", False),
+        ("tags is None", True),
     ],
 )
 def test_null_is_neither_true_nor_false(text: str, expected: bool) -> None:
-    row = {**ROWS[0], "language": None, "good": None, "words": 5}
+    row = {**ROWS[0], "language": None, "good": None, "words": 5, "tags": None}
     assert chosen(text, [row]) == [expected]
 
 
@@ -124,6 +149,11 @@ def test_the_place_of_a_syntax_error_is_within_the_text_or_at_its_end(
         ("(lambda: good)()", "neither|an expression has names"),
         ("language.upper() == 'EN'", "an expression has names"),
         ("words == 99999999999999999999", "more than 64 bits"),
+        ("tags == 'en'", "`tags` is of type list<string>; ask for a value `in tags`"),
+        ("tags in ('en',)", "ask for a value `in tags`"),
+        ("tags == tags", "ask for a value `in tags`"),
+        ("5 in tags", "`tags` is of type string, and 5 of type int"),
+        ("words in years", "a literal must stand before"),
     ],
 )
 def test_a_wrong_expression_is_an_error_that_names_the_place(text: str, message: str) -> None:
@@ -131,6 +161,25 @@ def test_a_wrong_expression_is_an_error_that_names_the_place(text: str, message:
         parse(text, KINDS)
     assert caught.value.where is not None
     assert caught.value.where.endswith(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("language = 'a AND b' AND words>3", "language == 'a AND b' and words>3"),
+        ("score <> 3 OR NOT good", "score != 3 or not good"),
+        ("!good&&words=1 || words<=2", "not good and words==1 or words<=2"),
+        ("words IN (1, 2)", "words in (1, 2)"),
+        ("language IS NOT NULL", "language is not None"),
+        ("language == null", "language is None"),
+        ("good == true", "good == True"),
+    ],
+)
+def test_words_of_other_languages_are_named_in_the_hint(text: str, meant: str) -> None:
+    with pytest.raises(MisuseError) as caught:
+        parse(text, KINDS)
+    assert caught.value.hint == f"write it as: {meant}"
+    parse(meant, KINDS)
 
 
 @pytest.mark.parametrize(
