@@ -53,15 +53,26 @@ def response_of(error: Exception) -> tuple[int, str]:
 def unknown_host(error: BaseException | None) -> bool:
     """True if an error was caused by a host name that does not exist. A name server that does not
     answer is another error, which may pass."""
+    for cause in _causes(error):
+        if isinstance(cause, socket.gaierror):
+            return cause.errno in (socket.EAI_NONAME, socket.EAI_NODATA)
+    return False
+
+
+def refuses_connections(error: BaseException | None) -> bool:
+    """True if an error was caused by a host that has no server at the port."""
+    return any(isinstance(cause, ConnectionRefusedError) for cause in _causes(error))
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and what caused it, from the outside in."""
     seen: list[BaseException] = []
     while error is not None and error not in seen:
-        if isinstance(error, socket.gaierror):
-            return error.errno in (socket.EAI_NONAME, socket.EAI_NODATA)
+        yield error
         seen.append(error)
         wrapped = getattr(error, "os_error", None) or getattr(error, "reason", None)
         inner = wrapped if isinstance(wrapped, BaseException) else None
         error = inner or error.__cause__ or error.__context__
-    return False
 
 
 def storage_error(verb: str, url: str, error: Exception) -> StorageError:
@@ -74,6 +85,9 @@ def storage_error(verb: str, url: str, error: Exception) -> StorageError:
         host = HOST.search(f"{error} {url}")
         reason = f"there is no host {host[1]}" if host else "there is no such host"
         hint = "check the URL, the endpoint of its store (AWS_ENDPOINT_URL) and the network"
+    elif refuses_connections(error):
+        reason = "no server answers there: the connection is refused"
+        hint = "check the host and the port (of a store, AWS_ENDPOINT_URL), and that it runs"
     elif code == "NoSuchBucket":
         reason, hint = "the bucket does not exist", "check the URL, or create the bucket"
     elif code in EXPIRED:

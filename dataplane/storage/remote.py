@@ -6,6 +6,8 @@ import random
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -14,15 +16,26 @@ from ...console.errors import MissingError, UserError
 from ...console.explain import nearest
 from ...console.log import get_logger
 from . import hub
-from .faults import is_transient, message_of, response_of, storage_error, unknown_host
+from .faults import (
+    is_transient,
+    message_of,
+    refuses_connections,
+    response_of,
+    storage_error,
+    unknown_host,
+)
 
 T = TypeVar("T")
 
 log = get_logger(__name__)
 
+_first = ContextVar("first requests", default=False)
+
 ATTEMPTS = 8
 FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 20.0
+PROBE = 5.0
+"""Seconds within which a host refuses a connection, if it does."""
 SLOWEST, STALLED = 256 << 10, 120.0
 """A write times out after STALLED seconds plus its size over SLOWEST bytes per second. Without a
 limit, a store that accepts nothing blocks until TCP gives up."""
@@ -64,8 +77,8 @@ def _resolve_host(request: Any, **_: Any) -> None:
 
 @cache
 def _resolve(endpoint: str) -> None:
-    """Raise an error if the host of an S3 endpoint does not exist: botocore would ask again for
-    eight seconds, in silence. A proxy resolves names by itself."""
+    """Raise an error if the host of an S3 endpoint does not exist, or refuses connections: botocore
+    would ask again for eight seconds, in silence. A proxy resolves names by itself."""
     from urllib.request import getproxies, proxy_bypass  # 3 MiB in a process that reads local files
 
     parts = urlsplit(endpoint)
@@ -76,6 +89,14 @@ def _resolve(endpoint: str) -> None:
     except socket.gaierror as error:
         if unknown_host(error):
             raise socket.gaierror(error.errno, f"{error.strerror} ({endpoint})") from None
+        return
+    port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+    try:
+        socket.create_connection((parts.hostname, port), PROBE).close()
+    except ConnectionRefusedError:
+        raise
+    except OSError:  # the request itself shows what is wrong
+        return
 
 
 def request(verb: str, url: str, act: Callable[[Any, str], T]) -> T:
@@ -103,12 +124,24 @@ def retry(verb: str, url: str, act: Callable[[], T]) -> T:
         except UserError:
             raise
         except Exception as error:  # fsspec's back ends share no class for transient errors
-            if attempt == ATTEMPTS or not is_transient(error):
+            final = not is_transient(error) or (refuses_connections(error) and _first.get())
+            if attempt == ATTEMPTS or final:
                 raise storage_error(verb, url, error) from error
             reason = message_of(error)
             log.warning("cannot %s %s (%s); retrying in %.1f s", verb, url, reason, pause)
             time.sleep(pause)
     raise AssertionError("unreachable")
+
+
+@contextmanager
+def first_requests() -> Iterator[None]:
+    """Send the first requests of a command to their hosts: a refused connection is not tried again,
+    since nothing shows that a server was ever there. Later it may be one that is restarted."""
+    token = _first.set(True)
+    try:
+        yield
+    finally:
+        _first.reset(token)
 
 
 def limit(fs: Any, size: int) -> dict[str, float]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
-from ...console.errors import StorageError
+from ...console.errors import StorageError, file_fault
 from . import hub, remote, s3
 from .atomic import replacing, sync
 from .faults import response_of, storage_error
@@ -136,23 +137,35 @@ def check_writable(url: str, *, file: bool = False, what: str | None = None) -> 
     """Raise if a local folder, or a file, cannot be written at `url`; `what` names it in errors. Of
     a store, this checks the host and the credentials."""
     if not is_local(url):
-        remote.request("write", url, lambda fs, path: fs.exists(path))
+        with remote.first_requests():
+            remote.request("write", url, lambda fs, path: fs.exists(path))
         return
     path = local_path(url).absolute()
     path = path.parent if file else path
-    above = next(folder for folder in (path, *path.parents) if folder.exists())
-    if above.is_dir() and os.access(above, os.W_OK):
-        return
-    what = what or url
-    if not above.is_dir():
-        why = f"{above} is not a folder"
-    elif os.statvfs(above).f_flag & os.ST_RDONLY:
-        why = f"the file system of {above} is read-only"
-    else:
-        why = f"{above} is not writable"
-    raise StorageError(
-        f"cannot write {what}: {why}", hint="choose another path, or fix its permissions"
-    )
+    if (why := _why_not_writable(path)) is not None:
+        raise StorageError(
+            f"cannot write {what or url}: {why}", hint="choose another path, or fix its permissions"
+        )
+
+
+def _why_not_writable(path: Path) -> str | None:
+    """Return why no file can be created in a folder, which need not exist; or None."""
+    for folder in (path, *path.parents):
+        if folder.exists():
+            break
+        if folder.is_symlink():
+            return f"{folder} is a link to nothing, or to itself"
+    if not folder.is_dir():
+        return f"{folder} is not a folder"
+    if os.statvfs(folder).f_flag & os.ST_RDONLY:
+        return f"the file system of {folder} is read-only"
+    if not os.access(folder, os.W_OK):
+        return f"{folder} is not writable"
+    try:
+        with tempfile.TemporaryFile(dir=folder):  # /proc says that root may write there
+            return None
+    except OSError as error:
+        return f"no file can be created in {folder} ({file_fault(error)[0]})"
 
 
 def delete(url: str) -> None:

@@ -38,7 +38,8 @@ def find_files(inputs: Sequence[str], config: SourceConfig, out: str | None = No
     problems: list[UserError] = []
     left_out = LeftOut()
     for given in inputs:
-        matches = _expand(given, config, left_out)
+        with remote.first_requests():
+            matches = _expand(given, config, left_out)
         if out is not None and any(is_within(name, out) for name in matches):
             if is_within(given, out):
                 raise MisuseError(
@@ -53,7 +54,8 @@ def find_files(inputs: Sequence[str], config: SourceConfig, out: str | None = No
     files = []
     for name in names:
         try:
-            files.append(_file(name, config))
+            with remote.first_requests():
+                files.append(_file(name, config))
         except (InputError, StorageError) as error:
             problems.append(error)
     _raise_all(problems)

@@ -53,6 +53,35 @@ def test_permanent_errors_are_raised(flaky: type[Flaky]) -> None:
     assert len(flaky.failures) == 1  # one more request, with freshly loaded credentials
 
 
+def test_a_refused_connection_is_an_error_at_once_where_no_server_was(flaky: type[Flaky]) -> None:
+    refused = ConnectionRefusedError(111, "Connection refused")
+    flaky.failures = [refused] * 3
+    with (
+        pytest.raises(StorageError, match="no server answers there") as caught,
+        remote.first_requests(),
+    ):
+        storage.read("flaky://x")
+    assert len(flaky.failures) == 2 and "the host and the port" in str(caught.value.hint)
+    assert storage.read("flaky://x") == b"data"  # a server that is restarted
+    flaky.failures = [TimeoutError(), ConnectionResetError()]
+    with remote.first_requests():  # a server that is busy
+        assert storage.read("flaky://x") == b"data"
+
+
+def test_botocore_is_not_left_to_ask_a_port_without_a_server(
+    monkeypatch: pytest.MonkeyPatch, no_such_host: list[str]
+) -> None:
+    monkeypatch.undo()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free.getsockname()[1]}")
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "test")
+        with pytest.raises(StorageError, match="no server answers there") as caught:
+            storage.check_writable("s3://bucket/file")
+    assert "Could not connect" not in str(caught.value.__cause__)  # botocore's, after five tries
+
+
 @pytest.fixture
 def no_such_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """A name server that knows no host: an S3 endpoint, and the names that were asked for."""

@@ -81,6 +81,20 @@ def test_a_path_that_cannot_hold_a_file_is_refused(tmp_path: Path) -> None:
             act("a\0b")
 
 
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "link").symlink_to(tmp_path)
+    for name in ("loop", "loop/x", "dangling"):
+        with pytest.raises(StorageError, match="is a link to nothing, or to itself") as caught:
+            storage.check_writable(str(tmp_path / name))
+        assert caught.value.hint
+    with pytest.raises(StorageError, match="no file can be created in /proc"):
+        storage.check_writable("/proc/x")
+    storage.check_writable(str(tmp_path / "link" / "x"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "link", "loop"]
+
+
 def test_a_file_in_place_of_a_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").touch()
     for name in ("a.jsonl/x", "a.jsonl/x/y"):
