@@ -18,6 +18,7 @@ from ..console.progress import Progress
 from ..dataplane import tokenizers
 from ..dataplane.arrays import Int64
 from ..dataplane.datasets.dataset import Dataset
+from ..dataplane.shards.documents import place_of
 from ..dataplane.storage import storage
 from ..dataplane.tokenizers import Tokenizer
 from . import executors
@@ -216,7 +217,7 @@ def describe(found: Contamination) -> str:
     for finding in found.findings:
         id = f", id {finding.id}" if finding.id else ""
         lines.append(
-            f"document {finding.document} ({finding.file}:{finding.position}{id}), word "
+            f"document {finding.document} ({place_of(finding.file, finding.position)}{id}), word "
             f"{finding.word}: {finding.words} words of {finding.evaluation}, record "
             f"{finding.record + 1}: {_excerpt(finding.text)}"
         )

@@ -21,6 +21,15 @@ class DocumentOrigin:
     position: int
     id: str | None = None
 
+    def __str__(self) -> str:
+        return place_of(self.file, self.position) + (f", id {self.id}" if self.id else "")
+
+
+def place_of(file: str, position: int) -> str:
+    """Return the place of a document in words: its file, and its line, row or record from 1, as
+    editors and errors count them."""
+    return f"{file}:{position + 1}"
+
 
 @dataclass(frozen=True, eq=False)
 class ShardDocuments:

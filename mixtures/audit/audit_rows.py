@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...dataplane.datasets.fields import as_text
-from ...dataplane.shards.documents import DocumentOrigin
+from ...dataplane.shards.documents import DocumentOrigin, place_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +58,8 @@ class DocumentInRow:
         return (
             f"tokens {self.at:,} to {self.at + self.tokens:,}: document "
             f"{self.document:,}{_in_brackets(self.id)}, its tokens {self.first:,} to "
-            f"{self.first + self.tokens:,}, {self.file} at {self.position:,}{_through(self.view)}"
-            f"{_listed(self.fields)}"
+            f"{self.first + self.tokens:,}, {place_of(self.file, self.position)}"
+            f"{_through(self.view)}{_listed(self.fields)}"
         )
 
 
@@ -151,7 +151,7 @@ class AuditedDocument:
     def as_text(self) -> str:
         lines = [
             f"document {self.document:,}{_in_brackets(self.origin.id)} of {self.source}: "
-            f"{self.tokens:,} tokens, {self.origin.file} at {self.origin.position:,}"
+            f"{self.tokens:,} tokens, {place_of(self.origin.file, self.origin.position)}"
             f"{_through(self.view)}{_listed(self.fields)}"
         ]
         status = {True: ", trained on", False: ", not trained on yet", None: ""}

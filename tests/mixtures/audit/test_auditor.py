@@ -260,9 +260,13 @@ def test_text_of_rows_and_documents(tmp_path):
         assert row.text is not None
         assert json.loads(row.as_json())["text"] == row.text
         assert row.text.splitlines()[0] in row.as_text()
+        for document in row.documents:  # programs count from 0, and people from 1
+            assert f", {document.file}:{document.position + 1}" in row.as_text()
+            assert document.as_data()["position"] == document.position
         pieces = row.text.split("<|endoftext|>")
         assert all(piece in words for piece in pieces[1:-1]), pieces
     (match,) = auditor.find("1", None)
+    assert f"tokens, {match.origin.file}:{match.origin.position + 1}" in match.as_text()
     assert match.text == "the headrace<|endoftext|>"
 
 

@@ -265,7 +265,7 @@ function rowCard(each) {
     ...each.documents.map(piece => {
       const words = el("pre", {}, piece.text, piece.cut ? "\n…" : "");
       return el("div", { class: "piece" },
-        el("p", {}, el("b", {}, piece.id || `document ${whole(piece.document)}`), ` ${piece.file} at ${whole(piece.position)}`, el("small", {}, ` tokens ${whole(piece.at)} to ${whole(piece.at + piece.tokens)} of the row, from its token ${whole(piece.first)} on`)),
+        el("p", {}, el("b", {}, piece.id || `document ${whole(piece.document)}`), ` ${piece.file}:${piece.position + 1}`, el("small", {}, ` tokens ${whole(piece.at)} to ${whole(piece.at + piece.tokens)} of the row, from its token ${whole(piece.first)} on`)),
         piece.fields ? el("p", {}, Object.entries(piece.fields).map(([name, value]) => `${name} ${text(value)}`).join(" · ")) : null,
         words, el("button", { class: "more", onclick: event => { words.classList.toggle("open"); event.target.textContent = words.classList.contains("open") ? "less" : "whole text"; } }, "whole text"));
     }));
