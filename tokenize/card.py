@@ -6,16 +6,19 @@ spread over the dataset; the page says how large it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from ..console.markdown import table
-from ..console.progress import as_bytes
 from ..dataplane.account.account import Account, account_of
 from ..dataplane.account.fields import described_field
 from ..dataplane.account.sample import QUANTILES, Sample, sample_of
 from ..dataplane.datasets import about, manifest, packing
 from ..dataplane.datasets.about import About
 from ..dataplane.datasets.manifest import Manifest
+from .inspect import described_inputs
+from .sources.fields import KeptField
 
 
 def card(url: str, *, licenses: Sequence[str] = (), sources: Sequence[str] = ()) -> str:
@@ -30,9 +33,8 @@ def card(url: str, *, licenses: Sequence[str] = (), sources: Sequence[str] = ())
         about.save(url, stated)
     account = account_of(url)
     held, sample = account.held, sample_of(url)
-    name = url.rstrip("/").rsplit("/", 1)[-1]
     parts = [
-        [f"# Dataset {name}", "", *_totals(url, account, sample)],
+        [f"# Dataset {_name(url, account)}", "", *_totals(url, account, sample)],
         _origin(account),
         _lengths(held, sample),
         *_left_out(account),
@@ -40,6 +42,13 @@ def card(url: str, *, licenses: Sequence[str] = (), sources: Sequence[str] = ())
         *(described_field(key, sample, f"## Field `{key}`") for key in held.kept_fields),
     ]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+
+def _name(url: str, account: Account) -> str:
+    """Return the name of a dataset: that of its folder, and for a split also the folder above."""
+    *_, folder, name = ("", *url.rstrip("/").split("/"))
+    splits = dict(account.base.settings.get("splits", ()))
+    return f"{folder}/{name}" if folder and splits and name in ("train", *splits) else name
 
 
 def _totals(url: str, account: Account, sample: Sample) -> list[str]:
@@ -60,11 +69,9 @@ def _totals(url: str, account: Account, sample: Sample) -> list[str]:
     for weight, count in sorted(sample.weights.items()):
         share = count / sample.weights.total()
         rows.append((f"tokens of loss weight {weight:g}", f"{share:.2%} in the sample"))
-    inputs = [made.provenance.get("inputs", {}) for made in account.base.generations]
-    files = sum(each.get("files", 0) for each in inputs)
-    size = sum(each.get("bytes", 0) for each in inputs)
-    if files:
-        rows.append(("built from", f"{files:,} files, {as_bytes(size)}"))
+    inputs = [made.provenance["inputs"] for made in account.base.generations if made.provenance]
+    if inputs:
+        rows.append(("built from", described_inputs(inputs)))
     rows.append(("generations", f"{len(held.generations)}"))
     return table(("", ""), rows)
 
@@ -100,6 +107,7 @@ def _lengths(held: Manifest, sample: Sample) -> list[str]:
 
 def _left_out(account: Account) -> list[list[str]]:
     of = " of its dataset" if account.view else ""
+    of += f" ({account.splits})" if account.splits else ""
     return [
         _counts("Left out by the view", account.left_out_by_view),
         _counts(f"Left out by the build{of}", account.left_out_by_build),
@@ -113,13 +121,42 @@ def _counts(heading: str, counts: Mapping[str, int]) -> list[str]:
 
 
 def _settings(held: Manifest) -> list[str]:
-    flat = {key: value for key, value in held.settings.items() if value not in (None, {}, [])}
-    if chat := flat.pop("chat", None):
-        flat["chat"] = {key: value for key, value in chat.items() if key != "source"}
-    if not flat:
+    settings = dict(held.settings)
+    chat = settings.pop("chat", None)
+    if chat:
+        settings["chat"] = {key: value for key, value in chat.items() if key != "source"}
+    if keep := settings.get("source", {}).get("keep"):
+        fields = ", ".join(str(KeptField(**field)) for field in keep)
+        settings["source"] = {**settings["source"], "keep": fields}
+    if splits := settings.get("splits"):
+        settings["splits"] = ", ".join(f"{name} {fraction:g}" for name, fraction in splits)
+    if tokenizer := settings.get("tokenizer"):
+        kind, fingerprint, spec = tokenizer
+        settings["tokenizer"] = {"kind": kind, "fingerprint": fingerprint, **spec}
+    rows = list(_plain_rows(settings))
+    if not rows:
         return []
-    rows = [(f"`{key}`", f"`{value}`") for key, value in sorted(flat.items())]
     lines = ["## Settings of the build", "", *table(("setting", "value"), rows)]
     if chat:
         lines += ["", "The chat template:", "", "````", chat["source"].rstrip(), "````"]
     return lines
+
+
+def _plain_rows(settings: Mapping[str, Any], of: str = "") -> Iterator[tuple[str, str]]:
+    """Yield a row for each setting that has a value: its name, after those that it is within, and
+    the value as a person would write it."""
+    for key, value in sorted(settings.items()):
+        name = f"{of} {key}".strip().replace("_", " ")
+        if isinstance(value, Mapping):
+            yield from _plain_rows(value, name)
+        elif value not in (None, [], ()):
+            yield name, f"`{_plain(value)}`"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_plain, value))
+    text = str(value)
+    return text if text.isprintable() else json.dumps(text)

@@ -108,6 +108,7 @@ def build_command(as_json: bool, pack: int | None, pack_long: Long | None, **val
 
     More: docs/tokenize.md
     """
+    from ..dataplane.account.account import counts_of, described_counts
     from ..dataplane.datasets import packing
     from .build.build import build
     from .views.build_packed import build_packed
@@ -126,6 +127,7 @@ def build_command(as_json: bool, pack: int | None, pack_long: Long | None, **val
             command.say(f"{url}: {held.documents:,} documents, {held.tokens:,} tokens")
         else:
             command.say(f"{url}: {packing.describe(held)}")
+    command.say(described_counts(counts_of(next(iter(manifests.values())))))
 
 
 @main.command("index")
@@ -213,43 +215,34 @@ def count_command(sample: float, as_json: bool, **values: Any) -> None:
 def inspect_command(url: str, number: int | None, documents: int, as_json: bool) -> None:
     """Show the size, settings and origin of a dataset, and its documents as text.
 
+    A folder with the splits of a build shows each of them.
+
     \b
     Example:
       tokenize inspect data/web --document 0
 
     More: docs/tokenize.md
     """
-    from ..dataplane.datasets.fields import as_text
-    from .inspect import describe, document, summary, text
+    from ..console.errors import MisuseError
+    from ..dataplane.datasets.manifest import splits_at
+    from .inspect import as_data, describe, described_document
 
+    urls = list(splits_at(url).values())
+    if number is not None and len(urls) > 1:
+        raise MisuseError(
+            f"{url} holds splits, and --document counts the documents of one of them",
+            hint=f"name one: {', '.join(urls)}",
+        )
     numbers = range(documents) if number is None else [number]
     if as_json:
-        shown = []
-        for k in numbers:
-            found = document(url, k)
-            fields = {} if found.fields is None else {"fields": found.fields}
-            shown.append(
-                {
-                    "origin": vars(found.origin),
-                    **fields,
-                    "ids": found.ids,
-                    "weights": found.weights,
-                    "text": text(url, found.ids),
-                }
-            )
-        command.emit({**summary(url), "shown": shown})
+        data = [as_data(split, numbers) for split in urls]
+        command.emit(data if len(urls) > 1 else data[0])
         return
-    if number is None:
-        click.echo(describe(url))
-    for k in numbers:
-        found = document(url, k)
-        origin = found.origin
-        name = f", id {origin.id}" if origin.id else ""
-        place = f"{origin.file}:{origin.position}{name}"
-        click.echo(f"\n--- document {k}: {len(found.ids)} tokens, {place}")
-        if found.fields is not None:
-            click.echo(f"--- {as_text(found.fields)}")
-        click.echo(text(url, found.ids, found.weights))
+    for split in urls:
+        if number is None:
+            click.echo(describe(split))
+        for k in numbers:
+            click.echo(f"\n{described_document(split, k)}")
 
 
 @main.command("contamination")
@@ -299,6 +292,8 @@ def card_command(
 ) -> None:
     """Write a page about a dataset: size, origin, lengths, counts of the build, kept fields.
 
+    A folder with the splits of a build gives one page with all of them.
+
     Licences and sources that are given are kept in about.json beside the manifest; the cards of
     mixtures show them too.
 
@@ -308,10 +303,12 @@ def card_command(
 
     More: docs/tokenize.md
     """
+    from ..dataplane.datasets.manifest import splits_at
     from ..dataplane.storage import storage
     from .card import card
 
-    text = card(url, licenses=licenses, sources=sources)
+    urls = splits_at(url).values()
+    text = "\n".join(card(split, licenses=licenses, sources=sources) for split in urls)
     if out is None:
         click.echo(text, nl=False)
         return

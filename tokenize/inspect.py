@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,10 @@ import numpy as np
 from ..console.errors import InputError
 from ..console.progress import as_bytes, human
 from ..dataplane import tokenizers
+from ..dataplane.account.account import left_out_of, records_read, splits_in_words
 from ..dataplane.datasets import manifest, packing
 from ..dataplane.datasets.dataset import Dataset
+from ..dataplane.datasets.fields import as_text
 from ..dataplane.datasets.view import View, documents_of, view_of
 from ..dataplane.shards.documents import DocumentOrigin
 from ..dataplane.tokenizers.brackets import bracketed
@@ -43,11 +46,30 @@ def summary(url: str) -> dict[str, Any]:
                 "tokens": made.tokens,
                 "bytes": made.size,
                 "shards": made.shards,
+                **_counted(made.provenance.get("counts")),
                 **made.provenance,
             }
             for made in held.generations
         ],
     }
+
+
+def _counted(counts: Mapping[str, int] | None) -> dict[str, Any]:
+    """Return how many records a generation read, and how many it left out for each reason."""
+    if counts is None or "documents read" not in counts:
+        return {}
+    return {"records_read": records_read(counts), "left_out": left_out_of(counts)}
+
+
+def as_data(url: str, numbers: Iterable[int]) -> dict[str, Any]:
+    """Return the contents of the manifest, and some documents, as data."""
+    shown = []
+    for number in numbers:
+        held = document(url, number)
+        fields = {} if held.fields is None else {"fields": held.fields}
+        origin = {"origin": vars(held.origin), **fields, "ids": held.ids, "weights": held.weights}
+        shown.append({**origin, "text": text(url, held.ids)})
+    return {**summary(url), "shown": shown}
 
 
 def describe(url: str) -> str:
@@ -91,12 +113,23 @@ def describe(url: str) -> str:
             f"  generation {number}: {made.documents:,} documents, {human(made.tokens)} tokens, "
             f"{as_bytes(made.size)} in {made.shards} shards"
         )
-        inputs = made.provenance.get("inputs", {})
-        if inputs:
-            lines.append(f"    from {inputs['files']} files, {as_bytes(inputs['bytes'])}")
-        for name, count in made.provenance.get("counts", {}).items():
-            lines.append(f"    {name}: {count:,}")
+        if inputs := made.provenance.get("inputs"):
+            lines.append(f"    from {described_inputs([inputs])}")
+        if counts := made.provenance.get("counts"):
+            together = splits_in_words(held)
+            lines += [f"    counts of {together}:"] if together else []
+            lines += [f"    {name}: {count:,}" for name, count in counts.items()]
     return "\n".join(lines)
+
+
+def described_inputs(inputs: Sequence[Mapping[str, Any]]) -> str:
+    """Return the number and the size of the files that generations were built from."""
+    files, size, compressed = (
+        sum(entry.get(key, 0) for entry in inputs) for key in ("files", "bytes", "compressed")
+    )
+    packed = "compressed" if compressed == size else f"{as_bytes(compressed)} of them compressed"
+    stored = f"{files:,} file{'s' * (files != 1)}, {as_bytes(size)} as stored"
+    return f"{stored}, {packed}" if compressed else stored
 
 
 def _documents(view: View | None) -> str:
@@ -135,6 +168,15 @@ def document(url: str, number: int) -> ShownDocument:
     fields = dataset.fields(number, number + 1)
     origin = dataset.origins(number, number + 1)[0]
     return ShownDocument(origin, fields[0] if fields else None, ids.tolist(), weights)
+
+
+def described_document(url: str, number: int) -> str:
+    """Return a document as text, below its origin and its kept fields."""
+    held = document(url, number)
+    lines = [f"--- document {number}: {len(held.ids)} tokens, {held.origin}"]
+    if held.fields is not None:
+        lines.append(f"--- {as_text(held.fields)}")
+    return "\n".join([*lines, text(url, held.ids, held.weights)])
 
 
 def text(url: str, ids: list[int], weights: list[float] | None = None) -> str:

@@ -7,7 +7,7 @@ with the documents that the view left out.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..datasets import about, manifest, packing
@@ -23,6 +23,10 @@ LEFT_OUT_BY_PACKING = (
     "documents without tokens",
     "tokens after the first bin of a document",
 )
+NO_IDS = "bad: not tokenizable"
+"""The one count of bad records that "documents read" has too: they were read as documents."""
+MOST_REASONS = 10
+"""Reasons that the end of a build lists."""
 NOT_CHOSEN = "documents not chosen"
 
 
@@ -49,10 +53,13 @@ class Account:
         return _in_words(self.stated.sources, self.base_stated.sources)
 
     @property
+    def splits(self) -> str:
+        """The splits that the counts of the build are of together; empty for a dataset alone."""
+        return splits_in_words(self.base)
+
+    @property
     def left_out_by_build(self) -> dict[str, int]:
-        return {
-            name: count for name, count in counts_of(self.base).items() if name.startswith(LEFT_OUT)
-        }
+        return left_out_of(counts_of(self.base))
 
     @property
     def other_counts(self) -> dict[str, int]:
@@ -86,6 +93,35 @@ def account_of(url: str, generations: int | None = None) -> Account:
         base=_first(manifest.load(view.url), len(held.generations)),
         base_stated=about.load(view.url),
     )
+
+
+def left_out_of(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return those of a build's counts that are of records it left out: each counts for one."""
+    return {name: count for name, count in counts.items() if name.startswith(LEFT_OUT) and count}
+
+
+def records_read(counts: Mapping[str, int]) -> int:
+    """Return the number of records that a build read: those it kept, and those it left out."""
+    unread = (name for name in left_out_of(counts) if name.startswith(("bad: ", "empty")))
+    return counts.get("documents read", 0) + sum(counts[name] for name in unread if name != NO_IDS)
+
+
+def described_counts(counts: Mapping[str, int]) -> str:
+    """Return how many records a build read and kept, and how many it left out for each reason."""
+    read, left_out = records_read(counts), left_out_of(counts)
+    reasons = sorted(left_out.items(), key=lambda item: (-item[1], item[0]))
+    listed = [f"{count:,} {name}" for name, count in reasons[:MOST_REASONS]]
+    if rest := sum(count for _, count in reasons[MOST_REASONS:]):
+        listed.append(f"{rest:,} for other reasons (`tokenize inspect` lists them)")
+    words = f"read {read:,} records, kept {read - sum(left_out.values()):,}"
+    return "; ".join([words, f"left out: {', '.join(listed)}"] if listed else [words])
+
+
+def splits_in_words(held: Manifest) -> str:
+    """Return the splits of the build that a dataset is one of: each has the counts of the build,
+    because a record that is left out belongs to no split. Empty for a build without splits."""
+    names = [name for name, _ in held.settings.get("splits", ())]
+    return f"{', '.join(['train', *names[:-1]])} and {names[-1]} together" if names else ""
 
 
 def counts_of(held: Manifest) -> dict[str, int]:

@@ -165,6 +165,24 @@ def load(url: str) -> Manifest:
         ) from None
 
 
+def splits_at(url: str) -> dict[str, str]:
+    """Return the URLs of the splits of a build by name, `train` first; or the URL itself, under an
+    empty name, where there are none."""
+    alone = {"": url}
+    if storage.exists(storage.join(url, NAME)):
+        return alone
+    splits = _datasets_below(url)
+    if "train" not in splits:
+        return alone
+    return {"train": splits["train"], **splits}
+
+
+def _datasets_below(url: str) -> dict[str, str]:
+    """Return the URLs of the datasets in a folder by name."""
+    below = {name: storage.join(url, name) for name in storage.names(url)[:MOST_NAMES]}
+    return {name: at for name, at in below.items() if storage.exists(storage.join(at, NAME))}
+
+
 def _parse(where: str, text: bytes) -> Manifest:
     """Return the manifest that a file holds; raise if the file is damaged."""
     try:
@@ -198,10 +216,8 @@ def _parse(where: str, text: bytes) -> Manifest:
 
 def _hint_for_missing(url: str) -> str:
     """Return the hint for a URL without a manifest: datasets below it, or the nearest path."""
-    below = [storage.join(url, name) for name in storage.names(url)[:MOST_NAMES]]
-    datasets = [each for each in below if storage.exists(storage.join(each, NAME))]
-    if datasets:
-        return f"the folder holds datasets (splits): {', '.join(datasets)}"
+    if datasets := _datasets_below(url):
+        return f"the folder holds datasets (splits): {', '.join(datasets.values())}"
     otherwise = (
         "build one there with `tokenize build`, or index an existing one with `tokenize index`"
     )

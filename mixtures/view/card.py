@@ -101,7 +101,8 @@ def _left_out(described: Sequence[_Described]) -> list[str]:
         if (account := each.account) is None:
             continue
         for name, count in account.left_out_by_build.items():
-            rows.append((each.source.name, "the build", name, f"{count:,}"))
+            by = f"the build of {account.splits}" if account.splits else "the build"
+            rows.append((each.source.name, by, name, f"{count:,}"))
         for name, count in account.left_out_by_view.items():
             rows.append((each.source.name, "the view", name, f"{count:,}"))
     return ["## Left out", "", *table(("source", "by", "kind", "count"), rows)] if rows else []

@@ -39,7 +39,7 @@ def test_train_build_inspect_verify_and_count(tmp_path: Path) -> None:
     assert summary["documents"] == 51
     run = invoke("inspect", out, "--document", 0)
     assert "water<|endoftext|>" in run.stdout
-    assert "a.jsonl:0, id a.jsonl#0" in run.stdout
+    assert "a.jsonl:1, id a.jsonl#0" in run.stdout
     run = invoke("inspect", out)
     assert "51 documents" in run.stdout
     run = invoke("inspect", out, "--documents", 2, "--json")

@@ -94,7 +94,7 @@ def test_a_broken_first_line_is_still_broken_json(folder: Path) -> None:
 
 
 def test_xz_and_bzip2_are_read_with_all_their_streams(folder: Path) -> None:
-    long = "water " * 2_000_000  # more than one block
+    long = "water " * 800_000  # more than one block
     (folder / "a.txt.xz").write_bytes(lzma.compress(b"one ") + bytes(8) + lzma.compress(b"two"))
     (folder / "b.txt.bz2").write_bytes(bz2.compress(long.encode()) + bz2.compress(b"three"))
     (folder / "c.txt").write_bytes(b"BZh is how a text may begin")
@@ -140,7 +140,10 @@ def test_a_folder_of_splits_and_a_mistyped_path_are_named(folder: Path) -> None:
     for number in range(20):
         (folder / f"{number}.txt").write_text(f"water {number}")
     run("build *.txt --out data/web --tokenizer byte --workers 1 --split val=0.3")
-    assert "data/web/train, data/web/val" in run("inspect data/web", code=1).stderr
+    error = run("contamination data/web 0.txt", code=1).stderr
+    assert "data/web/train, data/web/val" in error
+    error = run("inspect data/web --document 0", code=2).stderr
+    assert "name one: data/web/train, data/web/val" in error
     assert "did you mean data/web/train?" in run("inspect dta/web/trian", code=1).stderr
     assert "tokenize build" in run("inspect data/genomes", code=1).stderr
 

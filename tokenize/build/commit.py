@@ -170,12 +170,12 @@ def _append(
 def _save_inputs(url: str, files: Sequence[File]) -> dict[str, Any]:
     data = json.dumps([[file.name, file.size, file.fingerprint] for file in files]).encode()
     digest = hashlib.sha256(data).hexdigest()
-    size = sum(file.size for file in files)
     return {
         "name": write_named(url, "tables", "inputs", data),
         "hash": digest,
         "files": len(files),
-        "bytes": size,
+        "bytes": sum(file.size for file in files),
+        "compressed": sum(file.size for file in files if file.compression),
     }
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ...console import command
 from .. import options
 from ..build.options import apply_options
+
+if TYPE_CHECKING:
+    from ...dataplane.datasets.manifest import Manifest
 
 LONG = ("cut", "drop", "keep-first")
 """Rules for documents that are longer than a bin."""
@@ -53,14 +57,7 @@ def select(as_json: bool, **values: Any) -> None:
     from .select import SelectConfig, share_of
     from .select import select as make
 
-    data = {"engine": options.executor_of(values), **values}
-    held = make(options.checked(SelectConfig, data))
-    if as_json:
-        from ..inspect import summary
-
-        command.emit(summary(values["out"]))
-        return
-    command.say(f"{values['out']}: {share_of(held)}")
+    _make_views(SelectConfig, values, make, share_of, as_json=as_json)
 
 
 @click.command()
@@ -92,11 +89,31 @@ def pack(as_json: bool, **values: Any) -> None:
     from .pack import PackConfig
     from .pack import pack as make
 
-    data = {"engine": options.executor_of(values), **values}
-    held = make(options.checked(PackConfig, data))
-    if as_json:
-        from ..inspect import summary
+    _make_views(PackConfig, values, make, describe, as_json=as_json)
 
-        command.emit(summary(values["out"]))
-        return
-    command.say(f"{values['out']}: {describe(held)}")
+
+def _make_views(
+    config: Any,
+    values: dict[str, Any],
+    make: Callable[[Any], Manifest],
+    describe: Callable[[Manifest], str],
+    *,
+    as_json: bool,
+) -> None:
+    """Make the view of a dataset; or one of each split, where the URL holds the splits of a build:
+    OUT/train and OUT/NAME."""
+    from ...dataplane.datasets.manifest import splits_at
+    from ...dataplane.storage import storage
+    from ..inspect import summary
+
+    dataset, out = values.pop("dataset"), values.pop("out").rstrip("/")
+    data = {"engine": options.executor_of(values), **values}
+    outs = []
+    for name, url in splits_at(dataset.rstrip("/")).items():
+        outs.append(storage.join(out, name) if name else out)
+        held = make(options.checked(config, {**data, "dataset": url, "out": outs[-1]}))
+        if not as_json:
+            command.say(f"{outs[-1]}: {describe(held)}")
+    if as_json:
+        shown = [summary(url) for url in outs]
+        command.emit(shown if len(shown) > 1 else shown[0])
