@@ -170,3 +170,17 @@ def test_a_build_takes_a_size_with_its_unit(folder: Path) -> None:
         (folder / f"{number}.txt").write_text("water " * 200)
     run("build *.txt --out o --tokenizer byte --workers 1 --shuffle 1 --shard-size=5KB")
     assert len(list((folder / "o" / "shards").iterdir())) > 2
+
+
+def test_views_of_much_padding_and_tiny_shards_are_named(folder: Path) -> None:
+    (folder / "a.jsonl").write_text('{"text": "%s"}\n' % ("x" * 599) * 300)
+    build("a.jsonl", "o")
+    few = run("pack o --length 1000000 --out few").stderr
+    assert "82.0% of the bins of few are padding" in few and "its shards fill 1 bin each" in few
+    long = run("pack o --length 1000 --out long").stderr
+    assert "40.0% of the bins of long are padding" in long and "documents of 600 tokens" in long
+    assert "are padding, which" not in run("pack o --length 1200 --out right").stderr
+    (folder / "b.jsonl").write_text('{"text": "%s"}\n' % ("x" * 599) * 3)
+    tiny = build("b.jsonl --shard-size 1", "tiny").stderr
+    assert "--shard-size 1B makes up to 1.84K files" in tiny
+    assert "--shard-size" not in build("b.jsonl --shard-size 4Ki", "small").stderr

@@ -18,7 +18,7 @@ import numpy as np
 
 from ...console.errors import MisuseError, run_all
 from ...console.log import get_logger
-from ...console.progress import Progress
+from ...console.progress import Progress, as_bytes, human
 from ...dataplane.datasets.manifest import Generation, Manifest
 from ...dataplane.shards import shard_format, writable_formats
 from ...dataplane.storage import storage
@@ -54,6 +54,8 @@ from .tasks import Task, TokenizeWorker
 
 log = get_logger(__name__)
 
+SMALL_SHARD, MANY_SHARDS = 1 << 20, 1000
+"""A smaller shard, of which a build makes more, is named in a warning."""
 SPLIT_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -196,8 +198,14 @@ def build(config: BuildConfig) -> dict[str, Manifest]:
     )
     if config.fim is not None:
         check_tokenizer(config.fim, tokenizer)
-    large = sum(file.size for file in inputs) >= bpe.FEW
-    if large and isinstance(tokenizer, BpeTokenizer) and tokenizer.slow_because:
+    size = sum(file.size for file in inputs)
+    if config.shard_size < SMALL_SHARD and size > MANY_SHARDS * config.shard_size:
+        log.warning(
+            "--shard-size %s makes up to %s files, of a few documents each; the default is 64Mi",
+            as_bytes(config.shard_size),
+            human(size // config.shard_size),
+        )
+    if size >= bpe.FEW and isinstance(tokenizer, BpeTokenizer) and tokenizer.slow_because:
         log.warning("using the slower `tokenizers` library: %s", tokenizer.slow_because)
     if config.source.keep:
         known = kept_types(config.out.rstrip("/"), job_of(config, tokenizer).outputs)

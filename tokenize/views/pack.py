@@ -15,6 +15,8 @@ from typing import Any, Literal
 import numpy as np
 
 from ...console.errors import InputError, MisuseError
+from ...console.log import get_logger
+from ...console.progress import counted
 from ...dataplane.arrays import Int64
 from ...dataplane.datasets import packing, view
 from ...dataplane.datasets.dataset import Dataset
@@ -28,6 +30,14 @@ from .making import MadeShard, Making, ShardTask, made_shard, make
 Long = Literal["cut", "drop", "keep-first"]
 """Rule for a document that is longer than a bin: it is cut into pieces, left out, or cut to
 the tokens of one bin."""
+
+
+MUCH_PADDING = 0.25
+"""Share of padding from which a view is named in a warning."""
+FEW_BINS = 64
+"""Bins of a shard below which its last bin, and documents that fit nowhere, weigh much."""
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +177,7 @@ def pack(config: PackConfig) -> Manifest:
     over, weights = dataset.view, dataset.manifest.weights or (1.0,)
     if over is not None and over.bins is not None:
         raise MisuseError(f"{base} is packed already", hint=f"pack {over.url} instead")
-    return make(
+    held = make(
         Making(
             verb="packing",
             dataset=dataset,
@@ -179,6 +189,28 @@ def pack(config: PackConfig) -> Manifest:
             provenance=lambda counts: _provenance(counts, config.long),
             nothing=lambda _: _empty(base, config),
         )
+    )
+    _warn_of_padding(held, config)
+    return held
+
+
+def _warn_of_padding(held: Manifest, config: PackConfig) -> None:
+    """Name a view that trains on padding, and what causes it."""
+    share = packing.padding_of(held) / held.tokens
+    if share < MUCH_PADDING:
+        return
+    shards = sum(made.shards for made in held.generations)
+    bins = held.tokens / config.length / shards
+    served = held.tokens - packing.padding_of(held)
+    log.warning(
+        "%.1f%% of the bins of %s are padding, which training computes for nothing: %s",
+        100 * share,
+        config.out,
+        f"its shards fill {counted(bins, 'bins')} each; build with --shuffle or a larger "
+        "--shard-size, or choose a shorter --length"
+        if bins < FEW_BINS
+        else f"documents of {served / packing.documents_of(held):,.0f} tokens on average leave "
+        f"much of {config.length:,}; choose another --length",
     )
 
 
