@@ -96,7 +96,7 @@ def apply_overrides(
         try:
             if not equals or not all(path.split(".")):
                 raise ValueError("write an override as path.to.key=value")
-            place = _put(result, path.split("."), yaml_text.value(text))
+            place = _put(result, path.split("."), yaml_text.value(text, path))
             if lines is not None:
                 lines.update({place[:end]: None for end in range(1, len(place))} | lines)
                 lines[place] = None

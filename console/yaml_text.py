@@ -87,15 +87,19 @@ def parse(text: str, *, source: str) -> tuple[dict[str, Any], Lines]:
     return data, lines
 
 
-def value(text: str) -> Any:
-    """Parse one value, as after a colon in YAML. Raises ValueError if it is not YAML."""
+def value(text: str, key: str = "KEY") -> Any:
+    """Parse one value, as after a colon in YAML; it was typed as KEY=VALUE. Raises ValueError if it
+    is not YAML."""
     import yaml
 
     try:
         return yaml.load(text, Loader=_loader())
     except (yaml.YAMLError, RecursionError):
-        what = f"`{text}` is not a YAML value; put YAML quotes inside the shell's"
-        raise ValueError(what) from None
+        quoted = text.replace("'", "''")
+        raise ValueError(
+            f"`{text}` is not a YAML value; if it is a text, put YAML quotes inside the shell's: "
+            f"\"{key}='{quoted}'\""
+        ) from None
 
 
 def emit(data: Any) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from ...console.errors import InputError, MisuseError
 from ...dataplane.arrays import Float64
 from ...dataplane.storage import storage
+from ...dataplane.storage.faults import AbsentError
 
 NAME = "scores.json"
 LEAST = 4
@@ -42,7 +43,10 @@ def load(places: Sequence[str]) -> Measured:
     weights: dict[str, float] | None = None
     for place in places:
         file = place if place.endswith(".json") else storage.join(place, NAME)
-        found = _read(file)
+        try:
+            found = _read(file)
+        except AbsentError:
+            raise _no_anneal(place) from None
         if weights is not None and found["weights"] != weights:
             raise MisuseError(
                 f"{file} has scores of other sources or weights than {places[0]}",
@@ -68,6 +72,19 @@ def load(places: Sequence[str]) -> Measured:
         scores=np.array([entry["score"] for _, entry in finite], np.float64),
         error=float(np.median(errors)) if errors else 0.0,
     )
+
+
+def _no_anneal(place: str) -> InputError:
+    """Return the error for a place without a ranking: an anneal that goes on, a run, no folder."""
+    beside = f"{place.rstrip('/')}-anneal"
+    hint = "name the folder of a `trainer anneal`, by default RUN-anneal"
+    if storage.exists(storage.join(place, "anneal.json")):
+        hint = "rank its mixtures first: run the same `trainer anneal` to its end"
+    elif storage.exists(storage.join(beside, NAME)):
+        hint = f"did you mean {beside}?"
+    elif storage.exists(storage.join(place, "run.yaml")):
+        hint = f"{place} is a run: `trainer anneal {place}` measures mixtures, in {beside}"
+    return InputError(f"{place} has no scores of mixtures ({NAME})", hint=hint)
 
 
 def _read(file: str) -> dict[str, Any]:

@@ -127,6 +127,16 @@ def _weight_findings(
         elif known is not None and key not in known:
             if key in mixture.phases:
                 what = "is a later phase; only earlier phases can be replayed"
+            elif key == TEMPERATURE:
+                sums = None
+                what = "is one number, and cannot change over a phase"
+                if len(shares_of(phase)) > 1:
+                    what = (
+                        "gives the shares of all sources, and stands alone; leave it out, or leave "
+                        "out the shares beside it"
+                    )
+                yield Finding((*place, key), what)
+                continue
             else:
                 near = nearest(key, known)
                 hint = f"; did you mean `{near}`?" if near else f". Known: {', '.join(known)}"

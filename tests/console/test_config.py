@@ -2,6 +2,7 @@
 
 import enum
 import math
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -244,8 +245,11 @@ def test_all_wrong_overrides_are_reported_at_once(tmp_path: Path) -> None:
         "name.x: `name` is a value; it has no keys",
         "sizes.5: the list has no item `5`; it has 2 items, from 0",
         "sizes.x: the list has no item `x`; it has 2 items, from 0",
-        "lr: `[1` is not a YAML value; put YAML quotes inside the shell's",
+        "lr: `[1` is not a YAML value; if it is a text, put YAML quotes inside the shell's: "
+        "\"lr='[1'\"",
     ]
+    typed = shlex.split("\"name='[1'\"")  # what a shell makes of such an example
+    assert config.apply_overrides({}, typed) == {"name": "[1"}
 
 
 def test_a_wrong_override_has_no_line(tmp_path: Path) -> None:

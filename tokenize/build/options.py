@@ -143,7 +143,7 @@ def settings_of(option: str, words: tuple[str, ...]) -> dict[str, Any]:
         if not sign or not name.isidentifier() or name in settings:
             raise click.UsageError(f"{option} {word}: write NAME=VALUE, each name once")
         try:
-            settings[name] = value(text) if text else ""
+            settings[name] = value(text, name) if text else ""
         except ValueError as error:
             raise click.UsageError(f"{option} {word}: {error}") from None
     return settings

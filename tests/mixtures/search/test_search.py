@@ -174,6 +174,27 @@ def test_wrong_words_are_named(anneal: Path, tmp_path: Path) -> None:
     assert "there are 2" in search(anneal, "--mixture", two, "--out", tmp_path / "x").output
 
 
+def test_what_is_no_ranking_is_named_with_what_is(
+    anneal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder, file in (("a", "run.yaml"), ("b", "run.yaml"), ("b-anneal", "anneal.json")):
+        Path(folder).mkdir()
+        Path(folder, file).touch()
+    Path("c-anneal").mkdir()
+    Path("c-anneal/scores.json").write_text(Path("scores.json").read_text())
+    for place, hint in {
+        "a": "a is a run: `trainer anneal a` measures mixtures, in a-anneal",
+        "b-anneal": "run the same `trainer anneal` to its end",
+        "c": "did you mean c-anneal?",
+        "nosuch": "name the folder of a `trainer anneal`, by default RUN-anneal",
+    }.items():
+        output = search(place).output
+        assert f"error: {place} has no scores of mixtures (scores.json)" in output
+        assert hint in output
+    assert search("c-anneal").exit_code == 0
+
+
 def test_rankings_that_cannot_be_joined_are_refused(anneal: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()

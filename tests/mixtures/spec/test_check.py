@@ -166,6 +166,16 @@ def good(head, tmp_path) -> str:
             "sources.web",
             "has the same name",
         ),
+        (
+            "phases.stable.weights={temperature: 2, code: 0.1}",
+            "phases.stable.weights.temperature",
+            "gives the shares of all sources, and stands alone",
+        ),
+        (
+            "phases.stable.weights={temperature: {from: 1, to: 2}}",
+            "phases.stable.weights.temperature",
+            "cannot change over a phase",
+        ),
         ("chunk=100", "chunk", "is not a multiple of seq_len 64 of phase stable"),
         ("window=0", "window", "it must be at least 1"),
         ("phases.stable.tokens=-5", "phases.stable.tokens", "is -5; it must be at least 1"),
