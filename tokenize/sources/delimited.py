@@ -111,6 +111,21 @@ def _blocks(part: Slice, delimiter: bytes, unit: str, split: bool) -> Iterator[R
             if end < 0:
                 yield RecordBlock(b"", number, 0, read)
                 continue
+        # Only the first record can be too large: the others began in this chunk.
+        if len(whole) > LARGEST_DOCUMENT:
+            end = whole.find(delimiter)
+            record = whole if end < 0 else whole[:end]
+            while split and len(record) > LARGEST_DOCUMENT:
+                piece = first_piece(record)
+                yield RecordBlock(piece, number, 1, 0)
+                record, whole = record[len(piece) :], whole[len(piece) :]
+            if len(record) > LARGEST_DOCUMENT:
+                yield RecordBlock(b"", number, 0, 0, _too_large(part, number, unit))
+                number += 1
+                whole = b"" if end < 0 else whole[end + len(delimiter) :]
+                if end < 0:
+                    yield RecordBlock(b"", number, 0, read)
+                    continue
         records = _count(whole, delimiter) + 1
         yield RecordBlock(whole, number, records, read)
         number += records

@@ -1,5 +1,8 @@
 """CSV and TSV: one document per row, with the text in a column that the first row names.
 
+Commas separate the values, and tabs in files whose name says so. A file whose first row lacks the
+columns, but has them between semicolons, bars or the other of these two, is read like that.
+
 A quoted value may contain line breaks, so that no place inside a file is known to be between two
 rows: a file is one slice.
 """
@@ -7,8 +10,9 @@ rows: a file is one slice.
 from __future__ import annotations
 
 import csv
+import itertools
 import posixpath
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..files.input_file import BLOCK_BYTES, DamagedFile, File
@@ -21,6 +25,8 @@ from .format import LARGEST_DOCUMENT, BadRecord, CorpusFormat, Slice, SourceConf
 UNIT = "row"
 TAB_ENDINGS = ("tsv", "tab")
 """Endings of files whose values are separated by tabs; in all others commas separate them."""
+SEPARATORS = (",", "\t", ";", "|")
+"""Separators that are tried where the usual one does not give the columns."""
 
 
 class Separated(CorpusFormat):
@@ -36,15 +42,16 @@ class Separated(CorpusFormat):
         name = part.file.name
         lines = _Lines(part.file)
         csv.field_size_limit(LARGEST_DOCUMENT)  # a limit of the process; each reader sets the same
-        rows = csv.reader(lines, delimiter=_separator(name), strict=True)
+        needed = [field.name for field in config.keep if not field.optional]
+        needed = [*own_columns(config, ()), *needed]
         number = -1  # of the row before the first one, which names the columns
         try:
+            rows = _rows(lines, name, lambda header: set(needed) <= set(header))
             header = next(rows, None)
             if header is None:
                 return
-            kept = [field.name for field in config.keep if not field.optional]
-            kept += [field.name for field in config.keep if field.optional and field.name in header]
-            wanted = [*own_columns(config, header), *kept]
+            optional = [field.name for field in config.keep if field.optional]
+            wanted = [*needed, *(column for column in optional if column in header)]
             if (what := column_problem(header, wanted)) is not None:
                 yield Texts([], [], None, [BadRecord("other schema", what, name)], lines.take())
                 return
@@ -75,7 +82,11 @@ class Separated(CorpusFormat):
             yield Texts([], [], None, [problem])
 
     def field_kinds(self, part: Slice, names: Sequence[str]) -> dict[str, set[FieldKind | str]]:
-        header = next(csv.reader(_Lines(part.file), delimiter=_separator(part.file.name)), [])
+        def has_one(header: list[str]) -> bool:
+            return not set(names).isdisjoint(header)
+
+        rows = _rows(_Lines(part.file), part.file.name, has_one)
+        header = next(rows, [])
         return {name: {"string"} for name in names if name in header}
 
 
@@ -190,9 +201,27 @@ class _Lines:
             yield carry
 
 
-def _separator(name: str) -> str:
+def _rows(
+    lines: Iterator[str], name: str, has_columns: Callable[[list[str]], bool]
+) -> Iterator[list[str]]:
+    """Return the rows of a file, by the separator with which its first line has the columns; if
+    there is none, by the one with which it has the most."""
     endings = posixpath.basename(name).lower().split(".")
-    return "\t" if any(ending in TAB_ENDINGS for ending in endings[-2:]) else ","
+    usual = "\t" if any(ending in TAB_ENDINGS for ending in endings[-2:]) else ","
+    first = next(lines, None)
+    if first is None:
+        return iter(())
+
+    def rank(separator: str) -> tuple[bool, int]:
+        try:
+            header = next(csv.reader([first], delimiter=separator))
+        except csv.Error:
+            return False, 0
+        return has_columns(header), len(header)
+
+    ranks = {separator: rank(separator) for separator in dict.fromkeys([usual, *SEPARATORS])}
+    separator = usual if ranks[usual][0] else max(ranks, key=lambda tried: ranks[tried])
+    return csv.reader(itertools.chain([first], lines), delimiter=separator, strict=True)
 
 
 def _fault(error: csv.Error) -> tuple[str, str]:

@@ -234,6 +234,31 @@ def test_a_document_above_the_limit_is_rejected_or_split(
     assert "".join(pieces) == long
 
 
+@pytest.mark.parametrize("size", [2999, 3000, 3001, 3200, 3499, 3600])
+@pytest.mark.parametrize("split", [False, True])
+def test_the_limit_of_a_document_does_not_depend_on_its_place(
+    tmp_path: Path, size: int, split: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delimited, "LARGEST_DOCUMENT", 3000)
+    for module in (open_file, delimited):
+        monkeypatch.setattr(module, "BLOCK_BYTES", 500)
+    long = "x" * size
+    for before in range(1, 510, 31):
+        lines = ["b" * before, long, "c", long, "d"]
+        path = plain(tmp_path / "a.txt", "\n".join(lines).encode())
+        found, problems = read_file(path, text_documents="line", split_large=split)
+        held = {1: "", 3: ""}
+        for position, text, _ in found:
+            if position in held:
+                held[position] += text
+        if size <= 3000 or split:
+            assert held == {1: long, 3: long} and not problems
+            assert (len(found) == 5) == (size <= 3000), before
+        else:
+            assert [problem.position for problem in problems] == [1, 3], before
+            assert [text for _, text, _ in found] == ["b" * before, "c", "d"]
+
+
 def test_a_long_line_is_read_by_one_slice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slices within the line do not read it again: that would take quadratic time."""
     path = plain(tmp_path / "a.txt", b"first\n" + b"x" * 200_000)

@@ -13,8 +13,12 @@ from corpora import read_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.tokenize.corpus.field_types import with_types
+from headrace.tokenize.corpus.inputs import find_files
 from headrace.tokenize.files import open_file
 from headrace.tokenize.sources import separated
+from headrace.tokenize.sources.fields import KeptField
+from headrace.tokenize.sources.format import SourceConfig
 
 VALUES = st.text(
     st.one_of(st.sampled_from("\",\n\r\t' é水"), st.characters(blacklist_categories=("Cs",))),
@@ -52,6 +56,27 @@ def test_a_table_of_pandas(tmp_path: Path) -> None:
         assert [text for _, text, _ in found] == list(frame["text"])
 
 
+@pytest.mark.parametrize("separator", [";", "|", "\t", ","])
+@pytest.mark.parametrize("ending", ["csv", "tsv"])
+def test_the_separator_is_the_one_that_gives_the_columns(
+    tmp_path: Path, separator: str, ending: str
+) -> None:
+    path = tmp_path / f"a.{ending}"
+    rows = [["id", "text", "n"], ["1", f'a{separator}"b",\nc;|', "2"]]
+    with path.open("w", newline="") as file:
+        csv.writer(file, delimiter=separator).writerows(rows)
+    keep = (KeptField(name="n", type="int"),)
+    found, problems = read_file(path, id_field="id", keep=keep)
+    assert (found, problems) == ([(0, rows[1][1], "1")], [])
+    config = SourceConfig(keep=(KeptField(name="n"),))
+    assert with_types(config, find_files([str(path)], config), {}).keep[0].type == "string"
+
+
+def test_the_usual_separator_is_kept_where_it_gives_the_columns(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,a;b;c;d\nwater,1;2;3\n")
+    assert read_file(tmp_path / "a.csv") == ([(0, "water", None)], [])
+
+
 def test_bad_rows(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(
         b'id,text\n1,good\n2,too,many\n\n3\n4,\xff\n5,\xc3\xa9\n6,"a"b\n7,last\n8,"open'
@@ -73,7 +98,7 @@ def test_bad_rows(tmp_path: Path) -> None:
     [
         (b"body,n\na,1\n", "no column `text` (it has body, n)"),
         (b"text,text\na,b\n", "2 columns of the name `text`"),
-        (b"text;n\na;1\n", "(it has text;n)"),
+        (b"body;n\na;1\n", "no column `text` (it has body, n)"),
     ],
 )
 def test_other_columns(tmp_path: Path, data: bytes, what: str) -> None:
