@@ -34,7 +34,7 @@ def main() -> None:
 @click.argument("inputs", nargs=-1, required=True)
 @click.option("--out", required=True, help="File for the tokenizer's JSON.")
 @click.option("--vocab-size", default=32768, show_default=True)
-@click.option("--special", multiple=True, help="Special token; the first one ends documents.")
+@options.special_option("")
 @click.option("--sample", default="256Mi", show_default=True, help="Bytes of text to train on.")
 @options.on_error_option
 @options.source_options
@@ -58,8 +58,8 @@ def train_command(as_json: bool, **values: Any) -> None:
         "sample_bytes": options.bytes_of(values["sample"], "--sample"),
         "on_error": values["on_error"],
     }
-    if values["special"]:
-        data["special_tokens"] = values["special"]
+    if special := values["special"]:
+        data["special_tokens"] = special
     config = options.checked(TrainConfig, data)
     tokenizer = train(config)
     if as_json:

@@ -43,6 +43,24 @@ keep_option = click.option(
 )
 
 
+def special_option(kind: str) -> Any:
+    """Return the option for the names of special tokens; `kind` begins its help."""
+
+    def split(context: click.Context, option: click.Parameter, words: tuple[str, ...]) -> Any:
+        names = tuple(name.strip() for word in words for name in word.split(","))
+        if "" in names or len(set(names)) < len(names):
+            raise click.BadParameter(f"{','.join(words)!r} has an empty name, or one twice.")
+        return names
+
+    return click.option(
+        "--special",
+        multiple=True,
+        metavar="TOKEN,…",
+        callback=split,
+        help=f"{kind}special tokens; may be given several times; the first one ends documents.",
+    )
+
+
 def screen_options(function: Any) -> Any:
     """Add the options that decide which documents stay."""
     options = [
@@ -152,9 +170,7 @@ def tokenizer_options(function: Any) -> Any:
             is_flag=True,
             help="byte: no loss on @, # and phylogenetic tags (|d__…|).",
         ),
-        click.option(
-            "--special", multiple=True, help="byte: special token; the first one ends documents."
-        ),
+        special_option("byte: "),
         click.option("--end-of-document", metavar="TOKEN", help="FILE: token that ends documents."),
         click.option(
             "--parse-special",

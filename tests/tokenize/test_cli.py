@@ -131,6 +131,8 @@ def test_an_unknown_escape_in_a_separator_is_misuse(separator: str, tmp_path: Pa
                 (["byte", "--separator", "XX"], "--separator needs --text-documents separator"),
             )
         ),
+        (["train", "x", "--out", "t.json", "--special", "<a>,,<b>"], 2, "has an empty name"),
+        (["train", "x", "--out", "t.json", "--special", "<a>,<b>", "--special", "<a>"], 2, "twice"),
         (["index", "x", "--tokenizer", "byte", "--end-of-document", "a"], 2, "tokenizer.json only"),
         *(
             (["build", "x", "--out", "o", "--tokenizer", "byte", *wrong], 2, message)

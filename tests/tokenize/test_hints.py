@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import json
 import lzma
 from pathlib import Path
 
@@ -170,6 +171,27 @@ def test_a_build_takes_a_size_with_its_unit(folder: Path) -> None:
         (folder / f"{number}.txt").write_text("water " * 200)
     run("build *.txt --out o --tokenizer byte --workers 1 --shuffle 1 --shard-size=5KB")
     assert len(list((folder / "o" / "shards").iterdir())) > 2
+
+
+def test_special_tokens_are_a_list_that_may_be_given_several_times() -> None:
+    special = "--special <|endoftext|>,<|pre|> --special <|suf|>"
+    run(f"train a.txt --out t.json --vocab-size 260 {special}")
+    run("build a.txt --tokenizer t.json --out bpe --workers 1")  # it finds the end of documents
+    tokens = json.loads(Path("t.json").read_text())["added_tokens"]
+    assert [token["content"] for token in tokens] == ["<|endoftext|>", "<|pre|>", "<|suf|>"]
+    build(f"a.txt {special}", "bytes")
+    assert "byte of 259 ids" in run("inspect bytes").stdout
+    for command in ("train", "build"):
+        assert "may be given several" in run(f"{command} --help").stdout
+
+
+def test_only_formats_of_evaluations_are_named_for_them(folder: Path) -> None:
+    (folder / "e.fasta").touch()
+    for name in ("evls/*", "e.fasta", "e.docx"):
+        (folder / "e.docx").touch()
+        error = build(f"a.txt --decontaminate {name}", code=1).stderr
+        assert "parquet" in error.lower() and "json" in error.lower()
+        assert "csv" not in error and "warc" not in error
 
 
 def test_views_of_much_padding_and_tiny_shards_are_named(folder: Path) -> None:

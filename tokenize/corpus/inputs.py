@@ -29,10 +29,16 @@ from ..sources.format import SourceConfig
 log = get_logger(__name__)
 
 
-def find_files(inputs: Sequence[str], config: SourceConfig, out: str | None = None) -> list[File]:
+def find_files(
+    inputs: Sequence[str],
+    config: SourceConfig,
+    out: str | None = None,
+    formats: Sequence[str] = tuple(CORPUS_FORMATS),
+) -> list[File]:
     """Return the files of all inputs, each once: in the order of the inputs, by name within each.
 
-    Files in the output folder `out` are left out. Fingerprints are not computed yet.
+    Files in the output folder `out` are left out. Hints name `formats`. Fingerprints are not
+    computed yet.
     """
     names: dict[str, None] = {}
     problems: list[UserError] = []
@@ -49,13 +55,13 @@ def find_files(inputs: Sequence[str], config: SourceConfig, out: str | None = No
             matches = [name for name in matches if not is_within(name, out)]
         names.update(dict.fromkeys(matches))
         if not matches:
-            problems.append(_no_files(given))
+            problems.append(_no_files(given, formats))
     left_out.log()
     files = []
     for name in names:
         try:
             with remote.first_requests():
-                files.append(_file(name, config))
+                files.append(_file(name, config, formats))
         except (InputError, StorageError) as error:
             problems.append(error)
     _raise_all(problems)
@@ -94,8 +100,8 @@ def _counted(names: Sequence[str], what: str) -> str:
     return f"{len(names):,} {what}{'s' * (len(names) != 1)}"
 
 
-def _no_files(given: str) -> InputError:
-    known = ", ".join(f"{name} (.{corpus_format(name).endings[0]} …)" for name in CORPUS_FORMATS)
+def _no_files(given: str, formats: Sequence[str]) -> InputError:
+    known = ", ".join(f"{name} (.{corpus_format(name).endings[0]} …)" for name in formats)
     hint = f"check the path; a folder is searched for {known}: docs/tokenize.md"
     if storage.is_local(given):
         path = storage.local_path(given)
@@ -192,7 +198,7 @@ def _wanted(names: Sequence[str], config: SourceConfig, root: str, left_out: Lef
     return wanted
 
 
-def _file(name: str, config: SourceConfig) -> File:
+def _file(name: str, config: SourceConfig, formats: Sequence[str]) -> File:
     if any("\ud800" <= letter <= "\udfff" for letter in name):  # bytes that are not UTF-8
         shown = os.fsencode(name).decode(errors="backslashreplace")
         raise InputError(
@@ -202,7 +208,9 @@ def _file(name: str, config: SourceConfig) -> File:
     if kind is None:
         raise InputError(
             f"{name}: its ending names no known format",
-            hint=f"name the format with --input-format ({', '.join(CORPUS_FORMATS)})",
+            hint=f"name the format with --input-format ({', '.join(formats)})"
+            if len(formats) == len(CORPUS_FORMATS)
+            else f"convert it to {' or '.join(formats)}",
         )
     if compression and not corpus_format(kind).compressible:
         raise InputError(
