@@ -22,7 +22,7 @@ from . import executors
 from .build.build import BuildConfig, cut, job_of, load_tokenizer, with_conversations
 from .build.settings import BuildJob
 from .build.tasks import Task, TokenizeWorker
-from .corpus.inputs import find_files
+from .corpus.inputs import find_files, with_standard_input
 from .corpus.read_stats import BAD, ReadStats
 from .sources.format import Texts
 
@@ -175,8 +175,9 @@ def pieces_of(text: str) -> Iterator[str]:
 def count(config: BuildConfig, fraction: float = 1.0) -> Counts:
     """Count a corpus as `config` would build it; tokenize only this fraction of its text."""
     tokenizer, files = run_all(
-        lambda: load_tokenizer(config), lambda: find_files(config.inputs, config.source)
+        lambda: load_tokenizer(config), lambda: find_files(config.inputs, config.source, pipe=True)
     )
+    files = with_standard_input(files, config.source)
     if config.chat is not None and fraction < 1:
         raise MisuseError(
             "--sample counts pieces of texts, and --chat has whole conversations",

@@ -14,7 +14,7 @@ from ..console.progress import Progress, as_bytes
 from ..dataplane.storage import storage
 from ..dataplane.tokenizers.byte import END
 from .corpus.documents import DocumentReader
-from .corpus.inputs import find_files
+from .corpus.inputs import find_files, with_standard_input
 from .corpus.read_stats import ReadStats
 from .files.input_file import File
 from .sources import cut
@@ -64,9 +64,10 @@ def train(config: TrainConfig) -> Any:
             f"{config.out} is a folder", hint="name a file, as in --out FOLDER/bpe.json"
         )
     files, _ = run_all(
-        lambda: find_files(config.inputs, config.source),
+        lambda: find_files(config.inputs, config.source, pipe=True),
         lambda: storage.check_writable(config.out, file=True),
     )
+    files = with_standard_input(files, config.source)
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer: Any = Tokenizer(models.BPE())

@@ -34,10 +34,12 @@ from ..corpus.drop_list import StoredDrops
 from ..corpus.evaluations import EvaluationConfig, read_evaluations
 from ..corpus.field_types import with_types
 from ..corpus.filters import Filter
-from ..corpus.inputs import find_files
+from ..corpus.inputs import find_files, with_standard_input
 from ..executors import ExecutorConfig
 from ..files.file_hashes import check_unchanged, with_fingerprints
 from ..files.input_file import File
+from ..files.standard_input import FOLDER as STDIN
+from ..files.standard_input import WORDS as STDIN_WORDS
 from ..sources.format import OnError, Slice, SourceConfig
 from .buckets import BucketWorker, bucket_count, bucket_tasks
 from .commit import BuildResult, commit, write_derived_files
@@ -146,6 +148,9 @@ class BuildConfig:
                     f"shuffle_memory is {self.shuffle_memory:,}; it must be at least four times "
                     f"shard_size, {4 * self.shard_size:,}"
                 )
+        piped = not {*STDIN_WORDS}.isdisjoint(self.inputs)
+        if piped and self.engine.kind == "ray" and not storage.is_local(self.out):
+            raise ValueError("standard input is kept on this machine, where other nodes need it")
         if self.max_document_tokens is not None and self.max_document_tokens < 2:
             raise ValueError("max_document_tokens must be at least 2: a token and the end")
 
@@ -190,7 +195,7 @@ def build(config: BuildConfig) -> dict[str, Manifest]:
     """Build what is missing; return the manifest of each dataset by URL."""
     tokenizer, inputs, _, drops, rule, evaluations = run_all(
         lambda: load_tokenizer(config),
-        lambda: find_files(config.inputs, config.source, config.out),
+        lambda: find_files(config.inputs, config.source, config.out, pipe=True),
         lambda: storage.check_writable(config.out),
         lambda: read_lists(config.drop) if config.drop else None,
         lambda: Filter.of(config.filter, config.filter_settings) if config.filter else None,
@@ -198,6 +203,7 @@ def build(config: BuildConfig) -> dict[str, Manifest]:
     )
     if config.fim is not None:
         check_tokenizer(config.fim, tokenizer)
+    inputs = with_standard_input(inputs, config.source, work_url(config.out.rstrip("/"), STDIN))
     size = sum(file.size for file in inputs)
     if config.shard_size < SMALL_SHARD and size > MANY_SHARDS * config.shard_size:
         log.warning(
@@ -223,14 +229,16 @@ def build(config: BuildConfig) -> dict[str, Manifest]:
             job = replace(job, evaluations=held)
         manifests = {name: existing(job, name, tokenizer) for name in job.outputs}
         started = time.time()
-        inputs = with_fingerprints(inputs, rehash=config.rehash)
+        unhashed = [file for file in inputs if not file.fingerprint]
+        hashed = iter(with_fingerprints(unhashed, rehash=config.rehash))
+        inputs = [file if file.fingerprint else next(hashed) for file in inputs]
         last = job.outputs[0]  # the dataset that is committed after the others
         ahead = max(manifests, key=lambda name: len(manifests[name].generations))
 
         def append(files: Sequence[File]) -> dict[str, Manifest]:
             """Append a generation made of these files to each dataset."""
             made = make(config, job, files, manifests[last].generations)
-            check_unchanged(files, started)
+            check_unchanged([file for file in files if file.path is None], started)
             check_drops(job, files, made, manifests[last])
             lock.check()
             return commit(job, tokenizer, files, made, manifests)

@@ -16,6 +16,7 @@ from ...dataplane.datasets import fields, manifest
 from ...dataplane.datasets.manifest import Manifest
 from ...dataplane.storage import storage
 from ...dataplane.storage.atomic import HALF_WRITTEN
+from ..files.standard_input import FOLDER as STDIN
 from .settings import DIGESTS, DROPS, LOCKS, SPILLS, TASKS, BuildJob, dataset_url, work_url
 
 FOLDERS = ("", "shards", "fields", "tables", "tokenizers")
@@ -26,7 +27,8 @@ NAMED_BY_CONTENT = re.compile(r"(shards|fields|tables|tokenizers)/[0-9a-f]{32}\.
 def remove_garbage(job: BuildJob, manifests: Mapping[str, Manifest]) -> None:
     """Remove everything but the datasets and the lock of the running build."""
     datasets = {dataset_url(job.url, name): held for name, held in manifests.items()}
-    for folder in (TASKS, DIGESTS, DROPS, SPILLS):  # task states first: they refer to the rest
+    # Task states first: they refer to the rest.
+    for folder in (TASKS, DIGESTS, DROPS, SPILLS, STDIN):
         for url in {job.url, *datasets}:
             _remove(work_url(url, folder))
     for url, held in datasets.items():

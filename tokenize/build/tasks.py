@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -50,7 +50,7 @@ class Task:
 
     @staticmethod
     def of(slices: Sequence[Slice], job: BuildJob, drops: str | None = None) -> Task:
-        parts = [asdict(part) for part in slices]
+        parts = [part.identity for part in slices]
         buckets = [] if job.buckets is None else [job.buckets]
         text = json.dumps([parts, drops, job.identity(), *buckets], sort_keys=True)
         return Task(tuple(slices), hashlib.sha256(text.encode()).hexdigest()[:32], drops)

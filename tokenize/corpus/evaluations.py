@@ -100,7 +100,7 @@ def read_evaluations(config: EvaluationConfig) -> Evaluations:
     parts: list[Any] = [np.zeros(0, ENTRY)]
     lengths: set[int] = set()
     found: list[Evaluation] = []
-    for number, file in enumerate(find_files(config.evaluations, source, formats=tuple(READERS))):
+    for number, file in enumerate(find_files(config.evaluations, source, formats=READERS)):
         if file.format not in READERS:
             raise InputError(
                 f"the evaluation {file.name} is of the format {file.format}",

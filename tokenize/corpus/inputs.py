@@ -6,7 +6,7 @@ import glob
 import os
 import posixpath
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from ...console.errors import InputError, MisuseError, StorageError, UserError
 from ...console.explain import path_hint
 from ...console.log import get_logger
 from ...dataplane.storage import remote, storage
+from ..files import standard_input
 from ..files.file_hashes import information
 from ..files.input_file import COMPRESSIONS, File
 from ..files.web import is_web
@@ -33,17 +34,23 @@ def find_files(
     inputs: Sequence[str],
     config: SourceConfig,
     out: str | None = None,
-    formats: Sequence[str] = tuple(CORPUS_FORMATS),
+    formats: Collection[str] | None = None,
+    *,
+    pipe: bool = False,
 ) -> list[File]:
     """Return the files of all inputs, each once: in the order of the inputs, by name within each.
 
-    Files in the output folder `out` are left out. Hints name `formats`. Fingerprints are not
-    computed yet.
+    Files in the output folder `out` are left out. Hints name `formats`, by
+    default all. With `pipe`, standard input
+    may be one of the files, which the caller keeps. Fingerprints are not computed yet.
     """
     names: dict[str, None] = {}
     problems: list[UserError] = []
     left_out = LeftOut()
     for given in inputs:
+        if given in standard_input.WORDS:
+            names["-"] = None
+            continue
         with remote.first_requests():
             matches = _expand(given, config, left_out)
         if out is not None and any(is_within(name, out) for name in matches):
@@ -55,18 +62,42 @@ def find_files(
             matches = [name for name in matches if not is_within(name, out)]
         names.update(dict.fromkeys(matches))
         if not matches:
-            problems.append(_no_files(given, formats))
+            problems.append(_no_files(given, formats or CORPUS_FORMATS))
     left_out.log()
     files = []
     for name in names:
         try:
+            if name == "-":
+                files.append(_pipe(config, pipe))
+                continue
             with remote.first_requests():
                 files.append(_file(name, config, formats))
         except (InputError, StorageError) as error:
             problems.append(error)
     _raise_all(problems)
-    check_settings(config, {file.format for file in files})
+    if kinds := {file.format for file in files} - {"auto"}:
+        check_settings(config, kinds)
     return files
+
+
+def with_standard_input(
+    files: Sequence[File], config: SourceConfig, folder: str | None = None
+) -> list[File]:
+    """Return the files with standard input kept, if it is one of them: in a local folder, or in one
+    that ends with this process."""
+    local = folder if folder is not None and storage.is_local(folder) else None
+    kept = standard_input.keep(files, local)
+    check_settings(config, {file.format for file in kept})
+    return kept
+
+
+def _pipe(config: SourceConfig, allowed: bool) -> File:
+    if not allowed:
+        raise InputError(
+            "only the corpus of `tokenize build`, `count` and `train` can be standard input",
+            hint="save it as a file",
+        )
+    return standard_input.not_read_yet(config.format)
 
 
 @dataclass
@@ -100,7 +131,7 @@ def _counted(names: Sequence[str], what: str) -> str:
     return f"{len(names):,} {what}{'s' * (len(names) != 1)}"
 
 
-def _no_files(given: str, formats: Sequence[str]) -> InputError:
+def _no_files(given: str, formats: Iterable[str]) -> InputError:
     known = ", ".join(f"{name} (.{corpus_format(name).endings[0]} …)" for name in formats)
     hint = f"check the path; a folder is searched for {known}: docs/tokenize.md"
     if storage.is_local(given):
@@ -142,7 +173,7 @@ def _expand(given: str, config: SourceConfig, left_out: LeftOut) -> list[str]:
         if local.exists():
             raise InputError(
                 f"{given} is not a regular file, and inputs are read more than once",
-                hint="save it as a file",
+                hint="save it as a file, or pipe it into `tokenize build -`",
             )
         matches = sorted(glob.iglob(str(local), recursive=True))  # noqa: PTH207
         return [name for name in matches if storage.local_path(name).is_file()]
@@ -198,7 +229,7 @@ def _wanted(names: Sequence[str], config: SourceConfig, root: str, left_out: Lef
     return wanted
 
 
-def _file(name: str, config: SourceConfig, formats: Sequence[str]) -> File:
+def _file(name: str, config: SourceConfig, formats: Collection[str] | None) -> File:
     if any("\ud800" <= letter <= "\udfff" for letter in name):  # bytes that are not UTF-8
         shown = os.fsencode(name).decode(errors="backslashreplace")
         raise InputError(
@@ -208,9 +239,9 @@ def _file(name: str, config: SourceConfig, formats: Sequence[str]) -> File:
     if kind is None:
         raise InputError(
             f"{name}: its ending names no known format",
-            hint=f"name the format with --input-format ({', '.join(formats)})"
-            if len(formats) == len(CORPUS_FORMATS)
-            else f"convert it to {' or '.join(formats)}",
+            hint=f"convert it to {' or '.join(formats)}"
+            if formats
+            else f"name the format with --input-format ({', '.join(CORPUS_FORMATS)})",
         )
     if compression and not corpus_format(kind).compressible:
         raise InputError(

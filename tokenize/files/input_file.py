@@ -20,15 +20,23 @@ BLOCK_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class File:
-    """One file of a corpus. The ids of build tasks hash these fields: do not rename them."""
+    """One file of a corpus. The ids of build tasks hash these fields, `path` apart: do not rename
+    them."""
 
     name: str
-    """URL or path, as the user gave it."""
+    """URL or path, as the user gave it; datasets store it as the origin of documents."""
     size: int
     format: str
     compression: str | None
     fingerprint: str
     """Name of the content (see file_hashes.py); empty until it is computed."""
+    path: str | None = None
+    """Path of its bytes, if they lie elsewhere (see standard_input.py)."""
+
+    @property
+    def place(self) -> str:
+        """URL or path that is opened."""
+        return self.name if self.path is None else self.path
 
 
 class DamagedFile(Exception):

@@ -66,9 +66,16 @@ def is_compressed(head: bytes) -> bool:
     return _decompressor(head) is not None
 
 
+def compression_of(stream: BinaryIO) -> str | None:
+    """Return how the file of a stream is compressed, by its first bytes, as `File` says it."""
+    names = {_gunzip: "gzip", _unzstd: "zstd", _unxz: "xz", _unbzip2: "bzip2"}
+    decompressor = _decompressor(stream.read(HEAD_BYTES))
+    return None if decompressor is None else names[decompressor]
+
+
 def decompressed(file: File) -> Iterator[tuple[bytes, int]]:
     """Yield a whole file in decompressed blocks, each with the bytes of the file read for it."""
-    with open_file(file.name) as stream:
+    with open_file(file.place) as stream:
         before = 0
         for block in _decompress(file, stream):
             at = stream.tell()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -47,7 +47,7 @@ class BandTask:
 
     @staticmethod
     def of(slices: Sequence[Slice], job: NeardupJob) -> BandTask:
-        return BandTask(tuple(slices), task_id(job, [asdict(part) for part in slices]))
+        return BandTask(tuple(slices), task_id(job, [part.identity for part in slices]))
 
     @property
     def size(self) -> int:

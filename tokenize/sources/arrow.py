@@ -21,9 +21,9 @@ class Arrow(CorpusFormat):
     compressible = False
 
     def cut(self, file: File, config: SourceConfig, size: int) -> list[Slice]:
-        if not hasattr(_open(file.name), "num_record_batches"):
+        if not hasattr(_open(file.place), "num_record_batches"):
             return [Slice(file, 0, -1, 0, file.size)]  # an IPC stream has no index
-        with open_file(file.name) as stream:
+        with open_file(file.place) as stream:
 
             def read(start: int, end: int) -> bytes:
                 stream.seek(start)
@@ -44,7 +44,7 @@ class Arrow(CorpusFormat):
 
         name = part.file.name
         try:
-            opened = _open(name)
+            opened = _open(part.file.place)
         except DamagedFile as error:
             yield Texts([], [], None, [BadRecord("damaged file", str(error), name)], part.size)
             return
@@ -63,7 +63,7 @@ class Arrow(CorpusFormat):
             yield Texts([], [], None, [BadRecord("damaged file", str(error), name, number, "row")])
 
     def field_kinds(self, part: Slice, names: Sequence[str]) -> dict[str, set[FieldKind | str]]:
-        opened = _open(part.file.name)
+        opened = _open(part.file.place)
         return column_kinds(opened.schema, names)
 
 

@@ -40,7 +40,7 @@ def cut_bytes(file: File, delimiter: bytes, size: int) -> list[Slice]:
         return whole
     edges = [*range(0, file.size - size // 2, size), file.size]
     slices, records = [], 0
-    with open_file(file.name) as stream:
+    with open_file(file.place) as stream:
         if is_compressed(stream.read(HEAD_BYTES)):  # regardless of its name
             return whole
         for start, end in itertools.pairwise(edges):
@@ -142,7 +142,7 @@ def _chunks(part: Slice, delimiter: bytes) -> Iterator[tuple[bytes, int]]:
     if part.file.compression or (part.start == 0 and part.end >= part.file.size):
         yield from decompressed(part.file)
         return
-    with open_file(part.file.name) as stream:
+    with open_file(part.file.place) as stream:
         at = max(0, part.start - len(delimiter))
         stream.seek(at)
         skipping = part.start > 0

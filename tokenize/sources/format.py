@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..files.input_file import File
@@ -68,6 +68,13 @@ class Slice:
     """Position in the file of the slice's first document."""
     size: int
     """Approximate bytes of the file in the slice."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides the records of the slice; where the bytes of its file lie does not."""
+        data = asdict(self)
+        del data["file"]["path"]
+        return data
 
 
 @dataclass(frozen=True)

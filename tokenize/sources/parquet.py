@@ -24,7 +24,7 @@ class Parquet(CorpusFormat):
     compressible = False
 
     def cut(self, file: File, config: SourceConfig, size: int) -> list[Slice]:
-        with _open(file.name) as opened:
+        with _open(file.place) as opened:
             meta = opened.metadata
             slices: list[Slice] = []
             start = first = rows = total = 0
@@ -43,7 +43,7 @@ class Parquet(CorpusFormat):
 
         name = part.file.name
         try:
-            opened = _open(name)
+            opened = _open(part.file.place)
         except DamagedFile as error:
             yield Texts([], [], None, [BadRecord("damaged file", str(error), name)], part.size)
             return
@@ -72,7 +72,7 @@ class Parquet(CorpusFormat):
                 )
 
     def field_kinds(self, part: Slice, names: Sequence[str]) -> dict[str, set[FieldKind | str]]:
-        with _open(part.file.name) as opened:
+        with _open(part.file.place) as opened:
             return column_kinds(opened.schema_arrow, names)
 
 

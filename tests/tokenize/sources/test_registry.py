@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 from corpora import read_dataset
 
+import headrace
 from headrace.tokenize.cli import main
 from headrace.tokenize.sources import CORPUS_FORMATS, corpus_format
 from headrace.tokenize.sources.format import SourceConfig
@@ -93,3 +94,15 @@ def test_formats_declare_distinct_endings_and_real_settings() -> None:
     for name in CORPUS_FORMATS:
         assert corpus_format(name).endings
         assert set(corpus_format(name).settings) <= set(fields)
+
+
+@pytest.mark.parametrize("page", ["limits.md", "design.md", "first-hour.md", "tokenize.md"])
+def test_the_pages_name_every_format(page: str) -> None:
+    text = (Path(headrace.__file__).parent / "docs" / page).read_text().lower()
+    names = {"warc": ("warc", "wet")}
+    missing = [
+        name
+        for name in CORPUS_FORMATS
+        if not any(word in text for word in names.get(name, (name,)))
+    ]
+    assert not missing
