@@ -17,7 +17,9 @@ from headrace.dataplane.tokenizers import load
 from headrace.tokenize import sources
 from headrace.tokenize.corpus.inputs import find_files
 from headrace.tokenize.executors import ExecutorConfig
+from headrace.tokenize.options import kept_field
 from headrace.tokenize.sources import corpus_format
+from headrace.tokenize.sources.fields import KeptField
 from headrace.tokenize.sources.format import BadRecord, SourceConfig
 
 Records = tuple[list[tuple[int, str, str | None]], list[BadRecord]]
@@ -44,6 +46,26 @@ def write_jsonl(path: Path, documents: Iterable[str]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{line}\n" for line in lines))
     return path
+
+
+def write_lines(path: Path, records: Iterable[object]) -> Path:
+    """Write records as JSON lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def keep(*words: str) -> SourceConfig:
+    """Return the settings of `--keep` with these words."""
+    return SourceConfig(keep=tuple(KeptField(**kept_field(word)) for word in words))
+
+
+def documents_with_fields(out: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Return the text and the kept fields of every document."""
+    documents = read_dataset(out)
+    rows = Dataset(str(out)).fields(0, len(documents))
+    assert len(rows) == len(documents)
+    return [(text, row) for (_, text, _), row in zip(documents, rows, strict=True)]
 
 
 def read_file(path: Path, size: int = 1 << 30, **options: Any) -> Records:

@@ -216,7 +216,7 @@ def source_of(values: dict[str, Any]) -> dict[str, Any]:
             raise click.UsageError("--separator needs --text-documents separator")
         given["separator"] = _unescaped("--separator", separator)
     if (kept := values.pop("keep", None)) is not None:
-        given["keep"] = [_kept_field(word) for word in kept.split(",")]
+        given["keep"] = [kept_field(word) for word in kept.split(",")]
     if (name := values.pop("input_format")) not in ("auto", *CORPUS_FORMATS):
         known = ", ".join(CORPUS_FORMATS)
         raise click.UsageError(f"--input-format {name}: no such format; known: auto, {known}")
@@ -226,7 +226,7 @@ def source_of(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _kept_field(word: str) -> dict[str, Any]:
+def kept_field(word: str) -> dict[str, Any]:
     field = word.strip()
     optional = {"optional": True} if field.endswith("?") else {}
     name, colon, kind = field.removesuffix("?").rpartition(":")

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from corpora import read_dataset, texts, write_jsonl
+from corpora import read_dataset, texts, write_jsonl, write_lines
 
 from headrace.console.errors import InputError
 from headrace.dataplane.datasets import manifest
@@ -113,7 +113,3 @@ def test_a_document_is_shown_with_the_line_that_editors_count(
         CliRunner().invoke(main, ["inspect", "o", "--document", "1", "--json"]).stdout
     )
     assert shown["shown"][0]["origin"]["position"] == 3
-
-
-def write_lines(path: Path, lines: Sequence[object]) -> None:
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -40,9 +40,9 @@ def find_files(
 ) -> list[File]:
     """Return the files of all inputs, each once: in the order of the inputs, by name within each.
 
-    Files in the output folder `out` are left out. Hints name `formats`, by
-    default all. With `pipe`, standard input
-    may be one of the files, which the caller keeps. Fingerprints are not computed yet.
+    Files in the output folder `out` are left out. Hints name `formats`, by default all. With
+    `pipe`, standard input may be one of the files, which the caller keeps. Fingerprints are not
+    computed yet.
     """
     names: dict[str, None] = {}
     problems: list[UserError] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from corpora import read_dataset, snapshot, texts, write_jsonl
+from corpora import documents_with_fields, keep, snapshot, texts, write_jsonl, write_lines
 
 from headrace.console.errors import InputError, MisuseError, StorageError
 from headrace.dataplane.datasets import fields, manifest
@@ -19,8 +18,6 @@ from headrace.dataplane.datasets.dataset import Dataset
 from headrace.dataplane.datasets.fields import file_of
 from headrace.tokenize.build.build import BuildConfig
 from headrace.tokenize.executors import ExecutorConfig
-from headrace.tokenize.options import _kept_field
-from headrace.tokenize.sources.fields import KeptField
 from headrace.tokenize.sources.format import SourceConfig
 from headrace.tokenize.verify import verify
 
@@ -42,17 +39,6 @@ def records(count: int, seed: int = 0) -> list[dict[str, Any]]:
     ]
 
 
-def write(path: Path, lines: list[dict[str, Any]]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-
-def keep(*words: str) -> SourceConfig:
-    """Return the settings of `--keep` with these words."""
-    return SourceConfig(keep=tuple(KeptField(**_kept_field(word)) for word in words))
-
-
 KEEP = keep("metadata.language", "score", "good", "words")
 
 
@@ -63,14 +49,6 @@ def expected(record: dict[str, Any]) -> dict[str, Any]:
         "good": record["good"],
         "words": record["words"],
     }
-
-
-def found(out: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Return the text and the fields of every document."""
-    held = read_dataset(out)
-    rows = Dataset(str(out)).fields(0, len(held))
-    assert len(rows) == len(held)
-    return [(text, row) for (_, text, _), row in zip(held, rows, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -87,11 +65,11 @@ def test_every_document_has_its_own_fields(
     tmp_path: Path, run_build: Run, options: dict[str, Any]
 ) -> None:
     lines = records(300)
-    write(tmp_path / "c" / "a.jsonl", lines[:200])
-    write(tmp_path / "c" / "b.jsonl", [*lines[200:], lines[0]])
+    write_lines(tmp_path / "c" / "a.jsonl", lines[:200])
+    write_lines(tmp_path / "c" / "b.jsonl", [*lines[200:], lines[0]])
     out = run_build(tmp_path / "c", source=KEEP, **options)
     by_text = {line["text"]: expected(line) for line in lines}
-    pairs = found(out)
+    pairs = documents_with_fields(out)
     assert len(pairs) == 300 + ("dedup" not in options)
     assert all(by_text[text] == row for text, row in pairs)
     held = manifest.load(str(out))
@@ -108,9 +86,9 @@ def test_every_document_has_its_own_fields(
 
 def test_pieces_of_a_document_have_its_fields(tmp_path: Path, run_build: Run) -> None:
     lines = records(20)
-    write(tmp_path / "c" / "a.jsonl", lines)
+    write_lines(tmp_path / "c" / "a.jsonl", lines)
     out = run_build(tmp_path / "c", source=KEEP, shuffle=1, max_document_tokens=100)
-    pairs = found(out)
+    pairs = documents_with_fields(out)
     assert len(pairs) > 20
     for text, row in pairs:
         whole = text.strip("\ufffd")  # a character may be cut in two
@@ -129,28 +107,28 @@ def test_columns_give_the_same_fields_as_json_lines(
     else:
         with pa.ipc.new_file(path, table.schema) as writer:
             writer.write_table(table, max_chunksize=30)
-    of_lines = run_build(write(tmp_path / "a.jsonl", lines), source=KEEP, out="lines")
-    assert found(run_build(path, source=KEEP)) == found(of_lines)
+    of_lines = run_build(write_lines(tmp_path / "a.jsonl", lines), source=KEEP, out="lines")
+    assert documents_with_fields(run_build(path, source=KEEP)) == documents_with_fields(of_lines)
 
 
 def test_values_of_csv_have_the_types_that_are_named(tmp_path: Path, run_build: Run) -> None:
     path = tmp_path / "a.csv"
     path.write_text("text,n,x,good\na,1,0.5,true\nb,,,\nc,two,1,false\n")
     out = run_build(path, source=keep("n"))
-    assert [row for _, row in found(out)] == [{"n": "1"}, {"n": None}, {"n": "two"}]
+    assert [row for _, row in documents_with_fields(out)] == [{"n": "1"}, {"n": None}, {"n": "two"}]
     source = keep("n:int", "x:float", "good:bool")
     with pytest.raises(InputError, match="`n` is 'two', not int") as caught:
         run_build(path, source=source, out="wrong")
     assert caught.value.where == f"{path}, row 3"
     out = run_build(path, source=source, on_error="skip", out="typed")
-    assert [row for _, row in found(out)] == [
+    assert [row for _, row in documents_with_fields(out)] == [
         {"n": 1, "x": 0.5, "good": True},
         {"n": None, "x": None, "good": None},
     ]
 
 
 def test_a_killed_or_parallel_build_has_the_same_bytes(tmp_path: Path, run_build: Run) -> None:
-    write(tmp_path / "c" / "a.jsonl", records(200))
+    write_lines(tmp_path / "c" / "a.jsonl", records(200))
     whole = snapshot(run_build(tmp_path / "c", source=KEEP, shuffle=2))
     again = run_build(tmp_path / "c", source=KEEP, shuffle=2, out="again", engine=TWO)
     assert snapshot(again) == whole
@@ -164,7 +142,7 @@ TWO = ExecutorConfig(workers=2)
 
 
 def test_a_damaged_file_of_fields_is_found(tmp_path: Path, run_build: Run) -> None:
-    out = run_build(write(tmp_path / "a.jsonl", records(50)), source=KEEP)
+    out = run_build(write_lines(tmp_path / "a.jsonl", records(50)), source=KEEP)
     shard = next(iter(Dataset(str(out)).shards))
     file = file_of(shard)
     assert file is not None
@@ -178,12 +156,12 @@ def test_a_damaged_file_of_fields_is_found(tmp_path: Path, run_build: Run) -> No
 
 
 def test_added_files_keep_the_types_of_the_dataset(tmp_path: Path, run_build: Run) -> None:
-    write(tmp_path / "c" / "b.jsonl", records(20))
+    write_lines(tmp_path / "c" / "b.jsonl", records(20))
     out = run_build(tmp_path / "c", source=KEEP)
-    write(tmp_path / "c" / "a.jsonl", [{**line, "score": 1} for line in records(20, seed=5)])
+    write_lines(tmp_path / "c" / "a.jsonl", [{**line, "score": 1} for line in records(20, seed=5)])
     run_build(tmp_path / "c", source=KEEP)
     assert manifest.load(str(out)).kept_fields["score"] == "float"
-    assert found(out)[-1][1]["score"] == 1.0
+    assert documents_with_fields(out)[-1][1]["score"] == 1.0
     with pytest.raises(StorageError, match=r"keep was metadata\.language:string,score:float"):
         run_build(tmp_path / "c", source=keep("score"))
 
@@ -212,7 +190,7 @@ def test_a_field_of_another_type_is_a_bad_record(
     del lines[2]["score"]
     if value is not ...:
         lines[2]["score"] = value
-    path = write(tmp_path / "a.jsonl", lines)
+    path = write_lines(tmp_path / "a.jsonl", lines)
     with pytest.raises(InputError, match=message) as caught:
         run_build(path, source=keep(f"score:{type}"))
     assert caught.value.where == f"{path}, line 3"
@@ -243,7 +221,9 @@ def test_wrong_columns_are_named(tmp_path: Path, run_build: Run) -> None:
 def test_a_field_without_values_or_with_several_types_needs_a_type(
     tmp_path: Path, run_build: Run
 ) -> None:
-    path = write(tmp_path / "a.jsonl", [{"text": "a", "x": None, "y": 1}, {"text": "b", "y": "1"}])
+    path = write_lines(
+        tmp_path / "a.jsonl", [{"text": "a", "x": None, "y": 1}, {"text": "b", "y": "1"}]
+    )
     with pytest.raises(InputError, match="no value for the field `x` in the first records of 1"):
         run_build(path, source=keep("x"))
     with pytest.raises(InputError, match="`y` has values of several types: int, string"):
@@ -251,12 +231,12 @@ def test_a_field_without_values_or_with_several_types_needs_a_type(
 
 
 def test_a_block_without_documents_has_no_fields(tmp_path: Path, run_build: Run) -> None:
-    write(tmp_path / "c" / "a.jsonl", [{"text": "", "x": 1}] * 3)
-    write(tmp_path / "c" / "b.jsonl", [{"text": "b", "x": 2}])
+    write_lines(tmp_path / "c" / "a.jsonl", [{"text": "", "x": 1}] * 3)
+    write_lines(tmp_path / "c" / "b.jsonl", [{"text": "b", "x": 2}])
     table = pa.table({"text": pa.array([None, None], pa.string()), "x": [1, 2]})
     pq.write_table(table, tmp_path / "c" / "c.parquet")
     out = run_build(tmp_path / "c", source=keep("x"), on_error="skip")
-    assert found(out) == [("b", {"x": 2})]
+    assert documents_with_fields(out) == [("b", {"x": 2})]
 
 
 def test_fields_need_an_input_that_has_some(tmp_path: Path, run_build: Run) -> None:
@@ -265,7 +245,10 @@ def test_fields_need_an_input_that_has_some(tmp_path: Path, run_build: Run) -> N
         run_build(tmp_path / "a.txt", source=keep("x:int"))
     path = write_jsonl(tmp_path / "b.jsonl", ["other"])
     out = run_build(tmp_path / "a.txt", path, source=keep("name"))
-    assert found(out) == [("some text", {"name": None}), ("other", {"name": "b.jsonl#0"})]
+    assert documents_with_fields(out) == [
+        ("some text", {"name": None}),
+        ("other", {"name": "b.jsonl#0"}),
+    ]
 
 
 @pytest.mark.parametrize("names", [("tokens",), ("a", "a"), ("",)])
@@ -294,7 +277,7 @@ def test_a_few_documents_are_read_without_the_rest(
 def test_a_missing_field_is_blamed_on_the_option_that_wants_it(
     tmp_path: Path, run_build: Run
 ) -> None:
-    lines = write(tmp_path / "a.jsonl", [{"text": "water", "url": "a"}, {"text": "water"}])
+    lines = write_lines(tmp_path / "a.jsonl", [{"text": "water", "url": "a"}, {"text": "water"}])
     table = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": ["water"], "score": [1.5]}), table)
     for path, source in (
@@ -309,104 +292,3 @@ def test_a_missing_field_is_blamed_on_the_option_that_wants_it(
     with pytest.raises(InputError, match="no field `body`") as caught:
         run_build(lines, source=SourceConfig(text_field="body", keep=keep("url").keep))
     assert "--text-field" in str(caught.value.hint)
-
-
-def test_a_field_of_another_type_has_a_hint_that_works(tmp_path: Path, run_build: Run) -> None:
-    path = tmp_path / "a.parquet"
-    columns = {
-        "day": pa.array([19_000], pa.date32()),
-        "at": pa.array([0], pa.timestamp("us")),
-        "inside": pa.array([{"part": 1}]),
-        "list": pa.array([[[1]]]),
-    }
-    pq.write_table(pa.table({"text": ["water"], **columns}), path)
-    hints = {
-        "day": "--keep day:string",
-        "at": "--keep at:string",
-        "inside": "--keep inside.part",
-        "list": "leave it out",
-    }
-    for name, hint in hints.items():
-        with pytest.raises(InputError, match=f"the field `{name}` holds") as caught:
-            run_build(path, source=keep(name))
-        assert hint in str(caught.value.hint)
-    out = run_build(path, source=keep("day:string", "at:string"))
-    assert [row["day"] for _, row in found(out)] == ["2022-01-08"]
-
-
-@pytest.mark.parametrize(
-    ("field", "meant"),
-    [
-        ("score:int", "score:float"),
-        ("score:string", "score:float"),
-        ("tags:string", "tags:list<string>"),
-    ],
-)
-@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_a_wrong_type_has_a_hint_with_the_right_one(
-    tmp_path: Path, run_build: Run, field: str, meant: str, ending: str
-) -> None:
-    lines = [{"text": "water", "score": 0.5, "tags": ["a"]}]
-    path = tmp_path / f"a.{ending}"
-    if ending == "jsonl":
-        write(path, lines)
-    else:
-        pq.write_table(pa.Table.from_pylist(lines), path)
-    with pytest.raises(InputError) as caught:
-        run_build(path, source=keep(field))
-    assert f"--keep '{meant}'" in str(caught.value.hint)
-    run_build(path, source=keep(meant))
-
-
-def of_every_format(folder: Path, lines: list[dict[str, Any]]) -> list[Path]:
-    """Write records as JSON lines, Parquet and Arrow."""
-    table = pa.Table.from_pylist(lines)
-    pq.write_table(table, folder / "b.parquet")
-    with pa.ipc.new_file(folder / "c.arrow", table.schema) as writer:
-        writer.write_table(table)
-    return [write(folder / "a.jsonl", lines), folder / "b.parquet", folder / "c.arrow"]
-
-
-def test_an_optional_field_is_null_where_a_record_or_a_file_lacks_it(
-    tmp_path: Path, run_build: Run
-) -> None:
-    lines = [{"text": "a", "n": 1, "m": {"x": "y"}}, {"text": "b"}, {"text": "c", "m": {}}]
-    source = keep("n:float?", "m.x?", "l:list<int>?")
-    files = of_every_format(tmp_path, [{"text": "d"}])
-    (tmp_path / "d.csv").write_text("text,n\ne,2\n")
-    out = run_build(
-        write(tmp_path / "first.jsonl", lines), *files, tmp_path / "d.csv", source=source
-    )
-    rows = [tuple(row.values()) for _, row in found(out)]
-    nothing = (None, None, None)
-    assert rows == [(1.0, "y", None), nothing, nothing, *[nothing] * 3, (2.0, None, None)]
-    assert manifest.load(str(out)).kept_fields == {"n": "float", "m.x": "string", "l": "list<int>"}
-    assert verify(str(out)) == []
-    with pytest.raises(StorageError, match=r"keep was n:float\?,m.x:string\?,.* is n:float,"):
-        run_build(tmp_path / "first.jsonl", source=keep("n:float", "m.x?", "l:list<int>?"))
-    with pytest.raises(InputError, match="no field `n`"):
-        run_build(tmp_path / "first.jsonl", source=keep("n:float"), out="required")
-
-
-@pytest.mark.parametrize("options", [{}, {"shuffle": 3}, {"shuffle": 1, "shuffle_memory": 1 << 20}])
-def test_lists_are_kept_as_they_are(
-    tmp_path: Path, run_build: Run, options: dict[str, Any]
-) -> None:
-    lists: list[Any] = [["a", None], None, [], ["日本"], ["b"] * 3]
-    lines = [
-        {"text": f"{number} {lists[number % 5]}", "tags": lists[number % 5], "years": [number, 0.5]}
-        for number in range(50)
-    ]
-    source = keep("tags", "years")
-    files = of_every_format(tmp_path, lines)
-    if options.get("shuffle_memory"):
-        options = {**options, "shard_size": 1 << 16}
-    expected = {line["text"]: {"tags": line["tags"], "years": line["years"]} for line in lines}
-    for path in files if not options else files[:1]:
-        out = run_build(path, source=source, out=path.stem, **options)
-        assert manifest.load(str(out)).kept_fields == {
-            "tags": "list<string>",
-            "years": "list<float>",
-        }
-        assert dict(found(out)) == expected
-        assert verify(str(out)) == []
