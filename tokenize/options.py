@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
@@ -43,7 +44,7 @@ keep_option = click.option(
 )
 
 
-def special_option(kind: str) -> Any:
+def special_option(kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return the option for the names of special tokens; `kind` begins its help."""
 
     def split(context: click.Context, option: click.Parameter, words: tuple[str, ...]) -> Any:

@@ -68,7 +68,7 @@ def is_compressed(head: bytes) -> bool:
 
 def compression_of(stream: BinaryIO) -> str | None:
     """Return how the file of a stream is compressed, by its first bytes, as `File` says it."""
-    names = {_gunzip: "gzip", _unzstd: "zstd", _unxz: "xz", _unbzip2: "bzip2"}
+    names: dict[Any, str] = {_gunzip: "gzip", _unzstd: "zstd", _unxz: "xz", _unbzip2: "bzip2"}
     decompressor = _decompressor(stream.read(HEAD_BYTES))
     return None if decompressor is None else names[decompressor]
 
