@@ -137,6 +137,17 @@ def test_an_unknown_host_is_one_error_without_retries(
     assert "retrying" not in error
 
 
+def test_a_port_without_a_server_is_one_error_without_retries() -> None:
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        error = build(f"http://127.0.0.1:{free.getsockname()[1]}/a.jsonl", code=1).stderr
+    assert "no server answers there: the connection is refused" in error
+    assert "hint:  check the host and the port" in error
+    assert "Errno" not in error and "retrying" not in error
+
+
 def test_a_folder_of_splits_and_a_mistyped_path_are_named(folder: Path) -> None:
     for number in range(20):
         (folder / f"{number}.txt").write_text(f"water {number}")

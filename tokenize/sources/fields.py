@@ -15,6 +15,12 @@ FieldKind = Literal[
     "string", "int", "float", "bool", "list<string>", "list<int>", "list<float>", "list<bool>"
 ]
 FIELD_KINDS: tuple[FieldKind, ...] = get_args(FieldKind)
+ELEMENTS: dict[str | None, str] = {
+    kind: kind.removeprefix("list<").removesuffix(">") for kind in FIELD_KINDS if "<" in kind
+}
+"""Types of the elements of lists."""
+JSON_KINDS = {str: "string", int: "int", float: "float", bool: "bool", dict: "object"}
+"""Types of JSON values by those of Python; arrays are lists."""
 EMPTY_LIST = "list"
 """Type of a JSON array without elements, or of nulls alone: any list."""
 WIDER = {("int", "float"), ("list<int>", "list<float>")}
@@ -89,13 +95,9 @@ def look_up(record: dict[str, Any], name: str) -> Any:
 
 def kind_of(value: Any) -> FieldKind | str:
     """Return the type of a JSON value: one of FIELD_KINDS, or a description of another type."""
-    if isinstance(value, bool):
-        return "bool"
-    for python, kind in ((str, "string"), (int, "int"), (float, "float")):
-        if isinstance(value, python):
-            return kind
-    if isinstance(value, dict):
-        return "object"
+    kind = JSON_KINDS.get(type(value))
+    if kind is not None:
+        return kind
     return list_kind({kind_of(element) for element in value if element is not None})
 
 
@@ -107,9 +109,9 @@ def list_kind(kinds: set[FieldKind | str]) -> FieldKind | str:
     return f"list<{kind}>"
 
 
-def element_kind(kind: str) -> str | None:
-    """Return the type of the elements of a list; None for other types."""
-    return kind.removeprefix("list<").removesuffix(">") if kind.startswith("list<") else None
+def element_kind(kind: str | None) -> str | None:
+    """Return the type of the elements of a list that a field may be; None for other types."""
+    return ELEMENTS.get(kind)
 
 
 def value_of(record: dict[str, Any], field: KeptField) -> Any:
@@ -121,13 +123,13 @@ def value_of(record: dict[str, Any], field: KeptField) -> Any:
             return None
         known = ", ".join(f"`{key}`" for key in list(record)[:10])
         raise FieldProblem("missing field", f"no field `{field.name}` (it has {known})") from None
-    element = element_kind(str(field.type))
+    element = ELEMENTS.get(field.type)
     if element is None or not isinstance(value, list):
-        return _checked(value, str(field.type), field.name)
+        return _checked(value, field.type, field.name)
     return [_checked(item, element, f"{field.name}[{k}]") for k, item in enumerate(value)]
 
 
-def _checked(value: Any, type: str, name: str) -> Any:
+def _checked(value: Any, type: str | None, name: str) -> Any:
     """Return a JSON value as a value of a type, or None; raise FieldProblem."""
     if value is None:
         return None
