@@ -9,7 +9,6 @@ at any moment and run again.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -36,7 +35,7 @@ from ..corpus.field_types import with_types
 from ..corpus.filters import Filter
 from ..corpus.inputs import find_files, with_standard_input
 from ..executors import ExecutorConfig
-from ..files.file_hashes import check_unchanged, with_fingerprints
+from ..files.file_hashes import hash_files
 from ..files.input_file import File
 from ..files.standard_input import FOLDER as STDIN
 from ..files.standard_input import WORDS as STDIN_WORDS
@@ -228,17 +227,15 @@ def build(config: BuildConfig) -> dict[str, Manifest]:
             )
             job = replace(job, evaluations=held)
         manifests = {name: existing(job, name, tokenizer) for name in job.outputs}
-        started = time.time()
-        unhashed = [file for file in inputs if not file.fingerprint]
-        hashed = iter(with_fingerprints(unhashed, rehash=config.rehash))
-        inputs = [file if file.fingerprint else next(hashed) for file in inputs]
+        hashed = hash_files(inputs, rehash=config.rehash)
+        inputs = hashed.files
         last = job.outputs[0]  # the dataset that is committed after the others
         ahead = max(manifests, key=lambda name: len(manifests[name].generations))
 
         def append(files: Sequence[File]) -> dict[str, Manifest]:
             """Append a generation made of these files to each dataset."""
             made = make(config, job, files, manifests[last].generations)
-            check_unchanged([file for file in files if file.path is None], started)
+            hashed.check_unchanged(files)
             check_drops(job, files, made, manifests[last])
             lock.check()
             return commit(job, tokenizer, files, made, manifests)
@@ -249,6 +246,7 @@ def build(config: BuildConfig) -> dict[str, Manifest]:
             for task in tasks:
                 TaskState.delete(job.url, task)  # a state that says its lost shards are finished
             make(config, job, files, manifests[last].generations[:number], only=tasks)
+            hashed.check_unchanged(files)
         finished = len(manifests[last].generations)
         if len(manifests[ahead].generations) > finished:
             # Killed between two manifests: some of the datasets have this generation already.

@@ -17,7 +17,7 @@ from ...dataplane.datasets.manifest import Manifest
 from ...dataplane.storage import storage
 from ...dataplane.storage.atomic import HALF_WRITTEN
 from ..files.standard_input import FOLDER as STDIN
-from .settings import DIGESTS, DROPS, LOCKS, SPILLS, TASKS, BuildJob, dataset_url, work_url
+from .settings import DIGESTS, DROPS, SPILLS, TASKS, BuildJob, dataset_url, work_url
 
 FOLDERS = ("", "shards", "fields", "tables", "tokenizers")
 """Folders of a dataset."""
@@ -36,9 +36,6 @@ def remove_garbage(job: BuildJob, manifests: Mapping[str, Manifest]) -> None:
         with contextlib.suppress(OSError):  # the folder holds the lock, or does not exist
             if storage.is_local(url):
                 storage.local_path(work_url(url)).rmdir()
-    for name in storage.list_files(work_url(job.url, LOCKS)):
-        if HALF_WRITTEN.fullmatch(name):
-            storage.delete(work_url(job.url, LOCKS, name))
 
 
 def _remove(folder: str) -> None:

@@ -2,9 +2,10 @@
 
 A build writes a lock file, then lists the others. If it finds the lock of a live build it gives up,
 so two builds never hold the lock together; if two builds start at the same moment, the one with
-the smaller file name continues. The lock of a dead process of this machine is ignored at once; the
-lock of another machine is ignored when it has not been renewed for LEASE seconds. The store needs
-to support only write, read, list and delete.
+the smaller file name continues. The lock of a dead process of this machine is ignored at once. The
+lock of another machine is watched: a live build renews its file, and one that does not for LEASE
+seconds is dead. Clocks of two machines are never compared. The store needs to support only write,
+read, list and delete.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import socket
 import threading
 import time
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,6 +25,7 @@ from typing import Any
 from ...console.errors import BusyError, StorageError
 from ...console.log import get_logger
 from ...dataplane.storage import storage
+from ...dataplane.storage.atomic import HALF_WRITTEN
 from .settings import LOCKS, WORK
 
 log = get_logger(__name__)
@@ -31,8 +34,38 @@ LEASE = 120.0
 """Seconds after which the lock of another machine is stale, if it was not renewed."""
 RENEWAL = 20.0
 """Seconds between two renewals."""
+START_RENEWAL = 1.0
+"""The same, while it is not decided yet which build holds the lock."""
 PATIENCE = 10.0
 """Seconds to wait for other builds that start at the same moment."""
+
+
+@dataclass
+class OtherLock:
+    """The lock of another live build, or of one that may have died on another machine."""
+
+    name: str
+    content: bytes
+    fields: dict[str, Any]
+    seen: float
+    """When this content was first seen."""
+    renewed: bool = False
+    """True if the file has changed since it was found."""
+
+    @property
+    def here(self) -> bool:
+        """True if its process runs on this machine."""
+        return bool(self.fields["machine"] == _machine())
+
+    @property
+    def dead(self) -> bool:
+        if self.here:
+            return _started(int(self.fields["pid"])) != str(self.fields["started"])
+        return _now() - self.seen > LEASE
+
+    @property
+    def process(self) -> str:
+        return f"process {self.fields['pid']} on {self.fields['host']}"
 
 
 class BuildLock:
@@ -43,6 +76,8 @@ class BuildLock:
         self.name = f"{uuid.uuid4().hex}.json"
         self._stop = threading.Event()
         self._renewed = 0.0
+        self._renewals = 0
+        self._others: dict[str, OtherLock] = {}
         self._thread = threading.Thread(target=self._keep_alive, daemon=True)
 
     def __enter__(self) -> BuildLock:
@@ -50,6 +85,7 @@ class BuildLock:
         try:
             self._settle()
             self._write(holding=True)
+            self._remove_half_written()
         except BaseException:
             storage.delete(storage.join(self.url, self.name))
             raise
@@ -76,8 +112,8 @@ class BuildLock:
 
     def check(self) -> None:
         """Raise an error if another build may have taken the lock."""
-        late = time.time() - self._renewed > LEASE
-        if late or any(other["holding"] for other in self._others()):
+        late = _now() - self._renewed > LEASE or not self._stands()
+        if late or any(other.fields["holding"] for other in self._look()):
             raise BusyError(
                 "this build could not renew its lock in time; another build may be writing here",
                 where=self.url,
@@ -85,33 +121,44 @@ class BuildLock:
             )
 
     def _settle(self) -> None:
-        deadline = time.monotonic() + PATIENCE
+        """Return when no other build is alive; raise if one of them goes first."""
+        deadline = _now() + PATIENCE
+        watched: set[str] = set()
         while True:
-            others = self._others()
+            others = self._look()
             if not others:
                 return
             for other in others:
-                must_yield = other["holding"] or other["name"] < self.name
-                if must_yield or time.monotonic() > deadline:
+                if not other.here and not other.renewed:
+                    if other.name not in watched and _now() - other.seen > START_RENEWAL:
+                        watched.add(other.name)
+                        log.info(
+                            "waiting for a sign of life of the build of %s, at most %.0f s",
+                            other.process,
+                            LEASE,
+                        )
+                    continue
+                first = other.fields["holding"] or other.name < self.name
+                if first or _now() > deadline:
                     raise BusyError(
-                        f"another build is writing here (process {other['pid']} on "
-                        f"{other['host']}, started {other['begun']})",
+                        f"another build is writing here ({other.process}, started "
+                        f"{other.fields['begun']})",
                         where=self.url.removesuffix(f"/{WORK}/{LOCKS}"),
-                        hint="wait until it is done, or build at another URL; the lock of a build "
-                        f"that was killed on another machine expires after {LEASE:.0f} s",
+                        hint="wait until it is done, or build at another URL",
                     )
             time.sleep(0.2)
+            if _now() - self._renewed > START_RENEWAL:
+                self._write(holding=False)
 
-    def _others(self) -> list[dict[str, Any]]:
-        """Return the locks of other live builds. Stale locks are removed."""
-        live = []
+    def _look(self) -> list[OtherLock]:
+        """Return the locks of other builds that are not known to be dead; remove the others."""
+        live: dict[str, OtherLock] = {}
         for name in storage.list_files(self.url):
             if name == self.name or "/" in name or name.startswith("."):
                 continue
             where = storage.join(self.url, name)
             try:
-                other = json.loads(storage.read(where))
-                alive = _alive(other)
+                other = self._read(name, storage.read(where))
             except StorageError:
                 continue  # it was released just now
             except (ValueError, TypeError, KeyError):
@@ -119,39 +166,59 @@ class BuildLock:
                     f"{where} is not the lock of a build",
                     hint="remove it, unless another program writes it there",
                 ) from None
-            if alive:
-                live.append({**other, "name": name})
-            else:
-                log.info("removing the stale lock of process %s", other["pid"])
+            if other.dead:
+                log.info("removing the stale lock of %s", other.process)
                 storage.delete(where)
-        return live
+            else:
+                live[name] = other
+        self._others = live
+        return list(live.values())
+
+    def _read(self, name: str, content: bytes) -> OtherLock:
+        before = self._others.get(name)
+        if before is not None and before.content == content:
+            return before
+        fields = json.loads(content)
+        {key: fields[key] for key in ("host", "machine", "pid", "started", "holding", "begun")}
+        return OtherLock(name, content, fields, seen=_now(), renewed=before is not None)
+
+    def _remove_half_written(self) -> None:
+        """Remove what killed builds left of their locks: each has a name of its own, so nothing
+        writes there again. A live build that loses such a file writes it once more."""
+        for name in storage.list_files(self.url):
+            if HALF_WRITTEN.fullmatch(name):
+                storage.delete(storage.join(self.url, name))
 
     def _write(self, *, holding: bool) -> None:
-        now = time.time()
+        now, self._renewals = _now(), self._renewals + 1
         data = {
             "host": socket.gethostname(),
             "machine": _machine(),
             "pid": os.getpid(),
             "started": _started(os.getpid()),
             "holding": holding,
-            "beat": now,
+            "renewals": self._renewals,
             "begun": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
         }
         storage.write(storage.join(self.url, self.name), json.dumps(data).encode())
         self._renewed = now
 
+    def _stands(self) -> bool:
+        """Return False if the lock's file is gone: another build has taken this one for dead."""
+        return storage.exists(storage.join(self.url, self.name))
+
     def _keep_alive(self) -> None:
         while not self._stop.wait(RENEWAL):
             try:
-                self._write(holding=True)
+                if self._stands():
+                    self._write(holding=True)
             except StorageError as error:
                 log.warning("cannot renew this build's lock: %s", error.what)
 
 
-def _alive(lock: dict[str, Any]) -> bool:
-    if lock["machine"] == _machine():
-        return _started(int(lock["pid"])) == str(lock["started"])
-    return time.time() - float(lock["beat"]) < LEASE
+def _now() -> float:
+    """Return the seconds since this machine started, sleep included: no one can set this clock."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _machine() -> str:

@@ -1,10 +1,14 @@
 """Fingerprints of input files: two files have the same fingerprint if their content is equal.
 
 Local files are hashed in full. Hashing a terabyte is slow, and adding one file to it must not be,
-so hashes are cached, keyed by the fields that the file system changes on every write: inode, size,
-and the times of the last change in nanoseconds (mtime, and ctime, which no user can set). The hash
-of a file that changed a moment ago is not cached: a second change within the same clock tick would
-go unnoticed.
+so hashes are cached, keyed by what the file system changes on every write: inode, size, and the
+times of the last change in nanoseconds (mtime, and ctime, which no user can set). The same state is
+compared again when a build has read its inputs. The machine's clock is asked for nothing: it may be
+wrong, and the times of a file may come from a server with another clock.
+
+Two changes within one tick of the file system's clock have the same time. Between a file's state
+and the first byte that is read, a tick is therefore waited for: whoever writes the file after that
+changes its state. (Stores through a memory map change it when the kernel writes the page back.)
 
 For objects in a store, the fingerprint is derived from the store's tag or version.
 """
@@ -16,9 +20,9 @@ import hashlib
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,62 +41,100 @@ READERS = 8
 """Files hashed at the same time."""
 MIN_CACHED_BYTES = 1 << 20
 """Smallest file whose hash is cached: hashing a smaller one is as fast as a lookup."""
-CLOCK_RESOLUTION = 2.0
-"""Seconds within which two changes may get the same time, on the coarsest file systems."""
+TICK = 0.02
+"""Seconds within which two changes may get the same time."""
+COARSE_TICK = 2.0
+"""The same, for file systems with times in whole seconds."""
 
 CONTENT_KEYS = ("md5Hash", "Content-MD5")
 """Attributes of an object that are a hash of its content alone."""
 VERSION_KEYS = ("ETag", "etag", "LastModified", "Last-Modified", "last_modified")
 """Attributes that change with the object. Objects of different names may share a value."""
 
-FileState = tuple[int, int, int, int, int]
-"""State of a local file: device, inode, size, mtime and ctime in nanoseconds."""
+
+@dataclass(frozen=True)
+class FileState:
+    """What changes with a file."""
+
+    size: int
+    stat: tuple[int, int, int, int] | None = None
+    """Of a local file: device, inode, mtime and ctime in nanoseconds."""
+    version: str | None = None
+    """Of an object or a web file: attributes that identify its content, if there are any."""
+
+    @property
+    def tick(self) -> float:
+        """Seconds that two changes of the file must lie apart to have different times."""
+        if self.stat is None:
+            return 0.0
+        return TICK if self.stat[3] % 1_000_000_000 else COARSE_TICK
 
 
-def with_fingerprints(files: Sequence[File], *, rehash: bool = False) -> list[File]:
+@dataclass(frozen=True)
+class HashedFiles:
+    """Input files with their fingerprints, in the states in which they were hashed."""
+
+    files: list[File]
+    states: Mapping[str, FileState]
+    """By the files' names."""
+
+    def check_unchanged(self, files: Sequence[File]) -> None:
+        """Raise an error if some of the files were written since they were hashed."""
+        states = _states(files)
+        _raise_changed([file.name for file in files if states[file.name] != self.states[file.name]])
+
+
+def hash_files(files: Sequence[File], *, rehash: bool = False) -> HashedFiles:
     """Return the files with their fingerprints; `rehash` ignores cached hashes."""
+    states = _states(files)
+    _raise_changed([file.name for file in files if states[file.name].size != file.size])
     with _open_cache() as cache:
         known: dict[str, str] = {}
-        for file in [] if rehash else files:
-            if fingerprint := cache.get(_state(file.name)):
+        for file in files:
+            state = states[file.name]
+            if file.fingerprint:  # of standard input
+                known[file.name] = file.fingerprint
+            elif state.version is not None:
+                known[file.name] = _name_of([state.version.encode()])
+            elif not rehash and (fingerprint := cache.get(state)) is not None:
                 known[file.name] = fingerprint
         todo = [file for file in files if file.name not in known]
         if todo:
-            _hash(todo, known, cache)
-    return [replace(file, fingerprint=known[file.name]) for file in files]
+            time.sleep(max(states[file.name].tick for file in todo))
+            _hash(todo, states, known, cache)
+    hashed = [replace(file, fingerprint=known[file.name]) for file in files]
+    return HashedFiles(hashed, states)
 
 
-def _hash(files: Sequence[File], known: dict[str, str], cache: HashCache) -> None:
+def _hash(
+    files: Sequence[File],
+    states: Mapping[str, FileState],
+    known: dict[str, str],
+    cache: HashCache,
+) -> None:
     """Read the files, and add their fingerprints to the known and the cached ones."""
     size = sum(file.size for file in files)
+    changed = []
     with (
         Progress("hashing the inputs", total=size, unit="B") as progress,
         ThreadPoolExecutor(READERS) as pool,
     ):
         for file, (fingerprint, state) in zip(files, pool.map(_fingerprint, files), strict=True):
             known[file.name] = fingerprint
-            cache.put(state, fingerprint)
+            if state == states[file.name]:
+                cache.put(state, fingerprint)
+            else:
+                changed.append(file.name)
             progress.advance(file.size, files=1)
+    _raise_changed(changed)
 
 
-def check_unchanged(files: Sequence[File], since: float) -> None:
-    """Raise an error if a file was written since this time, when reading began."""
-    with ThreadPoolExecutor(READERS) as pool:
-        flags = pool.map(lambda file: _has_changed(file, since), files)
-        changed = [file.name for file, flag in zip(files, flags, strict=True) if flag]
-    if changed:
+def _raise_changed(names: Sequence[str]) -> None:
+    if names:
         raise InputError(
-            f"{len(changed)} inputs changed while they were read: {', '.join(changed[:10])}",
+            f"{len(names)} inputs changed while they were read: {', '.join(names[:10])}",
             hint="build from files that no program is writing",
         )
-
-
-def _has_changed(file: File, since: float) -> bool:
-    state = _state(file.name)
-    if state is not None:
-        return state[4] / 1e9 > since
-    version = _version(file)
-    return version is not None and _name_of([version.encode()]) != file.fingerprint
 
 
 def information(name: str) -> dict[str, Any]:
@@ -112,21 +154,17 @@ class HashCache:
             "create table if not exists files (file text primary key, state text, hash text)"
         )
 
-    def get(self, state: FileState | None) -> str | None:
+    def get(self, state: FileState) -> str | None:
         """Return the cached hash of a file in this state."""
-        if state is None:
+        if state.stat is None:
             return None
         row = self.database.execute(
             "select hash from files where file = ? and state = ?", _columns(state)
         ).fetchone()
         return None if row is None else str(row[0])
 
-    def put(self, state: FileState | None, fingerprint: str) -> None:
-        if (
-            state is None
-            or state[2] < MIN_CACHED_BYTES
-            or time.time() - state[4] / 1e9 < CLOCK_RESOLUTION
-        ):
+    def put(self, state: FileState, fingerprint: str) -> None:
+        if state.stat is None or state.size < MIN_CACHED_BYTES:
             return
         with self.database:
             self.database.execute(
@@ -135,7 +173,9 @@ class HashCache:
 
 
 def _columns(state: FileState) -> tuple[str, str]:
-    return ":".join(map(str, state[:2])), ":".join(map(str, state[2:]))
+    assert state.stat is not None
+    device, inode, *times = state.stat
+    return f"{device}:{inode}", ":".join(map(str, (state.size, *times)))
 
 
 class NoHashCache(HashCache):
@@ -144,10 +184,10 @@ class NoHashCache(HashCache):
     def __init__(self) -> None:
         pass
 
-    def get(self, state: FileState | None) -> str | None:
+    def get(self, state: FileState) -> str | None:
         return None
 
-    def put(self, state: FileState | None, fingerprint: str) -> None:
+    def put(self, state: FileState, fingerprint: str) -> None:
         pass
 
 
@@ -168,24 +208,27 @@ def _open_cache() -> Iterator[HashCache]:
         yield cache
 
 
-def _state(name: str) -> FileState | None:
-    if not storage.is_local(name):
-        return None
-    try:
-        stat = storage.local_path(name).stat()
-    except OSError as error:
-        raise InputError(f"cannot read {name}: {error.strerror}") from None
-    return (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+def _states(files: Sequence[File]) -> dict[str, FileState]:
+    with ThreadPoolExecutor(READERS) as pool:
+        states = pool.map(_state, files)
+        return {file.name: state for file, state in zip(files, states, strict=True)}
 
 
-def _fingerprint(file: File) -> tuple[str, FileState | None]:
-    """Return the fingerprint of a file, and the file's state before it was read."""
-    state = _state(file.name)
-    version = None if state is not None else _version(file)
-    if version is not None:
-        return _name_of([version.encode()]), state
+def _state(file: File) -> FileState:
+    if not storage.is_local(file.place):
+        return _object_state(file)
+    with open_file(file.place) as stream:  # a network file system asks its server when a file opens
+        stat = os.fstat(stream.fileno())
+    return FileState(
+        stat.st_size, stat=(stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns)
+    )
+
+
+def _fingerprint(file: File) -> tuple[str, FileState]:
+    """Return the hash of a file's content, and the file's state after it was read."""
     with open_file(file.name) as stream:
-        return _name_of(iter(partial(stream.read, BLOCK_BYTES), b"")), state
+        hash = _name_of(iter(partial(stream.read, BLOCK_BYTES), b""))
+    return hash, _state(file)
 
 
 def _name_of(parts: Iterable[bytes]) -> str:
@@ -195,17 +238,18 @@ def _name_of(parts: Iterable[bytes]) -> str:
     return digest.hexdigest()[:32]
 
 
-def _version(file: File) -> str | None:
-    """Return attributes of an object that identify its content, if the store has any."""
+def _object_state(file: File) -> FileState:
     info = information(file.name)
+    size = int(info.get("size") or 0)
     if hub.is_hub(file.name) and (content := hub.content_hash(info)) is not None:
-        return f"{file.size} {content}"
+        return FileState(size, version=f"{size} {content}")
     for key in CONTENT_KEYS:
         if info.get(key):
-            return f"{file.size} {info[key]}"
+            return FileState(size, version=f"{size} {info[key]}")
     for key in VERSION_KEYS:
         if info.get(key):
             # An S3 tag is derived from the content; other tags are unique within one name only.
             same_anywhere = key == "ETag" and file.name.startswith(("s3://", "s3a://"))
-            return f"{'' if same_anywhere else file.name} {file.size} {info[key]}"
-    return None
+            name = "" if same_anywhere else file.name
+            return FileState(size, version=f"{name} {size} {info[key]}")
+    return FileState(size)

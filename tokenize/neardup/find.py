@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +28,7 @@ from ..chat.config import ChatFields
 from ..chat.messages import Contents
 from ..corpus.inputs import find_files, is_within
 from ..executors import ExecutorConfig
-from ..files.file_hashes import check_unchanged, with_fingerprints
+from ..files.file_hashes import hash_files
 from ..files.input_file import File
 from ..sources.format import OnError, Slice, SourceConfig
 from . import results
@@ -89,9 +88,9 @@ def find_neardups(config: NeardupConfig) -> Results:
         rensa,
     )
     with BuildLock(work_url(folder, LOCKS)) as lock:
-        started = time.time()
         files = [file for file in files if not is_within(file.name, folder)]  # earlier results
-        files = _each_once(with_fingerprints(files))
+        hashed = hash_files(files)
+        files = _each_once(hashed.files)
         inputs = [[file.name, file.size, file.fingerprint] for file in files]
         job = _job(config, work_url(folder), files)
         settings = json.loads(json.dumps({**job.identity(), "slice_size": config.slice_size}))
@@ -105,7 +104,7 @@ def find_neardups(config: NeardupConfig) -> Results:
             return done
         tasks = _cut(files, config, job)
         _run(config, "signatures", BandWorker(job), tasks)
-        check_unchanged(files, started)
+        hashed.check_unchanged(files)
         worker = PairWorker(job, tuple(task.id for task in tasks))
         if not worker.parts:
             raise InputError("the inputs have no documents", where=", ".join(config.inputs))

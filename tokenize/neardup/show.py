@@ -15,7 +15,7 @@ from ..chat.messages import Contents
 from ..corpus.documents import DocumentReader
 from ..corpus.inputs import find_files
 from ..corpus.read_stats import ReadStats
-from ..files.file_hashes import with_fingerprints
+from ..files.file_hashes import hash_files
 from ..sources.fields import KeptField
 from ..sources.format import Slice, SourceConfig
 from . import results
@@ -98,7 +98,7 @@ def _text(held: Results, name: str, record: int) -> str:
     """Read a document of the corpus."""
     source = _source(held.settings["source"])
     hash = next(hash for file, _, hash in held.inputs if file == name)
-    (file,) = with_fingerprints(find_files([name], source))
+    (file,) = hash_files(find_files([name], source)).files
     if file.fingerprint != hash:
         raise InputError(f"{name} has changed since the search", hint=results.RUN_AGAIN)
     reader = DocumentReader(source, held.settings["skip_bad"])

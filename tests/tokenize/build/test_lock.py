@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from headrace.console.errors import BusyError, StorageError
+from headrace.dataplane.storage import storage
 from headrace.tokenize.build import lock
 from headrace.tokenize.build.lock import BuildLock
 
@@ -22,7 +25,7 @@ def write_other_lock(folder: Path, **values: Any) -> Path:
     folder.mkdir(exist_ok=True)
     path = folder / "0.json"
     data = {"host": "elsewhere", "machine": "another", "pid": 1, "started": "1", "holding": True}
-    path.write_text(json.dumps({**data, "beat": time.time(), "begun": "then", **values}))
+    path.write_text(json.dumps({**data, "renewals": 1, "begun": "then", **values}))
     return path
 
 
@@ -39,15 +42,95 @@ def test_the_lock_file_exists_while_the_lock_is_held(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-def test_a_lock_of_another_machine_expires(tmp_path: Path) -> None:
-    folder = tmp_path / "claims"
+@pytest.mark.parametrize("wrong", [-1e6, 1e6])
+def test_a_lock_of_another_machine_is_watched_whatever_the_clocks_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: float
+) -> None:
+    """A build that renews its lock is alive; one that does not for LEASE seconds is dead."""
+    folder, clock = tmp_path / "claims", time.time
+    monkeypatch.setattr("time.time", lambda: clock() + wrong)
+    monkeypatch.setattr(lock, "LEASE", 0.8)
     path = write_other_lock(folder)
-    with pytest.raises(BusyError, match="process 1 on elsewhere"), BuildLock(str(folder)):
-        pass
+    fields, end = json.loads(path.read_text()), threading.Event()
+
+    def renew() -> None:
+        for renewals in itertools.count(2):
+            if end.wait(0.1):
+                return
+            storage.write(str(path), json.dumps({**fields, "renewals": renewals}).encode())
+
+    thread = threading.Thread(target=renew)
+    thread.start()
+    try:
+        with pytest.raises(BusyError, match="process 1 on elsewhere"), BuildLock(str(folder)):
+            pass
+    finally:
+        end.set()
+        thread.join()
     assert [one.name for one in folder.iterdir()] == ["0.json"]
-    path = write_other_lock(folder, beat=time.time() - lock.LEASE - 1)
+    start = time.monotonic()
     with BuildLock(str(folder)):
         assert not path.exists()
+    assert time.monotonic() - start > lock.LEASE
+
+
+@pytest.mark.parametrize("name", ["0.json", "g.json"])
+def test_two_builds_of_two_machines_that_start_together_never_hold_the_lock_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Each waits for a sign of life of the other; the second gives up, or follows the first."""
+    monkeypatch.setattr(lock, "START_RENEWAL", 0.1)
+    monkeypatch.setattr(lock, "LEASE", 2.0)
+    folder, machine = tmp_path / "claims", lock._machine
+    inner = threading.local()
+    monkeypatch.setattr(lock, "_machine", lambda: getattr(inner, "machine", machine()))
+    events: list[str] = []
+
+    def contend(machine: str, name: str) -> None:
+        inner.machine = machine
+        held = BuildLock(str(folder))
+        held.name = name
+        try:
+            with held:
+                events.append(f"+{name}")
+                time.sleep(0.5)
+                held.check()
+                events.append(f"-{name}")
+        except BusyError:
+            assert f"+{name}" not in events
+
+    threads = [
+        threading.Thread(target=contend, args=(f"machine {k}", name))
+        for k, name in enumerate([name, "a.json"])
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert events
+    for entered, left in zip(events[::2], events[1::2], strict=True):
+        assert entered == f"+{left[1:]}"
+
+
+def test_a_build_whose_lock_was_taken_for_dead_stops(tmp_path: Path) -> None:
+    """It slept for longer than LEASE; the build that took the lock may have ended since."""
+    folder = tmp_path / "claims"
+    with BuildLock(str(folder)) as held:
+        (path,) = folder.iterdir()
+        path.unlink()
+        with pytest.raises(BusyError, match="could not renew its lock"):
+            held.check()
+
+
+def test_half_written_locks_of_killed_builds_are_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "claims"
+    folder.mkdir()
+    (folder / ".0123.json.tmp").write_text("{")
+    (folder / ".diary").touch()
+    with BuildLock(str(folder)):
+        assert [path.name for path in folder.iterdir() if path.suffix == ".tmp"] == []
+        (folder / ".diary").unlink()  # no other file is touched
+    assert not folder.exists()
 
 
 def test_a_lock_of_a_dead_process_is_ignored(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from headrace.dataplane.datasets import manifest
 from headrace.tokenize.corpus import inputs
 from headrace.tokenize.corpus.inputs import find_files
 from headrace.tokenize.files import file_hashes
-from headrace.tokenize.files.file_hashes import check_unchanged, with_fingerprints
+from headrace.tokenize.files.file_hashes import FileState, hash_files
+from headrace.tokenize.files.input_file import File
 from headrace.tokenize.sources.format import SourceConfig
 
 Run = Callable[..., Path]
@@ -24,14 +25,13 @@ Run = Callable[..., Path]
 
 def marks(*names: object, rehash: bool = False) -> list[str]:
     files = find_files([str(name) for name in names], SourceConfig())
-    return [file.fingerprint for file in with_fingerprints(files, rehash=rehash)]
+    return [file.fingerprint for file in hash_files(files, rehash=rehash).files]
 
 
 @pytest.fixture
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the files that are hashed. Hashes of files of any size and age are cached here."""
+    """Names of the files that are hashed. Hashes of files of any size are cached here."""
     monkeypatch.setattr(file_hashes, "MIN_CACHED_BYTES", 0)
-    monkeypatch.setattr(file_hashes, "CLOCK_RESOLUTION", -1)
     names: list[str] = []
     inner = file_hashes._fingerprint
 
@@ -73,19 +73,44 @@ def test_every_change_of_a_file_is_noticed(tmp_path: Path, hashed: list[str]) ->
     assert hashed == ["a.txt"] * 3
 
 
-def test_hashes_of_recently_changed_files_are_not_cached(
-    tmp_path: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ticks", ["fine", "whole seconds"])
+def test_a_tick_of_the_file_system_passes_before_a_file_is_read(
+    tmp_path: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch, ticks: str
 ) -> None:
-    """A second change may happen within the same clock tick."""
-    monkeypatch.setattr(file_hashes, "CLOCK_RESOLUTION", 60)
+    """A change within the tick of the change before it leaves the file's times as they are: here
+    the file system's clock stands still until the pause."""
+    file, pauses = tmp_path / "a.txt", list[float]()
+    file.write_text("before")
+    status = file.stat()
+    frozen = status.st_ctime_ns // 1_000_000_000 * 1_000_000_000 + (ticks == "fine")
+
+    def state(of: File) -> FileState:
+        stat = (status.st_dev, status.st_ino, status.st_mtime_ns, frozen + len(pauses))
+        return FileState(of.size, stat=stat)
+
+    monkeypatch.setattr(file_hashes, "_state", state)
+    inner = file_hashes._fingerprint
+
+    def writing(of: File) -> object:
+        file.write_text("behind")  # after the state was taken, and before the first byte is read
+        return inner(of)
+
+    monkeypatch.setattr(file_hashes, "_fingerprint", writing)
+    monkeypatch.setattr("time.sleep", pauses.append)
+    with pytest.raises(InputError, match=r"1 inputs changed while .*a\.txt"):
+        marks(file)
+    assert pauses == [file_hashes.TICK if ticks == "fine" else file_hashes.COARSE_TICK]
+    assert pauses[0] >= (0.01 if ticks == "fine" else 2)
+
+
+def test_a_file_that_grew_since_it_was_listed_is_an_error(tmp_path: Path) -> None:
+    """Its slices would end where it ended then."""
     file = tmp_path / "a.txt"
-    file.write_text("x")
-    assert marks(file) == marks(file)
-    assert len(hashed) == 2
-    later = time.time() + 100
-    monkeypatch.setattr(time, "time", lambda: later)
-    assert marks(file) == marks(file)
-    assert len(hashed) == 3
+    file.write_text("one")
+    files = find_files([str(file)], SourceConfig())
+    file.write_text("one and two")
+    with pytest.raises(InputError, match=r"1 inputs changed while .*a\.txt"):
+        hash_files(files)
 
 
 def test_hashes_of_small_files_are_not_cached(tmp_path: Path) -> None:
@@ -122,25 +147,39 @@ def test_a_growing_build_hashes_new_files_only(
     assert len(hashed) == 6
 
 
-def test_a_file_written_during_a_build_is_an_error(
-    corpus: Path, run_build: Run, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("written", ["during", "before", "never"])
+@pytest.mark.parametrize("wrong", [-3600, 0, 3600])
+def test_a_file_written_during_a_build_is_an_error_whatever_the_clock_says(
+    corpus: Path, run_build: Run, monkeypatch: pytest.MonkeyPatch, written: str, wrong: int
 ) -> None:
+    """The file's size and mtime stay. A file that was written just before is no error."""
     from headrace.tokenize.build import build
 
-    make = build.make
+    make, clock, file = build.make, time.time, corpus / "1.jsonl"
+    monkeypatch.setattr("time.time", lambda: clock() + wrong)
+
+    def overwrite() -> None:
+        times = file.stat()
+        with file.open("r+b") as opened:
+            opened.seek(12)
+            opened.write(b"X")
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
 
     def writing(*args: object, **options: object) -> object:
         made = make(*args, **options)  # type: ignore[arg-type]
-        time.sleep(0.02)
-        with (corpus / "1.jsonl").open("a") as file:
-            file.write("{}")
+        if written == "during":
+            overwrite()
         return made
 
     monkeypatch.setattr(build, "make", writing)
-    with pytest.raises(InputError, match=r"1 inputs changed while .*1\.jsonl"):
+    if written == "before":
+        overwrite()
+    if written == "during":
+        with pytest.raises(InputError, match=r"1 inputs changed while .*1\.jsonl"):
+            run_build(corpus)
+    else:
         run_build(corpus)
-    assert not (corpus.parent / "out" / "manifest.json").exists()
-    check_unchanged(find_files([str(corpus)], SourceConfig()), time.time() + 1)
+    assert (corpus.parent / "out" / "manifest.json").exists() is (written != "during")
 
 
 def test_objects_without_a_version_are_hashed() -> None:
@@ -168,17 +207,23 @@ def test_equal_versions_of_two_names_do_not_make_equal_files(
     assert (object == copy) is (said == "ETag")
 
 
+@pytest.mark.parametrize("key", ["ETag", "size"])
 def test_an_object_overwritten_during_a_build_is_an_error(
-    monkeypatch: pytest.MonkeyPatch,
+    key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tags = {"a.txt": "1", "b.txt": "1"}
+    """Where a server sends no version, the size is compared."""
+    facts = {name: {"size": 3, "ETag": "1"} for name in ("a.txt", "b.txt")}
+    if key == "size":
+        facts = {name: {"size": 3} for name in facts}
+    monkeypatch.setattr(
+        file_hashes, "_fingerprint", lambda file: ("0" * 32, file_hashes._state(file))
+    )
     for module in (inputs, file_hashes):
-        monkeypatch.setattr(
-            module, "information", lambda name: {"size": 3, "ETag": tags[name.rpartition("/")[2]]}
-        )
+        monkeypatch.setattr(module, "information", lambda name: facts[name.rpartition("/")[2]])
     monkeypatch.setattr(inputs, "_expand", lambda given, *_: [given])
-    files = with_fingerprints(find_files(["s3://host/a.txt", "https://host/b.txt"], SourceConfig()))
-    check_unchanged(files, 0)
-    tags["a.txt"] = "2"
+    hashed = hash_files(find_files(["s3://host/a.txt", "https://host/b.txt"], SourceConfig()))
+    hashed.check_unchanged(hashed.files)
+    facts["a.txt"][key] = 2
+    hashed.check_unchanged(hashed.files[1:])
     with pytest.raises(InputError, match=r"1 inputs changed while .*s3://host/a\.txt"):
-        check_unchanged(files, 0)
+        hashed.check_unchanged(hashed.files)

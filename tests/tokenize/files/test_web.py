@@ -24,7 +24,7 @@ from headrace.dataplane.storage import remote
 from headrace.tokenize.build.build import BuildConfig, build
 from headrace.tokenize.corpus.inputs import find_files
 from headrace.tokenize.files import open_file
-from headrace.tokenize.files.file_hashes import with_fingerprints
+from headrace.tokenize.files.file_hashes import hash_files
 from headrace.tokenize.files.web import WebFile
 from headrace.tokenize.sources import corpus_format
 from headrace.tokenize.sources.format import SourceConfig
@@ -166,9 +166,9 @@ def test_an_unreachable_server_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_changed_file_gets_another_fingerprint(web: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def mark() -> str:
-        return with_fingerprints(find_files([f"{web}/ranges/a.jsonl"], SourceConfig()))[
-            0
-        ].fingerprint
+        return (
+            hash_files(find_files([f"{web}/ranges/a.jsonl"], SourceConfig())).files[0].fingerprint
+        )
 
     first = mark()
     assert mark() == first
