@@ -7,7 +7,6 @@ another file is written.
 from __future__ import annotations
 
 import os
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -40,7 +39,7 @@ def write(file: Path, data: bytes | bytearray) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(file) as out:
         out.write(data)
-    oldest = time.time() - UNUSED_SECONDS
+    oldest = file.stat().st_mtime - UNUSED_SECONDS  # by the clock that all these times are of
     for other in file.parent.iterdir():
         with suppress(OSError):
             if other.stat().st_mtime < oldest:

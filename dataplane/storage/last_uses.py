@@ -15,7 +15,7 @@ from time import time as clock
 
 SLOTS = 1 << 18
 SECONDS = struct.Struct("<I")
-"""Since 1970."""
+"""Since 1970, of a clock that may be wrong: they only decide which files are evicted first."""
 
 
 class LastUses:
@@ -26,7 +26,7 @@ class LastUses:
 
     def mark(self, number: int) -> None:
         """Record that the file of this number is used now."""
-        with suppress(OSError):  # on a full disk
+        with suppress(OSError, struct.error):  # on a full disk; a time before 1970
             os.pwrite(self._descriptor, SECONDS.pack(int(clock())), _place(number))
 
     def of(self, number: int) -> int:

@@ -170,7 +170,7 @@ class Watched:
             return
         mine = error if isinstance(error, UserError) else None
         text = "".join(traceback.format_exception(error))
-        failure = Failure(self.rank, time.time(), mine, text)
+        failure = Failure(self.rank, time.monotonic(), mine, text)
         temporary = self.folder / f".failure.{self.rank}"
         temporary.write_bytes(pickle.dumps(failure))
         temporary.rename(self.folder / f"failure.{self.rank}")

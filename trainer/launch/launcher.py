@@ -61,6 +61,10 @@ class Launcher:
     children: list[subprocess.Popen[bytes]] = field(default_factory=list, init=False)
     asked: bool = field(default=False, init=False)
     """True once a signal asked the run to save and stop."""
+    _beats: list[int] = field(default_factory=list, init=False)
+    """Times of the ranks' last beats."""
+    _moved: float = field(default=0.0, init=False)
+    """When one of them was seen to change."""
 
     def run(self) -> int:
         """Start and watch the ranks. Return the exit code, or raise the first rank's error."""
@@ -179,7 +183,10 @@ class Launcher:
         beats = [watch / f"beat.{rank}" for rank in range(self.processes)]
         if not all(beat.exists() for beat in beats):
             return  # some Python process is still starting
-        if time.time() - max(beat.stat().st_mtime for beat in beats) < self.stall_seconds:
+        times, now = [beat.stat().st_mtime_ns for beat in beats], time.monotonic()
+        if times != self._beats:  # compared with each other alone: the clock may be set
+            self._beats, self._moved = times, now
+        if now - self._moved < self.stall_seconds:
             return
         for child in self.children:
             child.send_signal(signal.SIGUSR2)

@@ -63,8 +63,8 @@ class StartOptions:
     )
     debug: bool = False
     """Log debug messages (`--debug`)."""
-    began: float = field(default_factory=time.time)
-    """Time of the start, in seconds since the epoch."""
+    began: float = field(default_factory=time.monotonic)
+    """Time of the start, on the clock that the processes of this machine share."""
 
     @property
     def profiled_steps(self) -> range | None:

@@ -59,7 +59,7 @@ log = logs.get_logger(__name__)
 
 def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: StartOptions) -> int:
     """Train until the plan's end, or until asked to stop. Return the exit code."""
-    joined = time.time()
+    joined = time.monotonic()
     run, folder = job.run, job.folder
     watched.beat("joining the process group")
     parallel = _join(job, options)
@@ -105,7 +105,7 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
         state.step,
         layout=job.layout,
         checkpoint=came_from,
-        seconds=round(time.time() - joined, 2),
+        seconds=round(time.monotonic() - joined, 2),
     )
     if run.watch.may_roll_back and not earlier:  # a rollback needs a checkpoint
         saver.save(engine.fragments(), state)

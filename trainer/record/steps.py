@@ -64,7 +64,7 @@ class RunRecorder:
         asked: float | None = None,
     ) -> None:
         """`stragglers` compares the ranks, if they are timed. `asked` is the time at which a person
-        asked for this start."""
+        asked for this start, on this machine's monotonic clock."""
         self.plan = plan
         self.loggers = loggers
         self.speed = speed
@@ -124,7 +124,7 @@ class RunRecorder:
             for kind, rank, what in self.stragglers.changes(step.number):
                 self.event(kind, step.number, rank=rank, what=what)
         if self.asked is not None:
-            waited, self.asked = time.time() - self.asked, None
+            waited, self.asked = time.monotonic() - self.asked, None
             self.event("first step", step.number, seconds=round(waited, 2))
         both = zip_longest(stats.memory, self.memory, fillvalue=0)
         if any(now > GROWN * before for now, before in both):

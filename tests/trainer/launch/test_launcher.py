@@ -142,6 +142,23 @@ stuck_here()
     assert "rank 1, step 7" in text and "stuck_here" in text
 
 
+@pytest.mark.parametrize("wrong", [-1e5, 1e5])
+def test_a_clock_that_is_set_ends_no_run_and_hides_no_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: float
+) -> None:
+    """Beats are compared with each other, not with the clock."""
+    monkeypatch.setattr(launch, "STACK_TIMEOUT", 0.1)
+    watching = launcher(tmp_path, "", processes=1, stall=0.4)
+    beat = tmp_path / "beat.0"
+    for step in range(2):
+        beat.write_text(f"step {step}")
+        os.utime(beat, (time.time() + wrong + step,) * 2)
+        watching._check_progress(tmp_path)
+    time.sleep(0.5)
+    with pytest.raises(RunError, match="no rank has made progress"):
+        watching._check_progress(tmp_path)
+
+
 def test_a_hanging_start_reports_stacks(tmp_path: Path) -> None:
     """No rank has reached a step, and one is further than the other."""
     script = """
