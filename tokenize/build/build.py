@@ -43,7 +43,7 @@ from ..sources.format import OnError, Slice, SourceConfig
 from .buckets import BucketWorker, bucket_count, bucket_tasks
 from .commit import BuildResult, commit, write_derived_files
 from .dedup import DigestWorker, find_duplicates
-from .drops import check_drops
+from .drops import check_drops, check_ids
 from .fim import FimConfig, check_tokenizer
 from .garbage import FOLDERS, remove_garbage
 from .generations import existing, files_of, kept_types, missing, new_files
@@ -200,6 +200,8 @@ def build(config: BuildConfig) -> dict[str, Manifest]:
         lambda: Filter.of(config.filter, config.filter_settings) if config.filter else None,
         lambda: read_evaluations(config.decontaminate) if config.decontaminate else None,
     )
+    if drops is not None:
+        check_ids(drops, inputs, config.source)
     if config.fim is not None:
         check_tokenizer(config.fim, tokenizer)
     inputs = with_standard_input(inputs, config.source, work_url(config.out.rstrip("/"), STDIN))

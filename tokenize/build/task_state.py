@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import base64
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
-from typing import Any
 
-from ...console.errors import IntegrityError
 from ...dataplane.datasets.manifest import Shard
 from ...dataplane.storage import storage
+from ...dataplane.storage.sealed import sealed, unsealed
 from ...dataplane.storage.verified import read_checked
 from ..corpus.read_stats import ReadStats
 from .settings import TASKS, work_url
 
-KEYS = {"outputs", "counts", "problems", "notes", "untokenizable", "done"}
-"""Keys of a state's file, beside its seal."""
+RUN_TASK_AGAIN = "remove the file and run the same command again: its task is run again"
 
 
 @dataclass
@@ -57,8 +52,7 @@ class TaskState:
             "untokenizable": self.untokenizable,
             "done": self.done,
         }
-        data["seal"] = _seal(data)
-        storage.write(_state_url(url, task), json.dumps(data).encode())
+        storage.write(_state_url(url, task), sealed(data))
 
     @staticmethod
     def load(url: str, task: str, outputs: Sequence[str]) -> TaskState:
@@ -66,7 +60,7 @@ class TaskState:
         where = _state_url(url, task)
         if not storage.exists(where):
             return TaskState({name: OutputState() for name in outputs})
-        data = read_checked(where, partial(_parse, where))
+        data = read_checked(where, lambda text: unsealed(where, text, hint=RUN_TASK_AGAIN))
         loaded = {}
         for name, output in data["outputs"].items():
             shards = [
@@ -96,26 +90,6 @@ class TaskEvent:
     tokens: int = 0
     files: int = 0
     done: bool = False
-
-
-def _parse(where: str, text: bytes) -> dict[str, Any]:
-    """Return the content of a state's file; raise if it is damaged. Earlier versions wrote no
-    seal: such a state lacks a key and holds no other."""
-    try:
-        data: dict[str, Any] = json.loads(text)
-        whole = data.pop("seal", None) in (None, _seal(data)) and data.keys() == KEYS
-    except (ValueError, AttributeError):
-        whole = False
-    if not whole:
-        raise IntegrityError(
-            f"{where} is damaged: its content does not match its hash",
-            hint="remove the file and run the same command again: its task is run again",
-        )
-    return data
-
-
-def _seal(data: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(data).encode()).hexdigest()
 
 
 def _state_url(url: str, task: str) -> str:

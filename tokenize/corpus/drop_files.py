@@ -19,12 +19,14 @@ import numpy as np
 
 from ...console.errors import InputError, run_all
 from ...dataplane.storage import storage
+from ...dataplane.storage.sealed import checked_parquet
 from ..files.open_file import open_file
 from .drop_list import DropList
 
 COLUMNS = "a column `id`, or the columns `input` and `record`"
 HASH_DIGITS, SHA256_DIGITS = 32, 64
 """The hash of an input is the first digits of the sha256 of its content; other tools write all."""
+RESTORE = "restore the file from a copy, or write it again"
 LIMIT = 1 << 63
 """Record numbers are stored in 64 bits."""
 
@@ -105,7 +107,8 @@ def _parquet_rows(url: str) -> Iterator[Row]:
 
     number = 0
     try:
-        with pq.ParquetFile(open_file(url)) as opened:
+        stream = checked_parquet(url, open_file(url), hint=RESTORE)
+        with pq.ParquetFile(stream) as opened:
             form = _form(url, opened.schema_arrow.names)
             for batch in opened.iter_batches(columns=list(form), use_threads=False):
                 for row in batch.to_pylist():
@@ -116,7 +119,7 @@ def _parquet_rows(url: str) -> Iterator[Row]:
         raise InputError(
             f"the drop list {url} is damaged, or is not a Parquet file: {error}",
             where=place,
-            hint="restore the file from a copy, or write it again",
+            hint=RESTORE,
         ) from None
 
 

@@ -45,6 +45,8 @@ class StoredList:
     """File of the digests of ids."""
     records: dict[str, str] = field(default_factory=dict)
     """Files of record numbers, by the hash of the input."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Number of record numbers, by the hash of the input."""
 
     @staticmethod
     def write(drops: DropList, url: str, folder: str) -> StoredList:
@@ -53,7 +55,10 @@ class StoredList:
             input: write_named(url, folder, "records", numbers.tobytes())
             for input, numbers in drops.records.items()
         }
-        return StoredList(name=drops.name, entries=len(drops), url=url, ids=ids, records=records)
+        counts = {input: len(numbers) for input, numbers in drops.records.items()}
+        return StoredList(
+            name=drops.name, entries=len(drops), url=url, ids=ids, records=records, counts=counts
+        )
 
     def find(self, input: str, positions: Sequence[int], ids: Sequence[str | None] | None) -> Any:
         """Return for each document of an input whether the list names it, as an array."""

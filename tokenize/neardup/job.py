@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
-from ...console.errors import IntegrityError
 from ...dataplane.storage import storage
+from ...dataplane.storage.sealed import sealed, unsealed
 from ...dataplane.storage.verified import read_checked
+from ..build.task_state import RUN_TASK_AGAIN
 from ..sources.format import SourceConfig
 from .lsh import LshConfig
 from .signatures import rensa
@@ -56,38 +56,21 @@ def task_id(job: NeardupJob, *inputs: Any) -> str:
 
 
 def save_state(job: NeardupJob, task: str, state: dict[str, Any]) -> None:
-    text = json.dumps({**state, "seal": _seal(state)})
-    storage.write(_url(job, task), text.encode())
+    storage.write(_url(job, task), sealed(state))
 
 
 def load_state(job: NeardupJob, task: str) -> dict[str, Any] | None:
     """Return the state of a finished task, or None."""
     where = _url(job, task)
-    return read_checked(where, partial(_parse, where)) if storage.exists(where) else None
+    if not storage.exists(where):
+        return None
+    return read_checked(where, lambda text: unsealed(where, text, hint=RUN_TASK_AGAIN))
 
 
 def finished(job: NeardupJob, task: str) -> dict[str, Any]:
     state = load_state(job, task)
     assert state is not None
     return state
-
-
-def _parse(where: str, text: bytes) -> dict[str, Any]:
-    try:
-        state: dict[str, Any] = json.loads(text)
-        whole = state.pop("seal") == _seal(state)
-    except (ValueError, KeyError, AttributeError):
-        whole = False
-    if not whole:
-        raise IntegrityError(
-            f"{where} is damaged: its content does not match its hash",
-            hint="remove the file and run the same command again: its task is run again",
-        )
-    return state
-
-
-def _seal(state: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(state).encode()).hexdigest()
 
 
 def _url(job: NeardupJob, task: str) -> str:

@@ -8,15 +8,15 @@ drop.neardup/results/….parquet  pairs, and clusters with the documents that st
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from ...console.errors import InputError, IntegrityError, MisuseError
+from ...console.errors import InputError, MisuseError
 from ...dataplane.storage import storage
+from ...dataplane.storage.sealed import sealed, sealed_parquet, unsealed
 from ...dataplane.storage.verified import lost_or_damaged, read_named, write_named
 from .clusters import Clusters
 
@@ -56,9 +56,7 @@ def folder_of(out: str) -> str:
 
 
 def save(out: str, results: Results) -> None:
-    data = asdict(results)
-    text = json.dumps({**data, "seal": _seal(data)}, indent=1)
-    storage.write(storage.join(folder_of(out), NAME), text.encode())
+    storage.write(storage.join(folder_of(out), NAME), sealed(asdict(results), indent=1))
 
 
 def load(out: str) -> Results | None:
@@ -66,16 +64,8 @@ def load(out: str) -> Results | None:
     where = storage.join(folder_of(out), NAME)
     if not storage.exists(where):
         return None
-    try:
-        data = json.loads(storage.read(where))
-        if data.pop("seal") != _seal(data):
-            raise ValueError
-        return Results(**data)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise IntegrityError(
-            f"{where} is damaged: its content does not match its hash",
-            hint=f"remove the file, and {RUN_AGAIN}",
-        ) from None
+    hint = f"remove the file, and {RUN_AGAIN}"
+    return Results(**unsealed(where, storage.read(where), hint=hint))
 
 
 def read_table(out: str, results: Results, name: str) -> Any:
@@ -141,12 +131,12 @@ def write_tables(
         for band, block in pairs
     )
     files_made = {
-        "pairs": write_named(folder, FOLDER, "parquet", _parquet(pa.schema(kinds), rows)),
+        "pairs": write_named(folder, FOLDER, "parquet", sealed_parquet(pa.schema(kinds), rows)),
         "clusters": write_named(
-            folder, FOLDER, "parquet", _parquet(by_cluster.schema, [by_cluster])
+            folder, FOLDER, "parquet", sealed_parquet(by_cluster.schema, [by_cluster])
         ),
     }
-    data = _parquet(listed.schema, [listed])
+    data = sealed_parquet(listed.schema, [listed])
     storage.write(out, data)
     return _digest(data), files_made
 
@@ -159,18 +149,6 @@ def _places(clusters: Clusters, places: Iterable[tuple[Any, Any]]) -> Iterator[t
         wanted = clusters.documents[low:high] - base
         yield files[wanted].astype(np.int64), records[wanted].astype(np.int64)
         base += len(files)
-
-
-def _parquet(schema: Any, tables: Iterable[Any]) -> bytes:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, schema) as writer:
-        for table in tables:
-            writer.write_table(table)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
 
 
 def remove_others(out: str, results: Results) -> None:
@@ -191,10 +169,6 @@ def required(out: str) -> Results:
             hint="name the list that `tokenize neardup --out` wrote",
         )
     return results
-
-
-def _seal(data: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(data).encode()).hexdigest()
 
 
 def _digest(data: bytes) -> str:

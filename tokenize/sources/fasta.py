@@ -19,6 +19,7 @@ class Fasta(CorpusFormat):
     """FASTA files; a document is a sequence."""
 
     endings = ("fasta", "fa", "fna", "ffn", "faa", "frn")
+    has_ids = True
 
     def cut(self, file: File, config: SourceConfig, size: int) -> list[Slice]:
         return cut_bytes(file, DELIMITER, size)

@@ -132,6 +132,8 @@ class CorpusFormat(ABC):
     """Endings of file names, without the dot."""
     settings: ClassVar[tuple[str, ...]] = ()
     """Fields of SourceConfig that this format uses and some other formats do not."""
+    has_ids: ClassVar[bool] = False
+    """True if documents have ids also without `id_field`."""
     compressible: ClassVar[bool] = True
     """True if whole files may be compressed (.gz, .zst)."""
 

@@ -28,6 +28,7 @@ class Warc(CorpusFormat):
     """Records of web archives whose content is plain text."""
 
     endings = ("wet", "warc")
+    has_ids = True
     settings = ("id_field",)
 
     def cut(self, file: File, config: SourceConfig, size: int) -> list[Slice]:

@@ -66,12 +66,32 @@ def test_a_list_that_matches_nothing_is_an_error_with_counts(
     with pytest.raises(InputError, match="2 entries, 244 documents read") as caught:
         run_build(corpus, source=NAMED, drop=(str(path),))
     assert caught.value.where == str(path)
-    with pytest.raises(InputError, match="ids, but the documents have none"):
+    with pytest.raises(InputError, match="has ids, but the documents have none") as caught:
         run_build(corpus, drop=(str(path),), out="other")
+    assert "--id-field" in (caught.value.hint or "")
+    assert not (tmp_path / "other").exists(), "it is known before anything is read"
     path = tmp_path / "drops.jsonl"
     path.write_text('{"input": "0000", "record": 3}\n')
     with pytest.raises(InputError, match="records of 1 inputs, 0 of them read here"):
         run_build(corpus, drop=(str(path),), out="third")
+
+
+@pytest.mark.parametrize("last", ["there", "beyond the end"])
+def test_a_record_that_is_not_in_its_input_is_an_error(
+    tmp_path: Path, corpus: Path, run_build: Run, last: str
+) -> None:
+    """Records of other inputs are none: a list may be of more files than a build."""
+    file = corpus / "1.jsonl"
+    lines = len(file.read_bytes().splitlines())
+    input = sha256(file.read_bytes()).hexdigest()
+    rows = [(input, 0), (input, lines - (last == "there")), ("0" * 32, 7)]
+    path = tmp_path / "drops.jsonl"
+    path.write_text("".join(json.dumps({"input": i, "record": n}) + "\n" for i, n in rows))
+    if last == "there":
+        assert counts_of(run_build(corpus, drop=(str(path),)))["dropped by the list"] == 2
+        return
+    with pytest.raises(InputError, match="names 2 records of the inputs, and 1 of them are not"):
+        run_build(corpus, drop=(str(path),))
 
 
 @pytest.mark.parametrize(
