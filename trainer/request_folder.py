@@ -17,6 +17,7 @@ from typing import Any
 from ..console.differences import differences
 from ..console.errors import BusyError, RunError
 from ..dataplane.storage.atomic import replacing
+from ..dataplane.storage.sealed import sealed, unsealed
 
 LOCK = ".lock"
 
@@ -66,7 +67,7 @@ class RequestFolder:
         another request."""
         if not self.request.exists():
             return None
-        stored: dict[str, Any] = json.loads(self.request.read_text())
+        stored = self.read()
         asked = json.loads(json.dumps(request))
         changed = [
             f"{path}: the folder has {there}, this {self.kind} {here}"
@@ -80,9 +81,14 @@ class RequestFolder:
             )
         return stored
 
+    def read(self) -> dict[str, Any]:
+        """Return the contents of the request's file, which must be there."""
+        hint = "restore it from a copy, or choose another --out"
+        return unsealed(str(self.request), self.request.read_bytes(), hint=hint)
+
     def store(self, request: Mapping[str, Any], **facts: Any) -> None:
         """Write the request, with facts that follow from it."""
-        write(self.request, json.dumps({**request, **facts}, indent=1))
+        write(self.request, sealed({**request, **facts}, indent=1).decode())
 
 
 def write(file: Path, text: str) -> None:

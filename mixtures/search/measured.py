@@ -14,6 +14,7 @@ from ...console.errors import InputError, MisuseError
 from ...dataplane.arrays import Float64
 from ...dataplane.storage import storage
 from ...dataplane.storage.faults import AbsentError
+from ...dataplane.storage.sealed import check_seal
 
 NAME = "scores.json"
 LEAST = 4
@@ -98,4 +99,5 @@ def _read(file: str) -> dict[str, Any]:
             f"{file} is not a ranking of `trainer anneal` ({type(error).__name__}: {error})",
             hint=f"name the folder of an anneal, or its {NAME}",
         ) from None
+    check_seal(file, found, hint="rank the anneal again: `trainer anneal … --report`")
     return found

@@ -1,8 +1,9 @@
 """Answers on disk that only a built or traced model gives, in `~/.cache/headrace-traces`.
 
 A file's name is the hash of the question, of the source that answers it, and of torch's version. A
-trace takes seconds for large models, and a stored answer needs no torch. A file that cannot be read
-or written is no error: the answer is found again.
+trace takes seconds for large models, and a stored answer needs no torch. The first line of a file
+is the hash of the rest. A file that is damaged, or cannot be written, is no error: the answer is
+found again.
 """
 
 from __future__ import annotations
@@ -37,14 +38,17 @@ def stored(
     key = hashlib.sha256(f"{_hash(PACKAGE)} {_hash(source)} {question}".encode()).hexdigest()[:32]
     file = folder() / f"{key}.json"
     try:
-        return unpack(json.loads(file.read_text()))
+        digest, text = file.read_text().split("\n", 1)
+        if digest != _digest(text):
+            raise ValueError("the file is damaged")
+        return unpack(json.loads(text))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         answer = make()
     text = json.dumps(pack(answer))
     with contextlib.suppress(OSError):  # a folder without room or rights
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as written:
-            written.write(text)
+            written.write(f"{_digest(text)}\n{text}")
         Path(written.name).replace(file)
     return answer
 
@@ -57,6 +61,10 @@ def stored_passes(question: str, make: Callable[[], Passes]) -> Passes:
 def folder() -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(home) / "headrace-traces"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _packed(passes: Passes) -> Any:

@@ -138,15 +138,13 @@ def _weights(words: tuple[str, ...]) -> dict[str, float]:
 
 def _become_task(folder: AnnealFolder, number: int) -> None:
     """Become the `trainer run` of one candidate: this process is a rank of an array's task."""
-    import json
-
     from ...console.errors import RunError
     from .folder import Entry
     from .train import words
 
     if not folder.request.exists():
         raise RunError(f"{folder.root} holds no anneal", hint="submit it with --slurm")
-    entries = json.loads(folder.request.read_text())["runs"]
+    entries = folder.read()["runs"]
     arguments = words(folder, Entry(**entries[number]), None)
     os.execv(sys.executable, [sys.executable, "-P", "-m", "headrace.trainer.cli", *arguments])
 
@@ -175,14 +173,13 @@ def _describe(candidates: Any, as_json: bool) -> None:
 
 
 def _write(folder: AnnealFolder, entries: list[Entry], prepared: Prepared, ranking: Any) -> None:
-    import json
-
+    from ...dataplane.storage.sealed import sealed
     from ..request_folder import write
     from .page import anneal_page
     from .scores import as_json
 
     request = prepared.request
-    write(folder.scores, json.dumps(as_json(ranking, folder), indent=1))
+    write(folder.scores, sealed(as_json(ranking, folder), indent=1).decode())
     write(folder.page, anneal_page(ranking, request["run"], request["step"]))
 
 

@@ -7,12 +7,13 @@ a run that an older version started, the first reader counts and writes them.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from typing import TYPE_CHECKING, Any
 
+from ...console.errors import IntegrityError
 from ...console.progress import human
 from ...dataplane.storage import storage
+from ...dataplane.storage.sealed import sealed, unsealed
 from ..folder import RunFolder
 
 if TYPE_CHECKING:
@@ -26,15 +27,14 @@ MOST_ROUNDS = 4
 def save(job: Job) -> dict[str, Any]:
     """Write the facts of a job into its folder, and return them."""
     found = facts(job)
-    storage.write(str(job.folder.about), json.dumps(found).encode())
+    storage.write(str(job.folder.about), sealed(found))
     return found
 
 
 def of_run(folder: RunFolder) -> dict[str, Any]:
     """Return the facts of a stored run."""
-    with contextlib.suppress(FileNotFoundError, ValueError):  # damaged: it is counted again
-        stored: dict[str, Any] = json.loads(folder.about.read_bytes())
-        return stored
+    with contextlib.suppress(FileNotFoundError, IntegrityError):  # damaged: it is counted again
+        return unsealed(str(folder.about), folder.about.read_bytes(), hint="")
     from ..run.stored import read_run
 
     job = read_run(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...console.progress import as_bytes
 from ...dataplane.runlog import writer as events
 from ...dataplane.storage import storage
+from ...dataplane.storage.sealed import sealed, unsealed
 
 if TYPE_CHECKING:
     from ..run.job import Job
@@ -86,7 +86,13 @@ def _memory(job: Job, plan: LayoutPlan, found: dict[str, Any]) -> dict[str, Any]
 
 
 def write(file: Path, beside: dict[str, Any]) -> None:
-    storage.write(str(file), json.dumps(beside, indent=1).encode())
+    storage.write(str(file), sealed(beside, indent=1))
+
+
+def read(file: Path) -> dict[str, Any]:
+    """Return what `write` has written."""
+    hint = "remove the file: the next report compares the run's measurement again"
+    return unsealed(str(file), file.read_bytes(), hint=hint)
 
 
 def in_phases(names: Sequence[str], before: str = "") -> str:

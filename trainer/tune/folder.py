@@ -9,13 +9,13 @@ plan.yaml hardware.yaml    the best plan, and the corrected figures
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ...console import config as reader
+from ...dataplane.storage.sealed import sealed, unsealed
 from ..request_folder import RequestFolder, write
 from ..run.layout_plan import LayoutPlan, load_plan
 from .trial import Result
@@ -54,7 +54,8 @@ class TuneFolder(RequestFolder):
         """Return the stored result of a trial, or run it in its folder and store it."""
         file = self.results / f"{name}.json"
         if file.exists():
-            return Result(**json.loads(file.read_text()))
+            hint = "remove the file, and run the same command again: the trial is run again"
+            return Result(**unsealed(str(file), file.read_bytes(), hint=hint))
         result = run(self.trials / name)
-        write(file, json.dumps(asdict(result), indent=1))
+        write(file, sealed(asdict(result), indent=1).decode())
         return result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -10,9 +9,10 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ..cluster.ranks import die_with_parent
+from ..costs import measured
 from ..folder import MEASURED, RunFolder
 from ..run.layout_plan import LayoutPlan
 
@@ -103,7 +103,7 @@ def died_of_memory(output: str) -> bool:
 
 def read(folder: Path) -> Result:
     """Return the result of a finished run."""
-    beside: dict[str, Any] = json.loads((folder / MEASURED).read_text())
+    beside = measured.read(folder / MEASURED)
     [phase] = beside["phases"]
     known = [size for size in beside["memory"]["measured"] if size is not None]
     return Result(

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from headrace.console import config as reader
 from headrace.console.errors import LayoutError, PlanError, RunError
+from headrace.dataplane.storage.sealed import sealed
 from headrace.models.config import load_model_config
 from headrace.trainer.cli import main
 from headrace.trainer.costs.hardware import Hardware
@@ -272,7 +273,7 @@ def test_a_trial_is_read_from_its_run(tmp_path: Path) -> None:
         "phases": [{"measured": 0.25}],
         "memory": {"measured": [None, 7, 9]},
     }
-    (tmp_path / "measured.json").write_text(json.dumps(beside))
+    (tmp_path / "measured.json").write_bytes(sealed(beside))
     found = read(tmp_path)
     assert (found.outcome, found.seconds, found.memory) == ("measured", 0.25, 9)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -81,8 +80,7 @@ class StoredRun:
     def measured(self) -> dict[str, Any] | None:
         """Measured seconds and bytes beside the predicted ones, for a run with a layout plan."""
         if self.folder.measured.exists():
-            stored: dict[str, Any] = json.loads(self.folder.measured.read_bytes())
-            return stored
+            return measured.read(self.folder.measured)
         events = (entry["event"] for entry in lines.read(self.folder.events))
         if not self.folder.layout.exists() or measured.EVENT not in events:
             return None
