@@ -7,7 +7,6 @@ shard is read through the cache, which verifies chunks as they arrive.
 
 from __future__ import annotations
 
-import os
 from typing import Protocol
 
 import numpy as np
@@ -15,12 +14,15 @@ import numpy as np
 from ...console.errors import IntegrityError, StorageError
 from ..arrays import Bytes
 from ..storage import storage
-from ..storage.mapped import map_file
-from ..storage.verified import view_checked
+from ..storage.mapped import FileState, map_file, state_of
+from ..storage.verified import mended_by, view_checked
 from .cache import Cache
 from .chunks import CHUNK_BYTES, RESTORE, ChunkMap, check_chunk, check_chunk_table, spans
 from .manifest import Shard
 
+LOST = (
+    "run the build's command again: it writes lost files again; `tokenize verify` finds all of them"
+)
 NOTHING = np.empty(0, np.uint8)
 
 
@@ -92,14 +94,11 @@ class LocalShardFile:
             raise self._unreadable(error) from None
         self._mapped = data, bytearray(b"\1" * -(-size // CHUNK_BYTES))
 
-    def _state(self) -> tuple[int, int, int, int]:
-        """Return what changes with the file. Only the kernel sets ctime: a program that writes to
-        the file can set its mtime back."""
+    def _state(self) -> FileState:
         try:
-            status = os.stat(self._path)  # noqa: PTH116 (a Path of each shard takes 2 KB)
+            return state_of(self._path)
         except OSError as error:
             raise self._unreadable(error) from None
-        return status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
 
     def _unreadable(self, error: OSError) -> StorageError:
         reason = error.strerror or error
@@ -187,4 +186,5 @@ class UncachedShardFile:
                 self._chunks[number] = chunk
 
         end = min(last * CHUNK_BYTES, self.shard.size)
-        view_checked(self.where, check, first * CHUNK_BYTES, end)
+        with mended_by(LOST):
+            view_checked(self.where, check, first * CHUNK_BYTES, end)

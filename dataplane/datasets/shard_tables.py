@@ -2,7 +2,8 @@
 
 The chunk hashes of a shard take 8 KB for 64 MB of tokens, so a table is mapped, not loaded: the
 processes of a host share its bytes, and only shards that are open have their hashes in memory. Of
-the token counts, one sum for each block of shards is kept.
+the token counts, one sum for each block of shards is kept. A table that has changed since it was
+mapped is verified again, like a shard.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-from ..arrays import Bytes, Int64
-from ..storage.verified import map_named
+from ...console.errors import IntegrityError
+from ..arrays import Int64
+from ..storage.verified import NamedFile
 from .manifest import Generation, Shard, shard_of
 
 BLOCK = 128
@@ -30,8 +33,8 @@ class ShardTables:
     """The shards of some generations of a dataset, in order. Thread-safe."""
 
     def __init__(self, url: str, generations: Sequence[Generation]) -> None:
-        def table(generation: Generation) -> Bytes:
-            return map_named(url, generation.table)
+        def table(generation: Generation) -> NamedFile:
+            return NamedFile(url, generation.table)
 
         if len(generations) == 1:  # a thread costs memory, and there may be thousands of datasets
             self._tables = [table(generations[0])]
@@ -51,7 +54,8 @@ class ShardTables:
 
     def __getitem__(self, number: int) -> Shard:
         ((table, row, _),) = self._parts(number, number + 1)
-        return shard_of(_rows(table).slice(row, 1).to_pylist()[0])
+        with _reading(table):
+            return shard_of(_rows(table).slice(row, 1).to_pylist()[0])
 
     def sums(self, name: str) -> Int64:
         """Return the sums of a column (`tokens`, `documents`) before each shard, then the total."""
@@ -64,14 +68,15 @@ class ShardTables:
         return integers(self.blocks[block] + sums)
 
     def _sums(self, name: str, first: int, last: int) -> Int64:
-        parts = [
-            np.from_dlpack(chunk)  # `to_numpy` would import pandas, which takes 25 MiB
-            for table, row, count in self._parts(first, last)
-            for chunk in _rows(table).column(name).slice(row, count).chunks
-        ]
+        parts = []
+        for table, row, count in self._parts(first, last):
+            with _reading(table):
+                # `to_numpy` would import pandas, which takes 25 MiB.
+                chunks = _rows(table).column(name).slice(row, count).chunks
+                parts += [np.from_dlpack(chunk) for chunk in chunks]
         return np.cumsum(np.concatenate([[0], *parts]), dtype=np.int64)
 
-    def _parts(self, first: int, last: int) -> Iterator[tuple[Bytes, int, int]]:
+    def _parts(self, first: int, last: int) -> Iterator[tuple[NamedFile, int, int]]:
         """Yield the parts of the tables that hold the shards [first, last): a table, its first row
         of them, and their number."""
         if not 0 <= first <= last <= len(self):
@@ -83,11 +88,25 @@ class ShardTables:
             first += count
 
 
-def _rows(table: Bytes) -> Any:
-    """Return a table that is mapped; its columns are views."""
+def _rows(table: NamedFile) -> Any:
+    """Return a table that is mapped; its columns are views. A table that has changed is verified
+    first."""
     import pyarrow as pa
 
-    return pa.ipc.open_file(pa.py_buffer(table)).read_all()
+    return pa.ipc.open_file(pa.py_buffer(table.data)).read_all()
+
+
+@contextmanager
+def _reading(table: NamedFile) -> Iterator[None]:
+    """Name a table that is written while it is read: it was whole just before."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError, LookupError, TypeError) as error:
+        raise IntegrityError(
+            f"{table.where} changed while it was read ({type(error).__name__})", hint=table.hint
+        ) from None
 
 
 def integers(values: Int64) -> array[int]:

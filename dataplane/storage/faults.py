@@ -101,7 +101,7 @@ def storage_error(verb: str, url: str, error: Exception) -> StorageError:
         reason, hint = "its folder cannot be created", "choose another folder"
     elif isinstance(error, FileNotFoundError):
         kind = AbsentError
-        reason, hint = "it does not exist", "check the path, or build the dataset first"
+        reason, hint = "it does not exist", "check the path"
         hint = path_hint(url.removeprefix("file://"), hint) if local else hint
     elif isinstance(error, PermissionError) and not local:
         reason, hint = "access is denied", "check the credentials (`headrace doctor` shows them)"

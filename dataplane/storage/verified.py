@@ -12,9 +12,10 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -24,7 +25,7 @@ from ...console.log import get_logger
 from ..arrays import Bytes
 from . import host_files, remote, storage
 from .faults import AbsentError, storage_error
-from .mapped import map_file
+from .mapped import FileState, map_file, state_of
 from .storage import Buffer
 
 T = TypeVar("T")
@@ -104,7 +105,18 @@ def read_named(url: str, name: str, *, hint: str = REBUILD) -> bytes:
         check_name(where, data, hint=hint)
         return data
 
-    return read_checked(where, check)
+    with mended_by(hint):
+        return read_checked(where, check)
+
+
+@contextmanager
+def mended_by(hint: str) -> Iterator[None]:
+    """Give the error of a file of ours that does not exist the hint that mends it."""
+    try:
+        yield
+    except AbsentError as error:
+        error.hint = hint
+        raise
 
 
 def lost_or_damaged(url: str, names: Iterable[str]) -> set[str]:
@@ -123,29 +135,62 @@ def lost_or_damaged(url: str, names: Iterable[str]) -> set[str]:
         return {name for name, sound in zip(listed, whole, strict=True) if not sound}
 
 
-def map_named(url: str, name: str) -> Bytes:
-    """Return the verified bytes of a file that is named by its content, mapped: the processes of a
-    host share them. A remote file is copied to this host's folder first."""
-    where = storage.join(url, name)
-    if storage.is_local(url):
+class NamedFile:
+    """A file of `url` that is named by its content, verified and mapped: the processes of a host
+    share its bytes. A remote file is copied to this host's folder first."""
+
+    def __init__(self, url: str, name: str, *, hint: str = REBUILD) -> None:
+        self.url, self.name, self.hint = url, name, hint
+        self.where = storage.join(url, name)
+        self._path: str | None = None
+        self._state: FileState | None = None
+        self._data = self._map()
+
+    @property
+    def data(self) -> Bytes:
+        """The bytes; mapped and verified again if the file has changed since."""
+        if self._path is not None and self._current() != self._state:
+            self._data = self._map()
+        return self._data
+
+    def _map(self) -> Bytes:
+        if storage.is_local(self.url):
+            try:
+                path = storage.local_path(self.where)
+                return self._map_path(path, self.where, map_file)
+            except OSError as error:
+                with mended_by(self.hint):
+                    raise storage_error("read", self.where, error) from None
+        copy = host_files.folder() / self.name.rpartition("/")[2]
+        with suppress(OSError, IntegrityError):
+            return self._map_path(copy, str(copy), host_files.map_shared)
+        fetched = read_named(self.url, self.name, hint=self.hint)
         try:
-            data = map_file(storage.local_path(where))
+            host_files.write(copy, fetched)
+            return self._map_path(copy, str(copy), host_files.map_shared)
         except OSError as error:
-            raise storage_error("read", where, error) from None
-        check_name(where, data.data)
+            why = error.strerror or error
+            log.warning("cannot keep %s in %s: %s", self.where, copy, why)
+            self._path = None
+            return np.frombuffer(fetched, np.uint8)
+
+    def _map_path(self, path: Path, where: str, map: Callable[[Path], Bytes]) -> Bytes:
+        data = map(path)
+        self._path, self._state = str(path), state_of(str(path))
+        check_name(where, data.data, hint=self.hint)
         return data
-    copy = host_files.folder() / name.rpartition("/")[2]
-    with suppress(OSError, IntegrityError):
-        data = host_files.map_shared(copy)
-        check_name(str(copy), data.data)
-        return data
-    fetched = read_named(url, name)
-    try:
-        host_files.write(copy, fetched)
-        return host_files.map_shared(copy)
-    except OSError as error:
-        log.warning("cannot keep %s in %s: %s", where, copy, error.strerror or error)
-        return np.frombuffer(fetched, np.uint8)
+
+    def _current(self) -> FileState | None:
+        assert self._path is not None
+        try:
+            return state_of(self._path)
+        except OSError:
+            return None
+
+
+def map_named(url: str, name: str) -> Bytes:
+    """Return the verified bytes of a file that is named by its content, mapped."""
+    return NamedFile(url, name).data
 
 
 def check_name(where: str, data: bytes | memoryview, *, hint: str = REBUILD) -> None:

@@ -7,7 +7,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, cast
 
-from ...console.errors import InputError
+from ...console.errors import InputError, file_fault
+from ...console.explain import path_hint
 from ...dataplane.storage import storage
 from .input_file import BLOCK_BYTES, DamagedFile, File
 from .web import WebFile, is_web
@@ -22,10 +23,14 @@ BZIP2_BLOCKS = (b"1AY&SY", b"\x17rE8P\x90")
 def open_file(name: str) -> BinaryIO:
     """Open an input file for reading; it is seekable where its store allows that."""
     if storage.is_local(name):
+        path = storage.local_path(name)
         try:
-            return storage.local_path(name).open("rb")
+            return path.open("rb")
         except OSError as error:
-            raise InputError(f"cannot read {name}: {error.strerror}") from None
+            reason, hint = file_fault(error)
+            if isinstance(error, FileNotFoundError):
+                reason, hint = "it does not exist", path_hint(path, "check the path")
+            raise InputError(f"cannot read {name}: {reason}", hint=hint) from None
     opened = WebFile(name) if is_web(name) else RemoteFile(name)
     return cast(BinaryIO, io.BufferedReader(opened, BLOCK_BYTES))
 

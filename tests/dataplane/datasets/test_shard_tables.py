@@ -14,6 +14,7 @@ from headrace.dataplane.datasets import manifest as manifests
 from headrace.dataplane.datasets.dataset import Dataset
 from headrace.dataplane.datasets.manifest import Shard
 from headrace.dataplane.datasets.shard_tables import BLOCK, ShardTables
+from headrace.dataplane.storage import verified
 from headrace.dataplane.storage.host_files import folder
 
 
@@ -95,6 +96,49 @@ def test_a_damaged_local_table_is_an_error(dataset: Callable[..., str]) -> None:
     table.write_bytes(data)
     with pytest.raises(IntegrityError, match="does not match the hash"):
         len(Dataset(url).shards)
+
+
+@pytest.mark.parametrize("place", ["memory", "disk"])
+def test_a_table_that_changes_under_a_reader_is_named_and_may_come_back(
+    tmp_path: Path, place: str
+) -> None:
+    """Each byte of the table is flipped in place, in turn. Of a store, the host's copy changes: it
+    is fetched again."""
+    url = "memory://changing/web" if place == "memory" else str(tmp_path / "web")
+    write_dataset(url, random_documents(0, 12), shard_documents=5)
+    dataset = Dataset(url)
+    whole = list(dataset.shards)
+    table = Path(url, dataset.generations[0].table)
+    if place == "memory":
+        (table,) = folder().glob("*.arrow")
+    data = table.read_bytes()
+    for at in range(0, len(data), 29):
+        with table.open("r+b") as file:
+            file.seek(at)
+            file.write(bytes([data[at] ^ 1 << at % 8]))
+        if place == "memory":
+            assert list(dataset.shards) == whole
+            continue
+        with pytest.raises(IntegrityError, match="does not match the hash") as caught:
+            dataset.shards[1]
+        assert str(table) in caught.value.what and caught.value.hint
+        table.write_bytes(data)
+        assert dataset.shards[1] == whole[1]
+
+
+def test_a_table_that_changes_while_it_is_read_is_named(
+    dataset: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Dataset(dataset("web"))
+    opened.shards.sums("tokens")
+    monkeypatch.setattr(verified, "state_of", lambda path: opened.shards._tables[0]._state)
+    table = Path(opened.url, opened.generations[0].table)
+    data = table.read_bytes()
+    with table.open("r+b") as file:
+        file.write(bytes(len(data)))
+    with pytest.raises(IntegrityError, match="changed while it was read") as caught:
+        opened.shards[0]
+    assert str(table) in caught.value.what and caught.value.hint
 
 
 def test_open_shards_and_tables_hold_no_descriptor(dataset: Callable[..., str]) -> None:
