@@ -318,9 +318,10 @@ def card_command(
 
 @main.command("verify")
 @click.argument("url")
+@click.option("--deep", is_flag=True, help="Of a view: check its whole dataset too.")
 @options.executor_options
 @command.json_option
-def verify_command(url: str, as_json: bool, **values: Any) -> None:
+def verify_command(url: str, deep: bool, as_json: bool, **values: Any) -> None:
     """Check every byte and every count of a dataset.
 
     \b
@@ -336,7 +337,7 @@ def verify_command(url: str, as_json: bool, **values: Any) -> None:
 
     config = options.checked(ExecutorConfig, options.executor_of(values))
     try:
-        damage = verify(url, config)
+        damage = verify(url, config, deep=deep)
     except IntegrityError as error:  # the manifest is damaged
         if as_json:
             command.emit([vars(Damage(manifest.NAME, error.what))])

@@ -8,7 +8,7 @@ is reported with the task that wrote it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ..console.errors import IntegrityError, UserError
@@ -53,6 +53,11 @@ class VerifyWorker:
     """Checks the shards of a dataset."""
 
     url: str
+    checked: bool = False
+    """True for a view whose dataset has been checked: its shards and their fields are not read
+    again."""
+    damaged: frozenset[str] = frozenset()
+    """Files of that dataset that are damaged."""
 
     @cached_property
     def opened(self) -> Dataset:
@@ -63,6 +68,10 @@ class VerifyWorker:
         return self.opened.manifest
 
     def __call__(self, shard: Shard) -> Iterator[ShardCheck]:
+        if self.checked:
+            sound = (shard.stored_name or shard.name) not in self.damaged
+            yield ShardCheck(shard.size, self._view_damage(shard, sound=sound))
+            return
         try:
             what = self._problem(shard)
         except UserError as error:
@@ -154,10 +163,16 @@ class VerifyWorker:
         return Damage(self._place(file.name), what, shard.task, self._hint(shard)) if what else None
 
 
-def verify(url: str, engine: ExecutorConfig | None = None) -> list[Damage]:
-    """Return the damaged files of a dataset."""
+def verify(url: str, engine: ExecutorConfig | None = None, *, deep: bool = False) -> list[Damage]:
+    """Return the damaged files of a dataset; `deep`: also those of the dataset that a view is of,
+    which the view may not use."""
     held = manifest.load(url)
-    view.check_dataset(url, view.view_of(url, held))
+    of = view.view_of(url, held)
+    view.check_dataset(url, of)
+    worker, below = VerifyWorker(url), list[Damage]()
+    if deep and of is not None:
+        below = verify(of.url, engine)
+        worker = VerifyWorker(url, True, frozenset(item.name for item in below))
     damage = [found for name in held.files if (found := _file_damage(url, name, held))]
     damaged = {item.name for item in damage}
     shards: list[Shard] = []
@@ -172,14 +187,16 @@ def verify(url: str, engine: ExecutorConfig | None = None) -> list[Damage]:
             damage.append(Damage(generation.table, what))
     total = sum(shard.size for shard in shards)
     with Progress("verifying", total=total, unit="B") as progress:
-        for checked in executors.run(engine or ExecutorConfig(), VerifyWorker(url), shards):
+        for checked in executors.run(engine or ExecutorConfig(), worker, shards):
             progress.advance(checked.size)
             if checked.damage:
                 damage.append(checked.damage)
     format = shard_format(held.format)
-    if format.index_name is not None and view.view_of(url, held) is None and not damage:
+    if format.index_name is not None and of is None and not damage:
         problem = _index_problem(url, held, shards)
         damage += [Damage(format.index_name, problem, hint=RUN_AGAIN)] if problem else []
+    if of is not None:
+        damage += [replace(item, name=storage.join(of.url, item.name)) for item in below]
     return sorted(damage, key=lambda item: item.name)
 
 
