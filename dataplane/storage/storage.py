@@ -15,7 +15,7 @@ from typing import Any
 
 from ...console.errors import StorageError, file_fault
 from . import hub, remote, s3
-from .atomic import replacing, sync
+from .atomic import HALF_WRITTEN, replacing, sync
 from .faults import response_of, storage_error
 
 Buffer = bytes | memoryview
@@ -184,6 +184,15 @@ def delete(url: str) -> None:
             return
 
     remote.request("delete", url, remove)
+
+
+def remove_half_written(url: str, of: str = "") -> None:
+    """Remove the temporary files that killed writers left in a local folder: of all files, or of
+    the file `of`. A living writer that loses its file writes it once more."""
+    if is_local(url):
+        for name in names(url):
+            if HALF_WRITTEN.fullmatch(name) and name.startswith(f".{of}"):
+                delete(join(url, name))
 
 
 def list_files(url: str) -> list[str]:

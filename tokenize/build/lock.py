@@ -25,7 +25,6 @@ from typing import Any
 from ...console.errors import BusyError, StorageError
 from ...console.log import get_logger
 from ...dataplane.storage import storage
-from ...dataplane.storage.atomic import HALF_WRITTEN
 from .settings import LOCKS, WORK
 
 log = get_logger(__name__)
@@ -85,7 +84,7 @@ class BuildLock:
         try:
             self._settle()
             self._write(holding=True)
-            self._remove_half_written()
+            storage.remove_half_written(self.url)  # each lock has a name: none is written again
         except BaseException:
             storage.delete(storage.join(self.url, self.name))
             raise
@@ -181,13 +180,6 @@ class BuildLock:
         fields = json.loads(content)
         {key: fields[key] for key in ("host", "machine", "pid", "started", "holding", "begun")}
         return OtherLock(name, content, fields, seen=_now(), renewed=before is not None)
-
-    def _remove_half_written(self) -> None:
-        """Remove what killed builds left of their locks: each has a name of its own, so nothing
-        writes there again. A live build that loses such a file writes it once more."""
-        for name in storage.list_files(self.url):
-            if HALF_WRITTEN.fullmatch(name):
-                storage.delete(storage.join(self.url, name))
 
     def _write(self, *, holding: bool) -> None:
         now, self._renewals = _now(), self._renewals + 1

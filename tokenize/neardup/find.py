@@ -88,6 +88,7 @@ def find_neardups(config: NeardupConfig) -> Results:
         rensa,
     )
     with BuildLock(work_url(folder, LOCKS)) as lock:
+        results.remove_half_written(config.out)
         files = [file for file in files if not is_within(file.name, folder)]  # earlier results
         hashed = hash_files(files)
         files = _each_once(hashed.files)

@@ -151,6 +151,14 @@ def _places(clusters: Clusters, places: Iterable[tuple[Any, Any]]) -> Iterator[t
         base += len(files)
 
 
+def remove_half_written(out: str) -> None:
+    """Remove what killed searches left half written."""
+    folder, _, name = out.rpartition("/")
+    storage.remove_half_written(folder or ".", of=name)
+    for place in ("", FOLDER):
+        storage.remove_half_written(storage.join(folder_of(out), place))
+
+
 def remove_others(out: str, results: Results) -> None:
     """Remove files of earlier results."""
     folder = storage.join(folder_of(out), FOLDER)

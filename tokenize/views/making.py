@@ -231,6 +231,8 @@ def _copy_tokenizer(base: str, out: str, held: Manifest) -> None:
 
 def _remove_unreferenced(out: str, held: Manifest) -> None:
     """Remove the files and tables that a killed run left behind."""
+    for folder in ("", "tokenizers"):
+        storage.remove_half_written(storage.join(out, folder))
     names = set(held.files)
     for made in held.generations:
         names |= {view.file_of(shard) for shard in manifests.load_table(out, made)}

@@ -61,6 +61,21 @@ def test_the_same_command_makes_lost_and_damaged_files_again(
     assert verify(str(out), ONE) == []
 
 
+@pytest.mark.parametrize("kind", ["packed", "selected"])
+def test_half_written_files_of_killed_runs_are_removed(dataset: Path, kind: str) -> None:
+    """Also if nothing else is to do."""
+    make(kind, dataset)
+    out = dataset.parent / "view"
+    whole = snapshot(out)
+    for name in ("claims/.0.json", ".manifest.json", "views/.0.bits", "tables/.0", "tokenizers/.0"):
+        half = out / ("work" if name.startswith("claims") else "") / f"{name}.tmp"
+        half.parent.mkdir(parents=True, exist_ok=True)
+        half.write_bytes(b"{")
+    make(kind, dataset)
+    assert snapshot(out) == whole
+    assert not (out / "work").exists()
+
+
 def test_files_that_cannot_be_made_again_are_an_error(
     dataset: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
