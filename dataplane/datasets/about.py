@@ -10,8 +10,10 @@ from dataclasses import asdict, dataclass
 
 from ...console.errors import InputError
 from ..storage import storage
+from ..storage.sealed import check_seal, sealed
 
 NAME = "about.json"
+AGAIN = "remove it, and state them again with `tokenize card`"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,17 +31,18 @@ def load(url: str) -> About:
         return About()
     try:
         data = json.loads(storage.read(where))
+        check_seal(where, data, hint=AGAIN)
         about = About(licenses=tuple(data["licenses"]), sources=tuple(data["sources"]))
         if not all(isinstance(text, str) for text in (*about.licenses, *about.sources)):
             raise TypeError("a licence or a source is no text")
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{where} does not state licences and sources: {error!r}",
-            hint="remove it, and state them again with `tokenize card`",
+            hint=AGAIN,
         ) from None
     return about
 
 
 def save(url: str, about: About) -> None:
     """Write the facts beside the manifest."""
-    storage.write(storage.join(url, NAME), json.dumps(asdict(about), indent=1).encode())
+    storage.write(storage.join(url, NAME), sealed(asdict(about), indent=1))

@@ -145,37 +145,55 @@ def information(name: str) -> dict[str, Any]:
 
 
 class HashCache:
-    """Hashes of files by their states, in an SQLite database in the user's cache folder."""
+    """Hashes of files by their states, in an SQLite database in the user's cache folder. A damaged
+    entry is none: the file is hashed again."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.database = sqlite3.connect(path, timeout=30)
         self.database.execute(
-            "create table if not exists files (file text primary key, state text, hash text)"
+            "create table if not exists hashes "
+            "(file text primary key, state text, hash text, digest text)"
         )
 
     def get(self, state: FileState) -> str | None:
         """Return the cached hash of a file in this state."""
         if state.stat is None:
             return None
-        row = self.database.execute(
-            "select hash from files where file = ? and state = ?", _columns(state)
-        ).fetchone()
-        return None if row is None else str(row[0])
+        entry = _columns(state)
+        try:
+            row = self.database.execute(
+                "select hash, digest from hashes where file = ? and state = ?", entry
+            ).fetchone()
+        except sqlite3.Error as error:
+            log.warning("the cache of hashes of inputs cannot be read: %s", error)
+            return None
+        if row is None or _digest(*entry, row[0]) != row[1]:
+            return None
+        return str(row[0])
 
     def put(self, state: FileState, fingerprint: str) -> None:
         if state.stat is None or state.size < MIN_CACHED_BYTES:
             return
-        with self.database:
-            self.database.execute(
-                "insert or replace into files values (?, ?, ?)", (*_columns(state), fingerprint)
-            )
+        entry = (*_columns(state), fingerprint)
+        try:
+            with self.database:
+                self.database.execute(
+                    "insert or replace into hashes values (?, ?, ?, ?)", (*entry, _digest(*entry))
+                )
+        except sqlite3.Error as error:
+            log.warning("the cache of hashes of inputs cannot be written: %s", error)
 
 
 def _columns(state: FileState) -> tuple[str, str]:
     assert state.stat is not None
     device, inode, *times = state.stat
     return f"{device}:{inode}", ":".join(map(str, (state.size, *times)))
+
+
+def _digest(*entry: str) -> str:
+    """Return the hash of an entry: SQLite has no checksums."""
+    return hashlib.sha256("\n".join(map(str, entry)).encode()).hexdigest()
 
 
 class NoHashCache(HashCache):

@@ -220,15 +220,14 @@ def test_a_second_search_has_nothing_to_do_unless_something_changed(
 ) -> None:
     out = tmp_path / "drop.parquet"
     first = search(copies, out)
-    with monkeypatch.context() as patched:
-        patched.setattr(find, "_finish", None)
-        assert search(copies, out) == first
-    left = ["work/claims/.0.json.tmp", ".neardup.json.tmp", "results/.0.parquet.tmp"]
-    left = [f"drop.neardup/{name}" for name in left] + [".drop.parquet.tmp", ".other.tmp"]
+    half = ("work/claims/.0.tmp", ".neardup.json.tmp", "results/.0.tmp")
+    left = [*(f"drop.neardup/{name}" for name in half), ".drop.parquet.tmp", ".other.tmp"]
     (tmp_path / "drop.neardup/work/claims").mkdir(parents=True)
     for name in left:
         (tmp_path / name).touch()
-    assert search(copies, out) == first
+    with monkeypatch.context() as patched:
+        patched.setattr(find, "_finish", None)
+        assert search(copies, out) == first
     assert [name for name in left if (tmp_path / name).exists()] == [".other.tmp"]
     assert not (tmp_path / "drop.neardup/work").exists()
     assert search(copies[:2], out).duplicates < first.duplicates

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from corpora import ONE, snapshot, texts, write_jsonl
 
 from headrace.console.errors import IntegrityError
-from headrace.dataplane.datasets.manifest import Manifest
+from headrace.dataplane.datasets.dataset import Dataset
+from headrace.dataplane.datasets.manifest import Manifest, Shard
+from headrace.tokenize import verify as verifying
 from headrace.tokenize.train import TrainConfig, train
 from headrace.tokenize.verify import verify
 from headrace.tokenize.views import pack as packing
@@ -74,6 +77,41 @@ def test_half_written_files_of_killed_runs_are_removed(dataset: Path, kind: str)
     make(kind, dataset)
     assert snapshot(out) == whole
     assert not (out / "work").exists()
+
+
+@pytest.mark.parametrize("file", ["inputs", "an unused shard", "a used shard", "bits"])
+def test_a_deep_check_of_a_view_follows_it_into_its_dataset(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    """Each shard is read once. Without --deep, files that the view does not use are not."""
+    out, made = dataset, str(dataset.parent / "view")
+    opened, views = Dataset(str(out)), dataset.parent / "view/views"
+    select(SelectConfig(dataset=str(out), where="document < 3", out=made, engine=ONE))
+    used = {shard.name for shard in Dataset(made).shards}
+    unused = sorted({shard.name for shard in opened.shards} - used)
+    name = {
+        "inputs": opened.generations[0].provenance["inputs"]["name"],
+        "an unused shard": unused[0],
+        "a used shard": min(used),
+        "bits": next(path.name for path in views.iterdir()),
+    }[file]
+    assert verify(made, ONE, deep=True) == [] == verify(str(out), ONE, deep=True)
+    damaged = views / name if file == "bits" else out / name
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2] ^= 1
+    damaged.write_bytes(data)
+    read: list[str] = []
+    inner = verifying.read_shard
+
+    def reading(url: str, shard: Shard, check: Any) -> Any:
+        read.append(shard.name)
+        return inner(url, shard, check)
+
+    monkeypatch.setattr(verifying, "read_shard", reading)
+    places = [item.name for item in verify(made, ONE, deep=True)]
+    assert len(read) == len(set(read)) == len(opened.shards)
+    assert (f"views/{name}" if file == "bits" else str(damaged)) in places
+    assert bool(verify(made, ONE)) is (file in ("a used shard", "bits"))
 
 
 def test_files_that_cannot_be_made_again_are_an_error(

@@ -27,7 +27,6 @@ from headrace.dataplane.loader.rows import RowReader
 from headrace.mixtures.audit.auditor import Auditor
 from headrace.mixtures.planning.open_plan import open_plan
 from headrace.tokenize import inspect
-from headrace.tokenize import verify as verifying
 from headrace.tokenize.card import card
 from headrace.tokenize.cli import main
 from headrace.tokenize.executors import ExecutorConfig
@@ -338,41 +337,6 @@ def test_a_damaged_dataset_is_named_by_its_view(tmp_path: Path, base: Callable[.
     damage = verify(str(tmp_path / "view"), ONE)
     assert [item.name for item in damage] == [str(shard)]
     assert f"tokenize verify {out}" in damage[0].hint
-
-
-@pytest.mark.parametrize("file", ["inputs", "an unused shard", "a used shard", "bits"])
-def test_a_deep_check_of_a_view_follows_it_into_its_dataset(
-    tmp_path: Path, base: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, file: str
-) -> None:
-    """Each shard is read once. Without --deep, files that the view does not use are not."""
-    out, made = base(), str(tmp_path / "view")
-    dataset = Dataset(str(out))
-    view(out, "document < 3", tmp_path / "view")
-    used = {shard.name for shard in Dataset(made).shards}
-    unused = sorted({shard.name for shard in dataset.shards} - used)
-    name = {
-        "inputs": dataset.generations[0].provenance["inputs"]["name"],
-        "an unused shard": unused[0],
-        "a used shard": min(used),
-        "bits": next(path.name for path in (tmp_path / "view/views").iterdir()),
-    }[file]
-    assert verify(made, ONE, deep=True) == [] == verify(str(out), ONE, deep=True)
-    damaged = tmp_path / "view/views" / name if file == "bits" else out / name
-    data = bytearray(damaged.read_bytes())
-    data[len(data) // 2] ^= 1
-    damaged.write_bytes(data)
-    read: list[str] = []
-    inner = verifying.read_shard
-
-    def reading(url: str, shard: manifest.Shard, check: Any) -> Any:
-        read.append(shard.name)
-        return inner(url, shard, check)
-
-    monkeypatch.setattr(verifying, "read_shard", reading)
-    places = [item.name for item in verify(made, ONE, deep=True)]
-    assert len(read) == len(set(read)) == len(dataset.shards)
-    assert (f"views/{name}" if file == "bits" else str(damaged)) in places
-    assert bool(verify(made, ONE)) is (file in ("a used shard", "bits"))
 
 
 def test_an_empty_view_is_an_error_with_counts(tmp_path: Path, base: Callable[..., Path]) -> None:
