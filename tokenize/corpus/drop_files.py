@@ -26,6 +26,7 @@ from .drop_list import DropList
 COLUMNS = "a column `id`, or the columns `input` and `record`"
 HASH_DIGITS, SHA256_DIGITS = 32, 64
 """The hash of an input is the first digits of the sha256 of its content; other tools write all."""
+AGAIN = "run `tokenize neardup` again with the same inputs, or restore the list from a copy"
 RESTORE = "restore the file from a copy, or write it again"
 LIMIT = 1 << 63
 """Record numbers are stored in 64 bits."""
@@ -107,7 +108,7 @@ def _parquet_rows(url: str) -> Iterator[Row]:
 
     number = 0
     try:
-        stream = checked_parquet(url, open_file(url), hint=RESTORE)
+        stream = checked_parquet(url, open_file(url), hint=AGAIN)
         with pq.ParquetFile(stream) as opened:
             form = _form(url, opened.schema_arrow.names)
             for batch in opened.iter_batches(columns=list(form), use_threads=False):
