@@ -158,6 +158,7 @@ class BuildLock:
             where = storage.join(self.url, name)
             try:
                 other = self._read(name, storage.read(where))
+                dead = other.dead
             except StorageError:
                 continue  # it was released just now
             except (ValueError, TypeError, KeyError):
@@ -165,7 +166,7 @@ class BuildLock:
                     f"{where} is not the lock of a build",
                     hint="remove it, unless another program writes it there",
                 ) from None
-            if other.dead:
+            if dead:
                 log.info("removing the stale lock of %s", other.process)
                 storage.delete(where)
             else:
