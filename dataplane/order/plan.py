@@ -255,13 +255,7 @@ class Plan(Timeline[Phase]):
         plan was made.
         """
         try:
-            data = json.loads(storage.read(str(file)))
-            seal = data.pop("seal")
-            if seal != _digest(data):
-                raise IntegrityError(
-                    f"{file} was changed after it was written",
-                    hint="change the mixture instead, and make the plan again",
-                )
+            data = unsealed(file)
             version = data["version"]
             written, folder = data.pop("hash"), data.pop("folder")
             if version not in VERSIONS:
@@ -280,6 +274,17 @@ class Plan(Timeline[Phase]):
         del data
         give_back()
         return replace(plan, sources=tuple(_resolved(source, folder) for source in plan.sources))
+
+
+def unsealed(file: str | Path) -> dict[str, Any]:
+    """Return what a saved plan holds, without its seal, which is verified."""
+    data: dict[str, Any] = json.loads(storage.read(str(file)))
+    if data.pop("seal") != _digest(data):
+        raise IntegrityError(
+            f"{file} was changed after it was written",
+            hint="change the mixture instead, and make the plan again",
+        )
+    return data
 
 
 def _resolved(source: PlanSource, folder: str) -> PlanSource:

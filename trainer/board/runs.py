@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 
 from ...console import yaml_text
 from ...console.errors import IntegrityError, UserError, file_fault
+from ...dataplane.order.plan import unsealed
 from ...dataplane.runlog.reader import METRICS
 from ...dataplane.runlog.writer import entry_of
 from ...dataplane.storage import host_files, storage
@@ -115,7 +115,7 @@ def stored_plan(run: str) -> dict[str, Any] | None:
     if not storage.exists(file):
         return None
     try:
-        found: dict[str, Any] = json.loads(storage.read(file))
+        found = unsealed(file)
         last = found["phases"][-1]
         int(last["first_step"] + last["rows"] // last["batch_rows"])
     except (ValueError, TypeError, LookupError):

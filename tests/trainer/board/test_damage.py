@@ -65,6 +65,15 @@ def test_a_damaged_plan_is_named_beside_the_mixture(open_board: Any, runs: Path)
     assert "base/plan.json is not a whole plan" in found["base"]["plan_problem"]
 
 
+def test_a_changed_digit_of_a_plan_is_named(open_board: Any, runs: Path) -> None:
+    plan = runs / "base/plan.json"
+    plan.write_text(plan.read_text().replace('"seed": ', '"seed": 1', 1))
+    client = open_board(runs)
+    found = client.json(f"api/run/{client.ids()['base']}")
+    assert found["plan"] is None
+    assert "base/plan.json was changed after it was written" in found["plan_problem"]
+
+
 def test_a_run_that_is_deleted_stays_deleted(open_board: Any, runs: Path) -> None:
     client = open_board(runs)
     shutil.rmtree(runs / "other")
