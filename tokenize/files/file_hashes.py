@@ -24,8 +24,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ...console.errors import InputError
 from ...console.log import get_logger
@@ -227,16 +228,23 @@ def _open_cache() -> Iterator[HashCache]:
 
 
 def _states(files: Sequence[File]) -> dict[str, FileState]:
+    size = 1 + len(files) // (8 * READERS)  # files of a thread's task: there may be millions
+    parts = [files[first : first + size] for first in range(0, len(files), size)]
     with ThreadPoolExecutor(READERS) as pool:
-        states = pool.map(_state, files)
-        return {file.name: state for file, state in zip(files, states, strict=True)}
+        states = pool.map(lambda part: [(file.name, _state(file)) for file in part], parts)
+        return dict(chain.from_iterable(states))
 
 
 def _state(file: File) -> FileState:
     if not storage.is_local(file.place):
         return _object_state(file)
     with open_file(file.place) as stream:  # a network file system asks its server when a file opens
-        stat = os.fstat(stream.fileno())
+        return _state_of(stream)
+
+
+def _state_of(stream: BinaryIO) -> FileState:
+    """Return the state of a local file that is open."""
+    stat = os.fstat(stream.fileno())
     return FileState(
         stat.st_size, stat=(stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns)
     )
@@ -246,7 +254,9 @@ def _fingerprint(file: File) -> tuple[str, FileState]:
     """Return the hash of a file's content, and the file's state after it was read."""
     with open_file(file.name) as stream:
         hash = _name_of(iter(partial(stream.read, BLOCK_BYTES), b""))
-    return hash, _state(file)
+        if storage.is_local(file.name):
+            return hash, _state_of(stream)
+    return hash, _object_state(file)
 
 
 def _name_of(parts: Iterable[bytes]) -> str:

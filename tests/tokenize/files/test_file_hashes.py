@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from corpora import texts, write_jsonl
@@ -84,11 +85,11 @@ def test_a_tick_of_the_file_system_passes_before_a_file_is_read(
     status = file.stat()
     frozen = status.st_ctime_ns // 1_000_000_000 * 1_000_000_000 + (ticks == "fine")
 
-    def state(of: File) -> FileState:
+    def state(stream: BinaryIO) -> FileState:
         stat = (status.st_dev, status.st_ino, status.st_mtime_ns, frozen + len(pauses))
-        return FileState(of.size, stat=stat)
+        return FileState(os.fstat(stream.fileno()).st_size, stat=stat)
 
-    monkeypatch.setattr(file_hashes, "_state", state)
+    monkeypatch.setattr(file_hashes, "_state_of", state)
     inner = file_hashes._fingerprint
 
     def writing(of: File) -> object:
