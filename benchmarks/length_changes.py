@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from plan_data import write_head
 
 from headrace.dataplane.arrays import Int64
-from headrace.dataplane.order.epochs.epoch import REMAINDERS, REMAINDERS_BYTES
+from headrace.dataplane.order.epochs.tokens import REMAINDERS, REMAINDERS_BYTES
 from headrace.dataplane.order.plan import CUT, Plan
 from headrace.dataplane.order.stream import Stream
 from headrace.mixtures.planning.resolve_mixture import resolve

@@ -16,7 +16,7 @@ import numpy as np
 
 from headrace.dataplane.datasets.chunks import CHUNK_BYTES
 from headrace.dataplane.order.epochs.permutation import key, permute
-from headrace.dataplane.order.source_order import Position, SourceOrder
+from headrace.dataplane.order.source_order import Draws, Position, SourceOrder
 
 TOKENS, SEQ_LEN, RESEMBLE = 8_000_000_000, 4096, 4_000_000
 DISTANCES = (1, 64, 4096)
@@ -58,7 +58,8 @@ def main() -> None:
         chunk = 1 << bits
         order = SourceOrder(seed=1, name="web", tokens=TOKENS, chunk=chunk, window=window)
         rows = np.arange(order.rows(0, SEQ_LEN))
-        _, tokens, _ = order.locate(Position(), SEQ_LEN, rows)
+        draws = Draws([order], [Position()], SEQ_LEN)
+        _, tokens, _ = draws.locate(np.zeros_like(rows), rows)
         cost = (
             f"; window {chunk * window * 2 >> 20:,} MiB, at most "
             f"{CHUNK_BYTES / (chunk * 2):.1%} fetched twice"

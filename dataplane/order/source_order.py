@@ -1,4 +1,4 @@
-"""The order of one source: epoch after epoch, in rows of any length that divides its chunks.
+"""The order of a source: epoch after epoch, in rows of any length that divides its chunks.
 
     draw m → epoch, row → the first token of the row in its source
 
@@ -11,15 +11,17 @@ A plan that continues another starts with what its parent had left of the epoch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from ..arrays import Int64
+from ..arrays import Int32, Int64
+from .epochs import tokens
 from .epochs.epoch import Cut, Epoch, Pool, Shuffle
 from .epochs.remainder import Remainder, joined
+from .epochs.tokens import Epochs
 
 Cuts = tuple[Cut, ...]
 
@@ -62,23 +64,26 @@ class SourceOrder:
 
     def rows(self, epoch: int, length: int, cuts: Cuts = ()) -> int:
         """Return the row number at which an epoch ends."""
-        return self._epoch(epoch, cuts).rows(length)
+        return self.epoch(epoch, cuts).rows(length)
 
     def tokens_left(self, position: Position, length: int) -> int:
         """Return the tokens of the epoch that are not served before a position."""
-        return self._epoch(position.epoch, position.cuts).tokens_left(position.row, length)
+        return self.epoch(position.epoch, position.cuts).tokens_left(position.row, length)
 
     def advance(self, position: Position, length: int, draws: int) -> Position:
         """Return the position `draws` rows after `position`."""
         if not draws:  # also if the source has no row of this length
             return position
-        epochs, rows = self._locate(position, length, np.array([draws], np.int64))
-        epoch = int(epochs[0])
-        return Position(epoch=epoch, row=int(rows[0]), cuts=self._cuts(position, epoch))
+        row = position.row + draws
+        over = row - self.rows(position.epoch, length, position.cuts)
+        if over < 0:
+            return replace(position, row=row)
+        epochs, row = divmod(over, max(self.rows(position.epoch + 1, length), 1))
+        return Position(epoch=position.epoch + 1 + epochs, row=row)
 
     def change_length(self, position: Position, length: int, other: int) -> Position:
         """Return the position from which rows of another length serve all that is left."""
-        epoch, cuts = self._epoch(position.epoch, position.cuts), position.cuts
+        epoch, cuts = self.epoch(position.epoch, position.cuts), position.cuts
         if not epoch.ends_window(position.row, length):
             cuts = (*cuts, Cut(position.row, length))
         window = epoch.windows_begun(position.row, length)
@@ -87,54 +92,35 @@ class SourceOrder:
     def skip_window(self, position: Position, length: int, other: int) -> Position:
         """Return the next window, as a position of rows of another length: the change of length of
         plans of versions 2 and 3."""
-        epoch = self._epoch(position.epoch, ())
+        epoch = self.epoch(position.epoch, ())
         window = epoch.windows_begun(position.row, length)
         if window >= epoch.windows:
             return Position(epoch=position.epoch + 1)
         return Position(epoch=position.epoch, row=epoch.row_of(window, other))
 
-    def locate(
-        self, position: Position, length: int, draws: Int64
-    ) -> tuple[Int64, Int64, dict[int, Int64]]:
-        """Return the epoch and the first token of the rows `draws` rows after `position`, and the
-        spans of the rows that have several."""
-        epochs, rows = self._locate(position, length, draws)
-        tokens = np.empty(len(rows), np.int64)
-        pieces: dict[int, Int64] = {}
-        for epoch in np.unique(epochs).tolist():
-            chosen = np.flatnonzero(epochs == epoch)
-            at = self._epoch(epoch, self._cuts(position, epoch))
-            tokens[chosen], parts = at.locate(length, rows[chosen])
-            pieces |= {int(chosen[place]): spans for place, spans in parts.items()}
-        return epochs, tokens, pieces
-
     def rows_with(self, position: Position, length: int, start: int, end: int) -> Int64:
         """Return the rows of an epoch from `position`'s cuts on, in order, with an input among the
         tokens [start, end)."""
-        return self._epoch(position.epoch, position.cuts).rows_with(length, start, end)
+        return tokens.rows_with(self.epoch(position.epoch, position.cuts), length, start, end)
 
     def taken(self, position: Position, length: int, draws: int) -> Iterator[tuple[int, Int64]]:
         """Yield, by epoch, the token spans [start, end) of the `draws` rows after `position`."""
         while draws > 0:
-            epoch = self._epoch(position.epoch, position.cuts)
+            epoch = self.epoch(position.epoch, position.cuts)
             last = min(position.row + draws, max(epoch.rows(length), position.row))
-            yield position.epoch, epoch.taken(length, position.row, last)
+            yield position.epoch, tokens.taken(epoch, length, position.row, last)
             draws -= last - position.row
             position = Position(epoch=position.epoch + 1)
 
     def left(self, position: Position, length: int) -> Int64:
         """Return the token spans of the epoch that are not served before a position."""
-        return self._epoch(position.epoch, position.cuts).after(position.row, length)
+        return tokens.after(self.epoch(position.epoch, position.cuts), position.row, length)
 
     def untouched(self, position: Position, length: int) -> Int64:
         """Return the token spans of the epoch in windows that no row before `position` is in."""
-        return self._epoch(position.epoch, position.cuts).untouched(position.row, length)
+        return tokens.untouched(self.epoch(position.epoch, position.cuts), position.row, length)
 
-    def _cuts(self, position: Position, epoch: int) -> Cuts:
-        """Return the cuts of an epoch at or after a position."""
-        return position.cuts if epoch == position.epoch else ()
-
-    def _epoch(self, number: int, cuts: Cuts) -> Epoch:
+    def epoch(self, number: int, cuts: Cuts = ()) -> Epoch:
         epoch = Epoch(self._shuffle, number, self._pool(number))
         for cut in cuts:
             epoch = epoch.cut(*cut)
@@ -176,13 +162,30 @@ class SourceOrder:
             tails = tails[np.sort(longest)]
         return Pool(len(chunks), Remainder(tails, joins=self.rest.complete), chunks)
 
-    def _locate(self, position: Position, length: int, draws: Int64) -> tuple[Int64, Int64]:
-        """Return the epoch of each draw, and its row in that epoch."""
-        rows = position.row + draws
-        over = rows - self.rows(position.epoch, length, position.cuts)
+
+class Draws:
+    """The rows that sources serve from a position of each on, in rows of one length."""
+
+    def __init__(
+        self, orders: Sequence[SourceOrder], starts: Sequence[Position], length: int
+    ) -> None:
+        pairs = list(zip(orders, starts, strict=True))
+        firsts = [order.epoch(start.epoch, start.cuts) for order, start in pairs]
+        # All epochs after the first have the same rows, under other permutations.
+        others = [order.epoch(start.epoch + 1) for order, start in pairs]
+        self.epochs = Epochs([*firsts, *others], length)
+        self.sources = len(pairs)
+        self.first_epoch = np.array([start.epoch for start in starts], np.int64)
+        self.first_row = np.array([start.row for start in starts], np.int64)
+
+    def locate(self, sources: Int32 | Int64, draws: Int64) -> tuple[Int64, Int64, dict[int, Int64]]:
+        """Return the epoch and the first token of the row of each source's draw, and the spans of
+        the rows that have several."""
+        later = sources + self.sources
+        rows = self.first_row[sources] + draws
+        over = rows - self.epochs.end_row[sources]
+        turns, over_rows = np.divmod(over, np.maximum(self.epochs.end_row[later], 1))
         beyond = over >= 0
-        if not beyond.any():
-            return np.full(len(draws), position.epoch, np.int64), rows
-        later = max(self.rows(position.epoch + 1, length), 1)
-        epochs = np.where(beyond, position.epoch + 1 + over // later, position.epoch)
-        return epochs, np.where(beyond, over % later, rows)
+        numbers = self.first_epoch[sources] + np.where(beyond, 1 + turns, 0)
+        places, rows = np.where(beyond, later, sources), np.where(beyond, over_rows, rows)
+        return numbers, *self.epochs.locate(places, numbers, rows)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 
 import numpy as np
@@ -24,7 +24,7 @@ from .owed import Owed
 from .plan import Phase, Plan
 from .simulation import most_simulated, simulate
 from .slow_jobs import SlowJobs, SlowTable, assign
-from .source_order import Position
+from .source_order import Draws, Position, SourceOrder
 from .tables import Tables
 
 KEPT_ROWS = 1 << 17
@@ -119,6 +119,11 @@ class Span:
     starts: tuple[Position, ...]
     counts: Int64
     """Rows drawn from each source between the plan's start and the span's."""
+    orders: tuple[SourceOrder, ...]
+
+    @cached_property
+    def draws(self) -> Draws:
+        return Draws(self.orders, self.starts, self.length)
 
 
 @dataclass(frozen=True)
@@ -145,16 +150,8 @@ class Stream:
         span = self.span_at(int(rows[0]))
         assert rows.min() >= span.first_row and rows.max() < span.last_row, "rows of two lengths"
         sources, draws = self.assignment.locate(rows - self.plan.first_row)
-        epochs = np.empty(len(rows), np.int64)
-        tokens = np.empty(len(rows), np.int64)
-        pieces: dict[int, Int64] = {}
-        for index in np.unique(sources).tolist():
-            chosen = np.flatnonzero(sources == index)
-            epochs[chosen], tokens[chosen], parts = self.plan.sources[index].order.locate(
-                span.starts[index], span.length, draws[chosen] - span.counts[index]
-            )
-            pieces.update((int(chosen[place]), spans) for place, spans in parts.items())
-        return Located(rows, span.length, sources, epochs, tokens, pieces)
+        located = span.draws.locate(sources, draws - span.counts[sources])
+        return Located(rows, span.length, sources, *located)
 
     def locate_blocks(self, blocks: Iterable[Int64]) -> Iterator[Located]:
         """Locate blocks of rows, each of one length; about AHEAD rows are located by one call."""
@@ -284,12 +281,13 @@ class Stream:
                 edges.append(phase.first_row)
                 lengths.append(phase.seq_len)
         edges.append(plan.last_row)
+        orders = tuple(source.order for source in plan.sources)
         positions = [source.start for source in plan.sources]
         counts = np.zeros(len(plan.sources), np.int64)
         spans = []
         for index, (first, last) in enumerate(pairwise(edges)):
             length = lengths[index]
-            spans.append(Span(first, last, length, tuple(positions), counts))
+            spans.append(Span(first, last, length, tuple(positions), counts, orders))
             if last == plan.last_row:
                 break
             counts = self.counts(last)

@@ -15,7 +15,7 @@ import numpy as np
 
 from headrace.dataplane.order.apportionment import Assignment
 from headrace.dataplane.order.simulation import Segment
-from headrace.dataplane.order.source_order import Position, SourceOrder
+from headrace.dataplane.order.source_order import Draws, Position, SourceOrder
 from headrace.dataplane.runlog.ledger import roll
 from headrace.trainer.checkpoints.fragments import cover
 
@@ -35,7 +35,7 @@ def order() -> str:
     chunk, window, length = 16, 4, 4
     source = SourceOrder(seed=7, name="web", tokens=256, chunk=chunk, window=window)
     rows = np.arange(source.rows(0, length))
-    starts = source.locate(Position(), length, rows)[1]
+    starts = Draws([source], [Position()], length).locate(np.zeros_like(rows), rows)[1]
     chunks = list(dict.fromkeys((starts // chunk).tolist()))  # in the order of their first rows
     width = 27.5
 

@@ -12,28 +12,20 @@ Where the row length changes in the middle of a window, the epoch is cut: rows o
 start at the next window, and what the begun window had left joins the remainder. So an epoch
 serves each token once, up to less than a row at its end, through any number of cuts; and every cut
 is known from its row number and length alone.
+
+This file counts windows and rows; tokens.py finds their tokens.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from ...arrays import Int64
-from .bounded import Bounded
-from .packed import Packed
-from .permutation import Permutation, key
-from .remainder import Remainder, joined
+from .permutation import Name
+from .remainder import Remainder
 
 CHUNKS = -1
-PERMUTATIONS = 8
-"""Permutations kept in memory per source: that of its chunks, and those of a few windows."""
-REMAINDERS_BYTES = 8 << 20
-"""Bytes of the remainders of cut epochs that a process keeps. All else is made quickly."""
 
 
 class Cut(NamedTuple):
@@ -64,22 +56,10 @@ class Shuffle:
     """Tokens of a chunk."""
     window: int
     """Chunks of a window."""
-    _kept: dict[tuple[int, int, int], Permutation] = field(default_factory=dict)
 
-    def permutation(self, epoch: int, window: int, length: int) -> Permutation:
-        """Return the permutation of a window's rows, or of the epoch's chunks (CHUNKS)."""
-        name = (epoch, window, length)
-        permutation = self._kept.get(name)
-        if permutation is None:
-            if len(self._kept) >= PERMUTATIONS:
-                self._kept.clear()
-            permutation = Permutation(key(self.seed, self.name, epoch, window), length)
-            self._kept[name] = permutation
-        return permutation
-
-
-REMAINDERS: Bounded[tuple[Shuffle, int, tuple[Cut, ...]], Packed] = Bounded(REMAINDERS_BYTES)
-"""By source, epoch and cuts."""
+    def permutation(self, epoch: int, window: int) -> Name:
+        """Return the name of the permutation of a window's rows, or all chunks (CHUNKS)."""
+        return self.seed, self.name, epoch, window
 
 
 class Epoch:
@@ -133,7 +113,7 @@ class Epoch:
             return self.begun
         if row > self.last_chunks * (self.chunk // length):
             return self.windows
-        return -(-row // self._window_rows(length))
+        return -(-row // self.window_rows(length))
 
     def cut(self, row: int, length: int) -> Epoch:
         """Return the part of the epoch that the rows before `row` have left."""
@@ -142,162 +122,9 @@ class Epoch:
     def ends_window(self, row: int, length: int) -> bool:
         """Return whether no window is begun and unfinished: other rows may start without a cut."""
         begun = self.windows_begun(row, length)
-        in_window = begun < self.windows and row == begun * self._window_rows(length)
+        in_window = begun < self.windows and row == begun * self.window_rows(length)
         return in_window or row == self.first_row(length)
 
-    def locate(self, length: int, rows: Int64) -> tuple[Int64, dict[int, Int64]]:
-        """Return the first token of each row, and the spans of the rows that have several."""
-        shuffled = np.empty(len(rows), np.int64)
-        windows = self._windows_of(rows, length)
-        for window in np.unique(windows).tolist():
-            chosen = windows == window
-            first, last = self._bounds(window, length)
-            order = self.shuffle.permutation(self.number, window, last - first)
-            shuffled[chosen] = first + order.image(rows[chosen] - first)
-
-        in_chunk = self.chunk // length
-        whole = self.pool.whole * in_chunk
-        in_chunks = shuffled < whole
-        tokens = np.empty(len(rows), np.int64)
-        slots, places = np.divmod(shuffled[in_chunks], in_chunk)
-        tokens[in_chunks] = self._chunk_starts(slots) + places * length
-        others = np.flatnonzero(~in_chunks)
-        if not len(others):
-            return tokens, {}
-        tokens[others], pieces = self._remainder.locate(length, shuffled[others] - whole)
-        return tokens, {int(others[place]): spans for place, spans in pieces.items()}
-
-    def rows_with(self, length: int, start: int, end: int) -> Int64:
-        """Return the rows, in order, with an input among the tokens [start, end)."""
-        if start >= end:
-            return np.empty(0, np.int64)
-        in_chunk = self.chunk // length
-        matches = np.concatenate(
-            [
-                (slots[:, None] * in_chunk + places).ravel()
-                for slots, places in self._places_with(length, start, end)
-            ]
-            + [self.pool.whole * in_chunk + self._remainder.rows_with(length, start, end)]
-        )
-        matches = matches[matches >= self.first_row(length)]
-        windows = self._windows_of(matches, length)
-        for window in np.unique(windows).tolist():
-            chosen = windows == window
-            first, last = self._bounds(window, length)
-            order = self.shuffle.permutation(self.number, window, last - first)
-            matches[chosen] = first + order.place(matches[chosen] - first)
-        return np.sort(matches)
-
-    def taken(self, length: int, first: int, last: int) -> Int64:
-        """Return the token spans [start, end) of the rows [first, last)."""
-        in_window = self._window_rows(length)
-        # Whole windows as chunks; the rows before and after them one by one, as is the last
-        # window, which has the remainder.
-        begin = -(-first // in_window)
-        end = min(last // in_window, self.last_chunks // self.window)
-        if begin >= end:
-            begin = end = -(-last // in_window)
-        outside = [
-            np.arange(first, min(begin * in_window, last)),
-            np.arange(end * in_window, last),
-        ]
-        rows = self._spans(length, np.concatenate(outside))
-        return joined(np.concatenate([rows, self._chunks(begin, end)]))
-
-    def after(self, row: int, length: int) -> Int64:
-        """Return the token spans that the rows before `row` have left; none if they are all rows
-        of this length, because the epoch has ended then."""
-        if self.first_row(length) < row >= self.rows(length):
-            return np.empty((0, 2), np.int64)
-        begun = self.windows_begun(row, length)
-        remainder = self.cut(row, length)._remainder
-        return joined(np.concatenate([self._chunks(begun, self.windows), remainder.spans]))
-
-    def untouched(self, row: int, length: int) -> Int64:
-        """Return the token spans in windows that no row before `row` is in."""
-        begun = self.windows_begun(row, length)
-        if begun >= self.windows:
-            return np.empty((0, 2), np.int64)
-        chunks = self._chunks(begun, self.windows)
-        return joined(np.concatenate([chunks, self._remainder.spans]))
-
-    @property
-    def _remainder(self) -> Remainder:
-        if self.before is None:
-            return self.pool.tails
-        name = (self.shuffle, self.number, self.cuts)
-        packed = REMAINDERS.get(name)
-        if packed is not None:
-            return Remainder(packed.spans())
-        remainder = self._make_remainder()
-        packed = Packed.of(remainder.spans, math.gcd(*(cut.length for cut in self.cuts)))
-        REMAINDERS.keep(name, packed, packed.nbytes)
-        return remainder
-
-    def _make_remainder(self) -> Remainder:
-        """Return the remainder; keep none of those before the cuts, which serve no more rows."""
-        if self.before is None:
-            return self.pool.tails
-        epoch, (row, length) = self.before
-        older = epoch._make_remainder()
-        if self.begun < self.windows:
-            rows = np.arange(row, self.begun * self._window_rows(length))
-            spans = [epoch._spans(length, rows), older.spans]
-        else:  # the begun window is the last one: the remainder is among its rows
-            rows = np.arange(row, epoch.rows(length))
-            spans = [epoch._spans(length, rows), older.unused(length)]
-        return Remainder(joined(np.concatenate(spans)))
-
-    def _window_rows(self, length: int) -> int:
+    def window_rows(self, length: int) -> int:
+        """Return the rows of a window but the last."""
         return self.window * (self.chunk // length)
-
-    def _windows_of(self, rows: Int64, length: int) -> Int64:
-        in_last = rows >= self.last_chunks * (self.chunk // length)
-        return np.where(in_last, self.last_window, rows // self._window_rows(length))
-
-    def _bounds(self, window: int, length: int) -> tuple[int, int]:
-        """Return the rows [first, last) of a window."""
-        if window == self.last_window:
-            return self.last_chunks * (self.chunk // length), self.rows(length)
-        return window * self._window_rows(length), (window + 1) * self._window_rows(length)
-
-    def _spans(self, length: int, rows: Int64) -> Int64:
-        """Return the token spans [start, end) of rows."""
-        tokens, pieces = self.locate(length, rows)
-        single = np.ones(len(rows), np.bool_)
-        single[list(pieces)] = False
-        spans = np.stack([tokens[single], tokens[single] + length], axis=1)
-        return np.concatenate([spans, *pieces.values()])
-
-    def _chunks(self, first: int, last: int) -> Int64:
-        """Return the token spans [start, end) of the whole chunks of windows [first, last)."""
-        slots = np.arange(first * self.window, min(last * self.window, self.pool.whole))
-        starts = self._chunk_starts(slots.astype(np.int64))
-        return np.stack([starts, starts + self.chunk], axis=1)
-
-    def _chunk_starts(self, slots: Int64) -> Int64:
-        """Return the first token of the chunks at these slots of the epoch's order."""
-        pool = self.pool
-        chunks = self.shuffle.permutation(self.number, CHUNKS, pool.whole).image(slots)
-        return chunks * self.chunk if pool.starts is None else pool.starts[chunks]
-
-    def _places_with(self, length: int, start: int, end: int) -> Iterator[tuple[Int64, Int64]]:
-        """Yield the slots of the whole chunks that hold one of the tokens [start, end), and the
-        rows of a chunk that do: for the inner chunks together, then for the first and the last."""
-        pool = self.pool
-        if not pool.whole:
-            return
-        if pool.starts is None:
-            chunks = np.arange(start // self.chunk, min(-(-end // self.chunk), pool.whole))
-            starts = chunks * self.chunk
-        else:
-            first = np.searchsorted(pool.starts, start - self.chunk, side="right")
-            chunks = np.arange(first, np.searchsorted(pool.starts, end))
-            starts = pool.starts[chunks]
-        slots = self.shuffle.permutation(self.number, CHUNKS, pool.whole).place(chunks)
-        inner = (starts >= start) & (starts + self.chunk <= end)
-        if inner.any():
-            yield slots[inner], np.arange(self.chunk // length)
-        for slot, chunk in zip(slots[~inner], starts[~inner].tolist(), strict=True):
-            low, high = max(start - chunk, 0), min(end - chunk, self.chunk)
-            yield np.array([slot]), np.arange(low // length, -(-high // length))

@@ -3,112 +3,120 @@
 A Feistel network is a bijection on integers with an even number of bits, for any round function.
 The narrowest network that covers `length` integers is applied repeatedly to each result that falls
 outside [0, length) until it falls inside: at most four times on average. This is a bijection again.
+
+One walk computes images under any number of permutations: an array operation costs as much for one
+integer as for hundreds.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from ...arrays import Int64
-from .bounded import Bounded
 
 UInt64 = npt.NDArray[np.uint64]
-Step = Callable[[UInt64, np.uint64, np.uint64, UInt64], UInt64]
 
 ROUNDS = 6
-TABLE = 1 << 15
-"""Permutations up to this length are stored as tables (64 KiB)."""
-TABLES_BYTES = 4 << 20
-"""Bytes of all tables of a process."""
-REPAID = 16
-"""A table is made once 1/16 of its entries has been asked for."""
+KEYS = 1 << 13
+"""Permutations whose keys a process keeps: about 3 MB."""
+POWERS = 4 ** np.arange(32, dtype=np.int64)
+"""By half of its bits, the integers of a network."""
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+Name = tuple[int | str, ...]
+"""The parts that name a permutation."""
 
 
 def key(*parts: int | str) -> UInt64:
-    """Derive round keys from the parts that name a permutation."""
-    text = json.dumps(parts, separators=(",", ":")).encode()
-    return np.frombuffer(hashlib.blake2b(text, digest_size=8 * ROUNDS).digest(), np.uint64)
+    """Derive the round keys of a permutation: [ROUNDS]."""
+    return np.frombuffer(_digest(parts), np.uint64)
 
 
-def permute(keys: UInt64, length: int, positions: Int64) -> Int64:
-    """Return the images of positions under the permutation of [0, length) that `keys` define."""
+def keys_of(names: Iterable[Name]) -> UInt64:
+    """Derive the round keys of permutations: [ROUNDS, names]."""
+    digests = b"".join([_digest(name) for name in names])
+    return np.frombuffer(digests, np.uint64).reshape(-1, ROUNDS).T
+
+
+@lru_cache(KEYS)
+def _digest(name: Name) -> bytes:
+    return hashlib.blake2b(_encode(name).encode(), digest_size=8 * ROUNDS).digest()
+
+
+def permute(keys: UInt64, length: int | Int64, positions: Int64) -> Int64:
+    """Return the images of positions under permutations of [0, length).
+
+    `keys` are those of one permutation, [ROUNDS], or those of each position's, [ROUNDS, positions].
+    So is `length`."""
     return _walk(_feistel, keys, length, positions)
 
 
-def invert(keys: UInt64, length: int, places: Int64) -> Int64:
-    """Return the positions whose images are `places`: the inverse of `permute`."""
-    return _walk(_unfeistel, keys, length, places)
+def invert(keys: UInt64, length: int | Int64, images: Int64) -> Int64:
+    """Return the positions that have these images: the inverse of `permute`."""
+    return _walk(_unfeistel, keys, length, images)
 
 
-Tables = Bounded["Permutation", npt.NDArray[np.uint16]]
-_TABLES: Tables = Bounded(TABLES_BYTES)
+@dataclass(frozen=True, eq=False, slots=True)
+class _Networks:
+    """One network for all values, or one for each."""
+
+    keys: UInt64
+    half: UInt64
+    """Bits of a half of a value."""
+    mask: UInt64
+    size: UInt64
+    """Values that are inside."""
+
+    @classmethod
+    def of(cls, keys: UInt64, length: int | Int64) -> _Networks:
+        half = np.maximum(1, POWERS.searchsorted(length)).astype(np.uint64)
+        mask = (np.uint64(1) << half) - np.uint64(1)
+        return cls(keys, half, mask, np.asarray(length).astype(np.uint64))
+
+    def __getitem__(self, places: Int64) -> _Networks:
+        if not self.size.ndim:
+            return self
+        return _Networks(
+            self.keys[:, places], self.half[places], self.mask[places], self.size[places]
+        )
 
 
-class Permutation:
-    """A permutation for repeated use: a short one is stored as a table once it has been asked for
-    often enough to repay it."""
-
-    __slots__ = ("asked", "keys", "length", "tables")
-
-    def __init__(self, keys: UInt64, length: int, tables: Tables = _TABLES) -> None:
-        self.keys, self.length, self.tables = keys, length, tables
-        self.asked = 0
-        """Images computed since there was a table."""
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (Permutation, (self.keys, self.length))  # another process has its own tables
-
-    def image(self, positions: Int64) -> Int64:
-        if self.length <= TABLE:
-            table = self.tables.get(self)
-            if table is None:
-                self.asked += len(positions)
-                if self.asked < self.length // REPAID:
-                    return permute(self.keys, self.length, positions)
-                self.asked = 0
-                table = permute(self.keys, self.length, np.arange(self.length)).astype(np.uint16)
-                self.tables.keep(self, table, table.nbytes)
-            return table[positions].astype(np.int64)
-        # The rows of a window lie in few chunks: compute each chunk once.
-        distinct, back = np.unique(positions, return_inverse=True)
-        return permute(self.keys, self.length, distinct)[back]
-
-    def place(self, images: Int64) -> Int64:
-        return invert(self.keys, self.length, images)
+Step = Callable[[_Networks, UInt64], UInt64]
 
 
-def _walk(step: Step, keys: UInt64, length: int, numbers: Int64) -> Int64:
+def _walk(step: Step, keys: UInt64, length: int | Int64, numbers: Int64) -> Int64:
     """Apply `step` until every number is below `length` again."""
-    if length < 2:
-        return np.zeros_like(numbers)
-    half = np.uint64(max(1, -(-(length - 1).bit_length() // 2)))
-    mask = (np.uint64(1) << half) - np.uint64(1)
-    size = np.uint64(length)
-    values = step(keys, half, mask, numbers.astype(np.uint64))
-    outside = np.flatnonzero(values >= size)
+    networks = _Networks.of(keys, length)
+    values = step(networks, numbers.astype(np.uint64))
+    outside = np.flatnonzero(values >= networks.size)
     while outside.size:
-        values[outside] = step(keys, half, mask, values[outside])
-        outside = outside[values[outside] >= size]
+        part = networks[outside]
+        values[outside] = stepped = step(part, values[outside])
+        outside = outside[stepped >= part.size]
     return values.astype(np.int64)
 
 
-def _feistel(keys: UInt64, half: np.uint64, mask: np.uint64, values: UInt64) -> UInt64:
+def _feistel(networks: _Networks, values: UInt64) -> UInt64:
+    half, mask = networks.half, networks.mask
     left, right = values >> half, values & mask
-    for round_key in keys:
+    for round_key in networks.keys:
         left, right = right, left ^ (mix(right ^ round_key) & mask)
     return (left << half) | right
 
 
-def _unfeistel(keys: UInt64, half: np.uint64, mask: np.uint64, values: UInt64) -> UInt64:
+def _unfeistel(networks: _Networks, values: UInt64) -> UInt64:
+    half, mask = networks.half, networks.mask
     left, right = values >> half, values & mask
-    for round_key in keys[::-1]:
+    for round_key in networks.keys[::-1]:
         left, right = right ^ (mix(left ^ round_key) & mask), left
     return (left << half) | right
 

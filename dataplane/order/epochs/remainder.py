@@ -10,18 +10,16 @@ laid one after another and cut into more rows, so that less than a row of the re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from ...arrays import Int64
 
-Pieces = Mapping[int, Int64]
-"""By the place of a row in an array of rows: its spans of tokens, if it has several."""
 
-
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Remainder:
     """Spans of tokens, and their rows of any length."""
 
@@ -29,40 +27,20 @@ class Remainder:
     """[start, end) of each, in order."""
     joins: bool = True
     """Whether rows are made of pieces of several spans."""
-    tokens: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        tokens = int((self.spans[:, 1] - self.spans[:, 0]).sum())
-        object.__setattr__(self, "tokens", tokens)
+    @cached_property
+    def tokens(self) -> int:
+        return int((self.spans[:, 1] - self.spans[:, 0]).sum())
 
     def rows(self, length: int) -> int:
         """Return the number of rows."""
         if self.joins:
             return self.tokens // length
-        return int(self._whole(length).sum())
-
-    def locate(self, length: int, rows: Int64) -> tuple[Int64, dict[int, Int64]]:
-        """Return the first token of each row, and the spans of the rows that have several."""
-        counts = self._whole(length)
-        ends = np.cumsum(counts)
-        first = np.empty(len(rows), np.int64)
-        in_span = rows < (ends[-1] if len(ends) else 0)
-        whole = rows[in_span]
-        span = np.searchsorted(ends, whole, side="right")
-        first[in_span] = self.spans[span, 0] + (whole - ends[span] + counts[span]) * length
-        pieces = {}
-        joined_rows = np.flatnonzero(~in_span)
-        if len(joined_rows):
-            loose, starts = self._loose(length)
-            for place in joined_rows.tolist():
-                at = (int(rows[place]) - int(counts.sum())) * length
-                pieces[place] = _cut(loose, starts, at, at + length)
-                first[place] = pieces[place][0, 0]
-        return first, pieces
+        return int(_whole(self.spans, length).sum())
 
     def rows_with(self, length: int, start: int, end: int) -> Int64:
         """Return the rows with an input among the tokens [start, end)."""
-        counts = self._whole(length)
+        counts = _whole(self.spans, length)
         before = np.cumsum(counts) - counts
         found = [np.empty(0, np.int64)]
         for span in np.flatnonzero((self.spans[:, 0] < end) & (self.spans[:, 1] > start)).tolist():
@@ -71,7 +49,7 @@ class Remainder:
             low, high = min(low, int(counts[span])), min(high, int(counts[span]))
             found.append(before[span] + np.arange(low, high))
         if self.joins:
-            loose, starts = self._loose(length)
+            loose, starts = _loose(self.spans, length)
             for piece in np.flatnonzero((loose[:, 0] < end) & (loose[:, 1] > start)).tolist():
                 low = int(starts[piece]) + max(start - int(loose[piece, 0]), 0)
                 high = int(starts[piece]) + min(end, int(loose[piece, 1])) - int(loose[piece, 0])
@@ -81,24 +59,55 @@ class Remainder:
 
     def unused(self, length: int) -> Int64:
         """Return the spans that are in no row, shorter than a row together if rows join pieces."""
-        loose, starts = self._loose(length)
+        loose, starts = _loose(self.spans, length)
         if not self.joins or not len(loose):
             return loose
         end = int(starts[-1] + loose[-1, 1] - loose[-1, 0])
         return _cut(loose, starts, end // length * length, end)
 
-    def _whole(self, length: int) -> Int64:
-        """Return the number of rows that lie within each span."""
-        counts: Int64 = (self.spans[:, 1] - self.spans[:, 0]) // length
-        return counts
 
-    def _loose(self, length: int) -> tuple[Int64, Int64]:
-        """Return the pieces after the rows of each span, and the number of tokens before each."""
-        loose = self.spans.copy()
-        loose[:, 0] += self._whole(length) * length
-        loose = loose[loose[:, 0] < loose[:, 1]]
-        sizes = loose[:, 1] - loose[:, 0]
-        return loose, np.cumsum(sizes) - sizes
+def locate(
+    remainders: Sequence[Remainder], length: int, owners: Int64, rows: Int64
+) -> tuple[Int64, dict[int, Int64]]:
+    """Return the first token of each row, and the spans of the rows that have several. `owners` are
+    the places of the rows' remainders among all."""
+    spans = np.concatenate([remainder.spans for remainder in remainders])
+    edges = np.cumsum([0, *(len(remainder.spans) for remainder in remainders)])
+    counts = _whole(spans, length)
+    ends = np.cumsum(counts)
+    before = np.append(0, ends)[edges]  # rows within the spans before each remainder
+    first = np.empty(len(rows), np.int64)
+    numbers = before[owners] + rows
+    in_span = numbers < before[owners + 1]
+    whole = numbers[in_span]
+    span = np.searchsorted(ends, whole, side="right")
+    first[in_span] = spans[span, 0] + (whole - ends[span] + counts[span]) * length
+    pieces = {}
+    at = np.flatnonzero(~in_span)
+    if len(at):
+        loose, starts = _loose(spans, length)
+        size = spans[:, 1] - spans[:, 0] - counts * length
+        before_loose = np.append(0, np.cumsum(size))[edges]
+        begin = before_loose[owners[at]] + (numbers[at] - before[owners[at] + 1]) * length
+        for place, low in zip(at.tolist(), begin.tolist(), strict=True):
+            pieces[place] = _cut(loose, starts, low, low + length)
+            first[place] = pieces[place][0, 0]
+    return first, pieces
+
+
+def _whole(spans: Int64, length: int) -> Int64:
+    """Return the number of rows that lie within each span."""
+    counts: Int64 = (spans[:, 1] - spans[:, 0]) // length
+    return counts
+
+
+def _loose(spans: Int64, length: int) -> tuple[Int64, Int64]:
+    """Return the pieces after the rows of each span, and the number of tokens before each."""
+    loose = spans.copy()
+    loose[:, 0] += _whole(spans, length) * length
+    loose = loose[loose[:, 0] < loose[:, 1]]
+    sizes = loose[:, 1] - loose[:, 0]
+    return loose, np.cumsum(sizes) - sizes
 
 
 def _cut(spans: Int64, starts: Int64, first: int, last: int) -> Int64:

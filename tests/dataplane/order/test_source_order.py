@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_order import row_at
 
-from headrace.dataplane.order.source_order import Position, Rest, SourceOrder
+from headrace.dataplane.arrays import Int64
+from headrace.dataplane.order.source_order import Draws, Position, Rest, SourceOrder
 
 
 @dataclass
@@ -16,19 +18,26 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
+def cases(draw: st.DrawFn, most: int = 5) -> Case:
+    """Draw an order of up to `most` windows, and the length of its rows."""
     length = draw(st.sampled_from([1, 2, 3, 8]))
     chunk = length * 4 * draw(st.integers(1, 5))
     window = draw(st.integers(1, 5))
-    tokens = draw(st.integers(length + 1, chunk * window * 5))
+    tokens = draw(st.integers(length + 1, chunk * window * most))
     seed = draw(st.integers(0, 99))
     order = SourceOrder(seed=seed, name="web", tokens=tokens, chunk=chunk, window=window)
     return Case(order, length)
 
 
+def locate(
+    order: SourceOrder, start: Position, length: int, draws: Int64
+) -> tuple[Int64, Int64, dict[int, Int64]]:
+    return Draws([order], [start], length).locate(np.zeros(len(draws), np.int64), draws)
+
+
 def served(order: SourceOrder, start: Position, length: int, rows: int) -> list[int]:
     """Return the tokens of the first `rows` rows in one list."""
-    _, firsts, pieces = order.locate(start, length, np.arange(rows))
+    _, firsts, pieces = locate(order, start, length, np.arange(rows))
     served = []
     for row, first in enumerate(firsts.tolist()):
         spans = pieces.get(row, np.array([[first, first + length]])).tolist()
@@ -42,7 +51,7 @@ def served(order: SourceOrder, start: Position, length: int, rows: int) -> list[
 def test_an_epoch_serves_each_token_once_except_less_than_a_row(case: Case) -> None:
     order, length = case.order, case.length
     rows = order.rows(0, length)
-    epochs, _, _ = order.locate(Position(), length, np.arange(2 * rows))
+    epochs, _, _ = locate(order, Position(), length, np.arange(2 * rows))
     assert epochs.tolist() == [0] * rows + [1] * rows
     tokens = served(order, Position(), length, rows)
     assert len(set(tokens)) == len(tokens)
@@ -55,7 +64,7 @@ def test_an_epoch_serves_each_token_once_except_less_than_a_row(case: Case) -> N
 def test_epochs_differ(case: Case) -> None:
     order, length = case.order, case.length
     rows = order.rows(0, length)
-    _, firsts, _ = order.locate(Position(), length, np.arange(3 * rows))
+    _, firsts, _ = locate(order, Position(), length, np.arange(3 * rows))
     if rows > 12:
         orders = {tuple(part) for part in firsts.reshape(3, rows).tolist()}
         assert len(orders) == 3
@@ -68,7 +77,7 @@ def test_a_window_holds_at_most_its_chunks(case: Case) -> None:
     order, length = case.order, case.length
     in_window = order.window * (order.chunk // length)
     rows = order.rows(0, length)
-    _, firsts, _ = order.locate(Position(), length, np.arange(rows))
+    _, firsts, _ = locate(order, Position(), length, np.arange(rows))
     for first in range(0, rows, in_window):
         chunks = set((firsts[first : first + in_window] // order.chunk).tolist())
         assert len(chunks) <= order.window + 1  # and a tail
@@ -129,9 +138,9 @@ def test_a_continuation_serves_the_rest_of_an_epoch_once(case: Case, data: st.Da
 def test_a_row_does_not_depend_on_the_rows_located_with_it() -> None:
     order = SourceOrder(seed=1, name="a", tokens=10**12, chunk=1 << 20, window=64)
     draws = np.array([0, 5, 10**7, 10**8 - 1, 3 * 10**8])
-    epochs, firsts, _ = order.locate(Position(), 4096, draws)
+    epochs, firsts, _ = locate(order, Position(), 4096, draws)
     for number, draw in enumerate(draws.tolist()):
-        epoch, first, _ = order.locate(Position(row=draw), 4096, np.array([0]))
+        epoch, first, _ = locate(order, Position(row=draw), 4096, np.array([0]))
         assert (epoch[0], first[0]) == (epochs[number], firsts[number])
 
 
@@ -147,9 +156,10 @@ class Changed:
 
 
 @st.composite
-def changed(draw: st.DrawFn) -> Changed:
-    """Draw an order, which may continue another, and up to four changes of the length."""
-    order = draw(cases()).order
+def changed(draw: st.DrawFn, most: int = 5, last: int | None = None) -> Changed:
+    """Draw an order of up to `most` windows, which may continue another, and up to four changes of
+    the length; `last` is the length after them."""
+    order = draw(cases(most)).order
     lengths = [each for each in range(1, order.chunk + 1) if order.chunk % each == 0]
     length = draw(st.sampled_from(lengths))
     if draw(st.booleans()) and order.rows(0, length):
@@ -158,12 +168,13 @@ def changed(draw: st.DrawFn) -> Changed:
         order = replace(order, tokens=order.tokens + draw(st.sampled_from([0, 30])), rest=rest)
     position = Position(epoch=draw(st.sampled_from([0, 0, 1])))
     taken: list[int] = []
-    for _ in range(draw(st.integers(0, 4))):
+    changes = draw(st.integers(0, 4))
+    for change in range(changes if last is None else changes + 1):
         left = order.rows(position.epoch, length, position.cuts) - position.row
         rows = draw(st.integers(0, max(left - 1, 0)))
         taken += served(order, position, length, rows)
         position = order.advance(position, length, rows)
-        other = draw(st.sampled_from(lengths))
+        other = last if last and change == changes else draw(st.sampled_from(lengths))
         position = order.change_length(position, length, other)
         length = other
     return Changed(order, position, length, taken)
@@ -190,13 +201,35 @@ def test_changes_of_length_lose_nothing(case: Changed) -> None:
     assert order.tokens_left(position, length) == len(last) + missing
     # Rows do not depend on the rows located with them, and the next epoch is whole again.
     more = np.arange(rows + 3 * (order.rows(position.epoch + 1, length) >= 3))
-    epochs, firsts, pieces = order.locate(position, length, more)
+    epochs, firsts, pieces = locate(order, position, length, more)
     assert epochs.tolist() == [position.epoch + (row >= rows) for row in more.tolist()]
     for row in more[:: max(1, rows // 7)].tolist():
-        _, first, parts = order.locate(position, length, np.array([row]))
+        _, first, parts = locate(order, position, length, np.array([row]))
         assert first[0] == firsts[row]
         assert (0 in parts) == (row in pieces)
         assert 0 not in parts or np.array_equal(parts[0], pieces[row])
+
+
+@given(st.data())
+@settings(max_examples=25, deadline=None)
+def test_rows_of_many_sources_equal_those_of_the_definition(data: st.DataObject) -> None:
+    """Located by one call, in any order; each is compared with a walk over lists of tokens."""
+    length = data.draw(st.sampled_from([1, 2, 4]))
+    cases = data.draw(st.lists(changed(most=2, last=length), min_size=1, max_size=4))
+    orders = [replace(case.order, name=f"s{place}") for place, case in enumerate(cases)]
+    starts = [case.position for case in cases]
+    drawn = [
+        place for place, order in enumerate(orders) if order.rows(starts[place].epoch + 1, length)
+    ]
+    rows = st.lists(st.tuples(st.sampled_from(drawn), st.integers(0, 400)), max_size=30)
+    pairs = data.draw(rows) if drawn else []
+    sources, draws = np.array(pairs, np.int64).reshape(-1, 2).T
+    epochs, firsts, pieces = Draws(orders, starts, length).locate(sources, draws)
+    for row, (source, draw) in enumerate(pairs):
+        epoch, tokens = row_at(orders[source], starts[source], length, draw)
+        spans = pieces.get(row, np.array([[firsts[row], firsts[row] + length]])).tolist()
+        assert (epochs[row], spans[0][0]) == (epoch, firsts[row])
+        assert [token for start, end in spans for token in range(start, end)] == tokens
 
 
 def test_a_change_that_skips_loses_tokens() -> None:
@@ -236,7 +269,7 @@ def test_taken_equals_a_walk_over_the_rows(case: Changed, data: st.DataObject) -
     if not order.rows(position.epoch + 1, length):
         return  # a source without a row of this length is never drawn
     draws = data.draw(st.integers(0, 2 * rows))
-    epochs, _, _ = order.locate(position, length, np.arange(draws))
+    epochs, _, _ = locate(order, position, length, np.arange(draws))
     tokens = np.array(served(order, position, length, draws), np.int64).reshape(draws, length)
     walked = {epoch: sorted(tokens[epochs == epoch].ravel().tolist()) for epoch in epochs.tolist()}
     taken = {

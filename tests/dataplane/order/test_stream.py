@@ -9,6 +9,7 @@ import pytest
 
 from headrace.dataplane.order import stream as streams
 from headrace.dataplane.order.plan import CUT, Plan
+from headrace.dataplane.order.source_order import Draws
 from headrace.dataplane.order.stream import Stream
 
 Rows = list[tuple[int, int, list[tuple[int, int]]]]
@@ -91,7 +92,8 @@ def test_positions_are_those_of_the_next_rows(two_phases: Plan) -> None:
         for index in (0, 1):  # math has no row in this phase
             later = next(number for number in range(row, len(rows)) if rows[number][0] == index)
             order = two_phases.sources[index].order
-            epoch, token, _ = order.locate(positions[index], 64, np.array([0]))
+            here = Draws([order], [positions[index]], 64)
+            epoch, token, _ = here.locate(np.array([0]), np.array([0]))
             assert (int(epoch[0]), int(token[0])) == (rows[later][1], rows[later][2][0][0])
 
 

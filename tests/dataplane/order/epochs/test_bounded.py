@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.dataplane.order.epochs import epoch as epochs
+from headrace.dataplane.order.epochs import tokens
 from headrace.dataplane.order.epochs.bounded import ENTRY, Bounded
 from headrace.dataplane.order.epochs.packed import STEPS, Packed
-from headrace.dataplane.order.source_order import Position, SourceOrder
+from headrace.dataplane.order.source_order import Draws, Position, SourceOrder
 
 
 @settings(max_examples=40, deadline=None)
@@ -60,7 +60,7 @@ def test_the_room_for_remainders_changes_no_row(
     """Eight sources, each cut twice, serve the rest of their epoch in turns and at random."""
     expected = served()
     kept: Bounded[object, object] = Bounded(entries * (ENTRY + 60))
-    monkeypatch.setattr(epochs, "REMAINDERS", kept)
+    monkeypatch.setattr(tokens, "REMAINDERS", kept)
     assert served() == expected
     assert kept.room >= 0
     assert (len(kept) == 0) == (entries == 0)
@@ -76,12 +76,12 @@ def served() -> list[object]:
         position = order.advance(Position(), 8, 137)
         position = order.advance(order.change_length(position, 8, 16), 16, 43)
         starts.append(order.change_length(position, 16, 32))
+    rest, every = Draws(orders, starts, 32), np.arange(len(orders))
+    assert all(len(start.cuts) == 2 for start in starts)
     draws = np.arange(20, 45)
     rows: list[object] = []
     for turn in (draws, np.random.default_rng(0).permutation(draws)):
         for draw in turn.tolist():
-            for order, start in zip(orders, starts, strict=True):
-                assert len(start.cuts) == 2
-                _, tokens, pieces = order.locate(start, 32, np.array([draw]))
-                rows.append((tokens.tolist(), [spans.tolist() for spans in pieces.values()]))
+            _, firsts, pieces = rest.locate(every, np.full(len(orders), draw))
+            rows.append((firsts.tolist(), {row: spans.tolist() for row, spans in pieces.items()}))
     return rows

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_order import image
 
-from headrace.dataplane.order.epochs.bounded import ENTRY, Bounded
-from headrace.dataplane.order.epochs.permutation import Permutation, Tables, invert, key, permute
+from headrace.dataplane.order.epochs.permutation import invert, key, keys_of, permute
 
 
 @given(length=st.integers(1, 3000), seed=st.integers(0, 2**63))
@@ -72,17 +72,19 @@ def test_the_permutation_is_the_recorded_one() -> None:
 GOLDEN = [7, 6, 1, 9, 2, 3, 0, 8, 4, 5]
 
 
-@pytest.mark.parametrize("most", [1 << 20, 2 * ENTRY + 1000])
-def test_tables_change_no_image_and_stay_within_their_bytes(most: int) -> None:
-    """Permutations take turns; with little room, their tables push each other out."""
-    tables: Tables = Bounded(most)
-    lengths = (1, 10, 200, 300, 320)
-    permutations = [Permutation(key(length), length, tables) for length in lengths]
-    rng = np.random.default_rng(0)
-    for _ in range(60):
-        for permutation in permutations:
-            rows = rng.integers(0, permutation.length, 7)
-            images = permutation.image(rows)
-            assert images.tolist() == permute(permutation.keys, permutation.length, rows).tolist()
-            assert 0 <= tables.room < most
-    assert (len(tables) == len(lengths)) == (most == 1 << 20)
+@given(st.lists(st.tuples(st.integers(1, 10**13), st.floats(0, 1)), min_size=1, max_size=40))
+@settings(max_examples=100, deadline=None)
+def test_images_under_many_permutations_are_those_under_each(
+    cases: list[tuple[int, float]],
+) -> None:
+    """Also those of an implementation in Python's integers."""
+    names = [(number % 7, "web", number, -1) for number in range(len(cases))]
+    lengths = np.array([length for length, _ in cases])
+    positions = np.array([int(share * (length - 1)) for length, share in cases])
+    images = permute(keys_of(names), lengths, positions)
+    assert invert(keys_of(names), lengths, images).tolist() == positions.tolist()
+    for name, length, position, found in zip(
+        names, lengths.tolist(), positions.tolist(), images.tolist(), strict=True
+    ):
+        assert found == permute(key(*name), length, np.array([position]))[0]
+        assert found == image([*name], length, position)

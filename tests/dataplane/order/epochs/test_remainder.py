@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from random import Random
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.dataplane.order.epochs.remainder import Remainder, joined
+from headrace.dataplane.order.epochs.remainder import Remainder, joined, locate
 
 
 @st.composite
@@ -22,7 +24,7 @@ def tokens_of(spans: list[list[int]]) -> list[int]:
 @settings(max_examples=200, deadline=None)
 def test_rows_and_what_they_leave_are_all_tokens(remainder: Remainder, length: int) -> None:
     rows = remainder.rows(length)
-    firsts, pieces = remainder.locate(length, np.arange(rows))
+    firsts, pieces = locate([remainder], length, np.zeros(rows, np.int64), np.arange(rows))
     served: list[int] = []
     for row, first in enumerate(firsts.tolist()):
         tokens = tokens_of(pieces[row].tolist() if row in pieces else [[first, first + length]])
@@ -36,6 +38,27 @@ def test_rows_and_what_they_leave_are_all_tokens(remainder: Remainder, length: i
     assert not remainder.joins or len(unused) < length
     assert remainder.joins or not pieces
     assert all(not len(remainder.rows_with(length, token, token + 1)) for token in unused)
+
+
+@given(st.lists(remainders(), min_size=1, max_size=4), st.integers(1, 12), st.randoms())
+@settings(max_examples=100, deadline=None)
+def test_rows_of_several_remainders_equal_those_of_each(
+    several: list[Remainder], length: int, random: Random
+) -> None:
+    pairs = [
+        (owner, row)
+        for owner, remainder in enumerate(several)
+        for row in range(remainder.rows(length))
+    ]
+    random.shuffle(pairs)
+    owners, rows = np.array(pairs, np.int64).reshape(-1, 2).T
+    firsts, pieces = locate(several, length, owners, rows)
+    for place, (owner, row) in enumerate(pairs):
+        first, parts = locate([several[owner]], length, np.array([0]), np.array([row]))
+        assert first[0] == firsts[place]
+        assert [part.tolist() for part in parts.values()] == (
+            [pieces[place].tolist()] if place in pieces else []
+        )
 
 
 def test_spans_that_touch_are_joined() -> None:
