@@ -139,7 +139,9 @@ class VerifyWorker:
         try:
             chosen = view.selection_of(self.url, shard)
             if sound:  # opening compares the sums
-                OpenShard(0, self.opened.file(shard), shard, self.manifest, chosen)
+                OpenShard(
+                    0, self.opened.file(shard), shard, self.manifest, self.opened.padding, chosen
+                )
         except UserError as error:
             return Damage(view.file_of(shard), error.what, hint=view.AGAIN)
         return None

@@ -93,6 +93,10 @@ class Dataset:
         weights = self.manifest.weights
         return None if weights is None else np.array(weights, np.float32)
 
+    @cached_property
+    def padding(self) -> Padding:
+        return Padding(self.manifest)
+
     @property
     def shards(self) -> ShardTables:
         """The shards, mapped on first use."""
@@ -125,16 +129,8 @@ class Dataset:
         parts = self._parts(start, end)
         codes = [view for shard, _, low, high in parts for view in shard.codes(low, high)]
         if end > self.tokens:
-            codes.append(Padding(self.manifest).codes(end - self.tokens))
+            codes.append(self.padding.codes(end - self.tokens))
         return codes
-
-    def boundaries(self, start: int, end: int) -> Int64:
-        """Return the tokens in [start, end) at which a document or padding begins."""
-        places = [
-            shard.boundaries(low, high) + first
-            for shard, first, low, high in self._parts(start, end)
-        ]
-        return np.concatenate([*places, np.empty(0, np.int64)])
 
     def documents(self, start: int, end: int) -> list[DocumentSpan]:
         """Return the documents of which [start, end) holds a token."""
@@ -257,7 +253,7 @@ class Dataset:
         if opened is None:
             shard = self.shards[number]
             chosen = selection_of(self.url, shard)
-            fresh = OpenShard(number, self.file(shard), shard, self.manifest, chosen)
+            fresh = OpenShard(number, self.file(shard), shard, self.manifest, self.padding, chosen)
             opened = self._open_shards.shards.keep(self._open, number, fresh)
         return opened
 

@@ -18,6 +18,7 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ class Manifest:
     @property
     def token_type(self) -> np.dtype[Any]:
         """The type of ids in shards."""
-        return np.dtype(self.dtype).newbyteorder("<")
+        return _little_endian(self.dtype)
 
     @property
     def documents(self) -> int:
@@ -281,6 +282,11 @@ def shard_of(row: Mapping[str, Any]) -> Shard:
 def _digest(*parts: Any) -> str:
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+@cache
+def _little_endian(dtype: str) -> np.dtype[Any]:
+    return np.dtype(dtype).newbyteorder("<")
 
 
 def _table_schema() -> Any:

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from ...console.errors import IntegrityError
-from ..arrays import Bytes, Int64, Tokens
+from ..arrays import Bytes, Tokens
 from ..shards import shard_format
 from ..shards.documents import DocumentOrigin
 from ..shards.format import PADDING, ShardLayout
@@ -41,6 +41,7 @@ class OpenShard:
         file: ShardFile,
         shard: Shard,
         manifest: Manifest,
+        padding: Padding,
         selection: Selection | None = None,
     ) -> None:
         """Open a shard, or those of its documents that a view has."""
@@ -59,7 +60,7 @@ class OpenShard:
         # Indexing these is several times faster than indexing a numpy array.
         self._run_tokens = np.ascontiguousarray(self.layout.run_tokens).data
         self._run_bytes = np.ascontiguousarray(self.layout.run_bytes).data
-        self.padding = Padding(manifest)
+        self.padding = padding
         starts = self.layout.document_starts
         if starts[-1] != shard.tokens or len(starts) != shard.documents + 1:
             raise IntegrityError(
@@ -105,30 +106,13 @@ class OpenShard:
     def _codes_of_packing(self, start: int, end: int) -> list[Bytes]:
         """Return the codes where packing alone has given the dataset a table of weights: many runs
         have none, so padding is looked for instead."""
-        assert self.layout.padding is not None, "a dataset with weights has codes in every shard"
+        gaps = self.layout.padding
+        assert gaps is not None, "a dataset with weights has codes in every shard"
         codes = np.zeros(end - start, np.uint8)
-        for low, high in self._gaps(start, end):
+        first, last = gaps[:, 1].searchsorted(start, "right"), gaps[:, 0].searchsorted(end)
+        for low, high in gaps[first:last].tolist():
             codes[max(low - start, 0) : high - start] = self.padding.code
         return [codes]
-
-    def boundaries(self, start: int, end: int) -> Int64:
-        """Return the tokens in [start, end) at which a document or padding begins."""
-        places = self.layout.document_starts[:-1]
-        # Equal types: otherwise all places would be converted first.
-        low, high = places.searchsorted(np.array([start, end], places.dtype))
-        inside: Int64 = places[low:high].astype(np.int64)
-        if len(gaps := self._gaps(start, end)):
-            inside = np.sort(np.append(inside, [low for low, _ in gaps if low >= start]))
-        return inside
-
-    def _gaps(self, start: int, end: int) -> list[list[int]]:
-        """Return the tokens [low, high) of each padding with a token in [start, end)."""
-        gaps = self.layout.padding
-        if gaps is None:
-            return []
-        first, last = gaps[:, 1].searchsorted(start, "right"), gaps[:, 0].searchsorted(end)
-        inside: list[list[int]] = gaps[first:last].tolist()
-        return inside
 
     def origins(self, first: int, last: int) -> list[DocumentOrigin]:
         numbers = np.arange(first, last)
@@ -160,13 +144,19 @@ class Padding:
     def __init__(self, manifest: Manifest) -> None:
         self._id = manifest.tokenizer.end_of_document or 0
         self._dtype = manifest.token_type
+        self._bytes = memoryview(b"")
         self.code = len(manifest.weights or ()) - 1
 
     def tokens(self, count: int) -> Tokens:
         return np.full(count, self._id, self._dtype)
 
     def bytes(self, count: int) -> memoryview:
-        return self.tokens(count // self._dtype.itemsize).view(np.uint8).data
+        """Return the bytes of tokens; the longest so far are kept."""
+        padding = self._bytes  # another thread may replace it
+        if len(padding) < count:
+            padding = self.tokens(count // self._dtype.itemsize).view(np.uint8).data
+            self._bytes = padding
+        return padding[:count]
 
     def codes(self, count: int) -> Bytes:
         return np.full(count, self.code, np.uint8)

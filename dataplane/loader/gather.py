@@ -11,20 +11,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from ..arrays import Int64
+from ..arrays import Bytes, Int64
 from ..datasets.chunks import CHUNK_BYTES
 from ..datasets.dataset import Dataset, Parts
-from ..datasets.open_shard import OpenShard, Padding
+from ..datasets.open_shard import OpenShard
 from ..datasets.shard_file import ShardFile
 from ..order.stream import Located, Reads
 from ..shards.format import PADDING
+from .row_weights import Float32, RowWeights
 from .stored_rows import StoredRows
 
+T = TypeVar("T")
+
 NONE = np.empty(0, np.int64)
+NO_CODES = (1.0,)
+"""The weights of the codes of a dataset without codes: of code 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +68,30 @@ class Pieces:
 
 
 @dataclass(frozen=True, eq=False)
+class Copies:
+    """Copies of bytes of shards into rows laid side by side, in the order of the rows."""
+
+    places: Int64
+    """The first place of each."""
+    columns: Int64
+    """[copies, 7] The place of its shard among those of the rows; its bytes [start, end) there, of
+    which the start is PADDING if it has none; its chunks [first, last); and its bytes [low, high)
+    in the rows laid side by side."""
+
+    @classmethod
+    def of(cls, places: Int64, shards: Int64, starts: Int64, sizes: Int64, lows: Int64) -> Copies:
+        ends = starts + sizes
+        chunks = starts // CHUNK_BYTES, -(-ends // CHUNK_BYTES)
+        columns = np.stack((shards, starts, ends, *chunks, lows, lows + sizes), axis=1)
+        return cls(places, columns)
+
+    def between(self, first: int, last: int) -> list[list[int]]:
+        """Return the columns of the copies to the places [first, last)."""
+        columns: list[list[int]] = self.columns[_range(self.places, first, last)].tolist()
+        return columns
+
+
+@dataclass(frozen=True, eq=False)
 class RowPieces:
     """The pieces of rows that were located together. Places count tokens in the rows laid side by
     side, each with the token after it."""
@@ -79,45 +108,59 @@ class RowPieces:
     files: dict[int, ShardFile]
     """The files of shards, by their places. Opening one takes as long as reading many rows; the
     rest of an open shard (where its documents are) takes memory, and was needed to find rows."""
-    places: Int64
-    """The first place of each copy, ascending."""
-    copies: Int64
-    """[copies, 7] A copy of a piece of a row: the place of its shard among those of the rows; its
-    bytes [start, end) there, of which the start is PADDING if it has none; its chunks [first,
-    last); and its bytes [low, high) in the rows laid side by side."""
-    codes: Int64
-    """[pieces with weight codes, 4] The first place of a piece, the place of its shard, and the
-    chunks [first, last) of its codes."""
+    tables: list[Float32]
+    table_kinds: Int64
+    """The place of each row's table of weights among `tables`."""
+    tokens: Copies
+    codes: Copies
+    """Of the weight codes of tokens: a byte for each."""
+    padding: Int64
+    """[paddings, 2]: places [low, high)."""
     documents: Int64
     """Places, ascending, after the first of a span at which documents or padding begin."""
     joints: Int64
     """Places at which another span of a row begins."""
 
-    def read(self, first: int, last: int) -> StoredRows:
+    def read(self, first: int, last: int) -> tuple[StoredRows, RowWeights]:
         """Read the rows [first, last), and verify their bytes."""
-        stored = np.empty((last - first, self.row_bytes), np.uint8)
-        memory, base = stored.reshape(-1).data, first * self.row_bytes
-        copies = self.copies[self._range(self.places, first, last)].tolist()
-        files = {place: self._file(place) for place in {copy[0] for copy in copies}}
+        begin, end = first * self.length, last * self.length
+        tokens, codes = self.tokens.between(begin, end), self.codes.between(begin, end)
+        files = {place: self._file(place) for place in {copy[0] for copy in (*tokens, *codes)}}
         for backing in {file.backing for file in files.values()}:
             backing.refresh()
+        memory = np.empty((last - first, self.row_bytes), np.uint8)
+        self._copy(tokens, files, memory, first * self.row_bytes)
+        coded = np.zeros((last - first, self.length), np.uint8) if codes else None
+        if coded is not None:
+            self._copy(codes, files, coded, begin)
+        padding = self.padding[_range(self.padding[:, 0], begin, end)] - begin
+        return (
+            StoredRows(memory, self.length, self.dtypes, self.kinds[first:last]),
+            RowWeights(self.length, self.tables, self.table_kinds[first:last], coded, padding),
+        )
+
+    def _copy(
+        self, copies: list[list[int]], files: dict[int, ShardFile], rows: Bytes, base: int
+    ) -> None:
+        """Copy bytes of files into rows, of which the first begins at `base` among all."""
+        memory = rows.reshape(-1).data
         current = {place: file.current() for place, file in files.items()}
         for place, start, end, first_chunk, last_chunk, low, high in copies:
             data, unread = current[place]
             if start == PADDING:
-                part = Padding(self.shards[place][0].manifest).bytes(high - low)
+                part = self.shards[place][0].padding.bytes(high - low)
             elif unread.find(1, first_chunk, last_chunk) < 0:
                 part = data[start:end]
             else:
                 part = files[place].read(start, end).data
             memory[low - base : high - base] = part
-        return StoredRows(stored, self.length, self.dtypes, self.kinds[first:last])
 
     def chunks(self, first: int, last: int) -> list[tuple[int, int]]:
         """Return the chunks that the rows [first, last) read: the place of the shard of each, and
         its number there."""
         places, chunks = self._chunks
-        distinct = np.unique(chunks[self._range(places, first, last)])
+        part = _range(places, first * self.length, last * self.length)
+        distinct = np.unique(chunks[part])
         shards, numbers = distinct >> 32, distinct & 0xFFFF_FFFF
         return list(zip(shards.tolist(), numbers.tolist(), strict=True))
 
@@ -125,11 +168,12 @@ class RowPieces:
     def _chunks(self) -> tuple[Int64, Int64]:
         """The chunks that pieces read, after their first places, ascending. A chunk is the place of
         its shard, times 2³², plus its number."""
-        shards, starts, _, firsts, lasts, *_ = self.copies.T
-        tokens = np.stack([self.places, shards, firsts, lasts], axis=1)[starts != PADDING]
-        places, shards, firsts, lasts = np.concatenate([tokens, self.codes]).T
+        places = np.concatenate([self.tokens.places, self.codes.places])
+        columns = np.concatenate([self.tokens.columns, self.codes.columns])
+        stored = columns[:, 1] != PADDING
+        shards, _, _, firsts, lasts, *_ = columns[stored].T
         counts = lasts - firsts
-        places = np.repeat(places, counts)
+        places = np.repeat(places[stored], counts)
         order = places.argsort(kind="stable")
         return places[order], (np.repeat(shards << 32, counts) + ranges(firsts, counts))[order]
 
@@ -139,10 +183,6 @@ class RowPieces:
             dataset, number = self.shards[place]
             file = self.files[place] = dataset.open_shard(number).file
         return file
-
-    def _range(self, places: Int64, first: int, last: int) -> slice:
-        """Return the range of ascending places that lie in the rows [first, last)."""
-        return slice(*places.searchsorted((first * self.length, last * self.length)).tolist())
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,7 +227,8 @@ def find(spread: Spread) -> RowPieces:
     length = located.length + 1
     places = reads.rows * length + reads.places
     dtypes: list[np.dtype[Any]] = []
-    kinds = np.empty(len(located.rows), np.int64)
+    tables: list[tuple[float, ...]] = []
+    kinds, table_kinds = (np.empty(len(located.rows), np.int64) for _ in range(2))
     shards: list[tuple[Dataset, int]] = []
     files: dict[int, ShardFile] = {}
     found = [(NONE, NONE, NONE, NONE, NONE)]
@@ -195,9 +236,9 @@ def find(spread: Spread) -> RowPieces:
     for source in spread.sources:
         dataset, chosen = source.dataset, source.chosen
         begin, starts, ends = places[chosen], reads.starts[chosen], reads.ends[chosen]
-        dtype = dataset.manifest.token_type
-        dtypes += [] if dtype in dtypes else [dtype]
-        kinds[reads.rows[chosen]] = dtypes.index(dtype)
+        rows = reads.rows[chosen]
+        kinds[rows] = _place(dataset.manifest.token_type, dtypes)
+        table_kinds[rows] = _place(dataset.manifest.weights or NO_CODES, tables)
         for parts in source.parts:
             shard = dataset.open_shard(parts.shard)
             pieces = Pieces.of(shard, parts)
@@ -225,9 +266,7 @@ def find(spread: Spread) -> RowPieces:
     row_bytes = length * int(widths.max(initial=0))
     rows, inside = np.divmod(firsts, length)
     width = widths[kinds[rows]]
-    lows, sizes = rows * row_bytes + inside * width, counts * width
-    copies = (owners, bytes, bytes + sizes, *_chunks(bytes, sizes), lows, lows + sizes)
-    coded = codes != PADDING
+    padding, coded = bytes == PADDING, codes != PADDING
     return RowPieces(
         length=length,
         dtypes=dtypes,
@@ -235,9 +274,11 @@ def find(spread: Spread) -> RowPieces:
         row_bytes=row_bytes,
         shards=shards,
         files=files,
-        places=firsts,
-        copies=np.stack(copies, axis=1),
-        codes=np.stack((firsts, owners, *_chunks(codes, counts)), axis=1)[coded],
+        tables=[np.array(table, np.float32) for table in tables],
+        table_kinds=table_kinds,
+        tokens=Copies.of(firsts, owners, bytes, counts * width, rows * row_bytes + inside * width),
+        codes=Copies.of(*(column[coded] for column in (firsts, owners, codes, counts, firsts))),
+        padding=np.stack([firsts, firsts + counts], axis=1)[padding],
         documents=np.sort(np.concatenate(documents)),
         joints=places[reads.places > 0],
     )
@@ -250,21 +291,31 @@ def ranges(firsts: Int64, counts: Int64) -> Int64:
     return numbers
 
 
-def _chunks(starts: Int64, sizes: Int64) -> tuple[Int64, Int64]:
-    """Return the chunks [first, last) that hold the bytes from each start on."""
-    return starts // CHUNK_BYTES, -(-(starts + sizes) // CHUNK_BYTES)
+def _range(places: Int64, first: int, last: int) -> slice:
+    """Return the range of ascending places that lie in [first, last)."""
+    return slice(*places.searchsorted((first, last)).tolist())
+
+
+def _place(value: T, values: list[T]) -> int:
+    """Return the place of a value among others; append it if it is new."""
+    if value not in values:
+        values.append(value)
+    return values.index(value)
 
 
 def _documents(shard: OpenShard, lows: Int64, highs: Int64) -> tuple[Int64, Int64]:
     """Return the tokens in [low, high) at which documents or padding begin, after the index of
     their range."""
-    if shard.layout.padding is not None:
-        found = [
-            shard.boundaries(*ends) for ends in zip(lows.tolist(), highs.tolist(), strict=True)
-        ]
-        counts = np.array([len(inside) for inside in found], np.int64)
-        return np.repeat(np.arange(len(lows)), counts), np.concatenate(found)
-    starts = shard.layout.document_starts[:-1]
+    padding = shard.layout.padding
+    owners, tokens = _between(shard.layout.document_starts[:-1], lows, highs)
+    if padding is None:
+        return owners, tokens
+    gap_owners, gaps = _between(padding[:, 0], lows, highs)
+    return np.concatenate([owners, gap_owners]), np.concatenate([tokens, gaps])
+
+
+def _between(starts: Int64, lows: Int64, highs: Int64) -> tuple[Int64, Int64]:
+    """Return the ascending starts in [low, high), after the index of their range."""
     # Equal types: otherwise all starts would be converted first.
     first, last = (starts.searchsorted(ends.astype(starts.dtype)) for ends in (lows, highs))
     owners = np.repeat(np.arange(len(lows)), last - first)

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from ..arrays import Int64
 from ..datasets.cache import Cache
@@ -28,9 +27,8 @@ from ..order.stream import Located, Stream
 from ..storage.storage import is_local
 from .buffers import Buffers
 from .gather import RowPieces, Spread, find
+from .row_weights import Float32
 from .together import together
-
-Float32 = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,14 +141,11 @@ class RowReader:
         located, pieces = found.located, found.pieces
         length = located.length
         arrays = RowArrays.of(len(located.rows), length, self._buffers)
-        weights = arrays.weights
-        weights.fill(1.0)
-        for source in np.unique(located.sources).tolist():
-            self._weigh(located, source, weights)
         width = length + 1
         first, last = located.first, located.first + len(located.rows)
-        stored = pieces.read(first, last)
+        stored, weights = pieces.read(first, last)
         stored.widen(arrays.tokens)
+        weights.write(arrays.weights)
         starts, joints = (
             places[slice(*places.searchsorted((first * width, last * width)))] - first * width
             for places in (pieces.documents, pieces.joints)
@@ -159,21 +154,5 @@ class RowReader:
             starts = np.union1d(starts, joints)
         masked = starts if self.plan.isolate_documents else joints
         masked, starts = (places - places // width for places in (masked, starts))
-        weights.reshape(-1)[masked - 1] = 0.0
+        arrays.weights.reshape(-1)[masked - 1] = 0.0
         return RowBlock(located, arrays, starts, stored.digests() if digests else [])
-
-    def _weigh(self, located: Located, source: int, weights: Float32) -> None:
-        """Look up the weights of the targets of a source's rows."""
-        dataset = self.dataset(source)
-        table = dataset.weight_table
-        if table is None:
-            return
-        for number in np.flatnonzero(located.sources == source).tolist():
-            codes = [
-                view
-                for start, end in located.spans(number)
-                for view in dataset.codes(start + 1, end + 1)
-            ]
-            row = codes[0] if len(codes) == 1 else np.concatenate(codes)
-            # Most rows have code 0 alone; the look-up of each token costs more than the rest.
-            weights[number] = table[row] if row.any() else table[0]

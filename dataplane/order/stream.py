@@ -73,13 +73,12 @@ class Located:
         rows, starts = np.arange(len(self.rows)), self.tokens
         if not self.pieces:
             return Reads(rows, np.zeros_like(rows), starts, starts + (self.length + 1))
-        every = [self.pieces.get(row) for row in rows.tolist()]
-        counts = np.array([1 if spans is None else len(spans) for spans in every])
-        spans = np.concatenate(
-            [
-                np.array([[start, start + self.length]]) if spans is None else spans
-                for spans, start in zip(every, starts.tolist(), strict=True)
-            ]
+        several = sorted(self.pieces)
+        counts = np.ones_like(rows)
+        counts[several] = [len(self.pieces[row]) for row in several]
+        spans = np.repeat(np.stack([starts, starts + self.length], axis=1), counts, axis=0)
+        spans[np.isin(np.repeat(rows, counts), several)] = np.concatenate(
+            [self.pieces[row] for row in several]
         )
         lengths, firsts = spans[:, 1] - spans[:, 0], np.cumsum(counts) - counts
         before = np.cumsum(lengths) - lengths

@@ -29,7 +29,8 @@ def check(folder: Path, **options: Any) -> Dataset:
     dataset.fill(0, ids)
     assert ids.tolist() == [id for document in DOCUMENTS for id in document]
     starts = np.cumsum([0, *map(len, DOCUMENTS)])[:-1].tolist()
-    assert dataset.boundaries(0, made.tokens).tolist() == starts
+    spans = dataset.documents(0, made.tokens)
+    assert [span.first_token for span in spans] == starts
     assert all(path.read_bytes() == data for path, data in before.items())
     assert verify(str(folder), ONE) == []
     return dataset

@@ -66,7 +66,7 @@ def test_rows_equal_those_of_the_documents(
     whole = np.concatenate(expected).reshape(len(rows), LENGTH + 1)
     first, last = sorted(data.draw(st.tuples(*[st.integers(0, len(rows))] * 2)))
     for low, high in ((0, len(rows)), (first, last)):
-        assert np.array_equal(widened(found.read(low, high)), whole[low:high])
+        assert np.array_equal(widened(found.read(low, high)[0]), whole[low:high])
 
 
 def widened(stored: StoredRows) -> Int64:

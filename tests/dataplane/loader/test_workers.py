@@ -78,7 +78,9 @@ def test_an_error_is_raised_at_its_step_with_its_cause(tmp_path: Path, number: i
     plan = plan_of({"sources": {"one": {"data": url}}, "phases": {"all": phase}})
     reader = RowReader(plan)
     pieces = reader.find(reader.stream.locate(np.arange(plan.rows))).pieces
-    row = next(low // pieces.row_bytes for *_, last, low, _ in pieces.copies.tolist() if last == 2)
+    row = next(
+        low // pieces.row_bytes for *_, last, low, _ in pieces.tokens.columns.tolist() if last == 2
+    )
     (shard,) = Path(url, "shards").iterdir()
     data = bytearray(shard.read_bytes())
     data[2 * CHUNK_BYTES - 1000] ^= 1
