@@ -22,12 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.console.config import build as checked
 from headrace.dataplane.arrays import Int64
 from headrace.dataplane.datasets.dataset import Dataset
-from headrace.dataplane.loader.loader import Loader
-from headrace.mixtures.planning.resolve_mixture import resolve
-from headrace.mixtures.spec.mixture import Mixture
 from headrace.tokenize.build.build import BuildConfig, build
 from headrace.tokenize.executors import ExecutorConfig
 from headrace.tokenize.train import TrainConfig, train
@@ -182,29 +178,6 @@ def real(folder: Path) -> None:
             counts = made.generations[0].provenance["pack"]
             each = f"; {spent / len(lengths) * 1e6:.2f} s for a million documents, with the files"
             report(name, lengths, length, counts, each)
-        speeds = [speed(each) for each in (f"{url}-4096", url)]
-        print(
-            f"packing {name}: loading 4,096-token rows at {speeds[0]:.0f} Mtok/CPU-s, "
-            f"{speeds[0] / speeds[1]:.2f}x of the concatenated dataset"
-        )
-
-
-def speed(url: str) -> float:
-    """Return the tokens that the loader reads in a second of the CPU, in millions."""
-    tokens = Dataset(url).tokens
-    data = {
-        "sources": {"one": {"data": url, "max_epochs": 30}},
-        "phases": {
-            "all": {"tokens": 20 * tokens, "seq_len": 4096, "batch": 32768, "weights": {"one": 1}}
-        },
-    }
-    plan = resolve(checked(Mixture, data, source="the benchmark"))
-    steps = iter(Loader(plan, micro_batch=8))
-    for _ in range(plan.steps // 20):  # an epoch: every shard is open and verified
-        next(steps)
-    start = time.process_time()
-    read = sum(batch.tokens.numel() for step in steps for batch in step)
-    return read / (time.process_time() - start) / 1e6
 
 
 def main() -> None:
