@@ -23,7 +23,7 @@ from ...console.errors import IntegrityError, StorageError
 from ..freed import give_back
 from ..storage import storage
 from .epochs.epoch import Cut
-from .owed import Line
+from .fair.owed import Line
 from .simulation import Segment
 from .source_order import Position, Rest, SourceOrder
 from .timeline import PhaseRows, Timeline

@@ -7,10 +7,10 @@ It does not depend on world size, workers or batch size. A restart calls it with
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -18,12 +18,12 @@ import numpy.typing as npt
 
 from ..arrays import Int64
 from .apportionment import Assignment
-from .fair_order import Eras, FairOrder, KeptBlocks
+from .fair.eras import Eras
+from .fair.owed import Owed
+from .fair.slow_jobs import SlowTable
 from .kept_tables import kept
-from .owed import Owed
 from .plan import Phase, Plan
 from .simulation import most_simulated, simulate
-from .slow_jobs import SlowJobs, SlowTable, assign
 from .source_order import Draws, Position, SourceOrder
 from .tables import Tables
 
@@ -309,12 +309,10 @@ def _assignment(plan: Plan) -> Assignment:
 
 
 def _fair(plan: Plan) -> Eras:
-    orders, kept_blocks = [], KeptBlocks()
-    for number, (length, lines) in enumerate(plan.lines()):
-        owed = Owed(lines)
-        if owed.rows > KEPT_ROWS:
-            table = kept(f"{plan.hash}-{number}", partial(assign, owed), SlowTable)
-        else:
-            table = assign(owed)
-        orders.append((length, FairOrder(owed, SlowJobs(owed, table), kept_blocks)))
-    return Eras(orders)
+    def keep(number: int, owed: Owed, compute: Callable[[], SlowTable]) -> SlowTable:
+        if owed.rows <= KEPT_ROWS:
+            return compute()
+        return kept(f"{plan.hash}-era-{number}", compute, SlowTable)
+
+    debts = plan.debts or (Fraction(0),) * len(plan.sources)
+    return Eras(plan.lines(), debts, settles=plan.cuts, keep=keep)

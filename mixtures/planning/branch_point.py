@@ -196,34 +196,11 @@ def continued_order(
     return replace(fresh, rest=rest), Position(epoch=position.epoch)
 
 
-def inherited_debts(branch: BranchPoint, plan: Plan) -> tuple[Fraction, ...]:
-    """Return the tokens that each source of a continuing plan is owed by its share.
-
-    Debts of sources that the plan no longer draws from are offset against debts of the other
-    sign, so that no source is owed more than before and the debts sum to 0.
-    """
-    weights = zip(
-        *(
-            weights
-            for phase in plan.phases
-            for stretch in phase.stretches
-            for weights in (stretch.weights, stretch.to)
-            if weights
-        ),
-        strict=True,
-    )
-    drawn = [any(source_weights) for source_weights in weights]
-    names = [source.name for source in branch.plan.sources]
-    before = dict(zip(names, branch.stream.debts(branch.row), strict=True))
-    owed = [
-        before.get(source.name, Fraction(0)) if is_drawn else Fraction(0)
-        for source, is_drawn in zip(plan.sources, drawn, strict=True)
-    ]
-    total = sum(owed, Fraction(0))
-    if total:
-        side = sum(debt for debt in owed if debt * total > 0)
-        owed = [debt * (1 - total / side) if debt * total > 0 else debt for debt in owed]
-    return tuple(owed)
+def inherited_debts(branch: BranchPoint, names: Sequence[str]) -> tuple[Fraction, ...]:
+    """Return the tokens that each of the sources is owed by its share since row 0."""
+    known = [source.name for source in branch.plan.sources]
+    debts = dict(zip(known, branch.stream.debts(branch.row), strict=True))
+    return tuple(debts.get(name, Fraction(0)) for name in names)
 
 
 def replayed_shares(branch: BranchPoint, names: Sequence[str]) -> dict[str, Shares]:

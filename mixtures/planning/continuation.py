@@ -14,6 +14,7 @@ from ...dataplane.arrays import Int64
 from ...dataplane.order.source_order import Position, SourceOrder
 from ...dataplane.order.stream import Stream
 from .branch_point import BranchPoint, inherited_debts
+from .shares import drawn_shares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +31,11 @@ class InheritedSource:
     shared_tokens: int
     """Tokens of these that this plan takes as well, in the same epoch."""
     owed: int
-    """Tokens that the source is owed by its share; negative if it has been given too many."""
-    written_off: int
-    """Tokens that it was owed besides. With them, a source would be off by more than a row."""
+    """Tokens that the source is owed by its share since row 0; negative if it has been given too
+    many."""
+    unpaid: int
+    """Tokens of these that the plan does not carry: all if it never draws from the source, so that
+    a later plan has to pay them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +61,12 @@ def continuation(stream: Stream, branch: BranchPoint) -> Continuation:
     plan, before = stream.plan, branch.plan
     length, first = branch.last_phase.seq_len, plan.phases[0].seq_len
     names = [source.name for source in plan.sources]
-    owed = inherited_debts(branch, plan)
+    debts = inherited_debts(branch, names)
+    drawn = np.any([drawn_shares(phase) for phase in plan.phases], axis=0)
     inherited = []
     for index, source in enumerate(before.sources):
         number = names.index(source.name)
-        successor, carried = plan.sources[number], plan.debts[number]
+        successor, carried = plan.sources[number], plan.debts[number] if drawn[number] else 0
         here = branch.positions[index]
         left = source.order.tokens_left(here, length)
         left += successor.order.tokens - source.order.tokens
@@ -82,8 +86,8 @@ def continuation(stream: Stream, branch: BranchPoint) -> Continuation:
                     for epoch, spans in sibling.items()
                     if epoch in own
                 ),
-                owed=round(carried),
-                written_off=round(owed[number] - carried),
+                owed=round(debts[number]),
+                unpaid=round(debts[number] - carried),
             )
         )
     return Continuation(

@@ -14,7 +14,6 @@ from fractions import Fraction
 from pathlib import Path
 
 from ...console.errors import ConfigError, UserError
-from ...dataplane.order.apportionment import carried
 from ...dataplane.order.plan import CUT, FAIR, TABLES, Phase, Plan, PlanSource
 from ...dataplane.order.source_order import Position, SourceOrder
 from ...dataplane.order.stream import Stream
@@ -136,7 +135,7 @@ def _plan(mixture: Mixture, opened: Mapping[str, OpenedSource], branch: BranchPo
     tokenizer = next(iter(opened.values())).manifest.tokenizer
     changes = len({phase.seq_len for phase in phases}) > 1
     plan = Plan(
-        version=version + CUT if changes or any(map(_was_cut, planned)) else version,
+        version=version + CUT if branch or changes else version,
         seed=mixture.seed,
         sources=tuple(planned),
         phases=tuple(phases),
@@ -145,17 +144,7 @@ def _plan(mixture: Mixture, opened: Mapping[str, OpenedSource], branch: BranchPo
         isolate_documents=mixture.isolate_documents,
         parent=branch.parent if branch else None,
     )
-    if branch is None:
-        return plan
-    if plan.fair:
-        return replace(plan, debts=(Fraction(0),) * len(names))
-    return replace(plan, debts=tuple(carried(plan.segments(), inherited_debts(branch, plan))))
-
-
-def _was_cut(source: PlanSource) -> bool:
-    """Return whether a source starts with what a cut has left of an epoch."""
-    rest = source.order.rest
-    return bool(source.start.cuts) or (rest is not None and rest.complete)
+    return replace(plan, debts=inherited_debts(branch, names)) if branch else plan
 
 
 def _lengths(mixture: Mixture, branch: BranchPoint | None) -> list[int]:
@@ -245,7 +234,8 @@ def _phases(
         )
         sides.append((first, last))
         row, step, token = row + rows, step + rows // batch_rows, token + rows * seq_len
-    version = TABLES if all(fits_tables(*both) for both in sides) else FAIR
+    # Tables could not carry all debts of the run that is continued.
+    version = TABLES if branch is None and all(fits_tables(*both) for both in sides) else FAIR
     return version, [
         replace(
             phase,

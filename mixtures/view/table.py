@@ -124,12 +124,15 @@ def _continuation(continued: Continuation) -> Iterator[str]:
         for source in continued.sources
     ]
     yield from columns(head, rows)
-    written_off = max(abs(source.written_off) for source in continued.sources)
-    if written_off:
-        yield (
-            f"  Up to {written_off:,} tokens that a source was owed are written off: carried, they "
-            "could put a source off by more than a row."
+    unpaid = [source for source in continued.sources if source.unpaid]
+    if unpaid:
+        yield "  The plan does not carry debts of sources that it does not draw from: " + ", ".join(
+            f"{source.source} {_debt(source.unpaid)}" for source in unpaid
         )
+
+
+def _debt(tokens: int) -> str:
+    return f"{abs(tokens):,} tokens " + ("behind" if tokens > 0 else "ahead")
 
 
 def _notes(summary: Summary) -> Iterator[str]:

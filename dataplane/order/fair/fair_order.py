@@ -23,15 +23,13 @@ rounded to the nearest whole number: where it grows, row n serves a slow job, el
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 
-from ..arrays import Int32, Int64
-from ..freed import give_back
+from ...arrays import Int32, Int64
+from ...freed import give_back
 from .owed import Bools, Owed
 from .slow_jobs import SlowJobs, serve
 
@@ -246,77 +244,3 @@ def _others(rows: Int64, first: int, last: int) -> Int64:
     others = np.ones(last - first, bool)
     others[rows - first] = False
     return np.flatnonzero(others) + first
-
-
-class Eras:
-    """Fair orders one after the other, one for all rows of one length. What a source is owed at the
-    end of one is not carried into the next: it is less than a row."""
-
-    def __init__(self, orders: Sequence[tuple[int, FairOrder]]) -> None:
-        """`orders`: the tokens of a row, and the order of these rows."""
-        self.orders = [order for _, order in orders]
-        self.row_tokens = [tokens for tokens, _ in orders]
-        self.edges = np.cumsum([0, *(order.rows for order in self.orders)])
-        self.before = np.cumsum(
-            [np.zeros(self.orders[0].sources, np.int64)]
-            + [order.counts(order.rows) for order in self.orders],
-            axis=0,
-        )
-        """Rows of each source before each order: [order, source]."""
-
-    @property
-    def rows(self) -> int:
-        return int(self.edges[-1])
-
-    @property
-    def sources(self) -> int:
-        return self.orders[0].sources
-
-    def locate(self, rows: Int64) -> tuple[Int32, Int64]:
-        """Return for each row its source, and the number of earlier rows of that source."""
-        sources, draws = np.empty(len(rows), np.int32), np.empty(len(rows), np.int64)
-        eras = np.searchsorted(self.edges, rows, side="right") - 1
-        for era in np.unique(eras).tolist():
-            chosen = eras == era
-            found, drawn = self.orders[era].locate(rows[chosen] - self.edges[era])
-            sources[chosen], draws[chosen] = found, drawn + self.before[era][found]
-        return sources, draws
-
-    def rows_of(self, source: int, draws: Int64) -> Int64:
-        """Return the row of each of a source's draws; `rows` for draws beyond the last row."""
-        rows = np.full(len(draws), self.rows, np.int64)
-        before = self.before[:, source]
-        for era, order in enumerate(self.orders):
-            chosen = (draws >= before[era]) & (draws < before[era + 1])
-            if chosen.any():
-                rows[chosen] = order.rows_of(source, draws[chosen] - before[era]) + self.edges[era]
-        return rows
-
-    def counts(self, row: int) -> Int64:
-        """Return the number of rows of each source among [0, row)."""
-        era = min(int(np.searchsorted(self.edges, row, side="right")) - 1, len(self.orders) - 1)
-        counts: Int64 = self.before[era] + self.orders[era].counts(row - int(self.edges[era]))
-        return counts
-
-    def about(self, row: int) -> Int64:
-        """Return `counts(row)` to within a row, without assigning a block."""
-        era = min(int(np.searchsorted(self.edges, row, side="right")) - 1, len(self.orders) - 1)
-        whole, _ = self.orders[era].owed.at(row - int(self.edges[era]))
-        counts: Int64 = self.before[era] + whole
-        return counts
-
-    def debts(self, row: int) -> list[Fraction]:
-        """Return the tokens that each source is owed after `row` rows."""
-        debts = [Fraction(0)] * self.sources
-        for order, tokens, first in zip(
-            self.orders, self.row_tokens, self.edges.tolist(), strict=False
-        ):
-            if row <= first:
-                break
-            rows = min(row - first, order.rows)
-            owed, taken = order.owed.exactly(rows), order.counts(rows).tolist()
-            debts = [
-                debt + (more - count) * tokens
-                for debt, more, count in zip(debts, owed, taken, strict=True)
-            ]
-        return debts

@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..arrays import Int32, Int64
+from ...arrays import Int32, Int64
 from .owed import Bools, Numbers, Owed, Piece, modulo
 
 BLOCKS = tuple(1 << bits for bits in range(10, 19))
@@ -121,15 +121,20 @@ class SlowJobs:
         return fast
 
 
-def assign(owed: Owed) -> SlowTable:
-    """Choose the rows of a block, and assign the slow jobs."""
+def assign(owed: Owed, ranks: Int64 | None = None) -> SlowTable:
+    """Choose the rows of a block, and assign the slow jobs.
+
+    Of the jobs that are not due by the last row, those of sources with low `ranks` come first."""
     for block in BLOCKS:
         ranges = slow_ranges(owed, block)
         if ranges.jobs <= FEW:
             break
     drawn = draw_rows(owed, ranges)
     sources, jobs = ranges.names(np.arange(ranges.jobs))
-    order = serve(drawn, owed.release(sources, jobs), owed.due(sources, jobs)).astype(np.int64)
+    due = owed.due(sources, jobs)
+    if ranks is not None:
+        due[due == owed.rows] += ranks[sources[due == owed.rows]]
+    order = serve(drawn, owed.release(sources, jobs), due).astype(np.int64)
     rows = np.full(len(jobs), owed.rows, np.int64)
     rows[order] = drawn
     return SlowTable(

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.dataplane.order import slow_jobs
-from headrace.dataplane.order.fair_order import FairOrder
-from headrace.dataplane.order.owed import Line, Owed
-from headrace.dataplane.order.slow_jobs import SlowJobs, assign, serve
+from headrace.dataplane.order.fair import slow_jobs
+from headrace.dataplane.order.fair.fair_order import FairOrder
+from headrace.dataplane.order.fair.owed import Line, Owed
+from headrace.dataplane.order.fair.slow_jobs import SlowJobs, assign, serve
 
 BLOCK = 16
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays import Int32, Int64
+from ...arrays import Int32, Int64
 
 Bools = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[Any]
