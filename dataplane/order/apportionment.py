@@ -15,9 +15,8 @@ Where the row length changes, debts are carried in tokens. Just after an edge to
 debt below one long row may be several short ones, which are served first. So the bound is one row
 of the longest so far while lengths grow; where they shrink, rare plans exceed it slightly.
 
-Initial debts may be too large for the bound: of two sources that are owed 0.9 rows each and get
-equal weights, one is owed 1.4 after the next row. `carried` takes the largest part of the debts
-that keeps the bound.
+Initial debts are those that a saved plan of version 2 or 4 carries from the run before it; new
+branches are fair orders.
 """
 
 from __future__ import annotations
@@ -32,9 +31,6 @@ import numpy.typing as npt
 from ..arrays import Int64
 from .simulation import Segment, debts_after, simulate
 from .tables import Tables
-
-CARRIED = 8
-"""Debts are carried as a multiple of 1/8 of them."""
 
 
 class Assignment:
@@ -113,13 +109,3 @@ class Assignment:
             owed = debts_after(segment, owed, end - first, (counts - before).tolist())
             before = counts
         return owed
-
-
-def carried(segments: Sequence[Segment], debts: Sequence[Fraction]) -> list[Fraction]:
-    """Return the largest part of the debts that keeps every source within one row; maybe none."""
-    longest = max(segment.row_tokens for segment in segments)
-    for eighths in range(CARRIED, 0, -1):
-        part = [debt * eighths / CARRIED for debt in debts]
-        if min(part) > -longest and simulate(segments, part)[1] < longest:
-            return part
-    return [Fraction(0)] * len(debts)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.dataplane.order.apportionment import Assignment, carried
+from headrace.dataplane.order.apportionment import Assignment
 from headrace.dataplane.order.simulation import Segment
 
 
@@ -124,34 +124,6 @@ def test_initial_debts_are_repaid() -> None:
     assignment = Assignment([Segment(40, (1, 1), 8)], owed)
     assert assignment.debts(0) == owed
     assert all(abs(debt) < 8 for row in range(41) for debt in assignment.debts(row))
-
-
-def test_debts_beyond_the_bound_are_carried_in_part() -> None:
-    """Two of twenty sources are owed 0.9 rows each; with weights of 1/2 the bound is lost."""
-    before = Assignment([Segment(20, (1,) * 20, 8)]).debts(18)
-    assert sorted(before)[-3:] == [Fraction(-8, 10), Fraction(72, 10), Fraction(72, 10)]
-    owed = [debt if debt > 0 else Fraction(-144, 180) for debt in before]
-    halves = [Segment(9, tuple(int(debt > 0) for debt in before), 8)]
-    _, whole = walk(halves, owed)
-    assert max(whole[0]) == Fraction(112, 10), "1.4 rows, whichever of the two gets the row"
-    part = carried(halves, owed)
-    assert any(part) and part == [debt * part[0] / owed[0] for debt in owed]
-    _, history = walk(halves, part)
-    assert max(abs(debt) for debts in history for debt in debts) < 8
-
-
-@given(st.data())
-@settings(max_examples=100, deadline=None)
-def test_carried_debts_stay_below_one_row_in_any_continuation(data: st.DataObject) -> None:
-    before = data.draw(segment_lists(one_length=False))
-    first = Assignment(before)
-    owed = first.debts(data.draw(st.integers(0, first.rows)))
-    after = lengthened(data.draw(segment_lists(one_length=False, sources=first.sources)))
-    part = carried(after, owed)
-    assert sum(part) == 0
-    _, history = walk(after, part)
-    longest = max(segment.row_tokens for segment in after)
-    assert max(abs(debt) for debts in [part, *history] for debt in debts) < longest
 
 
 def test_plain_rounding_exceeds_the_bound() -> None:
