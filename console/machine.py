@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -21,6 +22,15 @@ PROBE = "#include <Python.h>\n#include <cmath>\nint probe(double x) { return std
 def cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def process_start() -> float:
+    """Return when this process began, on the clock of `time.monotonic`: before its first import."""
+    if sys.platform != "linux":
+        return time.monotonic()
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.monotonic() - age
 
 
 def memory(name: str) -> int:

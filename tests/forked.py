@@ -2,11 +2,10 @@
 
     done = run([sys.executable, "-m", "headrace.trainer.cli", "run", …])
 
-The launcher and each rank of `trainer run` import torch, which takes most of the time of a small
-run. Here a process of the fork server becomes the command, and its launcher forks the ranks:
-processes, signals, files, messages and exit codes are those of the real command. Tests of starts,
-signals and torchrun run the real one, whose ranks also hash texts differently: forks of one server
-iterate over a set in one order.
+`trainer run` imports torch, which takes most of the time of a small run. Here a process of the fork
+server becomes the command: processes, signals, files, messages and exit codes are those of the real
+one. Tests of starts, signals and torchrun run the real one; under torchrun, ranks also hash texts
+differently: forks of one process iterate over a set in one order.
 """
 
 from __future__ import annotations
@@ -14,15 +13,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import IO, Any
+from typing import Any
 
 from ranks import forkserver
 
@@ -85,15 +82,7 @@ def become(
     command: Sequence[str], environment: dict[str, str], folder: Path, streams: Sequence[int]
 ) -> None:
     """Turn this process of the server into the command, with these standard streams."""
-    from headrace.trainer.launch import launcher
-
-    forks: Any = SimpleNamespace(Popen=Forked, DEVNULL=subprocess.DEVNULL)
-    launcher.subprocess = forks
     os.chdir(folder)
-    _main(command, environment, streams)
-
-
-def _main(command: Sequence[str], environment: dict[str, str], streams: Sequence[int]) -> None:
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
     os.environ.clear()
@@ -119,45 +108,3 @@ def ended() -> Iterator[None]:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-class Forked:
-    """A rank of the launcher: `subprocess.Popen` of `python -m MODULE WORD…`, as a fork."""
-
-    def __init__(
-        self,
-        command: Sequence[str],
-        *,
-        env: dict[str, str],
-        pass_fds: Collection[int],
-        stdin: int,
-        stdout: IO[Any],
-        stderr: IO[Any],
-    ) -> None:
-        assert stdin == subprocess.DEVNULL
-        self.code: int | None = None
-        self.pid = os.fork()
-        if self.pid:
-            return
-        with ended():
-            for number in (signal.SIGTERM, signal.SIGUSR1):
-                signal.signal(number, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            with NOTHING.open() as nothing:
-                kept = {nothing.fileno(), stdout.fileno(), stderr.fileno(), *pass_fds}
-                for opened in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
-                    if opened > 2 and opened not in kept:
-                        with contextlib.suppress(OSError):  # the folder that lists them
-                            os.close(opened)
-                _main(command, env, [each.fileno() for each in (nothing, stdout, stderr)])
-
-    def poll(self) -> int | None:
-        if self.code is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.code = os.waitstatus_to_exitcode(status)
-        return self.code
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)

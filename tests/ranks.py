@@ -33,10 +33,9 @@ IMPORTED = [
     "headrace.trainer.launch.worker",
     "headrace.trainer.report",
     "deepspeed",
-    "deepspeed.runtime.zero.muon.muon_optimizer",
 ]
 """Modules that the server of all forks imports once. (torch imports torch._dynamo when a model is
-first sharded; DeepSpeed imports its Muon, which compiles a function, in its first engine.)"""
+first sharded.)"""
 
 
 ENVIRONMENT = dict(os.environ)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from .weights.commands import export, sample
 if TYPE_CHECKING:
     from .cluster.end import PlainEnd
     from .cluster.ranks import StopAsked
+    from .launch.template import Template
     from .run.job import Job
 
 
@@ -128,7 +130,7 @@ def run(
 
     asked, end = ranks.stop_asked(), PlainEnd()  # before the imports of torch, which take seconds
     from .run.request import Request
-    from .run.resolve import resolve
+    from .run.resolve import is_readable, resolve
 
     files = [word for word in arguments if _is_file(word)]
     if len(files) > 1:
@@ -148,7 +150,9 @@ def run(
         slurm=slurm,
         dry_run=dry_run,
     )
-    _go(resolve(request), asked, end, slurm=slurm, dry_run=dry_run, **options)
+    started = not (slurm or dry_run) and is_readable(request)
+    with _template(end, needed=started) as forks:
+        _go(resolve(request), asked, end, forks, slurm=slurm, dry_run=dry_run, **options)
 
 
 @main.command(keys=run_keys)
@@ -178,9 +182,10 @@ def resume(
     from .folder import RunFolder
     from .run.resolve import load
 
-    words = [*overrides, *_as_override(processes)]
-    job = load(RunFolder(folder), words, slurm=slurm, dry_run=dry_run)
-    _go(job, asked, end, slurm=slurm, dry_run=dry_run, **options)
+    words, place = [*overrides, *_as_override(processes)], RunFolder(folder)
+    with _template(end, needed=not (slurm or dry_run) and place.begun) as forks:
+        job = load(place, words, slurm=slurm, dry_run=dry_run)
+        _go(job, asked, end, forks, slurm=slurm, dry_run=dry_run, **options)
 
 
 @main.command()
@@ -323,10 +328,22 @@ def _as_override(processes: int | None) -> list[str]:
     return [] if processes is None else [f"processes={processes}"]
 
 
+def _template(end: PlainEnd, *, needed: bool) -> AbstractContextManager[Template | None]:
+    """Fork the process that ranks are forked from, if this command starts ranks."""
+    from .cluster import ranks
+
+    if not needed or ranks.joined():
+        return nullcontext()
+    from .launch import start
+
+    return start.template_of_ranks(end)
+
+
 def _go(
     job: Job,
     asked: StopAsked,
     end: PlainEnd,
+    forks: Template | None,
     *,
     slurm: bool,
     dry_run: bool,
@@ -355,7 +372,7 @@ def _go(
             command.emit({"job": number, "script": str(job.folder.slurm)})
         command.say(f"submitted as job {number}: {job.folder.slurm}")
         return
-    code = start.start(job, started, asked)
+    code = start.start(job, started, asked, forks)
     if as_json and ranks.is_first():
         command.emit(start.outcome(job, code))
     if ranks.joined():

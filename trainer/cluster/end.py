@@ -14,6 +14,8 @@ import contextlib
 import logging
 import os
 import sys
+import threading
+from typing import NoReturn
 
 
 class PlainEnd:
@@ -23,6 +25,15 @@ class PlainEnd:
         self.code: int | None = None
         """Exit code; None: Python ends as usual."""
         atexit.register(self._end)
+
+    def leave(self, code: int) -> NoReturn:
+        """End a fork of the process that made this, as Python ends one; the frames below the fork
+        are not unwound."""
+        self.code = code
+        with contextlib.suppress(BaseException):  # the last handler ends the process
+            threading._shutdown()  # type: ignore[attr-defined]
+            atexit._run_exitfuncs()
+        os._exit(code)
 
     def _end(self) -> None:
         if self.code is None:

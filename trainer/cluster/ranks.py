@@ -31,10 +31,11 @@ if TYPE_CHECKING:
 INTERRUPTED = 85
 """Exit code of a run that saved and stopped early: start it again."""
 
-STORE_FD = "HEADRACE_STORE_FD"
+STORE_FD, LOCK_FD = "HEADRACE_STORE_FD", "HEADRACE_LOCK_FD"
+"""Environment variables of rank 0 with its descriptors of the store's socket and the run's lock."""
 WATCH = "HEADRACE_WATCH"
-LAUNCHER = "HEADRACE_LAUNCHER"
-"""Environment variable with the launcher's process id."""
+PARENT = "HEADRACE_PARENT"
+"""Environment variable with the id of the process that started a rank and watches it."""
 HANG_HINT = (
     "the same command resumes from the last checkpoint; a longer watch.stall_seconds allows slower "
     "steps and a slower start"
@@ -290,7 +291,8 @@ def die_with_parent() -> None:
 
 
 def _die_with_launcher() -> None:
-    """End when the launcher dies: no rank goes on alone with the lock."""
+    """End when the launcher dies, and the rank's parent with it: no rank goes on alone with the
+    lock."""
     die_with_parent()
-    if os.getppid() != int(os.environ[LAUNCHER]):  # it has died already
+    if os.getppid() != int(os.environ[PARENT]):  # it has died already
         os._exit(1)

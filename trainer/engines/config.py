@@ -100,6 +100,10 @@ class EngineConfig(ABC):
         """Return the events of a step in the memory of the rank that has these shards."""
 
     @abstractmethod
+    def load(self, device: str) -> None:
+        """Import the engine's packages, for ranks of this kind of device."""
+
+    @abstractmethod
     def build(
         self,
         objective: Objective,

@@ -110,6 +110,11 @@ class DeepSpeedConfig(ZeroConfig):
 
         return ZeroMemory(self, state, shards, degrees, LARGEST_BUCKET[state.device])
 
+    def load(self, device: str) -> None:
+        import torch._dynamo  # noqa: F401  # torch's optimizers import it
+
+        _import(device)
+
     def build(
         self,
         objective: Objective,
@@ -314,8 +319,8 @@ def _allow(kind: type) -> None:
 
 
 def _import(device: str) -> Any:
-    if device == "cpu":
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or it warns that it found no GPU
+    # Or it looks for one: it asks CUDA, after which no fork can, and warns if there is no GPU.
+    os.environ.setdefault("DS_ACCELERATOR", device)
     try:
         import deepspeed
         import deepspeed.ops
@@ -329,4 +334,18 @@ def _import(device: str) -> Any:
         # DeepSpeed would compile a shared-memory all-reduce, which needs a C++ compiler, and probe
         # for a dozen operators that headrace does not use.
         deepspeed.ops.__compatible_ops__ = {}
+    _import_muon()
     return deepspeed
+
+
+def _import_muon() -> None:
+    """Import DeepSpeed's Muon, which DeepSpeed asks for in its first step and headrace does not
+    use. It compiles functions, for which torch would import its compiler: two seconds."""
+    from deepspeed.runtime import compiler
+
+    compile_function = compiler.compile
+    compiler.compile = lambda *_, **__: lambda function: function
+    try:
+        import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
+    finally:
+        compiler.compile = compile_function

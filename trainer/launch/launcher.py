@@ -17,7 +17,6 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,11 +24,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
 
 from ...console.errors import RunError
 from ...console.log import get_logger
-from ..cluster.ranks import HANG_HINT, INTERRUPTED, LAUNCHER, STORE_FD, WATCH, failures_in
+from ..cluster.ranks import HANG_HINT, INTERRUPTED, LOCK_FD, STORE_FD, WATCH, failures_in
+from .template import RankProcess, Template
 
 GRACE = 10.0
 """Seconds for the other ranks to exit after one has failed."""
@@ -45,20 +44,22 @@ log = get_logger(__name__)
 
 @dataclass
 class Launcher:
-    """Run one command as the ranks of a process group."""
+    """Run forks of the template as the ranks of a process group."""
 
-    command: Sequence[str]
+    template: Template
+    words: Sequence[str]
+    """Arguments of each rank."""
     processes: int
     threads: int
     logs: Path
     """Folder for the output of all ranks but rank 0."""
-    keep_open: Sequence[int] = ()
-    """File descriptors that rank 0 inherits (the run's lock)."""
+    lock: int | None = None
+    """Descriptor of the run's lock, which rank 0 holds too."""
     stall_seconds: float = 0.0
     """End the run if no rank makes progress for this time; 0: never."""
     name: Callable[[int], str] = "rank {}".format
     """Return the name of a rank in messages."""
-    children: list[subprocess.Popen[bytes]] = field(default_factory=list, init=False)
+    children: list[RankProcess] = field(default_factory=list, init=False)
     asked: bool = field(default=False, init=False)
     """True once a signal asked the run to save and stop."""
     _beats: list[int] = field(default_factory=list, init=False)
@@ -82,8 +83,9 @@ class Launcher:
                 for rank in range(self.processes):
                     output = None
                     if rank:
-                        output = stack.enter_context(self._log(rank).open("ab"))
+                        output = stack.enter_context(self._log(rank).open("ab")).fileno()
                     self._start(rank, listener, watch, output)
+                self.template.watch()
                 if self.asked:  # before the last rank was started
                     self._send(signal.SIGTERM)
                 return self._watch(watch)
@@ -97,9 +99,7 @@ class Launcher:
         """Return where a rank's own output is: rank 0 writes to the terminal."""
         return f"in {self._log(rank)}" if rank else "above"
 
-    def _start(
-        self, rank: int, listener: socket.socket, watch: Path, output: IO[Any] | None
-    ) -> None:
+    def _start(self, rank: int, listener: socket.socket, watch: Path, output: int | None) -> None:
         environment = {
             **os.environ,
             "RANK": str(rank),
@@ -111,24 +111,15 @@ class Launcher:
             "OMP_NUM_THREADS": str(self.threads),
             "PYTHONSAFEPATH": "1",  # a file http.py of the user's folder is not Python's http
             WATCH: str(watch),
-            LAUNCHER: str(os.getpid()),
         }
         if sys.platform == "linux":
             environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        keep: tuple[int, ...] = ()
+        descriptors = {}
         if rank == 0:
-            environment[STORE_FD] = str(listener.fileno())
-            keep = (listener.fileno(), *self.keep_open)
-        self.children.append(
-            subprocess.Popen(
-                self.command,
-                env=environment,
-                pass_fds=keep,
-                stdin=subprocess.DEVNULL,
-                stdout=output or sys.stderr,
-                stderr=output or sys.stderr,
-            )
-        )
+            descriptors[STORE_FD] = listener.fileno()
+            if self.lock is not None:
+                descriptors[LOCK_FD] = self.lock
+        self.children.append(self.template.start(self.words, environment, output, descriptors))
 
     def _watch(self, watch: Path) -> int:
         failed_at: float | None = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +28,12 @@ def step_range(context: click.Context, parameter: click.Parameter, value: Any) -
 def option(default: Any, **settings: Any) -> Any:
     """Return a field that is an option of the command line; `settings` are click's."""
     return field(default=default, metadata={"click": settings})
+
+
+def _process_start() -> float:
+    from ...console.machine import process_start
+
+    return process_start()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +68,8 @@ class StartOptions:
     )
     debug: bool = False
     """Log debug messages (`--debug`)."""
-    began: float = field(default_factory=time.monotonic)
-    """Time of the start, on the clock that the processes of this machine share."""
+    began: float = field(default_factory=_process_start)
+    """When the command began, on the clock that the processes of this machine share."""
 
     @property
     def profiled_steps(self) -> range | None:

@@ -1,6 +1,6 @@
-"""Entry of a rank: the launcher starts `python -m headrace.trainer.launch.rank FOLDER OPTIONS`.
+"""Entry of a rank: a fork of the template, or `python -m …launch.rank FOLDER OPTIONS`.
 
-Signals are handled before the imports of a rank, which take seconds.
+Signals are handled before the imports of a rank, which take seconds in a new process.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from ..cluster.end import PlainEnd
 from .options import StartOptions
 
 
-def main() -> None:
-    end, watched, asked = PlainEnd(), ranks.Watched(), ranks.StopAsked()
+def main() -> int:
+    """Train, and return the exit code."""
+    watched, asked = ranks.Watched(), ranks.StopAsked()
     folder, words = sys.argv[1:]
     options = StartOptions.from_json(words)
     log.setup(debug=options.debug)
@@ -23,13 +24,13 @@ def main() -> None:
         from ..run import resolve
         from .worker import work
 
-        code = work(resolve.load(RunFolder(folder)), watched, asked, options)
+        return work(resolve.load(RunFolder(folder)), watched, asked, options)
     except Exception as error:
         watched.fail(error)  # the launcher reports it
-        code = 1
-    end.code = code
-    sys.exit(code)
+        return 1
 
 
 if __name__ == "__main__":
-    main()
+    end = PlainEnd()
+    end.code = main()
+    sys.exit(end.code)

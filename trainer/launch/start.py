@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from ...dataplane.storage import storage
 from ..checkpoints import store
 from ..checkpoints.store import RunState
 from ..cluster import ranks, slurm
+from ..cluster.end import PlainEnd
 from ..cluster.lost_ranks import naming_lost_ranks
 from ..costs import about as facts
 from ..costs import measured
@@ -29,8 +30,12 @@ from ..record.mirror import Mirror
 from ..record.steps import event
 from ..run.job import Job
 from ..scores import at_checkpoints
-from . import launcher, preflight, records
+from . import launcher, preflight, records, template
 from .options import StartOptions
+from .template import Template
+
+RANK = "headrace.trainer.launch.rank"
+WORKER = "headrace.trainer.launch.worker"
 
 log = get_logger(__name__)
 
@@ -48,24 +53,32 @@ def batch_script(job: Job, words: Sequence[str]) -> str:
     return slurm.script(job.run.slurm, name, words, logs=folder.logs, cwd=Path.cwd())
 
 
-def start(job: Job, options: StartOptions, asked: ranks.StopAsked) -> int:
-    """Run the job here, or join it as a rank, and write its report. Return the exit code."""
+def template_of_ranks(end: PlainEnd) -> AbstractContextManager[Template]:
+    """Import what all ranks import, and fork the process that ranks are forked from."""
+    return template.started(RANK, [WORKER], end)
+
+
+def start(job: Job, options: StartOptions, asked: ranks.StopAsked, forks: Template | None) -> int:
+    """Run the job here, as forks, or join it as a rank, and write its report. Return the exit
+    code."""
     if ranks.joined():
         return _join(job, options, asked)
     if _finished(job):
         _finish_again(job)
         return 0
+    assert forks is not None and job.run.device != "auto"
+    forks.call(partial(job.run.engine.load, job.run.device))
     preflight.check_machine(job)
     job.folder.prepare()
     with job.folder.locked() as lock:
         _prepare(job)
-        worker = [sys.executable, "-m", "headrace.trainer.launch.rank"]
         code = launcher.Launcher(
-            [*worker, str(job.folder.root), options.to_json()],
+            forks,
+            [str(job.folder.root), options.to_json()],
             job.processes,
             threads=job.threads,
             logs=job.folder.logs,
-            keep_open=[lock],
+            lock=lock,
             stall_seconds=job.run.watch.stall_seconds,
             name=lambda rank: job.run.layout.rank_name(rank, job.processes),
         ).run()

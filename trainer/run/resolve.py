@@ -24,6 +24,7 @@ from ...console.errors import (
     MisuseError,
     Problem,
     RunError,
+    UserError,
     run_all,
 )
 from ...models.options.precision import PRECISIONS, default_precision
@@ -49,6 +50,21 @@ ANOTHER_KIND = {"--mixture": {"sources", "phases"}, "--model": {"pattern", "oper
 """Keys that tell the YAMLs of other options from a run's YAML, by option."""
 
 
+def is_readable(request: Request) -> bool:
+    """Return False if `resolve` will raise for what the YAMLs of the run, the mixture and the model
+    say: that is known in a moment, before torch is imported."""
+    from ...mixtures.spec.tolerant_read import read
+
+    try:
+        _run(request)
+        _named_model(request)
+        if request.mixture is None:
+            return True
+        return not read(request.mixture, request.overrides_of("mixture")).problems
+    except UserError:
+        return False
+
+
 def resolve(request: Request) -> Job:
     """Return a new job, or the job in the folder if it is the same run."""
     job = _resolve(request)
@@ -65,6 +81,7 @@ def _resolve(request: Request) -> Job:
     run, model, planned = run_all(
         lambda: _run(request), lambda: _named_model(request), lambda: _planned(request, folder)
     )
+    run = _here_or_there(run, slurm=request.slurm, dry_run=request.dry_run)
     model = model or _unnamed_model(run, folder)
     mixture = None
     if request.mixture is not None:
@@ -105,9 +122,10 @@ def load(
 
 
 def _run(request: Request) -> RunConfig:
-    """Return the run's configuration; its rows come from a mixture or are synthetic."""
+    """Return the run's configuration, for any machine; its rows come from a mixture or are
+    synthetic."""
     try:
-        asked = run_config.load(request.run, request.run_overrides, _planned_layout(request))
+        run = run_config.load(request.run, request.run_overrides, _planned_layout(request))
     except ConfigError as error:
         unknown = {problem.path for problem in error.problems}
         for option, keys in ANOTHER_KIND.items():
@@ -115,7 +133,6 @@ def _run(request: Request) -> RunConfig:
                 hint = f"this YAML is for {option}, not a run: use {option} {request.run}"
                 raise ConfigError(error.source, error.problems, hint=hint) from None
         raise
-    run = _here_or_there(asked, slurm=request.slurm, dry_run=request.dry_run)
     if request.mixture is None and run.synthetic is None:
         raise MisuseError(
             "the run has no source of rows",

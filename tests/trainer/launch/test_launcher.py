@@ -6,56 +6,55 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.console.errors import LayoutError, RunError
+from headrace.trainer.cluster.end import PlainEnd
 from headrace.trainer.cluster.ranks import INTERRUPTED, threads_per_rank
 from headrace.trainer.launch import launcher as launch
+from headrace.trainer.launch import template
 from headrace.trainer.launch.launcher import Launcher
 from headrace.trainer.tune.trial import died_of_memory
 
-
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+Make = Callable[..., Launcher]
 
 
-def alive(process: int) -> bool:
-    try:
-        return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()
-    except OSError:
-        return False
+@pytest.fixture
+def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Return a function that makes a launcher of a script. Its ranks are new processes, because
+    pytest has threads; test_template.py has ranks that are forks."""
+    monkeypatch.setattr("threading.active_count", lambda: 2)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with template.started("scripted", [], PlainEnd()) as forks:
+
+        def make(script: str, processes: int = 2, stall: float = 0) -> Launcher:
+            start = "import os, sys, time, signal\nrank = int(os.environ['RANK'])\n"
+            (tmp_path / "scripted.py").write_text(start + script)
+            return Launcher(forks, [], processes, threads=1, logs=tmp_path, stall_seconds=stall)
+
+        yield make
 
 
-def launcher(tmp_path: Path, script: str, processes: int = 2, stall: float = 0) -> Launcher:
-    file = tmp_path / "rank.py"
-    file.write_text("import os, sys, time, signal\nrank = int(os.environ['RANK'])\n" + script)
-    command = [sys.executable, str(file)]
-    return Launcher(command, processes, threads=1, logs=tmp_path, stall_seconds=stall)
-
-
-def test_ranks_receive_their_environment(tmp_path: Path) -> None:
+def test_ranks_receive_their_environment(launcher: Make, tmp_path: Path) -> None:
     script = f"open(r'{tmp_path}/%d' % rank, 'w').write(os.environ['WORLD_SIZE'])"
-    assert launcher(tmp_path, script, processes=3).run() == 0
+    assert launcher(script, processes=3).run() == 0
     assert [(tmp_path / str(rank)).read_text() for rank in range(3)] == ["3", "3", "3"]
 
 
 def test_files_of_the_users_folder_are_not_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    launcher: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "http.py").write_text("raise SystemExit(3)")
-    monkeypatch.chdir(tmp_path)
-    command = [sys.executable, "-c", "import http.client"]
-    assert Launcher(command, 1, threads=1, logs=tmp_path, stall_seconds=0).run() == 0
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "http.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path / "here")
+    assert launcher("import http.client", processes=1).run() == 0
 
 
-def test_the_first_failing_ranks_error_is_raised(tmp_path: Path) -> None:
+def test_the_first_failing_ranks_error_is_raised(launcher: Make) -> None:
     script = """
 from headrace.trainer.cluster.ranks import Watched
 from headrace.console.errors import LayoutError
@@ -73,11 +72,11 @@ else:
 sys.exit(1)
 """
     with pytest.raises(LayoutError, match="rank 1 cannot") as caught:
-        launcher(tmp_path, script).run()
+        launcher(script).run()
     assert caught.value.hint == "give up"
 
 
-def test_a_bug_is_reported_with_rank_and_traceback(tmp_path: Path) -> None:
+def test_a_bug_is_reported_with_rank_and_traceback(launcher: Make) -> None:
     script = """
 from headrace.trainer.cluster.ranks import Watched
 watched = Watched()
@@ -88,19 +87,19 @@ except KeyError as error:
     sys.exit(1)
 """
     with pytest.raises(RunError, match="rank 1 stopped: KeyError: 'unexpected'") as caught:
-        launcher(tmp_path, script).run()
-    assert "rank.py" in str(caught.value)
+        launcher(script).run()
+    assert "scripted.py" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("number", "hint"), [(signal.SIGKILL, "ran out of memory"), (signal.SIGABRT, "rank-1.log")]
 )
 def test_a_killed_rank_ends_the_others(
-    number: signal.Signals, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: signal.Signals, hint: str, launcher: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Linux kills a process that takes too much memory by SIGKILL alone."""
     script = f"os.kill(os.getpid(), {int(number)}) if rank else time.sleep(1000)"
-    job = launcher(tmp_path, script)
+    job = launcher(script)
     monkeypatch.setattr(launch, "GRACE", 0.3)
     with pytest.raises(RunError, match=f"rank 1 was killed by {number.name}") as caught:
         job.run()
@@ -109,7 +108,7 @@ def test_a_killed_rank_ends_the_others(
     assert all(child.poll() is not None for child in job.children)
 
 
-def test_a_request_to_stop_reaches_every_rank(tmp_path: Path) -> None:
+def test_a_request_to_stop_reaches_every_rank(launcher: Make, tmp_path: Path) -> None:
     script = f"""
 def stop(*_):
     sys.exit({INTERRUPTED})
@@ -124,10 +123,10 @@ time.sleep(1000)
         signal.raise_signal(signal.SIGTERM)
 
     threading.Thread(target=ask).start()
-    assert launcher(tmp_path, script).run() == INTERRUPTED
+    assert launcher(script).run() == INTERRUPTED
 
 
-def test_a_hanging_run_reports_stacks(tmp_path: Path) -> None:
+def test_a_hanging_run_reports_stacks(launcher: Make) -> None:
     script = """
 from headrace.trainer.cluster.ranks import Watched
 watched = Watched()
@@ -137,18 +136,18 @@ def stuck_here():
 stuck_here()
 """
     with pytest.raises(RunError, match="no rank has made progress") as caught:
-        launcher(tmp_path, script, stall=2.0).run()
+        launcher(script, stall=2.0).run()
     text = str(caught.value)
     assert "rank 1, step 7" in text and "stuck_here" in text
 
 
 @pytest.mark.parametrize("wrong", [-1e5, 1e5])
 def test_a_clock_that_is_set_ends_no_run_and_hides_no_hang(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: float
+    launcher: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: float
 ) -> None:
     """Beats are compared with each other, not with the clock."""
     monkeypatch.setattr(launch, "STACK_TIMEOUT", 0.1)
-    watching = launcher(tmp_path, "", processes=1, stall=0.4)
+    watching = launcher("", processes=1, stall=0.4)
     beat = tmp_path / "beat.0"
     for step in range(2):
         beat.write_text(f"step {step}")
@@ -159,7 +158,7 @@ def test_a_clock_that_is_set_ends_no_run_and_hides_no_hang(
         watching._check_progress(tmp_path)
 
 
-def test_a_hanging_start_reports_stacks(tmp_path: Path) -> None:
+def test_a_hanging_start_reports_stacks(launcher: Make) -> None:
     """No rank has reached a step, and one is further than the other."""
     script = """
 from headrace.trainer.cluster.ranks import Watched
@@ -171,12 +170,12 @@ if rank == 1:
 joins()
 """
     with pytest.raises(RunError, match="no rank has made progress") as caught:
-        launcher(tmp_path, script, stall=2.0).run()
+        launcher(script, stall=2.0).run()
     text = str(caught.value)
     assert "rank 0, start:" in text and "rank 1, joining the others:" in text and "joins" in text
 
 
-def test_a_stopped_rank_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_rank_is_named(launcher: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     script = """
 from headrace.trainer.cluster.ranks import Watched
 watched = Watched()
@@ -185,7 +184,7 @@ if rank == 1:
     os.kill(os.getpid(), signal.SIGSTOP)
 time.sleep(1000)
 """
-    job = launcher(tmp_path, script, stall=2.0)
+    job = launcher(script, stall=2.0)
     monkeypatch.setattr(launch, "GRACE", 0.3)
     monkeypatch.setattr(launch, "STACK_TIMEOUT", 3.0)
     with pytest.raises(RunError, match=r"rank 1 did not write a stack") as caught:
@@ -199,7 +198,7 @@ def test_threads_fill_the_machine() -> None:
     assert threads_per_rank(16, 8) == 1
 
 
-def test_a_reported_error_outweighs_the_exit_signal(tmp_path: Path) -> None:
+def test_a_reported_error_outweighs_the_exit_signal(launcher: Make) -> None:
     """A library may abort while the interpreter exits."""
     script = """
 from headrace.trainer.cluster.ranks import Watched
@@ -208,47 +207,13 @@ Watched().fail(LayoutError("rank 0 cannot"))
 os.abort()
 """
     with pytest.raises(LayoutError, match="rank 0 cannot"):
-        launcher(tmp_path, script, processes=1).run()
-
-
-KILLED = """
-import sys
-from pathlib import Path
-from headrace.trainer.launch.launcher import Launcher
-from headrace.trainer.tune.trial import died_of_memory
-Launcher([sys.executable, sys.argv[1]], 2, threads=1, logs=Path(sys.argv[2])).run()
-"""
-
-
-@pytest.mark.parametrize("imports", [0.0, 1.0])
-def test_ranks_die_with_their_launcher(tmp_path: Path, imports: float) -> None:
-    """Also ranks that ignore SIGTERM, and ranks that still import when the launcher dies."""
-    file = tmp_path / "rank.py"
-    file.write_text(f"""
-import os, signal, time
-from headrace.trainer.cluster.ranks import StopAsked, Watched
-place = r"{tmp_path}/rank-" + os.environ["RANK"]
-open(place, "w").write(str(os.getpid()))
-time.sleep({imports})
-watched, asked = Watched(), StopAsked()
-open(place + ".ready", "w").close()
-while True:
-    time.sleep(0.1)
-""")
-    process = subprocess.Popen([sys.executable, "-c", KILLED, str(file), str(tmp_path)])
-    ready = "rank-?" if imports else "rank-?.ready"
-    wait_for(lambda: len(list(tmp_path.glob(ready))) == 2)
-    wait_for(lambda: all(file.read_text() for file in tmp_path.glob("rank-?")))
-    process.kill()
-    process.wait()
-    ranks = [int(file.read_text()) for file in tmp_path.glob("rank-?")]
-    wait_for(lambda: not any(alive(rank) for rank in ranks))
+        launcher(script, processes=1).run()
 
 
 def test_a_signal_before_a_rank_starts_reaches_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    launcher: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = launcher(tmp_path, "time.sleep(1000)", processes=1)
+    job = launcher("time.sleep(1000)", processes=1)
     start = job._start
 
     def interrupted(rank: int, *more: Any) -> None:
