@@ -15,6 +15,9 @@ from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
 """Limits of a container: version 2 of control groups."""
+GPU_FILES = ("nvidia*", "nvhost*", "nvmap", "dxg", "kfd")
+"""Files of /dev: of NVIDIA's driver, on its boards, under Windows; of AMD's driver."""
+HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 PROBE = "#include <Python.h>\n#include <cmath>\nint probe(double x) { return std::isnan(x); }\n"
 """Program with the headers of the code that torch.compile generates."""
 
@@ -31,6 +34,17 @@ def process_start() -> float:
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     return time.monotonic() - age
+
+
+def gpus_seen() -> tuple[str, ...]:
+    """Return the device files of GPUs, and the variables that hide some: what torch finds depends
+    on them. A machine with Linux and without such files has no GPU, which is known without torch.
+    """
+    if sys.platform != "linux":
+        return (sys.platform,)
+    files = sorted(str(file) for pattern in GPU_FILES for file in Path("/dev").glob(pattern))
+    hidden = [f"{name}={os.environ[name]}" for name in HIDING if name in os.environ]
+    return (*files, *hidden) if files else ()
 
 
 def memory(name: str) -> int:

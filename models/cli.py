@@ -11,7 +11,7 @@ import click
 from ..console import command
 
 if TYPE_CHECKING:
-    from .accounting.show import FindEngineState
+    from .accounting.summary import FindEngineState
     from .config import ModelConfig
 
 
@@ -95,13 +95,14 @@ def _model_of(name_or_file: str, overrides: Sequence[str]) -> ModelConfig:
     """Return the model of a name, of a YAML file, or of a folder."""
     from ..console import config as reader
     from .config import ModelConfig, load_model_config, shipped_models
-    from .conversion.folders import read_model
 
     folder = Path(name_or_file)
     if name_or_file in shipped_models() or not folder.is_dir():
         return load_model_config(name_or_file, overrides)
     if (own := folder / "model.yaml").is_file():
         return load_model_config(own, overrides)
+    from .conversion.folders import read_model
+
     data = reader.apply_overrides(reader.plain(read_model(folder)[0]), overrides)
     return reader.build(ModelConfig, data, source=name_or_file)
 
@@ -177,9 +178,11 @@ def show_model(
     from dataclasses import replace
 
     from ..console import config as reader
-    from .accounting.count import build_meta
-    from .accounting.show import describe, render
+    from ..console import sources
+    from ..console.machine import gpus_seen
+    from .accounting.show import render
     from .accounting.state import Degrees
+    from .accounting.stored import stored
     from .options.precision import PRECISIONS, Fp8Config
 
     if find_engine_state is None:
@@ -194,8 +197,18 @@ def show_model(
         settings = reader.build(Fp8Config, reader.apply_overrides({}, fp8), source="--fp8")
         number_format = replace(number_format, fp8=settings)
     words = [*run, *([] if zero is None else [f"engine.zero={zero}"])]
-    engine = find_engine_state(words, build_meta(config), number_format, degrees)
-    summary = describe(config, seq_len, engine, rows=rows, precision=number_format, degrees=degrees)
+
+    def count() -> dict[str, Any]:
+        from .accounting.count import build_meta
+        from .accounting.summary import describe
+
+        engine = find_engine_state(words, build_meta(config), number_format, degrees)
+        shape = {"rows": rows, "precision": number_format, "degrees": degrees}
+        return describe(config, seq_len, engine, **shape)
+
+    # All that decides the answer: the engines too, which are above this package.
+    asked = [config, seq_len, rows, number_format, degrees, words, gpus_seen(), sources.digest()]
+    summary = stored(f"show {asked!r}", count)
     if as_json:
         command.emit(summary)
     else:

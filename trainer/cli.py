@@ -352,7 +352,7 @@ def _go(
 ) -> None:
     """Start the job here, or submit a batch job that repeats the words of this command."""
     from .cluster import ranks
-    from .launch import preflight, start
+    from .launch import preflight
 
     context = click.get_current_context()
     debug = bool(context.find_root().meta.get(command.DEBUG))
@@ -366,6 +366,8 @@ def _go(
         preflight.check_folder(job)
         _describe(job, words, as_json)
         return
+    from .launch import start
+
     if words is not None:
         number = start.submit(job, words)
         if as_json:
@@ -382,10 +384,13 @@ def _go(
 
 def _describe(job: Job, words: list[str] | None, as_json: bool) -> None:
     from .costs.describe import configuration, describe, lines
-    from .launch import preflight, start
+    from .launch import preflight
 
-    described = describe(job, activations=True)
-    script = {} if words is None else {"slurm": start.batch_script(job, words)}
+    described, script = describe(job, activations=True), {}
+    if words is not None:
+        from .launch import start
+
+        script = {"slurm": start.batch_script(job, words)}
     warnings = []
     if words is None:  # the run may be meant for another machine
         try:

@@ -34,7 +34,7 @@ WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None  # importing it fails
 from headrace.console.headrace import main
-main(["models", "list"])
+main(["models", *sys.argv[1:]])
 """
 
 
@@ -44,11 +44,28 @@ def test_list_has_every_shipped_model(tmp_path: Path, monkeypatch: pytest.Monkey
     sizes = {row["name"]: row["parameters"] for row in document("list")}
     assert sizes["evo2-7b-8k"] == 6_481_059_584
     assert len(sizes) >= 32
-    again = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True)
+    again = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, "list"], capture_output=True, text=True
+    )
     assert again.returncode == 0, again.stderr
     assert again.stdout == run("list").stdout
     line = next(line for line in again.stdout.splitlines() if line.startswith("evo2-7b-8k"))
     assert line.split(maxsplit=2)[1:] == ["6,481,059,584", "se ×9  mr ×9  li ×9  attention ×5"]
+
+
+def test_a_second_show_needs_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    words = ["show", "tiny-transformer", "--seq-len", "64"]
+    first = run(*words)
+
+    def again(*more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", WITHOUT_TORCH, *words, *more]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    done = again()
+    assert (done.returncode, done.stdout) == (0, first.stdout), done.stderr
+    for more in (["width=64"], ["--run", "engine.zero=2"]):  # other questions
+        assert "import of torch halted" in again(*more).stderr
 
 
 def test_show_as_json() -> None:

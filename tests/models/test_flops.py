@@ -24,7 +24,6 @@ from headrace.models.accounting.level import EngineMemory, EngineState, Level
 from headrace.models.accounting.memory import generation_bytes, rank_shards
 from headrace.models.accounting.passes import model_passes
 from headrace.models.accounting.shape import Shape
-from headrace.models.accounting.show import describe
 from headrace.models.accounting.state import (
     Degrees,
     Shards,
@@ -34,6 +33,7 @@ from headrace.models.accounting.state import (
     flat,
     state_bytes,
 )
+from headrace.models.accounting.summary import describe
 from headrace.models.config import ModelConfig, load_model_config
 from headrace.models.model import Model
 from headrace.models.options.precision import PRECISIONS

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import fsspec
@@ -122,3 +124,29 @@ def test_profiled_steps_must_be_in_the_plan() -> None:
     error = dry("--profile", "100:200", code=2).stderr
     assert "--profile 100:200: the plan has steps 0 to 15" in error
     dry("--profile", "10:100")
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None  # importing it fails
+from headrace.trainer.cli import main
+main()
+"""
+
+
+def test_a_second_dry_run_needs_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a built or traced model gives is stored, and a rate decides nothing of it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    dry("--json")
+    words = ["optimizer.lr=0.5", "synthetic.steps=8", "--json"]
+
+    def again(*more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", WITHOUT_TORCH, "run", "--model", TINY, *SMALL, "--dry-run"]
+        return subprocess.run([*command, *words, *more], capture_output=True, text=True)
+
+    done = again()
+    assert done.returncode == 0, done.stderr
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
+    assert json.loads(done.stdout) == json.loads(dry(*words).stdout)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert "import of torch halted" in again("model.width=48").stderr  # another model is counted

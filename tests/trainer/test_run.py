@@ -105,9 +105,28 @@ def asked_to_make_room(trainer: Any, process: Any, number: signal.Signals) -> No
     assert store.step_of(saved) == steps_taken(trainer.out / "ledger.jsonl")
 
 
-def test_sigterm_saves_and_stops(trainer: Any) -> None:
-    process = trainer.start("synthetic.steps=1000000", "checkpoints.every=100000")
+NOTES_TORCH = """
+import os, sys
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == "torch":
+            with open(os.environ["NOTED"], "a") as file:
+                file.write(f"{os.getpid()}\\n")
+sys.meta_path.insert(0, Finder)
+"""
+
+
+def test_sigterm_saves_and_stops(
+    trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command imports torch, and its ranks do not."""
+    (tmp_path / "sitecustomize.py").write_text(NOTES_TORCH)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("NOTED", str(tmp_path / "noted"))
+    endless = ["synthetic.steps=1000000", "checkpoints.every=100000", "--processes", "2"]
+    process = trainer.start(*endless)
     asked_to_make_room(trainer, process, signal.SIGTERM)
+    assert (tmp_path / "noted").read_text() == f"{process.pid}\n"
 
 
 def handles(process: subprocess.Popen[bytes], number: signal.Signals) -> bool:

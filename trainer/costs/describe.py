@@ -9,28 +9,22 @@ from ...console import config as reader
 from ...console.progress import as_bytes, human
 from ...models.accounting.show import letters_of, shown_active
 from ...models.accounting.state import HOST, device_bytes, host_bytes
+from ...models.accounting.stored import stored
 from ..run.config import COUPLED
 from ..run.job import Job
 from . import memory as costs
 from . import stages as pipeline
 
 AXES = ("pp", "dp", "tp", "cp")
+UNCOUNTED = ("seed", "init_from", "synthetic", "data", "evaluate", "checkpoints", "slurm")
+"""Keys of a run that no count depends on; rows are counted by phase."""
 
 
 def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
     """Return the description; `activations` counts the memory of a step, which takes a second or
     two, instead of the state alone."""
-    stages = pipeline.stages(job)
-    by_stage = [
-        [each.parts for each in costs.timelines(job, stage)]
-        if activations
-        else costs.state_memory(job, stage)
-        for stage in range(len(stages))
-    ]
-    for stage, by_rank in zip(stages, by_stage, strict=True):
-        stage["memory"] = max(by_rank, key=device_bytes)
-    greatest = max(by_stage, key=lambda by_rank: max(map(device_bytes, by_rank)))
-    score = scoring(job, activations=activations)
+    counts = counted(job, activations=activations)
+    score = counts["scoring"]
     scored = [score["memory"]] if score is not None else []
     return {
         "run": str(job.folder.root),
@@ -48,19 +42,49 @@ def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
             "sources": [source.name for source in job.plan.sources],
         },
         "layout": job.layout,
-        "fp8": fp8(job),
+        "fp8": counts["fp8"],
         "experts": experts(job),
         "groups": costs.groups(job),
         "batch": costs.batches(job),
-        "memory": max([*greatest, *scored], key=device_bytes),
-        "memory_by_tensor_rank": greatest,
+        "memory": max([*counts["memory"], *scored], key=device_bytes),
+        "memory_by_tensor_rank": counts["memory"],
         "scoring": score,
-        "stages": stages,
-        "pipeline": pipeline.pipelines(job) if job.run.layout.pp > 1 else [],
-        "warnings": [*pipeline.warnings(job), *eager_operators(job), *emulation(job)],
+        "stages": counts["stages"],
+        "pipeline": counts["pipeline"],
+        "warnings": counts["warnings"],
         "checkpoints": {"bytes": costs.checkpoint_bytes(job), "saved": costs.checkpoints(job)},
         "configuration": reader.plain(job.run),
     }
+
+
+def counted(job: Job, *, activations: bool) -> dict[str, Any]:
+    """Return what only a built or traced model gives. It is stored: a second dry run needs no
+    torch."""
+
+    def count() -> dict[str, Any]:
+        stages = pipeline.stages(job)
+        by_stage = [
+            [each.parts for each in costs.timelines(job, stage)]
+            if activations
+            else costs.state_memory(job, stage)
+            for stage in range(len(stages))
+        ]
+        for stage, by_rank in zip(stages, by_stage, strict=True):
+            stage["memory"] = max(by_rank, key=device_bytes)
+        return {
+            "stages": stages,
+            "memory": max(by_stage, key=lambda by_rank: max(map(device_bytes, by_rank))),
+            "scoring": scoring(job, activations=activations),
+            "fp8": fp8(job),
+            "pipeline": pipeline.pipelines(job) if job.run.layout.pp > 1 else [],
+            "warnings": [*pipeline.warnings(job), *eager_operators(job), *emulation(job)],
+        }
+
+    run = {key: value for key, value in reader.plain(job.run).items() if key not in UNCOUNTED}
+    run["optimizer"] = {name: run["optimizer"][name] for name in run["optimizer"] if name != "lr"}
+    phases = [(phase.name, phase.seq_len, phase.batch_rows) for phase in job.plan.phases]
+    question = f"described {activations} {job.model!r} {run} {phases} {job.layout}"
+    return stored(question, count, source=costs.TRAINER)
 
 
 def scoring(job: Job, *, activations: bool) -> dict[str, Any] | None:
@@ -110,14 +134,14 @@ def emulation(job: Job) -> list[str]:
 
 def eager_operators(job: Job) -> list[str]:
     """Return a line for each operator that torch.compile leaves out of its graphs."""
+    if not job.run.engine.compile:
+        return []
     import torch
 
     from ...models.accounting.count import build_meta
     from ...models.compilation import left_out
     from ...models.parallel.axes import Axes, Axis
 
-    if not job.run.engine.compile:
-        return []
     layout = job.run.layout
     axes = Axes(
         context=Axis(None, 0, layout.cp),

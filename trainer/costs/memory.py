@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...models.accounting.stored import stored
 from ..loop.batches import micro_batches, micro_rows
 from ..run.job import Job
 
@@ -16,40 +18,60 @@ if TYPE_CHECKING:
     from ...models.accounting.state import Degrees
     from ...models.accounting.step import Timeline
     from ...models.config import ModelConfig
+    from ..engines.optimizers.config import OptimizerConfig
     from ..layout.config import LayoutConfig
     from ..pipeline.cuts import Cuts
 
+TRAINER = Path(__file__).parents[1]
+"""Modules whose source decides a stored answer, beside those of the models."""
 NUMBER_BYTES = 4
 """Bytes of a number in a checkpoint: masters and optimizer states are fp32."""
 
 
 def parameters(job: Job) -> dict[str, int]:
     """Return the number of parameters, and of those that a token uses."""
-    from ...models.accounting.count import active_parameters, build_meta
-    from ...models.accounting.count import parameters as count
 
-    model = build_meta(job.model)
-    return {"parameters": count(model), "active_parameters": active_parameters(model)}
+    def count() -> dict[str, int]:
+        from ...models.accounting.count import active_parameters, build_meta, parameters
+
+        model = build_meta(job.model)
+        return {"parameters": parameters(model), "active_parameters": active_parameters(model)}
+
+    return stored(f"counts {job.model!r}", count)
 
 
 def checkpoint_bytes(job: Job) -> int:
-    from ...models.accounting.count import build_meta
+    def count() -> int:
+        from ...models.accounting.count import build_meta
 
-    model = build_meta(job.model)
-    states = job.run.optimizer.kept(model)
-    return sum(
-        NUMBER_BYTES * (1 + len(states[name])) * parameter.numel()
-        for name, parameter in model.named_parameters()
-    )
+        model = build_meta(job.model)
+        states = job.run.optimizer.kept(model)
+        return sum(
+            NUMBER_BYTES * (1 + len(states[name])) * parameter.numel()
+            for name, parameter in model.named_parameters()
+        )
+
+    return stored(f"checkpoint {job.model!r} {_rateless(job)!r}", count, source=TRAINER)
 
 
 def groups(job: Job) -> list[dict[str, Any]]:
     """Return the optimizer's parameter groups, with their rates and decays."""
-    from ...models.accounting.count import build_meta
-    from ..engines.groups import describe_groups
 
-    model = build_meta(job.model)
-    return describe_groups(model, job.run.optimizer, model.full_precision(job.precision))
+    def count() -> list[dict[str, Any]]:
+        from ...models.accounting.count import build_meta
+        from ..engines.groups import describe_groups
+
+        model = build_meta(job.model)
+        return describe_groups(model, _rateless(job), model.full_precision(job.precision))
+
+    question = f"groups {job.model!r} {_rateless(job)!r} {job.precision!r}"
+    groups = stored(question, count, source=TRAINER)
+    return [group | {"lr": job.run.optimizer.lr * group["lr"]} for group in groups]
+
+
+def _rateless(job: Job) -> OptimizerConfig:
+    """Return the optimizer with a rate of one: runs with other rates have the same counts."""
+    return replace(job.run.optimizer, lr=1.0)
 
 
 def checkpoints(job: Job) -> int:

@@ -30,6 +30,7 @@ from ...models.options.recompute import Selective
 from ..checkpoints import store
 from ..cluster.ranks import is_first, joined
 from ..costs.memory import checkpoint_bytes, state_memory
+from ..costs.memory import groups as parameter_groups
 from ..engines.deepspeed import DeepSpeedConfig
 from ..engines.fsdp2 import Fsdp2Config
 from ..layout import checks as layout_checks
@@ -198,12 +199,12 @@ def _compile(job: Job) -> None:
 
 def _fp8(job: Job) -> None:
     """Raise if precision=fp8 would compute nothing in FP8."""
-    from ...models.accounting.count import build_meta
-    from ...models.fp8 import matrices
-
     settings = job.precision.fp8
     if settings is None:
         return
+    from ...models.accounting.count import build_meta
+    from ...models.fp8 import matrices
+
     reasons = [each.reason for each in matrices(build_meta(job.model), settings)]
     if None not in reasons:
         most = Counter(filter(None, reasons)).most_common()
@@ -242,10 +243,7 @@ def _vocabulary(job: Job) -> None:
 
 def _groups(job: Job) -> None:
     """Raise if a pattern of optimizer.groups matches no parameter."""
-    from ...models.accounting.count import build_meta
-    from ..engines.groups import parameter_groups
-
-    parameter_groups(build_meta(job.model), job.run.optimizer)
+    parameter_groups(job)
 
 
 def _rows(job: Job, phase: PhaseRows) -> None:

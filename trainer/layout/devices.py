@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Literal, get_args
 
 from ...console.errors import LayoutError
+from ...console.machine import gpus_seen
 
 if TYPE_CHECKING:
     import torch
@@ -22,16 +24,26 @@ SEGMENTS = "expandable_segments:True"
 
 def choose_device(kind: DeviceKind) -> Literal["cpu", "cuda"]:
     """Return the kind of device to run on; raise if a GPU is asked for and none is there."""
-    import torch
-
+    if kind == "cpu":
+        return kind
+    there = _has_gpu()
     if kind == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if kind == "cuda" and not torch.cuda.is_available():
+        return "cuda" if there else "cpu"
+    if not there:
         raise LayoutError(
             "device=cuda, and torch finds no GPU",
             hint="set device=cpu, or run `headrace doctor`",
         )
     return kind
+
+
+def _has_gpu() -> bool:
+    """Return True if torch finds a GPU. Torch is imported where there may be one."""
+    if sys.modules.get("torch") is None and not gpus_seen():
+        return False
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def local_device(kind: Literal["cpu", "cuda"]) -> torch.device:
@@ -50,6 +62,8 @@ def set_allocator() -> None:
 
 
 def count_gpus() -> int:
+    if not _has_gpu():
+        return 0
     import torch
 
     return torch.cuda.device_count()

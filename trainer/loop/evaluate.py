@@ -13,19 +13,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 from ...console.errors import PlanError
-from ..engines.engine import Engine
-from ..layout.groups import Parallel
 from ..pipeline.schedules import forward_only
 from .batches import MicroBatch, RunPlan
 from .config import EvaluateConfig
-from .execute import execute
-from .step_stats import StepStats, gather
 
 if TYPE_CHECKING:
+    import torch
+
     from ...dataplane.order.plan import Plan
+    from ..engines.engine import Engine
+    from ..layout.groups import Parallel
+    from .step_stats import StepStats
 
 TRAIN = "train"
 
@@ -58,6 +57,11 @@ class Evaluator:
 
     def __call__(self, engine: Engine) -> Evaluation:
         """Return the loss of the present weights. Collective."""
+        import torch
+
+        from .execute import execute
+        from .step_stats import gather
+
         began = time.perf_counter()
         batches: list[MicroBatch] = []
         losses: list[torch.Tensor] = []

@@ -1,0 +1,128 @@
+"""What `headrace models show` prints, counted from the built and traced model, as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, Protocol, get_args
+
+from .. import fp8
+from ..config import ModelConfig
+from ..model import Model
+from ..options.precision import Precision
+from ..options.recompute import Unit, rules_of
+from .count import (
+    TRAINING,
+    active_parameters,
+    build_meta,
+    forward_flops,
+    parameters,
+    parameters_by_part,
+    step_flops,
+)
+from .level import EngineState
+from .memory import generation_bytes, rank_shards
+from .passes import model_passes
+from .shape import Shape
+from .state import Degrees, Shards, state_bytes
+from .step import Action, input_bytes, timeline
+
+LADDER = (2048, 8192, 32768, 131072, 1048576)
+"""Lengths of rows whose operations are counted."""
+
+
+class FindEngineState(Protocol):
+    """Find the state of the engine that a run's `PATH.TO.KEY=VALUE` words configure. The engines
+    live above this package, so the command that knows both hands this function down."""
+
+    def __call__(
+        self, words: Sequence[str], model: Model, precision: Precision, degrees: Degrees
+    ) -> EngineState: ...
+
+
+def describe(
+    config: ModelConfig,
+    seq_len: int,
+    engine: EngineState,
+    *,
+    rows: int = 1,
+    precision: Precision,
+    degrees: Degrees,
+) -> dict[str, Any]:
+    """Return everything that is shown, as one JSON document."""
+    model = build_meta(config)
+    count, active = parameters(model), active_parameters(model)
+    forward = forward_flops(model, seq_len)
+    training = TRAINING * sum(forward.values())
+    return {
+        "layers": [str(layer) for layer in config.layers],
+        "vocab_size": config.vocab_size,
+        "width": config.width,
+        "parameters": count,
+        "active_parameters": active,
+        "parameters_by_part": parameters_by_part(model),
+        "seq_len": seq_len,
+        "forward_flops_per_token": forward,
+        "step_flops_per_token": step_flops(model, seq_len),
+        "training_flops_per_token": training,
+        "six_n_error": 6 * active / training - 1,
+        "by_seq_len": {str(length): lengths_row(model, length) for length in LADDER},
+        "fp8": fp8.summary(model, precision.fp8) if precision.fp8 else None,
+        "memory": memory(config, seq_len, engine, rows=rows, precision=precision, degrees=degrees),
+    }
+
+
+def memory(
+    config: ModelConfig,
+    seq_len: int,
+    engine: EngineState,
+    *,
+    rows: int,
+    precision: Precision,
+    degrees: Degrees,
+) -> dict[str, Any]:
+    """Return the bytes on one rank that trains `rows` sequences at once, and the bytes of one
+    sequence in generation."""
+    shards = rank_shards(config, degrees, degrees.tp - 1)  # the last rank has the most
+    shape = Shape(
+        rows=rows,
+        seq_len=seq_len,
+        precision=precision,
+        degrees=degrees,
+        device=engine.device,
+        linear=engine.linear,
+    )
+    return {
+        "precision": precision.name,
+        "rows": rows,
+        "seq_len": seq_len,
+        "threads": shape.threads if shape.device == "cpu" else None,
+        "engine": engine.engine,
+        "layout": asdict(degrees),
+        "state": state_bytes(engine.parts, shards, degrees),
+        "step": {unit: step_memory(config, shape, engine, shards, unit) for unit in get_args(Unit)},
+        "generation_state": generation_bytes(config, seq_len, precision=precision),
+    }
+
+
+def step_memory(
+    config: ModelConfig, shape: Shape, engine: EngineState, shards: Shards, unit: Unit
+) -> dict[str, int]:
+    """Return the bytes of each part at the highest moment of a step of one micro-batch."""
+    layers = len(config.layers)
+    passes = model_passes(config, shape, rules_of(unit, layers))
+    held = engine.memory(shards, shape.degrees)
+    actions = [Action("forward", 0, 0), Action("backward", 0, 0)]
+    return timeline(passes, held, actions, [range(layers)], input_bytes(shape)).parts
+
+
+def lengths_row(model: Model, seq_len: int) -> dict[str, Any]:
+    forward, step = forward_flops(model, seq_len), step_flops(model, seq_len)
+    training = TRAINING * sum(forward.values())
+    return {
+        "training_flops_per_token": training,
+        "step_flops_per_token": sum(step.values()),
+        "six_n_error": 6 * active_parameters(model) / training - 1,
+        "forward_flops_by_part": forward,
+        "step_flops_by_part": step,
+    }
