@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -129,6 +128,7 @@ def run(
     from .cluster.end import PlainEnd
 
     asked, end = ranks.stop_asked(), PlainEnd()  # before the imports of torch, which take seconds
+    from .launch import template
     from .run.request import Request
     from .run.resolve import is_readable, resolve
 
@@ -150,8 +150,8 @@ def run(
         slurm=slurm,
         dry_run=dry_run,
     )
-    started = not (slurm or dry_run) and is_readable(request)
-    with _template(end, needed=started) as forks:
+    starts = not (slurm or dry_run) and is_readable(request)
+    with template.of_ranks(end, needed=starts) as forks:
         _go(resolve(request), asked, end, forks, slurm=slurm, dry_run=dry_run, **options)
 
 
@@ -180,10 +180,12 @@ def resume(
 
     asked, end = ranks.stop_asked(), PlainEnd()
     from .folder import RunFolder
+    from .launch import template
     from .run.resolve import load
 
     words, place = [*overrides, *_as_override(processes)], RunFolder(folder)
-    with _template(end, needed=not (slurm or dry_run) and place.begun) as forks:
+    starts = not (slurm or dry_run) and place.begun
+    with template.of_ranks(end, needed=starts) as forks:
         job = load(place, words, slurm=slurm, dry_run=dry_run)
         _go(job, asked, end, forks, slurm=slurm, dry_run=dry_run, **options)
 
@@ -309,14 +311,8 @@ def clean(folders: tuple[str, ...], dry_run: bool, as_json: bool, **policy: Any)
     command.say(f"{found}, {total}{', nothing deleted' if dry_run else ''}")
 
 
-main.add_command(plan)
-main.add_command(profile)
-main.add_command(export)
-main.add_command(sample)
-main.add_command(eval_command)
-main.add_command(recall)
-main.add_command(tune)
-main.add_command(anneal)
+for each in (plan, profile, export, sample, eval_command, recall, tune, anneal):
+    main.add_command(each)
 
 
 def _is_file(word: str) -> bool:
@@ -326,17 +322,6 @@ def _is_file(word: str) -> bool:
 
 def _as_override(processes: int | None) -> list[str]:
     return [] if processes is None else [f"processes={processes}"]
-
-
-def _template(end: PlainEnd, *, needed: bool) -> AbstractContextManager[Template | None]:
-    """Fork the process that ranks are forked from, if this command starts ranks."""
-    from .cluster import ranks
-
-    if not needed or ranks.joined():
-        return nullcontext()
-    from .launch import start
-
-    return start.template_of_ranks(end)
 
 
 def _go(

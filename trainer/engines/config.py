@@ -99,9 +99,9 @@ class EngineConfig(ABC):
     def memory(self, state: StateOnDevice, shards: Shards, degrees: Degrees) -> EngineMemory:
         """Return the events of a step in the memory of the rank that has these shards."""
 
-    @abstractmethod
     def load(self, device: str) -> None:
-        """Import the engine's packages, for ranks of this kind of device."""
+        """Import what the engine imports when it is built, for ranks of this kind of device."""
+        import torch._dynamo  # noqa: F401  # torch's optimizers and FSDP2 import it
 
     @abstractmethod
     def build(

@@ -111,8 +111,7 @@ class DeepSpeedConfig(ZeroConfig):
         return ZeroMemory(self, state, shards, degrees, LARGEST_BUCKET[state.device])
 
     def load(self, device: str) -> None:
-        import torch._dynamo  # noqa: F401  # torch's optimizers import it
-
+        super().load(device)
         _import(device)
 
     def build(

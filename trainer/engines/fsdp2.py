@@ -164,10 +164,6 @@ class Fsdp2Config(EngineConfig):
     def gather_of(self, layout: LayoutConfig) -> Gather:
         return self.gather or ("block" if layout.holds_all_layers else "step")
 
-    def load(self, device: str) -> None:
-        import torch._dynamo  # torch imports it when a model is first sharded
-        import torch.distributed.fsdp  # noqa: F401
-
     def build(
         self,
         objective: Objective,

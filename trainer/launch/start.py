@@ -6,7 +6,6 @@ import contextlib
 import os
 import shlex
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from ...dataplane.storage import storage
 from ..checkpoints import store
 from ..checkpoints.store import RunState
 from ..cluster import ranks, slurm
-from ..cluster.end import PlainEnd
 from ..cluster.lost_ranks import naming_lost_ranks
 from ..costs import about as facts
 from ..costs import measured
@@ -30,12 +28,9 @@ from ..record.mirror import Mirror
 from ..record.steps import event
 from ..run.job import Job
 from ..scores import at_checkpoints
-from . import launcher, preflight, records, template
+from . import launcher, preflight, records
 from .options import StartOptions
 from .template import Template
-
-RANK = "headrace.trainer.launch.rank"
-WORKER = "headrace.trainer.launch.worker"
 
 log = get_logger(__name__)
 
@@ -51,11 +46,6 @@ def batch_script(job: Job, words: Sequence[str]) -> str:
     folder = job.folder
     name = folder.root.absolute().name
     return slurm.script(job.run.slurm, name, words, logs=folder.logs, cwd=Path.cwd())
-
-
-def template_of_ranks(end: PlainEnd) -> AbstractContextManager[Template]:
-    """Import what all ranks import, and fork the process that ranks are forked from."""
-    return template.started(RANK, [WORKER], end)
 
 
 def start(job: Job, options: StartOptions, asked: ranks.StopAsked, forks: Template | None) -> int:

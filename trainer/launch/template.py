@@ -33,8 +33,9 @@ from typing import NoReturn
 
 from ...console.errors import RunError
 from ..cluster.end import PlainEnd
-from ..cluster.ranks import PARENT, die_with_parent
+from ..cluster.ranks import PARENT, die_with_parent, joined
 
+RANK, WORKER = "headrace.trainer.launch.rank", "headrace.trainer.launch.worker"
 HELD_BACK = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Signals that ask a run to save and stop. Sent to the whole process group, they must not end the
 template, and the ranks with it."""
@@ -126,6 +127,12 @@ class Template:
         self.connection.close()
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
+
+
+def of_ranks(end: PlainEnd, *, needed: bool) -> contextlib.AbstractContextManager[Template | None]:
+    """Import what all ranks import and fork the template, if this command starts ranks: another
+    launcher may have started it as one."""
+    return started(RANK, [WORKER], end) if needed and not joined() else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

@@ -25,8 +25,7 @@ from ..weights import sample, source
 from ..weights.tokenizer import find_tokenizer
 from . import records
 from .answers import works_of
-from .config import ScoresConfig
-from .installed import check_installed
+from .config import ScoresConfig, check_installed
 from .missing import Missing, failed, unanswered
 from .team import Team
 

@@ -13,7 +13,6 @@ from ...console.errors import SeveralErrors, StorageError, UserError
 from ..folder import RECALL, SCORES
 from ..layout.devices import DEVICES, DeviceKind
 from ..weights.commands import SOURCE, data_option, ema_option, step_option
-from .installed import check_installed
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
@@ -103,6 +102,8 @@ def eval_command(
 
     More: docs/eval.md
     """
+    from .config import check_installed
+
     check_installed("trainer eval")
     import torch.distributed as dist
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from ...console import config as reader
+from ...console.errors import MissingError
 from ..folder import RunFolder
 
 
@@ -46,3 +48,12 @@ def stored(folder: RunFolder) -> ScoresConfig | None:
     data, _ = reader.read_yaml(folder.run)
     own = data.get("scores")
     return None if own is None else reader.build(ScoresConfig, own, source=str(folder.run))
+
+
+def check_installed(what: str) -> None:
+    """Raise if lm-evaluation-harness, an extra, is not installed, which `what` needs."""
+    if find_spec("lm_eval") is None:
+        raise MissingError(
+            f"{what} runs tasks of lm-evaluation-harness, and lm_eval is not installed",
+            hint="pip install 'headrace[eval]'",
+        )

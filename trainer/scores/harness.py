@@ -24,6 +24,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 from lm_eval.models.utils import postprocess_generated_text as until_stop
 from lm_eval.tasks import TaskManager
+from lm_eval.tasks._index import TaskIndex
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from ...console.errors import InputError, RunError, UserError
@@ -35,6 +36,7 @@ from ..cluster.lost_ranks import LostRankError
 from ..weights.source import WeightSource
 from .answers import GENERATE, Question
 from .config import ScoresConfig
+from .index import build_index
 from .likelihood import Row, batches, in_order, score
 from .missing import ASKED, FAILED, INCLUDE_PATH, reason
 from .records import context_length
@@ -54,6 +56,8 @@ SAMPLING = ("do_sample", "temperature", "top_k", "top_p")
 # The harness asks git and the machine for facts that no entry keeps. Outside a repository git
 # writes an error, as if the scores had failed.
 evaluator.get_git_commit_hash = evaluator.add_env_info = lambda *facts: None
+
+TaskIndex.build = staticmethod(build_index)
 
 DEFAULTS = ("using default", "using preconfigured rule")
 """Words of the harness's warnings that say what it took where the YAML of a task is silent."""

@@ -1,7 +1,7 @@
 """Ranks that are forks of a process which has imported what they import.
 
-Each test starts a command of its own, which imports no torch: `work.py` holds `main`, the rank, and
-`heavy.py` stands for torch.
+Each test starts a command of its own, which imports no torch: the module `work` holds `main` of a
+rank, and the module `heavy` stands for torch.
 """
 
 from __future__ import annotations
