@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import threading
 import time
 from typing import TextIO
 
@@ -118,3 +119,32 @@ class Progress:
             self.show(ended=True)
         if self.terminal:
             self.stream.write("\n")
+
+
+class Waiting(Progress):
+    """Shows how long work takes that cannot be counted: a thread prints the time.
+
+    with Waiting("merging"):
+        merge()
+    """
+
+    def __init__(self, label: str, *, stream: TextIO | None = None) -> None:
+        super().__init__(label, stream=stream)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
+
+    def line(self, *, ended: bool = False) -> str:
+        return f"{self.label}: {duration(time.monotonic() - self.started)}"
+
+    def _watch(self) -> None:
+        while not self._ended.wait(TERMINAL_SECONDS if self.terminal else QUIET_SECONDS):
+            self.show()
+
+    def __enter__(self) -> Waiting:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        super().__exit__(*error)

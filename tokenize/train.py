@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..console.errors import InputError, MisuseError, run_all
 from ..console.log import get_logger
-from ..console.progress import Progress, as_bytes
+from ..console.progress import Progress, Waiting, as_bytes
 from ..dataplane.storage import storage
 from ..dataplane.tokenizers.byte import END
 from .corpus.documents import DocumentReader
@@ -84,7 +85,10 @@ def train(config: TrainConfig) -> Any:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(sample(files, config), trainer)
+    with ExitStack() as stack:
+        label = f"counting words and merging, up to {config.vocab_size:,} tokens"
+        texts = _split(sample(files, config), lambda: stack.enter_context(Waiting(label)))
+        tokenizer.train_from_iterator(texts, trainer)
     size = tokenizer.get_vocab_size()
     if size < config.vocab_size:
         log.warning("the sample is small: it gives %d tokens, not %d", size, config.vocab_size)
@@ -92,7 +96,18 @@ def train(config: TrainConfig) -> Any:
     return tokenizer
 
 
-def sample(files: Sequence[File], config: TrainConfig) -> Iterator[str]:
+def _split(texts: Sequence[bytes], done: Callable[[], object]) -> Iterator[str]:
+    """Yield the texts as the trainer asks for them to split them into words, which takes most of
+    the time. Call `done` at the end: the trainer then merges, and reports nothing. (It asks for
+    some hundred texts at once.)"""
+    with Progress("splitting", total=sum(map(len, texts)), unit="B") as progress:
+        for text in texts:
+            yield text.decode()
+            progress.advance(len(text))
+    done()
+
+
+def sample(files: Sequence[File], config: TrainConfig) -> list[bytes]:
     """Return a sample of the corpus, in its order: the documents with the smallest hashes, up to
     `sample_bytes` of text. The size is independent of the number and compression of the files, and
     the sample is the same on every run. Equal documents count once."""
@@ -118,7 +133,7 @@ def sample(files: Sequence[File], config: TrainConfig) -> Iterator[str]:
     summary = (len(chosen), as_bytes(size), stats.bad)
     log.info("sample: %d documents, %s; %d bad records", *summary)
     chosen.sort(key=lambda item: item[1])
-    return (data.decode() for _, _, data in chosen)
+    return [data for _, _, data in chosen]
 
 
 def _documents(files: Sequence[File], config: TrainConfig, stats: ReadStats) -> Iterator[bytes]:

@@ -1,13 +1,14 @@
 """Progress: an updated line on a terminal, one line per minute elsewhere."""
 
 import io
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.console import progress
-from headrace.console.progress import Progress, as_bytes, duration, human
+from headrace.console.progress import Progress, Waiting, as_bytes, duration, human
 from headrace.console.yaml_text import count
 
 
@@ -133,3 +134,22 @@ def test_the_last_line_shows_the_total(monkeypatch: pytest.MonkeyPatch) -> None:
         clock.now += 5
         bar.advance(10)
     assert stream.getvalue() == "reading: 10 of 10 (100%), 2/s, 5.0s\n"
+
+
+@pytest.mark.parametrize("stream", [Terminal(), io.StringIO()])
+def test_work_that_cannot_be_counted_shows_its_time(
+    stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread prints the lines, while the work says nothing."""
+    for name in ("TERMINAL_SECONDS", "QUIET_SECONDS"):
+        monkeypatch.setattr(progress, name, 0.01)
+    with Waiting("merging", stream=stream):
+        deadline = time.monotonic() + 60
+        while stream.getvalue().count("merging: 0.") < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    shown = stream.getvalue()
+    time.sleep(0.05)
+    assert stream.getvalue() == shown and shown.endswith("\n")
+    with pytest.raises(ValueError), Waiting("sorting", stream=io.StringIO()):
+        raise ValueError

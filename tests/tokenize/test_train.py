@@ -14,11 +14,24 @@ from headrace.tokenize.train import TrainConfig, sample, train
 
 def taken(path: Path, **options: Any) -> list[str]:
     config = TrainConfig(inputs=(str(path),), out="none", **options)
-    return list(sample(find_files(config.inputs, config.source), config))
+    texts = sample(find_files(config.inputs, config.source), config)
+    return [text.decode() for text in texts]
 
 
 def size(documents: list[str]) -> int:
     return sum(len(text.encode()) for text in documents)
+
+
+def test_splitting_and_merging_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The trainer of `tokenizers` asks for the texts while it splits them, and then merges."""
+    path = write_jsonl(tmp_path / "a.jsonl", texts(2000))
+    train(TrainConfig(inputs=(str(path),), out=str(tmp_path / "bpe.json"), vocab_size=300))
+    lines = [line for line in capsys.readouterr().err.splitlines() if "sample:" not in line]
+    labels = ["sampling", "splitting", "counting words and merging, up to 300 tokens"]
+    assert [line.partition(":")[0] for line in lines] == labels
+    assert "(100%)" in lines[1]
 
 
 @pytest.mark.parametrize("packing", ["", ".gz"])
