@@ -203,8 +203,9 @@ def show_model(
         from .accounting.summary import describe
 
         engine = find_engine_state(words, build_meta(config), number_format, degrees)
-        shape = {"rows": rows, "precision": number_format, "degrees": degrees}
-        return describe(config, seq_len, engine, **shape)
+        return describe(
+            config, seq_len, engine, rows=rows, precision=number_format, degrees=degrees
+        )
 
     # All that decides the answer: the engines too, which are above this package.
     asked = [config, seq_len, rows, number_format, degrees, words, gpus_seen(), sources.digest()]

@@ -148,7 +148,7 @@ def started(module: str, imports: Sequence[str], end: PlainEnd) -> Iterator[Temp
         importlib.import_module(name)
     alone = threading.active_count() == 1
     ours, theirs = Pipe()
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.flush()
     mask, command = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK), os.getpid()
     pid = os.fork()
@@ -173,7 +173,7 @@ class _Server:
     end: PlainEnd
     alone: bool
     """True if no thread of Python ran beside the one that forked the template."""
-    mask: set[signal.Signals]
+    mask: set[int | signal.Signals]
 
     def serve(self, command: int) -> NoReturn:
         """Start ranks until none is to follow, then wait for them. End with the command."""
