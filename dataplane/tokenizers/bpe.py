@@ -119,6 +119,13 @@ class BpeTokenizer:
             spec=spec,
         )
 
+    @property
+    def end_name(self) -> str | None:
+        return str(self.info.spec["end_of_document"])
+
+    def library_file(self) -> bytes:
+        return self._source[0]
+
     @cached_property
     def _fast(self) -> FastBpe | Inexact:
         return _convert(*self._source)

@@ -19,11 +19,14 @@ import numpy.typing as npt
 from ..arrays import Int64
 from ..datasets.manifest import TokenizerInfo
 from . import genome
+from .fast_bpe import byte_letters
 from .tokenizer import Encoded, Raw, SpecialToken, id_type, spans_of_sizes
 
 PACKAGES: tuple[str, ...] = ()
 
 END = "<|endoftext|>"
+SEPARATE = {"single_word": False, "lstrip": False, "rstrip": False}
+"""How the `tokenizers` library finds a special token: anywhere, without the space around it."""
 UPPER = np.arange(256, dtype=np.uint16)
 UPPER[ord("a") : ord("z") + 1] -= 32
 MASKED_WEIGHT = 0.1
@@ -99,6 +102,36 @@ class ByteTokenizer:
             end_of_document=self._end,
             spec=spec,
         )
+
+    @property
+    def end_name(self) -> str | None:
+        return self.config.special_tokens[0]
+
+    def library_file(self) -> bytes:
+        letters = byte_letters()
+        upper = [
+            {"type": "Replace", "pattern": {"String": chr(byte)}, "content": chr(UPPER[byte])}
+            for byte in range(256 * self.config.dna)
+            if UPPER[byte] != byte
+        ]
+        added = [
+            {"id": id, "content": name, "special": True, "normalized": False, **SEPARATE}
+            for name, id in self._names.items()
+        ]
+        bytes_alone = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
+        content = {
+            "version": "1.0",
+            "added_tokens": added,
+            "normalizer": {"type": "Sequence", "normalizers": upper} if upper else None,
+            "pre_tokenizer": {**bytes_alone, "use_regex": False},
+            "decoder": {**bytes_alone, "use_regex": False},
+            "model": {
+                "type": "BPE",
+                "vocab": {letter: byte for byte, letter in letters.items()},
+                "merges": [],
+            },
+        }
+        return json.dumps(content, indent=1).encode()
 
     def encode(self, texts: Sequence[str]) -> Encoded:
         if self.config.parse_special and any(map(self._special.search, texts)):

@@ -94,6 +94,15 @@ class Tokenizer(Protocol):
         """Files to write beside the manifest, by name."""
         ...
 
+    @property
+    def end_name(self) -> str | None:
+        """The name of the token that ends every document, if there is one."""
+        ...
+
+    def library_file(self) -> bytes:
+        """Return a file in the JSON format of `tokenizers` that gives the same ids."""
+        ...
+
     def encode(self, texts: Sequence[str]) -> Encoded:
         """Encode texts, each with an end-of-document id; raises TextError if a text has no ids."""
         ...

@@ -21,7 +21,7 @@ class Rope:
     """Length of the new context divided by `original_length`."""
     original_length: int = 8192
     """Context length of the first training; used by `yarn` and `llama3`. An exported folder names
-    it, times `factor`, as its longest context."""
+    it, times `factor`, as its longest context; without scaling, the longest row of the run."""
     beta_fast: float = 32.0
     """`yarn`: turns within `original_length` above which a frequency is kept."""
     beta_slow: float = 1.0

@@ -95,8 +95,12 @@ def export(
     summary = exports.export(weights, out, format, dtype=dtype, tokenizer=tokenizer)
     if as_json:
         command.emit(summary)
-    else:
-        command.say(f"{summary['from']} → {out}: {summary['family']}, {dtype}{without}")
+        return
+    command.say(f"{summary['from']} → {out}: {summary['family']}, {dtype}{without}")
+    if (chat := summary["chat_template"]) is not None:
+        different = ", ".join(chat["different"])
+        others = f"; different ones are left out: those of {different}" if different else ""
+        command.say(f"the chat template is that of {chat['source']}{others}")
 
 
 @click.command()

@@ -6,7 +6,6 @@ saved them.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,10 @@ from ...dataplane.storage import storage
 from ...mixtures.view.card import card
 from ...models.conversion.folders import write_model
 from ...models.weights import Weights
+from .chat_template import find_template
 from .source import Checkpoint, WeightSource
+from .tokenizer_files import tokenizer_files
+from .trained_length import longest_positions, with_trained_length
 
 if TYPE_CHECKING:
     from ...dataplane.tokenizers import Tokenizer
@@ -34,14 +36,18 @@ def export(
 ) -> dict[str, Any]:
     """Write the folder `out`. Returns a summary."""
     weights = source.weights()
+    model = with_trained_length(source)
+    chat = find_template(source)
     cast = Weights(weights.shapes, lambda name: weights[name].to(DTYPES[dtype]))
     with tempfile.TemporaryDirectory() as folder:
-        files = tokenizer_files(tokenizer)
+        files = tokenizer_files(
+            tokenizer,
+            chat_template=None if chat is None else chat.text,
+            length=longest_positions(model),
+        )
         for name, data in files.items():
             (Path(folder) / name).write_bytes(data)
-        family = write_model(
-            source.model, cast, out, format=format, tokenizer=folder if files else None
-        )
+        family = write_model(model, cast, out, format=format, tokenizer=folder if files else None)
     page = data_card(source)
     if page is not None:
         storage.write(storage.join(out, DATA_CARD), page.encode())
@@ -53,6 +59,9 @@ def export(
         "dtype": dtype,
         "tensors": len(weights),
         "tokenizer": sorted(files),
+        "chat_template": None
+        if chat is None or not files
+        else {"source": chat.source, "different": chat.different},
         "data": None if page is None else DATA_CARD,
     }
 
@@ -63,22 +72,3 @@ def data_card(source: WeightSource) -> str | None:
         return None
     stream = Stream(Plan.load(source.run.plan))
     return card(stream, steps=source.step - stream.plan.first_step)
-
-
-def tokenizer_files(tokenizer: Tokenizer | None) -> dict[str, bytes]:
-    """Return the files from which transformers loads the tokenizer. transformers has no byte
-    tokenizer: for that one, the only file names the token that ends generation."""
-    if tokenizer is None:
-        return {}
-    info = tokenizer.info
-    files = {"generation_config.json": _json(eos_token_id=info.end_of_document)}
-    if info.kind == "bpe":
-        end = info.spec["end_of_document"]
-        kind = "PreTrainedTokenizerFast"
-        files["tokenizer_config.json"] = _json(tokenizer_class=kind, eos_token=end)
-        (files["tokenizer.json"],) = tokenizer.files.values()
-    return files
-
-
-def _json(**content: object) -> bytes:
-    return json.dumps(content, indent=2).encode()

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,13 +9,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from headrace.console.errors import CheckpointError, StorageError
 from headrace.dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
-from headrace.dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
 from headrace.models.config import load_model_config
 from headrace.models.conversion.folders import read_model
 from headrace.models.model import Model
 from headrace.trainer.folder import RunFolder
 from headrace.trainer.weights import source as sources
-from headrace.trainer.weights.export import export, tokenizer_files
+from headrace.trainer.weights.export import export
+from headrace.trainer.weights.tokenizer_files import tokenizer_files
 
 Save = Callable[..., RunFolder]
 
@@ -83,6 +82,4 @@ def test_the_tokenizer_is_exported(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(data)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     assert loaded("abcde")["input_ids"] == [0, 1, 2, 3, 4] and loaded.eos_token_id == 5
-    (only,) = tokenizer_files(ByteTokenizer(ByteConfig())).items()
-    assert only[0] == "generation_config.json" and json.loads(only[1]) == {"eos_token_id": 256}
     assert tokenizer_files(None) == {}

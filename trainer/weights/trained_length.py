@@ -1,0 +1,85 @@
+"""The longest rows that trained some weights.
+
+A run may go on from another run, or from a folder of another program. The longest rows of all of
+them count: a model that has learnt from long rows keeps their positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ...console import config as reader
+from ...console.errors import UserError
+from ...dataplane.order.plan import Plan
+from ..folder import RunFolder
+from .source import Checkpoint, WeightSource, find
+
+if TYPE_CHECKING:
+    from ...models.config import ModelConfig
+    from ...models.options.base import OperatorOptions
+
+
+def with_trained_length(source: WeightSource) -> ModelConfig:
+    """Return the model of the weights, whose rotary positions name its longest rows.
+
+    Scaled positions are left alone: they were computed from the length that they name.
+    """
+    model, length = source.model, trained_length(source)
+    if length is None:
+        return model
+
+    def named(options: OperatorOptions) -> OperatorOptions:
+        rope: Any = getattr(options, "rope", None)
+        if rope is None or rope.scaling != "none":
+            return options
+        changes: dict[str, Any] = {"rope": replace(rope, original_length=length)}
+        return replace(options, **changes)
+
+    return replace(
+        model, operators={name: named(options) for name, options in model.operators.items()}
+    )
+
+
+def trained_length(source: WeightSource) -> int | None:
+    """Return the tokens of the longest row; None if a part of the weights' past cannot be read."""
+    if not isinstance(source, Checkpoint):
+        return longest_positions(source.model)
+    if source.run is None or not source.run.begun:
+        return None
+    try:
+        return _longest_row(source.run, source.step)
+    except (UserError, _Unknown):
+        return None
+
+
+def longest_positions(model: ModelConfig) -> int | None:
+    """Return the positions that a model's configuration names; None if it has none."""
+    ropes: list[Any] = [getattr(options, "rope", None) for options in model.operators.values()]
+    lengths = [int(rope.original_length * rope.factor) for rope in ropes if rope is not None]
+    return max(lengths, default=model.learned_positions)
+
+
+class _Unknown(Exception):
+    """An earlier run, or its rows, cannot be found."""
+
+
+def _longest_row(run: RunFolder, step: int) -> int:
+    """Return the tokens of the longest row that a run, or one before it, has taken before a
+    step."""
+    data, _ = reader.read_yaml(run.run)
+    if (synthetic := data.get("synthetic")) is not None:
+        lengths = [int(synthetic["seq_len"])]
+    else:
+        plan = Plan.load(run.plan)
+        lengths = [phase.seq_len for phase in plan.phases if phase.first_step < step]
+        if plan.parent is not None:
+            lengths.append(_longest_row(RunFolder(plan.parent.run), plan.first_step))
+    if (origin := data.get("init_from")) is not None:
+        earlier = trained_length(find(origin["path"], origin.get("step")))
+        if earlier is None:
+            raise _Unknown
+        lengths.append(earlier)
+    if not lengths:
+        raise _Unknown
+    return max(lengths)
