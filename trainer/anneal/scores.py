@@ -20,7 +20,7 @@ from ...dataplane.order.plan import Plan
 from ...dataplane.runlog import ledger
 from ...dataplane.runlog import writer as lines
 from ...mixtures.planning.shares import drawn_shares
-from ..report.reading.byte_sizes import bits_per_byte, bytes_per_token
+from ..board.byte_sizes import bits_per_byte, bytes_per_token
 from ..run.stored import read_run
 from .folder import AnnealFolder, Entry
 from .train import is_finished
@@ -118,7 +118,7 @@ def rank(folder: AnnealFolder, entries: Sequence[Entry], weights: Mapping[str, f
 def _bytes_per_token(folder: AnnealFolder, entry: Entry) -> dict[str, float]:
     """Return the bytes per token of the held-out datasets, which all runs share."""
     held_out = Plan.load(str(read_run(folder.run_of(entry.number)).held_out))
-    return bytes_per_token(held_out.sources)
+    return bytes_per_token({source.name: source.url for source in held_out.sources})
 
 
 def _scored(

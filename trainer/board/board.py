@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from ...console.explain import path_hint
 from ...console.log import get_logger
 from ...dataplane.storage import storage
 from ..drawing.page import PALETTE
+from .byte_sizes import APART, BITS, CONVERTED, INCOMPARABLE, NATS
 from .details import summary
 from .rows import StepRows
 from .runs import BoardRun, runs_below, shortest_names
@@ -40,6 +42,7 @@ class Board:
         self.problems: list[str] = []
         self._ended = threading.Event()
         self._looked: dict[str, float] = {}
+        self._searched = time.monotonic()
 
     def look(self) -> None:
         """Find the runs."""
@@ -52,6 +55,11 @@ class Board:
                 problems.append(error.what)
                 runs = [run for run in self.runs.values() if run.url.startswith(place)]
             found |= {run.id: self.runs.get(run.id, run) for run in runs}
+        taken = {run.number for id, run in found.items() if id in self.runs}
+        free = (number for number in itertools.count() if number not in taken)
+        for id, run in found.items():
+            if id not in self.runs:
+                run.number = next(free)
         self.runs, self.problems = found, problems
 
     def refresh(self) -> None:
@@ -76,26 +84,45 @@ class Board:
             "places": list(self.places),
             "problems": self.problems,
             "palette": PALETTE,
+            "units": {"nats": NATS, "bits": BITS, "apart": APART},
+            "notes": {"bits": CONVERTED, "apart": INCOMPARABLE},
             "runs": [{"name": name, **summary(run)} for name, run in zip(names, runs, strict=True)],
         }
 
     def follow(self) -> threading.Thread:
-        """Start the thread that reads the runs until `end`."""
-        thread = threading.Thread(target=self._follow, name="board", daemon=True)
-        thread.start()
-        return thread
+        """Start the threads that read the runs until `end`; return the first. The second reads
+        datasets, which may be in a store and take long."""
+        threads = [
+            threading.Thread(target=self._repeat, args=[act], name=name, daemon=True)
+            for name, act in (("board", self._follow), ("bytes per token", self.measure))
+        ]
+        for thread in threads:
+            thread.start()
+        return threads[0]
 
     def end(self) -> None:
         self._ended.set()
 
+    def measure(self) -> None:
+        """Read the bytes per token of runs that have different tokenizers."""
+        runs = [run for run in self.runs.values() if run.tokenizer is not None]
+        if len({run.tokenizer for run in runs}) < 2:
+            return
+        for run in runs:
+            known = run.sizes is not None and run.evaluated <= run.sizes.held_out.keys()
+            if not known and run.sizes_problem is None and not self._ended.is_set():
+                run.measure()
+
     def _follow(self) -> None:
-        looked = time.monotonic()
+        if time.monotonic() - self._searched >= LOOK_FOR_NEW:
+            self.look()
+            self._searched = time.monotonic()
+        self.refresh()
+
+    def _repeat(self, act: Callable[[], None]) -> None:
         while not self._ended.is_set():
             try:
-                if time.monotonic() - looked >= LOOK_FOR_NEW:
-                    self.look()
-                    looked = time.monotonic()
-                self.refresh()
+                act()
             except Exception:  # a thread that ended would leave a page that stands still
                 log.exception("the runs could not be read; trying again")
             self._ended.wait(PAUSE)

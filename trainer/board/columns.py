@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,22 +20,22 @@ from ...dataplane.arrays import Float64
 from ...dataplane.runlog.writer import entry_of
 
 NESTED = {
-    "sources": ("loss", "rows"),
+    "sources": ("loss", "rows", "weight"),
     "layers": (
         *("weight_norm", "gradient_norm", "update_norm"),
         *("activation_rms", "expert_max", "expert_entropy"),
     ),
 }
 """Fields of each source and layer that become columns."""
+COUNTS = ("rows", "weight")
+"""Fields of which a source without an entry has none: 0."""
 LARGEST = float(np.finfo(np.float32).max)
 """Curves are float32: a larger value is shown as this one."""
 LEFT_OUT = ("row", "back_to")
 """Numbers of a line that are no curve."""
 
 
-def columns(
-    lines: bytes, where: str, nested: Mapping[str, tuple[str, ...]] = NESTED
-) -> tuple[dict[str, Float64], Float64, Float64]:
+def columns(lines: bytes, where: str) -> tuple[dict[str, Float64], Float64, Float64]:
     """Return the columns of whole lines, with NaN where a line lacks a number, and for each line
     its size in bytes and its checksum."""
     import pyarrow as pa
@@ -53,8 +53,13 @@ def columns(
     if len(table) != len(ends):
         raise IntegrityError(f"{where} has an empty line")
     sums = [zlib.crc32(lines[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
-    found = dict(_numbers(table, nested))
+    found = dict(_numbers(table))
     return found, sizes.astype(np.float64), np.array(sums, np.float64)
+
+
+def missing_value(name: str) -> float:
+    """Return the value of a curve in a line without one."""
+    return 0.0 if name.partition("/")[0] in COUNTS else np.nan
 
 
 def valid_bytes(lines: bytes) -> int:
@@ -67,17 +72,21 @@ def valid_bytes(lines: bytes) -> int:
     return end
 
 
-def _numbers(table: Any, nested: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, Float64]]:
+def _numbers(table: Any) -> Iterator[tuple[str, Float64]]:
     import pyarrow as pa
 
     for name, column in zip(table.column_names, table.columns, strict=True):
         whole = column.combine_chunks()
-        if name in nested and pa.types.is_struct(whole.type):
+        if name in NESTED and pa.types.is_struct(whole.type):
             for part, fields in _fields(whole):
                 if pa.types.is_struct(fields.type):
                     for field, values in _fields(fields):
-                        if field in nested[name] and _is_number(values.type):
-                            yield f"{field}/{part}", _floats(values)
+                        if field in NESTED[name] and _is_number(values.type):
+                            numbers, missing = _floats(values), missing_value(field)
+                            yield (
+                                f"{field}/{part}",
+                                np.where(np.isnan(numbers), missing, numbers),
+                            )
         elif name not in LEFT_OUT and _is_number(whole.type):
             yield name, _floats(whole)
 

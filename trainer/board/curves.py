@@ -12,11 +12,13 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ...dataplane.arrays import Float64
+from .byte_sizes import BytesPerToken, bits_per_nat
 from .levels import FACTOR, Float32, Levels, Window
 from .runs import BoardRun
 
@@ -37,25 +39,29 @@ def curves(
     width: int,
     *,
     log: bool = False,
+    bits: bool = False,
 ) -> bytes:
     """Return the curves of a window of an axis, in about `width` buckets each: of one size, or with
-    `log` smaller ones at the begin."""
+    `log` smaller ones at the begin. With `bits`, losses are in bits per byte."""
     width = max(1, min(width, WIDEST))
     metrics = [name for name in names if not name.startswith(HELD_OUT)]
     evaluations = [name.removeprefix(HELD_OUT) for name in names if name.startswith(HELD_OUT)]
     head: list[dict[str, Any]] = []
     parts: list[bytes] = []
     for run in runs:
+        sizes = run.sizes if bits else None
+        trained, held_out = (sizes.trained, sizes.held_out) if sizes else ({}, {})
         of_steps = (_log_window if log else Levels.window)(
-            run.metrics, metrics, axis, low, high, width
+            run.metrics, [*metrics, *_weights(trained)], axis, low, high, width
         )
-        windows = [("", of_steps)]
+        windows = [("", in_bits(of_steps, trained))]
         if signals := [name for name in metrics if name in run.signals.index.series]:
             windows.append(("", _sparse(run, run.signals, signals, axis, low, high, width)))
-        if evaluations and run.evaluations.index.entries:
-            windows.append(
-                (HELD_OUT, _sparse(run, run.evaluations, evaluations, axis, low, high, width))
-            )
+        known = sizes is None or run.evaluated <= held_out.keys()  # not those that began since
+        if evaluations and run.evaluations.index.entries and known:
+            named = [*evaluations, *_weights(held_out)]
+            of_evaluations = _sparse(run, run.evaluations, named, axis, low, high, width)
+            windows.append((HELD_OUT, in_bits(of_evaluations, held_out)))
         for prefix, window in windows:
             found = {prefix + name: values for name, values in window.curves.items()}
             head.append({"run": run.id, "points": len(window.x), "curves": list(found)})
@@ -65,6 +71,26 @@ def curves(
     text = json.dumps(head).encode()
     text += b" " * (-(len(text) + 4) % 8)
     return len(text).to_bytes(4, "little") + text + b"".join(parts)
+
+
+def _weights(sizes: BytesPerToken) -> list[str]:
+    """Return the curves of the sources' loss weights, from which bits per byte follow."""
+    return [f"weight/{name}" for name in sizes]
+
+
+def in_bits(window: Window, sizes: BytesPerToken) -> Window:
+    """Return a window with its losses in bits per byte, from bytes per token by source; the same
+    without them. The mean of a bucket is that of its nats over that of its bytes."""
+    if not sizes:
+        return window
+    kept = dict(window.curves)
+    none = np.zeros(len(window.x))
+    weights = {name: kept.pop(f"weight/{name}", (none,))[0].astype(np.float64) for name in sizes}
+    for name, factors in bits_per_nat(weights, sizes).items():
+        if name in kept:
+            mean, low, high = ((values * factors).astype(np.float32) for values in kept[name])
+            kept[name] = mean, low, high
+    return replace(window, curves=kept)
 
 
 def _log_window(
@@ -141,12 +167,20 @@ def _sparse(
     return Window(np.asarray(hours)[places], window.first, window.last, window.curves)
 
 
-def nearest_step(levels: Levels, name: str, first: int, last: int, value: float) -> int | None:
-    """Return the step from `first` to `last` whose value is nearest to one that was clicked."""
+def nearest_step(
+    run: BoardRun, name: str, first: int, last: int, value: float, *, bits: bool = False
+) -> int | None:
+    """Return the step from `first` to `last` whose value is nearest to one that was clicked. With
+    `bits`, it is a loss in bits per byte."""
+    levels = run.levels_of(name)
     begin, end = levels.entry(first), levels.entry(last)
     if begin is None or end is None or name not in levels.index.series:
         return None
-    apart = np.abs(levels.values(name, begin, end + 1) - np.float32(value))
+    sizes = run.sizes.trained if bits and run.sizes else {}
+    names = [name, *_weights(sizes)]
+    steps = levels.window(names, "step", first, last, end - begin + 3)  # one beyond each end
+    inside = (steps.first >= first) & (steps.last <= last)
+    apart = np.abs(in_bits(steps, sizes).curves[name][0] - np.float32(value))[inside]
     if not np.isfinite(apart).any():
         return first
-    return int(levels.axis("step")[begin + int(np.nanargmin(apart))])
+    return int(steps.first[inside][int(np.nanargmin(apart))])

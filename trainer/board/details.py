@@ -12,6 +12,7 @@ from ...dataplane.storage import storage
 from .. import folder as files
 from ..checkpoints import store
 from ..scores import records
+from .byte_sizes import converted
 from .runs import SKIPPED, STARTS, BoardRun, entry_with
 
 MOST_EVENTS = 400
@@ -34,6 +35,7 @@ def summary(run: BoardRun) -> dict[str, Any]:
         last = metrics.line(entries - 1) or {}
     return {
         "id": run.id,
+        "number": run.number,
         "url": run.url,
         "status": run.status,
         "missing": [
@@ -52,6 +54,10 @@ def summary(run: BoardRun) -> dict[str, Any]:
         "last_step": run.last_step,
         "tokens": last.get("tokens"),
         "loss": last.get("loss"),
+        "bits": converted(last, run.sizes.trained)["loss"] if last and run.sizes else None,
+        "tokenizer": run.tokenizer,
+        "bytes_known": run.sizes is not None,
+        "bytes_problem": run.sizes_problem,
         "tokens_per_second": last.get("tokens_per_second"),
         "series": sorted({*metrics.index.series, *run.signals.index.series}),
         "noise_steps": _noise_steps(run),

@@ -28,11 +28,11 @@ import numpy.typing as npt
 from ...console.errors import IntegrityError
 from ...dataplane.arrays import Float64
 from ...dataplane.storage import storage
-from .columns import columns, valid_bytes
+from .columns import columns, missing_value, valid_bytes
 
 Float32 = npt.NDArray[np.float32]
 
-VERSION = 1
+VERSION = 2
 FACTOR = 8
 LEVELS = 6
 CHUNK = 8 << 20
@@ -178,14 +178,17 @@ class Levels:
         for name in found:
             series.setdefault(name, len(series))
         for name, number in series.items():
-            self._append(number, index, name, found.get(name, np.full(count, np.nan)))
+            values = found.get(name, np.full(count, missing_value(name)))
+            self._append(number, index, name, values)
         self._store(Index(VERSION, index.entries + count, index.offset + length, series))
         return True
 
     def _append(self, number: int, index: Index, name: str, values: Float64) -> None:
         """Append the values of a curve to all its levels."""
         start = index.entries if name in index.series else 0
-        fill = np.full(index.entries - start, np.nan)  # lines before the curve's first one
+        fill = np.full(
+            index.entries - start, missing_value(name)
+        )  # lines before the curve's first one
         below: Any = np.concatenate([fill, values]).astype("<f4")
         _put(self._path(number, 0), start, below)
         for level in range(1, LEVELS + 1):

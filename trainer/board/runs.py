@@ -17,6 +17,7 @@ from ...dataplane.storage import host_files, storage
 from .. import folder as files
 from ..folder import RunFolder
 from ..scores.missing import Missing, missing
+from .byte_sizes import ByteSizes
 from .levels import Levels
 
 T = TypeVar("T")
@@ -139,6 +140,8 @@ class BoardRun:
         self.url = url
         place = str(storage.local_path(url).resolve()) if storage.is_local(url) else url
         self.id = hashlib.sha256(place.encode()).hexdigest()[:12]  # one run, whatever its path
+        self.number = 0
+        """The lowest that no other run of the page had when this one appeared: its colour."""
         folder = _levels_folder(url, self.id)
         self.metrics = Levels(storage.join(url, METRICS), folder / "metrics")
         self.evaluations = Levels(storage.join(url, files.EVALUATIONS), folder / "evaluations")
@@ -152,6 +155,10 @@ class BoardRun:
         """The plan as it is stored; None for synthetic rows, or if it cannot be read."""
         self.version = 0
         """Number of times that settings or plan were read: a start may change them."""
+        self.sizes: ByteSizes | None = None
+        """Bytes per token of the sources, once `measure` has read them."""
+        self.sizes_problem: str | None = None
+        """Reason for which they are not known."""
         self.problem: str | None = None
         """Errors of the run's files; its curves end before them."""
         self._states: dict[str, object] = {}
@@ -177,6 +184,44 @@ class BoardRun:
         return self._damage.get(files.PLAN)
 
     @property
+    def tokenizer(self) -> str | None:
+        """What identifies the tokens of the run; None while it is not known."""
+        if self.plan is not None:
+            return str(self.plan["tokenizer"])
+        vocabulary = self.settings.get("model.vocab_size")
+        return None if vocabulary is None else f"synthetic {vocabulary}"
+
+    def measure(self) -> None:
+        """Read the bytes per token of the run's sources from their datasets, or note why not."""
+        try:
+            if self.plan is None:
+                raise UserError(f"the rows of {self.url} are synthetic and have no bytes")
+            sizes = ByteSizes.measured(_urls(self.plan), self._held_out())
+            if unknown := self.evaluated - sizes.held_out.keys():
+                raise UserError(f"{self.url} does not name those of {', '.join(sorted(unknown))}")
+            self.sizes = sizes
+        except UserError as error:
+            self.sizes_problem = error.what
+
+    @property
+    def evaluated(self) -> set[str]:
+        """The held-out sources that have curves."""
+        return {
+            name.removeprefix("loss/")
+            for name in self.evaluations.index.series
+            if name.startswith("loss/")
+        }
+
+    def _held_out(self) -> dict[str, str]:
+        """Return the URLs of the held-out datasets, by name."""
+        about = storage.join(self.url, files.ABOUT)
+        name = json.loads(storage.read(about)).get("held_out") if storage.exists(about) else None
+        file = storage.join(self.url, name) if name else None
+        if file is None or not storage.exists(file):
+            return {}
+        return _urls(json.loads(storage.read(file)))
+
+    @property
     def _levels(self) -> tuple[Levels, ...]:
         return self.metrics, self.evaluations, self.signals
 
@@ -190,6 +235,7 @@ class BoardRun:
         plan = self._reread(files.PLAN, self._state(files.PLAN), stored_plan, self.plan)
         if settings is not self.settings or plan is not self.plan:
             self.version += 1
+            self.sizes = self.sizes_problem = None
         self.settings, self.plan = settings, plan
         yield
 
@@ -279,6 +325,11 @@ def _levels_folder(url: str, id: str) -> Path:
         if os.access(own if own.exists() else root, os.W_OK):
             return own
     return host_files.folder().with_name("headrace-board") / id
+
+
+def _urls(plan: dict[str, Any]) -> dict[str, str]:
+    """Return the URLs of a stored plan's datasets, by source."""
+    return {source["name"]: source["url"] for source in plan["sources"]}
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -160,13 +160,14 @@ class Handler(BaseHTTPRequestHandler):
         low, high = _number(asked, "low", "-inf"), _number(asked, "high", "inf")
         width = _whole(asked, "width", "800")
         names, log = asked.get("curve", []), _one(asked, "log", "0") == "1"
-        return drawn.curves(runs, names, axis, low, high, width, log=log)
+        return drawn.curves(runs, names, axis, low, high, width, log=log, bits=_bits(asked))
 
     def _nearest(self, run: BoardRun, asked: dict[str, list[str]]) -> dict[str, int | None]:
         first, last = _whole(asked, "first", "0"), _whole(asked, "last", "0")
         value = _number(asked, "value", "0")
         name = _one(asked, "curve", "loss")
-        return {"step": drawn.nearest_step(run.levels_of(name), name, first, last, value)}
+        bits = _bits(asked)
+        return {"step": drawn.nearest_step(run, name, first, last, value, bits=bits)}
 
 
 def _file(run: BoardRun, name: str) -> bytes:
@@ -179,6 +180,11 @@ def _file(run: BoardRun, name: str) -> bytes:
     if not storage.exists(url):
         raise Refused(404, "the run has no such file")
     return storage.read(url)
+
+
+def _bits(asked: dict[str, list[str]]) -> bool:
+    """Return True if losses are asked for in bits per byte."""
+    return _one(asked, "bits", "0") == "1"
 
 
 def _one(asked: dict[str, list[str]], name: str, default: str) -> str:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from ..board.byte_sizes import BITS, BytesPerToken, bits_per_byte, mean_loss
 from ..drawing.page import section
-from .reading.byte_sizes import BytesPerToken, bits_per_byte, mean_loss
 from .reading.data import RunData
-from .reading.loss_unit import BITS
 
 ALL = "all"
 Column = dict[str, float]

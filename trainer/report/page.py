@@ -10,6 +10,7 @@ from typing import Any
 
 from ...console.progress import as_bytes, duration, human
 from ...dataplane.order.plan import Plan
+from ..board.byte_sizes import NATS
 from ..board.runs import SKIPPED
 from ..costs.measured import EVENT
 from ..drawing.page import definitions, layer_stripe, legend, page, section, tiles
@@ -20,7 +21,6 @@ from .losses import losses_section
 from .outliers import OutlierStep, find_outliers
 from .reading.candidates import DEVIATIONS, WINDOW
 from .reading.data import RunData
-from .reading.loss_unit import NATS
 
 SHOWN_RANKS = 8
 """Ranks whose memory is listed one by one."""

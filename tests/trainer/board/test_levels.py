@@ -45,7 +45,10 @@ def curve(entries: list[dict[str, Any]], name: str) -> np.ndarray:
     found = [
         entry["sources"].get(source, {}).get(field) if source else entry[field] for entry in entries
     ]
-    return np.array([np.nan if value is None else value for value in found])
+    missing = (
+        0.0 if field in ("rows", "weight") else np.nan
+    )  # a source has none where it is not named
+    return np.array([missing if value is None else value for value in found])
 
 
 def check(store: Levels, entries: list[dict[str, Any]]) -> None:
@@ -58,7 +61,7 @@ def check(store: Levels, entries: list[dict[str, Any]]) -> None:
         for width in (1, 7, 100, 5000):
             window = store.window(list(store.index.series), "step", low, high, width)
             assert 0 < len(window.x) <= width + 1
-            for name in ("loss", "loss/web", "rows/a/b"):
+            for name in ("loss", "loss/a/b", "rows/a/b", "weight/a/b"):
                 if name not in window.curves:
                     continue
                 values = curve(entries, name)

@@ -300,6 +300,8 @@ def test_new_steps_and_new_runs_appear(open_board: Any, runs: Path) -> None:
     client.board.refresh()
     found = {run["name"]: run["entries"] for run in client.json("api/runs")["runs"]}
     assert found == {"base": STEPS, "other": 13}
+    numbers = {run["name"]: run["number"] for run in client.json("api/runs")["runs"]}
+    assert numbers == {"base": 1, "other": 0}, "a run has another colour after another appeared"
     with (runs / "other/metrics.jsonl").open("a") as file:
         file.write("{broken\n")
     client.board.refresh()

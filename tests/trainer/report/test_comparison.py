@@ -17,10 +17,10 @@ from headrace.mixtures.planning.resolve_mixture import resolve_file
 from headrace.tokenize.build.build import BuildConfig, build
 from headrace.tokenize.sources.format import SourceConfig
 from headrace.tokenize.train import TrainConfig, train
+from headrace.trainer.board.byte_sizes import measure
 from headrace.trainer.board.runs import shortest_names
 from headrace.trainer.cli import main
 from headrace.trainer.folder import RunFolder
-from headrace.trainer.report.reading.byte_sizes import measure
 from headrace.trainer.run.stored import read_run
 
 LOSSES = [4.0, 3.0, 2.0, 1.0]

@@ -25,9 +25,21 @@ function matches(run) {
 /* Curves */
 let waiting = null, asking = 0, answered = 0, changedAt = 0;
 
+/* Return the unit of losses, and its reason if it is not nats per token: tokens of other tokenizers are other pieces of text. */
+function unit(runs) {
+  if (new Set(runs.map(run => run.tokenizer)).size < 2) return { name: state.units.nats, bits: false };
+  if (runs.every(run => run.bytes_known)) return { name: state.units.bits, bits: true, note: state.notes.bits };
+  const problem = runs.map(run => run.bytes_problem).find(Boolean) || "which are being read";
+  return { name: state.units.apart, bits: false, note: state.notes.apart.replace("{}", problem) };
+}
+const lossOf = run => typeof run.loss !== "number" ? "not finite"
+  : new Set(state.runs.map(other => other.tokenizer)).size < 2 ? run.loss.toFixed(4)
+  : typeof run.bits === "number" ? `${run.bits.toFixed(4)} ${state.units.bits}` : `${run.loss.toFixed(4)} ${state.units.nats}`;
+
 function buildCurves() {
-  const runs = shown(), grid = el("div", { class: "panels" });
-  $("view").replaceChildren(runs.length ? grid : nothing());
+  const runs = shown(), grid = el("div", { class: "panels" }), { name, note, bits } = unit(runs);
+  page.unit = name;
+  $("view").replaceChildren(...(note ? [el("p", { class: bits ? "note" : "note warning", role: "status" }, note)] : []), runs.length ? grid : nothing());
   mount(panelsOf(runs), () => grid);
 }
 const nothing = () => el("p", { class: "empty" }, state.runs.length ? "No run is chosen that has taken a step." : "There is no run here yet. The page shows new runs as they begin.");
@@ -46,7 +58,7 @@ async function fetchCurves() {
   for (const card of visible) widths.set(card.width(), [...(widths.get(card.width()) || []), card]);
   try {
     await Promise.all([...widths].map(async ([width, group]) => {
-      const words = new URLSearchParams({ axis: state.axis, width, log: state.logX ? "1" : "0" });
+      const words = new URLSearchParams({ axis: state.axis, width, log: state.logX ? "1" : "0", bits: unit(runs).bits ? "1" : "0" });
       if (state.low !== null) { words.set("low", state.low); words.set("high", state.high); }
       for (const run of runs) words.append("run", run.id);
       for (const name of new Set(group.flatMap(card => asked(card.panel)))) words.append("curve", name);
@@ -80,7 +92,7 @@ function parse(buffer) {
 async function click(curve, i, y) {
   let step = curve.first[i];
   if (curve.last[i] > step && !curve.name.startsWith(HELD)) {
-    const words = new URLSearchParams({ curve: curve.name, first: step, last: curve.last[i], value: y });
+    const words = new URLSearchParams({ curve: curve.name, first: step, last: curve.last[i], value: y, bits: unit(shown()).bits && /^loss(\/|$)/.test(curve.name) ? "1" : "0" });
     step = (await json(`api/nearest/${curve.run.id}?${words}`)).step ?? step;
   }
   openStep(curve.run.id, step);
@@ -105,7 +117,7 @@ function drawRuns() {
       el("div", { class: "about" },
         el("button", { class: "title", title: run.url, onclick: () => { state.focus = run.id; changed(); } }, el("i", { style: { background: colourOf(run) } }), run.name),
         el("p", {}, el("span", { class: `status ${run.status}` }, run.status), ` ${run.step === null ? "no step" : whole(run.step)}${run.last_step ? " / " + whole(run.last_step) : ""}`,
-          run.step === null ? "" : ` · loss ${typeof run.loss === "number" ? run.loss.toFixed(4) : "not finite"}`),
+          run.step === null ? "" : ` · loss ${lossOf(run)}`),
         el("div", { class: "bar" }, el("i", { style: { width: `${100 * done}%`, background: colourOf(run) } })),
         run.read < 1 && !run.problem ? el("p", { class: "reading" }, `reading its curves: ${percent(run.read)}`) : null,
         run.problem ? el("p", { class: "problem" }, run.problem) : null,
@@ -292,10 +304,10 @@ async function poll() {
     const files = JSON.stringify(list.runs.map(run => [run.id, run.version])); // a start may change settings
     if (files !== read) { state.settings = await json("api/settings"); read = files; }
     const before = JSON.stringify(state.runs.map(run => [run.entries, run.evaluations]));
-    state.runs = list.runs; state.palette = list.palette;
+    Object.assign(state, { runs: list.runs, palette: list.palette, units: list.units, notes: list.notes });
     $("live").className = list.problems.length ? "live off" : "live";
     $("live").textContent = list.problems[0] || "live";
-    const now = JSON.stringify(state.runs.map(run => [run.id, run.version, run.series, run.held_out, Boolean(run.entries), Boolean(run.noise_steps)]));
+    const now = JSON.stringify(state.runs.map(run => [run.id, run.version, run.series, run.held_out, Boolean(run.entries), Boolean(run.noise_steps), run.tokenizer, run.bytes_known, run.bytes_problem]));
     drawRuns();
     cards.forEach(card => card.explain());
     if (now !== shape) { shape = now; drawView(); }

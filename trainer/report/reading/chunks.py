@@ -12,11 +12,11 @@ import numpy as np
 
 from ....console.errors import IntegrityError
 from ....dataplane.arrays import Float64
-from ...board.columns import NESTED, columns, valid_bytes
+from ...board.byte_sizes import BytesPerToken, bits_per_nat
+from ...board.columns import columns, valid_bytes
 
 CHUNK = 2 << 20
 """Bytes of lines in memory at once."""
-FIELDS = {**NESTED, "sources": (*NESTED["sources"], "weight")}
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,14 @@ class Chunk:
         return np.full(len(self), np.nan) if found is None else found
 
 
+def convert(chunk: Chunk, sizes: BytesPerToken) -> None:
+    """Replace the losses of a chunk by bits per byte."""
+    weights = {name: chunk[f"weight/{name}"] for name in sizes}
+    for name, factors in bits_per_nat(weights, sizes).items():
+        if name in chunk.columns:
+            chunk.columns[name] = chunk.columns[name] * factors
+
+
 def count(file: Path) -> tuple[int, int]:
     """Return the number of whole lines of a file, and the bytes that they take."""
     lines = end = 0
@@ -59,7 +67,7 @@ def chunks(file: Path, end: int) -> Iterator[Chunk]:
         data, rest = data[:whole], data[whole:]
         if data:
             try:
-                found, sizes, _ = columns(data, str(file), FIELDS)
+                found, sizes, _ = columns(data, str(file))
             except IntegrityError:
                 if (valid := valid_bytes(data)) == len(data):  # its lines have different types
                     raise

@@ -13,15 +13,15 @@ import numpy as np
 
 from ....console.errors import RunError
 from ....dataplane.runlog import writer as lines
+from ...board.byte_sizes import ByteSizes, converted, mean_loss
 from ...board.runs import SKIPPED, status_of
 from ...checkpoints import store
 from ...folder import RunFolder
 from ...loop.batches import RunPlan
 from ...scores.missing import Missing, missing
 from .buckets import Buckets, Table
-from .byte_sizes import ByteSizes, convert, converted, mean_loss
 from .candidates import Candidates
-from .chunks import chunks, count, line_at
+from .chunks import chunks, convert, count, line_at
 from .stored import StoredRun
 from .totals import Totals
 

@@ -11,19 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ....console.errors import UserError
-from .byte_sizes import ByteSizes
+from ...board.byte_sizes import APART, BITS, CONVERTED, INCOMPARABLE, NATS, ByteSizes
 from .stored import StoredRun
-
-NATS = "nats per token"
-BITS = "bits per byte"
-CONVERTED = (
-    "These runs have different tokenizers: losses are in bits per byte of text, with the bytes per "
-    "token of each source's dataset."
-)
-INCOMPARABLE = (
-    "These runs have different tokenizers, and bits per byte need their datasets ({}). Losses in "
-    "nats per token of different tokenizers cannot be compared."
-)
 
 
 @dataclass(frozen=True)
@@ -37,7 +26,7 @@ class LossUnit:
 
     @property
     def shown(self) -> str:
-        return self.name or f"{NATS}, of different tokenizers"
+        return self.name or APART
 
 
 def common_unit(runs: Sequence[StoredRun]) -> LossUnit:

@@ -11,12 +11,12 @@ from ....console.errors import RunError, UserError
 from ....dataplane.order.plan import Plan, PlanSource
 from ....dataplane.runlog import writer as lines
 from ....dataplane.storage import storage
+from ...board.byte_sizes import ByteSizes
 from ...board.runs import settings_of
 from ...costs import about, measured
 from ...folder import RunFolder
 from ...loop.batches import RunPlan
 from ...loop.synthetic import SyntheticConfig, SyntheticPlan
-from .byte_sizes import ByteSizes
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,11 @@ class StoredRun:
         """Return the bytes per token of each source, read from its dataset."""
         if not self.sources:
             raise UserError(f"the rows of {self.name} are synthetic and have no bytes")
-        return ByteSizes.measured(self.sources, self.held_out_sources)
+        trained, held_out = (
+            {source.name: source.url for source in sources}
+            for sources in (self.sources, self.held_out_sources)
+        )
+        return ByteSizes.measured(trained, held_out)
 
     @cached_property
     def measured(self) -> dict[str, Any] | None:

@@ -7,19 +7,31 @@ if it is large.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ....console.errors import UserError
-from ....dataplane import tokenizers
-from ....dataplane.datasets.dataset import Dataset
-from ....dataplane.order.plan import PlanSource
-from .chunks import Chunk
+from ...console.errors import UserError
+from ...dataplane import tokenizers
+from ...dataplane.arrays import Float64
+from ...dataplane.datasets.dataset import Dataset
 
 SPANS, SPAN_TOKENS = 256, 8192
+
+NATS = "nats per token"
+BITS = "bits per byte"
+CONVERTED = (
+    "These runs have different tokenizers: losses are in bits per byte of text, with the bytes per "
+    "token of each source's dataset."
+)
+INCOMPARABLE = (
+    "These runs have different tokenizers, and bits per byte need their datasets ({}). Losses in "
+    "nats per token of different tokenizers cannot be compared."
+)
+APART = f"{NATS}, of different tokenizers"
+"""Unit of losses that cannot be compared."""
 
 BytesPerToken = dict[str, float]
 """Bytes per token of each source, by name."""
@@ -31,21 +43,22 @@ class ByteSizes:
     held_out: BytesPerToken
 
     @classmethod
-    def measured(cls, trained: Iterable[PlanSource], held_out: Iterable[PlanSource]) -> ByteSizes:
+    def measured(cls, trained: Mapping[str, str], held_out: Mapping[str, str]) -> ByteSizes:
+        """Read them from datasets at URLs, by source."""
         return cls(bytes_per_token(trained), bytes_per_token(held_out))
 
 
-def convert(chunk: Chunk, sizes: BytesPerToken) -> None:
-    """Replace the losses of a chunk by bits per byte."""
-    tokens, octets = np.zeros(len(chunk)), np.zeros(len(chunk))
-    for name, size in sizes.items():
-        weight = np.nan_to_num(chunk[f"weight/{name}"])
-        tokens, octets = tokens + weight, octets + weight * size
-        if f"loss/{name}" in chunk.columns:
-            chunk.columns[f"loss/{name}"] = chunk[f"loss/{name}"] / math.log(2) / size
-    if "loss" in chunk.columns:
-        with np.errstate(invalid="ignore", divide="ignore"):
-            chunk.columns["loss"] = chunk["loss"] / math.log(2) / (octets / tokens)
+def bits_per_nat(
+    weights: Mapping[str, Float64], sizes: BytesPerToken
+) -> dict[str, Float64 | float]:
+    """Return, for each curve of losses, the factors that turn nats per token into bits per byte.
+    `weights` are the loss weights of each source in each step, NaN for none."""
+    known = {name: np.nan_to_num(weight) for name, weight in weights.items()}
+    tokens = sum(known.values())
+    octets = sum(weight * sizes[name] for name, weight in known.items())
+    with np.errstate(invalid="ignore", divide="ignore"):
+        overall: Float64 = np.divide(tokens, octets) / math.log(2)
+    return {"loss": overall, **{f"loss/{name}": bits_per_byte(1.0, sizes[name]) for name in sizes}}
 
 
 def converted(entry: dict[str, Any], sizes: BytesPerToken) -> dict[str, Any]:
@@ -72,9 +85,9 @@ def _bits(nats: float | None, size: float) -> float | None:
     return None if nats is None else bits_per_byte(nats, size)
 
 
-def bytes_per_token(sources: Iterable[PlanSource]) -> BytesPerToken:
-    """Return the bytes per token of each source's dataset."""
-    return {source.name: measure(source.url) for source in sources}
+def bytes_per_token(urls: Mapping[str, str]) -> BytesPerToken:
+    """Return the bytes per token of datasets, by source."""
+    return {name: measure(url) for name, url in urls.items()}
 
 
 def measure(url: str) -> float:

@@ -1,0 +1,156 @@
+"""Runs of several tokenizers on one axis: bits per byte, or a warning."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from board_runs import SOURCES, STEPS, write_plan, write_run
+from chromium import Chromium
+from corpora import ONE, texts, write_jsonl
+from small_data import plan_of
+
+from headrace.dataplane.order.plan import Plan
+from headrace.tokenize.build.build import BuildConfig, build
+from headrace.tokenize.sources.format import SourceConfig
+from headrace.tokenize.train import TrainConfig, train
+from headrace.trainer.folder import RunFolder
+from headrace.trainer.report.reading.data import RunData
+from headrace.trainer.report.reading.stored import StoredRun
+
+LOSSES = ["loss", "loss/web", "loss/code", "held-out/loss", "held-out/loss/web"]
+
+
+def with_evaluations(run: Path, plan: Plan) -> Path:
+    """Name the sources of a run as its held-out datasets."""
+    plan.save(run / "held-out-1.json")
+    about = json.loads((run / "about.json").read_text())
+    (run / "about.json").write_text(json.dumps(about | {"held_out": "held-out-1.json"}))
+    return run
+
+
+def words_plan(folder: Path) -> Plan:
+    """Return a plan of the sources of `write_plan` with another tokenizer, in one phase."""
+    corpora = [
+        write_jsonl(folder / f"{name}.jsonl", texts(150, seed=len(name))) for name in SOURCES
+    ]
+    path = str(folder / "bpe.json")
+    train(TrainConfig(inputs=(str(corpora[0]),), out=path, vocab_size=300))
+    for name, corpus in zip(SOURCES, corpora, strict=True):
+        config = {"inputs": (str(corpus),), "out": str(folder / name), "tokenizer": path}
+        build(BuildConfig(**config, source=SourceConfig(), engine=ONE))
+    sources = {name: {"data": str(folder / name), "max_epochs": 9} for name in SOURCES}
+    phase = {
+        "tokens": STEPS * 256,
+        "seq_len": 64,
+        "batch": 256,
+        "weights": {"web": 0.9, "code": 0.1},
+    }
+    return plan_of({"seed": 7, "sources": sources, "phases": {"main": phase}})
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of two tokenizers; most steps of the second have one of its sources."""
+    root = tmp_path_factory.mktemp("units")
+    for name, plan in (("byte", write_plan(root, STEPS)), ("words", words_plan(root / "words"))):
+        with_evaluations(write_run(root / "runs" / name, plan), plan)
+    return root / "runs"
+
+
+def listed(client: Any) -> dict[str, Any]:
+    return {run["name"]: run for run in client.json("api/runs")["runs"]}
+
+
+def test_losses_are_those_of_the_report(open_board: Any, mixed: Path) -> None:
+    client = open_board(mixed)
+    assert not any(run["bytes_known"] for run in listed(client).values())
+    client.board.measure()
+    for name, run in listed(client).items():
+        stored = StoredRun.open(RunFolder(mixed / name))
+        report = RunData.read(stored, stored.measured_sizes())
+        asked = {"run": run["id"], "axis": "step", "width": 1000, "curve": LOSSES}
+        steps, held_out = client.curves(**asked, bits=1)
+        for part, table in ((steps, report.table), (held_out, report.held_out_table)):
+            for curve, values in part["values"].items():
+                expected = table.curves[curve.removeprefix("held-out/")]
+                assert np.allclose(values, expected, rtol=1e-5, equal_nan=True), curve
+        nats, _ = client.curves(**asked)
+        assert list(steps["values"]) == LOSSES[:3]
+        assert not np.allclose(steps["values"]["loss"], nats["values"]["loss"])
+        assert run["bits"] == pytest.approx(steps["values"]["loss"][0][-1], rel=1e-5)
+        value = float(steps["values"]["loss"][0][11])
+        near = {"curve": "loss", "first": 0, "last": STEPS - 1, "value": value}
+        assert client.json(f"api/nearest/{run['id']}", **near, bits=1) == {"step": 11}
+
+
+def test_a_bucket_has_its_nats_over_its_bytes(open_board: Any, mixed: Path) -> None:
+    client = open_board(mixed)
+    client.board.measure()
+    run = next(run for run in client.board.runs.values() if run.url.endswith("words"))
+    entries = [json.loads(line) for line in (mixed / "words/metrics.jsonl").open()]
+    [part] = client.curves(run=run.id, axis="step", width=1, curve="loss", bits=1)
+    assert part["points"] == 1
+    octets = tokens = 0.0
+    for entry in entries:
+        for name, source in entry["sources"].items():
+            octets += source["weight"] * run.sizes.trained[name]
+            tokens += source["weight"]
+    assert {len(entry["sources"]) for entry in entries} == {1, 2}
+    mean = np.mean([entry["loss"] for entry in entries]) / math.log(2) * tokens / octets
+    assert part["values"]["loss"][0] == pytest.approx([mean], rel=1e-5)
+
+
+def test_runs_of_one_tokenizer_are_not_measured(
+    open_board: Any, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = open_board(runs)
+    monkeypatch.setattr("headrace.trainer.board.byte_sizes.measure", pytest.fail)
+    client.board.measure()
+    assert {run["bytes_known"] for run in listed(client).values()} == {False}
+
+
+@pytest.mark.server
+@pytest.mark.timeout(900)
+def test_the_page_says_its_unit(browser: Chromium, open_board: Any, mixed: Path) -> None:
+    client = open_board(mixed)
+    browser.device(1440, 950)
+    browser.open(client.server.url)
+    unit = "return document.querySelector('[data-panel=Loss] h2 small')?.innerText"
+    note = "return document.querySelector('#view > .note')?.innerText"
+    assert browser.until(unit) == "nats per token, of different tokenizers"
+    assert "cannot be compared" in browser.run(note)
+    client.board.measure()
+    browser.until(f"return (() => {{ {unit} }})() === 'bits per byte'")
+    assert "different tokenizers: losses are in bits per byte" in browser.run(note)
+    assert (
+        browser.run("return document.querySelectorAll('#runs li')[0].innerText").count(
+            "bits per byte"
+        )
+        == 1
+    )
+    browser.click("#runs input", 1)
+    browser.until(f"return (() => {{ {unit} }})() === 'nats per token'")
+    assert browser.run(note) is None
+    browser.click("#runs input", 1)
+
+
+@pytest.mark.server
+@pytest.mark.timeout(900)
+def test_a_missing_dataset_is_named(
+    browser: Chromium, open_board: Any, mixed: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(mixed, tmp_path / "runs"))
+    plan = json.loads((copy / "words/plan.json").read_text())
+    plan["sources"][0]["url"] = "/nowhere/web"
+    (copy / "words/plan.json").write_text(json.dumps(plan))
+    client = open_board(copy)
+    client.board.measure()
+    browser.open(client.server.url)
+    note = "return document.querySelector('#view > .note.warning')?.innerText"
+    assert "no dataset at /nowhere/web" in browser.until(note)
