@@ -124,6 +124,8 @@ class Chromium:
         """Set the size of the window and the reader's colours."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": 2 if phone else 1}
         self._tools("Emulation.setDeviceMetricsOverride", {**metrics, "mobile": phone})
+        touch = {"enabled": phone, "maxTouchPoints": 5}
+        self._tools("Emulation.setTouchEmulationEnabled", touch)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._tools("Emulation.setEmulatedMedia", {"features": [scheme]})
 

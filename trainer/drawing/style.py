@@ -16,8 +16,9 @@ SCROLL = """
   linear-gradient(90deg,var(--shade),transparent) 0 1px/12px calc(100% - 2px) no-repeat scroll,
   linear-gradient(270deg,var(--shade),transparent) 100% 1px/12px calc(100% - 2px) no-repeat
     scroll; }
-.scroll.cut::after { content:"swipe sideways for the rest →"; position:sticky; left:0;
+.scroll.cut::after { content:"scroll sideways for the rest →"; position:sticky; left:0;
   display:block; width:max-content; padding:2px 0 6px; font-size:12px; color:var(--soft); }
+@media (pointer:coarse) { .scroll.cut::after { content:"swipe sideways for the rest →"; } }
 """
 """Parts that are wider than the screen."""
 

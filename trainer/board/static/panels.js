@@ -31,13 +31,14 @@ const whole = number => Number(number).toLocaleString("en");
 
 /* State */
 const state = {
-  runs: [], palette: [], hidden: new Set(), quiet: new Set(),
+  runs: [], palette: [], hidden: new Set(), quiet: new Set(), unfolded: new Set(),
   axis: "step", low: null, high: null, smooth: 0, logX: false, logY: false, full: false,
 };
 const AXES = { step: "steps", tokens: "tokens", hours: "hours" };
 const shown = () => state.runs.filter(run => !state.hidden.has(run.id) && page.matches(run) && run.entries);
 const runOf = id => state.runs.find(run => run.id === id);
-const colourOf = run => state.palette[state.runs.indexOf(run) % state.palette.length];
+/* A run of the board has a number of its own: its colour stays when another run appears. */
+const colourOf = run => state.palette[(run.number ?? state.runs.indexOf(run)) % state.palette.length];
 
 /* Panels of curves */
 const LOSS = "loss"; // its unit is the page's
@@ -65,7 +66,7 @@ const PANELS = [
   { title: "Slowest rank", unit: "its lag, part of the step", own: ["slowest_lag"], format: percent, zero: true },
   { title: "Expert load", unit: "max / mean", own: ["expert_load"] },
 ];
-const NO_CURVE = ["slowest_", "noise_", "rows/", HELD + "rows/", HELD + "seconds", "skipped"];
+const NO_CURVE = ["slowest_", "noise_", "rows/", "weight/", HELD + "rows/", HELD + "weight/", HELD + "seconds", "skipped"];
 const CURVE_NAMES = { lr: "learning rate", grad_norm: "gradient norm", tokens_per_second: "tokens/s", mfu: "MFU", hfu: "HFU", data_wait: "data wait", seconds: "seconds", slowest_lag: "lag", noise_scale: "noise scale", expert_load: "expert load" };
 
 const byNumber = (a, b) => a.localeCompare(b, "en", { numeric: true }); // blocks.2 before blocks.10
@@ -93,7 +94,7 @@ function valuesOf(curves, name) {
   const speed = rate.map((each, i) => each * part(i));
   return [speed, speed, speed];
 }
-/* Return the panels that these runs have curves for: one for each source if there are several runs. */
+/* Return the panels that these runs have curves for. Of several runs, each source and layer has one, folded under its title. */
 function panelsOf(runs) {
   const names = curveNames(runs), used = new Set(), found = [];
   for (const panel of PANELS) {
@@ -105,7 +106,7 @@ function panelsOf(runs) {
     if (runs.length > 1) {
       if (own.length) found.push({ ...panel, curves: own, key: panel.title });
       for (const name of parts.length > 1 ? parts : [])
-        found.push({ ...panel, wide: false, title: panel.title.replace(/ by (source|layer)$/, ""), of: name.slice(panel.prefix.length), curves: [name], key: name });
+        found.push({ ...panel, wide: false, fold: panel.title, title: panel.title.replace(/ by (source|layer)$/, ""), of: name.slice(panel.prefix.length), curves: [name], key: name });
     } else if (own.length + parts.length && (own.length || parts.length > 1))
       found.push({ ...panel, curves: [...own, ...(parts.length > 1 ? parts : [])], key: panel.title });
   }
@@ -215,7 +216,20 @@ function mount(panels, place) {
     }
     page.load(0);
   }, { rootMargin: "300px" });
-  for (const card of cards) { place(card.panel).append(card.element); if (card.panel.curves.length) sight.observe(card.element); }
+  const folds = new Map();
+  for (const card of cards) {
+    const { panel } = card;
+    if (panel.fold && !folds.has(panel.fold)) folds.set(panel.fold, fold(panel.fold, panels.filter(other => other.fold === panel.fold).length, place(panel)));
+    (folds.get(panel.fold) || place(panel)).append(card.element);
+    if (panel.curves.length) sight.observe(card.element);
+  }
+}
+/* Append a title that unfolds panels, and return their place. */
+function fold(title, count, place) {
+  const inner = el("div", { class: "panels" });
+  place.append(el("details", { class: "fold", open: state.unfolded.has(title), ontoggle: event => { event.target.open ? state.unfolded.add(title) : state.unfolded.delete(title); } },
+    el("summary", {}, title, " ", el("small", {}, `${count} panels`)), inner));
+  return inner;
 }
 const inSight = () => cards.filter(card => card.seen).forEach(card => card.draw());
 const redraw = () => cards.filter(card => card.panel.curves.length).forEach(card => card.draw());
@@ -241,7 +255,8 @@ function controls() {
   const tick = (id, name, text) => el("label", {}, el("input", { id, type: "checkbox", checked: state[name], onchange: event => { state[name] = event.target.checked; redraw(); if (name === "logX") page.load(0); } }), text);
   $("controls").replaceChildren(el("div", { class: "choice", id: "axis", role: "radiogroup", "aria-label": "horizontal axis" }), slide("smooth", "smooth "),
     tick("logx", "logX", " log x"), tick("logy", "logY", " log y"), tick("full", "full", " outliers"),
-    el("button", { id: "reset", onclick: () => zoom(null, null) }, "whole run"), el("span", { class: "hint" }, hint()));
+    el("button", { id: "reset", onclick: () => zoom(null, null) }, "whole run"), el("span", { class: "hint mouse" }, `drag: zoom · shift-drag: move · ctrl-wheel: zoom · click: ${page.tap}`),
+    el("span", { class: "hint touch" }, `pinch: zoom · drag: move · tap: ${page.tap}`));
   $("smooth").addEventListener("input", event => { state.smooth = Number(event.target.value) ** 1.4 / 2; redraw(); });
   axes();
 }
@@ -249,6 +264,5 @@ function axes() {
   anew($("axis"), () => $("axis").replaceChildren(...Object.entries(AXES).map(([axis, name]) => el("button", { role: "radio", "aria-checked": String(state.axis === axis),
     onclick: () => { state.axis = axis; state.low = state.high = null; axes(); cards.forEach(card => { card.data = []; }); page.load(0); } }, name))));
 }
-const hint = () => matchMedia("(pointer: coarse)").matches ? `pinch: zoom · drag: move · tap: ${page.tap}` : `drag: zoom · shift-drag: move · ctrl-wheel: zoom · click: ${page.tap}`;
 addEventListener("resize", () => { redraw(); page.load(200); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
