@@ -225,34 +225,6 @@ def test_runs_and_curves_are_switched_off_and_on(page: Chromium) -> None:
     assert page.run(found, "BASE") == page.run(found, "lr = 1e-3") == ["base"]
 
 
-def test_panels_of_each_source_are_folded_where_there_are_several_runs(page: Chromium) -> None:
-    shown = (
-        "return cards.filter(card => card.element.checkVisibility()).map(card => card.panel.key)"
-    )
-    page.until(f"return (() => {{ {shown} }})().includes('Held-out loss')")
-    folds = "return [...document.querySelectorAll('.fold summary')].map(each => each.innerText)"
-    assert page.run(folds)[0] == "Loss by source 2 panels"
-    assert not {"loss/web", "speed/code"} & set(page.run(shown))
-    page.click(".fold summary")
-    web = "return cards.find(card => card.panel.key === 'loss/web').plot"
-    page.until(f"{web}.curves.length === 2")
-    page.click("#runs input", 1)  # the page is built anew
-    page.click("#runs input", 1)
-    page.until(f"{web}.curves.length === 2")
-    assert {"loss/web", "loss/code"} <= set(page.run(shown))
-    page.click(".fold summary")
-    assert "loss/web" not in page.run(shown)
-
-
-def test_a_run_keeps_its_colour_when_another_appears(page: Chromium) -> None:
-    colours = (
-        "state.runs.unshift({...state.runs[0], id: 'new', number: 2});"
-        "return state.runs.map(colourOf).map(colour => state.palette.indexOf(colour))"
-    )
-    assert page.run("return state.runs.map(colourOf)") == page.run("return state.palette")[:2]
-    assert page.run(colours) == [2, 0, 1]
-
-
 def test_a_source_has_one_colour_on_all_tabs(page: Chromium) -> None:
     page.click("#runs input", 1)
     page.until("return cards.some(card => card.panel.key === 'Held-out loss')")
@@ -366,22 +338,6 @@ def test_new_steps_appear_by_themselves(page: Chromium, runs: Path) -> None:
     page.until("return cards[0].plot.curves[1].x.length === 40")
 
 
-HINTS = (
-    "return [...document.querySelectorAll('.hint')].filter(each => each.checkVisibility())"
-    ".map(each => each.innerText)"
-)
-
-
-def test_a_mouse_has_its_own_words(page: Chromium) -> None:
-    [hint] = page.run(HINTS)
-    assert "drag: zoom" in hint and "click" in hint and "tap" not in hint
-    page.device(390, 844)
-    page.click("#tabs [role=tab]", 4)
-    page.until("return document.querySelector('#view .scroll.cut')")
-    cut = "return getComputedStyle(document.querySelector('#view .scroll'), '::after').content"
-    assert "scroll sideways" in page.run(cut)
-
-
 @pytest.mark.parametrize("dark", [False, True])
 def test_nothing_is_cut_on_a_phone(page: Chromium, dark: bool) -> None:
     page.device(390, 844, phone=True, dark=dark)
@@ -394,7 +350,6 @@ def test_nothing_is_cut_on_a_phone(page: Chromium, dark: bool) -> None:
         " && !each.closest('.scroll, #tabs')).length"
     )
     assert page.run(over) == 0
-    assert page.run(HINTS) == ["pinch: zoom · drag: move · tap: rows of the step"]
     page.click("#tabs [role=tab]", 1)
     choice = "return document.querySelector('#which select')"
     page.until(choice)
