@@ -57,6 +57,10 @@ SLURM_LOG = "slurm-%j.out"
 SLURM_NOTE = "slurm-{job}.note"
 """State of the current start of a batch job, in `logs/`: `saved 500`."""
 LOCK = ".lock"
+REQUESTS = {"anneal.json": "trainer anneal", "tune.json": "trainer tune"}
+"""Files that mark the folder of a request for several runs, and its command (request_folder.py)."""
+FEW = 3
+"""Runs that an error names."""
 PROBE = ".probe-"
 ORPHANS_END = 10.0
 """Seconds in which the ranks of a killed launcher end."""
@@ -95,15 +99,30 @@ class RunFolder:
 
     @property
     def begun(self) -> bool:
-        """True if the folder holds a run."""
-        return self.run.exists()
+        """True if the folder holds a run. A run.yaml alone is one that a person or a recipe has
+        written."""
+        by_starts = (self.checkpoints, self.logs, self.about, self.metrics, self.events)
+        return self.run.exists() and any(path.exists() for path in by_starts)
 
     def check_is_run(self) -> None:
         if not self.begun:
-            raise RunError(
-                f"there is no run in {self.root}",
-                hint=path_hint(self.root, "name a folder that `trainer run … --out` has made"),
-            )
+            raise RunError(f"there is no run in {self.root}{self.request}", hint=self.hint)
+
+    @property
+    def request(self) -> str:
+        """What a folder that holds no run is, for errors; empty if it is not known."""
+        names = [name for name in REQUESTS if (self.root / name).exists()]
+        return f": it is the folder of a `{REQUESTS[names[0]]}`" if names else ""
+
+    @property
+    def hint(self) -> str:
+        """What to name in place of a folder that holds no run: those below it that do."""
+        below = [*self.root.glob("*/" + RUN), *self.root.glob("*/*/" + RUN)]
+        runs = [str(path.parent) for path in sorted(below) if RunFolder(path.parent).begun]
+        if not runs:
+            return path_hint(self.root, "name a folder that `trainer run … --out` has made")
+        more = f", … ({len(runs):,} runs)" if len(runs) > FEW else ""
+        return f"name a run in it: {', '.join(runs[:FEW])}{more}"
 
     def check_free(self) -> None:
         """Refuse a folder that holds anything but a run, or the remains of a start that was

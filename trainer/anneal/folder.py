@@ -1,6 +1,6 @@
 """Files of an anneal's candidates. A command that was killed continues there.
 
-run.yaml model.yaml         configuration and model of all runs
+settings.yaml model.yaml    configuration of all runs, and their model
 candidates/00.yaml …        mixtures, one for each run: candidates × seeds
 anneal.json                 the request and its runs; written when all of these are there
 runs/00 …                   the runs
@@ -18,6 +18,9 @@ from .. import folder as files
 from ..request_folder import RequestFolder, write
 from .prepare import Prepared
 
+SETTINGS = "settings.yaml"
+"""The configuration of all runs. It is no run.yaml: that marks the folder of a run."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -33,9 +36,9 @@ class Entry:
 
 class AnnealFolder(RequestFolder):
     def __init__(self, root: str | Path) -> None:
-        before = ("candidates", files.RUN, files.MODEL, files.LOGS)
+        before = ("candidates", SETTINGS, files.MODEL, files.LOGS)
         super().__init__(root, "anneal", before)
-        self.run = self.root / files.RUN
+        self.settings = self.root / SETTINGS
         self.model = self.root / files.MODEL
         self.scores = self.root / "scores.json"
         self.page = self.root / "anneal.html"
@@ -53,7 +56,7 @@ class AnnealFolder(RequestFolder):
         stored = self.stored(prepared.request)
         if stored is not None:
             return [Entry(**entry) for entry in stored["runs"]]
-        write(self.run, reader.dump(prepared.run))
+        write(self.settings, reader.dump(prepared.run))
         write(self.model, reader.dump(prepared.model))
         entries = []
         for number, each in enumerate(prepared.candidates):

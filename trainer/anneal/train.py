@@ -52,7 +52,7 @@ def words(folder: AnnealFolder, entry: Entry, processes: int | None) -> list[str
     given = [] if processes is None else ["--processes", str(processes)]
     return [
         "run",
-        str(folder.run),
+        str(folder.settings),
         *("--model", str(folder.model)),
         *("--mixture", str(folder.mixture(entry.number))),
         *("--out", str(folder.run_of(entry.number).root)),

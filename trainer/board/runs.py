@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,12 +25,16 @@ T = TypeVar("T")
 
 DEEPEST = 4
 """Folders between a place in a store and its runs."""
+NUMBERED = re.compile(r"(runs|trials)/[\d-]+")
+"""The last parts of the path of a run that belongs to a request."""
+BY_STARTS = frozenset({files.ABOUT, METRICS, files.EVENTS})
+"""Files that a start writes; a run.yaml without them may be one that a person has written."""
 STARTS = ("start", "resume")
 SKIPPED = ("spike", "not finite")
 """Events of skipped steps."""
 ENDS = {"finish": "finished", "stop": "interrupted", "fail": "failed"}
 NOT_STARTED = "not started"
-"""No start has joined its ranks; a folder of settings that people wrote looks the same."""
+"""No start has joined its ranks."""
 RUNNING = "running"
 KILLED = "killed"
 """The last event is no end, and the process that held the folder's lock has ended."""
@@ -52,11 +57,12 @@ def status_of(
 
 
 def shortest_names(folders: Sequence[Path]) -> list[str]:
-    """Return the fewest last parts of each path that tell it from the other paths."""
+    """Return the fewest last parts of each path that tell it from the other paths. A number is no
+    name: the run of a request is called `anneal/runs/00`."""
     paths = [folder.resolve().parts for folder in folders]
     names = []
     for parts in paths:
-        count = 1
+        count = 3 if NUMBERED.fullmatch("/".join(parts[-2:])) else 1
         while count < len(parts) and sum(path[-count:] == parts[-count:] for path in paths) > 1:
             count += 1
         names.append(str(Path(*parts[-count:])))
@@ -67,7 +73,7 @@ def runs_below(place: str, depth: int = DEEPEST) -> Iterator[str]:
     """Yield the runs in and below a folder or URL."""
     if not storage.is_local(place):
         names = storage.names(place)
-        if files.RUN in names:
+        if files.RUN in names and not BY_STARTS.isdisjoint(names):
             yield place.rstrip("/")
         elif depth:
             for name in names:

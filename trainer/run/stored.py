@@ -31,7 +31,7 @@ def read_run(folder: RunFolder) -> Job:
     if run.processes is None or "auto" in (run.device, run.precision):
         raise RunError(
             f"{folder.run} is not resolved: processes, device and precision must have values",
-            hint="restore it from a copy; a start writes it with these values",
+            hint="restore it from a copy: a start writes it with these values",
         )
     model = load_model_config(folder.model)
     layout = load_plan(folder.layout) if folder.layout.exists() else None

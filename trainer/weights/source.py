@@ -131,6 +131,8 @@ def _find(path: str, step: int | None) -> WeightSource:
         return Checkpoint(
             _choose([str(p) for p in store.committed(run.checkpoints)], path, step), run
         )
+    if storage.is_local(path) and run.request:
+        raise CheckpointError(f"{path} holds no weights{run.request}", hint=run.hint)
     above, _, name = path.rstrip("/").rpartition("/")
     if step is None and store.NAME.match(name):
         if storage.exists(storage.join(path, store.MANIFEST)):

@@ -19,6 +19,7 @@ from headrace.mixtures.spec.mixture import PhaseSpec
 from headrace.trainer.anneal import train
 from headrace.trainer.anneal.candidates import parse_grid, with_shares
 from headrace.trainer.anneal.folder import AnnealFolder
+from headrace.trainer.board.board import Board
 from headrace.trainer.cli import main
 
 
@@ -88,6 +89,25 @@ def test_a_stopped_anneal_goes_on_and_a_failed_run_is_named(
     assert found["waiting"] == ["digits digits=0.4, seed 0"] and len(found["candidates"]) == 1
     assert found["noise"] is None and "1 run is not finished" in report.stderr
 
+    check_its_runs_are_runs_like_any("stopped")
+
+
+def check_its_runs_are_runs_like_any(folder: str) -> None:
+    """`trainer list` and the board show them; a command for a run names them."""
+    listed = json.loads(CliRunner().invoke(main, ["list", folder, "--json"]).stdout)
+    status = {run["folder"]: run["status"] for run in listed}
+    runs = [f"{folder}/runs/00", f"{folder}/runs/01"]
+    assert list(status) == runs[: len(status)] and status[runs[0]] == "finished"
+    assert "unreadable" not in status.values()
+    board = Board([folder])
+    board.look()
+    assert [run["name"] for run in board.summary()["runs"]] == list(status)
+    for words in (["resume"], ["report"], ["export"]):
+        out = ["out"] if words == ["export"] else []
+        done = CliRunner().invoke(main, [*words, folder, *out])
+        assert done.exit_code == 1 and "it is the folder of a `trainer anneal`" in done.output
+        assert f"name a run in it: {', '.join(status)}" in done.output
+
 
 def test_a_slurm_array_has_a_task_for_each_run(
     inside: Path, monkeypatch: pytest.MonkeyPatch
@@ -110,7 +130,7 @@ def test_a_slurm_array_has_a_task_for_each_run(
     assert anneal(*words, "--task", 2).exit_code == 0
     folder = AnnealFolder("array")
     assert became[4:] == [
-        "run", "array/run.yaml", "--model", "array/model.yaml",
+        "run", "array/settings.yaml", "--model", "array/model.yaml",
         "--mixture", str(folder.mixture(2)), "--out", str(folder.run_of(2).root),
     ]  # fmt: skip
     assert "digits: 0.3" in folder.mixture(2).read_text()

@@ -83,6 +83,20 @@ def test_the_table_has_a_line_for_each_run_and_each_problem(runs: Path) -> None:
     assert "3/3" in lines[1] and "2.2500" in lines[1] and "ago" in lines[1]
 
 
+def test_settings_that_a_person_wrote_are_no_run(runs: Path) -> None:
+    """A recipe's folder, and one above runs, may hold a run.yaml."""
+    for folder in (runs, runs / "a/notes"):
+        (folder / "run.yaml").write_text("optimizer: {lr: 1e-3}\n")
+    names = [Path(str(run["folder"])).name for run in listed(runs)]
+    assert names == ["finished", "killed", "going", "new", "unreadable"]
+    result = CliRunner().invoke(main, ["report", str(runs / "a/notes")])
+    assert result.exit_code == 1 and "there is no run in" in result.output
+    result = CliRunner().invoke(main, ["report", str(runs)])
+    assert (
+        "(5 runs)" in result.output and f"name a run in it: {runs / 'a/finished'}" in result.output
+    )
+
+
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["list", str(tmp_path / "no")])
     assert result.exit_code == 1 and "there is no folder" in result.output

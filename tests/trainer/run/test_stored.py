@@ -134,5 +134,6 @@ def test_the_first_command_continues_it_on_cpu(gpu_run: RunFolder) -> None:
 def test_a_run_that_is_not_resolved_is_refused(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.run.write_text("device: cuda\n")
+    folder.checkpoints.mkdir()
     with pytest.raises(RunError, match="is not resolved: processes, device and precision"):
         read_run(folder)
