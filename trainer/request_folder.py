@@ -16,7 +16,7 @@ from typing import Any
 
 from ..console.differences import differences
 from ..console.errors import BusyError, RunError
-from ..dataplane.storage.atomic import replacing
+from ..dataplane.storage import storage
 from ..dataplane.storage.sealed import sealed, unsealed
 
 LOCK = ".lock"
@@ -93,6 +93,4 @@ class RequestFolder:
 
 def write(file: Path, text: str) -> None:
     """Write a file that appears whole."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(file) as stream:
-        stream.write(text.encode())
+    storage.write(str(file), text.encode())

@@ -120,7 +120,7 @@ def blocks(
         rows.append(measure(name, channels, longest, batch, dtype, clock).row)
         command.say(f"{len(rows)} of {len(asked)}: {name}, width {channels}, length {longest}")
     if csv_file is not None:
-        Path(csv_file).write_text(tables.as_csv(rows))
+        tables.write_csv(rows, csv_file)
     if plot is not None:
         shown = ("forward TFLOP/s", "backward TFLOP/s", "forward GB/s", "backward GB/s")
         tables.draw(rows, plot, line="block", panel="width", across="length", shown=shown)
@@ -214,7 +214,7 @@ def print_collectives(
     if as_json:
         command.emit(rows)
     if outputs["csv_file"] is not None:
-        Path(outputs["csv_file"]).write_text(tables.as_csv(rows))
+        tables.write_csv(rows, outputs["csv_file"])
     if outputs["plot"] is not None:
         shown = ("busbw GB/s", "us")
         tables.draw(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...console.errors import MissingError, MisuseError
+from ...dataplane.storage import storage
 
 PICTURES = (".png", ".svg")
 Row = Mapping[str, Any]
@@ -27,6 +28,11 @@ def table(rows: Sequence[Row]) -> str:
         )
         for line in cells
     )
+
+
+def write_csv(rows: Sequence[Row], file: str) -> None:
+    """Write rows as CSV."""
+    storage.write(file, as_csv(rows).encode())
 
 
 def as_csv(rows: Sequence[Row]) -> str:
@@ -93,7 +99,9 @@ def draw(
                 axis.set_xlabel(across)
             figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside right upper")
             metadata = {"Date": None} if file.lower().endswith(".svg") else None
-            figure.savefig(file, dpi=160, metadata=metadata)
+            picture = io.BytesIO()  # a file that exists stays whole if there is no room for the new
+            figure.savefig(picture, dpi=160, metadata=metadata, format=Path(file).suffix[1:])
+            storage.write(file, picture.getvalue())
         finally:
             pyplot.close(figure)
 

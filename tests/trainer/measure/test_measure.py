@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import errno
 import json
 import math
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,10 +20,10 @@ from hypothesis import strategies as st
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from benchmarks._collectives import Count
-from headrace.console.errors import MisuseError
+from headrace.console.errors import MisuseError, StorageError
 from headrace.console.headrace import main
 from headrace.trainer.costs.hardware.links import COLLECTIVES, bus_factor
-from headrace.trainer.measure import blocks, kernels
+from headrace.trainer.measure import blocks, kernels, tables
 from headrace.trainer.measure.clock import Clock
 from headrace.trainer.measure.collectives import (
     CollectiveTime,
@@ -247,3 +250,30 @@ def test_misuse_of_the_commands(words: list[str], message: str) -> None:
     result = CliRunner().invoke(main, ["bench", *words])
     assert result.exit_code == 2, result.output
     assert message in result.output
+
+
+def test_a_full_disk_leaves_the_files_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"block": "mlp", "width": 8, "length": 2**n, "speed": 1.5 * n} for n in (1, 2)]
+    csv_file, picture = tmp_path / "rows.csv", tmp_path / "rows.png"
+
+    def write() -> None:
+        with contextlib.suppress(StorageError):
+            tables.write_csv(rows, str(csv_file))
+        tables.draw(
+            rows, str(picture), line="block", panel="width", across="length", shown=["speed"]
+        )
+
+    write()
+    before = csv_file.read_bytes(), picture.read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    rows.append({**rows[0], "length": 8})
+    with pytest.raises(StorageError, match=r"cannot write .*rows\.png: the disk is full"):
+        write()
+    assert (csv_file.read_bytes(), picture.read_bytes()) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.csv", "rows.png"]
