@@ -22,7 +22,6 @@ from ...console.errors import (
 from ...console.log import get_logger
 from ...console.machine import cpp_problem, free_memory
 from ...console.progress import as_bytes
-from ...dataplane.order.timeline import PhaseRows
 from ...dataplane.storage import storage
 from ...models.accounting.state import host_bytes
 from ...models.layers.attention_order import ON_CPU
@@ -49,12 +48,9 @@ DISK_RESERVE = 1 << 20
 def check(job: Job) -> None:
     """Raise all errors that are known before the first step, on whatever machines the job runs."""
     checks = [_engine, _offload, _layout, _recompute, _compile, _fp8, _attention, _vocabulary]
-    checks += [_groups, _weights, _held_out]
+    checks += [_groups, _weights, _held_out, _positions, _batches, _noise]
     checks += [_loggers, _store] * is_first()
-    run_all(
-        *(partial(check, job) for check in checks),
-        *(partial(_rows, job, phase) for phase in job.plan.phases),
-    )
+    run_all(*(partial(check, job) for check in checks))
 
 
 def check_machine(job: Job) -> None:
@@ -246,27 +242,43 @@ def _groups(job: Job) -> None:
     parameter_groups(job)
 
 
-def _rows(job: Job, phase: PhaseRows) -> None:
-    """Raise if rows exceed the table of positions, or if a data-parallel rank has no row."""
+def _positions(job: Job) -> None:
+    """Raise if rows exceed the table of positions."""
     table = job.model.learned_positions
-    if table is not None and phase.seq_len > table:
+    longest = max(job.plan.phases, key=lambda phase: phase.seq_len)
+    if table is not None and longest.seq_len > table:
         raise PlanError(
-            f"phase {phase.name} has rows of {phase.seq_len:,} tokens, and the model's "
+            f"phase {longest.name} has rows of {longest.seq_len:,} tokens, and the model's "
             f"position table (learned_positions) has {table:,}",
-            hint=f"use rows of at most {table} tokens, or model.learned_positions={phase.seq_len}",
+            hint=f"use rows of at most {table} tokens, or "
+            f"model.learned_positions={longest.seq_len}",
         )
+
+
+def _batches(job: Job) -> None:
+    """Raise if a data-parallel rank has no row in a step: for all phases at once, because the one
+    with the fewest rows decides how many ranks can share them."""
     shards = job.run.layout.shards
     dp = job.processes // shards  # _layout names a remainder
-    if phase.batch_rows < dp:
-        raise LayoutError(
-            f"phase {phase.name} has {phase.batch_rows} rows in a step, fewer than the {dp} "
-            "data-parallel ranks",
-            hint=f"use at most processes={phase.batch_rows * shards}, or a larger batch",
-        )
-    if job.run.watch.noise is not None and phase.batch_rows < 2:
+    small = [phase for phase in job.plan.phases if phase.batch_rows < dp]
+    if not small:
+        return
+    rows = ", ".join(f"phase {phase.name} has {phase.batch_rows}" for phase in small)
+    fewest = min(phase.batch_rows for phase in small)
+    raise LayoutError(
+        f"a step has fewer rows than there are data-parallel ranks ({dp}): {rows}",
+        hint=f"use at most processes={fewest * shards}, or "
+        f"{'a larger batch' if len(small) == 1 else 'larger batches'}",
+    )
+
+
+def _noise(job: Job) -> None:
+    """Raise if a step of one row is to be measured in parts."""
+    single = [phase.name for phase in job.plan.phases if phase.batch_rows < 2]
+    if job.run.watch.noise is not None and single:
         raise PlanError(
-            f"watch.noise compares the gradient of a part of a step's rows with that of all, and "
-            f"phase {phase.name} has 1 row in a step",
+            "watch.noise compares the gradient of a part of a step's rows with that of all, and "
+            f"phase {', '.join(single)} has 1 row in a step",
             hint="use a larger batch, or leave watch.noise out",
         )
 

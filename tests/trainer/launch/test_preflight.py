@@ -7,7 +7,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -31,7 +32,7 @@ from headrace.trainer.launch.options import StartOptions
 
 
 def test_layouts_that_do_not_fit_are_rejected(ask: Any) -> None:
-    with pytest.raises(LayoutError, match="has 4 rows in a step, fewer than the 5"):
+    with pytest.raises(LayoutError, match=r"data-parallel ranks \(5\): .* has 4"):
         checks.check(ask("processes=5"))
     with pytest.raises(LayoutError, match="does not divide 1 process"):
         checks.check(ask("layout.tp=2"))
@@ -204,6 +205,19 @@ def test_engines_that_do_not_split_experts_are_rejected(ask: Any) -> None:
     with pytest.raises(LayoutError, match="neither divides the other"):
         checks.check(ask(*three, "layout.ep=4", model="tiny-moe"))
     checks.check(split("engine.kind=fsdp2", "engine.shard=2"))
+
+
+def test_phases_that_are_too_small_have_one_hint(ask: Any) -> None:
+    """The phase with the fewest rows decides; a hint for each would contradict the others."""
+    job = ask("processes=4", "layout.tp=1")
+    rows = {"warm": 2, "stable": 8, "anneal": 1}
+    phases = [
+        replace(job.plan.phases[0], name=name, batch_rows=count) for name, count in rows.items()
+    ]
+    small = replace(job, plan=cast(Any, SimpleNamespace(phases=phases)))
+    with pytest.raises(LayoutError, match="phase warm has 2, phase anneal has 1") as caught:
+        checks._batches(small)
+    assert caught.value.hint == "use at most processes=1, or larger batches"
 
 
 def test_the_noise_of_a_batch_of_one_row_is_rejected(ask: Any) -> None:
