@@ -384,7 +384,7 @@ def _describe(job: Job, words: list[str] | None, as_json: bool) -> None:
             errors = error.errors if isinstance(error, SeveralErrors) else (error,)
             warnings = [f"a start on this machine would fail: {each}" for each in errors]
     if as_json:
-        command.emit(described | script | {"warnings": warnings})
+        command.emit(described | script | {"warnings": [*described["warnings"], *warnings]})
         return
     text = [*lines(described), configuration(described), *script.values()]
     text += [f"warning: {warning}" for warning in warnings]

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...console import command
+from ...console.log import get_logger
 from ..launch.options import command_words
 
 if TYPE_CHECKING:
     from .candidates import Candidate
     from .folder import AnnealFolder, Entry
     from .prepare import Prepared
+
+log = get_logger(__name__)
 
 HERE = frozenset({"slurm", "dry_run", "report", "task", "as_json", "processes"})
 """Options of one start, which do not decide the runs."""
@@ -70,19 +73,24 @@ def anneal(run: str, words: tuple[str, ...], as_json: bool, **options: Any) -> N
 
     More: docs/anneal.md
     """
+    from ..loop.evaluate import missing_note
     from .folder import AnnealFolder
     from .scores import as_json as ranking_json
-    from .scores import rank
+    from .scores import check_weights, rank
     from .train import Interrupted, submit, train
 
     folder = AnnealFolder(options["out"] or f"{run.rstrip('/')}-anneal")
     if options["task"] is not None:
         _become_task(folder, options["task"])
+    weights = _weights(options["score"])
     prepared = _prepare(run, words, options)
+    assert prepared.run.evaluate is not None
+    check_weights(weights, prepared.run.evaluate.sources)
+    if prepared.not_scored:
+        log.warning("%s", missing_note(prepared.not_scored, prepared.run.evaluate.split))
     if options["dry_run"]:
         _describe(prepared.candidates, as_json)
         return
-    weights = _weights(options["score"])
     with folder.locked():
         entries = folder.begin(prepared)
         if options["slurm"]:

@@ -14,7 +14,7 @@ from ...console.errors import ConfigError, PlanError, Problem, RunError
 from ...mixtures.spec.mixture import After
 from ..folder import RunFolder
 from ..loop.config import EvaluateConfig
-from ..loop.evaluate import held_out, plan_of
+from ..loop.evaluate import held_out, length_of, plan_of, unnamed
 from ..run import config as run_config
 from ..run.config import RunConfig
 from ..run.request import Request
@@ -48,6 +48,8 @@ class Prepared:
     model: ModelConfig
     request: Mapping[str, Any]
     """Everything that decides the scores."""
+    not_scored: Sequence[str]
+    """Sources of the candidates without held-out rows."""
 
 
 def prepare(question: Question) -> Prepared:
@@ -66,7 +68,7 @@ def prepare(question: Question) -> Prepared:
     found = candidates(
         question.mixtures, after, question.grid, question.seeds, request.overrides_of("mixture")
     )
-    run = _configuration(question, parent.run, found)
+    run, not_scored = _configuration(question, parent.run, found)
     assert run.evaluate is not None
     return Prepared(
         found,
@@ -80,12 +82,18 @@ def prepare(question: Question) -> Prepared:
             "configuration": run_config.deciding(run, parent.model),
             "held_out": reader.plain(replace(run.evaluate, every=1)),
         },
+        not_scored,
     )
 
 
-def _configuration(question: Question, parent: RunConfig, found: Sequence[Candidate]) -> RunConfig:
-    """Return the configuration of all runs: that of the run that they continue, with evaluation on
-    the same held-out rows. Weights come from its checkpoint; they save in folders of their own."""
+def _configuration(
+    question: Question, parent: RunConfig, found: Sequence[Candidate]
+) -> tuple[RunConfig, list[str]]:
+    """Return the configuration of all runs, and the sources without held-out rows.
+
+    It is that of the run that they continue, with evaluation on the same held-out rows. Weights
+    come from its checkpoint; they save in folders of their own.
+    """
     own = replace(parent, init_from=None, checkpoints=replace(parent.checkpoints, url=None))
     request = Request(overrides=question.overrides)
     run = run_config.build(
@@ -95,6 +103,8 @@ def _configuration(question: Question, parent: RunConfig, found: Sequence[Candid
     )
     steps = max(each.plan.last_step - each.plan.first_step for each in found)
     evaluate = run.evaluate or EvaluateConfig(every=steps)
+    length = min(length_of(evaluate, each.plan) for each in found)
+    evaluate = replace(evaluate, seq_len=length)
     sources: dict[str, str] = {}
     for each in found:
         for name, url in held_out(evaluate, each.plan).items():
@@ -103,7 +113,8 @@ def _configuration(question: Question, parent: RunConfig, found: Sequence[Candid
                     f"the candidates hold out two datasets as {name}: {sources[name]} and {url}",
                     hint=f"name the one that scores: evaluate.sources.{name}=URL",
                 )
-    length = evaluate.seq_len or min(phase.seq_len for each in found for phase in each.plan.phases)
-    evaluate = replace(evaluate, sources=sources, seq_len=length)
+    owners = [owner for each in found for owner in unnamed(evaluate, each.plan, sources).items()]
+    not_scored = list(dict.fromkeys(name for name, owner in owners if owner is None))
+    evaluate = replace(evaluate, sources=sources)
     plan_of(evaluate, found[0].plan)  # raises if a dataset is too short, or of another tokenizer
-    return replace(run, evaluate=evaluate)
+    return replace(run, evaluate=evaluate), not_scored

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -90,17 +90,21 @@ class Ranking:
         return candidate.score - self.best.score > CLEAR * self.noise * math.sqrt(pairs)
 
 
+def check_weights(weights: Mapping[str, float], held_out: Collection[str]) -> None:
+    """Raise if the score names a source without held-out rows."""
+    if unknown := [name for name in weights if name not in held_out]:
+        raise MisuseError(
+            f"--score names {', '.join(unknown)}, which no held-out dataset has",
+            hint=f"the held-out sources are {', '.join(sorted(held_out))}",
+        )
+
+
 def rank(folder: AnnealFolder, entries: Sequence[Entry], weights: Mapping[str, float]) -> Ranking:
     """Rank the candidates by their finished runs. Without `weights` all sources count alike."""
     done = [entry for entry in entries if is_finished(folder, entry)]
     if not done:
         raise RunError(f"no run of {folder.root} is finished", hint="train them first")
     sizes = _bytes_per_token(folder, done[0])
-    if unknown := [name for name in weights if name not in sizes]:
-        raise MisuseError(
-            f"--score names {', '.join(unknown)}, which no held-out dataset has",
-            hint=f"the held-out sources are {', '.join(sorted(sizes))}",
-        )
     total = sum(weights.values()) or float(len(sizes))
     parts = {name: weights.get(name, 0.0 if weights else 1.0) / total for name in sizes}
     found = [

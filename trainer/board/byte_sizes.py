@@ -16,6 +16,7 @@ import numpy as np
 from ...console.errors import UserError
 from ...dataplane import tokenizers
 from ...dataplane.arrays import Float64
+from ...dataplane.datasets import packing
 from ...dataplane.datasets.dataset import Dataset
 
 SPANS, SPAN_TOKENS = 256, 8192
@@ -91,7 +92,8 @@ def bytes_per_token(urls: Mapping[str, str]) -> BytesPerToken:
 
 
 def measure(url: str) -> float:
-    """Return the mean bytes of a dataset's tokens; the ends of documents have none."""
+    """Return the mean bytes of a dataset's tokens; the ends of documents have none. Padding does
+    not count: no loss has it."""
     dataset = Dataset(url)
     sizes = tokenizers.load(dataset.manifest.tokenizer, url).byte_sizes()
     total = int(dataset.shard_tokens[-1])
@@ -104,7 +106,8 @@ def measure(url: str) -> float:
         octets += int(sizes[ids].sum())
     if not octets:
         raise UserError(f"the tokens of {url} have no bytes")
-    return octets / (len(starts) * length)
+    padding = packing.padding_of(dataset.manifest) / total
+    return octets / (len(starts) * length) / (1 - padding)
 
 
 def mean_loss(entries: Sequence[dict[str, Any]]) -> float | None:

@@ -14,7 +14,7 @@ from ...console.errors import IntegrityError, UserError, file_fault
 from ...dataplane.order.plan import unsealed
 from ...dataplane.runlog.reader import METRICS
 from ...dataplane.runlog.writer import entry_of
-from ...dataplane.storage import host_files, storage
+from ...dataplane.storage import host_files, sealed, storage
 from .. import folder as files
 from ..folder import RunFolder
 from ..scores.missing import Missing, missing
@@ -221,11 +221,13 @@ class BoardRun:
     def _held_out(self) -> dict[str, str]:
         """Return the URLs of the held-out datasets, by name."""
         about = storage.join(self.url, files.ABOUT)
-        name = json.loads(storage.read(about)).get("held_out") if storage.exists(about) else None
+        if not storage.exists(about):
+            return {}
+        name = sealed.unsealed(about, storage.read(about), hint="resume the run")["held_out"]
         file = storage.join(self.url, name) if name else None
         if file is None or not storage.exists(file):
             return {}
-        return _urls(json.loads(storage.read(file)))
+        return _urls(unsealed(file))
 
     @property
     def _levels(self) -> tuple[Levels, ...]:

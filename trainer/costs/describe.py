@@ -10,6 +10,7 @@ from ...console.progress import as_bytes, human
 from ...models.accounting.show import letters_of, shown_active
 from ...models.accounting.state import HOST, device_bytes, host_bytes
 from ...models.accounting.stored import stored
+from ..loop.evaluate import missing_note, plan_of, unnamed
 from ..run.config import COUPLED
 from ..run.job import Job
 from . import memory as costs
@@ -23,7 +24,7 @@ UNCOUNTED = ("seed", "init_from", "synthetic", "data", "evaluate", "checkpoints"
 def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
     """Return the description; `activations` counts the memory of a step, which takes a second or
     two, instead of the state alone."""
-    counts = counted(job, activations=activations)
+    counts, evaluated = counted(job, activations=activations), held_out(job)
     score = counts["scoring"]
     scored = [score["memory"]] if score is not None else []
     return {
@@ -51,7 +52,8 @@ def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
         "scoring": score,
         "stages": counts["stages"],
         "pipeline": counts["pipeline"],
-        "warnings": counts["warnings"],
+        "held_out": evaluated,
+        "warnings": [*counts["warnings"], *not_evaluated(job, evaluated or {})],
         "checkpoints": {"bytes": costs.checkpoint_bytes(job), "saved": costs.checkpoints(job)},
         "configuration": reader.plain(job.run),
     }
@@ -96,6 +98,30 @@ def scoring(job: Job, *, activations: bool) -> dict[str, Any] | None:
         "memory": costs.scoring_memory(job, activations=activations),
         "generation": costs.generation_caches(job),
     }
+
+
+def held_out(job: Job) -> dict[str, dict[str, Any]] | None:
+    """Return the dataset and the rows that each source is evaluated on, or `rows_of`: the source
+    that shares them, None for none. Return None if the run evaluates nothing."""
+    from ...dataplane.order.plan import Plan
+
+    if job.run.evaluate is None:
+        return None
+    stored = job.held_out.exists()
+    plan = Plan.load(job.held_out) if stored else plan_of(job.run.evaluate, job.plan)
+    named: dict[str, dict[str, Any]] = {
+        source.name: {"url": source.url, "rows": phase.rows, "seq_len": phase.seq_len}
+        for source, phase in zip(plan.sources, plan.phases, strict=True)
+    }
+    urls = {name: source["url"] for name, source in named.items()}
+    others = unnamed(job.run.evaluate, job.plan, urls)
+    return {**named, **{name: {"rows_of": owner} for name, owner in others.items()}}
+
+
+def not_evaluated(job: Job, evaluated: dict[str, dict[str, Any]]) -> list[str]:
+    """Return a warning that names the sources without held-out rows."""
+    names = [name for name, source in evaluated.items() if source.get("rows_of", name) is None]
+    return [missing_note(names, job.run.evaluate.split)] if names and job.run.evaluate else []
 
 
 def experts(job: Job) -> list[str]:
@@ -181,6 +207,7 @@ def lines(about: dict[str, Any]) -> list[str]:
             f"steps of {phase['rows']} rows × {phase['seq_len']:,}; each rank "
             f"{phase['micro_batches']} × {phase['micro_batch_rows']} rows"
         )
+    text += [f"held out     {_evaluated(*each)}" for each in (about["held_out"] or {}).items()]
     if model["couples_rows"]:
         text.append(f"micro-batch  {COUPLED.format(', '.join(model['couples_rows']))}")
     if any(group["match"] for group in about["groups"]):
@@ -202,6 +229,12 @@ def lines(about: dict[str, Any]) -> list[str]:
     saved = about["checkpoints"]
     text.append(f"checkpoints  {saved['saved']} of {as_bytes(saved['bytes'])} each")
     return text
+
+
+def _evaluated(name: str, source: dict[str, Any]) -> str:
+    if "rows_of" in source:
+        return f"{name}: {'none' if source['rows_of'] is None else 'as ' + source['rows_of']}"
+    return f"{name}: {source['rows']} rows × {source['seq_len']:,} of {source['url']}"
 
 
 def degrees(layout: dict[str, Any]) -> str:

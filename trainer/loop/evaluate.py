@@ -1,6 +1,7 @@
 """Evaluation: the loss on held-out rows, by source, at intervals.
 
     data/web/train ─ the mixture        data/web/val ─ a plan of its own, the same rows each time
+    a view of data/web/train            the same view of data/web/val, or else data/web/val
 
 Evaluation reads by a plan as training does, with one phase of one step for each source, so ranks
 divide the rows in the same way. It changes neither weights nor the stream, random state or ledger.
@@ -9,7 +10,7 @@ divide the rows in the same way. It changes neither weights nor the stream, rand
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -80,21 +81,90 @@ class Evaluator:
 
 
 def held_out(config: EvaluateConfig, plan: Plan) -> dict[str, str]:
-    """Return the datasets to evaluate on, by name."""
+    """Return the datasets to evaluate on, by name; sources that share one have it once."""
     if config.sources:
         return dict(config.sources)
-    beside = {
-        source.name: f"{source.url.rstrip('/').removesuffix(TRAIN)}{config.split}"
-        for source in plan.sources
-        if source.url.rstrip("/").endswith(f"/{TRAIN}")
-    }
-    if not beside:
+    length = length_of(config, plan)
+    urls: dict[str, str] = {}
+    known: set[str] = set()
+    for source in plan.sources:
+        url = counterpart(source.url, config.split, length)
+        if url is not None and known.isdisjoint(hashes := _hashes(url)):
+            known |= hashes
+            urls[source.name] = url
+    if not urls:
         raise PlanError(
             f"evaluate is set, and no source of the mixture has a `{config.split}` beside it",
             hint=f"build the datasets with `tokenize build --split {config.split}=0.01` and name "
             f"their `…/{TRAIN}` in the mixture, or name datasets: evaluate.sources.NAME=URL",
         )
-    return beside
+    return urls
+
+
+def length_of(config: EvaluateConfig, plan: Plan) -> int:
+    """Return the tokens of a row to evaluate on."""
+    return config.seq_len or min(phase.seq_len for phase in plan.phases)
+
+
+def counterpart(url: str, split: str, length: int) -> str | None:
+    """Return the dataset that was held out from one, or None.
+
+    It has the same URL, with the split in place of the last `train`: `web/val` of `web/train`, and
+    `web/val/packed-512` of `web/train/packed-512`. A view without one has that of its dataset, and
+    so has a packed view whose bins do not fill rows of this length: the same documents in another
+    layout, or all documents where the view has some.
+    """
+    from ...dataplane.datasets import manifest as manifests
+    from ...dataplane.datasets.packing import length_of as bin_length
+    from ...dataplane.datasets.view import view_of
+    from ...dataplane.storage import storage
+
+    parts = url.rstrip("/").split("/")
+    if TRAIN in parts:
+        last = len(parts) - 1 - parts[::-1].index(TRAIN)
+        beside = "/".join([*parts[:last], split, *parts[last + 1 :]])
+        if storage.exists(storage.join(beside, manifests.NAME)):
+            bins = bin_length(manifests.load(beside))
+            if bins is None or length % bins == 0:
+                return beside
+    view = view_of(url, manifests.load(url))
+    return None if view is None else counterpart(view.url, split, length)
+
+
+def _hashes(url: str) -> set[str]:
+    """Return the hashes of a dataset's generations: two datasets that share one are the same."""
+    from ...dataplane.datasets import manifest as manifests
+
+    return {generation.hash for generation in manifests.load(url).generations}
+
+
+def unnamed(
+    config: EvaluateConfig, trained: RunPlan, urls: Mapping[str, str]
+) -> dict[str, str | None]:
+    """Return the sources of the mixture that `urls` does not name: for each, the name under which
+    its held-out rows are evaluated, or None if there are none. If people have named the datasets,
+    no source is missing."""
+    from ...dataplane.order.plan import Plan
+
+    if config.sources or not isinstance(trained, Plan):
+        return {}
+    length = length_of(config, trained)
+    sources = [source for source in trained.sources if source.name not in urls]
+    owners = {hash: name for name, url in urls.items() for hash in _hashes(url)} if sources else {}
+    names: dict[str, str | None] = {}
+    for source in sources:
+        url = counterpart(source.url, config.split, length)
+        hashes = set() if url is None else _hashes(url)
+        names[source.name] = next((owners[hash] for hash in hashes if hash in owners), None)
+    return names
+
+
+def missing_note(names: Sequence[str], split: str) -> str:
+    return (
+        f"no held-out rows of {', '.join(names)}: there is no `{split}` beside "
+        f"{'its dataset' if len(names) == 1 else 'their datasets'} "
+        f"(`tokenize build --split {split}=0.01`)"
+    )
 
 
 def plan_of(config: EvaluateConfig, trained: RunPlan) -> Plan:
@@ -110,7 +180,7 @@ def plan_of(config: EvaluateConfig, trained: RunPlan) -> Plan:
             "evaluate needs a mixture: synthetic rows have no held-out split",
             hint="remove evaluate, or give --mixture FILE.yaml",
         )
-    length = config.seq_len or min(phase.seq_len for phase in trained.phases)
+    length = length_of(config, trained)
     sources = held_out(config, trained)
     phases = {}
     for name, url in sources.items():

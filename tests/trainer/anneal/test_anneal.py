@@ -160,6 +160,17 @@ def test_all_problems_are_reported_before_a_run_starts(inside: Path) -> None:
     )
 
 
+def test_a_score_of_a_source_without_held_out_rows_is_refused_before_training(
+    inside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "_run", pytest.fail)
+    for start in (["--dry-run"], []):
+        done = anneal("digits.yaml", "--score", "digits=1", "--score", "nothere=1", *start)
+        assert done.exit_code == 2 and "--score names nothere, which no held" in done.output
+        assert "the held-out sources are digits, letters" in done.output
+    assert not Path("main-anneal").exists()
+
+
 def test_a_dry_run_shows_each_candidate(inside: Path) -> None:
     done = anneal("digits.yaml", "--grid", "digits=0.2,0.4", "--dry-run", "--json")
     found = json.loads(done.stdout)
