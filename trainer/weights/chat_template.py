@@ -15,6 +15,7 @@ from ...console.errors import UserError
 from ...dataplane.datasets import manifest as manifests
 from ...dataplane.datasets.view import view_of
 from ...dataplane.order.plan import Plan
+from ...dataplane.storage import storage
 from ...mixtures.planning.shares import drawn_shares
 from .source import Checkpoint, WeightSource
 
@@ -43,7 +44,9 @@ def find_template(weights: WeightSource) -> ChatTemplate | None:
         try:
             text = _template_of(source.url)
         except UserError:
-            continue
+            if storage.is_local(source.url):
+                continue
+            break  # a store that does not answer is asked once
         if text is not None:
             texts[source.name] = text
     if not texts:

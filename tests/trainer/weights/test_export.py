@@ -46,7 +46,7 @@ def test_transformers_computes_the_same_logits(checkpoint_of: Save, tmp_path: Pa
 def test_exported_weights_are_read_back_unchanged_in_each_dtype(
     checkpoint_of: Save, tmp_path: Path
 ) -> None:
-    model = small("tiny-zamba")
+    model = small("tiny-zamba", "pattern='[mamba] + [a>mamba] + [b>mamba]'")
     found = sources.find(str(checkpoint_of(model).root))
     for dtype, kind in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         out = tmp_path / dtype
