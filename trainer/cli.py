@@ -14,6 +14,7 @@ from ..console import command
 from ..console.errors import SeveralErrors, UserError
 from ..console.progress import as_bytes, counted
 from .anneal.cli import anneal
+from .cluster.commands import RankCommand, RankCommandGroup
 from .costs.planner.cli import plan
 from .launch.options import StartOptions, command_words, start_options
 from .measure.cli import profile
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from .run.job import Job
 
 
-@command.group("trainer")
+@command.group("trainer", cls=RankCommandGroup)
 def main() -> None:
     """Train a model on a mixture, resume runs, and report on them.
 
@@ -78,7 +79,7 @@ def keys() -> Iterator[str]:
     yield from (f"model.{key}" for key in keys_of(ModelConfig))
 
 
-@main.command(keys=keys)
+@main.command(cls=RankCommand, keys=keys)
 @click.argument("arguments", nargs=-1, metavar="[RUN.yaml] [PATH.TO.KEY=VALUE]...")
 @click.option("--mixture", metavar="FILE", help="The mixture's YAML.")
 @click.option("--model", metavar="NAME|FILE", help="A shipped model or a YAML [tiny-hybrid].")
@@ -155,7 +156,7 @@ def run(
         _go(resolve(request), asked, end, forks, slurm=slurm, dry_run=dry_run, **options)
 
 
-@main.command(keys=run_keys)
+@main.command(cls=RankCommand, keys=run_keys)
 @click.argument("folder", metavar="RUN")
 @command.overrides_argument
 @run_options

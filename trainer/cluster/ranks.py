@@ -21,12 +21,14 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from ...console.errors import RunError, UserError
 from ...console.machine import cores
+from .rendezvous import Meeting, meet, tell, wait_for_readers
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributed import Store  # type: ignore[attr-defined]
 
 INTERRUPTED = 85
 """Exit code of a run that saved and stopped early: start it again."""
@@ -42,14 +44,6 @@ HANG_HINT = (
 )
 TORCHRUN = "TORCHELASTIC_USE_AGENT_STORE"
 """Environment variable of torchrun, which has its own store and ends all ranks if one fails."""
-CAME, MISSING, READ = "headrace/came/{}", "headrace/missing", "headrace/read/{}"
-"""Keys of the store where ranks meet: a rank has come; the ranks that have not; a rank has read
-which."""
-ANSWERED = timedelta(seconds=30)
-"""Time for rank 0 to say which ranks are missing, and for the others to read it."""
-JOIN_HINT = "these ranks failed, or did not start: see their logs"
-SHOWN = 16
-"""Most missing ranks that an error lists."""
 LAST_WORDS = 10.0
 """Seconds for the other ranks to write their stacks, before a rank ends a run that hangs."""
 
@@ -222,58 +216,34 @@ def initialise(
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, **options)
 
 
-def meet(host: str, port: int, rank: int, world: int, join: timedelta) -> Store:
-    """Return the store of rank 0, once all ranks have come to it. Raise if some do not come within
-    `join`: a rank that fails before it comes would be waited for."""
-    from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
-
-    seconds = f"within {join.total_seconds():.0f} seconds (watch.join_seconds)"
+@contextlib.contextmanager
+def noting_failure() -> Iterator[None]:
+    """Note the error that ends the block, for the ranks that may still wait for this one."""
     try:
-        store: Store = TCPStore(
-            host, port, world, is_master=rank == 0, timeout=join, wait_for_workers=False
-        )
-        store.set(CAME.format(rank), "")
-        if rank == 0:
-            store.set(MISSING, _missing(store, world, join))
-        store.wait([MISSING], join + ANSWERED)
-        missing = store.get(MISSING).decode()
-        if missing:
-            _read_by_all(store, rank, world)
-    except DistError as error:
-        raise RunError(
-            f"rank {rank} did not reach rank 0 at {host}:{port} {seconds}",
-            where=str(error).partition("\n")[0],
-            hint="see the log of rank 0; check MASTER_ADDR and MASTER_PORT",
-        ) from None
-    if missing:
-        raise RunError(f"ranks did not come {seconds}: {missing} of {world}", hint=JOIN_HINT)
-    return store
+        yield
+    except Exception as error:
+        Meeting.failure = error.what if isinstance(error, UserError) else _one_line(error)
+        raise
 
 
-def _read_by_all(store: Store, rank: int, world: int) -> None:
-    """Say that this rank has read the answer. Rank 0, whose end closes the store, waits for those
-    that came."""
-    from torch.distributed import DistError
+def tell_failure() -> None:
+    """Tell the other ranks the error that was noted, if this rank failed before they met; rank 0
+    waits until they have read it. A launcher that watches its ranks ends them itself."""
+    if not joined() or WATCH in os.environ or os.environ.get(TORCHRUN) == str(True):
+        return
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if Meeting.failure is None or world == 1:
+        return
+    with contextlib.suppress(Exception):  # there is no rank 0, or it has ended
+        if not Meeting.begun:
+            host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            tell(host, port, rank, world, Meeting.failure)
+        wait_for_readers()
 
-    store.set(READ.format(rank), "")
-    if rank == 0:
-        came = [each for each in range(world) if store.check([CAME.format(each)])]
-        with contextlib.suppress(DistError):  # a rank was killed meanwhile
-            store.wait([READ.format(each) for each in came], ANSWERED)
 
-
-def _missing(store: Store, world: int, join: timedelta) -> str:
-    """Wait for all ranks; return the numbers of those that do not come, as text."""
-    from torch.distributed import DistError
-
-    names = [CAME.format(rank) for rank in range(world)]
-    try:
-        store.wait(names, join)
-    except DistError:
-        missing = [str(rank) for rank, name in enumerate(names) if not store.check([name])]
-        more = [f"and {len(missing) - SHOWN} more"] if len(missing) > SHOWN else []
-        return "rank " + ", ".join([*missing[:SHOWN], *more])
-    return ""
+def _one_line(error: Exception) -> str:
+    text = error.format_message() if isinstance(error, click.ClickException) else str(error)
+    return text or type(error).__name__
 
 
 def failures_in(watch: Path) -> list[Failure]:

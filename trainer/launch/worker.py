@@ -27,6 +27,7 @@ from ..checkpoints import store
 from ..checkpoints.saver import Saver
 from ..cluster import ranks, slurm
 from ..cluster.agreement import agreed, by_first, from_first
+from ..cluster.rendezvous import check_late_errors
 from ..costs import exceeded
 from ..engines.engine import Engine
 from ..engines.objective import Objective
@@ -81,6 +82,7 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
         state, came_from = restore.begin(job, engine, parallel, earlier, fallback=options.fallback)
 
     def record() -> RunRecorder:
+        check_late_errors()
         records.take_up(folder, job.plan, state, new_ledger=options.new_ledger)
         return _recorder(job, parallel.world, options.began, state.step)
 

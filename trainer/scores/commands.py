@@ -10,6 +10,7 @@ from click.core import ParameterSource
 
 from ...console import command
 from ...console.errors import SeveralErrors, StorageError, UserError
+from ..cluster.commands import RankCommand
 from ..folder import RECALL, SCORES
 from ..layout.devices import DEVICES, DeviceKind
 from ..weights.commands import SOURCE, data_option, ema_option, step_option
@@ -47,7 +48,7 @@ def _task_names(
     return names
 
 
-@click.command("eval")
+@click.command("eval", cls=RankCommand)
 @click.argument("source", metavar=SOURCE)
 @click.option(
     "--tasks",
@@ -226,7 +227,7 @@ def _recall_tasks(context: click.Context, parameter: click.Parameter, value: str
     return names
 
 
-@click.command()
+@click.command(cls=RankCommand)
 @click.argument("source", metavar=SOURCE)
 @click.option(
     "--tasks",

@@ -37,6 +37,17 @@ def test_another_learning_rate_on_one_rank_ends_the_run(trainer: Any, tmp_path: 
 
 
 @pytest.mark.slow
+def test_a_misspelt_key_on_one_rank_ends_both_at_once(trainer: Any) -> None:
+    """Before, rank 0 waited for rank 1 until `watch.join_seconds`."""
+    words = ["watch.join_seconds=500"]  # less than the patience of `join`
+    (code, stderr), (other, cause) = trainer.join(words, [*words, "otpimizer.lr=1"])
+    assert (code, other) == (1, 2)
+    assert "otpimizer: unknown key" in cause
+    assert "rank 1 failed before it joined the others: 1 problem in the run" in stderr
+    assert "otpimizer: unknown key" in stderr
+
+
+@pytest.mark.slow
 def test_a_rank_that_does_not_see_the_checkpoint_ends_the_run(trainer: Any, tmp_path: Path) -> None:
     """Rank 1 sees step 2, rank 0 step 4: before, rank 1 trained on from step 2."""
     trainer.run("--stop-after", "4", code=85)
