@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -28,6 +30,7 @@ from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.checkpoints.saver import Saver
 from headrace.trainer.checkpoints.store import RunState
 from headrace.trainer.cluster.agreement import agreed, by_first
+from headrace.trainer.cluster.hangs import waits_for_others
 from headrace.trainer.engines.engine import Engine, give
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
@@ -88,6 +91,17 @@ def compare(facts_of: list[Any]) -> str:
     except UserError as error:
         return answer(error)
     return "agreed"
+
+
+def late_for_barrier() -> bool:
+    """Come to a barrier late on rank 1; return whether a thread of each rank sees it wait."""
+    seen: list[bool] = []
+    watch = threading.Timer(0.3, lambda: seen.append(waits_for_others()))
+    watch.start()
+    time.sleep(0.6 * dist.get_rank())
+    dist.barrier()
+    watch.join()
+    return seen[0]
 
 
 def refuse_first(error: Exception | None) -> str:

@@ -6,6 +6,7 @@ rank 0 ── its facts ──► every rank compares ── number of differenc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any, TypeVar, cast
 
 import torch
@@ -57,7 +58,7 @@ def _unknown(error: Exception) -> RunError:
 
 
 def agreed(
-    what: str,
+    subject: str,
     read: Callable[[], T],
     facts: Callable[[T], Mapping[str, Any]],
     group: dist.ProcessGroup | None = None,
@@ -65,7 +66,8 @@ def agreed(
 ) -> T:
     """Return what `read` returns, if its facts are equal on all ranks. Collective.
 
-    Otherwise all ranks raise. A rank where `read` fails differs from a rank where it does not.
+    Otherwise all ranks raise, also if `read` fails on some of them alone. `subject` is what the
+    ranks read, for the error.
     """
     result: T | None = None
     failure: UserError | None = None
@@ -75,17 +77,36 @@ def agreed(
     except UserError as error:
         failure, mine = error, {ERROR: error.what}
     theirs = from_first(mine, group)
-    changed = differences(theirs, mine)
-    if (ERROR in theirs) != (ERROR in mine):
-        changed = [each for each in changed if each.path == ERROR]
-    _compare(what, changed, group, hint)
+    failed = torch.tensor([ERROR in mine, ERROR not in mine])
+    dist.all_reduce(failed, group=group)
+    if failed.all():
+        _raise_failures(subject, mine.get(ERROR), group, hint)
+    _compare(subject, differences(theirs, mine), group, hint)
     if failure is not None:
         raise failure
     return cast(T, result)
 
 
+def _raise_failures(
+    subject: str, error: str | None, group: dist.ProcessGroup | None, hint: str
+) -> None:
+    """Raise on all ranks: some of them cannot read their facts, and others can. Collective."""
+    errors: list[str | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(errors, error, group=group)
+    ranks_by_error: dict[str | None, list[int]] = {}
+    for rank, text in enumerate(errors):
+        ranks_by_error.setdefault(text, []).append(rank)
+    able = _ranks(ranks_by_error.pop(None))
+    lines = [f"{_ranks(ranks)}: {text}" for text, ranks in ranks_by_error.items()]
+    raise RunError(
+        f"{able} can read {subject}, and {_ranks([*chain(*ranks_by_error.values())])} cannot",
+        where=_listed(lines),
+        hint=hint,
+    )
+
+
 def _compare(
-    what: str, changed: list[Difference], group: dist.ProcessGroup | None, hint: str
+    subject: str, changed: list[Difference], group: dist.ProcessGroup | None, hint: str
 ) -> None:
     """Raise on all ranks if any rank differs from rank 0. Collective."""
     count = torch.tensor(len(changed))
@@ -94,13 +115,14 @@ def _compare(
         return
     of_ranks: list[list[Difference]] = [[] for _ in range(dist.get_world_size(group))]
     dist.all_gather_object(of_ranks, changed, group=group)
-    lines = in_words(of_ranks)
-    shown = [*lines[:SHOWN], *[f"and {len(lines) - SHOWN} more"] * (len(lines) > SHOWN)]
     raise RunError(
-        f"the ranks do not agree on {what}",
-        where="\n" + "\n".join(f"    {line}" for line in shown),
-        hint=hint,
+        f"the ranks do not agree on {subject}", where=_listed(in_words(of_ranks)), hint=hint
     )
+
+
+def _listed(lines: Sequence[str]) -> str:
+    shown = [*lines[:SHOWN], *[f"and {len(lines) - SHOWN} more"] * (len(lines) > SHOWN)]
+    return "\n" + "\n".join(f"    {line}" for line in shown)
 
 
 def in_words(of_ranks: Sequence[Sequence[Difference]]) -> list[str]:
@@ -118,12 +140,15 @@ def in_words(of_ranks: Sequence[Sequence[Difference]]) -> list[str]:
 
 
 def _held(value: str, ranks: Sequence[int]) -> str:
+    return f"{_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} {value}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
-        return f"rank {ranks[0]} has {value}"
-    listed = [*map(str, ranks[:SHOWN]), *["…"] * (len(ranks) > SHOWN)]
-    return f"ranks {', '.join(listed)} have {value}"
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join([*map(str, ranks[:SHOWN]), *['…'] * (len(ranks) > SHOWN)])}"
 
 
 def _shown(value: Any) -> str:
-    text = "none" if value is None else repr(value)
+    text = "no value" if value is None else repr(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"

@@ -25,6 +25,8 @@ import click
 
 from ...console.errors import RunError, UserError
 from ...console.machine import cores
+from .hangs import waits_for_others
+from .lost_ranks import Ports
 from .rendezvous import Meeting, meet, tell, wait_for_readers
 
 if TYPE_CHECKING:
@@ -112,6 +114,8 @@ class Watched:
         self.folder = Path(folder) if folder else None
         self.rank = int(os.environ.get("RANK", 0))
         self.last = "start", time.monotonic()
+        self.ports_by_rank: list[Ports] = []
+        """Ports of all ranks, once they are known."""
         if self.folder is None:
             return
         import faulthandler
@@ -150,8 +154,9 @@ class Watched:
     def _end_stalled(self, name: str, what: str, seconds: float) -> None:
         import faulthandler
 
+        waits = "waits for other ranks" if waits_for_others() else "waits for no other rank"
         error = RunError(
-            f"{name} has made no progress for {seconds:.0f} seconds ({what})",
+            f"{name} has made no progress for {seconds:.0f} seconds ({what}); it {waits}",
             hint=HANG_HINT,
         )
         sys.stderr.write(f"error: {error}\n")

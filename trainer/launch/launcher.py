@@ -27,6 +27,7 @@ from types import FrameType
 
 from ...console.errors import RunError
 from ...console.log import get_logger
+from ..cluster.hangs import awaited_ranks
 from ..cluster.ranks import HANG_HINT, INTERRUPTED, LOCK_FD, STORE_FD, WATCH, failures_in
 from .template import RankProcess, Template
 
@@ -189,6 +190,9 @@ class Launcher:
         silent = [self.name(rank) for rank, stack in ranks.items() if not stack]
         # Python handles a signal wherever it waits: a silent rank is stopped, or stuck in a driver.
         who = f"; {' and '.join(silent)} did not write a stack" if silent else ""
+        if awaited := [self.name(rank) for rank in awaited_ranks(ranks)]:
+            verb = "is" if len(awaited) == 1 else "are"
+            who += f"; {' and '.join(awaited)} {verb} in no collective, and the others wait"
         raise RunError(
             f"no rank has made progress for {self.stall_seconds:.0f} seconds{who}",
             where="\n" + "\n".join(stacks),

@@ -195,7 +195,7 @@ def _join(job: Job, options: StartOptions, asked: ranks.StopAsked) -> int:
         name = job.run.layout.rank_name(watched.rank, job.processes)
         with (
             watched.watching_itself(job.run.watch.stall_seconds, name),
-            naming_lost_ranks(name),
+            naming_lost_ranks(name, watched.ports_by_rank),
         ):
             return work(job, watched, asked, options)
 

@@ -27,6 +27,7 @@ from ..checkpoints import store
 from ..checkpoints.saver import Saver
 from ..cluster import ranks, slurm
 from ..cluster.agreement import agreed, by_first, from_first
+from ..cluster.lost_ranks import gather_ports
 from ..cluster.rendezvous import check_late_errors
 from ..costs import exceeded
 from ..engines.engine import Engine
@@ -77,6 +78,8 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
                 log.warning("the kernel %s failed, plain torch takes its place: %s", name, problem)
         watched.beat("building the model")
         engine = build_engine(job, parallel)
+        if watched.folder is None:  # no launcher says which rank was lost
+            watched.ports_by_rank.extend(gather_ports(parallel.control))
         watched.beat("loading weights")
         earlier = restore.checkpoints(job, parallel)
         state, came_from = restore.begin(job, engine, parallel, earlier, fallback=options.fallback)

@@ -13,7 +13,8 @@ def test_ranks_with_one_value_are_named_together() -> None:
     many = [Difference("optimizer.lr", 0.1, 0.2)]
     of_ranks = [[], many, [Difference("optimizer.lr", 0.1, None)], *[many] * 20]
     assert in_words(of_ranks) == [
-        "optimizer.lr: rank 0 has 0.1, ranks 1, 3, 4, 5, 6, 7, 8, 9, … have 0.2, rank 2 has none"
+        "optimizer.lr: rank 0 has 0.1, ranks 1, 3, 4, 5, 6, 7, 8, 9, … have 0.2, "
+        "rank 2 has no value"
     ]
 
 
@@ -44,11 +45,11 @@ def test_an_error_of_rank_0_is_the_error_of_all(two: Ranks) -> None:
 
 def test_a_rank_that_fails_stops_all(two: Ranks) -> None:
     """The other rank would wait for it. If both fail alike, they raise their own error."""
-    for facts, error in (
-        ([{"lr": 1.0}, "no file"], "rank 0 has none, rank 1 has 'no file'"),
-        (["no file", {"lr": 1.0}], "rank 0 has 'no file', rank 1 has none"),
-    ):
-        assert (
-            two.run("compare", facts) == [f"the ranks do not agree on a test; error: {error}"] * 2
-        )
+    for facts, able, failed in (([{"lr": 1.0}, "no file"], 0, 1), (["no file", {"lr": 1.0}], 1, 0)):
+        error = f"rank {able} can read a test, and rank {failed} cannot; rank {failed}: no file"
+        assert two.run("compare", facts) == [error] * 2
     assert two.run("compare", ["no file", "no file"]) == ["no file"] * 2
+
+
+def test_a_rank_knows_whether_it_waits_for_others(two: Ranks) -> None:
+    assert two.run("late_for_barrier") == [True, False]

@@ -99,7 +99,7 @@ def test_a_killed_machine_is_named_by_the_other(
 ) -> None:
     logs = lose_a_machine(trainer, machines, start, Host.kill, lost)
     rank, address = 1 - lost, machines[lost].address
-    said = f"error: rank {rank} lost its connection to another rank at {address}: that rank has"
+    said = f"error: rank {rank} lost its connection to rank {lost} at {address}: that rank has"
     assert said in logs[rank]
     assert "Traceback" not in logs[rank].partition(said)[0]
     resume_elsewhere(trainer, machines, start)

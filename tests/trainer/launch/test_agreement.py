@@ -56,8 +56,8 @@ def test_a_rank_that_does_not_see_the_checkpoint_ends_the_run(trainer: Any, tmp_
     shutil.rmtree(stale / "checkpoints" / store.name(4))
     for code, stderr in trainer.join([], [], out=stale):
         assert code == 1, stderr
-        assert "do not agree on the checkpoint" in stderr
-        assert f"rank 1 has '{stale / 'checkpoints' / store.name(4)} is not there'" in stderr
+        assert f"rank 0 can read the checkpoint {store.name(4)}, and rank 1 cannot" in stderr
+        assert f"rank 1: {stale / 'checkpoints' / store.name(4)} is not there" in stderr
     assert len(trainer.lines("ledger.jsonl")) == 4
 
 
@@ -107,10 +107,10 @@ def test_another_machine_of_one_rank_is_named(two: Ranks, tmp_path: Path) -> Non
     torch_version = importlib.metadata.version("torch")
     lines = sorted(re.sub(rf"'{torch_version}\S*'", "'ours'", answers[0]).split("; "))
     assert lines == [
-        "environment.NVIDIA_TF32_OVERRIDE: rank 0 has none, rank 1 has '1'",
+        "environment.NVIDIA_TF32_OVERRIDE: rank 0 has no value, rank 1 has '1'",
         "kernels: rank 0 has 'the tensors are on cpu, and Triton needs a GPU', "
         "rank 1 has 'no Triton'",
-        "start.stop_after: rank 0 has none, rank 1 has 3",
+        "start.stop_after: rank 0 has no value, rank 1 has 3",
         "the ranks do not agree on the run",
         f"versions.headrace sources: rank 0 has '{sources.digest()}', "
         "rank 1 has 'another checkout'",
@@ -173,7 +173,7 @@ def test_a_checkpoint_that_one_rank_lacks_is_no_reason_to_fall_back(
     two.run("save", tmp_path / "other", [2])
     answers = two.run("resume", tmp_path / "run", other=tmp_path / "other", fallback=True)
     assert answers[0] == answers[1]
-    assert f"rank 1 has '{tmp_path}/other/checkpoints/step-00000004 is not there'" in answers[0]
+    assert f"rank 1: {tmp_path}/other/checkpoints/step-00000004 is not there" in answers[0]
     assert store.step_of(store.committed(tmp_path / "run" / "checkpoints")[-1]) == 4
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -139,6 +140,25 @@ stuck_here()
         launcher(script, stall=2.0).run()
     text = str(caught.value)
     assert "rank 1, step 7" in text and "stuck_here" in text
+    assert "collective" not in caught.value.what
+
+
+def test_a_rank_that_hangs_outside_of_collectives_is_named(tmp_path: Path) -> None:
+    """The others wait for it. In the test before this one all ranks sleep, and none is named."""
+    script = """
+from headrace.trainer.cluster.ranks import Watched
+watched = Watched()
+watched.beat("step 7")
+collective = "def all_reduce(): time.sleep(1000)"
+if rank != 1:
+    exec(compile(collective, "/lib/torch/distributed/distributed_c10d.py", "exec"))
+    all_reduce()
+time.sleep(1000)
+"""
+    named = "progress for 2 seconds; rank 1 is in no collective, and the others wait$"
+    with pytest.raises(RunError) as caught:
+        launcher(tmp_path, script, processes=3, stall=2.0).run()
+    assert re.search(named, caught.value.what)
 
 
 @pytest.mark.parametrize("wrong", [-1e5, 1e5])
@@ -247,5 +267,8 @@ def test_a_rank_of_another_launcher_ends_itself_if_it_hangs() -> None:
     )
     assert done.returncode == 1
     assert done.stdout == "progress\n"
-    assert "rank 3 (stage 1) has made no progress for 2 seconds (step 3)" in done.stderr
+    said = (
+        "rank 3 (stage 1) has made no progress for 2 seconds (step 3); it waits for no other rank"
+    )
+    assert said in done.stderr
     assert "stuck_here" in done.stderr and "watch.stall_seconds" in done.stderr
