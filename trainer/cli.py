@@ -282,10 +282,11 @@ def list_command(places: tuple[str, ...], as_json: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Print what would be deleted; delete nothing.")
 @command.json_option
 def clean(folders: tuple[str, ...], dry_run: bool, as_json: bool, **policy: Any) -> None:
-    """Delete old checkpoints of runs that are not going.
+    """Delete old checkpoints, and the tails of records, of runs that are not going.
 
-    What is kept: the run's own policy (`checkpoints:` of its run.yaml) with these options in place
-    of its values, and the checkpoints at the ends of phases.
+    Which checkpoints are kept: the run's own policy (`checkpoints:` of its run.yaml) with these
+    options in place of its values, and those at the ends of phases. A tail holds the lines that a
+    start after a kill has cut from a record (`ledger.after-500.jsonl`).
 
     \b
     Example:
@@ -306,10 +307,12 @@ def clean(folders: tuple[str, ...], dry_run: bool, as_json: bool, **policy: Any)
         command.emit([asdict(each) for each in deleted])
     for each in deleted:
         size = "of unknown size" if each.size is None else as_bytes(each.size)
-        command.say(f"{'would delete' if dry_run else 'deleted'} {each.checkpoint} ({size})")
+        command.say(f"{'would delete' if dry_run else 'deleted'} {each.path} ({size})")
     total = as_bytes(sum(each.size or 0 for each in deleted))
-    found = counted(len(deleted), "checkpoints")
-    command.say(f"{found}, {total}{', nothing deleted' if dry_run else ''}")
+    tails = sum(each.kind == "tail" for each in deleted)
+    counts = counted(len(deleted) - tails, "checkpoints")
+    counts += f", {counted(tails, 'record tails')}" if tails else ""
+    command.say(f"{counts}, {total}{', nothing deleted' if dry_run else ''}")
 
 
 for each in (plan, profile, export, sample, eval_command, recall, tune, anneal):

@@ -93,6 +93,11 @@ class RunFolder:
         self.comparison = self.root / COMPARISON
         self.slurm = self.root / SLURM_SCRIPT
 
+    @property
+    def records(self) -> tuple[Path, ...]:
+        """The files that a resume cuts back to its checkpoint."""
+        return self.metrics, self.ledger, self.evaluations, self.signals
+
     def held_out(self, digest: str) -> Path:
         """Plan of the held-out rows; `digest` is that of the settings that choose them."""
         return self.root / f"held-out-{digest}.json"

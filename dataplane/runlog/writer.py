@@ -20,6 +20,8 @@ from ..storage.faults import storage_error
 
 TAIL = 1 << 13
 """Bytes that are read at once from the end of a file."""
+AFTER = ".after-"
+"""Part of the name of a file with lines that were cut; the first step of them follows."""
 BLOCK = 1 << 20
 """Bytes that are copied and compared at once."""
 
@@ -140,10 +142,10 @@ def cut(path: Path, step: int) -> Path | None:
         end = _end_before(file, step)
         if end == file.seek(0, os.SEEK_END):
             return None
-        place, number = path.with_suffix(f".after-{step}{path.suffix}"), 1
+        place, number = path.with_suffix(f"{AFTER}{step}{path.suffix}"), 1
         while place.exists() and not _ends_with(file, end, place):  # else a kill came in between
             number += 1
-            place = path.with_suffix(f".after-{step}-{number}{path.suffix}")
+            place = path.with_suffix(f"{AFTER}{step}-{number}{path.suffix}")
         try:
             with replacing(place) as tail:
                 file.seek(end)
@@ -156,6 +158,12 @@ def cut(path: Path, step: int) -> Path | None:
         except OSError as error:
             raise storage_error("write", str(path), error) from None
     return place
+
+
+def tails(path: Path) -> list[Path]:
+    """Return the files that `cut` has made beside this one, oldest first."""
+    files = path.parent.glob(f"{path.stem}{AFTER}*{path.suffix}")
+    return sorted(files, key=lambda file: file.stat().st_mtime_ns)
 
 
 def _end_before(file: BinaryIO, step: int) -> int:

@@ -17,7 +17,9 @@ class CheckpointConfig:
     keep_every: int | None = None
     """Checkpoints of steps that this divides are never deleted."""
     keep_abandoned: int = 3
-    """Number of the latest abandoned checkpoints (--fallback) to keep for inspection."""
+    """Number of the latest abandoned checkpoints (--fallback), and of the latest tails of each
+    record (lines that a start after a kill cuts: `ledger.after-500.jsonl`), to keep for
+    inspection."""
     url: str | None = None
     """Store for the files of checkpoints (s3://…, or any URL that fsspec opens); the run's folder
     keeps a record of each. Default: the run's folder."""

@@ -229,9 +229,16 @@ def verify(path: Path | str, files: Sequence[StoredFile]) -> None:
 def read_state(path: Path | str) -> RunState:
     try:
         data = json.loads(_read(path, STATE))
-        return RunState(**{**data, "losses": tuple(data.get("losses", ()))})
+        state = RunState(**{**data, "losses": tuple(data.get("losses", ()))})
     except (ValueError, TypeError) as error:
         raise damaged(path, f"its {STATE} cannot be read ({error})") from None
+    if (step := step_of(path)) != state.step:
+        raise CheckpointError(
+            f"{path} holds the checkpoint of step {state.step}, not that of step {step}",
+            hint=f"name it {name(state.step)}, or delete it if that exists; --fallback goes on from "
+            "the checkpoint before it",
+        )
+    return state
 
 
 def look_at(path: Path | str) -> tuple[Manifest, RunState]:

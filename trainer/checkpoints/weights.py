@@ -17,7 +17,8 @@ from .kinds import MASTER, keyed
 
 def weights(checkpoint: Path | str, kind: str = MASTER) -> Weights:
     """Return the fp32 weights, or their moving average, read lazily, after verifying the files."""
-    store.verify(checkpoint, store.read_manifest(checkpoint).files)
+    manifest, _ = store.look_at(checkpoint)
+    store.verify(checkpoint, manifest.files)
     stored = tensors.Stored(storage.join(store.place(checkpoint), store.TENSORS))
     shapes = stored.shapes(kind)
     if not shapes:

@@ -23,18 +23,24 @@ from ..scores.records import missing_of
 log = logs.get_logger(__name__)
 
 
-def take_up(folder: RunFolder, plan: RunPlan, state: RunState, *, new_ledger: bool) -> None:
-    """Check the ledger against the checkpoint, and cut all records after it; the tails are kept.
+def take_up(
+    folder: RunFolder, plan: RunPlan, state: RunState, *, new_ledger: bool, keep_tails: int
+) -> None:
+    """Check the ledger against the checkpoint, and cut all records after it. Of each record, the
+    latest `keep_tails` tails are kept.
 
     With `new_ledger`, a ledger that does not lead to the checkpoint is set aside, and a new one
     begins there.
     """
     if state.step > plan.first_step:
         _check_ledger(folder, last_step(plan, state), new_ledger=new_ledger)
-    for path in (folder.metrics, folder.ledger, folder.evaluations, folder.signals):
-        kept = lines.cut(path, state.step)
-        if kept is not None:
-            log.info("cut %s back to step %d; the tail is in %s", path.name, state.step, kept.name)
+    for path in folder.records:
+        tail = lines.cut(path, state.step)
+        if tail is not None:
+            log.info("cut %s back to step %d; the tail is in %s", path.name, state.step, tail.name)
+        tails = lines.tails(path)
+        for outdated in tails[: max(0, len(tails) - keep_tails)]:
+            outdated.unlink()
 
 
 def finished(job: Job) -> bool:

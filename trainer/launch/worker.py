@@ -86,7 +86,13 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
 
     def record() -> RunRecorder:
         check_late_errors()
-        records.take_up(folder, job.plan, state, new_ledger=options.new_ledger)
+        records.take_up(
+            folder,
+            job.plan,
+            state,
+            new_ledger=options.new_ledger,
+            keep_tails=run.checkpoints.keep_abandoned,
+        )
         return _recorder(job, parallel.world, options.began, state.step)
 
     recorder = by_first(record, parallel.control) or NullRecorder()

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from click.testing import CliRunner, Result
 from written_runs import make_run
 
+from headrace.dataplane.runlog import writer as lines
 from headrace.trainer.checkpoints import store
 from headrace.trainer.cli import main
 from headrace.trainer.folder import RunFolder
@@ -44,6 +46,27 @@ def test_the_ends_of_phases_are_kept(tmp_path: Path) -> None:
     done = clean(str(tmp_path), "--keep-last", "1")
     assert done.exit_code == 0 and done.output.endswith("\n1 checkpoint, 0B\n")
     assert store.name(8) in names(folder) and store.name(7) not in names(folder)
+
+
+def test_tails_of_records_are_deleted(tmp_path: Path) -> None:
+    """A start after a kill leaves them; a ledger that was set aside is no tail."""
+    folder = run_with(tmp_path)
+    for step in (6, 4):
+        lines.cut(folder.ledger, step)
+        lines.cut(folder.metrics, step)
+    folder.ledger.with_suffix(".old.jsonl").touch()
+    before = {path.name for path in tmp_path.iterdir()}
+    tried = clean(str(tmp_path), "--dry-run")
+    assert {path.name for path in tmp_path.iterdir()} == before
+    done = clean(str(tmp_path), "--json")
+    gone = {f"{name}.after-{step}.jsonl" for name in ("ledger", "metrics") for step in (6, 4)}
+    assert before - {path.name for path in tmp_path.iterdir()} == gone
+    assert all(f"would delete {tmp_path / name} (" in tried.output for name in gone)
+    assert "0 checkpoints, 4 record tails, " in tried.output
+    deleted = json.loads(done.stdout)
+    assert {(each["kind"], each["path"]) for each in deleted} == {
+        ("tail", str(tmp_path / name)) for name in gone
+    }
 
 
 def test_a_run_that_is_going_is_not_cleaned(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -106,3 +107,12 @@ def test_an_abandoned_future_is_set_aside(tmp_path: Path) -> None:
         "abandoned-step-00000004-1",
         "abandoned-step-00000006",
     }
+
+
+def test_a_copy_under_the_name_of_another_step_is_refused(tmp_path: Path) -> None:
+    copy = tmp_path / store.name(13)
+    shutil.copytree(make(tmp_path), copy)
+    with pytest.raises(CheckpointError, match="holds the checkpoint of step 12, not that of step"):
+        store.look_at(copy)
+    hidden = copy.rename(tmp_path / f"{store.name(12)}.0a1b")
+    assert store.read_state(hidden).step == 12, "a prefix in a store"

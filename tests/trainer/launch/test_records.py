@@ -40,7 +40,7 @@ def state(job: Job, step: int = STEP) -> RunState:
 
 
 def take_up(job: Job, *, new_ledger: bool = False, step: int = STEP) -> None:
-    records.take_up(job.folder, job.plan, state(job, step), new_ledger=new_ledger)
+    records.take_up(job.folder, job.plan, state(job, step), new_ledger=new_ledger, keep_tails=2)
 
 
 def steps(path: Path) -> list[int]:
@@ -58,6 +58,17 @@ def take_out(file: Path) -> None:
 
 def alter(file: Path, change: Callable[[dict[str, Any]], None]) -> None:
     rewrite(file, lambda entry: change(entry) if entry["step"] == STEP - 1 else None)
+
+
+def test_kills_leave_a_bounded_number_of_tails(job: Job) -> None:
+    """Each record has those of the last two kills."""
+    whole = job.folder.ledger.read_bytes()
+    for number, step in enumerate((5, 4, 4, 3)):
+        job.folder.ledger.write_bytes(whole + b"{}" * number)  # tails of different bytes
+        take_up(job, step=step)
+    names = [path.name for path in lines.tails(job.folder.ledger)]
+    assert names == ["ledger.after-4-2.jsonl", "ledger.after-3.jsonl"]
+    assert len(lines.tails(job.folder.metrics)) == 2
 
 
 DAMAGES: dict[str, Callable[[Path], None]] = {
