@@ -235,7 +235,7 @@ def read_state(path: Path | str) -> RunState:
     if (step := step_of(path)) != state.step:
         raise CheckpointError(
             f"{path} holds the checkpoint of step {state.step}, not that of step {step}",
-            hint=f"name it {name(state.step)}, or delete it if that exists; --fallback goes on from "
+            hint=f"name it {name(state.step)}, or delete it if that exists; --fallback takes "
             "the checkpoint before it",
         )
     return state
