@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .kernels.choice import chosen
-from .loss import cross_entropy, fused_loss
+from .loss import fused_loss, row_losses
 from .operators import BatchContext
 from .options.names import Kernel
 from .parallel.axes import Axis
@@ -73,7 +73,8 @@ class Unembedding:
     def loss(
         self, hidden: Tensor, targets: Tensor, weights: Tensor, z_loss: float, axis: Axis
     ) -> tuple[Tensor, Tensor]:
-        """Σ w·ℓ, and the same sum for each row, without gradients; this rank's share of both.
+        """Σ w·ℓ; and, without gradients, the sums of the cross entropy and of the z-loss of each
+        row, [2, rows]; this rank's share of all.
 
         The fused kernel never holds all logits; plain torch holds those of one row at a time.
         """
@@ -87,8 +88,8 @@ class Unembedding:
             fused: tuple[Tensor, Tensor] = self.table(gather(hidden, axis), use)
             return fused
         per_row = zip(self.logits(hidden, axis), targets, weights, strict=True)
-        losses = torch.stack([cross_entropy(*row, **options)[0] for row in per_row])
-        return losses.sum(), losses.detach()
+        totals, parts = zip(*(row_losses(*row, **options) for row in per_row), strict=True)
+        return torch.stack(totals).sum(), torch.stack(parts, dim=1)
 
 
 def look_up(table: Table, index: Tensor, axis: Axis) -> Tensor:

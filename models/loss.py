@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -10,6 +12,18 @@ from .kernels import linear_cross_entropy
 from .parallel.axes import ALONE, Axis
 from .parallel.tensor import highest, scatter
 from .precision import widen
+
+
+class TokenLosses(NamedTuple):
+    """w·ℓ of tokens, fp32."""
+
+    entropies: Tensor
+    """Of the cross entropy: ℓ = −log p(target)."""
+    penalties: Tensor | None
+    """Of the z-loss: ℓ = z_loss · log²Z; None without one."""
+    objective: Tensor
+    """Of both."""
+    weights: Tensor
 
 
 def cross_entropy(
@@ -29,6 +43,33 @@ def cross_entropy(
     If the axis shards the vocabulary (of `vocab_size` rows), the sums are over this rank's part of
     the flattened tokens.
     """
+    losses = token_losses(logits, targets, weights, z_loss, axis, vocab_size)
+    return losses.objective.sum(), losses.weights.sum()
+
+
+def row_losses(
+    logits: Tensor, targets: Tensor, weights: Tensor, *, z_loss: float, axis: Axis, vocab_size: int
+) -> tuple[Tensor, Tensor]:
+    """Σ w·ℓ of a row's logits as in `cross_entropy`; and, without gradients, that of the cross
+    entropy and that of the z-loss, [2]."""
+    losses = token_losses(logits, targets, weights, z_loss, axis, vocab_size)
+    total = losses.objective.sum()
+    if losses.penalties is None:
+        parts = [total.detach(), torch.zeros_like(total)]
+    else:
+        parts = [losses.entropies.detach().sum(), losses.penalties.detach().sum()]
+    return total, torch.stack(parts)
+
+
+def token_losses(
+    logits: Tensor,
+    targets: Tensor,
+    weights: Tensor | None,
+    z_loss: float,
+    axis: Axis,
+    vocab_size: int | None,
+) -> TokenLosses:
+    """Return w·ℓ of each token of `cross_entropy`."""
     wide = widen(logits.flatten(0, -2))
     flat = targets.flatten()
     if weights is None:
@@ -45,10 +86,12 @@ def cross_entropy(
         losses = log_z - target
         own = axis.part(len(flat))
         counted, weights = counted[own], weights[own]
-    if log_z is not None and z_loss:
-        losses = losses + z_loss * log_z.square()
-    losses = torch.where(counted, losses, 0)
-    return (losses * weights).sum(), weights.sum()
+    entropies = torch.where(counted, losses, 0) * weights
+    if log_z is None or not z_loss:
+        return TokenLosses(entropies, None, entropies, weights)
+    penalties = z_loss * log_z.square()
+    objective = torch.where(counted, losses + penalties, 0) * weights
+    return TokenLosses(entropies, torch.where(counted, penalties, 0) * weights, objective, weights)
 
 
 def fused_loss(
@@ -62,8 +105,8 @@ def fused_loss(
     axis: Axis = ALONE,
 ) -> tuple[Tensor, Tensor]:
     """Σ w·ℓ of the logits hidden [rows, length, width] · matrixᵀ, which are never whole in memory;
-    and the same sum for each row, without gradients. If the axis shards the vocabulary, each rank
-    returns 1/N of both."""
+    and, without gradients, the sums of the cross entropy and of the z-loss of each row, [2, rows].
+    If the axis shards the vocabulary, each rank returns 1/N of all."""
     device = hidden.device.type
     if torch.is_autocast_enabled(device):  # autocast does not reach into custom ops
         hidden, matrix = (t.to(torch.get_autocast_dtype(device)) for t in (hidden, matrix))
@@ -77,7 +120,7 @@ def fused_loss(
         vocab_size,
         axis.name,
     )
-    return total / axis.size, losses.view(targets.shape).sum(1) / axis.size
+    return total / axis.size, losses.view(2, *targets.shape).sum(2) / axis.size
 
 
 def _sharded(logits: Tensor, targets: Tensor, axis: Axis, here: range) -> tuple[Tensor, Tensor]:

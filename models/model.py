@@ -163,7 +163,8 @@ class Model(nn.Module):
     def loss(
         self, hidden: Tensor, targets: Tensor, weights: Tensor, z_loss: float = 0.0
     ) -> tuple[Tensor, Tensor]:
-        """Return Σ w·ℓ, and the same sum for each row, without gradients; this rank's share."""
+        """Return Σ w·ℓ; and, without gradients, the sums of the cross entropy and of the z-loss of
+        each row, [2, rows]; this rank's share of all."""
         return self.unembed.loss(hidden, targets, weights, z_loss, self.axes.tensor)
 
     def batch_context(

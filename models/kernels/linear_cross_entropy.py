@@ -82,7 +82,8 @@ def linear_cross_entropy(
     vocab_size: int,
     axis: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return Σ w·ℓ, w·ℓ of each token, and, if `gradients`, those of hidden and weight for Σ w·ℓ.
+    """Return Σ w·ℓ; w·ℓ of each token without the z-loss, and that of the z-loss, [2, tokens]; and,
+    if `gradients`, those of hidden and weight for Σ w·ℓ.
 
     hidden [tokens, width], weight [vocabulary, width], targets int64 [tokens], weights fp32. A
     target whose weight is zero is not read. All losses are fp32. `axis` names the tensor axis that
@@ -92,7 +93,7 @@ def linear_cross_entropy(
     first = ranks.part_range(vocab_size).start
     targets, weights = targets.contiguous(), weights.contiguous()
     tokens = len(hidden)
-    losses = torch.empty(tokens, dtype=torch.float32, device=hidden.device)
+    losses = torch.empty(3, tokens, dtype=torch.float32, device=hidden.device)
     grad_hidden = hidden.new_empty(hidden.shape if gradients else 0)
     grad_weight = weight.new_zeros(weight.shape if gradients else 0, dtype=torch.float32)
     size = chunk_size(tokens, -(-vocab_size // ranks.size))  # the same on all ranks
@@ -102,8 +103,9 @@ def linear_cross_entropy(
         inputs, target, scale = hidden[part], targets[part], weights[part]
         logits = torch.mm(inputs, weight.T, out=room[: len(inputs), : len(weight)])
         log_z, chosen = _statistics(logits, target, scale, first, ranks)
-        loss = scale * (log_z - chosen + z_loss * log_z.square())
-        losses[part] = torch.where(scale != 0, loss, 0)
+        entropy, penalty = log_z - chosen, z_loss * log_z.square()
+        loss = scale * torch.stack([entropy, penalty, entropy + penalty])
+        losses[:, part] = torch.where(scale != 0, loss, 0)
         if not gradients:
             continue
         _programs().gradients[(len(inputs),)](
@@ -112,7 +114,7 @@ def linear_cross_entropy(
         )  # fmt: skip
         torch.mm(logits, weight, out=grad_hidden[part])
         _add_product(grad_weight, logits.T, inputs)
-    return losses.sum(), losses, grad_hidden, grad_weight.to(weight.dtype)
+    return losses[2].sum(), losses[:2].clone(), grad_hidden, grad_weight.to(weight.dtype)
 
 
 @linear_cross_entropy.register_fake
@@ -122,7 +124,7 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     return (
         hidden.new_empty((), dtype=torch.float32),
-        hidden.new_empty(len(hidden), dtype=torch.float32),
+        hidden.new_empty(2, len(hidden), dtype=torch.float32),
         hidden.new_empty(hidden.shape if gradients else 0),
         weight.new_empty(weight.shape if gradients else 0),
     )

@@ -175,11 +175,12 @@ def loss(z_loss: float, *, weighted: bool) -> Case:
 
     def twin(hidden: Tensor, weight: Tensor, fixed: Any) -> tuple[Tensor, Tensor]:
         logits = hidden @ weight.T
-        each = [
-            cross_entropy(*token, z_loss=z_loss)[0]
-            for token in zip(logits[:, None], *(x[:, None] for x in fixed), strict=True)
-        ]
-        return cross_entropy(logits, *fixed, z_loss=z_loss)[0], torch.stack(each).detach()
+        tokens = list(zip(logits[:, None], *(x[:, None] for x in fixed), strict=True))
+        plain, both = (
+            torch.stack([cross_entropy(*token, z_loss=z)[0] for token in tokens]).detach()
+            for z in (0.0, z_loss)
+        )
+        return cross_entropy(logits, *fixed, z_loss=z_loss)[0], torch.stack([plain, both - plain])
 
     name = f"z_loss {z_loss}{', weighted' * weighted}"
     return Case("linear_cross_entropy", name, make, run, twin)

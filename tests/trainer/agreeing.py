@@ -292,16 +292,18 @@ class Kept(NullRecorder):
     found: list[list[float]] = field(default_factory=list)
 
     def record(self, record: Any) -> None:
-        self.found.append([record.stats.loss, record.update.grad_norm])
+        stats = record.stats
+        self.found.append([stats.loss, record.update.grad_norm, stats.z_loss])
 
 
-def divided_loss(tp: int, cp: int, divisor: Any) -> list[float]:
-    """Return the loss and the gradient norm of the step, in micro-batches of one row."""
+def divided_loss(tp: int, cp: int, divisor: Any, z_loss: float) -> list[float]:
+    """Return the loss, the gradient norm and the z-loss of the step, in micro-batches of one
+    row."""
     parallel, shape, kept = place(tp, cp), load_model_config(TINY), Kept()
     model = build_meta(shape)
     model.shard(parallel.axes)
     engine = Fsdp2Config().build(
-        Objective(model, divisor=divisor), AdamWConfig(), PRECISIONS["fp32"], parallel
+        Objective(model, z_loss, divisor), AdamWConfig(), PRECISIONS["fp32"], parallel
     )
     give(engine, initial_weights(shape, 3))
     axis = parallel.axes.context

@@ -97,6 +97,8 @@ def test_a_run_equals_that_of_one_process(
     assert apart(held_out(other), held_out(one)) <= limit
     norms = [[e["grad_norm"] for e in each.lines("metrics.jsonl")] for each in (other, one)]
     assert apart(*norms) <= 2e-5 * min(norms[1])
+    z_losses = [[e["z_loss"] for e in each.lines("metrics.jsonl")] for each in (other, one)]
+    assert apart(*z_losses) <= 2e-5 * min(z_losses[1])
     wanted, found = exported(one, tmp_path / "one"), exported(other, tmp_path / "other")
     assert found.keys() == wanted.keys()
     weights = max(float((found[name] - wanted[name]).abs().max()) for name in wanted)

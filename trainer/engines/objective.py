@@ -32,7 +32,8 @@ class Sums(NamedTuple):
     Where tensor or context parallelism splits the loss, or a pipeline the layers, this is the
     rank's part: the objective is the sum over the axes and the chunks."""
     rows: torch.Tensor
-    """Σ w·ℓ of each row, for the losses by source; empty from a chunk without the loss."""
+    """Σ w·ℓ of each row without the z-loss, for the losses by source; empty from a chunk without
+    the loss."""
     stream: tuple[torch.Tensor, ...] = ()
     """Inputs of the next chunk; empty from the last."""
 
@@ -45,6 +46,8 @@ class Objective(nn.Module):
         self.divisor = divisor
         self.received: Counter[tuple[int, int]] = Counter()
         """Rows that this rank's experts received in training, by chunk and operator call."""
+        self.penalty: torch.Tensor | None = None
+        """Σ w·ℓ of the z-loss in training, this rank's part; None: no micro-batch had one."""
 
     def forward(
         self,
@@ -67,8 +70,18 @@ class Objective(nn.Module):
             return Sums(auxiliary, weights.new_empty(0), stream)
         z_loss = self.z_loss if self.training else 0.0
         [hidden] = stream
-        total, rows = self.model.loss(hidden, targets, weights, z_loss)
+        total, (rows, penalties) = self.model.loss(hidden, targets, weights, z_loss)
+        if z_loss:
+            penalty = penalties.sum(dtype=torch.float64)
+            self.penalty = penalty if self.penalty is None else self.penalty + penalty
         return Sums(total + auxiliary, rows)
+
+    def take_penalty(self, device: torch.device) -> torch.Tensor:
+        """Return this rank's part of the z-losses in training since the last call, [1]."""
+        penalty, self.penalty = self.penalty, None
+        if penalty is None:
+            return torch.zeros(1, dtype=torch.float64, device=device)
+        return penalty.view(1)
 
     def take_received(self) -> list[int]:
         """Return the rows that this rank's experts received in training since the last call, by

@@ -65,8 +65,8 @@ class Launched:
     step: Step[PhaseRows]
     batches: Sequence[MicroBatch]
     results: Transfer
-    """The square of the norm and those by layer, the signals, and each micro-batch's losses by
-    row."""
+    """The z-loss, the signals, the square of the norm and those by layer, and each micro-batch's
+    losses by row."""
     signals: StepSignals
     received: Sequence[int]
     """Rows that this rank's experts received, by layer."""
@@ -236,9 +236,11 @@ class Loop:
         torch.manual_seed(self._seed(number))
         with self.signals.of(number, small) as signals:
             losses = self._gradients(batches, state)
-        received = self.engine.objective.take_received()
+        objective = self.engine.objective
+        received, penalty = objective.take_received(), objective.take_penalty(self.engine.device)
         rate = self.lr(number)
-        results = Transfer([*signals.vectors(), launch(self.engine, rate, signals.layers), *losses])
+        update = launch(self.engine, rate, signals.layers)
+        results = Transfer([penalty, *signals.vectors(), update, *losses])
         lap = self.own.lap() if self.own is not None else None
         return Launched(step, batches, results, signals, received, rate, waited, lap)
 
@@ -246,11 +248,11 @@ class Loop:
         """Read and record a step. Return the state after it, and True if the run is to stop."""
         step = launched.step
         numbers, losses = launched.results.wait(), len(launched.batches)
-        *vectors, squares = numbers[:-losses]
+        penalty, *vectors, squares = numbers[:-losses]
         result = conclude(self.engine, float(squares[0]))
         layers = launched.signals.layers_of(squares[1:], vectors)
         noise = launched.signals.noise_of(step, squares, vectors)
-        stats = self._gather(launched, numbers[-losses:])
+        stats = self._gather(launched, numbers[-losses:], float(penalty))
         skipped = None if result.applied else self._skipped(state, stats)
         restored = None
         if skipped is not None and skipped.action == "rollback":
@@ -296,7 +298,9 @@ class Loop:
         orders, before_last = self.orders(len(batches)), decide if guard.needs_loss else None
         return execute(orders, batches, self.engine, self.parallel, weight, before_last)
 
-    def _gather(self, launched: Launched, losses: Sequence[torch.Tensor]) -> StepStats:
+    def _gather(
+        self, launched: Launched, losses: Sequence[torch.Tensor], penalty: float
+    ) -> StepStats:
         step = launched.step
         stats = gather(
             launched.batches,
@@ -305,6 +309,7 @@ class Loop:
             range(step.first_row, step.last_row),
             self.parallel,
             self.engine.objective.divisor,
+            penalty=penalty,
             data_wait=launched.waited,
             received=launched.received,
             memory=self.memory(),

@@ -141,6 +141,7 @@ class Signals:
         weight = total_weight(part, parallel, engine.objective.divisor)
         execute(parallel.pipe.orders(len(part)), part, engine, parallel, weight)
         engine.objective.take_received()
+        engine.objective.take_penalty(engine.device)
         with torch.no_grad():
             gradients = engine.gradients()
             sum_copies(gradients)

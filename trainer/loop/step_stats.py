@@ -24,10 +24,10 @@ from ..engines.objective import counted
 from ..layout.groups import Parallel
 from .batches import PADDING, MicroBatch
 
-FLAGS = 8
+FLAGS = 9
 """Numbers of each rank that no source has: data wait, stop, save failed; rows that its experts
-received: the most of a layer, the sum, and the number of layers; the most bytes that it has held;
-its own time in the step."""
+received: the most of a layer, the sum, and the number of layers; its part of the z-loss; the most
+bytes that it has held; its own time in the step."""
 DIGEST_WORDS = DIGEST_BYTES // 8
 SHOWN = 8
 """Most rows, and ranks of a row, that an error lists."""
@@ -38,7 +38,7 @@ class StepStats:
     """Statistics of one step over all ranks."""
 
     losses: list[float]
-    """Σ w·ℓ by source."""
+    """Σ w·ℓ by source, without the z-loss."""
     weights: list[float]
     """Divisors of the losses by source: Σ w, or as `loss_divisor` says."""
     rows: list[int]
@@ -55,6 +55,9 @@ class StepStats:
     """Rows that the experts of a rank received in a layer: the most of any rank and layer, in
     multiples of the mean. None without expert parallelism."""
 
+    penalty: float = 0.0
+    """Σ w·ℓ of the z-loss."""
+
     memory: tuple[int, ...] = ()
     """Most bytes that each rank has held."""
 
@@ -63,7 +66,13 @@ class StepStats:
 
     @property
     def loss(self) -> float:
+        """The mean cross entropy."""
         return _mean(self.losses, self.weights)
+
+    @property
+    def z_loss(self) -> float:
+        """The mean z-loss, which the objective has beside the cross entropy."""
+        return _mean([self.penalty], self.weights)
 
 
 def gather(
@@ -74,6 +83,7 @@ def gather(
     parallel: Parallel,
     divisor: Divisor = "weights",
     *,
+    penalty: float = 0.0,
     data_wait: float = 0.0,
     stop: bool = False,
     save_failed: bool = False,
@@ -83,14 +93,15 @@ def gather(
 ) -> StepStats:
     """Gather the statistics of this rank's micro-batches from all ranks. Collective.
 
-    `losses` are Σ w·ℓ by row for each micro-batch: this rank's contribution to them. Weights and
+    `losses` are Σ w·ℓ by row for each micro-batch: this rank's contribution to them, as `penalty`
+    is to the z-loss. Weights and
     row numbers that several ranks hold are reported by one of them. Raise on all ranks unless they
     report the `expected` rows, each once. `received` are the rows that this rank's experts
     received, by layer; `memory` is the most bytes that it has held; `own_seconds` is its own time,
     NaN if it is not timed.
     """
     load = [max(received, default=0), sum(received), len(received)]
-    flags = [data_wait, stop, save_failed, *load, memory, own_seconds]
+    flags = [data_wait, stop, save_failed, *load, penalty, memory, own_seconds]
     sums = _sums(batches, losses, sources, parallel, divisor).flatten()
     numbers = torch.cat([sums, torch.tensor(flags, dtype=torch.float64)])
     message = torch.cat([numbers.view(torch.int64), _rows(batches, parallel)])
@@ -129,7 +140,7 @@ def combine(messages: torch.Tensor, sources: int, expected: range) -> StepStats:
     numbers = messages[:, : sums + FLAGS].view(torch.float64)
     losses, weights, counts = _add(numbers[:, :sums]).view(3, sources).tolist()
     wait, stop, save_failed, most, *_ = numbers[:, sums:].amax(dim=0).tolist()
-    *_, received, layers, _, _ = numbers[:, sums:].sum(dim=0).tolist()
+    *_, received, layers, penalty, _, _ = _add(numbers[:, sums:]).tolist()
     own = numbers[:, -1]
     size = (messages.shape[1] - sums - FLAGS) // (1 + DIGEST_WORDS)
     rows, digests = messages[:, sums + FLAGS :].split([size, DIGEST_WORDS * size], dim=1)
@@ -149,6 +160,7 @@ def combine(messages: torch.Tensor, sources: int, expected: range) -> StepStats:
         save_failed=bool(save_failed),
         digests=bytes(joined),
         expert_load=most * layers / received if received else None,
+        penalty=penalty,
         memory=tuple(int(size) for size in numbers[:, -2].tolist()),
         own_seconds=() if own.isnan().any() else tuple(own.tolist()),
     )

@@ -95,6 +95,7 @@ def step_scalars(metrics: Entry) -> dict[str, float]:
     """Return a step's metrics by the names of their curves, without missing values."""
     values = {
         "loss/all": metrics["loss"],
+        "objective/z_loss": metrics.get("z_loss"),
         "optimizer/lr": metrics["lr"],
         "optimizer/grad_norm": metrics["grad_norm"],
         "speed/tokens_per_second": metrics["tokens_per_second"],

@@ -92,6 +92,7 @@ class RunRecorder:
             "tokens": step.last_token,
             "phase": step.phase.name,
             "loss": finite(stats.loss),
+            **({"z_loss": finite(stats.z_loss)} if stats.penalty else {}),
             "lr": record.lr,
             "grad_norm": finite(record.update.grad_norm),
             "tokens_per_second": round(speed, 1),

@@ -45,8 +45,8 @@ def savanna(
     return torch.sum(losses * mask) / mask.sum()
 
 
-def expected(agreeing: ModuleType, divisor: Divisor) -> list[float]:
-    """Return the loss and the gradient norm of the whole step in one forward pass."""
+def expected(agreeing: ModuleType, divisor: Divisor, z_loss: float = 0.0) -> list[float]:
+    """Return the loss, the gradient norm and the z-loss of the whole step in one forward pass."""
     model = Model(load_model_config(agreeing.TINY))
     with torch.no_grad():
         for name, tensor in initial_weights(model.config, 3).items():
@@ -60,9 +60,11 @@ def expected(agreeing: ModuleType, divisor: Divisor) -> list[float]:
     logits = model(batch.tokens)
     losses = F.cross_entropy(logits.transpose(1, 2), batch.targets, reduction="none")
     loss = savanna(losses, (kind != 2).float(), kind == 1, divisor)
-    loss.backward()
+    squares = logits.exp().sum(-1).log().square()
+    penalty = z_loss * savanna(squares, (kind != 2).float(), kind == 1, divisor)
+    (loss + penalty).backward()
     norm = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm()
-    return [float(loss.detach()), float(norm)]
+    return [float(loss.detach()), float(norm), float(penalty.detach())]
 
 
 @pytest.mark.parametrize("divisor", ["weights", "targets"])
@@ -71,10 +73,23 @@ def test_the_loss_is_savannas_in_every_layout(
 ) -> None:
     wanted = expected(agreeing, divisor)
     for name, (tp, cp) in LAYOUTS.items():
-        for found in two.run("divided_loss", tp=tp, cp=cp, divisor=divisor):
+        for found in two.run("divided_loss", tp=tp, cp=cp, divisor=divisor, z_loss=0.0):
             assert found == pytest.approx(wanted, rel=2e-5), name
     other = expected(agreeing, "targets" if divisor == "weights" else "weights")
     assert wanted != pytest.approx(other, rel=0.05), "the two losses differ"
+
+
+@pytest.mark.parametrize("divisor", ["weights", "targets"])
+def test_the_z_loss_is_apart_from_the_loss_in_every_layout(
+    two: Ranks, agreeing: ModuleType, divisor: Divisor
+) -> None:
+    """The gradient is that of both."""
+    alone, both = (expected(agreeing, divisor, z_loss) for z_loss in (0.0, 0.1))
+    assert alone[0] == both[0] and alone[1] != pytest.approx(both[1], rel=1e-3)
+    assert both[2] > 0.05 * both[0], "the loss would be another with it"
+    for name, (tp, cp) in LAYOUTS.items():
+        for step in two.run("divided_loss", tp=tp, cp=cp, divisor=divisor, z_loss=0.1):
+            assert step == pytest.approx(both, rel=2e-5), name
 
 
 def test_router_losses_keep_their_size() -> None:
@@ -92,7 +107,7 @@ def test_router_losses_keep_their_size() -> None:
             return [torch.zeros(1)], torch.full((1,), 7.0)
 
         def loss(self, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
-            return torch.zeros(()), torch.zeros(1)
+            return torch.zeros(()), torch.zeros(2, 1)
 
     for divisor in get_args(Divisor):
         objective = Objective(Routed(), divisor=divisor)  # type: ignore[arg-type]

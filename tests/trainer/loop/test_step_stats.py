@@ -51,11 +51,12 @@ def message(
     received: Sequence[int] = (),
     own: float = math.nan,
     memory: float = 0.0,
+    penalty: float = 0.0,
 ) -> torch.Tensor:
     """Return what a rank sends of rows that are 1 or 2 bytes wide, written by hand."""
     load = [float(n) for n in (max(received, default=0), sum(received), len(received))]
     numbers = [*losses, *[1.0] * len(losses), *[float(len(rows))] * len(losses), 0.0, 0.0, 0.0]
-    numbers += [*load, memory, own]
+    numbers += [*load, penalty, memory, own]
     padded = [*rows, *[-1] * (size - len(rows))]
     words = [half for row in padded for half in (row, row + 1)]
     floats = torch.tensor(numbers, dtype=torch.float64).view(torch.int64)
@@ -84,6 +85,12 @@ def test_the_busiest_experts_are_compared_with_the_mean() -> None:
     messages = [message([0], [1.0], received=[6, 10, 2]), message([1], [1.0], received=[6])]
     assert combine(torch.stack(messages), 1, range(2)).expert_load == 10 / 6
     assert combined([0], [1], expected=range(2)).expert_load is None
+
+
+def test_the_z_loss_is_no_part_of_the_loss() -> None:
+    messages = [message([0], [3.0], penalty=0.5), message([1], [1.0], penalty=0.25)]
+    stats = combine(torch.stack(messages), 1, range(2))
+    assert (stats.loss, stats.z_loss) == (2.0, 0.375)
 
 
 def test_the_memory_of_each_rank_is_known_to_all() -> None:

@@ -54,6 +54,7 @@ const PANELS = [
   { title: "Activation RMS by layer", unit: "output of each layer", prefix: "activation_rms/", wide: true },
   { title: "Expert load by layer", unit: "most of an expert / mean", prefix: "expert_max/", wide: true },
   { title: "Expert entropy by layer", unit: "1: even", prefix: "expert_entropy/", wide: true },
+  { title: "z-loss", unit: "nats per token, beside the loss", own: ["z_loss"] },
   { title: "Learning rate", own: ["lr"], zero: true },
   { title: "Gradient norm", unit: "before clipping", own: ["grad_norm"], zero: true },
   { title: "Gradient noise scale", unit: "tokens", own: ["noise_scale"], zero: true, why: noScale },
@@ -67,7 +68,7 @@ const PANELS = [
   { title: "Expert load", unit: "max / mean", own: ["expert_load"] },
 ];
 const NO_CURVE = ["slowest_", "noise_", "rows/", "weight/", HELD + "rows/", HELD + "weight/", HELD + "seconds", "skipped"];
-const CURVE_NAMES = { lr: "learning rate", grad_norm: "gradient norm", tokens_per_second: "tokens/s", mfu: "MFU", hfu: "HFU", data_wait: "data wait", seconds: "seconds", slowest_lag: "lag", noise_scale: "noise scale", expert_load: "expert load" };
+const CURVE_NAMES = { lr: "learning rate", grad_norm: "gradient norm", tokens_per_second: "tokens/s", mfu: "MFU", hfu: "HFU", data_wait: "data wait", seconds: "seconds", slowest_lag: "lag", noise_scale: "noise scale", z_loss: "z-loss", expert_load: "expert load" };
 
 const byNumber = (a, b) => a.localeCompare(b, "en", { numeric: true }); // blocks.2 before blocks.10
 const sourcesOf = runs => [...new Set(runs.flatMap(run => run.sources))]; // in the order of the mixture, which gives their colours
