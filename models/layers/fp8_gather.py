@@ -25,13 +25,15 @@ def gather_matrices(model: nn.Module) -> None:
     """Gather in FP8 the sharded matrices of a model that the products round anyway: those whose
     rows are whole on a rank, all in FP8, and equally many on each of the ranks that share them."""
     for module in model.modules():
+        weight: Any = module._parameters.get("weight")
+        if weight is None:  # no matrix, or a frozen one, which is whole on each rank
+            continue
         if isinstance(module, SplitLinear):
-            rounded = module.fp8 and module.narrow_rows() == len(module.weight)
+            rounded = module.fp8 and module.narrow_rows() == len(weight)
         elif isinstance(module, OutputLinear):
             rounded = module.takes_stored
         else:
             continue
-        weight: Any = module.weight
         ranks = weight.device_mesh.size(-1)  # the last dimension of a mesh is that of the shards
         if rounded and ranks > 1 and len(weight) % ranks == 0:
             shard = weight._local_tensor

@@ -149,7 +149,15 @@ def averages(fragments: Iterable[Fragment]) -> list[Fragment]:
     return [each for each in fragments if each.kind == AVERAGE]
 
 
+def averaged(fragments: Sequence[Fragment]) -> Iterator[tuple[Fragment, Fragment]]:
+    """Yield each moving average with its master. Frozen parameters have none."""
+    moving = averages(fragments)
+    names = {average.parameter for average in moving}
+    moved = [master for master in masters(fragments) if master.parameter in names]
+    yield from zip(moving, moved, strict=True)
+
+
 def begin_averages(fragments: Sequence[Fragment]) -> None:
     """Set the moving averages, if there are any, to the weights."""
-    for average, weight in zip(averages(fragments), masters(fragments), strict=False):
+    for average, weight in averaged(fragments):
         average.data.copy_(weight.data)

@@ -16,7 +16,8 @@ from .kinds import MASTER, keyed
 
 
 def weights(checkpoint: Path | str, kind: str = MASTER) -> Weights:
-    """Return the fp32 weights, or their moving average, read lazily, after verifying the files."""
+    """Return the fp32 weights, or their moving average, read lazily, after verifying the files.
+    Frozen parameters have no average: it is their weights."""
     manifest, _ = store.look_at(checkpoint)
     store.verify(checkpoint, manifest.files)
     stored = tensors.Stored(storage.join(store.place(checkpoint), store.TENSORS))
@@ -28,8 +29,10 @@ def weights(checkpoint: Path | str, kind: str = MASTER) -> Weights:
         )
 
     def read(name: str) -> torch.Tensor:
-        whole = torch.empty(shapes[name], dtype=torch.float32)
-        stored.read([Fragment(keyed(kind, name), LocalShard(shapes[name]), 0, whole.view(-1))])
+        whole = torch.empty(masters[name], dtype=torch.float32)
+        key = keyed(kind if name in shapes else MASTER, name)
+        stored.read([Fragment(key, LocalShard(masters[name]), 0, whole.view(-1))])
         return whole
 
-    return Weights(shapes, read)
+    masters = stored.shapes(MASTER)
+    return Weights(masters, read)

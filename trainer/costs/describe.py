@@ -263,6 +263,8 @@ def _group(group: dict[str, Any]) -> str:
     return (
         f"{group['match'] or 'all others'}: {group['parameters']:,} parameters, peak rate "
         f"{group['lr']:g}, decay {group['weight_decay']:g}, {', '.join(group['states'])}"
+        if group["lr"]
+        else f"{group['match']}: {group['parameters']:,} parameters, frozen"
     )
 
 

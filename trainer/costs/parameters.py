@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torch import nn
-
 from ...console.errors import ConfigError, Problem
 from ...models.accounting.level import EngineState
 from ...models.accounting.state import Degrees
 from ...models.model import Model
 from ...models.options.precision import Precision
-from ..engines.groups import parameter_groups
+from ..checkpoints.kinds import AVERAGE
+from ..engines.groups import kept_states, parameter_groups
 from ..layout.devices import choose_device
 from ..run import config as run_config
 from ..run.config import RunConfig
@@ -25,19 +24,25 @@ SECTIONS = ("engine", "optimizer", "device")
 def parameter_state(run: RunConfig, model: Model, precision: Precision) -> ParameterState:
     fp32 = frozenset(model.full_precision(precision))
     names = frozenset(name for name, _ in model.named_parameters())
-    return ParameterState(names, fp32, run.optimizer.kept(model), _groups(run, model, fp32))
+    averaged = run.optimizer.ema is not None
+    if not isinstance(model, Model):  # modules that are not ours are one group
+        average = (AVERAGE,) if averaged else ()
+        states = {name: (*held, *average) for name, held in run.optimizer.states(model).items()}
+        return ParameterState(names, fp32, states, [tuple(states)], frozenset())
+    groups = parameter_groups(model, run.optimizer, fp32)
+    frozen = frozenset(name for group in groups if group.frozen for name in group.names)
+    return ParameterState(
+        names,
+        fp32,
+        kept_states(groups, averaged=averaged),
+        [group.names for group in groups if not group.frozen],
+        frozen,
+    )
 
 
 def engine_state(run: RunConfig, model: Model, precision: Precision, device: str) -> EngineState:
     """Return what the engine and the optimizer of a run hold of a model."""
     return state_of(run, parameter_state(run, model, precision), precision, device)
-
-
-def _groups(run: RunConfig, model: nn.Module, fp32: frozenset[str]) -> list[tuple[str, ...]]:
-    """Return the names of the parameters of each group; modules that are not ours are one group."""
-    if not isinstance(model, Model):
-        return [tuple(name for name, _ in model.named_parameters())]
-    return [group.names for group in parameter_groups(model, run.optimizer, fp32)]
 
 
 def find_engine_state(

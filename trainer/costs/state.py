@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ...models.accounting.level import EngineMemory, EngineState
-from ...models.accounting.state import BytesPerParameter, Degrees, Shards, StatePart
+from ...models.accounting.level import EngineState
+from ...models.accounting.state import BytesPerParameter, StatePart
 from ...models.options.precision import Precision
 from ..engines.config import StateOnDevice
 from ..run.config import RunConfig
+from .frozen import frozen_parts, with_frozen
 from .watched import watched
 
 STATE_BYTES = 4
@@ -28,7 +29,9 @@ class ParameterState:
     states: Mapping[str, Sequence[str]]
     """States that the optimizer keeps of each parameter."""
     groups: Sequence[tuple[str, ...]]
-    """Names of the parameters of each group."""
+    """Names of the parameters of each group that is trained."""
+    frozen: frozenset[str] = frozenset()
+    """Parameters that no step changes."""
 
     def optimizer_bytes(self, name: str) -> int:
         return STATE_BYTES * len(self.states[name])
@@ -40,6 +43,7 @@ class ParameterState:
             "fp32": sorted(self.fp32),
             "states": dict(self.states),
             "groups": list(self.groups),
+            "frozen": sorted(self.frozen),
         }
 
     @classmethod
@@ -49,6 +53,7 @@ class ParameterState:
             frozenset(packed["fp32"]),
             {name: tuple(states) for name, states in packed["states"].items()},
             [tuple(group) for group in packed["groups"]],
+            frozenset(packed.get("frozen", ())),
         )
 
 
@@ -57,16 +62,18 @@ def state_of(
 ) -> EngineState:
     """Return what the engine and the optimizer of a run hold of these parameters."""
     sharded = run.engine.state_layout(precision, parameters.optimizer_bytes, device, run.layout)
-    parts = with_full_precision(sharded, parameters)
+    trained = with_full_precision(sharded, parameters)
     held = StateOnDevice(
-        parts=parts,
+        parts=trained,
         precision=precision,
         layout=run.layout,
         device=device,
-        fp32=parameters.fp32,
+        fp32=parameters.fp32 - parameters.frozen,
         groups=parameters.groups,
     )
-    memory: Callable[[Shards, Degrees], EngineMemory] = partial(run.engine.memory, held)
+    frozen = frozen_parts(parameters.frozen, parameters.fp32, precision)
+    parts = [*trained, *frozen]
+    memory = with_frozen(partial(run.engine.memory, held), parameters.frozen, frozen)
     return EngineState(
         engine=run.engine.describe(),
         device=device,
@@ -79,8 +86,8 @@ def state_of(
 def with_full_precision(parts: Sequence[StatePart], parameters: ParameterState) -> list[StatePart]:
     """Return the parts of an engine's state, and those of the fp32 parameters beside it, which are
     whole on every rank (engines/full_precision.py)."""
-    fp32 = parameters.fp32
-    if not fp32:
+    fp32, frozen = parameters.fp32 - parameters.frozen, parameters.frozen
+    if not parameters.fp32 | frozen:
         return list(parts)
     sizes: dict[str, BytesPerParameter] = {
         "masters": 4,
@@ -88,9 +95,10 @@ def with_full_precision(parts: Sequence[StatePart], parameters: ParameterState) 
         "optimizer": parameters.optimizer_bytes,
     }
     return [
-        *(replace(part, names=parameters.names - fp32) for part in parts),
+        *(replace(part, names=parameters.names - fp32 - frozen) for part in parts),
         *(
             StatePart(name=name, bytes_per_parameter=size, names=fp32)
             for name, size in sizes.items()
+            if fp32
         ),
     ]

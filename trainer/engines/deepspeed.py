@@ -136,6 +136,7 @@ class DeepSpeed:
         deepspeed = _import(parallel.device.type)
         from ...models.block import Block
         from ...models.precision import compute_dtype
+        from .frozen import Frozen
         from .full_precision import FullPrecision
         from .groups import local_shards, parameter_groups
         from .objective import parameters
@@ -149,8 +150,10 @@ class DeepSpeed:
         model = objective.model
         fp32 = model.full_precision(precision)
         shards, all_groups = local_shards(model), parameter_groups(model, optimizer, fp32)
-        groups = [group for group in all_groups if not group.full_precision]
-        self.fp32 = FullPrecision(model, fp32, all_groups, optimizer, shards, parallel)
+        trained = [group for group in all_groups if not group.frozen]
+        groups = [group for group in trained if not group.full_precision]
+        self.frozen = Frozen(model, fp32, all_groups, shards, precision, parallel)
+        self.fp32 = FullPrecision(model, trained, optimizer, shards, parallel)
         split = parallel.axes.experts.size > 1
         numel = sum(parameter.numel() for parameter in objective.parameters())
         reduced, gathered = (
@@ -192,6 +195,7 @@ class DeepSpeed:
             experts.check(self.engine, groups, parallel)
         self.state = state.find(self.engine, self.optimizer, named, parallel.data)
         self.fp32.give_back()
+        self.frozen.give_back()
         self.pieces = Pieces(self.optimizer, shards, groups, averaged=optimizer.ema is not None)
         self.average = MovingAverage(optimizer.ema, self.device)
 
@@ -239,12 +243,14 @@ class DeepSpeed:
         self.state.refresh()
 
     def fragments(self) -> list[Fragment]:
-        return self.pieces.fragments(self.state.pieces()) + self.fp32.fragments()
+        trained = self.pieces.fragments(self.state.pieces()) + self.fp32.fragments()
+        return trained + self.frozen.fragments()
 
     def loaded(self, steps: int) -> None:
         self.updates = steps
         self.optimizer.loaded(steps)
         self.fp32.loaded(steps)
+        self.frozen.loaded()
         self.average.loaded(steps)
         self.state.refresh()
         self.engine.global_steps = steps

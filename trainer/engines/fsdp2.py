@@ -188,6 +188,7 @@ class Fsdp2:
 
         from ...models.layers.fp8_gather import gather_matrices
         from ...models.precision import compute_dtype
+        from .frozen import Frozen
         from .full_precision import FullPrecision
         from .groups import local_shards, parameter_groups
         from .objective import parameters
@@ -198,13 +199,15 @@ class Fsdp2:
         model = objective.model
         fp32 = model.full_precision(precision)
         shards, all_groups = local_shards(model), parameter_groups(model, optimizer, fp32)
+        trained = [group for group in all_groups if not group.frozen]
         groups = [
             each
-            for group in all_groups
+            for group in trained
             if not group.full_precision
             for each in _with_one_mesh(config, group)
         ]
-        self.fp32 = FullPrecision(model, fp32, all_groups, optimizer, shards, parallel)
+        self.frozen = Frozen(model, fp32, all_groups, shards, precision, parallel)
+        self.fp32 = FullPrecision(model, trained, optimizer, shards, parallel)
         self.device = parallel.device
         self.dtype = compute_dtype(precision)
         self.ranks = parallel.data.size
@@ -250,6 +253,7 @@ class Fsdp2:
         if not config.offloads:  # torch's hooks would be those of the host's tensor
             gather_matrices(model)
         self.fp32.give_back()
+        self.frozen.give_back()
         self.objective = objective
         self.parameters = parameters(objective)
         self.optimizer = optimizer.build(model, groups, self.parameters)
@@ -298,7 +302,8 @@ class Fsdp2:
         self.fp32.discard()
 
     def fragments(self) -> list[Fragment]:
-        return self.pieces.fragments(self._pieces()) + self.fp32.fragments()
+        trained = self.pieces.fragments(self._pieces()) + self.fp32.fragments()
+        return trained + self.frozen.fragments()
 
     def loaded(self, steps: int) -> None:
         from torch.distributed.fsdp import FSDPModule
@@ -309,6 +314,7 @@ class Fsdp2:
         self.updates = steps
         self.optimizer.loaded(steps)
         self.fp32.loaded(steps)
+        self.frozen.loaded()
         self.average.loaded(steps)
 
     def _pieces(self) -> list[Piece]:

@@ -8,7 +8,7 @@ nor FSDP2 shards or casts. Their gradients are summed over the data axis once pe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -30,7 +30,6 @@ class FullPrecision:
     def __init__(
         self,
         model: Model,
-        names: Collection[str],
         groups: Sequence[ParameterGroup],
         config: OptimizerConfig,
         shards: Mapping[str, LocalShard],
@@ -40,14 +39,14 @@ class FullPrecision:
         self.model = model
         self.data: Axis = parallel.data
         self.parameters: dict[str, nn.Parameter] = {}
-        for name in sorted(names):
+        own_groups = [group for group in groups if group.full_precision]
+        for name in sorted(name for group in own_groups for name in group.names):
             assert not shards[name].experts, "their gradients are summed over the data axis"
             path, _, own = name.rpartition(".")
             taken = model.get_submodule(path)._parameters.pop(own)
             assert taken is not None
             empty = torch.empty_like(taken, dtype=torch.float32, device=parallel.device)
             self.parameters[name] = nn.Parameter(empty)
-        own_groups = [group for group in groups if group.full_precision]
         self.optimizer: Optimizer | None = None
         if own_groups:
             self.optimizer = config.build(model, own_groups, self.parameters)

@@ -12,11 +12,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ...console.errors import ConfigError, Problem
+from ...console.errors import ConfigError, LayoutError, Problem
 from ...models.accounting.count import build_meta
 from ...models.model import Model
 from ...models.parallel.groups import members
 from ...models.parallel.local_shard import LocalShard
+from ..checkpoints.kinds import AVERAGE
 from .optimizers.base import ParameterGroup
 from .optimizers.config import GroupConfig, OptimizerConfig
 from .optimizers.decay import NO_DECAY
@@ -35,11 +36,36 @@ def parameter_groups(
     whole = model if len(model.chunks) == 1 else build_meta(model.config)
     chosen = assign(aliases(whole), config.groups)  # a pattern may name another stage's parameters
     names: dict[tuple[Any, ...], list[str]] = {}
+    frozen = {number for number, group in enumerate(config.groups) if group.lr == 0}
     for name, shard in shards.items():
-        alike = (chosen[name], name in constant, states[name])
+        held = () if chosen[name] in frozen else states[name]
+        alike = (chosen[name], name in constant, held)
         key = (*alike, members(shard.copies), shard.experts, name in fp32)
         names.setdefault(key, []).append(name)
     return [_group(tuple(names[key]), key, config, shards[names[key][0]]) for key in sorted(names)]
+
+
+def kept_states(groups: Sequence[ParameterGroup], *, averaged: bool) -> dict[str, tuple[str, ...]]:
+    """Return the names of all tensors that are kept beside the master of every parameter: the
+    optimizer's states, and the moving average."""
+    average = (AVERAGE,) if averaged else ()
+    return {
+        name: () if group.frozen else (*group.states, *average)
+        for group in groups
+        for name in group.names
+    }
+
+
+def check_trained(groups: Sequence[ParameterGroup], stage: str = "") -> None:
+    """Raise if no parameter is left for the engine to train."""
+    if all(group.frozen or group.full_precision for group in groups):
+        raise LayoutError(
+            f"optimizer.groups freezes all parameters{stage} (lr: 0)",
+            hint="give at least one matrix of them a learning rate, or cut the layers elsewhere "
+            "(layout.cuts)"
+            if stage
+            else "give at least one matrix a learning rate",
+        )
 
 
 def _group(

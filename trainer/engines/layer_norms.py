@@ -64,7 +64,8 @@ class LayerSquares:
         size = (KINDS, len(layers))
         self.squares = torch.zeros(size, dtype=torch.float64, device=engine.device)
         weights = self._weights()
-        self.before = [each.data.clone() for each in weights]
+        self.trained = {each.parameter for each in gradients}
+        self.before = [each.data.clone() for each in weights if each.parameter in self.trained]
         for each in weights:
             self._add(0, each, each.data)
         for each in gradients:
@@ -74,7 +75,8 @@ class LayerSquares:
     def after(self) -> Tensor:
         """Return the squares after the step, summed over all ranks: [KINDS × layers]. Collective
         over all ranks."""
-        for each, before in zip(self._weights(), self.before, strict=True):
+        trained = [each for each in self._weights() if each.parameter in self.trained]
+        for each, before in zip(trained, self.before, strict=True):
             self._add(2, each, before.sub_(each.data))
         self.before.clear()
         dist.all_reduce(self.squares)

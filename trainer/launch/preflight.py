@@ -238,8 +238,29 @@ def _vocabulary(job: Job) -> None:
 
 
 def _groups(job: Job) -> None:
-    """Raise if a pattern of optimizer.groups matches no parameter."""
+    """Raise if a pattern of optimizer.groups matches no parameter, or if a stage trains none."""
     parameter_groups(job)
+    if any(group.lr == 0 for group in job.run.optimizer.groups):
+        _trained(job)
+
+
+def _trained(job: Job) -> None:
+    """Raise if all parameters of the model, or of a stage, are frozen."""
+    from ...models.accounting.count import build_meta
+    from ..engines import groups
+    from ..layout.stages import chunks_of
+
+    optimizer, layout = job.run.optimizer, job.run.layout
+    whole = build_meta(job.model)
+    fp32 = whole.full_precision(job.precision)
+    groups.check_trained(groups.parameter_groups(whole, optimizer, fp32))
+    for stage in range(layout.pp) if layout.pp > 1 else ():
+        model = build_meta(job.model)
+        model.keep(job.cuts, chunks_of(layout, stage))
+        parameters = dict(model.named_parameters())
+        stage_fp32 = [name for name in fp32 if name in parameters]
+        trained = groups.parameter_groups(model, optimizer, stage_fp32)
+        groups.check_trained(trained, f" of stage {stage}")
 
 
 def _positions(job: Job) -> None:

@@ -40,6 +40,11 @@ class ParameterGroup:
     full_precision: bool = False
     """True for parameters that are fp32 beside weights of half precision."""
 
+    @property
+    def frozen(self) -> bool:
+        """True for parameters that no step changes, whatever the schedule's learning rate."""
+        return self.lr == 0
+
 
 class Optimizer(torch.optim.Optimizer):
     """A torch optimizer whose state a checkpoint can hold."""

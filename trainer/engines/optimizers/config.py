@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from ...checkpoints.kinds import AVERAGE
-
 if TYPE_CHECKING:
     from torch import nn
 
@@ -30,7 +28,8 @@ class GroupConfig:
     """Pattern of names: `blocks.*.mixer.operator.*`, or with an operator's name or kind in place of
     `mixer.operator` and `mlp.operator`: `blocks.*.hyena*`. `*` matches dots as well."""
     lr: float = 1.0
-    """Multiple of the run's learning rate; 0 freezes the parameters."""
+    """Multiple of the run's learning rate. 0 freezes the parameters: they have no gradient, no part
+    in the norm and no optimizer state."""
     weight_decay: float | None = None
     """Left out: the optimizer's. Parameters that the rule `decay` spares have none in any case."""
 
@@ -88,12 +87,6 @@ class OptimizerConfig(ABC):
     def states(self, model: Model) -> dict[str, tuple[str, ...]]:
         """Return the names of the state tensors of every parameter, by the parameter's name. Each
         is an fp32 tensor of the parameter's shape, and `<state>.<parameter>` in a checkpoint."""
-
-    def kept(self, model: Model) -> dict[str, tuple[str, ...]]:
-        """Return the names of all tensors beside the master of every parameter: the states, and
-        the moving average."""
-        average = () if self.ema is None else (AVERAGE,)
-        return {name: (*names, *average) for name, names in self.states(model).items()}
 
     on_host: ClassVar[bool] = True
     """True if the CPU can apply it fast enough to states in host memory."""

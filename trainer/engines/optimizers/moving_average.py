@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ...checkpoints.fragments import Fragment, averages, masters
+from ...checkpoints.fragments import Fragment, averaged
 
 
 class MovingAverage:
@@ -34,6 +34,6 @@ class MovingAverage:
         self.steps += finite
         kept = ((1 + self.steps) / (10 + self.steps)).clamp(max=self.decay)
         moved = torch.where(finite, 1 - kept, 0.0)
-        for average, weight in zip(averages(fragments), masters(fragments), strict=True):
+        for average, weight in averaged(fragments):
             data = average.data
             data.lerp_(weight.data, moved.to(data.device, data.dtype))
