@@ -8,9 +8,10 @@ from pathlib import Path
 import click
 import pytest
 import yaml
+from packaging.version import Version
 from test_house import ROOT, configurations
 
-from docs.generate import generated_pages, terminal
+from docs.generate import generated_pages, peers, terminal
 from docs.generate.configuration import ROOTS, sections
 from docs.generate.explanations import FIGURES
 from docs.generate.markdown import definitions, escaped
@@ -66,7 +67,7 @@ def test_each_cell_beside_others_has_its_proof() -> None:
         text = (ROOT / page).read_text()
         rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
         cells = [cell.strip() for row in rows[2:] for cell in row]
-        assert len(cells) == 7 * 7
+        assert len(cells) == 8 * 7
         assert not [
             cell for cell in cells if "](" not in cell and "][" not in cell and cell != not_found
         ]
@@ -74,6 +75,38 @@ def test_each_cell_beside_others_has_its_proof() -> None:
         assert set(proofs[-1]) == set(re.findall(r"\]\[([\w-]+)\]", text))
     short, long = proofs
     assert short == long
+
+
+def test_peers_are_compared_with_the_newest_release_that_a_new_python_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An index hides a release from the Pythons that it does not support, and pip pre-releases."""
+    folder = tmp_path / "peer"
+    folder.mkdir()
+    releases = {"1.0": ">=3.8", "2.0": ">=3.99", "2.1.dev1": ">=3.99", "3.0": ">=3.100"}
+    links = [
+        f'<a href="peer-{version}-py3-none-any.whl" data-requires-python="{python}">'
+        f"peer-{version}-py3-none-any.whl</a>".replace(">=", "&gt;=", 1)
+        for version, python in releases.items()
+    ]
+    (folder / "index.html").write_text("<!DOCTYPE html><html><body>" + "".join(links))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_INDEX_URL", tmp_path.as_uri())
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
+    monkeypatch.setattr(peers, "PYTHONS", ("3.99",))
+    assert peers.newest_release("peer") == Version("2.0")
+    assert peers.newest_release("peer", pre=True) == Version("2.1.dev1")
+    assert peers.newest_release("stranger") is None
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/beside-others.md"])
+def test_the_releases_beside_others_are_those_of_their_links(page: str) -> None:
+    text = (ROOT / page).read_text().replace("&nbsp;", " ").replace("&#8209;", "-")
+    links = dict(re.findall(r"^\[([\w-]+)\]: (https://\S+)$", text, re.MULTILINE))
+    releases = re.findall(r"\[[\w -]+ (\d[\d.]*)(?:dev)?\]\[([\w-]+)\]", text)
+    assert len(releases) > 5
+    assert not [name for release, name in releases if f"/{release}" not in links[name]]
 
 
 def test_the_changelog_has_the_form_of_keep_a_changelog() -> None:
