@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace.dataplane.runlog.ledger import LedgerEntry, line_of
 from headrace.trainer.folder import RunFolder
 from headrace.trainer.run import resolve
 from headrace.trainer.run.request import Request
@@ -44,7 +45,8 @@ def make_run(root: Path, losses: Sequence[float | None]) -> RunFolder:
                 "sources": {"synthetic": {"loss": loss, "weight": 64.0, "rows": 4}},
             }
             metrics.write(json.dumps(entry) + "\n")
-            ledger.write(json.dumps({"step": step, "hash": f"ledger{step}"}) + "\n")
+            entry = line_of(LedgerEntry(step, 4 * step, 4, f"ledger{step}"))
+            ledger.write(json.dumps(entry) + "\n")
     layout = {"engine": "FSDP2", "processes": 1, "device": "cpu"}
     events = [
         {"time": 1.0, "event": "start", "step": 0, "layout": layout, "seconds": 1.0},

@@ -1,7 +1,8 @@
 """The ledger: the rows of each step, and a rolling hash of their tokens.
 
-    {"step": 120, "first_row": 960, "rows": 8, "hash": "5d0c…"}
+    {"step": 120, "first_row": 960, "rows": 8, "hash": "5d0c…", "check": "1f0e99a2"}
 
+The check is the CRC-32 of the line's other values: with it, a damaged line is found without tokens.
 The hash is blake2b over the previous step's hash and the digests of the step's rows in global
 order; the first step of a plan continues from the plan's own hash. No layout changes it:
 two runs with equal hashes have seen the same tokens in the same order, by the same plan.
@@ -11,15 +12,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ...console.errors import IntegrityError
 from ..storage import storage
-from .reader import StepLines
+from .reader import StepLines, has_step
 
 NAME = "ledger.jsonl"
 FIELDS = ("step", "first_row", "rows", "hash")
+OPTIONAL = {"skipped", "why", "back_to"}
+"""Keys of a step whose update was not applied."""
 DIGEST_BYTES = 16
 
 
@@ -45,44 +50,88 @@ class LedgerEntry:
         return self.first_row + self.rows
 
 
+def line_of(entry: LedgerEntry, **optional: Any) -> dict[str, Any]:
+    """Return the line of an entry, with its check."""
+    values = {**asdict(entry), **optional}
+    return {**values, "check": _check(values)}
+
+
 def last(file: str | Path) -> LedgerEntry | None:
     """Return the newest entry of a ledger."""
-    with StepLines(file, FIELDS) as lines:
+    with StepLines(file, _is_whole) as lines:
         return _entry(lines.last())
 
 
 def find(file: str | Path, step: int) -> tuple[LedgerEntry | None, LedgerEntry | None]:
     """Return the entry before a step, and that of the step."""
-    with StepLines(file, FIELDS) as lines:
-        before, line = lines.find(step)
-    return _entry(before), _entry(line)
+    with StepLines(file, _is_whole) as lines:
+        before, entry = map(_entry, lines.find(step))
+    if before and entry and not _follows(entry, before):
+        raise IntegrityError(
+            f"{file} {_missing(before, entry)}",
+            hint="restore it from a copy; without it, audit the run's plan.json",
+        )
+    return before, entry if entry and entry.step == step else None
 
 
-def gap(file: str | Path, end: LedgerEntry) -> str | None:
-    """Return why the ledger does not lead to the entry `end`; None if it does.
+def gap(file: str | Path, end: LedgerEntry | None = None) -> str | None:
+    """Return why the ledger does not lead to the entry `end`, by default its last; None if it does.
 
-    Its lines must follow each other, step by step and row by row, up to `end`. Later lines do not
-    count.
+    Its lines must be whole and follow each other, step by step and row by row, up to `end`. Later
+    lines do not count.
     """
     if not Path(file).exists():
         return "is missing"
     entry: LedgerEntry | None = None
-    with StepLines(file, FIELDS) as lines:
+    with StepLines(file, _is_whole) as lines:
         for line in lines:
             before, entry = entry, _entry(line)
             assert entry is not None
-            if before and (entry.step, entry.first_row) != (before.step + 1, before.last_row):
-                return f"has no line between those of step {before.step} and step {entry.step}"
-            if entry.step == end.step:
+            if before and not _follows(entry, before):
+                return _missing(before, entry)
+            if end is not None and entry.step == end.step:
                 same = entry == end
                 return None if same else f"has other rows or another hash at step {end.step}"
+    if end is None:
+        return None
     return f"ends at step {entry.step}" if entry else "has no steps"
+
+
+def damage(file: str | Path) -> str | None:
+    """Return what is wrong with a ledger as far as its lines alone tell; None: nothing."""
+    try:
+        why = gap(file)
+    except IntegrityError as error:
+        return error.what
+    return why and f"{file} {why}"
 
 
 def begin(file: str | Path, entry: LedgerEntry) -> None:
     """Write a ledger that begins with `entry`, the last step of a checkpoint."""
-    storage.write(str(file), json.dumps(asdict(entry)).encode() + b"\n")
+    storage.write(str(file), json.dumps(line_of(entry)).encode() + b"\n")
 
 
 def _entry(line: dict[str, Any] | None) -> LedgerEntry | None:
     return None if line is None else LedgerEntry(*(line[field] for field in FIELDS))
+
+
+def _follows(entry: LedgerEntry, before: LedgerEntry) -> bool:
+    return (entry.step, entry.first_row) == (before.step + 1, before.last_row)
+
+
+def _missing(before: LedgerEntry, entry: LedgerEntry) -> str:
+    if entry.step == before.step + 1:
+        return f"has rows of step {entry.step} that do not follow those of step {before.step}"
+    return f"has no line between those of step {before.step} and step {entry.step}"
+
+
+def _is_whole(line: dict[str, Any]) -> bool:
+    """Return whether a line is as it was written. Lines of earlier versions have no check."""
+    values = {key: value for key, value in line.items() if key != "check"}
+    if not set(FIELDS) <= set(values) <= {*FIELDS, *OPTIONAL} or not has_step(line):
+        return False
+    return "check" not in line or line["check"] == _check(values)
+
+
+def _check(values: dict[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(values).encode()):08x}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,19 @@ METRICS = "metrics.jsonl"
 """File of a run with the losses and the speed of each step."""
 
 
+def has_step(line: dict[str, Any]) -> bool:
+    return type(line.get("step")) is int
+
+
 class StepLines:
     """Complete lines of a file. Only the last line can be incomplete, if the writer was killed."""
 
-    def __init__(self, file: str | Path, fields: Sequence[str] = ("step",)) -> None:
-        """`fields` are required in every line."""
+    def __init__(
+        self, file: str | Path, is_whole: Callable[[dict[str, Any]], bool] = has_step
+    ) -> None:
+        """`is_whole` says whether a line that is read is undamaged."""
         self.where = str(file)
-        self.fields = fields
+        self.is_whole = is_whole
         self.data: bytes | mmap.mmap
         if storage.is_local(self.where):
             try:
@@ -53,7 +59,7 @@ class StepLines:
         return self._line(self._before(self.end)) if self.end else None
 
     def find(self, step: int) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-        """Return the line before a step, and that of the step."""
+        """Return the line before a step, and the first one from the step on."""
         low, high = 0, self.end  # offsets at which a line begins
         while low < high:
             place = self._before((low + high) // 2 + 1)
@@ -62,8 +68,7 @@ class StepLines:
             else:
                 high = place
         before = self._line(self._before(low)) if low else None
-        line = self._line(low) if low < self.end else None
-        return before, line if line is not None and line["step"] == step else None
+        return before, self._line(low) if low < self.end else None
 
     def _before(self, place: int) -> int:
         """Return the start of the line that holds the byte before `place`."""
@@ -75,12 +80,12 @@ class StepLines:
     def _line(self, place: int) -> dict[str, Any]:
         line = self.data[place : self._after(place)]
         try:
-            data: dict[str, Any] = json.loads(line)
-            for field in self.fields:
-                data[field]
-            return data
-        except (ValueError, KeyError, TypeError):
+            data = json.loads(line)
+        except ValueError:
+            data = None
+        if not isinstance(data, dict) or not self.is_whole(data):
             raise IntegrityError(
-                f"{self.where} has an invalid line: {line[:80]!r}",
+                f"{self.where} has an invalid line: {line[:160]!r}",
                 hint="restore it from a copy; without it, audit the run's plan.json",
-            ) from None
+            )
+        return data

@@ -15,7 +15,9 @@ def describe_recorded_step(run: str, step: int) -> str | None:
         return None
     with StepLines(file) as lines:
         previous, entry = lines.find(step)
-    return None if entry is None else _describe(entry, previous or {})
+    if entry is None or entry["step"] != step:
+        return None
+    return _describe(entry, previous or {})
 
 
 def _describe(entry: dict[str, Any], previous: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...console.errors import StorageError
 from ...dataplane.order.timeline import PhaseRows, Step
+from ...dataplane.runlog.ledger import LedgerEntry, line_of
 from ..loop.batches import RunPlan
 from .logger import Entry, Logger
 from .noise_scale import NoiseScale
@@ -109,15 +110,9 @@ class RunRecorder:
             **_by_rank(record),
             **left_out,
         }
-        ledger: Entry = {
-            "step": step.number,
-            "first_row": step.first_row,
-            "rows": step.rows,
-            "hash": record.ledger,
-            **left_out,
-        }
+        entry = LedgerEntry(step.number, step.first_row, step.rows, record.ledger)
         for logger in self.loggers:
-            logger.step(metrics, ledger)
+            logger.step(metrics, line_of(entry, **left_out))
         if record.skipped is not None:
             what, where = record.skipped.message(self.plan, step, stats)
             self.event(record.skipped.kind, step.number, what=what, where=where, **left_out)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...console.errors import MisuseError
+from ...console.log import get_logger
 from ...dataplane.storage import storage
 from ..board.runs import shortest_names
 from ..folder import RunFolder
@@ -14,6 +15,8 @@ from . import comparison, page
 from .reading.data import RunData, first_difference
 from .reading.loss_unit import common_unit
 from .reading.stored import StoredRun
+
+log = get_logger(__name__)
 
 
 def write(folders: Sequence[str], out: str | None = None) -> tuple[Path, dict[str, Any]]:
@@ -26,6 +29,8 @@ def write(folders: Sequence[str], out: str | None = None) -> tuple[Path, dict[st
     ]
     if len(stored) == 1:
         run = RunData.read(stored[0])
+        if run.ledger_damage is not None:
+            log.warning("the ledger does not prove the steps of the run: %s", run.ledger_damage)
         target = Path(out) if out else run.folder.report
         storage.write(str(target), page.run_page(run).encode())
         return target, {"report": str(target), "runs": [run.summary()]}

@@ -34,6 +34,7 @@ def run_page(run: RunData) -> str:
     body = [
         _header(run),
         _failure(run),
+        _ledger(run),
         _tiles(run),
         view.CONTROLS,
         view.WIDE,
@@ -62,6 +63,14 @@ def run_page(run: RunData) -> str:
 def _failure(run: RunData) -> str:
     """Return the error of a failed run; it stands first on the page."""
     return f'<section class="failure"><pre>{escape(run.error)}</pre></section>' if run.error else ""
+
+
+def _ledger(run: RunData) -> str:
+    """Return why the ledger does not prove the steps of the run, if it does not."""
+    if run.ledger_damage is None:
+        return ""
+    text = f"The ledger does not prove the steps of this run: {run.ledger_damage}"
+    return f'<section class="failure"><pre>{escape(text)}</pre></section>'
 
 
 def _outliers(run: RunData, outliers: Sequence[OutlierStep]) -> str:

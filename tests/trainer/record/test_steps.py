@@ -35,7 +35,9 @@ def test_a_step_is_a_line_of_metrics_and_of_the_ledger(records: Any) -> None:
         "seconds": 0.4,
         "sources": {"synthetic": {"loss": pytest.approx(3.0), "weight": 40.0, "rows": 5}},
     }
-    assert run.lines("ledger") == [{"step": 2, "first_row": 10, "rows": 5, "hash": "hash2"}]
+    assert run.lines("ledger") == [
+        {"step": 2, "first_row": 10, "rows": 5, "hash": "hash2", "check": "595c982e"}
+    ]
 
 
 def test_the_bytes_of_a_line_stay(records: Any) -> None:
@@ -48,7 +50,7 @@ def test_the_bytes_of_a_line_stay(records: Any) -> None:
     root = run.folder.root
     assert (root / "ledger.jsonl").read_bytes() == (
         b'{"step": 0, "first_row": 0, "rows": 5, "hash": "hash0", "skipped": true, '
-        b'"why": "spike", "back_to": 0}\n'
+        b'"why": "spike", "back_to": 0, "check": "73be6a34"}\n'
     )
     assert (root / "metrics.jsonl").read_bytes() == (
         b'{"step": 0, "row": 5, "tokens": 40, "phase": "synthetic", "loss": 3.0, "lr": 0.001, '

@@ -35,6 +35,15 @@ def test_a_report_shows_the_run_in_one_file(tmp_path: Path) -> None:
     assert run["tokens_per_second"] == pytest.approx(640.0) and run["data_wait"] == 0.25
 
 
+def test_a_damaged_ledger_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = make_run(tmp_path / "run", [4.0, 3.0, 2.0, 1.0])
+    lines = folder.ledger.read_text().splitlines(keepends=True)
+    folder.ledger.write_text("".join(lines[:1] + lines[2:]))
+    path, summary = report.write([str(folder.root)], None)
+    for text in (path.read_text(), caplog.text, summary["runs"][0]["ledger_damage"]):
+        assert "has no line between those of step 0 and step 2" in text
+
+
 def test_a_restart_is_marked_at_the_tokens_before_it(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [4.0, 3.0, 2.0, 1.0])
     [run] = drawn_data(report.write([str(folder.root)])[0].read_text())["runs"]

@@ -13,6 +13,7 @@ import numpy as np
 
 from ....console.errors import RunError
 from ....dataplane.runlog import writer as lines
+from ....dataplane.runlog.ledger import damage
 from ...board.byte_sizes import ByteSizes, converted, mean_loss
 from ...board.runs import SKIPPED, status_of
 from ...checkpoints import store
@@ -63,6 +64,8 @@ class RunData:
     recall: list[dict[str, Any]]
     ledger: str
     """Last hash of the ledger."""
+    ledger_damage: str | None
+    """What its lines show to be wrong with the ledger."""
     checkpoints: list[int]
     candidates: Candidates
     sizes: ByteSizes | None = None
@@ -110,6 +113,7 @@ class RunData:
             scores=list(lines.read(folder.scores)),
             recall=list(lines.read(folder.recall)),
             ledger=str((lines.last(folder.ledger) or {}).get("hash", "")),
+            ledger_damage=damage(folder.ledger),
             checkpoints=[store.step_of(path) for path in store.committed(folder.checkpoints)],
             candidates=candidates,
             sizes=sizes,
@@ -253,6 +257,7 @@ class RunData:
             "measured": self.stored.measured,
             "plan_hash": self.plan.hash,
             "ledger_hash": self.ledger,
+            "ledger_damage": self.ledger_damage,
         }
 
 
