@@ -347,13 +347,15 @@ def cut(files: Sequence[File], config: BuildConfig, job: BuildJob) -> list[Task]
     """Cut files into tasks: a large file into several, small files together into one."""
     tasks: list[Task] = []
     together: list[Slice] = []
+    total = 0
     size = config.slice_size if job.buckets is None else max(config.slice_size, job.spill_size)
     for file in files:
         for part in sources.cut(file, job.source, size, skip_bad=job.skip_bad):
-            if together and sum(s.size for s in together) + part.size > size:
+            if together and total + part.size > size:
                 tasks.append(Task.of(together, job))
-                together = []
+                together, total = [], 0
             together.append(part)
+            total += part.size
     if together:
         tasks.append(Task.of(together, job))
     return tasks
