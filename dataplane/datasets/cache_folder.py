@@ -145,8 +145,11 @@ class CacheFolder:
                 with suppress(OSError):
                     temporary.unlink()
             hint = "free some space, or put the cache on another disk"
-            reason = f"{file_fault(error)[0]} ({error.filename})"
-            raise StorageError(f"cannot write the cache: {reason}", hint=hint) from None
+            where = error.filename or str(self.root)  # a failed write does not name its file
+            reason = file_fault(error)[0]
+            raise StorageError(
+                f"cannot write the cache: {reason}", where=where, hint=hint
+            ) from None
 
     def remove(self, shard: Shard, numbers: Sequence[int]) -> None:
         """Remove the files that hold some of these chunks."""

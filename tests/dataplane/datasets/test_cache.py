@@ -141,7 +141,7 @@ def test_a_full_disk_is_an_error(
     with monkeypatch.context() as patch, pytest.raises(StorageError, match="is full") as caught:
         patch.setattr(Path, "write_bytes", full)
         chunk(cache, remote, shard, 1)
-    assert caught.value.hint
+    assert caught.value.hint and caught.value.where == str(cache.folder.root)
     chunk(cache, remote, shard, 1)
     assert recorded(cache) == held(cache)
     assert not list(cache.folder.root.glob("*/.*"))
