@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import posixpath
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...console.errors import InputError, MisuseError, StorageError, UserError
+from ...console.errors import InputError, MisuseError, StorageError, UserError, file_fault
 from ...console.explain import path_hint
 from ...console.log import get_logger
 from ...dataplane.storage import remote, storage
@@ -175,6 +176,7 @@ def _expand(given: str, config: SourceConfig, left_out: LeftOut) -> list[str]:
                 f"{given} is not a regular file, and inputs are read more than once",
                 hint="save it as a file, or pipe it into `tokenize build -`",
             )
+        _check_listable(str(local))
         matches = sorted(glob.iglob(str(local), recursive=True))  # noqa: PTH207
         return [name for name in matches if storage.local_path(name).is_file()]
     if is_web(given):  # no folders; the request for its size shows if the file exists
@@ -195,7 +197,7 @@ def _files_below(folder: Path, left_out: LeftOut) -> list[str]:
     """Return all files of a local folder. Links to folders may form a loop: they are left out, and
     so are special files."""
     names = []
-    for place, folders, files in os.walk(folder):
+    for place, folders, files in os.walk(folder, onerror=_refuse_folder):
         here = Path(place)
         links = [name for name in folders if (here / name).is_symlink()]
         for path in (here / name for name in [*links, *files]):
@@ -204,6 +206,21 @@ def _files_below(folder: Path, left_out: LeftOut) -> list[str]:
             else:
                 left_out.links.append(str(path))
     return sorted(names)
+
+
+def _check_listable(pattern: str) -> None:
+    """Raise an error for a folder that a glob looks into and may not read: Python's skips it."""
+    while glob.has_magic(pattern):
+        pattern, child = os.path.split(pattern)
+        need = os.X_OK | (os.R_OK if glob.has_magic(child) else 0)
+        for folder in glob.iglob(pattern or ".", recursive=True):  # noqa: PTH207
+            if Path(folder).is_dir() and not os.access(folder, need, effective_ids=True):
+                _refuse_folder(PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder))
+
+
+def _refuse_folder(error: OSError) -> None:
+    reason, hint = file_fault(error)
+    raise InputError(f"cannot list {error.filename}: {reason}", hint=hint) from None
 
 
 def is_within(name: str, folder: str) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,38 @@ def test_links_to_folders_and_special_files_are_left_out(
     assert "3 links to folders or special files" in line
     with pytest.raises(InputError, match="is not a regular file"):
         find_files([str(corpus / "pipe.txt")], SourceConfig())
+
+
+@pytest.fixture
+def as_nobody() -> Iterator[Path]:
+    """A folder that everybody may enter; the test is another user than root."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        for place in ("a/open", "a/closed/below", "a/.hidden"):
+            Path(name, place).mkdir(parents=True)
+            Path(name, place, "x.jsonl").touch()
+        Path(name, "a/closed").chmod(0o700)
+        user = os.geteuid()
+        if user == 0:
+            os.seteuid(65534)
+        else:
+            Path(name, "a/closed").chmod(0o000)
+        yield Path(name)
+        os.seteuid(user)
+        Path(name, "a/closed").chmod(0o700)
+
+
+@pytest.mark.parametrize("place", ["", "a", "a/**/*.jsonl", "a/*/x.jsonl", "*/*/*/x.jsonl"])
+def test_a_folder_that_cannot_be_listed_is_an_error(as_nobody: Path, place: str) -> None:
+    with pytest.raises(InputError, match=r"cannot list .*a/closed: access is denied") as caught:
+        find_files([f"{as_nobody}/{place}"], SourceConfig())
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("place", ["a/open", "a/open/*", "a/o*/x.jsonl", "a/open/**/*"])
+def test_folders_beside_the_inputs_may_be_closed(as_nobody: Path, place: str) -> None:
+    (file,) = find_files([f"{as_nobody}/{place}"], SourceConfig())
+    assert file.name.endswith("a/open/x.jsonl")
 
 
 def test_a_file_name_that_is_not_utf8_is_an_error(tmp_path: Path) -> None:
