@@ -40,7 +40,10 @@ SchedulerType=sched/builtin
 SchedulerParameters=batch_sched_delay=0,sched_interval=1
 SelectType=select/linear
 KillWait=5
-PartitionName=all Nodes=ALL Default=YES
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
+PartitionName=all Nodes=ALL Default=YES PriorityTier=1
+PartitionName=urgent Nodes=ALL PriorityTier=2
 """
 """Slurm waits for `cred_expire` seconds before it starts a requeued job again. A number below 5 is
 invalid: Slurm then waits for 120."""

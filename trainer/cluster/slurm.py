@@ -142,18 +142,22 @@ rm -f "${NOTE}" || exit 1
 state() {{
   squeue -h -t all -j "$SLURM_JOB_ID" -o "%T %r"
 }}
+ended_by_slurm() {{
+  [[ $(state) == *TimeLimit ]] || scontrol show job "$SLURM_JOB_ID" | grep -q "PreemptTime=[0-9]"
+}}
 requeue() {{
   [ -n "$requeued" ] && return
   grep -qs "^saved" "${NOTE}" && scontrol requeue "$SLURM_JOB_ID" && requeued=yes
 }}
 
-# At the time limit Slurm sends SIGTERM, and some seconds later SIGKILL, also to this script. The
-# ranks may save between the two, so the script looks for the note until they end.
-at_limit() {{
-  [[ $(state) == *TimeLimit ]] || return
+# At the time limit, or for a job of higher priority, Slurm sends SIGTERM, and some seconds later
+# SIGKILL, also to this script. The ranks may save between the two, so the script looks for the note
+# until they end.
+at_end() {{
+  ended_by_slurm || return
   until requeue || ! kill -0 $! 2>/dev/null; do sleep 0.2; done
 }}
-trap at_limit TERM
+trap at_end TERM
 
 srun --kill-on-bad-exit=1 bash -c '
   export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS
@@ -167,7 +171,7 @@ code=$?
 
 grep -qs "^finished" "${NOTE}" && exit 0
 grep -qs "^stopped" "${NOTE}" && exit {INTERRUPTED}
-[[ $(state) =~ ^RUNNING|TimeLimit$ ]] && requeue
+{{ [[ $(state) == RUNNING* ]] || ended_by_slurm; }} && requeue
 exit $code
 """
 

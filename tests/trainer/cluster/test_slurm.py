@@ -147,6 +147,8 @@ def program(folder: Path, name: str, text: str) -> None:
         ("saved 40", 1, "RUNNING None", True),  # a rank was lost after the checkpoint
         ("saved 40", 85, "COMPLETING TimeLimit", True),
         ("saved 40", 85, "COMPLETING None", False),  # the job was cancelled
+        ("saved 40", 85, "COMPLETING None PreemptTime=2026-11-26T19:37:21", True),
+        ("failed 40", 1, "COMPLETING None PreemptTime=2026-11-26T19:37:21", False),
         ("saved 40", 85, "", False),
         ("finished 60", 143, "RUNNING None", False),
         ("stopped 40", 85, "RUNNING None", False),  # --stop-after
@@ -161,8 +163,10 @@ def test_the_note_of_the_run_decides(
     logs.mkdir()
     (logs / "slurm-77.note").write_text("saved 20\n")  # of an earlier start
     program(bin, "srun", f"[ -z '{note}' ] || echo '{note}' >$HEADRACE_NOTE; exit {code}")
-    program(bin, "squeue", f"echo '{state}'")
-    program(bin, "scontrol", f'[ $1 = show ] && echo n1 || echo "$@" >>{asked}')
+    queue, _, preempted = state.partition(" PreemptTime=")
+    program(bin, "squeue", f"echo '{queue}'")
+    job = f"echo n1 PreemptTime={preempted or None}"
+    program(bin, "scontrol", f'[ $1 = show ] && {job} || echo "$@" >>{asked}')
     text = script(SlurmConfig(), "x", ["run"], logs=logs, cwd=tmp_path)
     environment = {"PATH": f"{bin}:{os.environ['PATH']}", "SLURM_JOB_ID": "77"}
     done = subprocess.run(["bash", "-c", text], env=environment, check=False)

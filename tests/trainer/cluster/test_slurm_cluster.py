@@ -116,6 +116,18 @@ def test_a_cancelled_job_stays_cancelled(trainer: Any, cluster: Cluster) -> None
     assert job.events[-1] == "stop" and job.saved[-1] == len(job.steps)
 
 
+def test_a_job_that_gives_way_to_another_is_requeued(trainer: Any, cluster: Cluster) -> None:
+    """`PreemptMode=CANCEL`: Slurm itself would not start it again."""
+    job = BatchJob(trainer, cluster, "synthetic.steps=1000000", "checkpoints.every=10")
+    job.wait(lambda: bool(job.saved))
+    cluster.ask("sbatch", "-p", "urgent", "-N", "2", "-o", "/dev/null", "--wrap", "sleep 1")
+    job.wait(lambda: "resume" in job.events)
+    cluster.ask("scancel", job.number)
+    job.wait_for_the_end()
+    assert (job.JobState, job.Restarts) == ("CANCELLED", "1"), job.log()
+    assert job.steps == list(range(len(job.steps)))
+
+
 def test_a_job_survives_the_failure_of_a_node(trainer: Any, cluster: Cluster) -> None:
     job = BatchJob(trainer, cluster, "synthetic.steps=1000000", "checkpoints.every=10")
     job.wait(lambda: bool(job.saved))
