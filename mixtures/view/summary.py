@@ -20,6 +20,7 @@ from ..planning.branch_point import BranchPoint
 from ..planning.continuation import Continuation, continuation, epochs_consumed
 from ..planning.open_sources import OpenedSource
 from ..planning.shares import drawn_shares
+from .debts import WorstDebt, worst_debt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +94,8 @@ class Summary:
     """State that the plan inherits; None if it continues no run, or the run cannot be read."""
     packed: tuple[PackedSource, ...] = ()
     """The packed sources among those whose datasets are known."""
+    worst_debt: WorstDebt
+    """The largest distance of a source from its share."""
 
 
 def summarize(
@@ -124,6 +127,7 @@ def summarize(
             for name, source in (sources or {}).items()
             if source.bins is not None
         ),
+        worst_debt=worst_debt(stream),
     )
 
 

@@ -136,6 +136,7 @@ def _debt(tokens: int) -> str:
 
 
 def _notes(summary: Summary) -> Iterator[str]:
+    yield _worst_debt(summary)
     uses = [use for phase in summary.phases for use in phase.sources]
     if any(use.left_over for use in uses):
         yield "left over: tokens at the end of an epoch that do not fill a row."
@@ -146,6 +147,15 @@ def _notes(summary: Summary) -> Iterator[str]:
             f"{packed.source} is packed to {packed.bins:,} tokens: {packed.padding:.2%} of its "
             "tokens are padding, which counts as tokens and has no weight in the loss."
         )
+
+
+def _worst_debt(summary: Summary) -> str:
+    worst = summary.worst_debt
+    text = f"worst debt: {worst.source} is {_debt(round(worst.tokens))} at row {worst.row:,}"
+    text += f", {worst.longest_rows:.2f} of the longest row so far"
+    if worst.rows_examined < summary.rows:
+        text += f" ({worst.rows_examined:,} rows around changes of length were examined)"
+    return text + "."
 
 
 def _hours(tokens: int, speed: float | None) -> str:
