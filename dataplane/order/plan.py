@@ -91,6 +91,8 @@ class Phase(PhaseRows):
     """Tokens in the mixture, before rounding to whole steps."""
     weights_rule: str = ""
     """The rule that gave the weights from the sizes of the sources, for people."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """The tokens that sources would have got by that rule besides, without `max_epochs`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +196,7 @@ class Plan(Timeline[Phase]):
                 {
                     **vars(phase),
                     "lr": dict(phase.lr),
+                    "left_out": dict(phase.left_out),
                     "stretches": [
                         {"rows": stretch.rows, "weights": list(stretch.weights)}
                         | ({"to": list(stretch.to)} if stretch.to else {})

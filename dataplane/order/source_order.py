@@ -70,6 +70,16 @@ class SourceOrder:
         """Return the tokens of the epoch that are not served before a position."""
         return self.epoch(position.epoch, position.cuts).tokens_left(position.row, length)
 
+    def rows_left(self, position: Position, length: int, max_epochs: int) -> int:
+        """Return the rows from a position to the end of epoch `max_epochs`."""
+        first, last = position.epoch, max_epochs - 1
+        if first > last:
+            return 0
+        rows = self.rows(first, length, position.cuts) - position.row
+        if first < last:
+            rows += (last - first) * self.rows(first + 1, length)
+        return max(rows, 0)
+
     def advance(self, position: Position, length: int, draws: int) -> Position:
         """Return the position `draws` rows after `position`."""
         if not draws:  # also if the source has no row of this length

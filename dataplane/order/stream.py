@@ -248,16 +248,10 @@ class Stream:
         for span in self.spans:
             start = span.starts[index]
             last = int(self.counts(span.last_row)[index] - span.counts[index])
-            supply = -start.row + sum(
-                source.order.rows(epoch, span.length, start.cuts if epoch == start.epoch else ())
-                for epoch in range(start.epoch, min(start.epoch + 2, source.max_epochs))
-            )
-            more = source.max_epochs - start.epoch - 2
-            if more > 0:
-                supply += more * source.order.rows(start.epoch + 1, span.length)
-            if last <= max(supply, 0):
+            supply = source.order.rows_left(start, span.length, source.max_epochs)
+            if last <= supply:
                 continue
-            wanted = span.counts[index] + max(supply, 0)
+            wanted = span.counts[index] + supply
             low, high = span.first_row, span.last_row
             while high - low > 1:  # counts(low) <= wanted < counts(high)
                 middle = (low + high) // 2

@@ -8,9 +8,11 @@ All problems are reported together, with line numbers, before anything starts.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 from ...console.errors import ConfigError, UserError
@@ -18,7 +20,7 @@ from ...dataplane.order.plan import CUT, FAIR, TABLES, Phase, Plan, PlanSource
 from ...dataplane.order.source_order import Position, SourceOrder
 from ...dataplane.order.stream import Stream
 from ..spec.check import Finding, check_mixture
-from ..spec.mixture import Mixture, PhaseSpec, Weight, sized_phases, temperature_of
+from ..spec.mixture import Mixture, sized_phases, temperature_of
 from ..spec.tolerant_read import Draft, read
 from .branch_point import (
     BranchPoint,
@@ -30,16 +32,18 @@ from .branch_point import (
     source_conflicts,
     with_inherited_sources,
 )
-from .continuation import epochs_consumed
 from .open_sources import OpenedSource, open_sources, source_mismatches, unfit_rows
 from .shares import Shares, average, fits_tables, line, phase_shares, stretches
-from .size_weights import Supply, size_weights
+from .size_weights import rule_text, size_weights
+from .supply import rows_left
 
 CHUNK_TOKENS = 1 << 23
 SMALL_CHUNKS = 256
 """Number of chunks of a source that is too small for chunks of CHUNK_TOKENS, if rows allow it."""
 WINDOW_CHUNKS = 32
 """benchmarks/shuffle.py measures how well chunks and windows shuffle, and what they cost."""
+MOST_KEPT_BACK = 3
+"""Rows that a rule may keep back of a source, at most."""
 WINDOW_FRACTION = 8
 """A window is at most this fraction (1/8) of a small source: a change of sequence length moves at
 most one window to the end of the epoch."""
@@ -89,7 +93,7 @@ def resolve_with_sources(draft: Draft) -> tuple[Stream, dict[str, OpenedSource]]
     problems = [*draft.problems, *filter(None, map(draft.problem, findings))]
     if problems:
         raise ConfigError(draft.source, problems)
-    stream = Stream(_plan(mixture, opened, branch))
+    stream = _stream(mixture, opened, branch)
     shortages = [
         Finding(("phases", shortage.phase, "tokens"), f"{shortage.source}: {shortage.why}")
         for shortage in stream.shortages()
@@ -103,12 +107,70 @@ def resolve_with_sources(draft: Draft) -> tuple[Stream, dict[str, OpenedSource]]
     return stream, opened
 
 
-def _plan(mixture: Mixture, opened: Mapping[str, OpenedSource], branch: BranchPoint | None) -> Plan:
+def _stream(
+    mixture: Mixture, opened: Mapping[str, OpenedSource], branch: BranchPoint | None
+) -> Stream:
+    """Return the plan of a mixture. A source of which a rule has given the last row, and which the
+    order then serves a row early, gets a row less."""
+    kept_back: Counter[str] = Counter()
+    while True:
+        stream = Stream(_plan(mixture, opened, branch, kept_back))
+        limited = {name for phase in stream.plan.phases for name in phase.left_out}
+        short = {shortage.source for shortage in stream.shortages()} & limited
+        if not short or max(kept_back.values(), default=0) == MOST_KEPT_BACK:
+            return stream
+        kept_back.update(short)
+
+
+def _plan(
+    mixture: Mixture,
+    opened: Mapping[str, OpenedSource],
+    branch: BranchPoint | None,
+    kept_back: Mapping[str, int],
+) -> Plan:
     before = {source.name: source for source in branch.plan.sources} if branch else {}
     # Sources of the run that this mixture does not use stay in the plan, with their positions.
     names = [*mixture.sources, *(name for name in before if name not in mixture.sources)]
+    sources = _plan_sources(mixture, opened, names, branch)
+    tokenizer = next(iter(opened.values())).manifest.tokenizer
+    debts = inherited_debts(branch, names) if branch else ()
+
+    def plan_of(phases: Sequence[Phase], version: int = FAIR) -> Plan:
+        changes = len({phase.seq_len for phase in phases}) > 1
+        return Plan(
+            version=version + CUT if branch or changes else version,
+            seed=mixture.seed,
+            sources=sources,
+            phases=tuple(phases),
+            tokenizer=tokenizer.fingerprint,
+            vocab_size=tokenizer.vocab_size,
+            isolate_documents=mixture.isolate_documents,
+            debts=debts,
+            parent=branch.parent if branch else None,
+        )
+
+    phases, sides = _phases(mixture, opened, names, branch, partial(rows_left, plan_of, kept_back))
+    # Tables could neither carry all debts of a run that is continued, nor give what is left.
+    limited = any(phase.left_out for phase in phases)
+    if branch or limited or not all(fits_tables(*both) for both in sides):
+        return plan_of(phases)
+    tabled = [
+        replace(phase, stretches=stretches(phase.rows, *both))
+        for phase, both in zip(phases, sides, strict=True)
+    ]
+    return plan_of(tabled, TABLES)
+
+
+def _plan_sources(
+    mixture: Mixture,
+    opened: Mapping[str, OpenedSource],
+    names: Sequence[str],
+    branch: BranchPoint | None,
+) -> tuple[PlanSource, ...]:
+    """Return the sources of the plan, with their orders and first positions."""
+    before = {source.name: source for source in branch.plan.sources} if branch else {}
     lengths = _lengths(mixture, branch)
-    version, phases = _phases(mixture, opened, names, branch)
+    first = next(sized_phases(mixture, branch.inherited.seq_len if branch else None, None))
     planned = []
     for name in names:
         tokens = opened[name].tokens if name in opened else before[name].order.tokens
@@ -119,7 +181,8 @@ def _plan(mixture: Mixture, opened: Mapping[str, OpenedSource], branch: BranchPo
         start = Position()
         if branch and name in before:
             index = branch.plan.sources.index(before[name])
-            order, start = continued_order(order, branch, index, phases[0].seq_len, lengths)
+            assert first.seq_len, first.name
+            order, start = continued_order(order, branch, index, first.seq_len, lengths)
         source = opened.get(name)
         planned.append(
             PlanSource(
@@ -132,19 +195,7 @@ def _plan(mixture: Mixture, opened: Mapping[str, OpenedSource], branch: BranchPo
                 start=start,
             )
         )
-    tokenizer = next(iter(opened.values())).manifest.tokenizer
-    changes = len({phase.seq_len for phase in phases}) > 1
-    plan = Plan(
-        version=version + CUT if branch or changes else version,
-        seed=mixture.seed,
-        sources=tuple(planned),
-        phases=tuple(phases),
-        tokenizer=tokenizer.fingerprint,
-        vocab_size=tokenizer.vocab_size,
-        isolate_documents=mixture.isolate_documents,
-        parent=branch.parent if branch else None,
-    )
-    return replace(plan, debts=inherited_debts(branch, names)) if branch else plan
+    return tuple(planned)
 
 
 def _lengths(mixture: Mixture, branch: BranchPoint | None) -> list[int]:
@@ -153,55 +204,20 @@ def _lengths(mixture: Mixture, branch: BranchPoint | None) -> list[int]:
     return sorted({sized.seq_len for sized in sized_phases(mixture, before, None) if sized.seq_len})
 
 
-def _supply(
-    mixture: Mixture, opened: Mapping[str, OpenedSource], branch: BranchPoint | None
-) -> Supply:
-    """Return the tokens that each source has left at the start of the plan."""
-    left = {}
-    before = (
-        {source.name: index for index, source in enumerate(branch.plan.sources)} if branch else {}
-    )
-    for name, source in opened.items():
-        epochs = 0.0
-        if branch and name in before:
-            order = branch.plan.sources[before[name]].order
-            position = branch.positions[before[name]]
-            epochs = epochs_consumed(order, position, branch.last_phase.seq_len)
-        left[name] = source.spec.max_epochs * (source.tokens - 1) - epochs * source.tokens
-    return Supply(left, branch.inherited.seq_len if branch else 0)
-
-
-def _with_shares(
-    name: str,
-    spec: PhaseSpec,
-    temperature: float,
-    rows: int,
-    supply: Supply,
-    opened: Mapping[str, OpenedSource],
-) -> tuple[PhaseSpec, str]:
-    """Return a phase with the shares that follow from the sizes of its sources, and the rule."""
-    sizes = {name: source.tokens for name, source in opened.items()}
-    most = {name: supply.rows(name, source.spec.max_epochs) for name, source in opened.items()}
-    weights, limited = size_weights(name, sizes, temperature, rows, most)
-    rule = "proportional to the sizes of the sources"
-    if temperature != 1:
-        rule = f"proportional to the sizes of the sources to the power of 1/{temperature:g}"
-    if limited:
-        rule += f"; max_epochs limits {', '.join(limited)}"
-    return replace(spec, weights=dict[str, Weight](weights)), rule
-
-
 def _phases(
     mixture: Mixture,
     opened: Mapping[str, OpenedSource],
     names: Sequence[str],
     branch: BranchPoint | None,
-) -> tuple[int, list[Phase]]:
-    """Return the plan's version, and the phases in rows, each rounded to whole steps."""
+    rows_left: Callable[[Sequence[Phase], int], Mapping[str, Fraction]],
+) -> tuple[list[Phase], list[tuple[Shares, Shares]]]:
+    """Return the phases in rows, each rounded to whole steps, as lines of their exact shares; and
+    these shares. `rows_left`: the rows that each source has left after some phases."""
     row, step, token = (branch.row, branch.step, branch.token) if branch else (0, 0, 0)
     before = (branch.inherited.seq_len, branch.inherited.batch) if branch else (None, None)
     replays: dict[str, Shares] = replayed_shares(branch, names) if branch else {}
-    supply, known = _supply(mixture, opened, branch), {*names, *mixture.phases, *replays}
+    known = {*names, *mixture.phases, *replays}
+    sizes = {name: source.tokens for name, source in opened.items()}
     phases: list[Phase] = []
     sides: list[tuple[Shares, Shares]] = []
     for sized in sized_phases(mixture, *before):
@@ -209,14 +225,19 @@ def _phases(
         assert seq_len and batch, name
         batch_rows = max(1, round(Fraction(batch, seq_len)))
         rows = max(1, round(Fraction(spec.tokens, batch_rows * seq_len))) * batch_rows
-        supply.change_length(seq_len)
-        temperature, rule = temperature_of(spec, known), ""
-        if temperature is not None:
-            spec, rule = _with_shares(name, spec, temperature, rows, supply, opened)
-        first, last = phase_shares(spec, names, replays)
+        temperature, rule, left_out = temperature_of(spec, known), "", dict[str, int]()
+        if temperature is None:
+            first, last = phase_shares(spec, names, replays)
+        else:
+            left = rows_left(phases, seq_len)
+            sized_weights = size_weights(
+                name, sizes, temperature, rows, {name: left[name] for name in sizes}
+            )
+            rule = rule_text(temperature, sized_weights)
+            left_out = {source: count * seq_len for source, count in sized_weights.left_out.items()}
+            first = tuple(sized_weights.shares.get(source, Fraction(0)) for source in names)
+            last = first
         replays[name] = average(first, last)
-        drawn = dict(zip(names, map(float, replays[name]), strict=True))
-        supply.take({name: drawn[name] for name in opened}, rows * seq_len)
         phases.append(
             Phase(
                 name=name,
@@ -226,25 +247,16 @@ def _phases(
                 rows=rows,
                 seq_len=seq_len,
                 batch_rows=batch_rows,
-                stretches=(),
+                stretches=(line(rows, first, last),),
                 lr=asdict(spec.lr),
                 asked_tokens=spec.tokens,
                 weights_rule=rule,
+                left_out=left_out,
             )
         )
         sides.append((first, last))
         row, step, token = row + rows, step + rows // batch_rows, token + rows * seq_len
-    # Tables could not carry all debts of the run that is continued.
-    version = TABLES if branch is None and all(fits_tables(*both) for both in sides) else FAIR
-    return version, [
-        replace(
-            phase,
-            stretches=stretches(phase.rows, *both)
-            if version == TABLES
-            else (line(phase.rows, *both),),
-        )
-        for phase, both in zip(phases, sides, strict=True)
-    ]
+    return phases, sides
 
 
 def _chunking(

@@ -72,6 +72,8 @@ class PhaseUse:
     weights_rule: str
     """The rule that gave the shares from the sizes of the sources; empty if the mixture names
     them."""
+    left_out: Mapping[str, int]
+    """The tokens that sources would have got by that rule besides, without `max_epochs`."""
     changing: bool
     """True if the shares change over the phase; the given shares are averages."""
     sources: tuple[SourceUse, ...]
@@ -149,6 +151,7 @@ def _phase_use(stream: Stream, phase: Phase, rows: Int64, skipped: Int64 | None)
         tokens_asked=phase.asked_tokens,
         tokens=phase.tokens,
         weights_rule=phase.weights_rule,
+        left_out=phase.left_out,
         changing=len(phase.stretches) > 1 or bool(phase.stretches[0].to),
         sources=tuple(
             SourceUse(

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import random
+from fractions import Fraction
+from functools import partial
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plan_data import write_head, write_run
 
 from headrace.console.errors import ConfigError, PlanError
-from headrace.mixtures.planning.resolve_mixture import resolve_draft
+from headrace.dataplane.order.plan import Plan
+from headrace.dataplane.order.stream import Stream
+from headrace.mixtures.planning import supply
+from headrace.mixtures.planning.resolve_mixture import resolve, resolve_draft
 from headrace.mixtures.planning.size_weights import UNITS, size_weights
-from headrace.mixtures.spec.mixture import Mixture, PhaseSpec, SourceSpec
+from headrace.mixtures.spec.mixture import After, Mixture, PhaseSpec, SourceSpec
 from headrace.mixtures.spec.tolerant_read import Draft
 from headrace.mixtures.view.summary import Summary, summarize
-from headrace.mixtures.view.table import table
+from headrace.mixtures.view.table import as_data, table
 
 
-def level(wanted: dict[str, float], most: dict[str, float]) -> float:
-    """Return x such that the sum of min(x * wanted, most) is 1, by bisection: the oracle."""
-    low, high = 0.0, 1e18
+def level(wanted: dict[str, float], most: dict[str, float], rows: int) -> float:
+    """Return x such that the sum of min(x * wanted, most) is `rows`, by bisection: the oracle."""
+    low, high = 0.0, 1e24
     for _ in range(200):
         middle = (low + high) / 2
         filled = sum(min(middle * wanted[name], most[name]) for name in wanted)
-        low, high = (middle, high) if filled < 1 else (low, middle)
+        low, high = (middle, high) if filled < rows else (low, middle)
     return high
 
 
@@ -35,26 +44,29 @@ def level(wanted: dict[str, float], most: dict[str, float]) -> float:
 def test_shares_are_proportional_up_to_what_each_source_has_left(sources, temperature):
     rows = 1_000_000
     sizes = {f"s{number}": size for number, (size, _) in enumerate(sources)}
-    most_rows = {f"s{number}": most for number, (_, most) in enumerate(sources)}
-    most = {name: most_rows[name] * UNITS // rows / UNITS for name in sizes}
-    if sum(min(share, 1) for share in most.values()) < 1 - 1e-12:
+    most = {f"s{number}": Fraction(most) for number, (_, most) in enumerate(sources)}
+    if sum(most.values()) < rows:
         with pytest.raises(PlanError):
-            size_weights("p", sizes, temperature, rows, most_rows)
+            size_weights("p", sizes, temperature, rows, most)
         return
-    weights, limited = size_weights("p", sizes, temperature, rows, most_rows)
-    assert sum(round(share * UNITS) for share in weights.values()) == UNITS
+    weights = size_weights("p", sizes, temperature, rows, most)
+    assert sum(weights.shares.values()) == 1
     wanted = {
         name: (size / max(sizes.values())) ** (1 / temperature) for name, size in sizes.items()
     }
-    x = level(wanted, most)
-    for name, share in weights.items():
-        assert round(share * UNITS) * rows <= most_rows[name] * UNITS
-        assert share or not most[name], "a share is 0 only if nothing is left"
+    x = level(wanted, most, rows)
+    for name, share in weights.shares.items():
+        assert 0 < share * rows <= most[name]
         # Sources that are rounded up to one unit are paid for by the others, a unit each.
-        assert abs(share - min(x * wanted[name], most[name])) < (len(sizes) + 1) / UNITS
-        assert (name in limited) == (x * wanted[name] > most[name]) or (
-            abs(x * wanted[name] - most[name]) < len(sizes) / UNITS
-        )
+        fair = min(x * wanted[name], float(most[name]))
+        assert abs(float(share * rows) - fair) < (len(sizes) + 1) * rows / UNITS
+        if name in weights.limited:
+            assert share * rows == most[name], "exactly what it has left"
+            asked = wanted[name] / sum(wanted.values()) * rows
+            assert weights.left_out[name] == max(0, round(asked - float(most[name])))
+    assert weights.limited or all(
+        (share * UNITS).denominator == 1 for share in weights.shares.values()
+    )
 
 
 @pytest.fixture
@@ -136,3 +148,101 @@ def test_a_source_may_be_called_temperature(head):
     mixture = Mixture(sources=specs, phases={"p": phase(50_000, {"temperature": 1.0})})
     summary = summarize(resolve_draft(Draft(mixture, "m")))
     assert summary.phases[0].weights_rule == ""
+
+
+def draw_rule(rng: random.Random, head, folder, lengths) -> tuple[list[Plan], dict[str, int]]:
+    """Draw a run of explicit phases and of rules that use up some sources, maybe over a branch."""
+    unit = max(lengths)
+    sizes = {name: rng.randint(unit, 40 * unit) + 1 for name in "abcd"}
+    sizes |= {"a": rng.randint(2 * unit, 8 * unit), "big": 400 * unit + 1}
+    specs = {
+        name: SourceSpec(data=head(f"{name}", size), max_epochs=1) for name, size in sizes.items()
+    }
+    plans, after = [], None
+    for number in range(rng.choice((1, 2))):
+        phases = {}
+        for phase in range(rng.choice((0, 1, 3)) if not number else 1):
+            length = rng.choice(lengths)
+            tokens = length * rng.randint(1, max(1, unit // length))
+            phases[f"x{number}{phase}"] = PhaseSpec(
+                tokens=tokens,
+                seq_len=length,
+                batch=length,
+                weights={"big": 1.0} if number else {"a": 0.34567, "big": 0.65433},
+            )
+        length = rng.choice(lengths)
+        phases[f"rule{number}"] = PhaseSpec(
+            tokens=rng.randint(60, 100) * unit,
+            seq_len=length,
+            batch=length,
+            weights={"temperature": rng.choice((20.0, 1e6))},
+        )
+        if rng.random() < 0.5:
+            phases[f"y{number}"] = PhaseSpec(tokens=20 * unit, weights={"big": 1.0})
+        plans.append(resolve(Mixture(sources=specs, phases=phases, after=after)))
+        write_run(folder / str(number), plans[-1])
+        after = After(run=str(folder / str(number)), step=plans[-1].last_step)
+    return plans, sizes
+
+
+def write_heads(folder, name, size) -> str:
+    return write_head(f"{folder}/{name}", size)
+
+
+def check_used_up(plans: list[Plan], sizes: dict[str, int]) -> None:
+    """Check that served and left over are a limited source's tokens, up to less than a row of the
+    first rule that limits it."""
+    served = dict.fromkeys(sizes, 0)
+    row_tokens: dict[str, int] = {}
+    for plan in plans:
+        stream, names = Stream(plan), [source.name for source in plan.sources]
+        for phase in plan.phases:
+            rows = np.arange(phase.first_row, phase.last_row) - plan.first_row
+            counts = np.bincount(stream.assignment.locate(rows)[0], minlength=len(names))
+            for name, count in zip(names, counts.tolist(), strict=True):
+                served[name] += count * phase.seq_len
+            for name in phase.left_out:
+                row_tokens.setdefault(name, phase.seq_len)
+    assert row_tokens, "no source is limited"
+    for name, length in row_tokens.items():
+        assert 0 <= sizes[name] - 1 - served[name] < length, name
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("lengths", [(64, 256), (1 << 16, 1 << 20)], ids=["short", "long"])
+def test_a_rule_gives_all_that_a_limited_source_has_left(seed, lengths, head, tmp_path):
+    check_used_up(*draw_rule(random.Random(seed), head, tmp_path, lengths))
+
+
+def test_a_row_that_is_kept_back_is_noticed(tmp_path, monkeypatch):
+    """Negative control."""
+    monkeypatch.setattr(supply, "ROUNDING", Fraction(1))
+    lengths = (64, 256)
+    with pytest.raises(AssertionError):
+        for seed in range(8):
+            folder = tmp_path / str(seed)
+            head = partial(write_heads, folder)
+            check_used_up(*draw_rule(random.Random(seed), head, folder, lengths))
+
+
+def test_what_a_rule_leaves_out_is_printed(head):
+    """At a million tokens a row, a source of which less than a row is left gets none."""
+    length = 1 << 20
+    specs = {
+        "web": SourceSpec(data=head("web", 200 * length)),
+        "small": SourceSpec(data=head("small", 3 * length + 1)),
+        "tiny": SourceSpec(data=head("tiny", length + 2)),
+    }
+    first = PhaseSpec(tokens=1024, seq_len=1024, batch=1024, weights={"tiny": 1.0})
+    rule = PhaseSpec(
+        tokens=100 * length, seq_len=length, batch=length, weights={"temperature": 1e6}
+    )
+    mixture = Mixture(sources=specs, phases={"first": first, "p": rule})
+    summary = summarize(resolve_draft(Draft(mixture, "m")))
+    web, small, tiny = summary.phases[1].sources
+    assert (web.rows, small.rows, tiny.rows) == (97, 3, 0)
+    left_out = as_data(summary)["phases"][1]["left_out"]
+    assert left_out.keys() == {"small", "tiny"}
+    assert left_out["tiny"] == pytest.approx(100 / 3 * length, rel=0.02)
+    text = table(summary)
+    assert "max_epochs limits small, tiny" in text and "tiny 34.6M tokens (it gets none)" in text
