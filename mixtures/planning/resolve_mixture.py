@@ -134,9 +134,9 @@ def _plan(
     sources = _plan_sources(mixture, opened, names, branch)
     tokenizer = next(iter(opened.values())).manifest.tokenizer
     debts = inherited_debts(branch, names) if branch else ()
+    changes = len(_lengths(mixture, branch)) > 1
 
     def plan_of(phases: Sequence[Phase], version: int = FAIR) -> Plan:
-        changes = len({phase.seq_len for phase in phases}) > 1
         return Plan(
             version=version + CUT if branch or changes else version,
             seed=mixture.seed,

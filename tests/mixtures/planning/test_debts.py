@@ -23,6 +23,7 @@ from headrace.dataplane.order.stream import Stream
 from headrace.mixtures.planning.branch_point import open_branch_point
 from headrace.mixtures.planning.resolve_mixture import resolve
 from headrace.mixtures.spec.mixture import After, Mixture, PhaseSpec, SourceSpec
+from headrace.mixtures.view.debts import worst_debt
 from headrace.mixtures.view.summary import summarize
 from headrace.mixtures.view.table import table
 
@@ -234,3 +235,17 @@ def test_debts_of_sources_that_a_branch_never_draws_from_are_kept(tmp_path: Path
     after = After(run=str(tmp_path / "branch"), step=branch.last_step)
     last = resolve(Mixture(after=after, phases={"y": PhaseSpec(tokens=2**20, weights={"p0": 1})}))
     assert max(map(abs, Stream(last).debts(last.last_row))) < 1024
+
+
+@pytest.mark.parametrize("seed", [7, 11, 20])
+def test_the_worst_debt_is_that_of_a_walk(seed: int, tmp_path: Path) -> None:
+    (run,) = draw_runs(seed, tmp_path)
+    worst = worst_debt(Stream(run.plan))
+    off, row = max((off, -row) for row, off, *_ in walk([run]))
+    assert (worst.longest_rows, worst.rows_examined) == (pytest.approx(float(off)), run.plan.rows)
+    debts = debts_by_name(run.plan, worst.row)
+    assert float(debts[worst.source]) == worst.tokens
+    assert worst.row == -row
+    text = table(summarize(Stream(run.plan)))
+    direction = "behind" if worst.tokens > 0 else "ahead"
+    assert f"worst debt: {worst.source} is {abs(round(worst.tokens)):,} tokens {direction}" in text
