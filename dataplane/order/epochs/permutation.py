@@ -37,8 +37,8 @@ Name = tuple[int | str, ...]
 
 
 def key(*parts: int | str) -> UInt64:
-    """Derive the round keys of a permutation: [ROUNDS]."""
-    return np.frombuffer(_digest(parts), np.uint64)
+    """Derive the round keys of a permutation: [ROUNDS, 1]."""
+    return keys_of([parts])
 
 
 def keys_of(names: Iterable[Name]) -> UInt64:
@@ -55,8 +55,13 @@ def _digest(name: Name) -> bytes:
 def permute(keys: UInt64, length: int | Int64, positions: Int64) -> Int64:
     """Return the images of positions under permutations of [0, length).
 
-    `keys` are those of one permutation, [ROUNDS], or those of each position's, [ROUNDS, positions].
-    So is `length`."""
+    `keys` are those of one permutation, [ROUNDS, 1], or those of each position's, [ROUNDS,
+    positions]; then `length` is that of each."""
+    if keys.shape[1] == 1 and len(positions):
+        low, high = positions.min(), positions.max() + 1
+        if high - low < len(positions):  # the rows of a window lie in few chunks
+            images = _walk(_feistel, keys, length, np.arange(low, high))
+            return images[positions - low]
     return _walk(_feistel, keys, length, positions)
 
 
@@ -78,12 +83,13 @@ class _Networks:
 
     @classmethod
     def of(cls, keys: UInt64, length: int | Int64) -> _Networks:
-        half = np.maximum(1, POWERS.searchsorted(length)).astype(np.uint64)
+        size = np.atleast_1d(length)[: keys.shape[1]]
+        half = np.maximum(1, POWERS.searchsorted(size)).astype(np.uint64)
         mask = (np.uint64(1) << half) - np.uint64(1)
-        return cls(keys, half, mask, np.asarray(length).astype(np.uint64))
+        return cls(keys, half, mask, size.astype(np.uint64))
 
     def __getitem__(self, places: Int64) -> _Networks:
-        if not self.size.ndim:
+        if len(self.size) == 1:
             return self
         return _Networks(
             self.keys[:, places], self.half[places], self.mask[places], self.size[places]

@@ -23,8 +23,8 @@ from .remainder import Remainder, joined
 
 REMAINDERS_BYTES = 8 << 20
 """Bytes of the remainders of cut epochs that a process keeps. All else is made quickly."""
-SPANS = 1 << 16
-"""Spans of remainders that are searched together: about 1 MB."""
+SPANS = 1 << 12
+"""Spans of remainders that are searched together: larger arrays leave a core's cache."""
 
 REMAINDERS: Bounded[tuple[Shuffle, int, tuple[Cut, ...]], Packed] = Bounded(REMAINDERS_BYTES)
 """By source, epoch and cuts."""
@@ -70,7 +70,8 @@ class Epochs:
         whole = self.whole[places]
         tokens = np.empty(len(rows), np.int64)
         at = np.flatnonzero(slots < whole)
-        chunks = permute(chunk_keys[:, at], whole[at], slots[at])
+        keys = chunk_keys if chunk_keys.shape[1] == 1 else chunk_keys[:, at]
+        chunks = permute(keys, whole[at], slots[at])
         tokens[at] = self.chunk_starts(places[at], chunks) + inside[at] * self.length
         if len(at) == len(rows):
             return tokens, {}
@@ -95,7 +96,8 @@ class Epochs:
         return windows, firsts, np.where(in_last, self.end_row[places] - last_row, size)
 
     def keys(self, places: Int64, numbers: Int64, windows: Int64) -> tuple[UInt64, UInt64]:
-        """Return the round keys of the rows' windows, and of the chunks of their epochs."""
+        """Return the round keys of the rows' windows, and of the chunks of their epochs; those of
+        one if all are equal."""
         columns = np.stack([places, numbers, windows])
         order = np.lexsort(columns[::-1])
         columns = columns[:, order]
@@ -109,6 +111,8 @@ class Epochs:
         ]
         window_keys = keys_of(shuffle.permutation(*name) for shuffle, *name in named)
         chunk_keys = keys_of(shuffle.permutation(number, CHUNKS) for shuffle, number, _ in named)
+        if len(named) == 1:
+            return window_keys, chunk_keys
         return window_keys[:, back], chunk_keys[:, back]
 
     def chunk_starts(self, places: Int64, chunks: Int64) -> Int64:

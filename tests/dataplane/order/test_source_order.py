@@ -181,7 +181,7 @@ def changed(draw: st.DrawFn, most: int = 5, last: int | None = None) -> Changed:
 
 
 @given(changed())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_changes_of_length_lose_nothing(case: Changed) -> None:
     """The oracle is the set of the epoch's tokens: each is served once, up to less than a row."""
     order, position, length = case.order, case.position, case.length
@@ -245,7 +245,7 @@ def test_a_change_that_skips_loses_tokens() -> None:
 
 
 @given(changed(), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_rows_with_equals_a_search_over_an_epoch(case: Changed, data: st.DataObject) -> None:
     order, position, length = case.order, case.position, case.length
     start = data.draw(st.integers(0, order.tokens - 1))

@@ -21,7 +21,7 @@ def tokens_of(spans: list[list[int]]) -> list[int]:
 
 
 @given(remainders(), st.integers(1, 12))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_rows_and_what_they_leave_are_all_tokens(remainder: Remainder, length: int) -> None:
     rows = remainder.rows(length)
     firsts, pieces = locate([remainder], length, np.zeros(rows, np.int64), np.arange(rows))
@@ -41,7 +41,7 @@ def test_rows_and_what_they_leave_are_all_tokens(remainder: Remainder, length: i
 
 
 @given(st.lists(remainders(), min_size=1, max_size=4), st.integers(1, 12), st.randoms())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_rows_of_several_remainders_equal_those_of_each(
     several: list[Remainder], length: int, random: Random
 ) -> None:
