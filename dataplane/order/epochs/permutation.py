@@ -28,8 +28,8 @@ KEYS = 1 << 13
 """Permutations whose keys a process keeps: about 3 MB."""
 POWERS = 4 ** np.arange(32, dtype=np.int64)
 """By half of its bits, the integers of a network."""
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
+_MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_SHIFT_1, _SHIFT_2, _SHIFT_3 = (np.uint64(bits) for bits in (30, 27, 31))
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 Name = tuple[int | str, ...]
@@ -61,7 +61,8 @@ def permute(keys: UInt64, length: int | Int64, positions: Int64) -> Int64:
         low, high = positions.min(), positions.max() + 1
         if high - low < len(positions):  # the rows of a window lie in few chunks
             images = _walk(_feistel, keys, length, np.arange(low, high))
-            return images[positions - low]
+            spread: Int64 = images[positions - low]
+            return spread
     return _walk(_feistel, keys, length, positions)
 
 
@@ -129,7 +130,7 @@ def _unfeistel(networks: _Networks, values: UInt64) -> UInt64:
 
 def mix(values: UInt64) -> UInt64:
     """Stafford's finaliser: each input bit changes about half of the output bits."""
-    values = (values ^ (values >> np.uint64(30))) * _MIX_1
-    values = (values ^ (values >> np.uint64(27))) * _MIX_2
-    mixed: UInt64 = values ^ (values >> np.uint64(31))
+    values = (values ^ (values >> _SHIFT_1)) * _MIX_1
+    values = (values ^ (values >> _SHIFT_2)) * _MIX_2
+    mixed: UInt64 = values ^ (values >> _SHIFT_3)
     return mixed
