@@ -14,7 +14,7 @@ from ...console.errors import ConfigError, PlanError, Problem, RunError
 from ...mixtures.spec.mixture import After
 from ..folder import RunFolder
 from ..loop.config import EvaluateConfig
-from ..loop.evaluate import held_out, length_of, plan_of, unnamed
+from ..loop.evaluate import distinct, held_out, length_of, plan_of, unnamed
 from ..run import config as run_config
 from ..run.config import RunConfig
 from ..run.request import Request
@@ -113,6 +113,7 @@ def _configuration(
                     f"the candidates hold out two datasets as {name}: {sources[name]} and {url}",
                     hint=f"name the one that scores: evaluate.sources.{name}=URL",
                 )
+    sources = sources if evaluate.sources else distinct(sources)
     owners = [owner for each in found for owner in unnamed(evaluate, each.plan, sources).items()]
     not_scored = list(dict.fromkeys(name for name, owner in owners if owner is None))
     evaluate = replace(evaluate, sources=sources)

@@ -208,6 +208,8 @@ class BoardRun:
             self.sizes = sizes
         except UserError as error:
             self.sizes_problem = error.what
+        except (OSError, ValueError, LookupError) as error:  # a file is damaged
+            self.sizes_problem = f"{self.url}: {error}"
 
     @property
     def evaluated(self) -> set[str]:

@@ -85,13 +85,8 @@ def held_out(config: EvaluateConfig, plan: Plan) -> dict[str, str]:
     if config.sources:
         return dict(config.sources)
     length = length_of(config, plan)
-    urls: dict[str, str] = {}
-    known: set[str] = set()
-    for source in plan.sources:
-        url = counterpart(source.url, config.split, length)
-        if url is not None and known.isdisjoint(hashes := _hashes(url)):
-            known |= hashes
-            urls[source.name] = url
+    found = {source.name: counterpart(source.url, config.split, length) for source in plan.sources}
+    urls = distinct({name: url for name, url in found.items() if url is not None})
     if not urls:
         raise PlanError(
             f"evaluate is set, and no source of the mixture has a `{config.split}` beside it",
@@ -99,6 +94,17 @@ def held_out(config: EvaluateConfig, plan: Plan) -> dict[str, str]:
             f"their `…/{TRAIN}` in the mixture, or name datasets: evaluate.sources.NAME=URL",
         )
     return urls
+
+
+def distinct(urls: Mapping[str, str]) -> dict[str, str]:
+    """Return the datasets of which none is the same as one before it."""
+    kept: dict[str, str] = {}
+    known: set[str] = set()
+    for name, url in urls.items():
+        if known.isdisjoint(hashes := _hashes(url)):
+            known |= hashes
+            kept[name] = url
+    return kept
 
 
 def length_of(config: EvaluateConfig, plan: Plan) -> int:

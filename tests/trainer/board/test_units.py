@@ -106,6 +106,20 @@ def test_a_bucket_has_its_nats_over_its_bytes(open_board: Any, mixed: Path) -> N
     assert part["values"]["loss"][0] == pytest.approx([mean], rel=1e-5)
 
 
+@pytest.mark.parametrize("about", ["{", '{"held_out": null}'])
+def test_held_out_datasets_that_are_not_known_have_a_reason(
+    open_board: Any, mixed: Path, tmp_path: Path, about: str
+) -> None:
+    """Losses of one panel in bits, and of another in nats, would stand under one unit."""
+    copy = Path(shutil.copytree(mixed, tmp_path / "runs"))
+    (copy / "words/about.json").write_text(about)
+    client = open_board(copy)
+    client.board.measure()
+    words, byte = (listed(client)[name] for name in ("words", "byte"))
+    assert not words["bytes_known"] and str(copy / "words") in words["bytes_problem"]
+    assert byte["bytes_known"] and byte["bytes_problem"] is None
+
+
 def test_runs_of_one_tokenizer_are_not_measured(
     open_board: Any, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

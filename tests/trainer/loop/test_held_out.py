@@ -16,7 +16,7 @@ from headrace.tokenize.cli import main as tokenize
 from headrace.trainer.board.byte_sizes import measure
 from headrace.trainer.cli import main as trainer
 from headrace.trainer.loop.config import EvaluateConfig
-from headrace.trainer.loop.evaluate import counterpart, unnamed
+from headrace.trainer.loop.evaluate import counterpart, distinct, unnamed
 from headrace.trainer.loop.evaluate import plan_of as held_out_plan
 
 TINY = Path(__file__).parents[1].joinpath("tiny.yaml")
@@ -69,6 +69,8 @@ def test_packed_sources_and_views_have_held_out_rows(data: Path) -> None:
     urls = {name: str(data / url) for name, url in found.items()}
     assert unnamed(EvaluateConfig(), plan, urls) == {"bare": None, "view": "code"}
     assert unnamed(EvaluateConfig(sources=urls), plan, urls) == {}, "people have named them"
+    twice = {"view": urls["code"], **urls}
+    assert list(distinct(twice)) == ["view", "packed", "few"], "of two candidates of an anneal"
 
 
 def test_a_view_has_the_rows_of_its_dataset(data: Path) -> None:
