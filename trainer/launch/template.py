@@ -84,7 +84,8 @@ class Template:
 
     def call(self, function: Callable[[], None]) -> None:
         """Call a function in the template, such as the imports of an engine, and do not wait."""
-        self.connection.send(function)
+        with contextlib.suppress(OSError):  # it was killed: `start` says so
+            self.connection.send(function)
 
     def start(
         self,
@@ -103,15 +104,17 @@ class Template:
             pid = self.connection.recv()
         except (EOFError, OSError):
             raise RunError(
-                "the process that imports torch for the ranks was killed",
-                hint="if the machine ran out of memory, free some; the same command starts again",
+                "the process that imports torch for the ranks ended before it had started them",
+                hint="if the machine ran out of memory or of processes, free some; then start the "
+                "same command again",
             ) from None
         self.ranks[pid] = rank = RankProcess(self, pid)
         return rank
 
     def watch(self) -> None:
         """Let the template wait for its ranks: no rank is started from now on."""
-        self.connection.send(None)
+        with contextlib.suppress(OSError):  # it was killed: `collect` notes it
+            self.connection.send(None)
 
     def collect(self) -> None:
         """Note the exit codes that have come."""
@@ -227,6 +230,8 @@ class _Server:
         output = descriptors.pop(0) if request.has_output else 2
         for source, stream in ((nothing, 0), (output, 1), (output, 2)):
             os.dup2(source, stream)
+        for source in {nothing, output} - {0, 1, 2}:
+            os.close(source)
         os.environ.clear()
         os.environ.update(request.environment)
         os.environ[PARENT] = str(os.getppid())
