@@ -59,6 +59,13 @@ def timeline(job: Job, number: int, seq_len: int) -> Timeline:
     return simulate(job.run.layout.orders(number), pass_costs(job.cuts, *_costs(job, seq_len)))
 
 
+def stage_work(job: Job, seq_len: int) -> list[float]:
+    """Return the operations of each stage for rows of a length."""
+    forward = pass_costs(job.cuts, *_costs(job, seq_len))["forward"]
+    layout = job.run.layout
+    return [sum(forward[n] for n in chunks_of(layout, stage)) for stage in range(layout.pp)]
+
+
 def _costs(job: Job, seq_len: int) -> tuple[Sequence[float], float]:
     from ...models.accounting.count import build_meta, flops_by_layer
 

@@ -177,7 +177,8 @@ def _recompute(job: Job) -> None:
     saves = any(isinstance(rule, Selective) for rule in job.rules)
     if saves and job.run.engine.compile:
         raise LayoutError(
-            "recompute.save cannot keep results inside a compiled block",
+            "recompute.save chooses among the operations that torch runs, and a compiled block is "
+            "one operation: its compiler chooses what is kept",
             hint="set engine.compile=false, or choose another form of recompute",
         )
 

@@ -30,6 +30,7 @@ from ..cluster.agreement import agreed, by_first, from_first
 from ..cluster.lost_ranks import gather_ports
 from ..cluster.rendezvous import check_late_errors
 from ..costs import exceeded
+from ..costs.stages import stage_work
 from ..engines.engine import Engine
 from ..engines.objective import Objective
 from ..folder import RunFolder
@@ -280,7 +281,9 @@ def _recorder(job: Job, ranks: int, asked: float, first_step: int) -> RunRecorde
         job.plan,
         open_loggers(run),
         counts,
-        stragglers=Stragglers(watch.straggler, watch.straggler_steps, stages),
+        stragglers=Stragglers(
+            watch.straggler, watch.straggler_steps, stages, partial(stage_work, job)
+        ),
         noise=NoiseScale.after(job.folder.signals),
         asked=asked,
     )

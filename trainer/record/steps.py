@@ -86,7 +86,7 @@ class RunRecorder:
         left_out = _left_out(record.skipped)
         slowest = None
         if self.stragglers is not None and stats.own_seconds:
-            slowest = self.stragglers.step(stats.own_seconds, record.seconds)
+            slowest = self.stragglers.step(stats.own_seconds, record.seconds, step.phase.seq_len)
         metrics: Entry = {
             "step": step.number,
             "row": step.last_row,
