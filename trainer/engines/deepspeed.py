@@ -51,11 +51,6 @@ class DeepSpeedConfig(ZeroConfig):
                 f"DeepSpeed's ZeRO-{self.zero} does not split experts (layout.ep={layout.ep})",
                 hint=f"use engine.kind=fsdp2{also}, engine.zero=1 or 2, or layout.ep=1",
             )
-        if layout.ep > 1 and self.offloads:
-            raise LayoutError(
-                f"engine.offload_optimizer=cpu does not take split experts (layout.ep={layout.ep})",
-                hint="use engine.kind=fsdp2 with engine.offload=cpu, or layout.ep=1",
-            )
         if self.zero == 0 and precision.separate_masters:
             raise LayoutError(
                 "DeepSpeed without ZeRO (engine.zero=0) sums bf16 gradients in bf16",

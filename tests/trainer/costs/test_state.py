@@ -46,6 +46,7 @@ DOUBLE = [
     "fsdp2-0-bf16-tp2",
     "deepspeed-1-fp32-ep2",
     "deepspeed-2-bf16-ep2",
+    "deepspeed-2-bf16-offload-ep2",
     "fsdp2-0-fp32-ep2",
     "fsdp2-1-bf16-tp2ep2",
     "deepspeed-1-fp32-overlap",

@@ -43,6 +43,33 @@ def test_offloading_changes_no_bit(in_processes: Any, tmp_path: Path, names: lis
         assert all(torch.equal(have[key], wanted[key]) for key in wanted), offloaded
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("world", "layouts"),
+    [
+        (2, ["deepspeed-1-bf16-offload-ep2"]),
+        pytest.param(
+            4,
+            ["deepspeed-1-bf16-offload-ep2", "deepspeed-2-fp32-offload-ep2"],
+            marks=pytest.mark.long,
+        ),
+    ],
+    ids=["alone", "replicas"],
+)
+def test_offloading_split_experts_changes_no_bit(
+    in_processes: Any, tmp_path: Path, world: int, layouts: list[str]
+) -> None:
+    """On four ranks, two hold each expert."""
+    plain = [layout.replace("-offload", "") for layout in layouts]
+    every = [*layouts, *plain]
+    found = in_processes(world, "parity", tmp_path, layouts=every, steps=2, model="shared")
+    for name, other in zip(layouts, plain, strict=True):
+        assert found[name] == found[other], name
+        have, wanted = (torch.load(tmp_path / f"{each}.pt") for each in (name, other))
+        assert have.keys() == wanted.keys()
+        assert all(torch.equal(have[key], wanted[key]) for key in wanted), name
+
+
 @pytest.mark.long
 def test_checkpoints_load_with_and_without(in_processes: Any, tmp_path: Path) -> None:
     layouts = ["deepspeed-3-bf16-offload", "fsdp2-0-bf16"]
