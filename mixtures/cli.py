@@ -257,6 +257,10 @@ def audit(
             command.say(f"the {len(audited)} rows of step {step:,} match their hash in the ledger")
             if metrics := describe_recorded_step(opened.run, step):
                 command.say(metrics)
+        elif opened.ledger and auditor.has_taken(step):
+            command.say(
+                f"the ledger begins after step {step}: these rows of the plan have no proof"
+            )
         elif opened.ledger:
             command.say(f"the run has not reached step {step} yet; these rows are planned for it")
     else:

@@ -82,6 +82,13 @@ def gap(file: str | Path, end: LedgerEntry | None = None) -> str | None:
     """
     if not Path(file).exists():
         return "is missing"
+    try:
+        return _first_fault(file, end)
+    except IntegrityError as error:
+        return error.what.removeprefix(f"{file} ")
+
+
+def _first_fault(file: str | Path, end: LedgerEntry | None) -> str | None:
     entry: LedgerEntry | None = None
     with StepLines(file, _is_whole) as lines:
         for line in lines:
@@ -95,15 +102,6 @@ def gap(file: str | Path, end: LedgerEntry | None = None) -> str | None:
     if end is None:
         return None
     return f"ends at step {entry.step}" if entry else "has no steps"
-
-
-def damage(file: str | Path) -> str | None:
-    """Return what is wrong with a ledger as far as its lines alone tell; None: nothing."""
-    try:
-        why = gap(file)
-    except IntegrityError as error:
-        return error.what
-    return why and f"{file} {why}"
 
 
 def begin(file: str | Path, entry: LedgerEntry) -> None:

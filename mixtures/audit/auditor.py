@@ -84,6 +84,10 @@ class Auditor:
             )
         return audited, True
 
+    def has_taken(self, number: int) -> bool:
+        """Return True if the run has taken this step, by the end of its ledger."""
+        return self._planned_step(number).first_row < (self._rows_taken or 0)
+
     def texts(self, row: int) -> list[str]:
         """Return the text of each document's piece in a row, in order."""
         located = self.reader.stream.locate(np.array([row], np.int64))

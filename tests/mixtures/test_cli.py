@@ -148,6 +148,8 @@ def test_audit_of_a_run_proves_steps_by_the_ledger(mixture, tmp_path):
         "  web   12 rows  loss 2.25",
     ]
     assert "has not reached step 1 yet" in run("audit", folder, "--step", 1).stderr
+    (folder / ledger.NAME).write_text(json.dumps({**entry, "step": 1, "first_row": 16}) + "\n")
+    assert "the ledger begins after step 0" in run("audit", folder, "--step", 0).stderr
     entry["hash"] = "0" * 32
     (folder / ledger.NAME).write_text(json.dumps(entry) + "\n")
     refused = run("audit", folder, "--step", 0, code=1)

@@ -30,7 +30,7 @@ def write(folders: Sequence[str], out: str | None = None) -> tuple[Path, dict[st
     if len(stored) == 1:
         run = RunData.read(stored[0])
         if run.ledger_damage is not None:
-            log.warning("the ledger does not prove the steps of the run: %s", run.ledger_damage)
+            log.warning("%s %s: it does not prove the run", run.folder.ledger, run.ledger_damage)
         target = Path(out) if out else run.folder.report
         storage.write(str(target), page.run_page(run).encode())
         return target, {"report": str(target), "runs": [run.summary()]}

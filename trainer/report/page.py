@@ -69,7 +69,7 @@ def _ledger(run: RunData) -> str:
     """Return why the ledger does not prove the steps of the run, if it does not."""
     if run.ledger_damage is None:
         return ""
-    text = f"The ledger does not prove the steps of this run: {run.ledger_damage}"
+    text = f"The ledger does not prove this run: it {run.ledger_damage}"
     return f'<section class="failure"><pre>{escape(text)}</pre></section>'
 
 

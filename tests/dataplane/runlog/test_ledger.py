@@ -50,13 +50,13 @@ def test_a_flipped_bit_of_any_byte_is_named(tmp_path: Path) -> None:
     file = tmp_path / ledger.NAME
     write(file, [0, 1, 2])
     whole = file.read_bytes()
-    assert ledger.damage(file) is None
+    assert ledger.gap(file) is None
     first, end = len(whole) // 3, 2 * len(whole) // 3
     for place in range(first, end):
         data = bytearray(whole)
         data[place] ^= 1 << place % 8
         file.write_bytes(data)
-        assert ledger.damage(file) is not None, (place, bytes(data[first:end]))
+        assert ledger.gap(file) is not None, (place, bytes(data[first:end]))
 
 
 def test_a_missing_line_is_named(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_missing_line_is_named(tmp_path: Path) -> None:
     for step in (3, 4):
         with pytest.raises(IntegrityError, match="no line between those of step 2 and step 4"):
             ledger.find(file, step)
-    assert str(ledger.damage(file)).endswith("no line between those of step 2 and step 4")
+    assert ledger.gap(file) == "has no line between those of step 2 and step 4"
     assert ledger.find(file, 5)[1] == LedgerEntry(5, 40, 8, f"{5:032x}")
     assert ledger.find(file, 6)[1] is None
 
@@ -74,7 +74,7 @@ def test_a_line_of_an_earlier_version_has_no_check(tmp_path: Path) -> None:
     file = tmp_path / ledger.NAME
     entry = LedgerEntry(0, 0, 8, "ab" * 16)
     file.write_text(json.dumps(vars(entry)) + "\n")
-    assert ledger.last(file) == entry and ledger.damage(file) is None
+    assert ledger.last(file) == entry and ledger.gap(file) is None
 
 
 def test_an_invalid_line_is_named(tmp_path: Path) -> None:

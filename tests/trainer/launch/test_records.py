@@ -76,6 +76,9 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "has no steps": lambda file: file.write_text(""),
     "ends at step 2": cut_off,
     "has no line between those of step 0 and step 2": take_out,
+    "has an invalid line": lambda file: file.write_text(
+        file.read_text().replace("rows", "rowz", 1)
+    ),
     "has other rows or another hash at step 3": lambda file: alter(
         file, lambda entry: entry.update(hash="ab" * 16)
     ),

@@ -13,7 +13,7 @@ import numpy as np
 
 from ....console.errors import RunError
 from ....dataplane.runlog import writer as lines
-from ....dataplane.runlog.ledger import damage
+from ....dataplane.runlog.ledger import gap
 from ...board.byte_sizes import ByteSizes, converted, mean_loss
 from ...board.runs import SKIPPED, status_of
 from ...checkpoints import store
@@ -113,7 +113,7 @@ class RunData:
             scores=list(lines.read(folder.scores)),
             recall=list(lines.read(folder.recall)),
             ledger=str((lines.last(folder.ledger) or {}).get("hash", "")),
-            ledger_damage=damage(folder.ledger),
+            ledger_damage=gap(folder.ledger),
             checkpoints=[store.step_of(path) for path in store.committed(folder.checkpoints)],
             candidates=candidates,
             sizes=sizes,
