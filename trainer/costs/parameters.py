@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from torch import nn
+
 from ...console.errors import ConfigError, Problem
 from ...models.accounting.level import EngineState
 from ...models.accounting.state import Degrees
@@ -12,6 +14,7 @@ from ...models.model import Model
 from ...models.options.precision import Precision
 from ..checkpoints.kinds import AVERAGE
 from ..engines.groups import kept_states, parameter_groups
+from ..engines.optimizers.base import ParameterGroup
 from ..layout.devices import choose_device
 from ..run import config as run_config
 from ..run.config import RunConfig
@@ -25,11 +28,11 @@ def parameter_state(run: RunConfig, model: Model, precision: Precision) -> Param
     fp32 = frozenset(model.full_precision(precision))
     names = frozenset(name for name, _ in model.named_parameters())
     averaged = run.optimizer.ema is not None
-    if not isinstance(model, Model):  # modules that are not ours are one group
+    groups = _groups(run, model, fp32)
+    if not groups:  # modules that are not ours are one group
         average = (AVERAGE,) if averaged else ()
         states = {name: (*held, *average) for name, held in run.optimizer.states(model).items()}
         return ParameterState(names, fp32, states, [tuple(states)], frozenset())
-    groups = parameter_groups(model, run.optimizer, fp32)
     frozen = frozenset(name for group in groups if group.frozen for name in group.names)
     return ParameterState(
         names,
@@ -38,6 +41,11 @@ def parameter_state(run: RunConfig, model: Model, precision: Precision) -> Param
         [group.names for group in groups if not group.frozen],
         frozen,
     )
+
+
+def _groups(run: RunConfig, model: nn.Module, fp32: frozenset[str]) -> Sequence[ParameterGroup]:
+    """Return the parameter groups of a model; none of modules that are not ours."""
+    return parameter_groups(model, run.optimizer, fp32) if isinstance(model, Model) else ()
 
 
 def engine_state(run: RunConfig, model: Model, precision: Precision, device: str) -> EngineState:

@@ -131,11 +131,11 @@ class DeepSpeed:
         deepspeed = _import(parallel.device.type)
         from ...models.block import Block
         from ...models.precision import compute_dtype
-        from .frozen import Frozen
-        from .full_precision import FullPrecision
-        from .groups import local_shards, parameter_groups
+        from .groups import engine_groups, local_shards, parameter_groups
         from .objective import parameters
         from .optimizers.moving_average import MovingAverage
+        from .outside.frozen import Frozen
+        from .outside.full_precision import FullPrecision
         from .pieces import Pieces
         from .zero import experts, state
         from .zero.memory import bucket_elements
@@ -145,10 +145,9 @@ class DeepSpeed:
         model = objective.model
         fp32 = model.full_precision(precision)
         shards, all_groups = local_shards(model), parameter_groups(model, optimizer, fp32)
-        trained = [group for group in all_groups if not group.frozen]
-        groups = [group for group in trained if not group.full_precision]
+        groups = engine_groups(all_groups)
         self.frozen = Frozen(model, fp32, all_groups, shards, precision, parallel)
-        self.fp32 = FullPrecision(model, trained, optimizer, shards, parallel)
+        self.fp32 = FullPrecision(model, all_groups, optimizer, shards, parallel)
         split = parallel.axes.experts.size > 1
         numel = sum(parameter.numel() for parameter in objective.parameters())
         reduced, gathered = (
@@ -238,8 +237,8 @@ class DeepSpeed:
         self.state.refresh()
 
     def fragments(self) -> list[Fragment]:
-        trained = self.pieces.fragments(self.state.pieces()) + self.fp32.fragments()
-        return trained + self.frozen.fragments()
+        outside = self.fp32.fragments() + self.frozen.fragments()
+        return self.pieces.fragments(self.state.pieces()) + outside
 
     def loaded(self, steps: int) -> None:
         self.updates = steps

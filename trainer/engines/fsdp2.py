@@ -188,26 +188,21 @@ class Fsdp2:
 
         from ...models.layers.fp8_gather import gather_matrices
         from ...models.precision import compute_dtype
-        from .frozen import Frozen
-        from .full_precision import FullPrecision
-        from .groups import local_shards, parameter_groups
+        from .groups import engine_groups, local_shards, parameter_groups
         from .objective import parameters
         from .optimizers.moving_average import MovingAverage
+        from .outside.frozen import Frozen
+        from .outside.full_precision import FullPrecision
         from .pieces import Pieces
         from .shard_groups import ShardGroups
 
         model = objective.model
         fp32 = model.full_precision(precision)
         shards, all_groups = local_shards(model), parameter_groups(model, optimizer, fp32)
-        trained = [group for group in all_groups if not group.frozen]
-        groups = [
-            each
-            for group in trained
-            if not group.full_precision
-            for each in _with_one_mesh(config, group)
-        ]
+        trained = engine_groups(all_groups)
+        groups = [each for group in trained for each in _with_one_mesh(config, group)]
         self.frozen = Frozen(model, fp32, all_groups, shards, precision, parallel)
-        self.fp32 = FullPrecision(model, trained, optimizer, shards, parallel)
+        self.fp32 = FullPrecision(model, all_groups, optimizer, shards, parallel)
         self.device = parallel.device
         self.dtype = compute_dtype(precision)
         self.ranks = parallel.data.size
@@ -229,8 +224,7 @@ class Fsdp2:
         }
         self.place = parallel.device
         if config.offloads:
-            self.place = torch.device("cpu")
-            pinned = parallel.device.type == "cuda"
+            self.place, pinned = torch.device("cpu"), parallel.device.type == "cuda"
             wanted["offload_policy"] = CPUOffloadPolicy(pin_memory=pinned)
         blocks = model.typed_blocks()
         sharding = {}
@@ -302,8 +296,8 @@ class Fsdp2:
         self.fp32.discard()
 
     def fragments(self) -> list[Fragment]:
-        trained = self.pieces.fragments(self._pieces()) + self.fp32.fragments()
-        return trained + self.frozen.fragments()
+        own = self.pieces.fragments(self._pieces())
+        return own + self.fp32.fragments() + self.frozen.fragments()
 
     def loaded(self, steps: int) -> None:
         from torch.distributed.fsdp import FSDPModule

@@ -56,9 +56,14 @@ def kept_states(groups: Sequence[ParameterGroup], *, averaged: bool) -> dict[str
     }
 
 
+def engine_groups(groups: Sequence[ParameterGroup]) -> list[ParameterGroup]:
+    """Return the groups that an engine trains: the others are outside of it."""
+    return [group for group in groups if not (group.frozen or group.full_precision)]
+
+
 def check_trained(groups: Sequence[ParameterGroup], stage: str = "") -> None:
     """Raise if no parameter is left for the engine to train."""
-    if all(group.frozen or group.full_precision for group in groups):
+    if not engine_groups(groups):
         raise LayoutError(
             f"optimizer.groups freezes all parameters{stage} (lr: 0)",
             hint="give at least one matrix of them a learning rate, or cut the layers elsewhere "

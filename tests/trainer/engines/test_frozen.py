@@ -17,7 +17,7 @@ from headrace.models.model import Model, initial_weights
 from headrace.models.options.precision import PRECISIONS
 from headrace.trainer.checkpoints.store import name as step_name
 from headrace.trainer.checkpoints.weights import weights
-from headrace.trainer.costs.frozen import frozen_parts
+from headrace.trainer.costs.state import frozen_parts
 from headrace.trainer.engines.groups import check_trained, local_shards, parameter_groups
 
 PLACES = [("fsdp2", "fp32"), ("fsdp2", "bf16"), ("zero1", "bf16"), ("zero3", "bf16")]

@@ -13,15 +13,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...models.model import Model
-from ...models.options.precision import Precision
-from ...models.parallel.axes import Axis
-from ...models.parallel.local_shard import LocalShard
-from ...models.precision import compute_dtype
-from ..checkpoints.fragments import Fragment
-from ..checkpoints.kinds import MASTER, keyed
-from ..layout.groups import Parallel
-from .optimizers.base import ParameterGroup
+from ....models.model import Model
+from ....models.options.precision import Precision
+from ....models.parallel.axes import Axis
+from ....models.parallel.local_shard import LocalShard
+from ....models.precision import compute_dtype
+from ...checkpoints.fragments import Fragment
+from ...checkpoints.kinds import MASTER, keyed
+from ...layout.groups import Parallel
+from ..optimizers.base import ParameterGroup
 
 
 class Frozen:

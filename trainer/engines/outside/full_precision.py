@@ -14,14 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ...models.model import Model
-from ...models.parallel.axes import Axis
-from ...models.parallel.local_shard import LocalShard
-from ..checkpoints.fragments import Fragment
-from ..layout.groups import Parallel
-from .optimizers.base import Optimizer, ParameterGroup
-from .optimizers.config import OptimizerConfig
-from .pieces import Piece, Pieces
+from ....models.model import Model
+from ....models.parallel.axes import Axis
+from ....models.parallel.local_shard import LocalShard
+from ...checkpoints.fragments import Fragment
+from ...layout.groups import Parallel
+from ..optimizers.base import Optimizer, ParameterGroup
+from ..optimizers.config import OptimizerConfig
+from ..pieces import Piece, Pieces
 
 
 class FullPrecision:
@@ -39,7 +39,7 @@ class FullPrecision:
         self.model = model
         self.data: Axis = parallel.data
         self.parameters: dict[str, nn.Parameter] = {}
-        own_groups = [group for group in groups if group.full_precision]
+        own_groups = [group for group in groups if group.full_precision and not group.frozen]
         for name in sorted(name for group in own_groups for name in group.names):
             assert not shards[name].experts, "their gradients are summed over the data axis"
             path, _, own = name.rpartition(".")

@@ -1,0 +1,1 @@
+"""Parameters that an engine never sees: each rank holds them whole."""
