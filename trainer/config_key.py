@@ -101,13 +101,15 @@ def setting(key: str, file: Path, data: Any, lines: Mapping[Any, int | None]) ->
 
 
 def _file(key: str, place: Path) -> Path:
-    """Return the file that may set a key: the place itself, or a file of a run's folder."""
+    """Return the file that may set a key: the place itself, or a file of the folder of a run or of
+    a recipe."""
     from .folder import RunFolder
 
     if not place.is_dir():
         return place
     folder = RunFolder(place)
-    folder.check_is_run()
+    if not folder.run.exists():
+        folder.check_is_run()
     files = {"mixture": folder.mixture, "model": folder.model}
     return files.get(key.partition(".")[0], folder.run)
 
