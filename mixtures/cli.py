@@ -258,9 +258,7 @@ def audit(
             if metrics := describe_recorded_step(opened.run, step):
                 command.say(metrics)
         elif opened.ledger and auditor.has_taken(step):
-            command.say(
-                f"the ledger begins after step {step}: these rows of the plan have no proof"
-            )
+            command.say(f"the ledger begins after step {step}: nothing proves the rows below")
         elif opened.ledger:
             command.say(f"the run has not reached step {step} yet; these rows are planned for it")
     else:
