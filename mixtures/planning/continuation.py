@@ -62,7 +62,7 @@ def continuation(stream: Stream, branch: BranchPoint) -> Continuation:
     length, first = branch.last_phase.seq_len, plan.phases[0].seq_len
     names = [source.name for source in plan.sources]
     debts = inherited_debts(branch, names)
-    drawn = np.any([drawn_shares(phase) for phase in plan.phases], axis=0)
+    drawn = [any(shares) for shares in zip(*map(drawn_shares, plan.phases), strict=True)]
     inherited = []
     for index, source in enumerate(before.sources):
         number = names.index(source.name)

@@ -56,8 +56,8 @@ def rows_left(
     if any(debts):
         # The era pays debts down to the mean of the sources that it draws from (eras.py).
         drawn = [rows > 0 or total > 0 for rows, total in zip(owed, whole, strict=True)]
-        level = sum(debt for debt, is_drawn in zip(debts, drawn, strict=True) if is_drawn)
-        level /= max(sum(drawn), 1)
+        paid = [debt for debt, is_drawn in zip(debts, drawn, strict=True) if is_drawn]
+        level = sum(paid, Fraction(0)) / max(len(paid), 1)
         owed = [
             rows + (debt - level) / seq_len + ROUNDING
             for rows, debt in zip(owed, debts, strict=True)

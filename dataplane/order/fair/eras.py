@@ -105,7 +105,7 @@ class Eras:
 
     @property
     def sources(self) -> int:
-        return self.before.shape[1]
+        return int(self.before.shape[1])
 
     def locate(self, rows: Int64) -> tuple[Int32, Int64]:
         """Return for each row its source, and the number of earlier rows of that source."""
