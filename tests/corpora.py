@@ -88,7 +88,7 @@ def read_dataset(url: str | Path) -> list[tuple[DocumentOrigin, str, list[int]]]
     total = int(dataset.shard_tokens[-1])
     ids = np.empty(total, dataset.manifest.dtype)
     dataset.fill(0, ids)
-    bounds = [*dataset.boundaries(0, total).tolist(), total]
+    bounds = [*(span.first_token for span in dataset.documents(0, total)), total]
     origins = dataset.origins(0, int(dataset.shard_documents[-1]))
     end = dataset.manifest.tokenizer.end_of_document
     documents = []

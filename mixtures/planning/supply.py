@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from itertools import takewhile
+from itertools import compress, takewhile
 
 from ...dataplane.order.plan import Phase, Plan
 from ...dataplane.order.stream import Stream
@@ -56,8 +56,8 @@ def rows_left(
     if any(debts):
         # The era pays debts down to the mean of the sources that it draws from (eras.py).
         drawn = [rows > 0 or total > 0 for rows, total in zip(owed, whole, strict=True)]
-        paid = [debt for debt, is_drawn in zip(debts, drawn, strict=True) if is_drawn]
-        level = sum(paid, Fraction(0)) / max(len(paid), 1)
+        level = sum(compress(debts, drawn), Fraction(0))
+        level /= max(sum(drawn), 1)
         owed = [
             rows + (debt - level) / seq_len + ROUNDING
             for rows, debt in zip(owed, debts, strict=True)

@@ -178,8 +178,11 @@ class Owed:
 
     def _due(self, sources: Sources, jobs: Int64) -> Int64:
         reached = self._whole_at_end[:, sources] >= jobs
-        n, exact = self._cross(np.argmax(reached, axis=0), sources, jobs)
-        return np.where(reached.any(axis=0), n - exact, self.rows)
+        ever = reached.any(axis=0)
+        rows = np.full(len(jobs), self.rows, np.int64)
+        n, exact = self._cross(np.argmax(reached[:, ever], axis=0), sources[ever], jobs[ever])
+        rows[ever] = n - exact
+        return rows
 
     def _cross(self, pieces: Int64, sources: Sources, jobs: Int64) -> tuple[Int64, Bools]:
         rows, exact = np.empty(len(jobs), np.int64), np.empty(len(jobs), bool)
