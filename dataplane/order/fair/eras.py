@@ -11,9 +11,8 @@ it.
 
 - Debts are paid down to a common level. It is 0 unless a source that the era never draws from has a
   debt: that is kept for a later era, and until then the others share the contrary.
-- An era may be too short to pay, or that level too high. Then each source gets a whole number of
-  rows that keeps every debt within a longest row at the ends of all eras (outlook.py). In between,
-  a source is off by less than its debt at either end and a row.
+- Where an era ends, some sources are owed a part of a row. Which of them get one is decided by what
+  later eras owe them (outlook.py): in eras of a few rows, debts cannot be paid otherwise.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Which source an era serves at its end, and how many rows each gets in an era too short to pay.
+"""Which sources an era serves last: those that later eras will owe most.
 
-Whoever is served keeps a debt for the next eras, and their shares are known. A source is due by the
-first era at whose end it would be owed a longest row, or more, if it got no further row. Serving
-those that are due first, among those that are owed something at all, keeps every source within the
-longest row so far at the end of every era, for any row lengths and shares:
+Whoever is not served keeps a debt for the next eras, and their shares are known. A source is due by
+the first era at whose end it would be owed a longest row, if it got no further row. If every row
+went to the source that is due first, among those that are owed something at all, every source would
+be within the longest row so far at every row, for any lengths and shares:
 
     No source is ahead by a row, because it was owed something when it was served. Let a source be
     the first that is behind by a longest row, at the end of era m; and let t be the last era before
@@ -13,7 +13,9 @@ longest row so far at the end of every era, for any row lengths and shares:
     ahead at the end of m: without its last row it would be behind by a longest row. So none is
     behind either.
 
-Debts at the start of a plan, of runs before it, add to the bound at most once.
+Eras follow this rule for the last row of each source, and pay debts before, so that most are far
+below that. Tests hold the sum of both below two rows (tests/mixtures/planning/test_debts.py), and
+`mixtures plan` prints the largest debt of a plan.
 """
 
 from __future__ import annotations
@@ -29,17 +31,14 @@ from ...arrays import Int64
 UNIT = 1 << 20
 """Tokens are counted in parts of 1/UNIT: integers are faster than fractions."""
 
-Tokens = list[int]
-"""Tokens by source, in parts of 1/UNIT."""
-
 
 class Outlook:
     """What the sources are owed in the eras of a plan."""
 
     def __init__(self, row_tokens: Sequence[int], owed: Sequence[Sequence[Fraction]]) -> None:
         """`owed`: the rows that each era owes to each source."""
-        self.row_tokens, self.owed = row_tokens, owed
-        self.longest = list(accumulate(row_tokens, max))
+        self._row_tokens = row_tokens
+        self._longest = list(accumulate(row_tokens, max))
         """Tokens of the longest row so far, by era."""
         self._gains = [
             [int(due * tokens * UNIT) for due in rows]
@@ -51,14 +50,14 @@ class Outlook:
         rows; one past the last if it never is."""
         for number in range(era, len(self._gains)):
             debt += self._gains[number][source]
-            if debt >= self.longest[number] * UNIT:
+            if debt >= self._longest[number] * UNIT:
                 return number
         return len(self._gains)
 
     def ranks(self, era: int, debts: Sequence[Fraction], taken: Sequence[int]) -> Int64:
         """Return the order in which sources that have `taken` rows in the era get one more: first
         those that are due first, then those that are owed most."""
-        tokens = self.row_tokens[era] * UNIT
+        tokens = self._row_tokens[era] * UNIT
         left = [int(debt * UNIT) - rows * tokens for debt, rows in zip(debts, taken, strict=True)]
         keys = [
             (self.due(era, source, debt), -debt - self._gains[era][source])
