@@ -1,8 +1,8 @@
 """Turn the shares of a mixture into exact fractions, and those into integer weights of a plan.
 
 Shares are read as the decimals that were written. If tables of PERIOD rows hold all shares of a
-plan, it has version 2, in which changing shares are a staircase. Otherwise it has version 3: lines
-of the exact shares.
+plan that continues no run, it has version 2, in which changing shares are a staircase. Otherwise it
+has version 3: lines of the exact shares. Changes of the row length make them versions 4 and 5.
 """
 
 from __future__ import annotations
