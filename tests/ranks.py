@@ -38,7 +38,8 @@ IMPORTED = [
 first sharded.)"""
 
 
-ENVIRONMENT = dict(os.environ)
+ENVIRONMENT = {**os.environ, "DS_ACCELERATOR": "cpu"}
+"""That of the server. DeepSpeed would ask CUDA for GPUs, after which ranks are not forked."""
 
 
 def forkserver() -> ForkServerContext:

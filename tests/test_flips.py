@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.order.simulation import Segment, simulate
 from headrace.dataplane.order.tables import Tables
 from headrace.dataplane.runlog import ledger
+from headrace.dataplane.runlog import writer as lines
 from headrace.dataplane.runlog.ledger import LedgerEntry
 from headrace.dataplane.runlog.writer import LineWriter
 from headrace.dataplane.storage import host_files, storage
@@ -45,6 +46,7 @@ from headrace.tokenize.train import TrainConfig, train
 from headrace.tokenize.views.pack import PackConfig, pack
 from headrace.tokenize.views.select import SelectConfig, select
 from headrace.trainer.costs import measured
+from headrace.trainer.report.reading.chunks import chunks, count
 from headrace.trainer.request_folder import RequestFolder
 from headrace.trainer.tune.folder import TuneFolder
 from headrace.trainer.tune.trial import Result
@@ -53,6 +55,9 @@ FLIPS = 40
 """Bits of a file that are flipped, one after another."""
 REMADE = ("hashes of inputs", "tables of a plan", "traces")
 """Files that are made again in place of an error."""
+
+
+CURVES = ("step", "loss", "tokens")
 
 
 class Case(NamedTuple):
@@ -65,8 +70,8 @@ class Case(NamedTuple):
 def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A corpus with copies, a dataset of it, views, a search for near-duplicates and a plan."""
     root = tmp_path_factory.mktemp("flips")
-    lines = texts(40)
-    corpus = str(write_jsonl(root / "corpus.jsonl", [*lines, *lines[:5]]))
+    documents = texts(40)
+    corpus = str(write_jsonl(root / "corpus.jsonl", [*documents, *documents[:5]]))
     tokenizer, url = str(root / "bpe.json"), str(root / "dataset")
     train(TrainConfig(inputs=(corpus,), out=tokenizer, vocab_size=300))
     source = SourceConfig(keep=(KeptField(name="text", type="string"),))
@@ -89,6 +94,19 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def of_dataset(work: Path, url: str, name: str, read: Callable[[Dataset], Any]) -> Case:
     return Case(work / url / name, lambda: read(Dataset(str(work / url))))
+
+
+def written_lines(file: Path, entries: Iterable[Mapping[str, Any]]) -> Path:
+    writer = LineWriter(file)
+    for entry in entries:
+        writer.write(dict(entry))
+    writer.close()
+    return file
+
+
+def curves(file: Path) -> Any:
+    """Return the curves of the first 8 of 9 lines: a kill may cut off a last line."""
+    return [chunk[name].tolist()[:8] for chunk in chunks(file, count(file)[1]) for name in CURVES]
 
 
 def whole(dataset: Dataset) -> Any:
@@ -152,20 +170,24 @@ def case_of(kind: str, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     if kind == "plan":
         return Case(work / "plan.json", lambda: Plan.load(work / "plan.json"))
     if kind == "ledger":
-        file = tmp_path / "ledger.jsonl"
-        writer, entries = (
-            LineWriter(file),
-            [LedgerEntry(n, 8 * n, 8, f"{n:032x}") for n in range(9)],
-        )
-        for entry in entries:
-            writer.write(vars(entry))
-        writer.close()
+        entries = [LedgerEntry(n, 8 * n, 8, f"{n:032x}") for n in range(9)]
+        file = written_lines(tmp_path / "ledger.jsonl", map(vars, entries))
 
         def proved() -> None:
             if (why := ledger.gap(file, entries[-1])) is not None:
                 raise UserError(f"{file} {why}")
 
         return Case(file, proved)
+    if kind == "evaluations":
+        losses = ({"step": n, "sources": {"web": {"loss": 1 / (n + 1)}}} for n in range(9))
+        file = written_lines(tmp_path / "evaluations.jsonl", losses)
+        return Case(
+            file, lambda: [(line["step"], line["sources"]) for line in lines.read(file)][:8]
+        )
+    if kind == "metrics":
+        steps = ({"step": n, "loss": 1 / (n + 1), "tokens": 64 * n} for n in range(9))
+        file = written_lines(tmp_path / "metrics.jsonl", steps)
+        return Case(file, lambda: curves(file))
     if kind == "request":
         folder = RequestFolder(tmp_path, "anneal", ())
         folder.store({"seed": 1}, runs=[1, 2])
@@ -214,7 +236,8 @@ def case_of(kind: str, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 KINDS = [
     *("manifest", "shard table", "list of inputs", "digests", "tokenizer", "shard", "fields"),
     *("about", "bits", "pieces", "drop list", "neardup.json", "clusters"),
-    *("plan", "ledger", "request", "result of a trial", "ranking", "measured"),
+    *("plan", "ledger", "evaluations", "metrics"),
+    *("request", "result of a trial", "ranking", "measured"),
     *("hashes of inputs", "tables of a plan", "traces"),
 ]
 

@@ -27,6 +27,7 @@ from headrace.models.layer_watch import LayerWatch
 from headrace.models.model import Model
 from headrace.models.operators.moe import MoE
 from headrace.models.options.precision import PRECISIONS
+from headrace.trainer.checkpoints.fragments import masters
 from headrace.trainer.costs.parameters import parameter_state
 from headrace.trainer.costs.state import with_full_precision
 from headrace.trainer.costs.watched import watched
@@ -140,7 +141,8 @@ def copied_masters(folder: Path, layouts: list[str]) -> dict[str, tuple[int, int
         parallel = place(layout)
         engine = work.make_engine(layout, parallel)
         names = layers_of(engine.objective.model.config)
-        squares = LayerSquares(engine, names, [])
+        gradients = masters(engine.fragments())  # of the same parameters
+        squares = LayerSquares(engine, names, gradients)
         copied = [torch.tensor(sum(each.nbytes for each in squares.before))] * 2
         dist.all_reduce(copied[0], op=dist.ReduceOp.MAX)
         config, precision = work.engine_config(layout), PRECISIONS[layout.split("-")[2]]

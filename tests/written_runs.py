@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from headrace.dataplane.runlog.ledger import LedgerEntry, line_of
+from headrace.dataplane.runlog.ledger import LedgerEntry
+from headrace.dataplane.runlog.writer import to_line
 from headrace.trainer.folder import RunFolder
 from headrace.trainer.run import resolve
 from headrace.trainer.run.request import Request
@@ -27,7 +28,7 @@ def make_run(root: Path, losses: Sequence[float | None]) -> RunFolder:
     job = resolve.resolve(Request(model=TINY, out=str(root), overrides=words))
     job.folder.prepare()
     job.save()
-    with job.folder.metrics.open("w") as metrics, job.folder.ledger.open("w") as ledger:
+    with job.folder.metrics.open("wb") as metrics, job.folder.ledger.open("wb") as ledger:
         for step, loss in enumerate(losses):
             entry: dict[str, Any] = {
                 "step": step,
@@ -44,9 +45,8 @@ def make_run(root: Path, losses: Sequence[float | None]) -> RunFolder:
                 "seconds": 0.1,
                 "sources": {"synthetic": {"loss": loss, "weight": 64.0, "rows": 4}},
             }
-            metrics.write(json.dumps(entry) + "\n")
-            entry = line_of(LedgerEntry(step, 4 * step, 4, f"ledger{step}"))
-            ledger.write(json.dumps(entry) + "\n")
+            metrics.write(to_line(entry))
+            ledger.write(to_line(vars(LedgerEntry(step, 4 * step, 4, f"ledger{step}"))))
     layout = {"engine": "FSDP2", "processes": 1, "device": "cpu"}
     events = [
         {"time": 1.0, "event": "start", "step": 0, "layout": layout, "seconds": 1.0},
@@ -105,5 +105,6 @@ def curve(part: dict[str, Any], name: str, place: int = 0) -> list[float]:
 def rewrite(file: Path, change: Any) -> None:
     entries = [json.loads(line) for line in file.read_text().splitlines()]
     for entry in entries:
+        entry.pop("check", None)
         change(entry)
-    file.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    file.write_bytes(b"".join(map(to_line, entries)))

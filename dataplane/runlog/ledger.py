@@ -1,8 +1,7 @@
 """The ledger: the rows of each step, and a rolling hash of their tokens.
 
-    {"step": 120, "first_row": 960, "rows": 8, "hash": "5d0c…", "check": "1f0e99a2"}
+    {"step": 120, "first_row": 960, "rows": 8, "hash": "5d0c…"}
 
-The check is the CRC-32 of the line's other values: with it, a damaged line is found without tokens.
 The hash is blake2b over the previous step's hash and the digests of the step's rows in global
 order; the first step of a plan continues from the plan's own hash. No layout changes it:
 two runs with equal hashes have seen the same tokens in the same order, by the same plan.
@@ -11,8 +10,6 @@ two runs with equal hashes have seen the same tokens in the same order, by the s
 from __future__ import annotations
 
 import hashlib
-import json
-import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ from typing import Any
 from ...console.errors import IntegrityError
 from ..storage import storage
 from .reader import StepLines, has_step
+from .writer import to_line
 
 NAME = "ledger.jsonl"
 FIELDS = ("step", "first_row", "rows", "hash")
@@ -48,12 +46,6 @@ class LedgerEntry:
     @property
     def last_row(self) -> int:
         return self.first_row + self.rows
-
-
-def line_of(entry: LedgerEntry, **optional: Any) -> dict[str, Any]:
-    """Return the line of an entry, with its check."""
-    values = {**asdict(entry), **optional}
-    return {**values, "check": _check(values)}
 
 
 def last(file: str | Path) -> LedgerEntry | None:
@@ -106,7 +98,7 @@ def _first_fault(file: str | Path, end: LedgerEntry | None) -> str | None:
 
 def begin(file: str | Path, entry: LedgerEntry) -> None:
     """Write a ledger that begins with `entry`, the last step of a checkpoint."""
-    storage.write(str(file), json.dumps(line_of(entry)).encode() + b"\n")
+    storage.write(str(file), to_line(asdict(entry)))
 
 
 def _entry(line: dict[str, Any] | None) -> LedgerEntry | None:
@@ -124,12 +116,5 @@ def _missing(before: LedgerEntry, entry: LedgerEntry) -> str:
 
 
 def _is_whole(line: dict[str, Any]) -> bool:
-    """Return whether a line is as it was written. Lines of earlier versions have no check."""
-    values = {key: value for key, value in line.items() if key != "check"}
-    if not set(FIELDS) <= set(values) <= {*FIELDS, *OPTIONAL} or not has_step(line):
-        return False
-    return "check" not in line or line["check"] == _check(values)
-
-
-def _check(values: dict[str, Any]) -> str:
-    return f"{zlib.crc32(json.dumps(values).encode()):08x}"
+    """Return whether a line has the fields of a step, and no others."""
+    return set(FIELDS) <= set(line) <= {*FIELDS, *OPTIONAL} and has_step(line)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from typing import Any
 
 from ...console.errors import IntegrityError, StorageError
 from ..storage import storage
+from .writer import entry_of
 
 METRICS = "metrics.jsonl"
 """File of a run with the losses and the speed of each step."""
@@ -79,13 +79,10 @@ class StepLines:
 
     def _line(self, place: int) -> dict[str, Any]:
         line = self.data[place : self._after(place)]
-        try:
-            data = json.loads(line)
-        except ValueError:
-            data = None
-        if not isinstance(data, dict) or not self.is_whole(data):
+        entry = entry_of(line)
+        if entry is None or not self.is_whole(entry):
             raise IntegrityError(
                 f"{self.where} has an invalid line: {line[:160]!r}",
                 hint="restore it from a copy; without it, audit the run's plan.json",
             )
-        return data
+        return entry

@@ -1,5 +1,10 @@
 """JSON lines of a run: appended by each step, truncated when a run resumes from a checkpoint.
 
+    {"step": 120, "loss": 2.31, "check": "1f0e99a2"}
+
+The check is the CRC-32 of the line before it, so a damaged line is found. Readers never see it;
+lines that another program wrote have none.
+
 `sync` makes the lines durable. A power cut may leave anything after the last line that was synced,
 also zeros: such lines are removed by the next writer.
 """
@@ -9,8 +14,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,6 +25,7 @@ from ...console.errors import FILE_FAULTS, IntegrityError, StorageError, file_fa
 from ..storage.atomic import replacing, sync
 from ..storage.faults import storage_error
 
+CHECK = re.compile(rb', "check": "(.{8})"}\n$', re.DOTALL)
 TAIL = 1 << 13
 """Bytes that are read at once from the end of a file."""
 AFTER = ".after-"
@@ -41,7 +49,7 @@ class LineWriter:
             raise self._failed(*file_fault(error)) from None
 
     def write(self, entry: dict[str, Any]) -> None:
-        line = json.dumps(entry).encode() + b"\n"
+        line = to_line(entry)
         try:
             written = self.file.write(line)
         except OSError as error:
@@ -93,13 +101,28 @@ def _line_end(file: BinaryIO, place: int) -> int:
     return 0
 
 
+def to_line(entry: Mapping[str, Any]) -> bytes:
+    """Return the line of an entry, with its check."""
+    text = json.dumps(entry).removesuffix("}").encode()
+    return text + f', "check": "{zlib.crc32(text):08x}"}}\n'.encode()
+
+
 def entry_of(line: bytes) -> dict[str, Any] | None:
-    """Return the object of a complete line; None if the line is incomplete or not JSON."""
+    """Return the entry of a complete line; None if the line is incomplete, not JSON or damaged."""
     try:
         entry = json.loads(line) if line.endswith(b"\n") else None
     except ValueError:
         return None
-    return entry if isinstance(entry, dict) else None
+    if not isinstance(entry, dict) or not is_sound(line):
+        return None
+    entry.pop("check", None)
+    return entry
+
+
+def is_sound(line: bytes) -> bool:
+    """Return whether a complete line has no check, or one that fits."""
+    check = CHECK.search(line)
+    return check is None or check[1] == b"%08x" % zlib.crc32(line[: check.start()])
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
@@ -167,13 +190,16 @@ def tails(path: Path) -> list[Path]:
 
 
 def _end_before(file: BinaryIO, step: int) -> int:
-    """Return the end of the complete lines before that of a step."""
-    end = 0
+    """Return the end of the last whole line before that of a step. Damaged lines between whole ones
+    stay: no power cut has left them."""
+    end = place = 0
     for line in file:
+        place += len(line)
         entry = entry_of(line)
-        if entry is None or entry["step"] >= step:
-            break
-        end += len(line)
+        if entry is not None:
+            if entry["step"] >= step:
+                break
+            end = place
     return end
 
 

@@ -93,7 +93,8 @@ def linear_cross_entropy(
     first = ranks.part_range(vocab_size).start
     targets, weights = targets.contiguous(), weights.contiguous()
     tokens = len(hidden)
-    losses = torch.empty(3, tokens, dtype=torch.float32, device=hidden.device)
+    parts = torch.empty(2, tokens, dtype=torch.float32, device=hidden.device)
+    losses = torch.empty(tokens, dtype=torch.float32, device=hidden.device)
     grad_hidden = hidden.new_empty(hidden.shape if gradients else 0)
     grad_weight = weight.new_zeros(weight.shape if gradients else 0, dtype=torch.float32)
     size = chunk_size(tokens, -(-vocab_size // ranks.size))  # the same on all ranks
@@ -104,8 +105,12 @@ def linear_cross_entropy(
         logits = torch.mm(inputs, weight.T, out=room[: len(inputs), : len(weight)])
         log_z, chosen = _statistics(logits, target, scale, first, ranks)
         entropy, penalty = log_z - chosen, z_loss * log_z.square()
-        loss = scale * torch.stack([entropy, penalty, entropy + penalty])
-        losses[:, part] = torch.where(scale != 0, loss, 0)
+        torch.mul(scale, entropy, out=parts[0, part])
+        torch.mul(scale, penalty, out=parts[1, part])
+        torch.mul(scale, entropy.add_(penalty), out=losses[part])
+        unread = scale == 0
+        parts[:, part].masked_fill_(unread, 0)
+        losses[part].masked_fill_(unread, 0)
         if not gradients:
             continue
         _programs().gradients[(len(inputs),)](
@@ -114,7 +119,7 @@ def linear_cross_entropy(
         )  # fmt: skip
         torch.mm(logits, weight, out=grad_hidden[part])
         _add_product(grad_weight, logits.T, inputs)
-    return losses[2].sum(), losses[:2].clone(), grad_hidden, grad_weight.to(weight.dtype)
+    return losses.sum(), parts, grad_hidden, grad_weight.to(weight.dtype)
 
 
 @linear_cross_entropy.register_fake

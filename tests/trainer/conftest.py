@@ -3,7 +3,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-import json
 import os
 import signal
 import subprocess
@@ -25,6 +24,7 @@ from ranks import Ranks
 from swift import Swift, install
 
 from headrace.console import config as reader
+from headrace.dataplane.runlog import writer
 from headrace.models.model import Model
 from headrace.models.parallel.local_shard import LocalShard
 from headrace.trainer.checkpoints import store
@@ -143,8 +143,7 @@ class Trainer:
             )
 
     def lines(self, name: str, out: Path | None = None) -> list[dict[str, Any]]:
-        text = ((out or self.out) / name).read_text()
-        return [json.loads(line) for line in text.splitlines()]
+        return list(writer.read((out or self.out) / name))
 
     def losses(self, out: Path | None = None) -> list[float]:
         return [entry["loss"] for entry in self.lines("metrics.jsonl", out)]

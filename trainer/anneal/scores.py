@@ -150,9 +150,8 @@ def _run(
     folder: AnnealFolder, entry: Entry, sizes: Mapping[str, float], weights: Mapping[str, float]
 ) -> Run:
     run = folder.run_of(entry.number)
-    evaluation = lines.last(run.evaluations)
-    assert evaluation is not None, "the end of a phase is evaluated"
-    last: Any = lines.last(run.ledger)
+    *_, evaluation = lines.read(run.evaluations)  # the end of a phase is evaluated
+    end = ledger.last(run.ledger) if run.ledger.exists() else None
     by_source = {}
     for name, size in sizes.items():
         loss = evaluation["sources"][name]["loss"]
@@ -161,7 +160,7 @@ def _run(
         seed=entry.seed,
         folder=str(run.root),
         plan=entry.plan,
-        ledger=str(last["hash"]) if last else ledger.NAME,
+        ledger=end.hash if end else ledger.NAME,
         by_source=by_source,
         score=sum(weights[name] * bits for name, bits in by_source.items() if weights[name]),
     )

@@ -17,7 +17,7 @@ import numpy as np
 
 from ...console.errors import IntegrityError
 from ...dataplane.arrays import Float64
-from ...dataplane.runlog.writer import entry_of
+from ...dataplane.runlog.writer import entry_of, is_sound
 
 NESTED = {
     "sources": ("loss", "rows", "weight"),
@@ -48,13 +48,16 @@ def columns(lines: bytes, where: str) -> tuple[dict[str, Float64], Float64, Floa
             io.BytesIO(lines),
             read_options=ReadOptions(use_threads=False, block_size=len(lines) + 1),
         )
-    except pa.ArrowInvalid as error:
+        numbers = dict(_numbers(table))
+    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
         raise IntegrityError(f"{where} has an invalid line: {error}") from None
     if len(table) != len(ends):
         raise IntegrityError(f"{where} has an empty line")
-    sums = [zlib.crc32(lines[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
-    found = dict(_numbers(table))
-    return found, sizes.astype(np.float64), np.array(sums, np.float64)
+    parts = [lines[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    if not all(map(is_sound, parts)):
+        raise IntegrityError(f"{where} has a damaged line")
+    sums = [zlib.crc32(line) for line in parts]
+    return numbers, sizes.astype(np.float64), np.array(sums, np.float64)
 
 
 def missing_value(name: str) -> float:
@@ -63,7 +66,7 @@ def missing_value(name: str) -> float:
 
 
 def valid_bytes(lines: bytes) -> int:
-    """Return the number of bytes before the first line that is no object."""
+    """Return the number of bytes before the first line that is no whole entry."""
     end = 0
     for line in lines.splitlines(keepends=True):
         if entry_of(line) is None:

@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from ...console.errors import IntegrityError
 from ...dataplane.arrays import Float64
+from ...dataplane.runlog.writer import entry_of
 from ...dataplane.storage import storage
 from .columns import columns, missing_value, valid_bytes
 
@@ -141,8 +142,7 @@ class Levels:
         at, sums = self.axis("at"), self.axis("sum")
         end = int(at[entry + 1]) if entry + 1 < len(at) else self.index.offset
         line = storage.read(self.file, int(at[entry]), end)
-        found: dict[str, Any] | None = json.loads(line) if zlib.crc32(line) == sums[entry] else None
-        return found
+        return entry_of(line) if zlib.crc32(line) == sums[entry] else None
 
     def _read_more(self) -> bool:
         """Read a part of the new lines; False if none of them is whole."""

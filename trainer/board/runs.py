@@ -201,7 +201,8 @@ class BoardRun:
         """Read the bytes per token of the run's sources from their datasets, or note why not."""
         try:
             if self.plan is None:
-                raise UserError(f"the rows of {self.url} are synthetic and have no bytes")
+                synthetic = f"the rows of {self.url} are synthetic and have no bytes"
+                raise UserError(self.plan_problem or synthetic)
             sizes = ByteSizes.measured(_urls(self.plan), self._held_out())
             if unknown := self.evaluated - sizes.held_out.keys():
                 raise UserError(f"{self.url} does not name those of {', '.join(sorted(unknown))}")

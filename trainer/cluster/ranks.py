@@ -21,8 +21,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from ...console.errors import RunError, UserError
 from ...console.machine import cores
 from .hangs import waits_for_others
@@ -247,7 +245,9 @@ def tell_failure() -> None:
 
 
 def _one_line(error: Exception) -> str:
-    text = error.format_message() if isinstance(error, click.ClickException) else str(error)
+    from click import ClickException  # ranks need it for no other purpose
+
+    text = error.format_message() if isinstance(error, ClickException) else str(error)
     return text or type(error).__name__
 
 

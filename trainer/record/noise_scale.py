@@ -9,13 +9,13 @@ and the ratio is taken of the averages.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...dataplane.runlog.writer import entry_of
 from .logger import Entry
 
 if TYPE_CHECKING:
@@ -45,10 +45,10 @@ class NoiseScale:
             return cls()
         with signals.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
-            lines = file.read().splitlines()
+            lines = file.read().splitlines(keepends=True)
         for line in reversed(lines):
-            if b'"noise_trace"' in line:
-                trace, square, steps = (json.loads(line)[name] for name in STATE)
+            if b'"noise_trace"' in line and (entry := entry_of(line)) is not None:
+                trace, square, steps = (entry[name] for name in STATE)
                 return cls(trace, square, steps)
         return cls()
 

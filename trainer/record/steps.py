@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from ...console.errors import StorageError
 from ...dataplane.order.timeline import PhaseRows, Step
-from ...dataplane.runlog.ledger import LedgerEntry, line_of
+from ...dataplane.runlog.ledger import LedgerEntry
 from ..loop.batches import RunPlan
 from .logger import Entry, Logger
 from .noise_scale import NoiseScale
@@ -112,7 +113,7 @@ class RunRecorder:
         }
         entry = LedgerEntry(step.number, step.first_row, step.rows, record.ledger)
         for logger in self.loggers:
-            logger.step(metrics, line_of(entry, **left_out))
+            logger.step(metrics, {**asdict(entry), **left_out})
         if record.skipped is not None:
             what, where = record.skipped.message(self.plan, step, stats)
             self.event(record.skipped.kind, step.number, what=what, where=where, **left_out)

@@ -41,10 +41,12 @@ def test_a_line_cut_off_by_a_full_disk_is_an_error_and_removed_later(tmp_path: P
 def test_cut_keeps_earlier_steps_and_moves_the_rest_beside(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     write(path, range(5), torn='{"step": 5, "fir')
+    whole = path.read_bytes()
     tail = lines.cut(path, 3)
     assert [entry["step"] for entry in lines.read(path)] == [0, 1, 2]
     assert tail is not None and tail.name == "ledger.after-3.jsonl"
-    assert tail.read_text().splitlines() == ['{"step": 3}', '{"step": 4}', '{"step": 5, "fir']
+    assert tail.read_bytes() == whole[-len(tail.read_bytes()) :]
+    assert [entry["step"] for entry in lines.read(tail)] == [3, 4]
 
 
 def test_a_second_cut_keeps_the_first_tail(tmp_path: Path) -> None:
@@ -122,6 +124,33 @@ def test_a_damaged_line_before_others_is_named(tmp_path: Path, damage: bytes) ->
     path.write_bytes(kept[0] + damage + b"\n" + kept[2])
     with pytest.raises(IntegrityError, match=r"line 2 of .*events\.jsonl is damaged"):
         list(lines.read(path))
+
+
+def test_a_flipped_bit_of_any_byte_is_found(tmp_path: Path) -> None:
+    """Within the key of the check, it leaves the entry as it was."""
+    path = tmp_path / "evaluations.jsonl"
+    entry = {"step": 12, "loss": {"web": 2.5}}
+    whole = lines.to_line(entry)
+    assert lines.entry_of(whole) == entry
+    for place in range(len(whole)):
+        for bit in range(8):
+            data = bytearray(whole)
+            data[place] ^= 1 << bit
+            path.write_bytes(data + whole)
+            try:
+                first = next(lines.read(path))
+            except IntegrityError:
+                continue
+            assert {key: first[key] for key in entry} == entry, bytes(data)
+
+
+def test_a_cut_keeps_damaged_lines_before_whole_ones(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, range(5))
+    damaged = path.read_bytes().replace(b'"step": 1', b'"step": 9')
+    path.write_bytes(damaged)
+    lines.cut(path, 3)
+    assert path.read_bytes() == b"".join(damaged.splitlines(keepends=True)[:3])
 
 
 def test_lines_that_a_power_cut_damaged_are_cut_off_and_kept(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_every_killed_build_ends_with_the_same_bytes(
 ) -> None:
     pipe(JSONL)
     whole = snapshot(run_build("/dev/stdin", out="whole"))
-    for name in ("check_unchanged", "commit", "remove_garbage"):
+    for name in ("check_drops", "commit", "remove_garbage"):
 
         def kill(*_: object, **__: object) -> None:
             raise KeyboardInterrupt

@@ -18,13 +18,14 @@ from click.testing import CliRunner
 
 from headrace.console.errors import StorageError
 from headrace.dataplane.order.plan import Plan
+from headrace.dataplane.runlog import writer
 from headrace.dataplane.storage import storage
 from headrace.trainer.board import command
 from headrace.trainer.cli import main
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    return list(writer.read(file))
 
 
 # Requests that are answered, and refused

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from corpora import ONE, texts, write_jsonl
 from small_data import plan_of
 
 from headrace.dataplane.order.plan import Plan
+from headrace.dataplane.storage.sealed import sealed, unsealed
 from headrace.tokenize.build.build import BuildConfig, build
 from headrace.tokenize.sources.format import SourceConfig
 from headrace.tokenize.train import TrainConfig, train
@@ -29,8 +31,9 @@ LOSSES = ["loss", "loss/web", "loss/code", "held-out/loss", "held-out/loss/web"]
 def with_evaluations(run: Path, plan: Plan) -> Path:
     """Name the sources of a run as its held-out datasets."""
     plan.save(run / "held-out-1.json")
-    about = json.loads((run / "about.json").read_text())
-    (run / "about.json").write_text(json.dumps(about | {"held_out": "held-out-1.json"}))
+    file = run / "about.json"
+    about = unsealed(str(file), file.read_bytes(), hint="")
+    file.write_bytes(sealed(about | {"held_out": "held-out-1.json"}))
     return run
 
 
@@ -160,9 +163,9 @@ def test_a_missing_dataset_is_named(
     browser: Chromium, open_board: Any, mixed: Path, tmp_path: Path
 ) -> None:
     copy = Path(shutil.copytree(mixed, tmp_path / "runs"))
-    plan = json.loads((copy / "words/plan.json").read_text())
-    plan["sources"][0]["url"] = "/nowhere/web"
-    (copy / "words/plan.json").write_text(json.dumps(plan))
+    plan = Plan.load(copy / "words/plan.json")
+    moved = replace(plan.sources[0], url="/nowhere/web")
+    replace(plan, sources=(moved, *plan.sources[1:])).save(copy / "words/plan.json")
     client = open_board(copy)
     client.board.measure()
     browser.open(client.server.url)

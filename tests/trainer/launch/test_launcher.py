@@ -143,7 +143,7 @@ stuck_here()
     assert "collective" not in caught.value.what
 
 
-def test_a_rank_that_hangs_outside_of_collectives_is_named(tmp_path: Path) -> None:
+def test_a_rank_that_hangs_outside_of_collectives_is_named(launcher: Make) -> None:
     """The others wait for it. In the test before this one all ranks sleep, and none is named."""
     script = """
 from headrace.trainer.cluster.ranks import Watched
@@ -157,7 +157,7 @@ time.sleep(1000)
 """
     named = "progress for 2 seconds; rank 1 is in no collective, and the others wait$"
     with pytest.raises(RunError) as caught:
-        launcher(tmp_path, script, processes=3, stall=2.0).run()
+        launcher(script, processes=3, stall=2.0).run()
     assert re.search(named, caught.value.what)
 
 

@@ -116,7 +116,7 @@ def test_a_new_ledger_begins_with_the_last_step_of_the_checkpoint(job: Job) -> N
     take_up(job, new_ledger=True)
     assert (job.folder.root / "ledger.old.jsonl").read_bytes() == before
     (line,) = lines.read(job.folder.ledger)
-    assert line == ledger.line_of(ledger.LedgerEntry(3, 12, 4, f"{3:032x}"))
+    assert line == vars(ledger.LedgerEntry(3, 12, 4, f"{3:032x}"))
     take_up(job, new_ledger=True)
     assert not (job.folder.root / "ledger.old-2.jsonl").exists(), "it leads to the checkpoint"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from headrace.dataplane.runlog import writer
 from headrace.trainer.engines.update import Update
 from headrace.trainer.folder import RunFolder
 from headrace.trainer.loop.guard import SkippedStep
@@ -58,8 +58,7 @@ class Records:
         return StepRecord(PLAN.step(number), stats, update, 1e-3, 0.4, f"hash{number}", skipped)
 
     def lines(self, name: str) -> list[dict[str, Any]]:
-        text = (self.folder.root / f"{name}.jsonl").read_text()
-        return [json.loads(line) for line in text.splitlines()]
+        return list(writer.read(self.folder.root / f"{name}.jsonl"))
 
 
 @pytest.fixture
