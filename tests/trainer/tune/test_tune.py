@@ -137,7 +137,8 @@ def test_a_planted_wrong_rate_is_corrected_by_trials(
     assert best.planned.hardware == f"{stored.file.name}#{stored.digest}"
     assert best.predicted.seconds == pytest.approx(outcome.best.after, rel=1e-6)
     assert sum(best.predicted.by.values()) == pytest.approx(best.predicted.seconds, rel=1e-6)
-    assert best.predicted.bound <= best.predicted.seconds
+    rounding = 1 + 1e-12  # the two are sums in different orders
+    assert best.predicted.bound <= best.predicted.seconds * rounding
     # A length that no trial had.
     trial = Trial(
         plan=best, file=Path("00.yaml"), folder=tmp_path, steps=4, seq_len=HELD_OUT,
