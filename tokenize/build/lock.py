@@ -73,6 +73,7 @@ class BuildLock:
     def __init__(self, url: str) -> None:
         self.url = url
         self.name = f"{uuid.uuid4().hex}.json"
+        self._begun = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
         self._stop = threading.Event()
         self._renewed = 0.0
         self._renewals = 0
@@ -191,7 +192,7 @@ class BuildLock:
             "started": _started(os.getpid()),
             "holding": holding,
             "renewals": self._renewals,
-            "begun": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+            "begun": self._begun,
         }
         storage.write(storage.join(self.url, self.name), json.dumps(data).encode())
         self._renewed = now
