@@ -92,7 +92,11 @@ def train_command(as_json: bool, **values: Any) -> None:
 @chat_options
 @fim_options
 @pack_options
-@click.option("--rehash", is_flag=True, help="Hash all inputs, also those that seem unchanged.")
+@click.option(
+    "--rehash",
+    is_flag=True,
+    help="Hash all inputs before and after they are read, whatever their times say.",
+)
 @options.tokenizer_options
 @options.source_options
 @options.executor_options

@@ -78,15 +78,26 @@ class HashedFiles:
     files: list[File]
     states: Mapping[str, FileState]
     """By the files' names."""
+    rehash: bool = False
+    """Whether the files are hashed again when they have been read: a file system may not keep the
+    times of changes."""
 
     def check_unchanged(self, files: Sequence[File]) -> None:
         """Raise an error if some of the files were written since they were hashed."""
         states = _states(files)
         _raise_changed([file.name for file in files if states[file.name] != self.states[file.name]])
+        if not self.rehash:
+            return
+        hashed = [file for file in files if states[file.name].stat is not None]
+        with ThreadPoolExecutor(READERS) as pool:
+            again = pool.map(_fingerprint, hashed)
+            pairs = zip(hashed, again, strict=True)
+            _raise_changed([file.name for file, (name, _) in pairs if name != file.fingerprint])
 
 
 def hash_files(files: Sequence[File], *, rehash: bool = False) -> HashedFiles:
-    """Return the files with their fingerprints; `rehash` ignores cached hashes."""
+    """Return the files with their fingerprints; `rehash` trusts no times of files: it ignores
+    cached hashes, and `check_unchanged` compares contents too."""
     states = _states(files)
     _raise_changed([file.name for file in files if states[file.name].size != file.size])
     with _open_cache() as cache:
@@ -104,7 +115,7 @@ def hash_files(files: Sequence[File], *, rehash: bool = False) -> HashedFiles:
             time.sleep(max(states[file.name].tick for file in todo))
             _hash(todo, states, known, cache)
     hashed = [replace(file, fingerprint=known[file.name]) for file in files]
-    return HashedFiles(hashed, states)
+    return HashedFiles(hashed, states, rehash)
 
 
 def _hash(
@@ -252,9 +263,9 @@ def _state_of(stream: BinaryIO) -> FileState:
 
 def _fingerprint(file: File) -> tuple[str, FileState]:
     """Return the hash of a file's content, and the file's state after it was read."""
-    with open_file(file.name) as stream:
+    with open_file(file.place) as stream:
         hash = _name_of(iter(partial(stream.read, BLOCK_BYTES), b""))
-        if storage.is_local(file.name):
+        if storage.is_local(file.place):
             return hash, _state_of(stream)
     return hash, _object_state(file)
 

@@ -183,6 +183,24 @@ def test_a_file_written_during_a_build_is_an_error_whatever_the_clock_says(
     assert (corpus.parent / "out" / "manifest.json").exists() is (written != "during")
 
 
+@pytest.mark.parametrize("rehash", [True, False])
+def test_rehash_compares_contents_where_times_tell_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rehash: bool
+) -> None:
+    """A file system that keeps no times; without the option, the change goes unnoticed there."""
+    file = tmp_path / "a.txt"
+    file.write_text("before")
+    monkeypatch.setattr(file_hashes, "_state_of", lambda _: FileState(6, stat=(1, 2, 3, 4)))
+    hashed = hash_files(find_files([str(file)], SourceConfig()), rehash=rehash)
+    hashed.check_unchanged(hashed.files)
+    file.write_text("behind")
+    if rehash:
+        with pytest.raises(InputError, match=r"1 inputs changed while .*a\.txt"):
+            hashed.check_unchanged(hashed.files)
+    else:
+        hashed.check_unchanged(hashed.files)
+
+
 def test_objects_without_a_version_are_hashed() -> None:
     import fsspec
 
