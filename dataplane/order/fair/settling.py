@@ -70,22 +70,22 @@ def _pay(part: Line, debts: Rows, later: set[int]) -> tuple[Line, Rows]:
         (start + end) * part.rows * UNIT // (2 * total)
         for start, end in zip(part.start, part.end, strict=True)
     ]
-    given = [min(max(-debt, 0), rows) for debt, rows in zip(debts, owed, strict=True)]
-    taken = [
+    ceded = [min(max(-debt, 0), rows) for debt, rows in zip(debts, owed, strict=True)]
+    gained = [
         max(debt, 0) if owed[source] or source not in later else 0
         for source, debt in enumerate(debts)
     ]
-    given = _highest(given, min(sum(given), sum(taken)))
-    taken = _highest(taken, sum(given))
-    if not any(taken):
+    ceded = _highest(ceded, min(sum(ceded), sum(gained)))
+    gained = _highest(gained, sum(ceded))
+    if not any(gained):
         return part, debts
     finer = max(1, FINEST // total)
     start, end = (
-        _moved([share * finer for share in shares], owed, given, taken)
+        _moved([share * finer for share in shares], owed, ceded, gained)
         for shares in (part.start, part.end)
     )
-    left = [debt + less - more for debt, less, more in zip(debts, given, taken, strict=True)]
-    return Line(part.rows, start, end), left
+    remaining = [debt + less - more for debt, less, more in zip(debts, ceded, gained, strict=True)]
+    return Line(part.rows, start, end), remaining
 
 
 def _highest(amounts: Rows, total: int) -> Rows:
@@ -99,14 +99,14 @@ def _highest(amounts: Rows, total: int) -> Rows:
     return [max(amount - level, 0) for amount in amounts]
 
 
-def _moved(shares: Sequence[int], owed: Rows, given: Rows, taken: Rows) -> tuple[int, ...]:
-    """Return shares of which each source gives its part of `given` / `owed`; they go to the sources
-    in proportion to `taken`."""
+def _moved(shares: Sequence[int], owed: Rows, ceded: Rows, gained: Rows) -> tuple[int, ...]:
+    """Return shares of which each source gives its part of `ceded` / `owed`; they go to the sources
+    in proportion to `gained`."""
     less = [
         share * part // whole if part else 0
-        for share, whole, part in zip(shares, owed, given, strict=True)
+        for share, whole, part in zip(shares, owed, ceded, strict=True)
     ]
-    moved, total = sum(less), sum(taken)
-    more = [moved * part // total for part in taken]
-    more[taken.index(max(taken))] += moved - sum(more)
+    moved, total = sum(less), sum(gained)
+    more = [moved * part // total for part in gained]
+    more[gained.index(max(gained))] += moved - sum(more)
     return tuple(share - down + up for share, down, up in zip(shares, less, more, strict=True))
