@@ -168,7 +168,7 @@ def test_the_pointer_shows_values_and_a_click_shows_the_rows(page: Chromium, run
     text = page.run("return document.getElementById('drawer').innerText")
     assert "Step 7" in text and "Proved" in text and f"{lines[7]['loss']:.4f}" in text
     assert "slowest rank 3: the others wait for it in 5% of the step" in text
-    assert "corpus-0.txt at" in text and "row 28" in text and "row 31" in text
+    assert "corpus-0.txt:" in text and "row 28" in text and "row 31" in text
     page.click("[aria-label='step after']")
     page.until("return document.querySelector('#drawer h2').innerText.startsWith('Step 8')")
     page.until("return document.querySelector('#drawer .proof.good')")
