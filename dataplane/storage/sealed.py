@@ -92,10 +92,10 @@ def check_parquet(where: str, data: bytes, *, hint: str) -> None:
 
 def _place(data: bytes | bytearray) -> tuple[int, int]:
     """Return where the seal of a Parquet file is; raise ValueError. The metadata is at its end."""
-    found = PARQUET_SEAL.search(data, data.rindex(PARQUET_KEY))
-    if found is None:
+    match = PARQUET_SEAL.search(data, data.rindex(PARQUET_KEY))
+    if match is None:
         raise ValueError("no seal follows its key")
-    return found.span(1)
+    return match.span(1)
 
 
 def _digest(data: Mapping[str, Any]) -> str:

@@ -49,21 +49,22 @@ def rows_left(
         owed = [
             rows + share * phase.rows for rows, share in zip(owed, drawn_shares(phase), strict=True)
         ]
-    whole = [
+    totals = [
         source.order.rows_left(position, seq_len, source.max_epochs) - kept_back.get(source.name, 0)
         for source, position in zip(plan.sources, positions, strict=True)
     ]
     if any(debts):
         # The era pays debts down to the mean of the sources that it draws from (eras.py).
-        drawn = [rows > 0 or total > 0 for rows, total in zip(owed, whole, strict=True)]
+        drawn = [rows > 0 or total > 0 for rows, total in zip(owed, totals, strict=True)]
         level = sum(compress(debts, drawn), Fraction(0))
         level /= max(sum(drawn), 1)
         owed = [
             rows + (debt - level) / seq_len + ROUNDING
             for rows, debt in zip(owed, debts, strict=True)
         ]
-    left = {}
-    for source, total, rows in zip(plan.sources, whole, owed, strict=True):
+    rows_by_source = {}
+    for source, total, rows in zip(plan.sources, totals, owed, strict=True):
         value = max(total - rows, Fraction(0))
-        left[source.name] = Fraction(math.floor(value * FINEST), FINEST) if any(debts) else value
-    return left
+        rounded = Fraction(math.floor(value * FINEST), FINEST)
+        rows_by_source[source.name] = rounded if any(debts) else value
+    return rows_by_source

@@ -67,9 +67,9 @@ def _phase(phase: PhaseUse, skips: bool, speed: float | None) -> Iterator[str]:
     if phase.weights_rule:
         yield f"  The shares are {phase.weights_rule}."
     if any(phase.left_out.values()):
-        given = {use.source: use.rows for use in phase.sources}
+        planned = {use.source: use.rows for use in phase.sources}
         yield "  Left out by max_epochs: " + ", ".join(
-            f"{source} {human(tokens)} tokens" + ("" if given[source] else " (it gets none)")
+            f"{source} {human(tokens)} tokens" + ("" if planned[source] else " (it gets none)")
             for source, tokens in phase.left_out.items()
             if tokens
         )

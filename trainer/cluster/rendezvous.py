@@ -139,9 +139,9 @@ def _fail(store: Store, rank: int, verdict: Verdict) -> None:
 
 def _check_world(store: Store, rank: int, world: int) -> None:
     """Raise if this rank has another world size than rank 0."""
-    there = int(store.get(WORLD))
-    if there != world:
-        verdict = Verdict(f"rank {rank} has WORLD_SIZE={world}, rank 0 has {there}", WORLD_HINT)
+    expected = int(store.get(WORLD))
+    if expected != world:
+        verdict = Verdict(f"rank {rank} has WORLD_SIZE={world}, rank 0 has {expected}", WORLD_HINT)
         _fail(store, rank, verdict)
         verdict.check()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ...models.accounting.level import EngineMemory, EngineState, Level, Unit
+from ...models.accounting.level import EngineMemory, EngineState, Level
 from ...models.accounting.state import (
     BytesPerParameter,
     Degrees,
@@ -19,7 +19,7 @@ from ...models.accounting.state import (
 from ...models.options.precision import Precision
 from ..engines.config import StateOnDevice
 from ..run.config import RunConfig
-from .watched import watched
+from .watched import WrappedMemory, watched
 
 STATE_BYTES = 4
 """Bytes of one number of optimizer state: fp32 in every precision."""
@@ -110,14 +110,14 @@ def with_full_precision(parts: Sequence[StatePart], parameters: ParameterState) 
     ]
 
 
-class FrozenMemory(EngineMemory):
+class FrozenMemory(WrappedMemory):
     """Events of an engine, beside frozen parameters."""
 
     def __init__(
         self, engine: EngineMemory, frozen: Collection[str], sizes: dict[str, int]
     ) -> None:
         """`sizes` are the bytes of the frozen parameters by part."""
-        self.engine = engine
+        super().__init__(engine)
         self.frozen = frozen
         self.sizes = sizes
 
@@ -126,21 +126,9 @@ class FrozenMemory(EngineMemory):
             level.add(part, size)
         self.engine.begin(level)
 
-    def enter(self, level: Level, unit: Unit, *, backward: bool) -> None:
-        self.engine.enter(level, unit, backward=backward)
-
-    def leave(self, level: Level, unit: Unit, *, backward: bool) -> None:
-        self.engine.leave(level, unit, backward=backward)
-
     def gradient(self, level: Level, name: str, size: int, *, last: bool) -> None:
         if name not in self.frozen:
             self.engine.gradient(level, name, size, last=last)
-
-    def end_backward(self, level: Level, *, last: bool) -> None:
-        self.engine.end_backward(level, last=last)
-
-    def update(self, level: Level) -> None:
-        self.engine.update(level)
 
 
 def frozen_parts(

@@ -13,13 +13,11 @@ COPY = "watched masters"
 OPTIMIZER = "optimizer"
 
 
-class WatchedMemory(EngineMemory):
-    """Events of an engine, with the copy (engines/layer_norms.py)."""
+class WrappedMemory(EngineMemory):
+    """Events of an engine, as they are: subclasses add theirs."""
 
-    def __init__(self, engine: EngineMemory, copies: dict[str, int]) -> None:
-        """`copies` are bytes by part."""
+    def __init__(self, engine: EngineMemory) -> None:
         self.engine = engine
-        self.copies = copies
 
     def begin(self, level: Level) -> None:
         self.engine.begin(level)
@@ -35,6 +33,18 @@ class WatchedMemory(EngineMemory):
 
     def end_backward(self, level: Level, *, last: bool) -> None:
         self.engine.end_backward(level, last=last)
+
+    def update(self, level: Level) -> None:
+        self.engine.update(level)
+
+
+class WatchedMemory(WrappedMemory):
+    """Events of an engine, with the copy (engines/layer_norms.py)."""
+
+    def __init__(self, engine: EngineMemory, copies: dict[str, int]) -> None:
+        """`copies` are bytes by part."""
+        super().__init__(engine)
+        self.copies = copies
 
     def update(self, level: Level) -> None:
         for part, size in self.copies.items():

@@ -26,10 +26,10 @@ def choose_device(kind: DeviceKind) -> Literal["cpu", "cuda"]:
     """Return the kind of device to run on; raise if a GPU is asked for and none is there."""
     if kind == "cpu":
         return kind
-    there = _has_gpu()
+    has_gpu = _has_gpu()
     if kind == "auto":
-        return "cuda" if there else "cpu"
-    if not there:
+        return "cuda" if has_gpu else "cpu"
+    if not has_gpu:
         raise LayoutError(
             "device=cuda, and torch finds no GPU",
             hint="set device=cpu, or run `headrace doctor`",

@@ -85,8 +85,10 @@ def held_out(config: EvaluateConfig, plan: Plan) -> dict[str, str]:
     if config.sources:
         return dict(config.sources)
     length = length_of(config, plan)
-    found = {source.name: counterpart(source.url, config.split, length) for source in plan.sources}
-    urls = distinct({name: url for name, url in found.items() if url is not None})
+    counterparts = {
+        source.name: counterpart(source.url, config.split, length) for source in plan.sources
+    }
+    urls = distinct({name: url for name, url in counterparts.items() if url is not None})
     if not urls:
         raise PlanError(
             f"evaluate is set, and no source of the mixture has a `{config.split}` beside it",
@@ -128,11 +130,11 @@ def counterpart(url: str, split: str, length: int) -> str | None:
     parts = url.rstrip("/").split("/")
     if TRAIN in parts:
         last = len(parts) - 1 - parts[::-1].index(TRAIN)
-        beside = "/".join([*parts[:last], split, *parts[last + 1 :]])
-        if storage.exists(storage.join(beside, manifests.NAME)):
-            bins = bin_length(manifests.load(beside))
+        candidate = "/".join([*parts[:last], split, *parts[last + 1 :]])
+        if storage.exists(storage.join(candidate, manifests.NAME)):
+            bins = bin_length(manifests.load(candidate))
             if bins is None or length % bins == 0:
-                return beside
+                return candidate
     view = view_of(url, manifests.load(url))
     return None if view is None else counterpart(view.url, split, length)
 

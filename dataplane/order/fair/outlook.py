@@ -58,10 +58,10 @@ class Outlook:
         """Return the order in which sources that have `taken` rows in the era get one more: first
         those that are due first, then those that are owed most."""
         tokens = self._row_tokens[era] * UNIT
-        left = [int(debt * UNIT) - rows * tokens for debt, rows in zip(debts, taken, strict=True)]
+        unpaid = [int(debt * UNIT) - rows * tokens for debt, rows in zip(debts, taken, strict=True)]
         keys = [
             (self.due(era, source, debt), -debt - self._gains[era][source])
-            for source, debt in enumerate(left)
+            for source, debt in enumerate(unpaid)
         ]
         order = sorted(range(len(keys)), key=lambda source: keys[source])
         ranks = np.empty(len(order), np.int64)
