@@ -27,7 +27,8 @@ from typing import Any
 import yaml
 
 from headrace.trainer.costs.hardware import Hardware
-from headrace.trainer.costs.planner.machine import Machine, Split
+from headrace.trainer.costs.planner.machine import Machine
+from headrace.trainer.costs.planner.split import Split
 from headrace.trainer.costs.planner.work import Work
 
 FILE = Path(__file__).parent / "published_runs.yaml"

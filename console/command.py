@@ -16,6 +16,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Sequence
+from importlib import import_module
 from typing import Any
 
 import click
@@ -149,6 +150,22 @@ def _keys_named(name: str, paths: Iterable[str]) -> list[str]:
     return sorted(by_name[near], key=lambda path: path.count(".")) if near else []
 
 
+class LazyCommand(click.Command):
+    """The name and summary of a command whose module is imported when it is called.
+
+    `target` is `..folder.module:attribute`, seen from this folder.
+    """
+
+    def __init__(self, name: str, target: str, summary: str) -> None:
+        super().__init__(name, help=summary)
+        self.target = target
+
+    def load(self) -> click.Command:
+        module, _, attribute = self.target.partition(":")
+        command: click.Command = getattr(import_module(module, __package__), attribute)
+        return command
+
+
 class CommandGroup(click.Group):
     """A command with subcommands: lists them in the order of their definition, prints errors."""
 
@@ -167,8 +184,25 @@ class CommandGroup(click.Group):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
 
+    def add_lazy(self, *commands: LazyCommand) -> None:
+        for command in commands:
+            self.add_command(command)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        command = self.commands.get(name)
+        return command.load() if isinstance(command, LazyCommand) else command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands; their modules are not imported for it."""
+        names = self.list_commands(ctx)
+        width = formatter.width - 6 - max(map(len, names), default=0)
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, self.commands[name].get_short_help_str(width)) for name in names]
+            )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # `--debug` works anywhere on the line: users add it at the end of a command that failed.

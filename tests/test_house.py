@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "trainer": {"mixtures", "models", "dataplane", "console", "configs"},
 }
 """Folders that each folder may import: trainer → mixtures → dataplane, tokenize → dataplane,
-trainer → models; all may import console. console/headrace.py alone names modules of every folder:
+trainer → models; all may import console. console/commands.py alone names modules of every folder:
 strings that it imports when a command is called."""
 
 LONG_FILE = 400

@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..console import command
+from ..console.commands import TRAINER, lazy, write_report
 from ..console.errors import SeveralErrors, UserError
 from ..console.progress import as_bytes, counted
-from .anneal.cli import anneal
 from .cluster.commands import RankCommand, RankCommandGroup
-from .costs.planner.cli import plan
 from .launch.options import StartOptions, command_words, start_options
-from .measure.cli import profile
 from .scores.commands import eval_command, recall
-from .tune.cli import tune
 from .weights.commands import export, sample
 
 if TYPE_CHECKING:
@@ -191,87 +188,7 @@ def resume(
         _go(job, asked, end, forks, slurm=slurm, dry_run=dry_run, **options)
 
 
-@main.command()
-@click.argument("folders", nargs=-1, required=True, metavar="RUN...")
-@click.option("--compare", is_flag=True, help="Draw the runs side by side on one page.")
-@click.option(
-    "--out",
-    metavar="FILE",
-    callback=command.local_path,
-    help="The page [RUN/report.html; --compare: RUN/compare.html].",
-)
-@command.json_option
-def report(folders: tuple[str, ...], compare: bool, out: str | None, as_json: bool) -> None:
-    """Draw the report of a run, or compare several runs.
-
-    A report is one HTML file that loads nothing else. It can be drawn on any machine, and while
-    the run is going.
-
-    \b
-    Example:
-      trainer report runs/anneal runs/other --compare
-
-    More: docs/trainer.md
-    """
-    from .report import write
-
-    if compare and len(folders) < 2:
-        raise click.UsageError("--compare needs two runs or more")
-    if out is not None and len(folders) > 1 and not compare:
-        raise click.UsageError("--out is one file: give one RUN, or --compare")
-    pages = [folders] if compare else [(folder,) for folder in folders]
-    summaries = [write(page, out)[1] for page in pages]
-    if as_json:
-        command.emit(summaries[0] if len(summaries) == 1 else summaries)
-    for summary in summaries:
-        command.say(f"report: {summary['report']}")
-
-
-@main.command()
-@click.argument("places", nargs=-1, metavar="[FOLDER|URL]...")
-@click.option("--port", type=click.IntRange(0, 65535), help="Port of this machine [8688, or free].")
-@command.json_option
-def board(places: tuple[str, ...], port: int | None, as_json: bool) -> None:
-    """Serve a live page of all runs in and below folders or URLs [runs], on this machine alone.
-
-    Curves with zoom, the rows of a step with their documents, the mixture, settings side by side,
-    checkpoints. The page loads nothing from elsewhere. From another machine, open it through a
-    tunnel: ssh -L 8688:127.0.0.1:8688 HOST
-
-    \b
-    Example:
-      trainer board runs s3://bucket/runs
-
-    More: docs/board.md
-    """
-    from .board.command import serve
-
-    serve(places or ("runs",), port, as_json=as_json)
-
-
-@main.command("list")
-@click.argument("places", nargs=-1, metavar="[FOLDER]...")
-@command.json_option
-def list_command(places: tuple[str, ...], as_json: bool) -> None:
-    """List the runs in and below folders [runs]: status, step, loss, speed, last checkpoint.
-
-    A run that is going is listed as well. "not started" is a run without an event; "killed" is a
-    run whose process on this machine ended and wrote no end; "unscored" is a run that has taken all
-    of its steps and has yet to score its last checkpoint.
-
-    \b
-    Example:
-      trainer list runs /scratch/ablations
-
-    More: docs/trainer.md
-    """
-    from .report import listing
-
-    runs = [listing.look_at(folder) for folder in listing.runs_below(places or ("runs",))]
-    if as_json:
-        command.emit([asdict(run) for run in runs])
-    else:
-        click.echo(listing.table(runs))
+main.add_lazy(*lazy(TRAINER, "report", "board", "list"))
 
 
 @main.command()
@@ -315,8 +232,10 @@ def clean(folders: tuple[str, ...], dry_run: bool, as_json: bool, **policy: Any)
     command.say(f"{counts}, {total}{', nothing deleted' if dry_run else ''}")
 
 
-for each in (plan, profile, export, sample, eval_command, recall, tune, anneal):
+main.add_lazy(*lazy(TRAINER, "plan", "profile"))
+for each in (export, sample, eval_command, recall):
     main.add_command(each)
+main.add_lazy(*lazy(TRAINER, "tune", "anneal"))
 
 
 def _is_file(word: str) -> bool:
@@ -363,7 +282,7 @@ def _go(
             command.emit({"job": number, "script": str(job.folder.slurm)})
         command.say(f"submitted as job {number}: {job.folder.slurm}")
         return
-    code = start.start(job, started, asked, forks)
+    code = start.start(job, started, asked, forks, write_report)
     if as_json and ranks.is_first():
         command.emit(start.outcome(job, code))
     if ranks.joined():

@@ -5,14 +5,14 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from headrace.console.headrace import COMMANDS, main
+from headrace.console.commands import HEADRACE, TRAINER, lazy
+from headrace.console.headrace import main
 
 ROOT = Path(__file__).parents[2]
 DESCRIBED = (
@@ -29,10 +29,8 @@ DESCRIBED = (
 """Subcommands whose help texts have examples and name a page."""
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", HEADRACE)
 def test_every_subcommand_has_help(name: str) -> None:
-    module = import_module(COMMANDS[name][0], "headrace.console")
-    assert isinstance(module.main, click.Command)
     result = CliRunner().invoke(main, [name, "--help"])
     assert result.exit_code == 0
     assert result.output.startswith(f"Usage: headrace {name}")
@@ -40,7 +38,7 @@ def test_every_subcommand_has_help(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["tokenize", "mixtures", "trainer", "models"])
 def test_each_folder_has_a_command_of_its_own(name: str) -> None:
-    module = COMMANDS[name][0].replace("..", "headrace.")
+    module = HEADRACE[name][0].removesuffix(":main").replace("..", "headrace.")
     result = subprocess.run(
         [sys.executable, "-m", module, "--version"], capture_output=True, text=True
     )
@@ -59,7 +57,7 @@ def test_help_lists_subcommands_without_importing_them() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    for name, (_, text) in COMMANDS.items():
+    for name, (_, text) in HEADRACE.items():
         assert f"  {name} " in result.stdout
         assert text in result.stdout
 
@@ -82,8 +80,14 @@ def help_pages(command: click.Command, words: tuple[str, ...]) -> Iterator[tuple
 
 
 def described_commands() -> list[tuple[str, ...]]:
-    groups = {name: import_module(COMMANDS[name][0], "headrace.console") for name in DESCRIBED}
-    return [(), *(page for name in groups for page in help_pages(groups[name].main, (name,)))]
+    groups = {name: main.get_command(click.Context(main), name) for name in DESCRIBED}
+    return [(), *(page for name, group in groups.items() for page in help_pages(group, (name,)))]
+
+
+@pytest.mark.parametrize("name", TRAINER)
+def test_summaries_of_subcommands_above_the_trainer_are_their_own(name: str) -> None:
+    (command,) = lazy(TRAINER, name)
+    assert command.help == command.load().get_short_help_str(200)
 
 
 @pytest.mark.parametrize("words", described_commands(), ids=" ".join)

@@ -1,48 +1,29 @@
-"""The command `trainer board`: serve until Ctrl-C."""
+"""The command `trainer board`."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
-from collections.abc import Sequence
+import click
 
 from ...console import command
-from ...console.errors import BusyError, file_fault
-from ...console.log import get_logger
-from .board import Board
-from .server import PORT, Server
-
-log = get_logger(__name__)
 
 
-def serve(places: Sequence[str], port: int | None, *, as_json: bool = False) -> None:
-    """Serve the runs in and below `places`. Without a port: the usual one, or another if it is in
-    use."""
-    board = Board(places)
-    server = _open(board, port)
-    board.look()
-    board.follow()
-    if as_json:
-        command.emit({"url": server.url, "port": server.server_port, "runs": len(board.runs)})
-    for problem in board.problems:
-        log.warning("%s; trying again", problem)
-    count = len(board.runs)
-    command.say(f"{count} run{'s' * (count != 1)}: {server.url}")
-    command.say(
-        f"from another machine: ssh -L {server.server_port}:127.0.0.1:{server.server_port} HOST, "
-        "then this URL; Ctrl-C ends the board"
-    )
-    with server, contextlib.suppress(KeyboardInterrupt):
-        server.serve_forever()
-    board.end()
+@click.command(cls=command.Command)
+@click.argument("places", nargs=-1, metavar="[FOLDER|URL]...")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port of this machine [8688, or free].")
+@command.json_option
+def board(places: tuple[str, ...], port: int | None, as_json: bool) -> None:
+    """Serve a live page of all runs in and below folders or URLs [runs], on this machine alone.
 
+    Curves with zoom, the rows of a step with their documents, the mixture, settings side by side,
+    checkpoints. The page loads nothing from elsewhere. From another machine, open it through a
+    tunnel: ssh -L 8688:127.0.0.1:8688 HOST
 
-def _open(board: Board, port: int | None) -> Server:
-    try:
-        return Server(board, PORT if port is None else port)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE and port is None:
-            return Server(board, 0)
-        raise BusyError(
-            f"cannot serve on port {port}: {file_fault(error)[0]}", hint="choose another --port"
-        ) from None
+    \b
+    Example:
+      trainer board runs s3://bucket/runs
+
+    More: docs/board.md
+    """
+    from .serve import serve
+
+    serve(places or ("runs",), port, as_json=as_json)

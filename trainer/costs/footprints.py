@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from ...models.accounting.pieces import ModelPasses, Passes, high
 from ...models.options.names import LinearForm
 from ...models.options.recompute import Rule
-from .planner.machine import Split
+from .planner.split import Split
 from .planner.work import RULES
 
 WHOLE = Split(1, 1, 1, "a2a", "states")

@@ -19,7 +19,7 @@ from ...models.options.names import LinearForm
 from ...models.options.precision import Precision
 from ..run.config import RunConfig
 from .footprints import Traces
-from .planner.machine import Split
+from .planner.split import Split
 from .rank_memory import SortShards
 from .state import ParameterState
 

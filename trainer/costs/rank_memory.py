@@ -30,7 +30,7 @@ from ..run.config import RunConfig
 from .footprints import Footprints, Traces
 from .memory import step_memory
 from .planner.grid import Grid
-from .planner.machine import Split
+from .planner.split import Split
 from .state import ParameterState, state_of
 
 T = TypeVar("T")

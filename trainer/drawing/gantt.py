@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from html import escape
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from ..pipeline.simulate import Timeline
 from .chart import ticks
 
 WIDTH, LEFT = 1080.0, 86.0
@@ -34,18 +33,28 @@ class Bar(NamedTuple):
     """Colour, where the style has none."""
 
 
+class Pass(Protocol):
+    """A pass of a micro-batch through a chunk of layers."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def chunk(self) -> int: ...
+    @property
+    def micro(self) -> int: ...
+
+
 def picture(
-    simulated: Timeline,
-    stages: int,
+    spans_by_stage: Sequence[Sequence[tuple[Pass, float, float]]],
     *,
     updates: Sequence[float] = (),
     until: float = 0.0,
     axis: Callable[[float], str] | None = None,
 ) -> str:
-    """Return an SVG of the passes of each stage in time. `updates` are the seconds of each stage
-    after its passes; `until` extends the time, and `axis` labels it."""
-    lanes, total = [], max(simulated.time, until)
-    for stage, spans in enumerate(simulated.spans):
+    """Draw the passes of each stage, with their start and end in seconds, as an SVG. `updates` are
+    the seconds of each stage after its passes; `until` extends the time, and `axis` labels it."""
+    lanes, total = [], max([until, *(end for spans in spans_by_stage for *_, end in spans)])
+    for stage, spans in enumerate(spans_by_stage):
         bars = [
             Bar(
                 start,
@@ -53,7 +62,7 @@ def picture(
                 f"pass {action.kind}",
                 f"chunk {action.chunk}, micro-batch {action.micro}, {action.kind}",
                 str(action.micro),
-                FADED if action.chunk // stages % 2 else 1.0,
+                FADED if action.chunk // len(spans_by_stage) % 2 else 1.0,
             )
             for action, start, end in spans
         ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,9 @@ from .template import Template
 
 log = get_logger(__name__)
 
+WriteReport = Callable[[str], Path]
+"""Writes the report of the run in a folder, and returns its path: reports stand above the run."""
+
 
 def submit(job: Job, words: Sequence[str]) -> str:
     """Write the batch script into the run's folder and submit it. Return Slurm's job number."""
@@ -48,13 +51,19 @@ def batch_script(job: Job, words: Sequence[str]) -> str:
     return slurm.script(job.run.slurm, name, words, logs=folder.logs, cwd=Path.cwd())
 
 
-def start(job: Job, options: StartOptions, asked: ranks.StopAsked, forks: Template | None) -> int:
+def start(
+    job: Job,
+    options: StartOptions,
+    asked: ranks.StopAsked,
+    forks: Template | None,
+    write_report: WriteReport,
+) -> int:
     """Run the job here, as forks, or join it as a rank, and write its report. Return the exit
     code."""
     if ranks.joined():
-        return _join(job, options, asked)
+        return _join(job, options, asked, write_report)
     if _finished(job):
-        _finish_again(job)
+        _finish_again(job, write_report)
         return 0
     assert forks is not None and job.run.device != "auto"
     forks.call(partial(job.run.engine.load, job.run.device))
@@ -72,7 +81,7 @@ def start(job: Job, options: StartOptions, asked: ranks.StopAsked, forks: Templa
             stall_seconds=job.run.watch.stall_seconds,
             name=lambda rank: job.run.layout.rank_name(rank, job.processes),
         ).run()
-        _finish(job, code)
+        _finish(job, code, write_report)
         return code
 
 
@@ -100,7 +109,7 @@ def _finished(job: Job) -> bool:
     return True
 
 
-def _finish_again(job: Job) -> None:
+def _finish_again(job: Job, write_report: WriteReport) -> None:
     """Repeat the work after the last step: the run may have been killed before it was done."""
     if not os.access(job.folder.root, os.W_OK):  # an archived run is read only
         command.say(f"report: {job.folder.report}")
@@ -108,7 +117,7 @@ def _finish_again(job: Job) -> None:
     with job.folder.locked():
         _clear(job)
         store.prune(job.folder.checkpoints, job.run.checkpoints, job.ends)
-        _finish(job, 0)
+        _finish(job, 0, write_report)
 
 
 def _clear(job: Job) -> None:
@@ -149,9 +158,7 @@ def _begin_ledger(job: Job, state: RunState) -> None:
         ledger.begin(job.folder.ledger, records.last_step(job.plan, state))
 
 
-def _finish(job: Job, code: int) -> None:
-    from ..report import write
-
+def _finish(job: Job, code: int, write_report: WriteReport) -> None:
     saved = store.committed(job.folder.checkpoints)
     if not saved:
         command.say(
@@ -165,7 +172,7 @@ def _finish(job: Job, code: int) -> None:
         command.say("\n".join(measured.lines(beside)))
     else:
         job.folder.measured.unlink(missing_ok=True)  # of an earlier start, under another layout
-    path, _ = write([str(job.folder.root)], None)
+    path = write_report(str(job.folder.root))
     if job.run.watch.mirror is not None:
         Mirror(job.folder, job.run.watch.mirror).update(whole=True)
     if code == ranks.INTERRUPTED:
@@ -184,7 +191,9 @@ def _record_finish(job: Job, last: RunState) -> None:
             writer.write(event("finish", last.step, ledger=last.ledger))
 
 
-def _join(job: Job, options: StartOptions, asked: ranks.StopAsked) -> int:
+def _join(
+    job: Job, options: StartOptions, asked: ranks.StopAsked, write_report: WriteReport
+) -> int:
     """Run as a rank under torchrun: rank 0 locks the folder, the others wait for it."""
     from .worker import work
 
@@ -205,7 +214,7 @@ def _join(job: Job, options: StartOptions, asked: ranks.StopAsked) -> int:
         return 0 if code == ranks.INTERRUPTED else code
     if _finished(job):
         train()  # the other ranks learn it from rank 0
-        _finish_again(job)
+        _finish_again(job, write_report)
         return 0
     preflight.check_disk(job)
     preflight.check_host_memory(job)
@@ -213,5 +222,5 @@ def _join(job: Job, options: StartOptions, asked: ranks.StopAsked) -> int:
     with job.folder.locked():
         _prepare(job)
         code = train()
-        _finish(job, code)
+        _finish(job, code, write_report)
         return code

@@ -7,7 +7,7 @@ from html import escape
 
 from ...console.progress import as_bytes, human
 from ..drawing.page import page, section, sides
-from ..scores.records import compared_scores
+from ..scores.tables import compared_scores
 from . import view
 from .losses import losses_section
 from .reading.data import RunData, first_difference

@@ -15,7 +15,7 @@ from ..board.runs import SKIPPED
 from ..costs.measured import EVENT
 from ..drawing.page import definitions, layer_stripe, legend, page, section, tiles
 from ..scores.recall_chart import recall_section
-from ..scores.records import scores_section
+from ..scores.tables import scores_section
 from . import charts, predicted, schedule, signals, sources, view
 from .losses import losses_section
 from .outliers import OutlierStep, find_outliers

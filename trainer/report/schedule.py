@@ -14,4 +14,4 @@ def draw(schedule: dict[str, Any]) -> tuple[str, str]:
         f"{schedule['name']}, {schedule['drawn']} of {schedule['micro_batches']} micro-batches; "
         f"{schedule['bubble']:.1%} of a step idle, by the layers' operations"
     )
-    return picture(timeline_of(schedule), len(schedule["stages"])), note
+    return picture(timeline_of(schedule).spans), note

@@ -20,7 +20,7 @@ from headrace.console.errors import StorageError
 from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.runlog import writer
 from headrace.dataplane.storage import storage
-from headrace.trainer.board import command
+from headrace.trainer.board import serve
 from headrace.trainer.cli import main
 
 
@@ -326,8 +326,8 @@ def test_a_place_that_cannot_be_read_is_named_at_the_start(
         raise StorageError(f"cannot list {url}: no credentials")
 
     monkeypatch.setattr(storage, "names", fail)
-    monkeypatch.setattr(command.Server, "serve_forever", lambda self: None)
-    command.serve(["memory://nowhere"], 0)
+    monkeypatch.setattr(serve.Server, "serve_forever", lambda self: None)
+    serve.serve(["memory://nowhere"], 0)
     assert "cannot list memory://nowhere: no credentials" in caplog.text
 
 

@@ -20,7 +20,7 @@ from headrace.trainer.cli import main
 from headrace.trainer.costs.modules.memory import ModuleParts
 from headrace.trainer.costs.modules.model import Traced, flops
 from headrace.trainer.costs.modules.trace import ModuleRecorder, trace_modules
-from headrace.trainer.costs.planner.machine import Split
+from headrace.trainer.costs.planner.split import Split
 from headrace.trainer.run.job import Job
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ from planner_cases import all_cuts, random_problem
 from headrace.trainer.costs.planner.division.assigned import assigned
 from headrace.trainer.costs.planner.division.fit import Fit, fit
 from headrace.trainer.costs.planner.division.problem import Choice, Problem, Solution
-from headrace.trainer.costs.planner.search import choices_of
+from headrace.trainer.costs.planner.outcome import choices_of
 
 SEEDS = range(120)
 

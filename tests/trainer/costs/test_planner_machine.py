@@ -15,10 +15,11 @@ from headrace.models.accounting.stored import folder
 from headrace.models.config import load_model_config
 from headrace.models.options.precision import PRECISIONS, Fp8Config
 from headrace.trainer.costs.hardware import Hardware
-from headrace.trainer.costs.planner.machine import Machine, Split
+from headrace.trainer.costs.planner.machine import Machine
 from headrace.trainer.costs.planner.make import Question, machine_of, uniform_phase
 from headrace.trainer.costs.planner.messages import of_layer
 from headrace.trainer.costs.planner.operations.trace import trace
+from headrace.trainer.costs.planner.split import Split
 from headrace.trainer.costs.planner.work import Work
 from headrace.trainer.run.config import RunConfig
 

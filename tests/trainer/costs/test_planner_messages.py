@@ -21,10 +21,11 @@ from headrace.models.parallel.heads import from_heads, to_heads
 from headrace.models.parallel.local_shard import LocalShard
 from headrace.models.parallel.tensor import gather, scatter
 from headrace.trainer.costs.hardware import Hardware
-from headrace.trainer.costs.planner.machine import Machine, Split
+from headrace.trainer.costs.planner.machine import Machine
 from headrace.trainer.costs.planner.messages import EngineMessages, Sent, of_layer
 from headrace.trainer.costs.planner.operations.recorder import Recorder
 from headrace.trainer.costs.planner.operations.trace import ModelTrace, trace
+from headrace.trainer.costs.planner.split import Split
 from headrace.trainer.costs.planner.work import Work
 from headrace.trainer.engines.config import EngineConfig
 from headrace.trainer.engines.deepspeed import DeepSpeedConfig

@@ -14,10 +14,12 @@ from headrace.models.config import load_model_config
 from headrace.models.options.precision import PRECISIONS
 from headrace.trainer.costs.hardware import Hardware
 from headrace.trainer.costs.hardware.file import Kernel
-from headrace.trainer.costs.planner.machine import RING, Machine, Split
-from headrace.trainer.costs.planner.operations import trace as rings
+from headrace.trainer.costs.planner import rings
+from headrace.trainer.costs.planner.machine import RING, Machine
+from headrace.trainer.costs.planner.operations import trace as traces
 from headrace.trainer.costs.planner.operations.recorder import Recorder
 from headrace.trainer.costs.planner.operations.trace import Operations, Ring, operations, trace
+from headrace.trainer.costs.planner.split import Split
 from headrace.trainer.costs.planner.work import Work
 
 FP32 = PRECISIONS["fp32"]
@@ -27,7 +29,7 @@ FUSED = replace(TILES, precision=PRECISIONS["bf16"], device="cuda")
 
 @pytest.fixture(autouse=True)
 def not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rings, "stored", lambda question, make, *_: make())
+    monkeypatch.setattr(traces, "stored", lambda question, make, *_: make())
     operations.cache_clear()
 
 
@@ -55,8 +57,8 @@ def test_a_tile_of_each_size_stands_for_all() -> None:
         yield
 
     found = operations(TILES, 3)
-    with mock.patch.object(rings, "_one_tile_of_each_size", every_tile):
-        whole = rings._record_ring(TILES, 3)
+    with mock.patch.object(traces, "_one_tile_of_each_size", every_tile):
+        whole = traces._record_ring(TILES, 3)
     for some, every in ((found.forward, whole.forward), (found.backward, whole.backward)):
         assert numbers(tuple(w for w in some if w.kind != "pairs")) == numbers(every)
     [pairs] = [work for work in found.forward if work.kind == "pairs"]
@@ -67,7 +69,7 @@ def test_a_tile_of_each_size_stands_for_all() -> None:
 
 @pytest.mark.parametrize("ring", [replace(TILES, part=512), replace(FUSED, part=1024)])
 def test_a_long_ring_follows_from_short_ones(ring: Ring) -> None:
-    found, real = operations(ring, 7), rings._record_ring(ring, 7)
+    found, real = operations(ring, 7), traces._record_ring(ring, 7)
     for one, other in ((found.forward, real.forward), (found.backward, real.backward)):
         assert flops(one) == pytest.approx(flops(other), rel=1e-3)
         # The exchange of chunks has a few operations more or less.

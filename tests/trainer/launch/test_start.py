@@ -20,7 +20,7 @@ def test_a_stop_before_the_first_step_is_no_failure(
     """If a scheduler stops the ranks while they start, the exit code asks for another start."""
     monkeypatch.setattr(start.launcher.Launcher, "run", lambda self: INTERRUPTED)
     job = ask()
-    assert start.start(job, StartOptions(), StopAsked(), Mock()) == INTERRUPTED
+    assert start.start(job, StartOptions(), StopAsked(), Mock(), Mock()) == INTERRUPTED
     assert "stopped before the first step" in capsys.readouterr().err
     assert start.outcome(job, INTERRUPTED)["step"] == 0
 
@@ -36,5 +36,7 @@ def test_a_start_killed_while_adopting_checkpoints_can_be_repeated(
 
     monkeypatch.setattr(store, "adopt", dying)
     with pytest.raises(KeyboardInterrupt):
-        start.start(ask("checkpoints.url=memory://bucket/run"), StartOptions(), StopAsked(), Mock())
+        start.start(
+            ask("checkpoints.url=memory://bucket/run"), StartOptions(), StopAsked(), Mock(), Mock()
+        )
     assert ask("checkpoints.url=memory://bucket/run").folder.begun

@@ -8,7 +8,7 @@ import pytest
 from headrace.console.errors import RunError
 from headrace.models.config import load_model_config
 from headrace.trainer.cluster.lost_ranks import LostRankError
-from headrace.trainer.scores import harness, records
+from headrace.trainer.scores import harness, tables
 from headrace.trainer.scores.config import ScoresConfig
 from headrace.trainer.scores.missing import Missing, failed, failures, missing, unanswered
 
@@ -70,10 +70,10 @@ def test_only_a_run_that_scores_and_is_at_its_end_owes_scores() -> None:
 
 def test_the_report_says_what_is_missing_and_how_to_compute_it() -> None:
     gaps = [Missing(8, ("a",)), Missing(4, ("<b>",), "no network")]
-    page = records.scores_section([entry(4, b="no network")], gaps, "runs/x")
+    page = tables.scores_section([entry(4, b="no network")], gaps, "runs/x")
     assert "Step 8 has no scores of a yet." in page and "&lt;b&gt;" in page
     assert "<code>trainer eval runs/x --step 8</code>" in page and "<table" not in page
-    assert "<table" in records.scores_section([entry(4, "a")], gaps, "runs/x")
+    assert "<table" in tables.scores_section([entry(4, "a")], gaps, "runs/x")
 
 
 def test_a_lost_rank_is_no_failure_of_a_task(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from headrace.dataplane.runlog.writer import read
 from headrace.models.config import ModelConfig, load_model_config
 from headrace.models.weights import Weights
 from headrace.trainer.folder import SCORES, RunFolder
-from headrace.trainer.scores import records
+from headrace.trainer.scores import records, tables
 from headrace.trainer.weights.source import Checkpoint
 
 
@@ -38,16 +38,16 @@ def test_scores_are_lines_beside_the_run_and_a_table_by_step(tmp_path: Path) -> 
         assert records.store(source, SCORES, scored(value)) == str(tmp_path / "scores.jsonl")
     entries = list(read(run.scores))
     assert [entry["step"] for entry in entries] == [20, 3, 20, 40]
-    table = records.scores_section([*entries, {"step": 50, **scored(0.9, "<mine>")}])
+    table = tables.scores_section([*entries, {"step": 50, **scored(0.9, "<mine>")}])
     cells = [cell.partition("</td>")[0] for cell in table.split("<td>")]
     assert cells[1:6] == ["acc", "0.7500 ± 0.02", "0.2500 ± 0.02", "not finite ± 0.02", "–"]
     assert "f1 (strict)" in table and "&lt;mine&gt;" in table and "0.1250" not in table
-    assert records.scores_section([]) == ""
+    assert tables.scores_section([]) == ""
 
 
 def test_scores_of_a_few_documents_do_not_replace_those_of_all() -> None:
     few = {"step": 3, "limit": 2, **scored(1.0)}
-    table = records.scores_section([{"step": 3, "limit": None, **scored(0.25)}, few])
+    table = tables.scores_section([{"step": 3, "limit": None, **scored(0.25)}, few])
     assert "<td>acc</td><td>0.2500 ± 0.02</td>" in table
     assert "<td>acc, limit 2</td><td>1.0000 ± 0.02</td>" in table
 

@@ -24,8 +24,8 @@ from ....models.precision import compute_dtype
 from ...run.config import RunConfig
 from ..footprints import Traces
 from ..parameters import parameter_state
-from ..planner.machine import Split
 from ..planner.operations.trace import ModelTrace
+from ..planner.split import Split
 from ..rank_memory import SortShards
 from ..state import ParameterState
 from .load import build

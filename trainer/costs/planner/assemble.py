@@ -21,7 +21,7 @@ from .division.problem import Choice, Problem
 from .forms import Way
 from .grid import Grid
 from .layers import Costs
-from .search import Candidate
+from .outcome import Candidate
 
 PARTS = {
     "compute": "forward and backward passes",

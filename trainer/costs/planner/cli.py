@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..modules.model import Traced
     from ..simulation.outlook import Outlook
     from .make import PhasePlans, Plans, Question
-    from .search import Candidate
+    from .outcome import Candidate
 
 REQUIRED = ("hardware", "gpus")
 

@@ -15,7 +15,7 @@ from ...engines.fsdp2 import Fsdp2Config, Gather
 from ...layout.checks import problems
 from ...layout.config import LayoutConfig
 from ...loop.batches import micro_batches, micro_rows
-from .machine import Split
+from .split import Split
 
 if TYPE_CHECKING:
     from ....dataplane.order.timeline import PhaseRows

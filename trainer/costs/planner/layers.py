@@ -7,7 +7,7 @@ state add up (footprints.py); what does not is counted by the timeline of a step
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cache, cached_property, partial
@@ -29,9 +29,11 @@ from ..rank_memory import Between, ModelParts, RankMemory, as_context, engine_of
 from . import messages
 from .division.problem import Choice, Fixed, Problem, Sort
 from .forms import Form, Sizes, Way, choices
-from .grid import Grid
-from .machine import Machine, Split
-from .operations.trace import LayerTrace, ModelTrace, Operations, of_rank, rings_of, trace
+from .grid import Grid, Shape, variants
+from .machine import Machine
+from .operations.trace import LayerTrace, ModelTrace, Operations, trace
+from .rings import of_rank, rings_of
+from .split import Split
 from .work import RULES, Passes, recompute_launches
 
 if TYPE_CHECKING:
@@ -95,6 +97,10 @@ class Costs:
     @cached_property
     def sorts(self) -> Sequence[LayerTrace]:
         return self.trace.sorts
+
+    def variants(self, shape: Shape, gpus: int) -> Iterator[Grid]:
+        """Yield the engines and schedules of a shape that the engines' checks accept."""
+        return variants(shape, self.model, gpus, self.machine.per_node, self.precision)
 
     def _passes(self, split: Split, ep: int) -> tuple[list[Passes], Passes]:
         """Return the costs of each sort, and of the head."""

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 from ....console.errors import PlanError
-from ....models.options.names import AttentionForm, LongFilterForm
 from ....models.options.precision import Fp8Config
 from ..hardware import Hardware
 from ..hardware.file import Overhead
+from .split import Direction, Split
 from .work import Work
-
-Direction = Literal["forward", "backward"]
 
 MEMORY_BOUND = (
     *("rms_norm", "add_rms_norm", "gated_rms_norm", "glu", "rope"),
@@ -26,21 +22,6 @@ RING = "ring_attention"
 """Rows of attention by a ring without fused attention: pairs of queries and keys by channels."""
 BACKWARD_ATTENTION = 2.5
 """Operations of attention's backward pass, in those of its forward pass."""
-
-
-@dataclass(frozen=True)
-class Split:
-    """Ranks that share the rows of a micro-batch, and how."""
-
-    rows: int = 1
-    tp: int = 1
-    cp: int = 1
-    attention: AttentionForm = "a2a"
-    hyena_li: LongFilterForm = "states"
-
-    @property
-    def ranks(self) -> int:
-        return self.tp * self.cp
 
 
 class Machine:

@@ -20,9 +20,11 @@ from .division.assigned import assigned
 from .grid import grid_of
 from .layers import Costs
 from .machine import Machine
+from .outcome import Candidate, Outcome
 from .proof.nearest import nearest
 from .proof.refused import reasons
-from .search import Candidate, Outcome, Wanted, search
+from .search import search
+from .wanted import Wanted
 
 if TYPE_CHECKING:
     from ....models.config import ModelConfig

@@ -18,8 +18,9 @@ from ...engines.config import EngineConfig
 from ...engines.deepspeed import LARGEST_BUCKET, DeepSpeedConfig
 from ...engines.fsdp2 import Fsdp2Config
 from ...layout.config import LayoutConfig
-from .machine import Direction, Machine, Split
+from .machine import Machine
 from .operations.trace import LayerTrace, ModelTrace, Operations
+from .split import Direction, Split
 from .work import Work
 
 if TYPE_CHECKING:

@@ -14,71 +14,29 @@ from __future__ import annotations
 import gc
 import heapq
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import Any
 
 from ....models.accounting.step import Timeline
-from ...layout.config import LayoutConfig
 from .division.assigned import assigned
 from .division.bounds import Bounds, fastest_bound, quick_bound, stage_alone
 from .division.fit import fit
 from .division.interleaved import interleaved_estimate
-from .division.problem import Choice, Problem, Solution
+from .division.problem import Problem, Solution
 from .exchange import Plan, exchanged
-from .grid import Grid, Shape, shapes, variants
+from .grid import Grid, Shape, shapes
 from .layers import Costs, gradients_before_the_end
+from .outcome import Candidate, Outcome, choices_of
 from .proof.least import LeastPlan, floors_of, prove
+from .wanted import Wanted, matching, may_agree, may_be
 
 BEST = 10
 """Plans that a search returns."""
 MARGIN = 1e-9
 """Relative difference below which two times are equal: the simpler layout is then better."""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A plan of the search."""
-
-    grid: Grid
-    problem: Problem
-    solution: Solution
-    timelines: Sequence[Timeline]
-    """Memory over a step of a rank of each stage."""
-    given: Sequence[Choice] | None = None
-    """Choice of each layer, where the sum of the bytes did not decide."""
-
-    @property
-    def choices(self) -> list[Choice]:
-        """Choice of each layer."""
-        return choices_of(self.problem, self.solution) if self.given is None else [*self.given]
-
-
-@dataclass
-class Outcome:
-    """Result of a search."""
-
-    candidates: list[Candidate] = field(default_factory=list)
-    """Best first."""
-    refused: Counter[str] = field(default_factory=Counter)
-    """Reasons of layouts that cannot run, with their number."""
-    shapes: int = 0
-    grids: int = 0
-    solved: int = 0
-    """Grids whose divisions were searched."""
-    undecided: list[Grid] = field(default_factory=list)
-    """Layouts of which neither a plan that fits nor the proof that none does was found. Filled
-    only without candidates."""
-    states: int = 0
-    """Grids whose state alone exceeds the budget."""
-
-
-Wanted = Mapping[str, Any]
-"""Settings that a layout must have, by the names of `Grid.words`."""
 
 
 @contextmanager
@@ -140,7 +98,7 @@ def search(
 
     def expand(shape: Shape) -> None:
         fastest: dict[int, Problem] = {}  # schedules differ in nothing else
-        for grid in grids_of(costs, shape, gpus, wanted):
+        for grid in matching(costs.variants(shape, gpus), wanted):
             outcome.grids += 1
             key = id(grid.engine)
             if key not in fastest:
@@ -180,7 +138,7 @@ def search(
         del outcome.candidates[best:]
 
     for shape, layout, wrong in shapes(costs.model, gpus, costs.machine.per_node, costs.phase):
-        if _agrees(_settings(layout), wanted):  # reasons of layouts that are asked for
+        if may_agree(layout, wanted):  # reasons of layouts that are asked for
             outcome.refused.update(wrong)
         if shape is not None and may_be(shape, wanted):
             outcome.shapes += 1
@@ -250,26 +208,6 @@ def of_plan(costs: Costs, grid: Grid, plan: LeastPlan, budget: float) -> Candida
     return Candidate(grid, problem, solution, timelines, choices)
 
 
-def choices_of(problem: Problem, solution: Solution) -> list[Choice]:
-    """Return the choice of each layer. Of layers that are alike the first ones take the choices
-    that work with most memory: later layers have given theirs back by then."""
-    ranges = problem.ranges(solution.cuts)
-    found: list[Choice | None] = [None] * len(problem.layers)
-    for stage, plan in enumerate(solution.stages):
-        for chunk, counts in zip(problem.own(stage), plan.counts, strict=True):
-            waiting = {
-                sort: _in_turn(problem, sort, numbers) for sort, numbers in enumerate(counts)
-            }
-            for layer in range(*ranges[chunk]):
-                found[layer] = waiting[problem.layers[layer]].pop(0)
-    return [choice for choice in found if choice is not None]
-
-
-def _in_turn(problem: Problem, sort: int, numbers: Sequence[int]) -> list[Choice]:
-    pairs = zip(problem.sorts[sort].choices, numbers, strict=True)
-    return sorted((choice for choice, n in pairs for _ in range(n)), key=lambda each: -each.work)
-
-
 def scheduled(problem: Problem, grid: Grid) -> Problem:
     """Return the problem with the schedule of a grid."""
     return replace(problem, schedule=grid.layout.schedule, chunks=grid.layout.chunks)
@@ -286,28 +224,6 @@ def shape_bound(costs: Costs, shape: Shape, simulate: bool = False) -> float:
         each = [min(pair) for pair in zip(each, beside, strict=True)]
     total = sum(each[sort] for sort in costs.trace.layers) + head.ahead + head.back
     return shape.micro_batches * total / shape.layout.pp
-
-
-def grids_of(costs: Costs, shape: Shape, gpus: int, wanted: Wanted | None) -> Iterator[Grid]:
-    """Yield the grids of a shape that are asked for."""
-    for grid in variants(shape, costs.model, gpus, costs.machine.per_node, costs.precision):
-        if not wanted or all(grid.words().get(name) == value for name, value in wanted.items()):
-            yield grid
-
-
-def may_be(shape: Shape, wanted: Wanted | None) -> bool:
-    """True unless the shape contradicts what is wanted."""
-    sizes = {"dp": shape.dp, "rows": shape.rows, "micro": shape.micro_batches}
-    return _agrees({**_settings(shape.layout), **sizes}, wanted)
-
-
-def _settings(layout: LayoutConfig) -> Wanted:
-    names = ("pp", "cp", "tp", "ep", "attention", "hyena_li")
-    return {name: getattr(layout, name) for name in names}
-
-
-def _agrees(known: Wanted, wanted: Wanted | None) -> bool:
-    return not wanted or all(known.get(name, value) == value for name, value in wanted.items())
 
 
 def _rank(candidate: Candidate) -> tuple[float, ...]:

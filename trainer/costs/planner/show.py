@@ -14,7 +14,8 @@ from ..model_parts import threads_of
 from .assemble import PARTS, fullest, in_phase, time_by_part
 from .grid import distinct_names
 from .make import PhasePlans, Plans
-from .search import Candidate, Wanted
+from .outcome import Candidate
+from .wanted import Wanted
 
 PROVED = 1e-6
 """Relative difference between price and bound below which a plan is proved best."""

@@ -126,9 +126,7 @@ def _pipeline(outlook: Outlook) -> str:
         if name:
             longer = step.seconds / steps[0][1].seconds - 1
             drawings.append(f'<p class="note">with {escape(name)}: {longer:+.1%}</p>')
-        drawings.append(
-            picture(step.timeline, problem.stages, updates=step.updates, until=until, axis=axis)
-        )
+        drawings.append(picture(step.timeline.spans, updates=step.updates, until=until, axis=axis))
     keys = "".join(
         f'<span class="key"><i class="{kind}"></i>{kind}</span>'
         for kind in ("forward", "backward", "update")

@@ -14,7 +14,7 @@ from ..division.interleaved import least_division
 from ..division.problem import Problem
 from ..grid import Grid, shapes
 from ..layers import Costs
-from ..search import Wanted, grids_of, may_be
+from ..wanted import Wanted, matching, may_be
 from ..work import RULES
 from .least import floors_of
 
@@ -88,7 +88,7 @@ def _grids(costs: Costs, gpus: int, wanted: Wanted | None) -> Iterator[Grid]:
     for shape, *_ in shapes(costs.model, gpus, costs.machine.per_node, costs.phase):
         if shape is None or not may_be(shape, wanted):
             continue
-        for grid in grids_of(costs, shape, gpus, wanted):
+        for grid in matching(costs.variants(shape, gpus), wanted):
             key = id(grid.engine), grid.layout
             plain = grid.layout.schedule != "gpipe" or (wanted and "schedule" in wanted)
             if plain and key not in seen:  # rows come in rising order

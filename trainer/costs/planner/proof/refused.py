@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from ..grid import Shape, refusal, shapes, tried, variants
+from ..grid import Shape, refusal, shapes, tried
 from ..layers import Costs
-from ..search import Outcome, Wanted, may_be
+from ..outcome import Outcome
+from ..wanted import Wanted, may_be
 
 SHOWN = 5
 """Reasons that are named."""
@@ -72,9 +73,7 @@ def _is_degree(size: Any) -> bool:
 def _of_values(costs: Costs, gpus: int, wanted: Wanted) -> Iterator[str]:
     """Yield, for each setting, the values that it has in the layouts with all others."""
     every = [
-        grid.words()
-        for shape in _shapes(costs, gpus, {})
-        for grid in variants(shape, costs.model, gpus, costs.machine.per_node, costs.precision)
+        grid.words() for shape in _shapes(costs, gpus, {}) for grid in costs.variants(shape, gpus)
     ]
     for name, value in wanted.items():
         others = {other: wanted[other] for other in wanted if other != name}

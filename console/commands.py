@@ -1,0 +1,84 @@
+"""Commands and functions of all folders, by name: modules that are imported when they are called.
+
+This is the one file that names modules of every folder. A folder whose command has subcommands of a
+folder above it takes them from here, and so does one that calls a function of a folder above it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from .command import LazyCommand
+
+HEADRACE = {
+    "tokenize": ("..tokenize.cli:main", "Build token datasets from corpora."),
+    "mixtures": (
+        "..mixtures.cli:main",
+        "Plan the data of a run: sources, phases, weights; audit it.",
+    ),
+    "trainer": ("..trainer.cli:main", "Start, resume and report runs."),
+    "models": ("..models.cli:main", "Show, count and convert models."),
+    "bench": ("..trainer.measure.cli:main", "Measure blocks and collectives on this machine."),
+    "doctor": (".doctor:main", "Check this machine: versions, devices, missing packages."),
+    "config": ("..trainer.config_key:main", "Explain a key of a run, a mixture or a model."),
+    "recipes": (
+        "..trainer.recipes:main",
+        "List models, runs and mixtures that fit together.",
+    ),
+    "completion": (".completion:main", "Complete commands, options and paths in the shell."),
+    "demo": ("..trainer.demo:main", "Run the whole pipeline at small size, from corpus to model."),
+}
+"""Subcommands of `headrace`."""
+
+TRAINER = {
+    "report": (
+        "..trainer.report.commands:report",
+        "Draw the report of a run, or compare several runs.",
+    ),
+    "board": (
+        "..trainer.board.command:board",
+        "Serve a live page of all runs in and below folders or URLs [runs], on this machine alone.",
+    ),
+    "list": (
+        "..trainer.report.commands:list_command",
+        "List the runs in and below folders [runs]: status, step, loss, speed, last checkpoint.",
+    ),
+    "plan": (
+        "..trainer.costs.planner.cli:plan",
+        "Search the layout with the shortest step that fits into memory.",
+    ),
+    "profile": (
+        "..trainer.measure.cli:profile",
+        "Measure this machine into a hardware YAML for `trainer plan`.",
+    ),
+    "tune": (
+        "..trainer.tune.cli:tune",
+        "Measure the best layouts by prediction in short trials on this machine.",
+    ),
+    "anneal": (
+        "..trainer.anneal.cli:anneal",
+        "Compare mixtures: train each from one checkpoint of RUN, and rank them.",
+    ),
+}
+"""Subcommands of `trainer` that stand above it."""
+
+
+def lazy(table: dict[str, tuple[str, str]], *names: str) -> Iterator[LazyCommand]:
+    """Yield the commands of these names, or all of a table."""
+    for name in names or table:
+        target, summary = table[name]
+        yield LazyCommand(name, target, summary)
+
+
+def find_engine_state(*arguments: Any) -> Any:
+    """State of an engine, for `headrace models show`: models/ cannot import the engines."""
+    return import_module("..trainer.costs.parameters", __package__).find_engine_state(*arguments)
+
+
+def write_report(run: str) -> Path:
+    """Write the report of a run, for the end of `trainer run`. Return its path."""
+    path: Path = import_module("..trainer.report", __package__).write([run])[0]
+    return path
