@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headrace.models.config import ModelConfig
-from headrace.models.options import OPTIONS
-from headrace.models.options.init import InitConfig
-from headrace.models.options.names import Kernel
+from headrace.models.config.config import ModelConfig
+from headrace.models.config.options import OPTIONS
+from headrace.models.config.options.init import InitConfig
+from headrace.models.config.options.names import Kernel
 
 SMALL = InitConfig(weights="small", output="wang")
 

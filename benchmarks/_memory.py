@@ -11,10 +11,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from headrace.models.model import initial_weights
-from headrace.models.options.recompute import Rule
+from headrace.models.config.options.recompute import Rule
+from headrace.models.model.model import initial_weights
+from headrace.trainer.accounting.memory import timelines
 from headrace.trainer.checkpoints.store import RunState
-from headrace.trainer.costs.memory import timelines
 from headrace.trainer.engines.engine import give
 from headrace.trainer.launch.worker import build_engine
 from headrace.trainer.layout.groups import join

@@ -13,9 +13,9 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
 from headrace.models.accounting.count import build_meta
-from headrace.models.config import ModelConfig
-from headrace.models.model import initial_weights
-from headrace.models.options.precision import PRECISIONS
+from headrace.models.config.config import ModelConfig
+from headrace.models.config.options.precision import PRECISIONS
+from headrace.models.model.model import initial_weights
 from headrace.trainer.engines.config import EngineConfig
 from headrace.trainer.engines.engine import Engine, give
 from headrace.trainer.engines.objective import Objective

@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from corpora import texts
-from small_data import plan_of, write_dataset
+from support.data.corpora import texts
+from support.data.small_data import plan_of, write_dataset
 
 from headrace.dataplane.datasets import manifest as manifests
 from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
-from headrace.trainer.costs import about
+from headrace.trainer.accounting import about
 from headrace.trainer.run import resolve
 from headrace.trainer.run.request import Request
 
 SOURCES = tuple(f"source-{number}" for number in range(8))
-MODEL = str(Path(__file__).parents[1] / "tests/trainer/tiny.yaml")
+MODEL = str(Path(__file__).parents[1] / "tests/support/configs/tiny.yaml")
 LENGTH, ROWS = 64, 64
 SPIKES = 50
 TAILS = 20_000

@@ -27,9 +27,9 @@ from typing import Any
 from urllib.parse import urlencode
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from chromium import Chromium, installed
+from support.pages.chromium import Chromium, installed
 
-from headrace.trainer.board.runs import BoardRun
+from headrace.reports.board.runs import BoardRun
 
 from ._written_runs import write
 

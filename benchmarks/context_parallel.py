@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from headrace.models.config import ModelConfig, load_model_config
-from headrace.models.model import Model
+from headrace.models.config.config import ModelConfig, load_model_config
+from headrace.models.model.model import Model
 from headrace.models.parallel.axes import Axes, Axis
 
 WIDTH = 128

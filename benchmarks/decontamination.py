@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import tokenize_bpe
-from headrace.tokenize.build.build import BuildConfig, build
+from headrace.tokenize.builder.build import BuildConfig, build
 from headrace.tokenize.corpus.decontaminate import StoredEvaluations
 from headrace.tokenize.corpus.evaluations import EvaluationConfig
 from headrace.tokenize.executors import ExecutorConfig

@@ -19,7 +19,7 @@ from unittest import mock
 
 from headrace.dataplane.datasets import manifest
 from headrace.dataplane.storage import storage
-from headrace.tokenize.build.build import BuildConfig, build
+from headrace.tokenize.builder.build import BuildConfig, build
 from headrace.tokenize.executors import ExecutorConfig
 
 GI, MI = 1 << 30, 1 << 20

@@ -23,14 +23,14 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from plan_data import write_head
+from support.data.plan_data import write_head
 
 from headrace.dataplane.arrays import Int64
 from headrace.dataplane.order.epochs.tokens import REMAINDERS, REMAINDERS_BYTES
 from headrace.dataplane.order.plan import CUT, Plan
 from headrace.dataplane.order.stream import Stream
+from headrace.mixtures.mixture_file.mixture import Mixture, PhaseSpec, SourceSpec
 from headrace.mixtures.planning.resolve_mixture import resolve
-from headrace.mixtures.spec.mixture import Mixture, PhaseSpec, SourceSpec
 from headrace.mixtures.view.summary import summarize
 
 SIZES = (3_000_000, 30_000_000, 300_000_000, 10_000_000_000)

@@ -32,8 +32,8 @@ import numpy.typing as npt
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from plan_data import write_head
-from small_data import plan_of, write_dataset
+from support.data.plan_data import write_head
+from support.data.small_data import plan_of, write_dataset
 
 from headrace.dataplane.datasets.dataset import Parts
 from headrace.dataplane.loader import gather

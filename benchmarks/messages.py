@@ -24,8 +24,8 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
-from headrace.models.config import ModelConfig, load_model_config
-from headrace.models.model import Model
+from headrace.models.config.config import ModelConfig, load_model_config
+from headrace.models.model.model import Model
 from headrace.trainer.engines.config import EngineConfig
 from headrace.trainer.engines.deepspeed import DeepSpeedConfig
 from headrace.trainer.engines.fsdp2 import Fsdp2Config, Gather

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from plan_data import write_head
-from small_data import write_dataset
+from support.data.plan_data import write_head
+from support.data.small_data import write_dataset
 
 from headrace.dataplane.arrays import Int64
 from headrace.dataplane.datasets import manifest as manifests
@@ -36,9 +36,9 @@ from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.order.stream import Stream
 from headrace.dataplane.storage import host_files
 from headrace.mixtures.audit.auditor import Auditor
+from headrace.mixtures.mixture_file.mixture import Mixture, PhaseSpec, SourceSpec
 from headrace.mixtures.planning.open_plan import open_plan
 from headrace.mixtures.planning.resolve_mixture import resolve
-from headrace.mixtures.spec.mixture import Mixture, PhaseSpec, SourceSpec
 from headrace.mixtures.template import template
 from headrace.mixtures.view.summary import summarize
 from headrace.mixtures.view.table import table

@@ -11,9 +11,9 @@ import time
 
 import torch
 
-from headrace.models.config import load_model_config
+from headrace.models.config.config import load_model_config
 from headrace.models.documents import Documents
-from headrace.models.model import Model
+from headrace.models.model.model import Model
 
 PATTERNS = ("attention", "mamba", "se", "mr", "li", "freeform", "se, mr, li, mamba, attention")
 FREEFORM = "operators.freeform={kind: hyena-li-freeform, filter_horizon: 2048}"

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from headrace.models.config.options.mamba2 import Mamba2Options
 from headrace.models.layers.convolution import causal_convolution
 from headrace.models.layers.scan import modal_scan
 from headrace.models.operators import BatchContext
 from headrace.models.operators.mamba2 import Mamba2
-from headrace.models.options.mamba2 import Mamba2Options
 
 ROWS, LENGTH, WIDTH = 1, 512, 128
 

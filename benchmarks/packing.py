@@ -24,7 +24,7 @@ import numpy as np
 
 from headrace.dataplane.arrays import Int64
 from headrace.dataplane.datasets.dataset import Dataset
-from headrace.tokenize.build.build import BuildConfig, build
+from headrace.tokenize.builder.build import BuildConfig, build
 from headrace.tokenize.executors import ExecutorConfig
 from headrace.tokenize.train import TrainConfig, train
 from headrace.tokenize.views.pack import PackConfig, pack, pack_shard

@@ -38,20 +38,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from headrace.models.config import ModelConfig, load_model_config
+from headrace.models.config.config import ModelConfig, load_model_config
 from headrace.models.documents import Documents
-from headrace.models.model import Model
+from headrace.models.model.model import Model
 from headrace.models.parallel.handed import handed
 from headrace.trainer.engines.engine import Engine
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Sums
 from headrace.trainer.layout.config import LayoutConfig
+from headrace.trainer.layout.cuts import even
 from headrace.trainer.layout.groups import Parallel
+from headrace.trainer.layout.schedules import Action, Kind, Orders
+from headrace.trainer.layout.simulate import simulate
 from headrace.trainer.layout.stages import chunks_of, cuts_of
 from headrace.trainer.loop.execute import execute, forward_pass
-from headrace.trainer.pipeline.cuts import even
-from headrace.trainer.pipeline.schedules import Action, Kind, Orders
-from headrace.trainer.pipeline.simulate import simulate
 
 from . import _ranks
 from .messages import Batch, batches

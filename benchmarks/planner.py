@@ -17,9 +17,9 @@ import tempfile
 import time
 from dataclasses import replace
 
-from headrace.models.config import load_model_config
-from headrace.trainer.costs.hardware import Hardware
-from headrace.trainer.costs.planner.make import Question, make_plans, uniform_phase
+from headrace.models.config.config import load_model_config
+from headrace.planner.hardware import Hardware
+from headrace.planner.search.make import Question, make_plans, uniform_phase
 from headrace.trainer.run.config import RunConfig
 
 GPUS, SECONDS, MEMORY = 2048, 15.0, 1 << 30

@@ -26,10 +26,10 @@ from typing import Any
 
 import yaml
 
-from headrace.trainer.costs.hardware import Hardware
-from headrace.trainer.costs.planner.machine import Machine
-from headrace.trainer.costs.planner.split import Split
-from headrace.trainer.costs.planner.work import Work
+from headrace.planner.grid.split import Split
+from headrace.planner.hardware import Hardware
+from headrace.planner.prices.machine import Machine
+from headrace.planner.traces.work import Work
 
 FILE = Path(__file__).parent / "published_runs.yaml"
 RATES = [1e14 * 1.04**n for n in range(80)]

@@ -38,10 +38,10 @@ def serve(options: dict[str, Any], parent: Connection) -> None:
     import torch
 
     from headrace.models.accounting.count import build_meta
-    from headrace.models.config import ModelConfig
-    from headrace.models.model import initial_weights
-    from headrace.models.options import OPTIONS
-    from headrace.models.options.precision import PRECISIONS
+    from headrace.models.config.config import ModelConfig
+    from headrace.models.config.options import OPTIONS
+    from headrace.models.config.options.precision import PRECISIONS
+    from headrace.models.model.model import initial_weights
     from headrace.trainer.cluster import ranks as group
     from headrace.trainer.engines.engine import give
     from headrace.trainer.engines.fsdp2 import Fsdp2Config

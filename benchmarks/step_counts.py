@@ -23,10 +23,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed import HashStore
 
 from headrace.models.accounting.count import build_meta
-from headrace.models.config import ModelConfig, load_model_config
-from headrace.models.fp8 import quantize
-from headrace.models.options.precision import PRECISIONS
-from headrace.models.options.recompute import Recompute
+from headrace.models.config.config import ModelConfig, load_model_config
+from headrace.models.config.options.precision import PRECISIONS
+from headrace.models.config.options.recompute import Recompute
+from headrace.models.transforms.fp8 import quantize
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig

@@ -63,7 +63,7 @@ def _prose(library: Path) -> Iterator[str]:
 
 
 def ours(corpus: str, tokenizer: str, out: str) -> None:
-    from headrace.tokenize.build.build import BuildConfig, build
+    from headrace.tokenize.builder.build import BuildConfig, build
     from headrace.tokenize.executors import ExecutorConfig
 
     build(
@@ -165,7 +165,7 @@ def datatrove(corpus: str, tokenizer: str, out: str) -> None:
 WAYS = (ours, tokenizers, mds_writer, litdata, datatrove)
 IMPORTS = {
     # pyarrow imports pandas, if installed, with its first array
-    "ours": ("tokenizers", "fastokens", "pandas", "headrace.tokenize.build.build"),
+    "ours": ("tokenizers", "fastokens", "pandas", "headrace.tokenize.builder.build"),
     "mds_writer": ("tokenizers", "streaming"),
     "litdata": ("tokenizers", "torch", "litdata"),
     "datatrove": ("tokenizers", "datatrove.executor", "datatrove.pipeline.tokens"),

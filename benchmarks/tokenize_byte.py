@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.tokenize.build.build import BuildConfig, build
+from headrace.tokenize.builder.build import BuildConfig, build
 from headrace.tokenize.executors import ExecutorConfig
 from headrace.tokenize.sources.format import SourceConfig
 

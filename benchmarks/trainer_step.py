@@ -39,10 +39,10 @@ def stepper(
     import torch
 
     from headrace.models.accounting.count import build_meta
-    from headrace.models.config import ModelConfig
-    from headrace.models.model import initial_weights
-    from headrace.models.options import OPTIONS
-    from headrace.models.options.precision import PRECISIONS
+    from headrace.models.config.config import ModelConfig
+    from headrace.models.config.options import OPTIONS
+    from headrace.models.config.options.precision import PRECISIONS
+    from headrace.models.model.model import initial_weights
     from headrace.trainer.cluster import ranks as group
     from headrace.trainer.engines import ENGINES as KNOWN
     from headrace.trainer.engines.engine import give
@@ -116,7 +116,7 @@ def serve(engine: str, parent: Connection) -> None:
 def loader_wait() -> float:
     """Return the median seconds that a step waits for its rows, read and hashed in the step."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-    from small_data import plan_of, random_documents, write_dataset
+    from support.data.small_data import plan_of, random_documents, write_dataset
 
     from headrace.dataplane.loader.loader import Loader
 

@@ -21,45 +21,48 @@ HEADRACE = {
     ),
     "trainer": ("..trainer.cli:main", "Start, resume and report runs."),
     "models": ("..models.cli:main", "Show, count and convert models."),
-    "bench": ("..trainer.measure.cli:main", "Measure blocks and collectives on this machine."),
+    "bench": ("..planner.measure.cli:main", "Measure blocks and collectives on this machine."),
     "doctor": (".doctor:main", "Check this machine: versions, devices, missing packages."),
-    "config": ("..trainer.config_key:main", "Explain a key of a run, a mixture or a model."),
+    "config": ("..trainer.guide.config_key:main", "Explain a key of a run, a mixture or a model."),
     "recipes": (
-        "..trainer.recipes:main",
+        "..trainer.guide.recipes:main",
         "List models, runs and mixtures that fit together.",
     ),
     "completion": (".completion:main", "Complete commands, options and paths in the shell."),
-    "demo": ("..trainer.demo:main", "Run the whole pipeline at small size, from corpus to model."),
+    "demo": (
+        "..trainer.guide.demo:main",
+        "Run the whole pipeline at small size, from corpus to model.",
+    ),
 }
 """Subcommands of `headrace`."""
 
 TRAINER = {
     "report": (
-        "..trainer.report.commands:report",
+        "..reports.report.commands:report",
         "Draw the report of a run, or compare several runs.",
     ),
     "board": (
-        "..trainer.board.command:board",
+        "..reports.board.command:board",
         "Serve a live page of all runs in and below folders or URLs [runs], on this machine alone.",
     ),
     "list": (
-        "..trainer.report.commands:list_command",
+        "..reports.report.commands:list_command",
         "List the runs in and below folders [runs]: status, step, loss, speed, last checkpoint.",
     ),
     "plan": (
-        "..trainer.costs.planner.cli:plan",
+        "..planner.cli:plan",
         "Search the layout with the shortest step that fits into memory.",
     ),
     "profile": (
-        "..trainer.measure.cli:profile",
+        "..planner.measure.cli:profile",
         "Measure this machine into a hardware YAML for `trainer plan`.",
     ),
     "tune": (
-        "..trainer.tune.cli:tune",
+        "..planner.tune.cli:tune",
         "Measure the best layouts by prediction in short trials on this machine.",
     ),
     "anneal": (
-        "..trainer.anneal.cli:anneal",
+        "..reports.anneal.cli:anneal",
         "Compare mixtures: train each from one checkpoint of RUN, and rank them.",
     ),
 }
@@ -75,10 +78,12 @@ def lazy(table: dict[str, tuple[str, str]], *names: str) -> Iterator[LazyCommand
 
 def find_engine_state(*arguments: Any) -> Any:
     """State of an engine, for `headrace models show`: models/ cannot import the engines."""
-    return import_module("..trainer.costs.parameters", __package__).find_engine_state(*arguments)
+    return import_module("..trainer.accounting.parameters", __package__).find_engine_state(
+        *arguments
+    )
 
 
 def write_report(run: str) -> Path:
     """Write the report of a run, for the end of `trainer run`. Return its path."""
-    path: Path = import_module("..trainer.report", __package__).write([run])[0]
+    path: Path = import_module("..reports.report.write", __package__).write_report([run])[0]
     return path

@@ -234,7 +234,7 @@ def _choices(report: Report) -> None:
     with contextlib.redirect_stderr(io.StringIO()):
         run = import_module("..trainer.run.config", __package__).RunConfig()
         kernels = import_module("..models.kernels", __package__)
-        precisions = import_module("..models.options.precision", __package__)
+        precisions = import_module("..models.config.options.precision", __package__)
     cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
     precision = precisions.default_precision("cuda" if cards else "cpu")
     fused = kernels.KERNELS if cards else ()

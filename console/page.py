@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import click
@@ -130,3 +130,23 @@ def _cells(line: str) -> list[str]:
 def _text(text: str) -> str:
     """Return a line of text, escaped, with its code."""
     return CODE.sub(r"<code>\1</code>", html.escape(text.strip()))
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Return the lines of a table. Numbers are aligned to the right."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    numbers = [bool(cells) and all(row[k][:1].isdigit() for row in cells) for k in range(len(head))]
+    return [
+        _line(head),
+        _line("--:" if number else "---" for number in numbers),
+        *map(_line, cells),
+    ]
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(value: object) -> str:
+    """Return a value as the text of a cell, in which no character ends the cell."""
+    return " ".join(str(value).replace("|", "\\|").split())

@@ -33,7 +33,7 @@ def main() -> None:
 def keys() -> Iterator[str]:
     """Yield the paths of a mixture's keys."""
     from ..console.config import keys_of
-    from .spec.mixture import Mixture
+    from .mixture_file.mixture import Mixture
 
     return keys_of(Mixture)
 

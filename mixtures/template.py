@@ -10,8 +10,8 @@ from ..console.errors import ConfigError, Problem
 from ..console.progress import human
 from ..console.yaml_text import value
 from .lr_shapes import DEFAULT_SHAPE, SHAPES
+from .mixture_file.mixture import SourceSpec
 from .planning.open_sources import OpenedSource, open_sources, source_mismatches
-from .spec.mixture import SourceSpec
 
 SEQ_LEN = 4096
 BATCH = 1 << 22

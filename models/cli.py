@@ -12,7 +12,7 @@ from ..console import command
 
 if TYPE_CHECKING:
     from .accounting.summary import FindEngineState
-    from .config import ModelConfig
+    from .config.config import ModelConfig
 
 
 def positive(name: str, default: int, help: str) -> Callable[[Any], Any]:
@@ -21,7 +21,7 @@ def positive(name: str, default: int, help: str) -> Callable[[Any], Any]:
 
 
 def precisions() -> Collection[str]:
-    from .options.precision import PRECISIONS
+    from .config.options.precision import PRECISIONS
 
     return PRECISIONS
 
@@ -58,7 +58,7 @@ def list_models(as_json: bool) -> None:
     """
     from collections import Counter
 
-    from .config import load_model_config, shipped_models
+    from .config.config import load_model_config, shipped_models
 
     configs = {name: load_model_config(name) for name in shipped_models()}
     sizes = {name: _parameters(config) for name, config in configs.items()}
@@ -86,7 +86,7 @@ def _parameters(config: ModelConfig) -> int:
 def keys() -> Iterator[str]:
     """Yield the paths of a model's keys."""
     from ..console.config import keys_of
-    from .config import ModelConfig
+    from .config.config import ModelConfig
 
     return keys_of(ModelConfig)
 
@@ -94,7 +94,7 @@ def keys() -> Iterator[str]:
 def _model_of(name_or_file: str, overrides: Sequence[str]) -> ModelConfig:
     """Return the model of a name, of a YAML file, or of a folder."""
     from ..console import config as reader
-    from .config import ModelConfig, load_model_config, shipped_models
+    from .config.config import ModelConfig, load_model_config, shipped_models
 
     folder = Path(name_or_file)
     if name_or_file in shipped_models() or not folder.is_dir():
@@ -183,7 +183,7 @@ def show_model(
     from .accounting.show import render
     from .accounting.state import Degrees
     from .accounting.stored import stored
-    from .options.precision import PRECISIONS, Fp8Config
+    from .config.options.precision import PRECISIONS, Fp8Config
 
     if find_engine_state is None:
         raise click.UsageError(

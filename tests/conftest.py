@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from small_data import random_documents, threads_of_loaders, write_dataset
+from support.data.small_data import random_documents, threads_of_loaders, write_dataset
 
 # No deadlines: results must not depend on the machine's speed. The examples are the same in every
 # run, so that all changes are judged by the same ones; `make test-all` draws new ones.

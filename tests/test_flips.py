@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from corpora import ONE, texts, write_jsonl
-from small_data import plan_of
+from support.data.corpora import ONE, texts, write_jsonl
+from support.data.small_data import plan_of
 
 from headrace.console.errors import UserError
 from headrace.dataplane import tokenizers
@@ -33,7 +33,10 @@ from headrace.dataplane.storage.sealed import sealed
 from headrace.dataplane.storage.verified import read_named
 from headrace.mixtures.search import measured as rankings
 from headrace.models.accounting import stored as traces
-from headrace.tokenize.build.build import BuildConfig, build
+from headrace.planner.tune.folder import TuneFolder
+from headrace.planner.tune.trial import Result
+from headrace.reports.report.reading.chunks import chunks, count
+from headrace.tokenize.builder.build import BuildConfig, build
 from headrace.tokenize.corpus.drop_files import read_lists
 from headrace.tokenize.corpus.inputs import find_files
 from headrace.tokenize.files import file_hashes
@@ -45,11 +48,8 @@ from headrace.tokenize.sources.format import SourceConfig
 from headrace.tokenize.train import TrainConfig, train
 from headrace.tokenize.views.pack import PackConfig, pack
 from headrace.tokenize.views.select import SelectConfig, select
-from headrace.trainer.costs import measured
-from headrace.trainer.report.reading.chunks import chunks, count
-from headrace.trainer.request_folder import RequestFolder
-from headrace.trainer.tune.folder import TuneFolder
-from headrace.trainer.tune.trial import Result
+from headrace.trainer.accounting import measured
+from headrace.trainer.folders.request_folder import RequestFolder
 
 FLIPS = 40
 """Bits of a file that are flipped, one after another."""

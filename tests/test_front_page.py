@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import chromium
 import markdown  # tensorboard brings it
 import pytest
+from support.pages import chromium
 from test_house import ROOT
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]

@@ -18,7 +18,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 import pytest
-from import_graph import imports
+from support.code.import_graph import imports
 
 ROOT = Path(__file__).parents[1]
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
@@ -31,10 +31,12 @@ MAY_IMPORT = {
     "mixtures": {"dataplane", "console", "configs"},
     "tokenize": {"dataplane", "console", "configs"},
     "trainer": {"mixtures", "models", "dataplane", "console", "configs"},
+    "planner": {"trainer", "mixtures", "models", "dataplane", "console", "configs"},
+    "reports": {"trainer", "mixtures", "models", "dataplane", "console", "configs"},
 }
-"""Folders that each folder may import: trainer → mixtures → dataplane, tokenize → dataplane,
-trainer → models; all may import console. console/commands.py alone names modules of every folder:
-strings that it imports when a command is called."""
+"""Folders that each folder may import: planner and reports → trainer → mixtures → dataplane,
+tokenize → dataplane, trainer → models; all may import console. console/commands.py alone names
+modules of every folder: strings that it imports when a command is called."""
 
 LONG_FILE = 400
 
@@ -115,7 +117,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
         commands = re.findall(r"^(\w+) = ", archive.read(entry).decode(), re.MULTILINE)
     packaged = {name for name in names if ".dist-info/" not in name}
     shipped = [*ALL_FILES, ROOT / "py.typed", *(ROOT / "configs").rglob("*.yaml")]
-    shipped += (ROOT / "trainer/board/static").iterdir()
+    shipped += (ROOT / "reports/board/static").iterdir()
     shipped += (ROOT / "tokenize/chat").glob("*.jinja")
     assert packaged == {f"headrace/{file.relative_to(ROOT)}" for file in shipped}
     assert any(name.endswith("licenses/LICENSE") for name in names)
@@ -154,7 +156,7 @@ def test_imports_point_downwards(room: str) -> None:
         (("dataplane", "shards"), "from ...tokenize.build import build"),
         (("console",), "from ..models.config import ModelConfig"),
         (("mixtures",), "def late():\n    from ..trainer import run"),
-        (("trainer",), "from headrace.models.model import Model"),
+        (("trainer",), "from headrace.models.model.model import Model"),
         (("trainer",), "import headrace.models"),
         (("trainer",), "from ..tokenize.build import build"),
         (("tokenize",), "WORKER = 'headrace.trainer.launch.rank'"),
@@ -267,11 +269,11 @@ def dataclasses_in(hint: object, seen: dict[type, None]) -> dict[type, None]:
 
 
 def configurations() -> list[type]:
-    from headrace.mixtures.spec.mixture import Mixture
-    from headrace.models.config import ModelConfig
-    from headrace.tokenize.build.build import BuildConfig
+    from headrace.mixtures.mixture_file.mixture import Mixture
+    from headrace.models.config.config import ModelConfig
+    from headrace.planner.hardware.file import HardwareFile
+    from headrace.tokenize.builder.build import BuildConfig
     from headrace.tokenize.train import TrainConfig
-    from headrace.trainer.costs.hardware.file import HardwareFile
     from headrace.trainer.run.config import RunConfig
 
     seen: dict[type, None] = {}

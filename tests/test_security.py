@@ -18,7 +18,7 @@ from headrace.models.conversion.savanna.settings import read_settings
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("configs", "console", "dataplane", "mixtures", "models", "tokenize", "trainer")
 
-OWN_PROCESSES = {"trainer/cluster/ranks.py", "trainer/measure/local.py"}
+OWN_PROCESSES = {"trainer/cluster/ranks.py", "planner/measure/local.py"}
 """They read pickles that another process of the same command wrote into a private folder."""
 
 

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import chromium
 import pytest
+from support.pages import chromium
 from test_house import ROOT
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]

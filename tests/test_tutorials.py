@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from forked_shell import ForkedShell
-from tutorial_pages import TUTORIALS, Page, missing_lines, problems
+from support.pages.tutorial_pages import TUTORIALS, Page, missing_lines, problems
+from support.ranks.forked_shell import ForkedShell
 
 PAGES = {file.stem: file for file in TUTORIALS}
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..console.markdown import table
+from ..console.page import table
 from ..dataplane.account.account import Account, account_of
 from ..dataplane.account.fields import described_field
 from ..dataplane.account.sample import QUANTILES, Sample, sample_of

@@ -9,7 +9,7 @@ import click
 from ..console import command, page
 from ..dataplane.shards import FORMATS, writable_formats
 from . import options
-from .build.options import chat_options, fim_options
+from .builder.options import chat_options, fim_options
 from .neardup.commands import duplicates, neardup
 from .views.commands import pack, pack_options, select
 
@@ -114,7 +114,7 @@ def build_command(as_json: bool, pack: int | None, pack_long: Long | None, **val
     """
     from ..dataplane.account.account import counts_of, described_counts
     from ..dataplane.datasets import packing
-    from .build.build import build
+    from .builder.build import build
     from .views.build_packed import build_packed
 
     if pack_long is not None and pack is None:

@@ -19,9 +19,9 @@ from ..console.progress import Progress, as_bytes
 from ..dataplane.arrays import Int64
 from ..dataplane.tokenizers import marks
 from . import executors
-from .build.build import BuildConfig, cut, job_of, load_tokenizer, with_conversations
-from .build.settings import BuildJob
-from .build.tasks import Task, TokenizeWorker
+from .builder.build import BuildConfig, cut, job_of, load_tokenizer, with_conversations
+from .builder.settings import BuildJob
+from .builder.tasks import Task, TokenizeWorker
 from .corpus.inputs import find_files, with_standard_input
 from .corpus.read_stats import BAD, ReadStats
 from .sources.format import Texts

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
-from .build.options import apply_options, chat_of, fim_of, settings_of
+from .builder.options import apply_options, chat_of, fim_of, settings_of
 from .executors import ExecutorKind
 from .sources import CORPUS_FORMATS
 from .sources.fields import FIELD_KINDS
 from .sources.format import OnError, TextDocuments
 
 if TYPE_CHECKING:
-    from .build.build import BuildConfig
+    from .builder.build import BuildConfig
 
 T = TypeVar("T")
 
@@ -288,7 +288,7 @@ def _unescaped(option: str, text: str) -> str:
 
 def build_config(values: dict[str, Any]) -> BuildConfig:
     """Return the configuration of `build`, or of `count`, which has fewer options."""
-    from .build.build import BuildConfig
+    from .builder.build import BuildConfig
 
     splits = _splits(values.pop("split", ()))
     if "filter_settings" in values:
@@ -321,7 +321,7 @@ def build_config(values: dict[str, Any]) -> BuildConfig:
 
 
 def _splits(words: tuple[str, ...]) -> dict[str, float]:
-    from .build.build import check_splits
+    from .builder.build import check_splits
 
     splits: dict[str, float] = {}
     for word in words:

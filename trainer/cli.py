@@ -68,8 +68,8 @@ def run_keys() -> Iterator[str]:
 def keys() -> Iterator[str]:
     """Yield the paths of the keys of a run, and of its mixture and model."""
     from ..console.config import keys_of
-    from ..mixtures.spec.mixture import Mixture
-    from ..models.config import ModelConfig
+    from ..mixtures.mixture_file.mixture import Mixture
+    from ..models.config.config import ModelConfig
 
     yield from run_keys()
     yield from (f"mixture.{key}" for key in keys_of(Mixture))
@@ -177,7 +177,7 @@ def resume(
     from .cluster.end import PlainEnd
 
     asked, end = ranks.stop_asked(), PlainEnd()
-    from .folder import RunFolder
+    from .folders.folder import RunFolder
     from .launch import template
     from .run.resolve import load
 
@@ -212,7 +212,7 @@ def clean(folders: tuple[str, ...], dry_run: bool, as_json: bool, **policy: Any)
     More: docs/checkpoints.md
     """
     from .checkpoints import housekeeping
-    from .folder import RunFolder
+    from .folders.folder import RunFolder
     from .run.stored import read_run
 
     given = {name: value for name, value in policy.items() if value is not None}
@@ -291,7 +291,7 @@ def _go(
 
 
 def _describe(job: Job, words: list[str] | None, as_json: bool) -> None:
-    from .costs.describe import configuration, describe, lines
+    from .accounting.describe import configuration, describe, lines
     from .launch import preflight
 
     described, script = describe(job, activations=True), {}

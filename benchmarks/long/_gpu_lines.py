@@ -10,9 +10,9 @@ import torch
 
 from benchmarks._gpu_models import MODELS, TINY
 from benchmarks._synthetic_run import documents
-from headrace.models.config import ModelConfig
-from headrace.models.options.precision import PRECISIONS
-from headrace.models.options.recompute import Recompute
+from headrace.models.config.config import ModelConfig
+from headrace.models.config.options.precision import PRECISIONS
+from headrace.models.config.options.recompute import Recompute
 
 BASE = "bf16"
 

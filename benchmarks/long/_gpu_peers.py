@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from headrace.models.config import ModelConfig
+from headrace.models.config.config import ModelConfig
 
 from ._gpu_lines import Line, Sizes
 from ._gpu_run import speed, timed_steps

@@ -15,8 +15,8 @@ from benchmarks.step_counts import Counts, count_step
 from headrace.models.accounting.count import build_meta
 from headrace.models.accounting.memory import rank_shards
 from headrace.models.accounting.state import Degrees, state_bytes
-from headrace.models.options.precision import PRECISIONS
-from headrace.models.options.recompute import rules_of
+from headrace.models.config.options.precision import PRECISIONS
+from headrace.models.config.options.recompute import rules_of
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig
 from headrace.trainer.layout.config import LayoutConfig

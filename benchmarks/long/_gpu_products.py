@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from headrace.models.documents import Documents
-from headrace.models.layers.packed_attention import packed_attention
+from headrace.models.layers.attention.packed import packed_attention
 
 from ._gpu_lines import Sizes
 from ._kernel_measures import Clock

@@ -19,11 +19,11 @@ from torch import Tensor
 from benchmarks._gpu_models import with_kernels
 from benchmarks._synthetic_run import train
 from headrace.models.accounting.count import build_meta
-from headrace.models.fp8 import quantize
-from headrace.models.model import initial_weights
-from headrace.models.options.names import Backend, Kernel
-from headrace.models.options.precision import PRECISIONS
-from headrace.models.options.recompute import Recompute, rules_of
+from headrace.models.config.options.names import Backend, Kernel
+from headrace.models.config.options.precision import PRECISIONS
+from headrace.models.config.options.recompute import Recompute, rules_of
+from headrace.models.model.model import initial_weights
+from headrace.models.transforms.fp8 import quantize
 from headrace.trainer.cluster import ranks
 from headrace.trainer.engines.engine import Engine, give
 from headrace.trainer.engines.fsdp2 import Fsdp2Config

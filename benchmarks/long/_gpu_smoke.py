@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headrace.models.config.options.names import Kernel
 from headrace.models.documents import Documents
-from headrace.models.options.names import Kernel
 from headrace.trainer.engines.update import update
 
 from ._gpu_lines import Sizes

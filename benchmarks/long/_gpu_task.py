@@ -30,7 +30,7 @@ def main() -> int:
 
         return int(getattr(_gpu_tools, options.task)(*options.arguments, options.dry))
     if options.dry:
-        from bf16_interpreter import correct_bf16
+        from support.kernels.bf16_interpreter import correct_bf16
 
         correct_bf16()
     from benchmarks.long import _gpu_products, _gpu_smoke

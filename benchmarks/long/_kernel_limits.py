@@ -13,9 +13,9 @@ from functools import cache
 from typing import Any
 
 import torch
-from kernel_cases import all_cases
-from kernel_cases.case import Case, Draw, Shape
-from kernel_cases.compare import apart, errors, evaluate
+from support.kernels.cases import all_cases
+from support.kernels.cases.case import Case, Draw, Shape
+from support.kernels.cases.compare import apart, errors, evaluate
 from torch import Tensor
 
 from headrace.models.documents import Documents

@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 import torch._functorch.config
-from kernel_cases import all_cases
-from kernel_cases.case import Draw, Shape
-from kernel_cases.compare import errors, evaluate
+from support.kernels.cases import all_cases
+from support.kernels.cases.case import Draw, Shape
+from support.kernels.cases.compare import errors, evaluate
 from torch import Tensor
 
 from benchmarks._gpu_models import MODELS, TINY, with_kernels
-from headrace.models.compilation import compile_blocks
-from headrace.models.layers.attention_order import Implementation, attention_order
-from headrace.models.model import Model
-from headrace.models.options.names import Backend, Kernel
+from headrace.models.config.options.names import Backend, Kernel
+from headrace.models.layers.attention.order import Implementation, attention_order
+from headrace.models.model.model import Model
+from headrace.models.transforms.compilation import compile_blocks
 
 from ._kernel_limits import beyond_limits
 from ._kernel_peers import Size, Timed, timed

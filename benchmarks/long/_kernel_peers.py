@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from headrace.models.config.options.names import Kernel
+from headrace.models.config.options.rope import Rope
 from headrace.models.kernels import fft_convolution, gated_rms_norm, linear_cross_entropy, rms_norm
 from headrace.models.layers.convolution import causal_convolution
 from headrace.models.layers.gated_convolution import gated_convolution, gated_input, gated_modal
@@ -22,10 +24,8 @@ from headrace.models.layers.mixed_scan import mixed_scan
 from headrace.models.layers.norms import GatedRMSNorm, RMSNorm
 from headrace.models.layers.rope import plain, rotate, rotation
 from headrace.models.layers.routed_rows import collect, spread
-from headrace.models.loss import cross_entropy
+from headrace.models.model.loss import cross_entropy
 from headrace.models.operators.mlp import gated
-from headrace.models.options.names import Kernel
-from headrace.models.options.rope import Rope
 
 from . import _kernel_libraries as libraries
 

@@ -59,7 +59,7 @@ def main() -> int:
 
     warnings.simplefilter("ignore")
     if options.dry:
-        from bf16_interpreter import correct_bf16
+        from support.kernels.bf16_interpreter import correct_bf16
 
         correct_bf16()
     sizes, failed = Sizes(options.dry), 0

@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 import torch
 import triton
-from kernel_binaries import LONG, compiled, every_launch
-from kernel_cases import all_cases
+from support.kernels.binaries import LONG, compiled, every_launch
+from support.kernels.cases import all_cases
 
 
 def main() -> int:

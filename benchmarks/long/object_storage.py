@@ -1,6 +1,6 @@
 """Training rows from a real S3 server, beside litdata, mosaicml-streaming and raw GETs.
 
-OpenStack Swift with its s3api runs on this machine (tests/swift.py installs it). The corpus is
+OpenStack Swift with its s3api runs on this machine (tests/support/stores/swift.py). The corpus is
 200 MB of tokens in rows of 2,048, shuffled, written by each library in its own format. Each pass
 runs in a process of its own, first with no cache (cold), then with the cache that this has left
 (warm); the systems take turns, and figures are medians of the rounds. CPU seconds are those of the
@@ -32,8 +32,8 @@ from statistics import median
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
-from small_data import plan_of, write_dataset
-from swift import Swift, install
+from support.data.small_data import plan_of, write_dataset
+from support.stores.swift import Swift, install
 
 from benchmarks.long._store_readers import BUCKET, READERS, ROWS, SEQ_LEN
 from headrace.dataplane.arrays import Tokens

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from benchmarks.tokenize_bpe import TRAIN_ON, write_corpus
-from headrace.tokenize.build.build import BuildConfig, build
+from headrace.tokenize.builder.build import BuildConfig, build
 from headrace.tokenize.executors import ExecutorConfig
 from headrace.tokenize.train import TrainConfig, train
 

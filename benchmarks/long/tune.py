@@ -20,19 +20,19 @@ from functools import partial
 from pathlib import Path
 
 from headrace.console import config as reader
-from headrace.models.config import load_model_config
-from headrace.models.options.recompute import Rule
-from headrace.trainer.costs.hardware import Hardware
-from headrace.trainer.costs.planner.assemble import plan_of
-from headrace.trainer.costs.planner.make import Question, make_plans, parse_wanted, uniform_phase
-from headrace.trainer.costs.planner.search import search
-from headrace.trainer.request_folder import write
+from headrace.models.config.config import load_model_config
+from headrace.models.config.options.recompute import Rule
+from headrace.planner.hardware import Hardware
+from headrace.planner.search.assemble import plan_of
+from headrace.planner.search.make import Question, make_plans, parse_wanted, uniform_phase
+from headrace.planner.search.search import search
+from headrace.planner.tune import tune as work
+from headrace.planner.tune.folder import TuneFolder
+from headrace.planner.tune.prices import Pricing
+from headrace.planner.tune.trial import Result, Runs, Trial
+from headrace.trainer.folders.request_folder import write
 from headrace.trainer.run.config import RunConfig
 from headrace.trainer.run.layout_plan import LayoutPlan, load_plan
-from headrace.trainer.tune import tune as work
-from headrace.trainer.tune.folder import TuneFolder
-from headrace.trainer.tune.prices import Pricing
-from headrace.trainer.tune.trial import Result, Runs, Trial
 
 MODEL, BATCH = "tiny-transformer", 2048
 """Model, and tokens of a rank in a step, at most."""

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from ...console.markdown import table
+from ...console.page import table
 from .sample import QUANTILES, Sample
 
 MOST_VALUES = 20

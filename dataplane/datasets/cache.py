@@ -29,16 +29,7 @@ from ..shards.compression import unpack
 from ..storage import storage
 from ..storage.verified import read_checked, view_checked
 from .cache_folder import CacheFolder, unreadable
-from .chunks import (
-    CHUNK_BYTES,
-    RESTORE,
-    ChunkMap,
-    Run,
-    check_chunk,
-    check_stored,
-    damage,
-    spans,
-)
+from .chunks import CHUNK_BYTES, RESTORE, ChunkMap, Run, check_chunk, check_stored, damage, spans
 from .manifest import Shard
 
 log = get_logger(__name__)

@@ -17,15 +17,7 @@ from importlib import import_module
 from ...console.errors import InputError
 from ..datasets.manifest import TokenizerInfo
 from ..storage.verified import read_named
-from .tokenizer import (
-    Encoded,
-    Raw,
-    SpecialToken,
-    TextError,
-    Tokenizer,
-    TokenizerModule,
-    id_type,
-)
+from .tokenizer import Encoded, Raw, SpecialToken, TextError, Tokenizer, TokenizerModule, id_type
 
 __all__ = [
     "TOKENIZERS",

@@ -7,12 +7,12 @@ import inspect
 import typing
 from collections.abc import Iterator
 
-from headrace.mixtures.spec.mixture import Mixture
-from headrace.models.config import ModelConfig
-from headrace.tokenize.build.build import BuildConfig
+from headrace.mixtures.mixture_file.mixture import Mixture
+from headrace.models.config.config import ModelConfig
+from headrace.planner.hardware.file import HardwareFile
+from headrace.tokenize.builder.build import BuildConfig
 from headrace.tokenize.train import TrainConfig
-from headrace.trainer.config_key import REQUIRED, meaning_of, parts_of
-from headrace.trainer.costs.hardware.file import HardwareFile
+from headrace.trainer.guide.config_key import REQUIRED, meaning_of, parts_of
 from headrace.trainer.run.config import RunConfig
 
 from .markdown import code, definitions, escaped, link_pages

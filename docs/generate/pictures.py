@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
-from chromium import Chromium
+from support.pages.chromium import Chromium
 
 from .figure import COLOURS, Figure
 

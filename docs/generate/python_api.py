@@ -10,7 +10,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from headrace.trainer.config_key import text_below
+from headrace.trainer.guide.config_key import text_below
 
 from .markdown import code, definitions, escaped
 
@@ -20,9 +20,9 @@ MODULES = {
     "headrace.mixtures.planning.resolve_mixture": "From a mixture to a plan",
     "headrace.mixtures.audit.auditor": "The audit of a run",
     "headrace.dataplane.tokenizers": "Tokenizers",
-    "headrace.models.config": "Configurations of models",
-    "headrace.models.model": "Models",
-    "headrace.models.generate": "Generation",
+    "headrace.models.config.config": "Configurations of models",
+    "headrace.models.model.model": "Models",
+    "headrace.models.model.generate": "Generation",
 }
 """Public modules with their titles."""
 

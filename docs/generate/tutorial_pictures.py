@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
-from tutorial_pages import Page
+from support.pages.tutorial_pages import Page
 
 from .figure import COLOURS, Figure
 

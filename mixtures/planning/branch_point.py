@@ -22,8 +22,8 @@ from ...dataplane.order.plan import Parent, Phase, Plan
 from ...dataplane.order.source_order import Position, Rest, SourceOrder
 from ...dataplane.order.stream import Stream
 from ...dataplane.storage import storage
-from ..spec.check import Finding, Inherited
-from ..spec.mixture import After, Mixture, SourceSpec, shares_of, temperature_of
+from ..mixture_file.check import Finding, Inherited
+from ..mixture_file.mixture import After, Mixture, SourceSpec, shares_of, temperature_of
 from .open_sources import OpenedSource
 from .shares import Shares, drawn_shares
 

@@ -12,8 +12,8 @@ from ...dataplane.order.plan import Plan
 from ...dataplane.order.stream import Stream
 from ...dataplane.runlog import ledger
 from ...dataplane.storage import storage
-from ..spec.mixture import After
-from ..spec.tolerant_read import read
+from ..mixture_file.mixture import After
+from ..mixture_file.tolerant_read import read
 from .branch_point import PLAN, BranchPoint, open_branch_point
 from .open_sources import OpenedSource
 from .resolve_mixture import resolve_with_sources

@@ -14,8 +14,8 @@ from ...console.errors import UserError
 from ...dataplane.datasets import manifest as manifests
 from ...dataplane.datasets import packing, view
 from ...dataplane.datasets.manifest import Generation, Manifest
-from ..spec.check import Finding
-from ..spec.mixture import (
+from ..mixture_file.check import Finding
+from ..mixture_file.mixture import (
     Mixture,
     SourceSpec,
     endpoints,

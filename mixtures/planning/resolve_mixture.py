@@ -19,9 +19,9 @@ from ...console.errors import ConfigError, UserError
 from ...dataplane.order.plan import CUT, FAIR, TABLES, Phase, Plan, PlanSource
 from ...dataplane.order.source_order import Position, SourceOrder
 from ...dataplane.order.stream import Stream
-from ..spec.check import Finding, check_mixture
-from ..spec.mixture import Mixture, sized_phases, temperature_of
-from ..spec.tolerant_read import Draft, read
+from ..mixture_file.check import Finding, check_mixture
+from ..mixture_file.mixture import Mixture, sized_phases, temperature_of
+from ..mixture_file.tolerant_read import Draft, read
 from .branch_point import (
     BranchPoint,
     check_checkpoint,

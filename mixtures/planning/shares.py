@@ -13,7 +13,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 from ...dataplane.order.plan import Phase, Stretch
-from ..spec.mixture import PhaseSpec, endpoints, exact_fraction, shares_of
+from ..mixture_file.mixture import PhaseSpec, endpoints, exact_fraction, shares_of
 
 PERIOD = 1 << 17
 """Rows of the largest table."""

@@ -106,8 +106,8 @@ def _write(mixture: str, out: str, measured: Measured, proposals: Sequence[Propo
     from ...console import config
     from ...console.errors import ConfigError, Problem, StorageError
     from ...dataplane.storage import storage
-    from ..spec.mixture import Weight
-    from ..spec.tolerant_read import read
+    from ..mixture_file.mixture import Weight
+    from ..mixture_file.tolerant_read import read
 
     draft = read(mixture)
     if draft.problems:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ...console.errors import UserError
-from ...console.markdown import table
+from ...console.page import table
 from ...dataplane.account.account import Account, account_of
 from ...dataplane.account.fields import described_field
 from ...dataplane.account.sample import QUANTILES, SHARDS, Sample, sample_of

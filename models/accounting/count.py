@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import nn
 
-from ..config import ModelConfig
+from ..config.config import ModelConfig
+from ..config.options.recompute import Results, Rule, Selective
 from ..layers.linear import SplitLinear
-from ..model import Model
+from ..model.model import Model
 from ..operators import Operator
-from ..options.recompute import Results, Rule, Selective
 
 TRAINING = 3.0
 """Cost of a forward and a backward pass, in forward passes: backward has two products for each."""

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..options.names import LinearForm
+from ..config.options.names import LinearForm
 from .state import HOST, Degrees, Shards, StatePart
 
 Unit = int | None

@@ -7,11 +7,11 @@ from collections.abc import Collection, Sequence
 import torch
 
 from ...console.errors import LayoutError
-from ..config import ModelConfig
+from ..config.config import ModelConfig
+from ..config.options.precision import Precision
+from ..config.precision import compute_dtype
 from ..operators import BatchContext, State
-from ..options.precision import Precision
 from ..parallel.axes import Axes, Axis
-from ..precision import compute_dtype
 from .count import build_meta
 from .state import Degrees, Shards
 

@@ -15,10 +15,10 @@ from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from ...console.errors import LayoutError
-from ..config import ModelConfig
-from ..options.hyena import ModalOptions
-from ..options.precision import Fp8Config, Precision
-from ..options.recompute import Rule
+from ..config.config import ModelConfig
+from ..config.options.hyena import ModalOptions
+from ..config.options.precision import Fp8Config, Precision
+from ..config.options.recompute import Rule
 from ..parallel.tiles import TILE
 from .extrapolate import fitted
 from .hops import LONG, RING, joined, lengthened

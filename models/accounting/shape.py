@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..options.names import AttentionForm, LinearForm, LongFilterForm
-from ..options.precision import Precision
+from ..config.options.names import AttentionForm, LinearForm, LongFilterForm
+from ..config.options.precision import Precision
 from .state import Degrees
 
 

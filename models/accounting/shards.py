@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from ..config import ModelConfig
+from ..config.config import ModelConfig
 from ..parallel.axes import Axis
 from ..parallel.local_shard import LocalShard
 from .sorts import one_of_each, sorts_of

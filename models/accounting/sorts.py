@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..config import ModelConfig
-from ..pattern import Layer
+from ..config.config import ModelConfig
+from ..config.pattern import Layer
 
 
 def sorts_of(model: ModelConfig) -> tuple[list[Layer], tuple[int, ...]]:

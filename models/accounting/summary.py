@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Protocol, get_args
 
-from .. import fp8
-from ..config import ModelConfig
-from ..model import Model
-from ..options.precision import Precision
-from ..options.recompute import Unit, rules_of
+from ..config.config import ModelConfig
+from ..config.options.precision import Precision
+from ..config.options.recompute import Unit, rules_of
+from ..model.model import Model
+from ..transforms import fp8
 from .count import (
     TRAINING,
     active_parameters,

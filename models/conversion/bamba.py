@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ..config import ModelConfig
-from ..options.attention import AttentionOptions
-from ..options.base import OperatorOptions
-from ..options.mamba2 import Mamba2Options
-from ..options.mlp import GLUOptions
+from ..config.config import ModelConfig
+from ..config.options.attention import AttentionOptions
+from ..config.options.base import OperatorOptions
+from ..config.options.mamba2 import Mamba2Options
+from ..config.options.mlp import GLUOptions
 from .family import Settings, expect, of_layers, plain_decoder, read_rope, require, write_rope
 from .llama import attention_rules
 from .mamba import mamba2_rules

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from ...console.errors import Problem, Problems
-from ..config import ModelConfig
-from ..options.base import OperatorOptions
-from ..options.mamba1 import Mamba1Options
-from ..options.mlp import GLUOptions
-from ..options.moe import MoEOptions
+from ..config.config import ModelConfig
+from ..config.options.base import OperatorOptions
+from ..config.options.mamba1 import Mamba1Options
+from ..config.options.mlp import GLUOptions
+from ..config.options.moe import MoEOptions
 from .family import expect, of_layers
 from .mamba import INIT, mamba1_rules
 from .rules import Rule, same

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ...console.errors import ConfigError, Problem, Problems
-from ..config import ModelConfig
-from ..options.attention import AttentionOptions
-from ..options.base import OperatorOptions
-from ..options.names import NormKind
-from ..options.rope import Rope
-from ..pattern import parse_pattern
+from ..config.config import ModelConfig
+from ..config.options.attention import AttentionOptions
+from ..config.options.base import OperatorOptions
+from ..config.options.names import NormKind
+from ..config.options.rope import Rope
+from ..config.pattern import parse_pattern
 from .rules import Rule
 
 Settings = dict[str, Any]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ...console.errors import StorageError, UserError
 from ...console.explain import path_hint
-from ..config import ModelConfig
+from ..config.config import ModelConfig
 from ..weights import Weights
 from . import huggingface, native, vortex
 from .files import staged

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..config import ModelConfig
-from ..options.attention import AttentionOptions
-from ..options.init import InitConfig
-from ..options.mlp import MLPOptions
+from ..config.config import ModelConfig
+from ..config.options.attention import AttentionOptions
+from ..config.options.init import InitConfig
+from ..config.options.mlp import MLPOptions
 from .family import Settings, alike, expect, one_norm, require, sequential
 from .rules import Rule, same, transposed
 

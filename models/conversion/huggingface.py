@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...console.errors import CheckpointError, ConfigError, Problem
-from ..config import ModelConfig
+from ..config.config import ModelConfig
 from ..weights import Weights
 from . import FAMILIES, ORIGINALS
 from .family import Original, Unsuitable, settings_errors

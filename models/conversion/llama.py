@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import ModelConfig
-from ..options.attention import AttentionOptions
-from ..options.base import OperatorOptions
-from ..options.mlp import GLUOptions
-from ..options.moe import MoEOptions
+from ..config.config import ModelConfig
+from ..config.options.attention import AttentionOptions
+from ..config.options.base import OperatorOptions
+from ..config.options.mlp import GLUOptions
+from ..config.options.moe import MoEOptions
 from .family import (
     Settings,
     alike,

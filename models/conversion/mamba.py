@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..config import ModelConfig
-from ..options.base import OperatorOptions
-from ..options.init import InitConfig
-from ..options.mamba1 import Mamba1Options
-from ..options.mamba2 import Mamba2Options
+from ..config.config import ModelConfig
+from ..config.options.base import OperatorOptions
+from ..config.options.init import InitConfig
+from ..config.options.mamba1 import Mamba1Options
+from ..config.options.mamba2 import Mamba2Options
 from .family import Settings, alike, expect, plain_decoder, require
 from .rules import Rule, same, shaped, taps
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...console.errors import Problem, Problems
-from ..config import ModelConfig
-from ..options.base import OperatorOptions
-from ..options.mamba1 import Mamba1Options
-from ..options.mamba2 import Mamba2Options
+from ..config.config import ModelConfig
+from ..config.options.base import OperatorOptions
+from ..config.options.mamba1 import Mamba1Options
+from ..config.options.mamba2 import Mamba2Options
 from .family import expect
 from .mamba import backbone, backbone_rules, mamba1_rules, mamba2_rules
 from .rules import Rule

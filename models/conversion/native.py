@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ...console import config as reader
 from ..accounting.count import build_meta
-from ..config import ModelConfig, load_model_config
+from ..config.config import ModelConfig, load_model_config
 from ..weights import Weights
 from .files import read_safetensors, write_safetensors
 from .rules import Rule, Tensors, same, to_ours, to_theirs

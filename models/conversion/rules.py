@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...console.errors import CheckpointError
 from ..accounting.count import build_meta
-from ..config import ModelConfig
+from ..config.config import ModelConfig
 from ..weights import Weights
 
 Tensors = Mapping[str, Tensor]

@@ -22,15 +22,15 @@ from torch import Tensor
 
 from ...console import config as reader
 from ...console.errors import CheckpointError, ConfigError, Problem
-from ..config import ModelConfig
+from ..config.config import ModelConfig
+from ..config.options.attention import AttentionOptions
+from ..config.options.base import OperatorOptions
+from ..config.options.hyena_li import HyenaLIOptions
+from ..config.options.hyena_mr import HyenaMROptions
+from ..config.options.hyena_se import HyenaSEOptions
+from ..config.options.mlp import GLUOptions
 from ..operators.hyena_li import plain_rates
 from ..operators.hyena_mr import decayed
-from ..options.attention import AttentionOptions
-from ..options.base import OperatorOptions
-from ..options.hyena_li import HyenaLIOptions
-from ..options.hyena_mr import HyenaMROptions
-from ..options.hyena_se import HyenaSEOptions
-from ..options.mlp import GLUOptions
 from ..weights import Weights
 from .family import Unsuitable, settings_errors
 from .files import read_torch

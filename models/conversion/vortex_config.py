@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..config import ModelConfig
-from ..options.attention import AttentionOptions
-from ..options.base import OperatorOptions
-from ..options.hyena_li import HyenaLIOptions
-from ..options.hyena_mr import HyenaMROptions
-from ..options.hyena_se import HyenaSEOptions
-from ..options.init import InitConfig
-from ..options.mlp import GLUOptions
-from ..options.rope import Rope
+from ..config.config import ModelConfig
+from ..config.options.attention import AttentionOptions
+from ..config.options.base import OperatorOptions
+from ..config.options.hyena_li import HyenaLIOptions
+from ..config.options.hyena_mr import HyenaMROptions
+from ..config.options.hyena_se import HyenaSEOptions
+from ..config.options.init import InitConfig
+from ..config.options.mlp import GLUOptions
+from ..config.options.rope import Rope
 from .family import Settings, expect, of_layers, one_norm, require, sequential
 
 SORTS = {"hcs": "se", "hcm": "mr", "hcl": "li", "attn": "attention"}

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..config import ModelConfig
-from ..options.base import OperatorOptions
-from ..options.mamba1 import Mamba1Options
-from ..options.mamba2 import Mamba2Options
-from ..options.rope import Rope
-from ..options.zamba import ZambaBlockOptions
+from ..config.config import ModelConfig
+from ..config.options.base import OperatorOptions
+from ..config.options.mamba1 import Mamba1Options
+from ..config.options.mamba2 import Mamba2Options
+from ..config.options.rope import Rope
+from ..config.options.zamba import ZambaBlockOptions
 from .family import Settings, expect, of_layers, plain_decoder, read_rope, require
 from .mamba import conv_rules, mamba2_rules
 from .rules import Rule, interleaved, rows, same

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import is_compiling
 
 from ...console.errors import LayoutError
-from ..options.names import Kernel
+from ..config.options.names import Kernel
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 FAILED: dict[str, str] = {}

@@ -6,7 +6,7 @@ Logits exist for one chunk at a time: the matrix library computes a chunk of log
 turns them into their gradients in place, and the library multiplies these into the gradients of
 hidden and weight, all in the forward pass; the backward pass only scales. So there are three matrix
 products, as in the twin, and no tensor of tokens times vocabulary. The twin is the projection
-followed by `cross_entropy` in models/loss.py.
+followed by `cross_entropy` in models/model/loss.py.
 
 The chunk follows from the numbers of tokens and ids alone, not from the memory of a device: the
 gradient of weight is a sum over chunks, and so has equal bits on every GPU. Rows of logits are

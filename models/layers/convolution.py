@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..config.options.names import Method
+from ..config.precision import widen
 from ..documents import Documents, plain_layout
-from ..options.names import Method
-from ..precision import widen
 
 DIRECT_TAPS = 16
 TOEPLITZ_TAPS = 256

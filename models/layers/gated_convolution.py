@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..config.options.names import Kernel, Method
+from ..config.precision import widen
 from ..documents import Documents
 from ..kernels import fft_convolution, modal, short_convolution, toeplitz
 from ..kernels.choice import chosen
-from ..options.names import Kernel, Method
 from ..parallel.axes import ALONE, Axis
-from ..precision import widen
 from .convolution import causal_convolution
 from .scan import modal_few, modal_scan
 

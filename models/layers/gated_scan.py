@@ -8,12 +8,12 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..config.options.names import Kernel
+from ..config.precision import widen
 from ..documents import Documents
 from ..kernels import selective_scan as kernels
 from ..kernels.choice import chosen
-from ..options.names import Kernel
 from ..parallel.axes import ALONE, Axis
-from ..precision import widen
 from .scan import selective_scan
 
 

@@ -1,6 +1,6 @@
 """Projections at the two ends of an operator: several named ones of one input, and the output.
 
-`models/fp8.py` chooses those whose products run in FP8.
+`models/transforms/fp8.py` chooses those whose products run in FP8.
 """
 
 from __future__ import annotations

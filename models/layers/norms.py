@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..config.options.names import Kernel, NormKind
+from ..config.precision import widen
 from ..kernels import gated_rms_norm, rms_norm
 from ..kernels.choice import chosen
 from ..kernels.fp8 import Quantized
-from ..options.names import Kernel, NormKind
 from ..parallel.axes import ALONE, Axis
 from ..parallel.tensor import group_runs, sums_of_groups
-from ..precision import widen
 
 
 class RMSNorm(nn.Module):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
 
-from ..options.recompute import Results, Selective
+from ..config.options.recompute import Results, Selective
 from ..parallel.whole_results import SeesWholeResults, Whole
 
 

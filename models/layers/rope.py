@@ -10,10 +10,10 @@ import math
 import torch
 from torch import Tensor
 
+from ..config.options.names import Kernel
+from ..config.options.rope import Rope
 from ..kernels import rope as rope_kernel
 from ..kernels.choice import chosen
-from ..options.names import Kernel
-from ..options.rope import Rope
 
 
 def frequencies(rope: Rope, dim: int, device: torch.device) -> tuple[Tensor, float]:

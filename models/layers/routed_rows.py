@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..config.options.names import Kernel
 from ..kernels import rms_norm
 from ..kernels import routed_rows as kernels
 from ..kernels.choice import chosen
-from ..options.names import Kernel
 
 
 def places_of(experts: Tensor) -> Tensor:

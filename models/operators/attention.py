@@ -7,14 +7,14 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn import functional as F
 
+from ..config.options.attention import AttentionOptions
 from ..documents import Documents
-from ..initializers import Initializers
+from ..layers.attention.packed import applies, packed_attention
+from ..layers.attention.ring_flash import ring_flash_attention
+from ..layers.initializers import Initializers
 from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
 from ..layers.norms import RMSNorm
-from ..layers.packed_attention import applies, packed_attention
-from ..layers.ring_flash import ring_flash_attention
 from ..layers.rope import rotate, rotation
-from ..options.attention import AttentionOptions
 from ..parallel.axes import Axes, Axis
 from ..parallel.heads import from_heads, to_heads
 from ..parallel.local_shard import ShardingSpec

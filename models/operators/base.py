@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from ..config.options.base import FusedOptions, OperatorOptions
 from ..documents import Documents
-from ..initializers import Initializers
 from ..kernels.choice import wanted
 from ..kernels.fp8 import Quantized
+from ..layers.initializers import Initializers
 from ..layers.recompute import Recomputable
-from ..options.base import FusedOptions, OperatorOptions
 from ..parallel.axes import ALONE, Axes
 from ..parallel.local_shard import ShardingSpec
 

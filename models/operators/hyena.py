@@ -13,9 +13,9 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
-from ..initializers import Initializers
+from ..config.options.hyena import HyenaOptions
+from ..layers.initializers import Initializers
 from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
-from ..options.hyena import HyenaOptions
 from ..parallel.local_shard import Sharded, ShardingSpec
 from .base import BatchContext, Operator
 from .short_conv import ShortConvolution

@@ -15,10 +15,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ..initializers import Initializers
-from ..options.hyena_li import HyenaLIOptions
+from ..config.options.hyena_li import HyenaLIOptions
+from ..config.precision import widen
+from ..layers.initializers import Initializers
 from ..parallel.local_shard import ShardingSpec, filters
-from ..precision import widen
 from .hyena_modal import ModalHyena
 
 

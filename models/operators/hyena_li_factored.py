@@ -14,10 +14,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ..initializers import Initializers
-from ..options.hyena_li_factored import HyenaLIFactoredOptions
+from ..config.options.hyena_li_factored import HyenaLIFactoredOptions
+from ..config.precision import widen
+from ..layers.initializers import Initializers
 from ..parallel.local_shard import ShardingSpec, filters
-from ..precision import widen
 from .hyena_modal import ModalHyena
 
 SHORTEST, LONGEST = 0.001, 0.1

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..initializers import Initializers
+from ..config.options.hyena_li_freeform import HyenaLIFreeformOptions
+from ..config.precision import widen
 from ..layers.convolution import convolution_chunks, convolution_flops, untraced
-from ..options.hyena_li_freeform import HyenaLIFreeformOptions
+from ..layers.initializers import Initializers
 from ..parallel.axes import Axes, Axis
 from ..parallel.channels import ALL
 from ..parallel.local_shard import ShardingSpec, filters
-from ..precision import widen
 from .base import BatchContext
 from .hyena_long import LongHyena
 from .short_conv import remembered_convolution

@@ -19,8 +19,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from ..config.options.hyena import LongHyenaOptions
 from ..layers.gated_convolution import gated_input
-from ..options.hyena import LongHyenaOptions
 from ..parallel.channels import ALL, by_channels
 from ..parallel.tensor import own_filters
 from .base import BatchContext

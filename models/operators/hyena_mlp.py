@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..initializers import Initializers
+from ..config.options.hyena_mlp import HyenaMLPOptions
+from ..layers.initializers import Initializers
 from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
-from ..options.hyena_mlp import HyenaMLPOptions
 from ..parallel.local_shard import Sharded, ShardingSpec, filters
 from ..parallel.tensor import own_filters
 from .base import BatchContext, Operator

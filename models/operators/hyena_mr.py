@@ -13,12 +13,12 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ..initializers import Initializers
+from ..config.options.hyena_mr import HyenaMROptions
+from ..config.precision import widen
 from ..layers.convolution import convolution_chunks, convolution_flops, untraced
-from ..options.hyena_mr import HyenaMROptions
+from ..layers.initializers import Initializers
 from ..parallel.axes import ALONE, Axes, Axis
 from ..parallel.local_shard import ShardingSpec, filters
-from ..precision import widen
 from .base import BatchContext
 from .hyena_long import LongHyena
 from .short_conv import remembered_convolution

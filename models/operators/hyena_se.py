@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..initializers import Initializers
-from ..options.hyena_se import HyenaSEOptions
+from ..config.options.hyena_se import HyenaSEOptions
+from ..layers.initializers import Initializers
 from ..parallel.local_shard import ShardingSpec, filters
 from ..parallel.tensor import own_filters
 from .base import BatchContext

@@ -13,8 +13,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..initializers import Initializers
+from ..config.options.mamba1 import Mamba1Options
+from ..config.precision import widen
 from ..layers.gated_scan import gated_scan
+from ..layers.initializers import Initializers
 from ..layers.linear import (
     OutputLinear,
     SplitLinear,
@@ -23,10 +25,8 @@ from ..layers.linear import (
     outputs,
     product_beside,
 )
-from ..options.mamba1 import Mamba1Options
 from ..parallel.local_shard import Sharded, ShardingSpec
 from ..parallel.tensor import reduce
-from ..precision import widen
 from .base import BatchContext, Operator
 from .mamba2 import init_dt_bias
 from .short_conv import ShortConvolution

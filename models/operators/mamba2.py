@@ -12,11 +12,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ..initializers import Initializers
+from ..config.options.mamba2 import Mamba2Options
+from ..layers.initializers import Initializers
 from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
 from ..layers.mixed_scan import mixed_scan
 from ..layers.norms import GatedRMSNorm
-from ..options.mamba2 import Mamba2Options
 from ..parallel.local_shard import Sharded, ShardingSpec
 from ..parallel.tensor import own_groups
 from .base import BatchContext, Operator

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..initializers import Initializers
+from ..config.options.mlp import GLUOptions, MLPOptions
+from ..config.options.names import Activation, Kernel
 from ..kernels import fp8, glu
 from ..kernels.choice import chosen
 from ..kernels.fp8 import Quantized
+from ..layers.initializers import Initializers
 from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
-from ..options.mlp import GLUOptions, MLPOptions
-from ..options.names import Activation, Kernel
 from ..parallel.local_shard import ShardingSpec
 from .base import BatchContext, Operator
 

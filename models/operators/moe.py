@@ -16,15 +16,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..initializers import Initializers
+from ..config.options.moe import MoEOptions
+from ..config.precision import widen
 from ..layers.grouped import group_ends, grouped_product
+from ..layers.initializers import Initializers
 from ..layers.routed_rows import collect, places_of, spread
-from ..options.moe import MoEOptions
 from ..parallel.axes import ALONE, Axes, Axis
 from ..parallel.experts import Trip
 from ..parallel.local_shard import Sharded, ShardingSpec
 from ..parallel.tensor import highest, reduce
-from ..precision import widen
 from .base import BatchContext, Operator
 from .mlp import gated
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..initializers import Initializers
+from ..config.options.names import Kernel
 from ..layers.convolution import next_history
 from ..layers.gated_convolution import gated_convolution, gated_input
-from ..options.names import Kernel
+from ..layers.initializers import Initializers
 from ..parallel.halo import preceding
 from .base import BatchContext
 

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from ..initializers import Initializers
+from ..config.options.attention import AttentionOptions
+from ..config.options.zamba import ZambaBlockOptions
 from ..kernels.choice import wanted
+from ..layers.initializers import Initializers
 from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
 from ..layers.norms import RMSNorm
-from ..options.attention import AttentionOptions
-from ..options.zamba import ZambaBlockOptions
 from ..parallel.axes import Axes
 from ..parallel.local_shard import Sharded, ShardingSpec
 from ..parallel.tensor import gather, scatter

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ..options.names import AttentionForm, LongFilterForm
+from ..config.options.names import AttentionForm, LongFilterForm
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

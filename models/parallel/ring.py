@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..precision import widen
+from ..config.precision import widen
 from .axes import Axis
 from .collectives import start_all_to_all, wait
 from .exchange import rearranged

@@ -12,7 +12,7 @@ from functools import partial
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from ..options.recompute import Results
+from ..config.options.recompute import Results
 
 Whole = Callable[[], tuple[Tensor, ...]]
 

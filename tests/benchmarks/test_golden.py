@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import forked
 import pytest
+from support.ranks import forked
 
 from benchmarks.golden import __main__ as golden
 from benchmarks.golden.bounds import limits_of

@@ -18,8 +18,8 @@ from benchmarks.long import _gpu_profile, gpu_suite
 from benchmarks.long._gpu_lines import Sizes, lines, predictable
 from benchmarks.long._gpu_tools import launches
 from benchmarks.long._tasks import Report, Task, failed, run, run_all, unfinished
-from headrace.models.config import load_model_config
-from headrace.models.options.precision import PRECISIONS
+from headrace.models.config.config import load_model_config
+from headrace.models.config.options.precision import PRECISIONS
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.pipeline import on_cores
-from headrace.trainer.pipeline.schedules import SCHEDULES
-from headrace.trainer.pipeline.simulate import simulate
+from headrace.trainer.layout.schedules import SCHEDULES
+from headrace.trainer.layout.simulate import simulate
 
 CASES = [("1f1b", 4, 1), ("gpipe", 3, 1), ("interleaved", 2, 2)]
 

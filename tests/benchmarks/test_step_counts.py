@@ -16,7 +16,7 @@ import torch
 from benchmarks._fake_gpu import Launch
 from benchmarks._launch_kinds import kind_of
 from headrace.models.accounting.count import build_meta
-from headrace.models.config import load_model_config
+from headrace.models.config.config import load_model_config
 from headrace.models.kernels.linear_cross_entropy import chunk_size, held_bytes
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ import inspect, json, torch
 from collections import Counter
 from benchmarks._fake_gpu import fake_gpu
 from benchmarks.step_counts import count_step, kind_of
-from headrace.models.config import load_model_config
+from headrace.models.config.config import load_model_config
 from headrace.models.documents import Documents
 from headrace.models.layers.gated_convolution import gated_convolution
 from headrace.models.layers.grouped import group_ends, grouped_outer, grouped_product
@@ -244,4 +244,4 @@ def test_recompute_runs_each_kernel_again(steps: list[list[Any]]) -> None:
 
 def test_an_operation_without_a_class_is_an_error() -> None:
     with pytest.raises(KeyError, match=r"aten::nowhere at models/loss\.py:1 has no class"):
-        kind_of(Launch("aten::nowhere", 0, 0, "models/loss.py:1", engine=False))
+        kind_of(Launch("aten::nowhere", 0, 0, "models/model/loss.py:1", engine=False))

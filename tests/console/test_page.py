@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
-from headrace.console.markdown import table
-from headrace.console.page import as_file, as_html
+from headrace.console.page import as_file, as_html, table
 
 
 class Elements(HTMLParser):

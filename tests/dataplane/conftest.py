@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from small_data import plan_of
+from support.data.small_data import plan_of
 
 from headrace.dataplane.order.plan import Plan
 

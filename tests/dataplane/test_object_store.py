@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 
 import fsspec
 import pytest
-from faulty_store import FaultyStore, Relay
 from moto.server import ThreadedMotoServer
-from small_data import plan_of, random_documents, threads_of_loaders, write_dataset
+from support.data.small_data import plan_of, random_documents, threads_of_loaders, write_dataset
+from support.stores.faulty_store import FaultyStore, Relay
 
 from headrace.console.errors import IntegrityError, StorageError
 from headrace.dataplane.datasets import manifest as manifests

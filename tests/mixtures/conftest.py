@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from plan_data import write_head
+from support.data.plan_data import write_head
 
 
 @pytest.fixture

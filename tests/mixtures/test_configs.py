@@ -11,8 +11,8 @@ import headrace.configs
 from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.order.stream import Stream
 from headrace.mixtures.learning_rate import lr_factor
+from headrace.mixtures.mixture_file.tolerant_read import read
 from headrace.mixtures.planning.resolve_mixture import resolve_file
-from headrace.mixtures.spec.tolerant_read import read
 from headrace.mixtures.view.summary import summarize
 
 FOLDER = Path(headrace.configs.__file__).parent / "mixtures"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from plan_data import write_head
+from support.data.plan_data import write_head
 
 from headrace.console import yaml_text
 from headrace.console.errors import ConfigError

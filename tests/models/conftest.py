@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from headrace.console.config import build
-from headrace.models.config import ModelConfig
-from headrace.models.model import Model
-from headrace.models.pattern import parse_pattern
+from headrace.models.config.config import ModelConfig
+from headrace.models.config.pattern import parse_pattern
+from headrace.models.model.model import Model
 
 torch.set_num_threads(1)  # models of this size are slower on more
 

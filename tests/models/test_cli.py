@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from headrace.console.headrace import main
-from headrace.models.config import load_model_config
+from headrace.models.config.config import load_model_config
+from headrace.models.config.options.precision import PRECISIONS
 from headrace.models.conversion.folders import FORMATS, write_model
-from headrace.models.model import Model
-from headrace.models.options.precision import PRECISIONS
+from headrace.models.model.model import Model
 
 SHORT = ("--seq-len", "64")
 """Rows whose memory is traced in a moment."""

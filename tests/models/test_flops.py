@@ -34,10 +34,10 @@ from headrace.models.accounting.state import (
     state_bytes,
 )
 from headrace.models.accounting.summary import describe
-from headrace.models.config import ModelConfig, load_model_config
-from headrace.models.model import Model
-from headrace.models.options.precision import PRECISIONS
-from headrace.models.options.recompute import Unit
+from headrace.models.config.config import ModelConfig, load_model_config
+from headrace.models.config.options.precision import PRECISIONS
+from headrace.models.config.options.recompute import Unit
+from headrace.models.model.model import Model
 from headrace.models.parallel.local_shard import LocalShard
 
 ROWS, LENGTH = 2, 64

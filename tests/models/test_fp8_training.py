@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from headrace.console.config import build
-from headrace.models.config import ModelConfig
-from headrace.models.fp8 import fp8_share, matrices, quantize
+from headrace.models.config.config import ModelConfig
+from headrace.models.config.options.precision import Fp8Config
 from headrace.models.layers import fp8
-from headrace.models.model import Model
-from headrace.models.options.precision import Fp8Config
+from headrace.models.model.model import Model
+from headrace.models.transforms.fp8 import fp8_share, matrices, quantize
 
 VOCABULARY, ROWS, LENGTH = 32, 8, 32
 CONFIG = build(

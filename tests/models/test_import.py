@@ -18,8 +18,8 @@ class Block:
 sys.meta_path.insert(0, Block())
 """
 MODEL = """
-from headrace.models.config import ModelConfig
-from headrace.models.model import Model
+from headrace.models.config.config import ModelConfig
+from headrace.models.model.model import Model
 from headrace.models.operators import OPERATORS
 
 config = ModelConfig(
@@ -33,7 +33,7 @@ model.init_weights(0)
 print(tuple(model(torch.zeros(1, 3, dtype=torch.long)).shape))
 """
 CONFIG = """
-from headrace.models.config import load_model_config, shipped_models
+from headrace.models.config.config import load_model_config, shipped_models
 
 for name in shipped_models():
     load_model_config(name)

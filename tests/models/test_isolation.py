@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headrace.models.documents import Documents
-from headrace.models.model import Model
+from headrace.models.model.model import Model
 from headrace.models.operators import attention
 
 ROWS, LENGTH = 3, 53

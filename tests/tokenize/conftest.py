@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corpora import ONE, texts, write_jsonl
+from support.data.corpora import ONE, texts, write_jsonl
 
-from headrace.tokenize.build.build import BuildConfig, build
+from headrace.tokenize.builder.build import BuildConfig, build
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from corpora import ONE, read_dataset, texts
+from support.data.corpora import ONE, read_dataset, texts
 
 from headrace.console.errors import InputError
 from headrace.console.progress import as_bytes

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from corpora import texts, write_jsonl
+from support.data.corpora import texts, write_jsonl
 
 from headrace.tokenize.cli import main
 

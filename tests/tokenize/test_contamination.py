@@ -11,9 +11,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from corpora import ONE, read_dataset, write_jsonl
 from hypothesis import given
 from hypothesis import strategies as st
+from support.data.corpora import ONE, read_dataset, write_jsonl
 
 from headrace.tokenize.cli import main
 from headrace.tokenize.contamination import (

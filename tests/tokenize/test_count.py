@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from corpora import ONE, texts, write_jsonl
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.data.corpora import ONE, texts, write_jsonl
 
 from headrace.console.errors import InputError, MisuseError
 from headrace.tokenize import count as count_module
-from headrace.tokenize.build.build import BuildConfig, build
+from headrace.tokenize.builder.build import BuildConfig, build
 from headrace.tokenize.chat.config import ChatConfig
 from headrace.tokenize.count import (
     PIECE_CHARACTERS,

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from corpora import ONE, read_dataset, snapshot, texts, write_jsonl
+from support.data.corpora import ONE, read_dataset, snapshot, texts, write_jsonl
 
 from headrace.console.errors import IntegrityError, StorageError
 from headrace.dataplane import tokenizers
 from headrace.dataplane.datasets import manifest
-from headrace.tokenize.build import build as building
-from headrace.tokenize.build import shuffle
+from headrace.tokenize.builder import build as building
+from headrace.tokenize.builder import shuffle
 from headrace.tokenize.train import TrainConfig, train
 from headrace.tokenize.verify import verify
 

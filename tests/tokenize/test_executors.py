@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corpora import ONE, snapshot, texts, write_jsonl
+from support.data.corpora import ONE, snapshot, texts, write_jsonl
 
 from headrace.console.errors import InputError, RunError
 from headrace.dataplane.datasets import manifest
@@ -121,7 +121,7 @@ def test_ray_finds_the_same_near_duplicates(corpus: Path, tmp_path: Path, ray: A
 def test_workers_exit_when_their_build_is_killed(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "corpus.jsonl", texts(60_000))
     code = (
-        "from headrace.tokenize.build.build import *\n"
+        "from headrace.tokenize.builder.build import *\n"
         "if __name__ == '__main__':\n"
         f" build(BuildConfig(inputs=({str(tmp_path / 'corpus.jsonl')!r},), tokenizer='byte',"
         f" out={str(tmp_path / 'out')!r}, engine=ExecutorConfig(workers=2), slice_size=100_000))\n"

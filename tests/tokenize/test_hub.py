@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from corpora import ONE, read_dataset, texts
-from hub_server import COMMIT, Hub, hub_of
+from support.data.corpora import ONE, read_dataset, texts
+from support.stores.hub_server import COMMIT, Hub, hub_of
 
 from headrace.console.errors import InputError, StorageError
 from headrace.dataplane.storage import remote, storage
-from headrace.tokenize.build.build import BuildConfig, build
+from headrace.tokenize.builder.build import BuildConfig, build
 from headrace.tokenize.chat.config import ChatConfig
 from headrace.tokenize.cli import main
 from headrace.tokenize.train import TrainConfig, train

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from corpora import ONE, write_megatron
+from support.data.corpora import ONE, write_megatron
 
 from headrace.console.errors import InputError, IntegrityError, MisuseError, StorageError
 from headrace.dataplane.datasets.dataset import Dataset

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from corpora import ONE, write_megatron
 from streaming import MDSWriter
+from support.data.corpora import ONE, write_megatron
 
 from headrace.console.errors import InputError, IntegrityError, MisuseError, UserError
 from headrace.dataplane.datasets.dataset import Dataset

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from corpora import read_dataset, texts, write_jsonl, write_lines
+from support.data.corpora import read_dataset, texts, write_jsonl, write_lines
 
 from headrace.console.errors import InputError
 from headrace.dataplane.datasets import manifest

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from corpora import ONE, read_dataset, snapshot, texts, write_jsonl
-from faulty_store import FAULTS, FaultyStore, Relay, at_times
 from moto.server import ThreadedMotoServer
-from swift import Swift, install
+from support.data.corpora import ONE, read_dataset, snapshot, texts, write_jsonl
+from support.stores.faulty_store import FAULTS, FaultyStore, Relay, at_times
+from support.stores.swift import Swift, install
 
 from headrace.console.errors import StorageError
 from headrace.dataplane.datasets import manifest
 from headrace.dataplane.storage import remote, storage
-from headrace.tokenize.build.build import BuildConfig, build
+from headrace.tokenize.builder.build import BuildConfig, build
 from headrace.tokenize.card import card
 from headrace.tokenize.chat.config import ChatConfig
 from headrace.tokenize.contamination import ContaminationConfig, contamination

@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import hosts
 import pytest
-from corpora import snapshot, texts, write_jsonl
-from hosts import Host
+from support.data.corpora import snapshot, texts, write_jsonl
+from support.ranks import hosts
+from support.ranks.hosts import Host
 
 from headrace.dataplane.datasets import manifest
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corpora import texts, write_jsonl
+from support.data.corpora import texts, write_jsonl
 
 from headrace.console.errors import InputError, MisuseError
 from headrace.tokenize.corpus.inputs import find_files

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corpora import ONE, snapshot
+from support.data.corpora import ONE, snapshot
 
 from headrace.console.errors import InputError
 from headrace.dataplane.datasets import manifest
@@ -56,7 +56,7 @@ def test_lost_and_truncated_shards_are_found(corpus: Path, run_build: Run) -> No
 def test_only_the_task_of_a_lost_shard_is_run(
     corpus: Path, run_build: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from headrace.tokenize.build import tasks
+    from headrace.tokenize.builder import tasks
 
     out = run_build(corpus)
     shard = sorted((out / "shards").iterdir())[0]

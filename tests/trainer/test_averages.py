@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from parity import REFERENCE
+from support.tasks.parity import REFERENCE
 
 from headrace.console.errors import CheckpointError
 from headrace.models.accounting.count import build_meta
-from headrace.models.config import load_model_config
-from headrace.models.options.precision import PRECISIONS
+from headrace.models.config.config import load_model_config
+from headrace.models.config.options.precision import PRECISIONS
+from headrace.trainer.accounting.parameters import engine_state
 from headrace.trainer.checkpoints import store
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.checkpoints.saver import Saver
-from headrace.trainer.costs.parameters import engine_state
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig
 from headrace.trainer.layout.groups import Parallel
 from headrace.trainer.run import config as run_config

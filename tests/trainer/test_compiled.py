@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from parity import differences, hold
+from support.tasks.parity import differences, hold
 
 SMALL = ("pattern='[attention]'", "mlp=null")
 CORE = ["fsdp2-0-fp32-tp2", "deepspeed-1-fp32-cp2", "deepspeed-3-fp32"]

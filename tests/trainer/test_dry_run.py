@@ -12,10 +12,11 @@ import fsspec
 import pytest
 from click.testing import CliRunner, Result
 from moto.server import ThreadedMotoServer
+from support.configs import CONFIGS
 
 from headrace.trainer.cli import main
 
-TINY = str(Path(__file__).parent / "tiny.yaml")
+TINY = str(CONFIGS / "tiny.yaml")
 SMALL = ("synthetic.steps=16", "synthetic.seq_len=8", "synthetic.batch_rows=4", "engine.kind=fsdp2")
 
 

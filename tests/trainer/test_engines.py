@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from pathlib import Path
 
 import torch
+from support.configs import CONFIGS
 
 from headrace.models.accounting.count import build_meta
-from headrace.models.config import load_model_config
-from headrace.models.model import initial_weights
-from headrace.models.options.precision import PRECISIONS
+from headrace.models.config.config import load_model_config
+from headrace.models.config.options.precision import PRECISIONS
+from headrace.models.model.model import initial_weights
 from headrace.models.weights import Weights
 from headrace.trainer.checkpoints.fragments import masters
 from headrace.trainer.engines.engine import give
@@ -22,7 +22,7 @@ from headrace.trainer.layout.groups import Parallel
 
 def test_whole_tensors_pass_one_at_a_time(parallel: Parallel) -> None:
     """A rank that holds shards of a model must never hold all of it."""
-    model = build_meta(load_model_config(Path(__file__).with_name("tiny.yaml")))
+    model = build_meta(load_model_config(CONFIGS / "tiny.yaml"))
     engine = Fsdp2Config().build(Objective(model), AdamWConfig(), PRECISIONS["fp32"], parallel)
     drawn = initial_weights(model.config, 3)
     alive: list[weakref.ref[torch.Tensor]] = []

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from written_runs import drawn_data
+from support.configs import CONFIGS
+from support.pages.written_runs import drawn_data
 
 from headrace.trainer.checkpoints import store
 
-SHARED = str(Path(__file__).with_name("shared.yaml"))
+SHARED = str(CONFIGS / "shared.yaml")
 MORE = ("--model", SHARED, "synthetic.steps=12", "recompute=block")
 
 

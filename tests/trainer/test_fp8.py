@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from parity import means
+from support.tasks.parity import means
 
 WIDER = ["width=48", "operators.glu.hidden=64", "operators.mamba.head_dim=16"]
 """Sizes of the tiny model that 16 divides."""

@@ -15,11 +15,11 @@ OF_TORCH = "torch torchgen functorch sympy mpmath networkx jinja2 markupsafe fil
 
 SCRIPT = """
 from datetime import timedelta
-from headrace.models.config import ModelConfig
+from headrace.models.config.config import ModelConfig
 from headrace.models.accounting.count import build_meta
-from headrace.models.model import initial_weights
-from headrace.models.options import OPTIONS
-from headrace.models.options.precision import PRECISIONS
+from headrace.models.model.model import initial_weights
+from headrace.models.config.options import OPTIONS
+from headrace.models.config.options.precision import PRECISIONS
 from headrace.trainer.cluster import ranks as group
 from headrace.trainer.checkpoints.store import RunState
 from headrace.trainer.loop.synthetic import SyntheticConfig

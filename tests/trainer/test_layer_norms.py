@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from parity import REFERENCE
-from piped import config_of
-from watched_layers import whole_forward
+from support.configs import CONFIGS
+from support.tasks.parity import REFERENCE
+from support.tasks.piped import config_of
+from support.tasks.watched_layers import whole_forward
 
-from headrace.models.config import load_model_config
-from headrace.models.layer_watch import LayerWatch
+from headrace.models.config.config import load_model_config
+from headrace.models.model.layer_watch import LayerWatch
 
 TWO = ["fsdp2-0-fp32", "fsdp2-0-fp32-tp2", "deepspeed-1-fp32-tp2", "deepspeed-3-fp32"]
 CLOSE = 2e-5
@@ -116,7 +117,7 @@ def test_stages_and_split_experts_have_them_too(
 
 
 def test_the_load_of_experts_in_numbers() -> None:
-    shape = load_model_config(Path(__file__).with_name("experts.yaml"))
+    shape = load_model_config(CONFIGS / "experts.yaml")
     watch = LayerWatch(shape, torch.device("cpu"))
     rows, tokens = torch.tensor([True, False]), torch.tensor([6, 2, 0, 0])
     u = torch.full((2, 5, 36), 2.0)

@@ -11,26 +11,27 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from planner_hardware import cpu_hardware
-from small_data import random_documents, write_dataset
+from support.configs import CONFIGS
+from support.data.small_data import random_documents, write_dataset
+from support.planner.hardware import cpu_hardware
 
 from headrace.console.errors import ConfigError, LayoutError, MisuseError
 from headrace.console.progress import as_bytes
-from headrace.models.config import load_model_config
+from headrace.models.config.config import load_model_config
+from headrace.planner.hardware import Hardware
+from headrace.planner.prices.layers import Costs
+from headrace.planner.prices.machine import Machine
+from headrace.planner.search.make import parse_wanted, uniform_phase
+from headrace.planner.search.proof.refused import reasons
+from headrace.planner.search.search import search
 from headrace.trainer.cli import main
-from headrace.trainer.costs.hardware import Hardware
-from headrace.trainer.costs.planner.layers import Costs
-from headrace.trainer.costs.planner.machine import Machine
-from headrace.trainer.costs.planner.make import parse_wanted, uniform_phase
-from headrace.trainer.costs.planner.proof.refused import reasons
-from headrace.trainer.costs.planner.search import search
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.shard_groups import LayerShards
 from headrace.trainer.run.config import RunConfig
 from headrace.trainer.run.job import Job
 from headrace.trainer.run.layout_plan import load_plan
 
-TINY = str(Path(__file__).parent / "tiny.yaml")
+TINY = str(CONFIGS / "tiny.yaml")
 RULES = ["none", "block", {"save": ["matmul"]}, "operator", "none"]
 DENSE = ("--seq-len", "4096", "--batch-tokens", "1Mi", "--hardware", "h100")
 SHORT = ("--seq-len", "1024", "--batch-tokens", "4Ki", "--hardware", "h100", "--roofline")

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from support.configs import CONFIGS
 
 from headrace.models.conversion.folders import read_model
 from headrace.tokenize.cli import main as tokenize
 from headrace.trainer.cli import main
 
-MODEL = str(Path(__file__).with_name("experts.yaml"))
+MODEL = str(CONFIGS / "experts.yaml")
 LAYOUTS = {
     "one": (),
     "pp2": ("--processes", "2", "layout.pp=2", "layout.cuts=[2]"),

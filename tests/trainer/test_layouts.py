@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.models.options.recompute import Recompute, Selective
+from headrace.models.config.options.recompute import Recompute, Selective
 
 FP32 = ["deepspeed-0-fp32", "deepspeed-1-fp32", "deepspeed-2-fp32", "deepspeed-3-fp32"]
 BF16 = [name.replace("fp32", "bf16") for name in FP32[1:]]

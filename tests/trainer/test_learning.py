@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.trainer.demo import write_code, write_prose
+from headrace.trainer.guide.demo import write_code, write_prose
 
 MODEL = """
 vocab_size: 257

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from noisy_ranks import whole_square
-from parity import REFERENCE
+from support.tasks.noisy_ranks import whole_square
+from support.tasks.parity import REFERENCE
 
 from headrace.trainer.loop.signals import GradientSquares, Part, part_of
 from headrace.trainer.record.noise_scale import STATE, NoiseScale

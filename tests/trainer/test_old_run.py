@@ -10,10 +10,11 @@ import shutil
 import sys
 from pathlib import Path
 
-import forked
 import pytest
+from support.configs import CONFIGS
+from support.ranks import forked
 
-from headrace.trainer.folder import RunFolder
+from headrace.trainer.folders.folder import RunFolder
 from headrace.trainer.run.request import Request
 from headrace.trainer.run.resolve import load, resolve
 
@@ -37,7 +38,7 @@ def test_an_old_checkpoint_resumes_with_its_moments(tmp_path: Path, words: list[
 
 def test_an_old_run_keeps_its_identity(tmp_path: Path) -> None:
     """A run whose folder was lost is found at its `checkpoints.url` by its identity."""
-    tiny = str(Path(__file__).with_name("tiny.yaml"))
+    tiny = str(CONFIGS / "tiny.yaml")
     words = ["synthetic.steps=6", "synthetic.seq_len=16", "synthetic.batch_rows=4", "seed=3"]
     base = ["device=cpu", *words]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from parity import GRADIENT, LOSS, NORM, REFERENCE, differences, hold
+from support.tasks.parity import GRADIENT, LOSS, NORM, REFERENCE, differences, hold
 
 ENGINES = ["deepspeed-0", "deepspeed-1", "deepspeed-2", "deepspeed-3", "fsdp2-0"]
 AXES = ["tp2", "tp4", "cp2", "cp2ring", "cp2a2a", "cp4", "cp4ring", "tp2cp2", "tp2cp2ring"]

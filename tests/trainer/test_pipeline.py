@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from parity import differences
-from parity import hold as hold_engines
+from support.tasks.parity import differences
+from support.tasks.parity import hold as hold_engines
 
 SCHEDULES = ["pp2", "pp2gpipe", "pp2x2"]
 MODELS = ["every", "untied", "shared"]
@@ -21,14 +21,14 @@ def hold(found: dict[str, tuple[list[str], float, bool]]) -> None:
 def test_gradients_are_those_of_one_process(in_processes: Any) -> None:
     """Tied embeddings, a shared block on both stages, routers in a stage without the loss."""
     cases = [("untied", "pp2", 3), ("shared", "pp2x2", 3), ("shared", "pp2gpipe", 2)]
-    hold(in_processes(2, "exact", cases=cases))
+    hold(in_processes(2, "piped.exact", cases=cases))
 
 
 @pytest.mark.long
 def test_gradients_are_those_of_torchs_own_pipelines(in_processes: Any) -> None:
     """A second oracle. It has no way out for the losses of routers, and knows no copies: here
     each stage's own gradients are compared."""
-    assert in_processes(2, "second_oracle", name="tiny", number=5) == []
+    assert in_processes(2, "piped.second_oracle", name="tiny", number=5) == []
 
 
 @pytest.mark.slow
@@ -36,7 +36,7 @@ def test_gradients_are_those_of_torchs_own_pipelines(in_processes: Any) -> None:
 def test_faults_show(in_processes: Any, fault: str) -> None:
     """Negative controls."""
     case = ("every" if fault == "routers" else "shared", "pp2", 2)
-    [(differing, worst, _)] = in_processes(2, "exact", cases=[case], fault=fault).values()
+    [(differing, worst, _)] = in_processes(2, "piped.exact", cases=[case], fault=fault).values()
     assert worst > 1e-3 and (differing or fault == "copies"), (differing, worst)
 
 
@@ -46,7 +46,7 @@ def test_faults_show(in_processes: Any, fault: str) -> None:
 def test_every_schedule_is_exact(in_processes: Any, recompute: str, packed: bool) -> None:
     """Micro-batches that the stages divide, and one more."""
     cases = [(model, words, m) for model in MODELS for words in SCHEDULES for m in (4, 5)]
-    hold(in_processes(2, "exact", cases=cases, recompute=recompute, packed=packed))
+    hold(in_processes(2, "piped.exact", cases=cases, recompute=recompute, packed=packed))
 
 
 TINY = ["tiny-hybrid", "tiny-zamba", "tiny-moe"]
@@ -55,9 +55,13 @@ TINY = ["tiny-hybrid", "tiny-zamba", "tiny-moe"]
 @pytest.mark.long
 def test_shipped_models_are_exact(in_processes: Any) -> None:
     cases = [(model, words, 4) for model in TINY for words in ("pp2", "pp2x2")]
-    hold(in_processes(2, "exact", cases=cases))
-    hold(in_processes(4, "exact", cases=[(model, "pp4", 5) for model in (*TINY, "every")]))
-    hold(in_processes(4, "exact", cases=[("untied", "pp4uneven", 3), ("every", "pp4uneven", 3)]))
+    hold(in_processes(2, "piped.exact", cases=cases))
+    hold(in_processes(4, "piped.exact", cases=[(model, "pp4", 5) for model in (*TINY, "every")]))
+    hold(
+        in_processes(
+            4, "piped.exact", cases=[("untied", "pp4uneven", 3), ("every", "pp4uneven", 3)]
+        )
+    )
 
 
 # Engines, against one rank without stages (see test_parity.py)

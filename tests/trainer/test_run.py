@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
 
-import forked
 import pytest
+from support.ranks import forked
 
 from headrace.trainer.checkpoints import store
 

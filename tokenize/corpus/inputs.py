@@ -20,12 +20,7 @@ from ..files import standard_input
 from ..files.file_hashes import information
 from ..files.input_file import COMPRESSIONS, File
 from ..files.web import is_web
-from ..sources import (
-    CORPUS_FORMATS,
-    check_settings,
-    corpus_format,
-    format_of_ending,
-)
+from ..sources import CORPUS_FORMATS, check_settings, corpus_format, format_of_ending
 from ..sources.format import SourceConfig
 
 log = get_logger(__name__)

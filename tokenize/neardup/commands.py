@@ -8,7 +8,7 @@ import click
 
 from ...console import command
 from .. import options
-from ..build.options import conversation_options, conversations_of
+from ..builder.options import conversation_options, conversations_of
 
 
 @click.command("neardup")

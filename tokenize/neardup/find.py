@@ -22,8 +22,8 @@ from ...console.log import get_logger
 from ...console.progress import Progress
 from ...dataplane.storage import storage
 from .. import executors, sources
-from ..build.lock import BuildLock
-from ..build.settings import LOCKS, work_url
+from ..builder.lock import BuildLock
+from ..builder.settings import LOCKS, work_url
 from ..chat.config import ChatFields
 from ..chat.messages import Contents
 from ..corpus.inputs import find_files, is_within

@@ -14,7 +14,7 @@ from typing import Any
 from ...dataplane.storage import storage
 from ...dataplane.storage.sealed import sealed, unsealed
 from ...dataplane.storage.verified import read_checked
-from ..build.task_state import RUN_TASK_AGAIN
+from ..builder.task_state import RUN_TASK_AGAIN
 from ..sources.format import SourceConfig
 from .lsh import LshConfig
 from .signatures import rensa

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from ...dataplane.datasets.manifest import Manifest
 from ...dataplane.storage import storage
-from ..build.build import BuildConfig, build
-from ..build.settings import dataset_url, outputs_of
+from ..builder.build import BuildConfig, build
+from ..builder.settings import dataset_url, outputs_of
 from .making import check_same
 from .pack import Long, PackConfig, pack
 

@@ -9,7 +9,7 @@ import click
 
 from ...console import command
 from .. import options
-from ..build.options import apply_options
+from ..builder.options import apply_options
 
 if TYPE_CHECKING:
     from ...dataplane.datasets.manifest import Manifest

@@ -25,8 +25,8 @@ from ...dataplane.datasets.manifest import Manifest, Shard
 from ...dataplane.storage import storage
 from ...dataplane.storage.verified import lost_or_damaged, read_named, write_named
 from .. import executors
-from ..build.lock import BuildLock
-from ..build.settings import LOCKS, work_url
+from ..builder.lock import BuildLock
+from ..builder.settings import LOCKS, work_url
 from ..executors import ExecutorConfig
 
 log = get_logger(__name__)

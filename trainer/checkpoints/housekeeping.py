@@ -11,7 +11,7 @@ from typing import Literal
 
 from ...console.errors import CheckpointError
 from ...dataplane.runlog import writer as lines
-from ..folder import RunFolder
+from ..folders.folder import RunFolder
 from . import store
 from .policy import CheckpointConfig
 

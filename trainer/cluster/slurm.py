@@ -30,7 +30,7 @@ from typing import Annotated
 from ...console.config import AsWritten
 from ...console.errors import MissingError, RunError
 from ...dataplane.storage import storage
-from ..folder import SLURM_LOG, SLURM_NOTE
+from ..folders.folder import SLURM_LOG, SLURM_NOTE
 from .ranks import INTERRUPTED
 
 NOTE = "HEADRACE_NOTE"

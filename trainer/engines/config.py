@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 from ...models.accounting.level import EngineMemory
 from ...models.accounting.state import BytesPerParameter, Degrees, Shards, StatePart
-from ...models.options.names import Backend, LinearForm
-from ...models.options.precision import Precision
+from ...models.config.options.names import Backend, LinearForm
+from ...models.config.options.precision import Precision
 from ..layout.config import LayoutConfig
 from .optimizers.config import OptimizerConfig
 
 if TYPE_CHECKING:
     import torch
 
-    from ...models.model import Model
+    from ...models.model.model import Model
     from ..layout.groups import Parallel
     from .engine import Engine
     from .objective import Objective
@@ -63,7 +63,7 @@ class EngineConfig(ABC):
     def compile_blocks(self, model: Model, device: torch.device) -> None:
         """Compile the blocks of a model that has this rank's shards, if the settings ask for it."""
         if self.compile:
-            from ...models.compilation import compile_blocks
+            from ...models.transforms.compilation import compile_blocks
 
             compile_blocks(model, device, self.compile_backend, fallback=self.compile_fallback)
 

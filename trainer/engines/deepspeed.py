@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ...models.accounting.level import EngineMemory
     from ...models.accounting.state import BytesPerParameter, Degrees, Shards, StatePart
-    from ...models.options.precision import Precision
+    from ...models.config.options.precision import Precision
     from ..checkpoints.fragments import Fragment
     from ..layout.config import LayoutConfig
     from ..layout.groups import Parallel
@@ -129,8 +129,8 @@ class DeepSpeed:
         parallel: Parallel,
     ) -> None:
         deepspeed = _import(parallel.device.type)
-        from ...models.block import Block
-        from ...models.precision import compute_dtype
+        from ...models.config.precision import compute_dtype
+        from ...models.model.block import Block
         from .groups import engine_groups, local_shards, parameter_groups
         from .objective import parameters
         from .optimizers.moving_average import MovingAverage

@@ -24,15 +24,9 @@ if TYPE_CHECKING:
     import torch
 
     from ...models.accounting.level import EngineMemory
-    from ...models.accounting.state import (
-        BytesPerParameter,
-        Degrees,
-        Shapes,
-        Shards,
-        StatePart,
-    )
-    from ...models.block import Block
-    from ...models.options.precision import Precision
+    from ...models.accounting.state import BytesPerParameter, Degrees, Shapes, Shards, StatePart
+    from ...models.config.options.precision import Precision
+    from ...models.model.block import Block
     from ..checkpoints.fragments import Fragment
     from ..layout.config import LayoutConfig
     from ..layout.groups import Parallel
@@ -186,8 +180,8 @@ class Fsdp2:
         import torch
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
+        from ...models.config.precision import compute_dtype
         from ...models.layers.fp8_gather import gather_matrices
-        from ...models.precision import compute_dtype
         from .groups import engine_groups, local_shards, parameter_groups
         from .objective import parameters
         from .optimizers.moving_average import MovingAverage

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...console.errors import ConfigError, LayoutError, Problem
 from ...models.accounting.count import build_meta
-from ...models.model import Model
+from ...models.model.model import Model
 from ...models.parallel.groups import members
 from ...models.parallel.local_shard import LocalShard
 from ..checkpoints.kinds import AVERAGE

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...models.accounting.count import build_meta
-from ...models.config import ModelConfig
+from ...models.config.config import ModelConfig
 from ..checkpoints.fragments import Fragment, masters
 from .engine import Engine
 

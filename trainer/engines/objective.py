@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from ...models.config.options.names import Divisor
 from ...models.documents import Documents
-from ...models.model import Model
-from ...models.options.names import Divisor
+from ...models.model.model import Model
 from ...models.parallel.tensor import highest
 
 PREFIX = "model."

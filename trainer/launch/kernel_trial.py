@@ -15,13 +15,13 @@ import torch
 import torch.distributed as dist
 
 from ...models.accounting.count import build_meta
-from ...models.config import ModelConfig
+from ...models.config.config import ModelConfig
+from ...models.config.options.precision import Precision
+from ...models.config.pattern import Layer
 from ...models.documents import Documents
-from ...models.fp8 import quantize
 from ...models.kernels import choice
-from ...models.layers.attention_order import attention_order
-from ...models.options.precision import Precision
-from ...models.pattern import Layer
+from ...models.layers.attention.order import attention_order
+from ...models.transforms.fp8 import quantize
 from ..engines.objective import Objective
 from ..layout.groups import Parallel
 from ..run.job import Job

@@ -24,12 +24,12 @@ from ...console.machine import cpp_problem, free_memory
 from ...console.progress import as_bytes
 from ...dataplane.storage import storage
 from ...models.accounting.state import host_bytes
-from ...models.layers.attention_order import ON_CPU
-from ...models.options.recompute import Selective
+from ...models.config.options.recompute import Selective
+from ...models.layers.attention.order import ON_CPU
+from ..accounting.memory import checkpoint_bytes, state_memory
+from ..accounting.memory import groups as parameter_groups
 from ..checkpoints import store
 from ..cluster.ranks import is_first, joined
-from ..costs.memory import checkpoint_bytes, state_memory
-from ..costs.memory import groups as parameter_groups
 from ..engines.deepspeed import DeepSpeedConfig
 from ..engines.fsdp2 import Fsdp2Config
 from ..layout import checks as layout_checks
@@ -200,7 +200,7 @@ def _fp8(job: Job) -> None:
     if settings is None:
         return
     from ...models.accounting.count import build_meta
-    from ...models.fp8 import matrices
+    from ...models.transforms.fp8 import matrices
 
     reasons = [each.reason for each in matrices(build_meta(job.model), settings)]
     if None not in reasons:

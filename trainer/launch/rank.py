@@ -20,7 +20,7 @@ def main() -> int:
     options = StartOptions.from_json(words)
     log.setup(debug=options.debug)
     try:
-        from ..folder import RunFolder
+        from ..folders.folder import RunFolder
         from ..run import resolve
         from .worker import work
 

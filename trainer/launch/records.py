@@ -15,7 +15,7 @@ from ...dataplane.runlog import writer as lines
 from ...dataplane.runlog.ledger import LedgerEntry
 from ..checkpoints import store as checkpoints
 from ..checkpoints.store import RunState
-from ..folder import RunFolder
+from ..folders.folder import RunFolder
 from ..loop.batches import RunPlan
 from ..run.job import Job
 from ..scores.records import missing_of

@@ -21,7 +21,7 @@ import torch
 from ... import __version__
 from ...console import log as logs
 from ...console.errors import CheckpointError
-from ...models.model import initial_weights
+from ...models.model.model import initial_weights
 from ..checkpoints import saver as savers
 from ..checkpoints import store
 from ..checkpoints.fragments import begin_averages, masters

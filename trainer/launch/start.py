@@ -16,13 +16,13 @@ from ...console.progress import human
 from ...dataplane.runlog import ledger
 from ...dataplane.runlog import writer as lines
 from ...dataplane.storage import storage
+from ..accounting import about as facts
+from ..accounting import measured
+from ..accounting.describe import describe
 from ..checkpoints import store
 from ..checkpoints.store import RunState
 from ..cluster import ranks, slurm
 from ..cluster.lost_ranks import naming_lost_ranks
-from ..costs import about as facts
-from ..costs import measured
-from ..costs.describe import describe
 from ..loop import evaluate
 from ..record.mirror import Mirror
 from ..record.steps import event

@@ -21,19 +21,19 @@ from ...console import log as logs
 from ...console.errors import StorageError, UserError
 from ...dataplane.runlog import writer as lines
 from ...models.accounting.count import build_meta
-from ...models.fp8 import quantize
-from ...models.layers.attention_order import attention_order
+from ...models.layers.attention.order import attention_order
+from ...models.transforms.fp8 import quantize
+from ..accounting import exceeded
+from ..accounting.stages import stage_work
 from ..checkpoints import store
 from ..checkpoints.saver import Saver
 from ..cluster import ranks, slurm
 from ..cluster.agreement import agreed, by_first, from_first
 from ..cluster.lost_ranks import gather_ports
 from ..cluster.rendezvous import check_late_errors
-from ..costs import exceeded
-from ..costs.stages import stage_work
 from ..engines.engine import Engine
 from ..engines.objective import Objective
-from ..folder import RunFolder
+from ..folders.folder import RunFolder
 from ..layout.devices import local_device, set_allocator
 from ..layout.groups import Parallel, join
 from ..layout.stages import chunks_of, shared_modules

@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import islice
 
 from ...console.errors import LayoutError
-from ...models.config import ModelConfig
+from ...models.config.config import ModelConfig
 from .config import LayoutConfig
 from .stages import too_many_chunks
 

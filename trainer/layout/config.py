@@ -14,8 +14,8 @@ from typing import Annotated
 
 from ...console.config import NameIn
 from ...console.errors import LayoutError, Problem, Problems
-from ...models.options.names import AttentionForm, LongFilterForm
-from ..pipeline.schedules import SCHEDULES, Orders, refused
+from ...models.config.options.names import AttentionForm, LongFilterForm
+from .schedules import SCHEDULES, Orders, refused
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,9 +25,9 @@ import torch
 import torch.distributed as dist
 
 from ...models.parallel.axes import ALONE, Axes, Axis, Holders
-from ..pipeline.schedules import Kind, Orders
 from .config import LayoutConfig
 from .devices import local_device
+from .schedules import Kind, Orders
 from .stages import Stages
 
 PP, DP, CP, TP = range(4)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ...console.errors import LayoutError
-from ...models.config import ModelConfig, chunk_layers, chunk_users
-from ..pipeline.cuts import Cuts, fastest
+from ...models.config.config import ModelConfig, chunk_layers, chunk_users
 from .config import LayoutConfig
+from .cuts import Cuts, fastest
 
 Stages = tuple[int, ...]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...console.errors import PlanError
-from ..pipeline.schedules import forward_only
+from ..layout.schedules import forward_only
 from .batches import MicroBatch, RunPlan
 from .config import EvaluateConfig
 
@@ -180,8 +180,8 @@ def plan_of(config: EvaluateConfig, trained: RunPlan) -> Plan:
     from ...console import config as reader
     from ...dataplane.datasets import manifest as manifests
     from ...dataplane.order.plan import Plan
+    from ...mixtures.mixture_file.mixture import Mixture
     from ...mixtures.planning.resolve_mixture import resolve
-    from ...mixtures.spec.mixture import Mixture
 
     if not isinstance(trained, Plan):
         raise PlanError(

@@ -6,7 +6,7 @@
 The first chunk receives no stream, the last chunk sends none: on one stage nothing is sent. Every
 stage reads its own rows, so tokens, weights and documents never travel; shapes and dtypes of the
 messages follow from them, so no metadata travels either. Each tensor is a message of its own, and
-none is copied: the sender keeps it until it has arrived (pipeline/messages.py).
+none is copied: the sender keeps it until it has arrived (layout/messages.py).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ...models.parallel.handed import handed
 from ..engines.engine import Engine
 from ..engines.objective import Sums
 from ..layout.groups import Parallel
-from ..pipeline.messages import messages
-from ..pipeline.schedules import Action, Orders
+from ..layout.messages import messages
+from ..layout.schedules import Action, Orders
 from .batches import MicroBatch
 
 Stream = tuple[torch.Tensor, ...]

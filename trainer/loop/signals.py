@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ...dataplane.order.timeline import PhaseRows, Step
-from ...models.layer_watch import LayerWatch
+from ...models.model.layer_watch import LayerWatch
 from ..engines.engine import Engine
 from ..engines.layer_norms import layers_of, norms
 from ..engines.update import squared_norm, sum_copies

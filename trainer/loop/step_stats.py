@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from ...console.errors import RunError
 from ...dataplane.runlog.ledger import DIGEST_BYTES
-from ...models.options.names import Divisor
+from ...models.config.options.names import Divisor
 from ..engines.objective import counted
 from ..layout.groups import Parallel
 from .batches import PADDING, MicroBatch

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, TextIO
 
-from ..folder import RunFolder
+from ..folders.folder import RunFolder
 from ..loop.batches import RunPlan
 from .config import WatchConfig
 

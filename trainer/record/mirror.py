@@ -14,7 +14,7 @@ from pathlib import Path
 from ...console.errors import UserError
 from ...console.log import get_logger
 from ...dataplane.storage import storage
-from ..folder import REPORT, RUN, RunFolder
+from ..folders.folder import REPORT, RUN, RunFolder
 
 log = get_logger(__name__)
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...models.accounting.count import TRAINING, build_meta, forward_flops, recomputed_flops
-from ...models.fp8 import NARROW, matrices
-from ...models.options.precision import Fp8Config
-from ...models.options.recompute import Rule, Selective
+from ...models.config.options.precision import Fp8Config
+from ...models.config.options.recompute import Rule, Selective
+from ...models.transforms.fp8 import NARROW, matrices
 
 if TYPE_CHECKING:
-    from ...models.config import ModelConfig
+    from ...models.config.config import ModelConfig
 
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ...console import config as reader
 from ...console.config import Data, Lines, NameIn, OneOf
-from ...models.layers.attention_order import KernelsConfig
-from ...models.options.names import Divisor
-from ...models.options.precision import PRECISIONS, Fp8Config
-from ...models.options.recompute import Recompute
-from ...models.options.rope import Rope
+from ...models.config.options.names import Divisor
+from ...models.config.options.precision import PRECISIONS, Fp8Config
+from ...models.config.options.recompute import Recompute
+from ...models.config.options.rope import Rope
+from ...models.layers.attention.order import KernelsConfig
 from ..checkpoints.policy import CheckpointConfig
 from ..cluster.slurm import SlurmConfig
 from ..engines import ENGINES
@@ -35,7 +35,7 @@ from ..scores.config import ScoresConfig
 from ..weights.source import InitFrom
 
 if TYPE_CHECKING:
-    from ...models.config import ModelConfig
+    from ...models.config.config import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)

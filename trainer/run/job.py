@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...console import config as reader
-from ...models.options.precision import PRECISIONS, Precision
-from ...models.options.recompute import Rule, rules_of
+from ...models.config.options.precision import PRECISIONS, Precision
+from ...models.config.options.recompute import Rule, rules_of
 from ..checkpoints import store
 from ..cluster.ranks import threads_per_rank
-from ..folder import RunFolder
+from ..folders.folder import RunFolder
+from ..layout.cuts import Cuts
 from ..loop.batches import RunPlan
 from ..loop.config import digest_of
-from ..pipeline.cuts import Cuts
 from ..weights import source as origins
 from ..weights.source import WeightSource
 from . import config as run_config
@@ -26,7 +26,7 @@ from .config import RunConfig
 from .layout_plan import LayoutPlan
 
 if TYPE_CHECKING:
-    from ...models.config import ModelConfig
+    from ...models.config.config import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)

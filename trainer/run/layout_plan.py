@@ -21,7 +21,7 @@ from ...console import config as reader
 from ...console.config import OneOf
 from ...console.errors import ConfigError, LayoutError, MisuseError, Problem, Problems
 from ...console.explain import problem_at
-from ...models.options.recompute import Rule
+from ...models.config.options.recompute import Rule
 from ..engines import ENGINES
 from ..engines.config import EngineConfig
 from ..engines.fsdp2 import Fsdp2Config
@@ -30,7 +30,7 @@ from ..layout.config import LayoutConfig
 from .config import model_identity
 
 if TYPE_CHECKING:
-    from ...models.config import ModelConfig
+    from ...models.config.config import ModelConfig
 
 SECTIONS = ("layout", "engine", "micro_batch_tokens", "recompute")
 """Keys of a run that a plan sets."""

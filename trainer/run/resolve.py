@@ -27,9 +27,9 @@ from ...console.errors import (
     UserError,
     run_all,
 )
-from ...models.options.precision import PRECISIONS, default_precision
+from ...models.config.options.precision import PRECISIONS, default_precision
 from ..cluster.ranks import is_first, joined
-from ..folder import RunFolder
+from ..folders.folder import RunFolder
 from ..loop.batches import RunPlan
 from ..weights import source as origins
 from ..weights.source import Checkpoint
@@ -42,7 +42,7 @@ from .request import Request
 from .stored import read_run, synthetic_plan
 
 if TYPE_CHECKING:
-    from ...models.config import ModelConfig
+    from ...models.config.config import ModelConfig
 
 DEFAULT_MODEL = "tiny-hybrid"
 
@@ -53,7 +53,7 @@ ANOTHER_KIND = {"--mixture": {"sources", "phases"}, "--model": {"pattern", "oper
 def is_readable(request: Request) -> bool:
     """Return False if `resolve` will raise for what the YAMLs of the run, the mixture and the model
     say: that is known in a moment, before torch is imported."""
-    from ...mixtures.spec.tolerant_read import read
+    from ...mixtures.mixture_file.tolerant_read import read
 
     try:
         _run(request)
@@ -161,7 +161,7 @@ def _planned_layout(request: Request) -> dict[str, Any]:
 
 def _named_model(request: Request) -> ModelConfig | None:
     """Return the model that the command line names, if it names one."""
-    from ...models.config import load_model_config
+    from ...models.config.config import load_model_config
 
     changes = request.overrides_of("model")
     if request.model is None and not changes:
@@ -171,7 +171,7 @@ def _named_model(request: Request) -> ModelConfig | None:
 
 def _unnamed_model(run: RunConfig, folder: RunFolder) -> ModelConfig:
     """Return the model of the initial weights, or the default model."""
-    from ...models.config import load_model_config
+    from ...models.config.config import load_model_config
 
     if run.init_from is None:
         return load_model_config(DEFAULT_MODEL)

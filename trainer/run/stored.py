@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...console import config as reader
 from ...console.errors import RunError
-from ..folder import RunFolder
+from ..folders.folder import RunFolder
 from ..loop.batches import RunPlan
 from . import config as run_config
 from .config import RunConfig
@@ -18,12 +18,12 @@ from .job import Job
 from .layout_plan import load_plan
 
 if TYPE_CHECKING:
-    from ...models.config import ModelConfig
+    from ...models.config.config import ModelConfig
 
 
 def read_run(folder: RunFolder) -> Job:
     """Return the stored job: the device, ranks and precision of its last start."""
-    from ...models.config import load_model_config
+    from ...models.config.config import load_model_config
 
     folder.check_is_run()
     data, lines = reader.read_yaml(folder.run)

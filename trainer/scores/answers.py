@@ -8,8 +8,8 @@ from functools import cache
 from typing import Any
 
 from ...dataplane.tokenizers import Tokenizer
-from ...models.generate import Sampling, generate
-from ...models.model import Model
+from ...models.model.generate import Sampling, generate
+from ...models.model.model import Model
 from .likelihood import SCORE, score_batch
 
 GENERATE = "generate"

@@ -19,7 +19,7 @@ from ...console.log import get_logger
 from ...dataplane.order.plan import Plan
 from ..cluster.agreement import by_first, from_first
 from ..cluster.lost_ranks import LostRankError
-from ..folder import SCORES, RunFolder
+from ..folders.folder import SCORES, RunFolder
 from ..layout.devices import DeviceKind
 from ..weights import sample, source
 from ..weights.tokenizer import find_tokenizer
@@ -31,7 +31,7 @@ from .team import Team
 
 if TYPE_CHECKING:
     from ...dataplane.tokenizers import Tokenizer
-    from ...models.model import Model
+    from ...models.model.model import Model
 
 log = get_logger(__name__)
 

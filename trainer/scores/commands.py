@@ -11,7 +11,7 @@ from click.core import ParameterSource
 from ...console import command
 from ...console.errors import SeveralErrors, StorageError, UserError
 from ..cluster.commands import RankCommand
-from ..folder import RECALL, SCORES
+from ..folders.folder import RECALL, SCORES
 from ..layout.devices import DEVICES, DeviceKind
 from ..weights.commands import SOURCE, data_option, ema_option, step_option
 

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from ...console import config as reader
 from ...console.errors import MissingError
-from ..folder import RunFolder
+from ..folders.folder import RunFolder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ from ...console.errors import InputError, RunError, UserError
 from ...console.explain import nearest
 from ...console.log import can_rewrite_lines
 from ...dataplane.tokenizers import TextError
-from ...models.generate import Sampling
+from ...models.model.generate import Sampling
 from ..cluster.lost_ranks import LostRankError
 from ..weights.source import WeightSource
 from .answers import GENERATE, Question
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
 
     from ...dataplane.tokenizers import Tokenizer
-    from ...models.config import ModelConfig
+    from ...models.config.config import ModelConfig
 
 GENERATED = 256
 """Most tokens of an answer, for tasks that do not say; also that of the harness's `hf` class."""

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ...models.model import Model
+from ...models.model.model import Model
 from .team import Team
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from ...console.errors import InputError
 from ...dataplane.order.plan import Plan
 from ...dataplane.runlog import writer as lines
 from ..checkpoints import store as checkpoints
-from ..folder import RunFolder
+from ..folders.folder import RunFolder
 from ..weights.source import Checkpoint, WeightSource
 from .config import ScoresConfig
 from .missing import Missing, missing

@@ -164,7 +164,7 @@ def sample(
 
     More: docs/trainer.md
     """
-    from ...models.generate import Sampling
+    from ...models.model.generate import Sampling
     from . import sample as samples
     from . import source as sources
     from .tokenizer import find_tokenizer

@@ -11,15 +11,15 @@ import torch
 
 from ...console.errors import InputError
 from ...dataplane.tokenizers import TextError
-from ...models.generate import Sampling, generate
-from ...models.model import Model
-from ...models.options.precision import default_precision
+from ...models.config.options.precision import default_precision
+from ...models.model.generate import Sampling, generate
+from ...models.model.model import Model
 from ..layout.devices import DeviceKind, choose_device, local_device
 from .source import WeightSource
 
 if TYPE_CHECKING:
     from ...dataplane.tokenizers import Tokenizer
-    from ...models.config import ModelConfig
+    from ...models.config.config import ModelConfig
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from ...console.errors import CheckpointError
 from ...console.explain import path_hint
 from ...dataplane.storage import storage
 from ..checkpoints import store
-from ..folder import RunFolder
+from ..folders.folder import RunFolder
 
 if TYPE_CHECKING:
-    from ...models.config import ModelConfig
+    from ...models.config.config import ModelConfig
     from ...models.weights import Weights
 
 
@@ -70,7 +70,7 @@ class Checkpoint:
     def model(self) -> ModelConfig:
         from ...console import config as reader
         from ...console import yaml_text
-        from ...models.config import ModelConfig, load_model_config
+        from ...models.config.config import ModelConfig, load_model_config
 
         own = storage.join(store.place(self.where), store.MODEL)
         if storage.exists(own):

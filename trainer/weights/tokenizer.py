@@ -7,7 +7,7 @@ from ...dataplane import tokenizers
 from ...dataplane.datasets import manifest as manifests
 from ...dataplane.order.plan import Plan
 from ...dataplane.tokenizers import Tokenizer
-from ..folder import RunFolder
+from ..folders.folder import RunFolder
 from .source import Checkpoint, WeightSource
 
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from ...console import config as reader
 from ...console.errors import UserError
 from ...dataplane.order.plan import Plan
-from ..folder import RunFolder
+from ..folders.folder import RunFolder
 from .source import Checkpoint, WeightSource, find
 
 if TYPE_CHECKING:
-    from ...models.config import ModelConfig
-    from ...models.options.base import OperatorOptions
+    from ...models.config.config import ModelConfig
+    from ...models.config.options.base import OperatorOptions
 
 
 def with_trained_length(source: WeightSource) -> ModelConfig:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...options.names import LinearForm
+from ...config.options.names import LinearForm
 
 
 class _Zero3Linear(torch.autograd.Function):

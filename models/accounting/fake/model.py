@@ -16,17 +16,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ...config import ModelConfig
+from ...config.config import ModelConfig
+from ...config.options.precision import Fp8Config
+from ...config.options.recompute import Rule
+from ...config.precision import compute_dtype
 from ...documents import Aligned, Buckets, Documents, Spans
-from ...fp8 import quantize
 from ...kernels.choice import as_on_gpu
-from ...layers.ring_flash import calls_of_rows
-from ...model import Model
+from ...layers.attention.ring_flash import calls_of_rows
+from ...model.model import Model
 from ...operators import BatchContext
-from ...options.precision import Fp8Config
-from ...options.recompute import Rule
 from ...parallel.axes import Axes, Axis
-from ...precision import compute_dtype
+from ...transforms.fp8 import quantize
 from ..count import build_meta
 from ..pieces import EMBEDDINGS, Passes
 from ..shape import Shape

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ....console import config as reader
 from ....console.errors import Problems
-from ...config import ModelConfig, load_model_config
+from ...config.config import ModelConfig, load_model_config
 from ..files import staged
 from .model import to_model
 from .run import to_mixture, to_run

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from ....console.errors import Problem
-from ...config import ModelConfig
-from ...options import OPTIONS
-from ...options.base import OperatorOptions
-from ...options.init import InitConfig
-from ...options.names import NormKind
-from ...options.rope import Rope
+from ...config.config import ModelConfig
+from ...config.options import OPTIONS
+from ...config.options.base import OperatorOptions
+from ...config.options.init import InitConfig
+from ...config.options.names import NormKind
+from ...config.options.rope import Rope
 from ..family import of_layers
 from .keys import MIXERS
 from .limits import REFUSED

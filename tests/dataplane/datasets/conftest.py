@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from small_data import random_documents, write_dataset
+from support.data.small_data import random_documents, write_dataset
 
 from headrace.dataplane.datasets import cache as caching
 from headrace.dataplane.datasets import chunks

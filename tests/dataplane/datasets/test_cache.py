@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_data import plan_of, random_documents, threads_of_loaders, write_dataset
+from support.data.small_data import plan_of, random_documents, threads_of_loaders, write_dataset
 
 from headrace.console.errors import ConfigError, IntegrityError, StorageError
 from headrace.dataplane.datasets import cache_folder as folders

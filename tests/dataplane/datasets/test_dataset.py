@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_data import random_documents, write_dataset
+from support.data.small_data import random_documents, write_dataset
 
 from headrace.console.errors import IntegrityError, PlanError
 from headrace.dataplane.datasets import manifest as manifests

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_data import random_documents, write_dataset
+from support.data.small_data import random_documents, write_dataset
 
 from headrace.console.errors import IntegrityError, StorageError
 from headrace.dataplane.datasets import manifest as manifests

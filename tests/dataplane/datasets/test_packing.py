@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from corpora import ONE, snapshot
-from packed_data import Document, L, mixture, packed, pieces_of, write_corpus
-from small_data import END, plan_of, random_documents, write_dataset
+from support.data.corpora import ONE, snapshot
+from support.data.packed_data import Document, L, mixture, packed, pieces_of, write_corpus
+from support.data.small_data import END, plan_of, random_documents, write_dataset
 
 from headrace.console.config import build
 from headrace.console.errors import ConfigError
@@ -27,9 +27,9 @@ from headrace.mixtures.planning.open_plan import OpenedPlan, open_plan
 from headrace.mixtures.view.card import card
 from headrace.mixtures.view.summary import summarize
 from headrace.mixtures.view.table import table
-from headrace.models.config import ModelConfig
+from headrace.models.config.config import ModelConfig
 from headrace.models.documents import Documents
-from headrace.models.model import Model
+from headrace.models.model.model import Model
 from headrace.tokenize.views.pack import PackConfig, pack
 from headrace.trainer.engines.objective import Objective
 

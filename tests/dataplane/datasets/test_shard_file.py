@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from small_data import plan_of
+from support.data.small_data import plan_of
 
 from headrace.console.errors import IntegrityError, UserError
 from headrace.dataplane.loader.loader import Batch, Loader

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_data import random_documents, write_dataset
+from support.data.small_data import random_documents, write_dataset
 
 from headrace.dataplane.arrays import Int64
 from headrace.dataplane.datasets.dataset import Dataset

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_data import plan_of, random_documents, write_dataset
+from support.data.small_data import plan_of, random_documents, write_dataset
 
 from headrace.console.errors import ConfigError, IntegrityError, UserError
 from headrace.dataplane.loader.loader import PADDING, Batch, Loader

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_data import plan_of, random_documents, threads_of_loaders, write_dataset
+from support.data.small_data import plan_of, random_documents, threads_of_loaders, write_dataset
 
 from headrace.console.errors import IntegrityError
 from headrace.dataplane.datasets.chunks import CHUNK_BYTES

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain_order import row_at
+from support.data.plain_order import row_at
 
 from headrace.dataplane.arrays import Int64
 from headrace.dataplane.order.source_order import Draws, Position, Rest, SourceOrder

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from small_data import plan_of
+from support.data.small_data import plan_of
 
 from headrace.dataplane.loader.loader import Loader
 from headrace.dataplane.shards import FORMATS, FormatEntry
 from headrace.tokenize.cli import main
 
-DUMMY = FormatEntry("dummy_shard_format")
+DUMMY = FormatEntry("support.data.dummy_shard_format")
 COMMAND = f"""
 from headrace.dataplane.shards import FORMATS, FormatEntry
 FORMATS["dummy"] = {DUMMY!r}

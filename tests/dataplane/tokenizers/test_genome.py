@@ -82,8 +82,8 @@ PROSE = "It was a bright cold day in April, and the clocks were striking thirtee
 
 
 def build(folder: Path, text: str, **options: Any) -> manifest.Manifest:
-    from headrace.tokenize.build.build import BuildConfig
-    from headrace.tokenize.build.build import build as run
+    from headrace.tokenize.builder.build import BuildConfig
+    from headrace.tokenize.builder.build import build as run
     from headrace.tokenize.executors import ExecutorConfig
     from headrace.tokenize.sources.format import SourceConfig
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_data import plan_of, random_documents, write_dataset
+from support.data.small_data import plan_of, random_documents, write_dataset
 
 from headrace.console.errors import IntegrityError, PlanError
 from headrace.dataplane.datasets import manifest as manifests

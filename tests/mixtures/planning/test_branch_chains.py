@@ -7,14 +7,14 @@ from collections import Counter
 from fractions import Fraction
 from pathlib import Path
 
-import random_mixtures
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_data import served, write_head, write_run
+from support.data import random_mixtures
+from support.data.plan_data import served, write_head, write_run
 
 from headrace.dataplane.order.plan import Plan
+from headrace.mixtures.mixture_file.mixture import After, Mixture, SourceSpec
 from headrace.mixtures.planning.resolve_mixture import resolve
-from headrace.mixtures.spec.mixture import After, Mixture, SourceSpec
 
 
 @st.composite

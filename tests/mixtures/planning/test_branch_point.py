@@ -7,15 +7,15 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from plan_data import served, write_run
+from support.data.plan_data import served, write_run
 
 from headrace.console.errors import ConfigError
 from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.order.stream import Stream
 from headrace.dataplane.storage import storage
+from headrace.mixtures.mixture_file.mixture import After, Mixture, PhaseSpec, SourceSpec
 from headrace.mixtures.planning.open_plan import OpenedPlan
 from headrace.mixtures.planning.resolve_mixture import resolve
-from headrace.mixtures.spec.mixture import After, Mixture, PhaseSpec, SourceSpec
 from headrace.mixtures.view.summary import summarize
 from headrace.mixtures.view.table import table
 

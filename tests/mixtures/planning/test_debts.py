@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from plan_data import write_head, write_run
+from support.data.plan_data import write_head, write_run
 
 from headrace.dataplane.order.plan import FAIR, Plan
 from headrace.dataplane.order.stream import Stream
+from headrace.mixtures.mixture_file.mixture import After, Mixture, PhaseSpec, SourceSpec
 from headrace.mixtures.planning.branch_point import open_branch_point
 from headrace.mixtures.planning.resolve_mixture import resolve
-from headrace.mixtures.spec.mixture import After, Mixture, PhaseSpec, SourceSpec
 from headrace.mixtures.view.debts import worst_debt
 from headrace.mixtures.view.summary import summarize
 from headrace.mixtures.view.table import table

@@ -10,23 +10,23 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-import random_mixtures
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_data import served, write_head
+from support.data import random_mixtures
+from support.data.plan_data import served, write_head
 
 from headrace.console.errors import ConfigError
 from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.order.stream import Stream
 from headrace.mixtures.lr_shapes import Constant
-from headrace.mixtures.planning.resolve_mixture import CHUNK_TOKENS, WINDOW_CHUNKS, resolve
-from headrace.mixtures.spec.mixture import (
+from headrace.mixtures.mixture_file.mixture import (
     Mixture,
     PhaseSpec,
     SourceSpec,
     endpoints,
     exact_fraction,
 )
+from headrace.mixtures.planning.resolve_mixture import CHUNK_TOKENS, WINDOW_CHUNKS, resolve
 
 
 @st.composite

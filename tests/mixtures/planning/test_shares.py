@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.dataplane.order.plan import Phase
+from headrace.mixtures.mixture_file.mixture import PhaseSpec, exact_fraction
 from headrace.mixtures.planning.shares import (
     average,
     drawn_shares,
@@ -18,7 +19,6 @@ from headrace.mixtures.planning.shares import (
     phase_shares,
     stretches,
 )
-from headrace.mixtures.spec.mixture import PhaseSpec, exact_fraction
 
 F = Fraction
 

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_data import write_head, write_run
+from support.data.plan_data import write_head, write_run
 
 from headrace.console.errors import ConfigError, PlanError
 from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.order.stream import Stream
+from headrace.mixtures.mixture_file.mixture import After, Mixture, PhaseSpec, SourceSpec
+from headrace.mixtures.mixture_file.tolerant_read import Draft
 from headrace.mixtures.planning import supply
 from headrace.mixtures.planning.resolve_mixture import resolve, resolve_draft
 from headrace.mixtures.planning.size_weights import UNITS, size_weights
-from headrace.mixtures.spec.mixture import After, Mixture, PhaseSpec, SourceSpec
-from headrace.mixtures.spec.tolerant_read import Draft
 from headrace.mixtures.view.summary import Summary, summarize
 from headrace.mixtures.view.table import as_data, table
 

@@ -153,7 +153,7 @@ def test_proposals_become_mixtures(anneal: Path, tmp_path: Path) -> None:
     assert found["expected_best"]["shares"]["web"] == 0.5  # the best source, as far as allowed
     assert found["effects"]["web"]["change"] < 0 < found["effects"]["math"]["change"]
     assert len(found["files"]) == 2
-    from headrace.mixtures.spec.tolerant_read import read
+    from headrace.mixtures.mixture_file.tolerant_read import read
 
     written = read(found["files"][0]).mixture.phases["anneal"]
     assert written.weights == {k: v for k, v in found["proposals"][0]["shares"].items() if v}

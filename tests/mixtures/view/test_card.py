@@ -6,16 +6,16 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from corpora import ONE, read_dataset, texts
+from support.data.corpora import ONE, read_dataset, texts
 
 from headrace.dataplane.datasets import about
 from headrace.dataplane.datasets.about import About
 from headrace.dataplane.order.stream import Stream
+from headrace.mixtures.mixture_file.mixture import Mixture, PhaseSpec, SourceSpec
 from headrace.mixtures.planning.resolve_mixture import resolve
-from headrace.mixtures.spec.mixture import Mixture, PhaseSpec, SourceSpec
 from headrace.mixtures.view.card import card
 from headrace.mixtures.view.summary import summarize
-from headrace.tokenize.build.build import BuildConfig, build
+from headrace.tokenize.builder.build import BuildConfig, build
 from headrace.tokenize.sources.format import KeptField, SourceConfig
 from headrace.tokenize.views.select import SelectConfig, select
 

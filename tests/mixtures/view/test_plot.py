@@ -13,8 +13,8 @@ from headrace.console.errors import ConfigError
 from headrace.dataplane.order.stream import Stream
 from headrace.mixtures.learning_rate import lr_at
 from headrace.mixtures.lr_shapes import Constant, Cosine
+from headrace.mixtures.mixture_file.mixture import Mixture, PhaseSpec, SourceSpec
 from headrace.mixtures.planning.resolve_mixture import resolve
-from headrace.mixtures.spec.mixture import Mixture, PhaseSpec, SourceSpec
 from headrace.mixtures.view.curves import MAX_SOURCES, curves
 from headrace.mixtures.view.plot import COLOURS, _apart, draw
 

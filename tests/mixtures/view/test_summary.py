@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_data import served, write_run
+from support.data.plan_data import served, write_run
 
 from headrace.dataplane.order.plan import TABLES
 from headrace.dataplane.order.stream import Stream
+from headrace.mixtures.mixture_file.mixture import After, Mixture, PhaseSpec, SourceSpec
 from headrace.mixtures.planning.continuation import _common
 from headrace.mixtures.planning.open_plan import OpenedPlan
 from headrace.mixtures.planning.resolve_mixture import resolve
-from headrace.mixtures.spec.mixture import After, Mixture, PhaseSpec, SourceSpec
 from headrace.mixtures.view.summary import summarize
 from headrace.mixtures.view.table import as_data, table
 

@@ -3,7 +3,7 @@
 import pytest
 
 from headrace.models.accounting.count import build_meta, parameters, parameters_by_part
-from headrace.models.config import load_model_config, shipped_models
+from headrace.models.config.config import load_model_config, shipped_models
 
 PUBLISHED = {
     "evo2-1b-8k": 1_107_989_760,

@@ -17,14 +17,14 @@ from headrace.models.accounting.pieces import Passes, high
 from headrace.models.accounting.shape import Shape
 from headrace.models.accounting.sorts import one_of_each
 from headrace.models.accounting.state import Degrees
-from headrace.models.config import ModelConfig, load_model_config
-from headrace.models.options import OPTIONS
-from headrace.models.options.attention import AttentionOptions
-from headrace.models.options.base import FusedOptions
-from headrace.models.options.hyena_li import HyenaLIOptions
-from headrace.models.options.names import AttentionForm
-from headrace.models.options.precision import PRECISIONS
-from headrace.models.options.recompute import Rule, Selective
+from headrace.models.config.config import ModelConfig, load_model_config
+from headrace.models.config.options import OPTIONS
+from headrace.models.config.options.attention import AttentionOptions
+from headrace.models.config.options.base import FusedOptions
+from headrace.models.config.options.hyena_li import HyenaLIOptions
+from headrace.models.config.options.names import AttentionForm
+from headrace.models.config.options.precision import PRECISIONS
+from headrace.models.config.options.recompute import Rule, Selective
 
 
 @pytest.fixture(autouse=True)

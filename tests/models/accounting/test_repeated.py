@@ -17,8 +17,8 @@ from headrace.models.accounting.pieces import Passes
 from headrace.models.accounting.shape import Shape
 from headrace.models.accounting.sorts import one_of_each
 from headrace.models.accounting.state import Degrees
-from headrace.models.config import load_model_config
-from headrace.models.options.precision import PRECISIONS
+from headrace.models.config.config import load_model_config
+from headrace.models.config.options.precision import PRECISIONS
 
 ATEN = torch.ops.aten
 

@@ -16,14 +16,14 @@ from torch.utils.checkpoint import checkpoint
 from headrace.models.accounting.fake.linear import linear_layers
 from headrace.models.accounting.fake.trace import Meter, fake_tensors, trace
 from headrace.models.accounting.pieces import Passes, change, high
+from headrace.models.config.options.names import LinearForm
+from headrace.models.config.options.recompute import Selective
 from headrace.models.kernels.choice import as_on_gpu
 from headrace.models.layers.grouped import grouped_product
 from headrace.models.layers.recompute import Recomputable
-from headrace.models.options.names import LinearForm
-from headrace.models.options.recompute import Selective
 
 sys.path.insert(0, str(Path(__file__).parent))
-from allocator import Levels, levels, turn
+from support.models.allocator import Levels, levels, turn
 
 ROWS, LENGTH, WIDTH = 2, 64, 96
 SCALARS = 64

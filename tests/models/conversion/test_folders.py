@@ -14,11 +14,11 @@ from torch import Tensor
 
 from headrace.console.errors import CheckpointError, StorageError, UserError
 from headrace.models.cli import main
-from headrace.models.config import ModelConfig, load_model_config
+from headrace.models.config.config import ModelConfig, load_model_config
 from headrace.models.conversion import folders
 from headrace.models.conversion.files import INDEX, write_safetensors
 from headrace.models.conversion.folders import FORMATS, convert, read_model, write_model
-from headrace.models.model import Model
+from headrace.models.model.model import Model
 from headrace.models.weights import Weights
 
 ZAMBA = "pattern='[mamba] * 2 + [shared>mamba] + [mamba] * 2 + [shared>mamba] + [mamba]'"

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from headrace.console.errors import CheckpointError, ConfigError, StorageError
-from headrace.models.config import load_model_config
+from headrace.models.config.config import load_model_config
 from headrace.models.conversion import FAMILIES
 from headrace.models.conversion.files import write_safetensors
 from headrace.models.conversion.folders import read_model, write_model
 from headrace.models.conversion.rules import to_theirs
-from headrace.models.model import Model
+from headrace.models.model.model import Model
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from headrace.console.errors import CheckpointError, ConfigError, StorageError
 from headrace.models.conversion.files import write_safetensors
 from headrace.models.conversion.folders import convert, read_model
-from headrace.models.model import Model
+from headrace.models.model.model import Model
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from savanna_configs import DATA, FREEFORM, SHORT_MLP, STRIPED
+from support.models.savanna_configs import DATA, FREEFORM, SHORT_MLP, STRIPED
 
 from headrace.console import config as reader
 from headrace.models.accounting.count import build_meta
 from headrace.models.cli import main
-from headrace.models.config import ModelConfig, load_model_config
+from headrace.models.config.config import ModelConfig, load_model_config
+from headrace.models.config.options.hyena_li import HyenaLIOptions
 from headrace.models.conversion.savanna.keys import ELSEWHERE, USED
 from headrace.models.conversion.savanna.limits import MISSING, REFUSED
 from headrace.models.conversion.savanna.settings import read_settings
-from headrace.models.options.hyena_li import HyenaLIOptions
 
 PAGE = Path(__file__).parents[3] / "docs" / "savanna.md"
 

@@ -14,13 +14,13 @@ from torch.nn import functional as F
 from headrace.console.config import build
 from headrace.console.errors import CheckpointError, ConfigError, StorageError
 from headrace.models.accounting.count import build_meta
-from headrace.models.config import ModelConfig, load_model_config
+from headrace.models.config.config import ModelConfig, load_model_config
+from headrace.models.config.pattern import parse_pattern
 from headrace.models.conversion.folders import read_model, write_model
 from headrace.models.conversion.rules import to_theirs
 from headrace.models.conversion.vortex import repeated, rules
 from headrace.models.conversion.vortex_config import read_config, write_config
-from headrace.models.model import Model
-from headrace.models.pattern import parse_pattern
+from headrace.models.model.model import Model
 
 WIDTH, HEADS, GROUPS = 32, 4, 8
 OPERATORS: dict[str, dict[str, Any]] = {

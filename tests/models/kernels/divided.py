@@ -17,12 +17,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from headrace.console.config import build
-from headrace.models.config import ModelConfig
+from headrace.models.config.config import ModelConfig
+from headrace.models.config.options.names import Kernel
 from headrace.models.documents import Documents
 from headrace.models.kernels import gated_rms_norm, modal, selective_scan, ssd
 from headrace.models.layers.norms import GatedRMSNorm
-from headrace.models.model import Model
-from headrace.models.options.names import Kernel
+from headrace.models.model.model import Model
 from headrace.models.parallel.axes import ALONE, Axes, Axis
 
 ROWS, LENGTH = 1, 32

@@ -39,10 +39,10 @@ for dtype in (torch.float32, torch.bfloat16):
         assert not torch.equal(fp8.plain(stored * 1.01, None, None).values.float(), values.float())
 
 from headrace.console.config import build
-from headrace.models.config import ModelConfig
-from headrace.models.fp8 import quantize
-from headrace.models.model import Model
-from headrace.models.options.precision import Fp8Config
+from headrace.models.config.config import ModelConfig
+from headrace.models.transforms.fp8 import quantize
+from headrace.models.model.model import Model
+from headrace.models.config.options.precision import Fp8Config
 
 kernel = {"kernel": "triton"}
 config = build(ModelConfig, {

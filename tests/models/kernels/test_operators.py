@@ -21,7 +21,7 @@ from headrace.console.errors import LayoutError
 from headrace.models.layers.gated_convolution import gated_convolution
 from headrace.models.layers.gated_scan import gated_scan
 from headrace.models.kernels import selective_scan
-from headrace.models.loss import cross_entropy, fused_loss
+from headrace.models.model.loss import cross_entropy, fused_loss
 from headrace.models.layers.norms import RMSNorm
 
 torch.set_num_threads(1)

@@ -13,13 +13,13 @@ from torch.nn.attention import SDPBackend, varlen
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headrace.models.documents import Documents
-from headrace.models.layers.attention_order import (
+from headrace.models.layers.attention.order import (
     ALL,
     Implementation,
     KernelsConfig,
     attention_order,
 )
-from headrace.models.layers.packed_attention import packed_attention
+from headrace.models.layers.attention.packed import packed_attention
 
 
 class Calls(TorchDispatchMode):

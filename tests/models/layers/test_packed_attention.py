@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from operator_checks import make, normal
+from support.kernels.operator_checks import make, normal
 from torch import Tensor
 from torch.nn.attention import varlen
 

@@ -21,11 +21,11 @@ from headrace.models.accounting.count import (
 )
 from headrace.models.accounting.passes import model_passes
 from headrace.models.accounting.shape import Shape
-from headrace.models.config import ModelConfig, load_model_config
+from headrace.models.config.config import ModelConfig, load_model_config
+from headrace.models.config.options.precision import PRECISIONS
+from headrace.models.config.options.recompute import Recompute, Rule, Selective, rules_of
 from headrace.models.layers.recompute import Recomputable
-from headrace.models.model import Model
-from headrace.models.options.precision import PRECISIONS
-from headrace.models.options.recompute import Recompute, Rule, Selective, rules_of
+from headrace.models.model.model import Model
 
 MATMUL = Selective(save=("matmul",))
 BOTH = Selective(save=("matmul", "attention"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from headrace.models.config.options.rope import Rope
 from headrace.models.layers.rope import frequencies, rotate, rotation
-from headrace.models.options.rope import Rope
 
 CPU = torch.device("cpu")
 

@@ -4,7 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from operator_checks import documents_matter, is_its_definition, is_seen, make, rounds_to
+from support.kernels.operator_checks import (
+    documents_matter,
+    is_its_definition,
+    is_seen,
+    make,
+    rounds_to,
+)
 from torch import Tensor
 
 from headrace.models.operators import attention as operator

@@ -4,8 +4,14 @@ from typing import Any
 
 import pytest
 import torch
-from operator_checks import convolved, documents_matter, featurized, is_its_definition, is_seen
-from operator_checks import make as make_operator
+from support.kernels.operator_checks import (
+    convolved,
+    documents_matter,
+    featurized,
+    is_its_definition,
+    is_seen,
+)
+from support.kernels.operator_checks import make as make_operator
 from torch import Tensor
 
 

@@ -4,7 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from operator_checks import documents_matter, featurized, is_its_definition, is_seen, make
+from support.kernels.operator_checks import (
+    documents_matter,
+    featurized,
+    is_its_definition,
+    is_seen,
+    make,
+)
 from torch import Tensor
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from operator_checks import (
+from support.kernels.operator_checks import (
     convolved,
     documents_matter,
     for_channels,

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from operator_checks import (
+from support.kernels.operator_checks import (
     convolved,
     documents_matter,
     featurized,

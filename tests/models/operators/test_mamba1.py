@@ -4,7 +4,14 @@ from typing import Any
 
 import pytest
 import torch
-from operator_checks import convolved, documents_matter, is_its_definition, is_seen, make, rounds_to
+from support.kernels.operator_checks import (
+    convolved,
+    documents_matter,
+    is_its_definition,
+    is_seen,
+    make,
+    rounds_to,
+)
 from torch import Tensor
 from torch.nn import functional as F
 

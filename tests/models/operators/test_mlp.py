@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from operator_checks import is_its_definition, is_seen, make, rounds_to
+from support.kernels.operator_checks import is_its_definition, is_seen, make, rounds_to
 from torch import Tensor
 
 ACTIVATIONS = {

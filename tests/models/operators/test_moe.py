@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from headrace.models.config.options.moe import MoEOptions
 from headrace.models.operators import BatchContext
 from headrace.models.operators.moe import MoE, balance, sinkhorn
-from headrace.models.options.moe import MoEOptions
 from headrace.models.parallel.axes import Axes
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from headrace.models.config import load_model_config
-from headrace.models.model import Model
+from headrace.models.config.config import load_model_config
+from headrace.models.model.model import Model
 
 PACE = {
     "A_log": (torch.exp, 0.008),

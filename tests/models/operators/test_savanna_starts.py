@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from headrace.console.config import build
-from headrace.models.config import ModelConfig
-from headrace.models.model import Model
+from headrace.models.config.config import ModelConfig
+from headrace.models.model.model import Model
 
 WIDTH = 512
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from operator_checks import (
+from support.kernels.operator_checks import (
     context,
     convolved,
     documents_matter,

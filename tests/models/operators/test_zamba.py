@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from operator_checks import BOUND, CUTS, LENGTHS, context, make, normal
+from support.kernels.operator_checks import BOUND, CUTS, LENGTHS, context, make, normal
 from torch import Tensor
 from torch.nn import functional as F
 

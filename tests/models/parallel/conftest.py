@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ranks import Ranks
+from support.ranks.ranks import Ranks
 from torch import Tensor
 
 WORK = Path(__file__).with_name("work.py")

@@ -12,10 +12,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ranks import Ranks
+from support.ranks.ranks import Ranks
 
 from headrace.models.documents import Documents
-from headrace.models.model import Model
+from headrace.models.model.model import Model
 from headrace.models.parallel.local_shard import LocalShard
 
 ROWS, LENGTH = 3, 48

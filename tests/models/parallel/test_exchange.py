@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from ranks import Ranks
+from support.ranks.ranks import Ranks
 
 from headrace.models.parallel.axes import ALONE, Axis
 from headrace.models.parallel.exchange import exchange, own_parts, whole_rows

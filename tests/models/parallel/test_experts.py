@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import Ranks
+from support.ranks.ranks import Ranks
 
 from headrace.models.documents import Documents
-from headrace.models.model import Model
+from headrace.models.model.model import Model
 from headrace.models.parallel.sharding import local_part
 
 ROWS, LENGTH = 4, 16

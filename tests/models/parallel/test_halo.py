@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ranks import Ranks
+from support.ranks.ranks import Ranks
 from torch import Tensor
 from torch.nn import functional as F
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from headrace.models.documents import Documents
-from headrace.models.model import Model
+from headrace.models.model.model import Model
 from headrace.models.parallel import exchange, ring
 from headrace.models.parallel.axes import Axes, Axis
 

@@ -12,14 +12,14 @@ from unittest import mock
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ranks import Ranks
+from support.ranks.ranks import Ranks
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from headrace.models.config.options.recompute import Results, Selective
 from headrace.models.documents import Documents
+from headrace.models.layers.attention.ring_flash import calls_of, flash, flash_backward
 from headrace.models.layers.recompute import _contexts, recomputed
-from headrace.models.layers.ring_flash import calls_of, flash, flash_backward
-from headrace.models.options.recompute import Results, Selective
 from headrace.models.parallel import ring
 from headrace.models.parallel.axes import ALONE, Axis
 from headrace.models.parallel.ring import TILE, FirstKeys, Zigzag

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,19 +9,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from ranks import Ranks
+from support.configs import CONFIGS
+from support.ranks.ranks import Ranks
 
-from headrace.models.config import load_model_config
+from headrace.models.config.config import load_model_config
+from headrace.models.config.options.precision import Fp8Config
 from headrace.models.documents import Documents
-from headrace.models.fp8 import matrices, quantize
-from headrace.models.model import Model
-from headrace.models.options.precision import Fp8Config
+from headrace.models.model.model import Model
 from headrace.models.parallel.axes import Axis
 from headrace.models.parallel.local_shard import LocalShard
 from headrace.models.parallel.sharding import local_part
 from headrace.models.parallel.tensor import group_runs
+from headrace.models.transforms.fp8 import matrices, quantize
 
-EVERY = Path(__file__).parents[2] / "trainer" / "every.yaml"
+EVERY = CONFIGS / "every.yaml"
 ROWS, LENGTH = 2, 24
 CUTS = [0, 5, 6, 19, 24, 40, 48]
 BOUND = 1e-12

@@ -16,15 +16,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from headrace.models.config import ModelConfig
+from headrace.models.config.config import ModelConfig
+from headrace.models.config.options.precision import Fp8Config
+from headrace.models.config.options.recompute import Recompute
 from headrace.models.documents import Documents
-from headrace.models.fp8 import quantize
-from headrace.models.layers import ring_flash as ring_flash_module
+from headrace.models.layers.attention import ring_flash as ring_flash_module
+from headrace.models.layers.attention.ring_flash import Call, ring_flash_attention
 from headrace.models.layers.linear import OutputLinear
-from headrace.models.layers.ring_flash import Call, ring_flash_attention
-from headrace.models.model import Model
-from headrace.models.options.precision import Fp8Config
-from headrace.models.options.recompute import Recompute
+from headrace.models.model.model import Model
 from headrace.models.parallel import halo, states
 from headrace.models.parallel import ring as ring_module
 from headrace.models.parallel.axes import ALONE, Axes, Axis
@@ -32,6 +31,7 @@ from headrace.models.parallel.exchange import own_parts, whole_rows
 from headrace.models.parallel.halo import preceding
 from headrace.models.parallel.local_shard import LocalShard
 from headrace.models.parallel.ring import FirstKeys, Zigzag, ring_attention
+from headrace.models.transforms.fp8 import quantize
 from headrace.trainer.layout.config import LayoutConfig
 from headrace.trainer.layout.groups import Parallel, join
 

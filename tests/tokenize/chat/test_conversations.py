@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corpora import texts, write_jsonl
 from hypothesis import given
 from hypothesis import strategies as st
+from support.data.corpora import texts, write_jsonl
 
 from headrace.dataplane.tokenizers import Tokenizer, marks
 from headrace.dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from corpora import write_jsonl
+from support.data.corpora import write_jsonl
 
 from headrace.dataplane.datasets import manifest
 from headrace.dataplane.tokenizers import Raw

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import pytest
-from corpora import texts, write_jsonl
+from support.data.corpora import texts, write_jsonl
 
 from headrace.console.errors import InputError
 from headrace.dataplane.datasets import manifest
@@ -154,7 +154,7 @@ def test_a_file_written_during_a_build_is_an_error_whatever_the_clock_says(
     corpus: Path, run_build: Run, monkeypatch: pytest.MonkeyPatch, written: str, wrong: int
 ) -> None:
     """The file's size and mtime stay. A file that was written just before is no error."""
-    from headrace.tokenize.build import build
+    from headrace.tokenize.builder import build
 
     make, clock, file = build.make, time.time, corpus / "1.jsonl"
     monkeypatch.setattr("time.time", lambda: clock() + wrong)

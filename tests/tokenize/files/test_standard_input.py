@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from corpora import read_dataset, snapshot, texts
+from support.data.corpora import read_dataset, snapshot, texts
 
 from headrace.console.errors import UserError
 from headrace.dataplane.datasets import manifest
-from headrace.tokenize.build import build as build_module
-from headrace.tokenize.build.build import BuildConfig
+from headrace.tokenize.builder import build as build_module
+from headrace.tokenize.builder.build import BuildConfig
 from headrace.tokenize.cli import main
 from headrace.tokenize.executors import ExecutorConfig
 from headrace.tokenize.sources.format import SourceConfig

@@ -17,11 +17,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from corpora import ONE, read_dataset, texts
+from support.data.corpora import ONE, read_dataset, texts
 
 from headrace.console.errors import InputError, StorageError
 from headrace.dataplane.storage import remote
-from headrace.tokenize.build.build import BuildConfig, build
+from headrace.tokenize.builder.build import BuildConfig, build
 from headrace.tokenize.corpus.inputs import find_files
 from headrace.tokenize.files import open_file
 from headrace.tokenize.files.file_hashes import hash_files

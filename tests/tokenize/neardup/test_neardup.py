@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from corpora import ONE, read_dataset, snapshot, texts, write_jsonl
 from hypothesis import given
 from hypothesis import strategies as st
+from support.data.corpora import ONE, read_dataset, snapshot, texts, write_jsonl
 
 from headrace.console.errors import InputError, IntegrityError, MissingError, MisuseError
 from headrace.tokenize.chat.config import ChatFields

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from corpora import read_file, texts
+from support.data.corpora import read_file, texts
 
 from headrace.console.errors import InputError
 from headrace.tokenize import sources

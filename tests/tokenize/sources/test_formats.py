@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import zstandard
-from corpora import read_file, texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.data.corpora import read_file, texts
 
 from headrace.tokenize.corpus.inputs import find_files
 from headrace.tokenize.files import open_file

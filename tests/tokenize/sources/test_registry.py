@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from corpora import read_dataset
+from support.data.corpora import read_dataset
 
 import headrace
 from headrace.tokenize.cli import main
@@ -17,7 +17,7 @@ from headrace.tokenize.sources.format import SourceConfig
 @pytest.fixture
 def dummy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a file of the format `dummy`, which is registered for this test."""
-    monkeypatch.setitem(CORPUS_FORMATS, "dummy", "dummy_corpus")
+    monkeypatch.setitem(CORPUS_FORMATS, "dummy", "support.data.dummy_corpus")
     folder = tmp_path / "corpus"
     folder.mkdir()
     (folder / "a.dummy").write_text("water\n%%\nwheel\nmill\n%%\nstream")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from corpora import read_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.data.corpora import read_file
 
 from headrace.tokenize.corpus.field_types import with_types
 from headrace.tokenize.corpus.inputs import find_files

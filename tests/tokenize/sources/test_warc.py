@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 
 import pytest
-from corpora import read_file, texts
+from support.data.corpora import read_file, texts
 from warcio.archiveiterator import ArchiveIterator
 from warcio.warcwriter import WARCWriter
 

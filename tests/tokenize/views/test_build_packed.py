@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from corpora import ONE, snapshot
+from support.data.corpora import ONE, snapshot
 
 from headrace.console.errors import StorageError
 from headrace.dataplane.datasets import manifest as manifests
-from headrace.tokenize.build.build import BuildConfig
+from headrace.tokenize.builder.build import BuildConfig
 from headrace.tokenize.cli import main
 from headrace.tokenize.views import build_packed as building
 from headrace.tokenize.views.build_packed import build_packed

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from corpora import ONE, snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packed_data import L, mixture, packed, pieces_of, write_corpus
-from small_data import random_documents, write_dataset
+from support.data.corpora import ONE, snapshot
+from support.data.packed_data import L, mixture, packed, pieces_of, write_corpus
+from support.data.small_data import random_documents, write_dataset
 
 from headrace.console.errors import InputError, IntegrityError, MisuseError
 from headrace.dataplane.datasets import manifest as manifests

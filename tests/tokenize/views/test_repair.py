@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corpora import ONE, snapshot, texts, write_jsonl
+from support.data.corpora import ONE, snapshot, texts, write_jsonl
 
 from headrace.console.errors import IntegrityError
 from headrace.dataplane.datasets.dataset import Dataset

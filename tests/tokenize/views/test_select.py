@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from corpora import ONE, read_dataset, snapshot, texts
-from small_data import plan_of
+from support.data.corpora import ONE, read_dataset, snapshot, texts
+from support.data.small_data import plan_of
 
 from headrace.console.errors import (
     ConfigError,

@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 from click.testing import CliRunner, Result
-from written_runs import make_run
+from support.pages.written_runs import make_run
 
 from headrace.dataplane.runlog import writer as lines
 from headrace.trainer.checkpoints import store
 from headrace.trainer.cli import main
-from headrace.trainer.folder import RunFolder
+from headrace.trainer.folders.folder import RunFolder
 
 
 def run_with(root: Path, *steps: int) -> RunFolder:

@@ -14,18 +14,18 @@ from typing import Any
 import fsspec
 import pytest
 import torch
-from swift import Swift
+from support.stores.swift import Swift
 
 from headrace.console.errors import CheckpointError, StorageError
 from headrace.dataplane.storage import storage
-from headrace.models.config import load_model_config
-from headrace.models.model import Model
+from headrace.models.config.config import load_model_config
+from headrace.models.model.model import Model
 from headrace.models.parallel.local_shard import LocalShard
 from headrace.trainer.checkpoints import saver, store
 from headrace.trainer.checkpoints.fragments import Fragment
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.checkpoints.store import RunState
-from headrace.trainer.folder import RunFolder
+from headrace.trainer.folders.folder import RunFolder
 from headrace.trainer.layout.groups import Parallel
 from headrace.trainer.weights import source as sources
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ranks import Ranks
+from support.ranks.ranks import Ranks
 
 from headrace.console.differences import Difference
 from headrace.console.errors import IntegrityError

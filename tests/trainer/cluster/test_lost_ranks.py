@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from ranks import forkserver
+from support.ranks.ranks import forkserver
 
 from headrace.trainer.cluster.lost_ranks import (
     LostRankError,

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from ports import free_ports
+from support.ranks.ports import free_ports
 
 from headrace.console.errors import RunError
 from headrace.trainer.cluster import rendezvous

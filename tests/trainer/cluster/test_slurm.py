@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.configs import CONFIGS
 
 from headrace.console import config as reader
 from headrace.console import yaml_text
@@ -17,7 +18,7 @@ from headrace.trainer.launch import preflight as checks
 from headrace.trainer.run.request import Request
 from headrace.trainer.run.resolve import resolve
 
-TINY = str(Path(__file__).parents[1].joinpath("tiny.yaml"))
+TINY = str(CONFIGS / "tiny.yaml")
 
 
 def lines(config: SlurmConfig, *words: str) -> list[str]:

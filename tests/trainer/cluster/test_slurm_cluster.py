@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import slurm_cluster
-from slurm_cluster import Cluster
+from support.ranks import slurm_cluster
+from support.ranks.slurm_cluster import Cluster
 
 from headrace.trainer.checkpoints import store
 

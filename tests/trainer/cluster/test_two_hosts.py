@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import hosts
 import pytest
-from hosts import PORT, Host
+from support.ranks import hosts
+from support.ranks.hosts import PORT, Host
 
 from headrace.trainer.checkpoints import store
 

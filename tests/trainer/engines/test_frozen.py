@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import freezing
 import pytest
 import torch
-from freezing import FROZEN, batch, config, optimizer
-from ranks import Ranks
+from support.ranks.ranks import Ranks
+from support.tasks import freezing
+from support.tasks.freezing import FROZEN, batch, config, optimizer
 
 from headrace.console.errors import LayoutError
 from headrace.models.accounting.count import build_meta
 from headrace.models.accounting.state import Degrees, state_bytes
-from headrace.models.model import Model, initial_weights
-from headrace.models.options.precision import PRECISIONS
+from headrace.models.config.options.precision import PRECISIONS
+from headrace.models.model.model import Model, initial_weights
+from headrace.trainer.accounting.state import frozen_parts
 from headrace.trainer.checkpoints.store import name as step_name
 from headrace.trainer.checkpoints.weights import weights
-from headrace.trainer.costs.state import frozen_parts
 from headrace.trainer.engines.groups import check_trained, local_shards, parameter_groups
 
 PLACES = [("fsdp2", "fp32"), ("fsdp2", "bf16"), ("zero1", "bf16"), ("zero3", "bf16")]

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.configs import CONFIGS
 
 from headrace.models.accounting.count import build_meta
-from headrace.models.config import load_model_config
-from headrace.models.model import Model
+from headrace.models.config.config import load_model_config
+from headrace.models.config.options.precision import PRECISIONS
+from headrace.models.model.model import Model
 from headrace.models.operators import OPERATORS
-from headrace.models.options.precision import PRECISIONS
-from headrace.trainer.costs.describe import describe, lines
+from headrace.trainer.accounting.describe import describe, lines
 from headrace.trainer.engines.groups import parameter_groups
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig
 
-TINY = Path(__file__).parents[1] / "tiny.yaml"
+TINY = CONFIGS / "tiny.yaml"
 NAMES = {
     *(f"blocks.2.mixer.operator.{name}" for name in ("rates", "residues")),
     *(f"blocks.3.mixer.operator.{name}" for name in ("A_log", "D", "dt_bias")),

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from support.configs import CONFIGS
 
 from headrace.console.config import build as build_config
 from headrace.console.errors import ConfigError
 from headrace.models.accounting.count import build_meta
-from headrace.models.config import ModelConfig, load_model_config
-from headrace.models.model import Model
+from headrace.models.config.config import ModelConfig, load_model_config
+from headrace.models.model.model import Model
 from headrace.models.operators import OPERATORS
 from headrace.trainer.engines.groups import describe_groups, parameter_groups
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig
@@ -19,11 +19,9 @@ from headrace.trainer.engines.optimizers.config import DecayRule, GroupConfig
 from headrace.trainer.engines.optimizers.decay import NO_DECAY
 from headrace.trainer.engines.optimizers.muon import MuonConfig
 
-FOLDER = Path(__file__).parents[1]
-
 
 def tiny(name: str = "tiny") -> Model:
-    return build_meta(load_model_config(FOLDER / f"{name}.yaml"))
+    return build_meta(load_model_config(CONFIGS / f"{name}.yaml"))
 
 
 def chosen(model: Model, *groups: GroupConfig) -> dict[str, list[str]]:

@@ -10,12 +10,12 @@ from typing import get_args
 
 import pytest
 import torch
-from ranks import Ranks
+from support.ranks.ranks import Ranks
 from torch.nn import functional as F
 
-from headrace.models.config import load_model_config
-from headrace.models.model import Model, initial_weights
-from headrace.models.options.names import Divisor
+from headrace.models.config.config import load_model_config
+from headrace.models.config.options.names import Divisor
+from headrace.models.model.model import Model, initial_weights
 from headrace.trainer.engines.objective import Objective, counted
 
 AGREEING = Path(__file__).parents[1] / "agreeing.py"

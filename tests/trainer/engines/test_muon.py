@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from support.configs import CONFIGS
 
-from headrace.models.config import load_model_config
+from headrace.models.config.config import load_model_config
 from headrace.models.documents import Documents
-from headrace.models.matrices import matrices
-from headrace.models.model import Model
+from headrace.models.model.model import Model
+from headrace.models.transforms.matrices import matrices
 from headrace.trainer.checkpoints.fragments import masters
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers.exchange import owners
 from headrace.trainer.engines.optimizers.muon_step import orthogonal
 from headrace.trainer.layout.groups import Parallel
 
-FOLDER = Path(__file__).parents[1]
 REFERENCE = "fsdp2-0-fp32"
 
 
@@ -64,7 +64,7 @@ PROJECTIONS = {
 
 
 def test_only_projections_of_operators_are_matrices() -> None:
-    config = load_model_config(FOLDER / "every.yaml")
+    config = load_model_config(CONFIGS / "every.yaml")
     found = matrices(config)
     for name, parameter in Model(config).named_parameters():
         ends = ".".join(name.split(".")[-2:])
@@ -87,7 +87,7 @@ def test_it_is_the_published_method(work: Any, parallel: Parallel) -> None:
     """Compared with a separate loop: torch's AdamW and clipping, singular values in fp64."""
     engine = work.make_engine(REFERENCE, parallel, optimizer="muon", weight_decay=0.2)
     ours = {each.parameter: each.data for each in masters(engine.fragments())}
-    config = load_model_config(FOLDER / "tiny.yaml")
+    config = load_model_config(CONFIGS / "tiny.yaml")
     model = Model(config)
     model.init_weights(3)
     objective = Objective(model, work.Z_LOSS)

@@ -5,8 +5,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from headrace.console.config import build
-from headrace.models.config import ModelConfig
-from headrace.models.model import Model
+from headrace.models.config.config import ModelConfig
+from headrace.models.model.model import Model
 from headrace.trainer.engines.objective import Objective
 
 

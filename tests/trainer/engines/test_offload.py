@@ -11,7 +11,7 @@ import torch
 from headrace.console.errors import ConfigError, LayoutError
 from headrace.console.machine import free_memory
 from headrace.models.accounting.state import host_bytes
-from headrace.trainer.costs.describe import describe, lines
+from headrace.trainer.accounting.describe import describe, lines
 from headrace.trainer.launch import preflight
 
 PAIRS = {

@@ -7,9 +7,9 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-import forked
 import pytest
 import torch
+from support.ranks import forked
 from torch import nn
 
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig

@@ -8,20 +8,21 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from parity import differences, hold
+from support.configs import CONFIGS
+from support.tasks.parity import differences, hold
 
 from headrace.console.errors import ConfigError, LayoutError
 from headrace.models.accounting.memory import rank_shards
 from headrace.models.accounting.state import Degrees, state_bytes
-from headrace.models.config import load_model_config
-from headrace.models.options.precision import PRECISIONS
+from headrace.models.config.config import load_model_config
+from headrace.models.config.options.precision import PRECISIONS
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.shard_groups import LayerShards
 from headrace.trainer.launch import preflight
 from headrace.trainer.layout.config import LayoutConfig
 from headrace.trainer.layout.groups import Parallel
 
-TINY = Path(__file__).parents[1] / "tiny.yaml"
+TINY = CONFIGS / "tiny.yaml"
 DEGREES = Degrees(dp=4)
 
 

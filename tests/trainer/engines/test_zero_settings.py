@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.console.errors import ConfigError, LayoutError
-from headrace.models.options.precision import PRECISIONS
+from headrace.models.config.options.precision import PRECISIONS
 from headrace.trainer.engines.deepspeed import DeepSpeedConfig
 from headrace.trainer.engines.zero.settings import EXTRA, OWN_KEYS, PERSISTENT, ZERO
 from headrace.trainer.layout.config import LayoutConfig

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import Ranks
-from small_data import random_documents, write_dataset
+from support.data.small_data import random_documents, write_dataset
+from support.ranks.ranks import Ranks
 
 import headrace
 from headrace.console import sources

@@ -14,9 +14,9 @@ from triton.runtime.errors import OutOfResources
 from triton.runtime.jit import JITFunction
 
 from headrace.console.errors import LayoutError
-from headrace.models.config import load_model_config
+from headrace.models.config.config import load_model_config
+from headrace.models.config.options.precision import PRECISIONS
 from headrace.models.kernels import choice
-from headrace.models.options.precision import PRECISIONS
 from headrace.trainer.launch import kernel_trial
 from headrace.trainer.launch.kernel_trial import failing, settle_kernels
 

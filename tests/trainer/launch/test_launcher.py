@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from headrace.console.errors import LayoutError, RunError
+from headrace.planner.tune.trial import died_of_memory
 from headrace.trainer.cluster.end import PlainEnd
 from headrace.trainer.cluster.ranks import INTERRUPTED, threads_per_rank
 from headrace.trainer.launch import launcher as launch
 from headrace.trainer.launch import template
 from headrace.trainer.launch.launcher import Launcher
-from headrace.trainer.tune.trial import died_of_memory
 
 Make = Callable[..., Launcher]
 

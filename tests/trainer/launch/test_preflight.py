@@ -24,8 +24,8 @@ from headrace.console.errors import (
     SeveralErrors,
     StorageError,
 )
+from headrace.trainer.accounting.describe import describe, eager_operators, lines
 from headrace.trainer.cluster.ranks import StopAsked
-from headrace.trainer.costs.describe import describe, eager_operators, lines
 from headrace.trainer.launch import preflight as checks
 from headrace.trainer.launch import start
 from headrace.trainer.launch.options import StartOptions
@@ -252,8 +252,8 @@ def test_a_disk_too_small_for_a_checkpoint_is_rejected(
 def test_initial_weights_define_the_model_and_fit_it(
     ask: Any, checkpoint_of: Any, tmp_path: Path
 ) -> None:
-    from headrace.models.config import load_model_config
-    from headrace.models.model import Model
+    from headrace.models.config.config import load_model_config
+    from headrace.models.model.model import Model
 
     model = Model(load_model_config("tiny-transformer"))
     run = checkpoint_of(model, 3)

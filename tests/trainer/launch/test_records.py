@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from written_runs import rewrite
+from support.pages.written_runs import rewrite
 
 from headrace.console.errors import IntegrityError
 from headrace.dataplane.runlog import ledger

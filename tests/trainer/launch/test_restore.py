@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.configs import CONFIGS
 
 from headrace.console.errors import CheckpointError
 from headrace.trainer.checkpoints import store
@@ -11,7 +12,7 @@ from headrace.trainer.launch import restore
 from headrace.trainer.run.request import Request
 from headrace.trainer.run.resolve import resolve
 
-TINY = str(Path(__file__).parents[1].joinpath("tiny.yaml"))
+TINY = str(CONFIGS / "tiny.yaml")
 
 
 class Unloaded:

@@ -1,20 +1,17 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from support.configs import CONFIGS
 
 from headrace.console.errors import LayoutError
-from headrace.models.config import ModelConfig, load_model_config
+from headrace.models.config.config import ModelConfig, load_model_config
 from headrace.trainer.layout.checks import check, problems
 from headrace.trainer.layout.config import LayoutConfig
-
-FOLDER = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
 def every() -> ModelConfig:
-    return load_model_config(FOLDER / "every.yaml")
+    return load_model_config(CONFIGS / "every.yaml")
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
@@ -64,7 +61,7 @@ def test_only_layouts_that_work_are_named(every: ModelConfig) -> None:
 
 
 def test_a_model_without_experts_has_none_to_split() -> None:
-    model = load_model_config(FOLDER / "tiny.yaml")
+    model = load_model_config(CONFIGS / "tiny.yaml")
     with pytest.raises(LayoutError, match="the model has none") as caught:
         check(LayoutConfig(ep=2), 2, model, [48])
     assert "on 2 ranks: layout.tp=1 layout.cp=1; layout.tp=2" in str(caught.value)
@@ -77,7 +74,7 @@ def test_ring_attention_needs_no_heads_per_rank(every: ModelConfig) -> None:
 
 
 def test_the_vocabulary_has_an_id_for_each_rank() -> None:
-    model = load_model_config(FOLDER / "tiny.yaml", ["vocab_size=2", "width=36"])
+    model = load_model_config(CONFIGS / "tiny.yaml", ["vocab_size=2", "width=36"])
     assert any("2 ids are fewer" in line for line in problems(LayoutConfig(tp=3), 3, model, [48]))
 
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from support.configs import CONFIGS
 
 from headrace.console.errors import LayoutError
-from headrace.models.config import load_model_config
+from headrace.models.config.config import load_model_config
 from headrace.trainer.layout.config import LayoutConfig
 from headrace.trainer.layout.stages import chunks_of, cuts_of, shared_modules
-
-FOLDER = Path(__file__).parents[1]
 
 
 def test_tied_embeddings_and_shared_blocks_are_on_the_stages_that_use_them() -> None:
     every, untied, shared = (
-        load_model_config(FOLDER / f"{name}.yaml") for name in ("every", "untied", "shared")
+        load_model_config(CONFIGS / f"{name}.yaml") for name in ("every", "untied", "shared")
     )
     layout = LayoutConfig(pp=3)
     assert shared_modules(layout, every, (4, 8)) == {"embedding": (0, 2)}

@@ -5,17 +5,18 @@ from typing import Any
 
 import pytest
 import torch
-from small_data import plan_of, random_documents, write_dataset
+from support.configs import CONFIGS
+from support.data.small_data import plan_of, random_documents, write_dataset
 from torch.nn.functional import cross_entropy
 
 from headrace.console.errors import PlanError
 from headrace.dataplane.loader.loader import Loader
 from headrace.dataplane.order.plan import Plan
 from headrace.models.accounting.count import build_meta
-from headrace.models.config import load_model_config
+from headrace.models.config.config import load_model_config
+from headrace.models.config.options.precision import PRECISIONS
 from headrace.models.documents import Documents
-from headrace.models.model import Model
-from headrace.models.options.precision import PRECISIONS
+from headrace.models.model.model import Model
 from headrace.trainer.engines.engine import give
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
@@ -25,7 +26,7 @@ from headrace.trainer.loop.config import EvaluateConfig, digest_of
 from headrace.trainer.loop.evaluate import Evaluator
 from headrace.trainer.loop.evaluate import plan_of as held_out_plan
 
-TINY = Path(__file__).parents[1].joinpath("tiny.yaml")
+TINY = CONFIGS / "tiny.yaml"
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import torch
 from headrace.trainer.engines.objective import Sums
 from headrace.trainer.layout.config import LayoutConfig
 from headrace.trainer.layout.groups import Parallel
+from headrace.trainer.layout.schedules import Orders, forward_only
 from headrace.trainer.loop.execute import execute
-from headrace.trainer.pipeline.schedules import Orders, forward_only
 
 
 @dataclass

@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from corpora import texts, write_jsonl
-from small_data import plan_of
+from support.configs import CONFIGS
+from support.data.corpora import texts, write_jsonl
+from support.data.small_data import plan_of
 
 from headrace.dataplane.order.plan import Plan
+from headrace.reports.board.byte_sizes import measure
 from headrace.tokenize.cli import main as tokenize
-from headrace.trainer.board.byte_sizes import measure
 from headrace.trainer.cli import main as trainer
 from headrace.trainer.loop.config import EvaluateConfig
 from headrace.trainer.loop.evaluate import counterpart, distinct, unnamed
 from headrace.trainer.loop.evaluate import plan_of as held_out_plan
 
-TINY = Path(__file__).parents[1].joinpath("tiny.yaml")
+TINY = CONFIGS / "tiny.yaml"
 SOURCES = {
     "code": "code/train",
     "packed": "code/train/packed-32",

@@ -3,7 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from small_data import random_documents, write_dataset
+from support.configs import CONFIGS
+from support.data.small_data import random_documents, write_dataset
 
 from headrace.console import yaml_text
 from headrace.console.config import build
@@ -16,7 +17,7 @@ from headrace.trainer.run.job import Job
 from headrace.trainer.run.request import Request
 from headrace.trainer.run.resolve import resolve
 
-TINY = str(Path(__file__).parents[1].joinpath("tiny.yaml"))
+TINY = str(CONFIGS / "tiny.yaml")
 PHASE = "{tokens: 512, seq_len: 16, batch: 128, weights: {web: 1}}"
 
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from support.configs import CONFIGS
 
 from headrace.console.errors import RunError, StorageError
 from headrace.dataplane.runlog import writer as lines
 from headrace.models.accounting.count import build_meta
-from headrace.models.config import load_model_config
-from headrace.models.model import initial_weights
-from headrace.models.options.precision import PRECISIONS
+from headrace.models.config.config import load_model_config
+from headrace.models.config.options.precision import PRECISIONS
+from headrace.models.model.model import initial_weights
 from headrace.trainer.checkpoints import saver, store, tensors
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.checkpoints.store import RunState
@@ -23,13 +24,13 @@ from headrace.trainer.engines.engine import give
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig
-from headrace.trainer.folder import RunFolder
+from headrace.trainer.folders.folder import RunFolder
 from headrace.trainer.layout.groups import Parallel
+from headrace.trainer.layout.schedules import SCHEDULES, Action, Orders
 from headrace.trainer.loop.batches import MicroBatch, micro_batches, micro_rows
 from headrace.trainer.loop.guard import Guard
 from headrace.trainer.loop.loop import Loop, LoopOptions, StepRecord
 from headrace.trainer.loop.synthetic import SyntheticConfig, SyntheticLoader, SyntheticPlan
-from headrace.trainer.pipeline.schedules import SCHEDULES, Action, Orders
 from headrace.trainer.record.config import WatchConfig
 from headrace.trainer.record.logger import LoggedRun
 from headrace.trainer.record.loggers.jsonl import JsonLines
@@ -58,7 +59,7 @@ def steps(step: int, rows: int) -> Iterator[Sequence[MicroBatch]]:
 
 
 def make(parallel: Parallel, **options: Any) -> tuple[Loop, Kept]:
-    model = build_meta(load_model_config(Path(__file__).parents[1].joinpath("tiny.yaml")))
+    model = build_meta(load_model_config(CONFIGS / "tiny.yaml"))
     engine = Fsdp2Config().build(
         Objective(model), AdamWConfig(lr=1e-2), PRECISIONS["fp32"], parallel
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import Ranks
+from support.ranks.ranks import Ranks
 
 from headrace.console.errors import RunError
 from headrace.trainer.layout.groups import Parallel

@@ -12,7 +12,7 @@ import pytest
 
 from headrace.dataplane.runlog import writer
 from headrace.trainer.engines.update import Update
-from headrace.trainer.folder import RunFolder
+from headrace.trainer.folders.folder import RunFolder
 from headrace.trainer.loop.guard import SkippedStep
 from headrace.trainer.loop.loop import StepRecord
 from headrace.trainer.loop.step_stats import StepStats

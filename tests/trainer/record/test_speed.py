@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from headrace.models.accounting.count import build_meta, forward_flops_per_token
-from headrace.models.config import load_model_config
-from headrace.models.fp8 import matrices
-from headrace.models.options.precision import Fp8Config
-from headrace.models.options.recompute import Rule, Selective
+from headrace.models.config.config import load_model_config
+from headrace.models.config.options.precision import Fp8Config
+from headrace.models.config.options.recompute import Rule, Selective
+from headrace.models.transforms.fp8 import matrices
 from headrace.trainer.record.speed import known_peak, memory_used, speed_of
 
 MODEL = load_model_config("tiny-transformer")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ranks import Ranks
+from support.ranks.ranks import Ranks
 
 from headrace.trainer.record.config import WatchConfig
 from headrace.trainer.record.logger import step_scalars

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.console import config as reader
 from headrace.console.errors import ConfigError
-from headrace.models.config import load_model_config
+from headrace.models.config.config import load_model_config
 from headrace.trainer.engines import ENGINES
 from headrace.trainer.engines.deepspeed import DeepSpeedConfig
 from headrace.trainer.engines.fsdp2 import Fsdp2Config

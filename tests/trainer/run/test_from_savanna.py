@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from plan_data import write_head
-from savanna_configs import FREEFORM, SHORT_MLP, STRIPED
+from support.data.plan_data import write_head
+from support.models.savanna_configs import FREEFORM, SHORT_MLP, STRIPED
 
 from headrace.console import headrace
 from headrace.trainer.cli import main

@@ -6,17 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.configs import CONFIGS
 
 from headrace.console.errors import ConfigError, LayoutError, MisuseError, RunError, SeveralErrors
-from headrace.models.options.precision import Fp8Config
+from headrace.models.config.options.precision import Fp8Config
 from headrace.trainer.engines.deepspeed import DeepSpeedConfig
-from headrace.trainer.folder import RunFolder
+from headrace.trainer.folders.folder import RunFolder
 from headrace.trainer.run import job as jobs
 from headrace.trainer.run import resolve
 from headrace.trainer.run.job import Job
 from headrace.trainer.run.request import Request
 
-TINY = str(Path(__file__).parents[1].joinpath("tiny.yaml"))
+TINY = str(CONFIGS / "tiny.yaml")
 
 
 def saved(found: Job) -> Job:

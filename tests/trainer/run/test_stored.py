@@ -8,10 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import forked
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from support.ranks import forked
 
 from headrace.console import config as reader
 from headrace.console.errors import RunError
@@ -19,7 +19,7 @@ from headrace.dataplane.order.plan import Plan
 from headrace.mixtures.cli import main as mixtures
 from headrace.tokenize.cli import main as tokenize
 from headrace.trainer.cli import main
-from headrace.trainer.folder import RunFolder
+from headrace.trainer.folders.folder import RunFolder
 from headrace.trainer.run.stored import read_run
 
 MODEL = ["--model", "tiny-transformer", "model.vocab_size=264"]

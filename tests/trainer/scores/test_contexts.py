@@ -6,8 +6,8 @@ import pytest
 from lm_eval.api.instance import Instance
 
 from headrace.dataplane.tokenizers import byte
-from headrace.models.config import load_model_config
-from headrace.models.model import Model
+from headrace.models.config.config import load_model_config
+from headrace.models.model.model import Model
 from headrace.trainer.scores import harness
 from headrace.trainer.scores.answers import works_of
 from headrace.trainer.scores.team import Team

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import forked
 import pytest
 import torch
 import yaml
@@ -19,15 +18,16 @@ from click.testing import CliRunner, Result
 from lm_eval.evaluator import simple_evaluate
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
-from ports import free_ports
+from support.ranks import forked
+from support.ranks.ports import free_ports
 
 from headrace.dataplane.tokenizers import Tokenizer
-from headrace.models.config import load_model_config
-from headrace.models.generate import generate
-from headrace.models.model import Model
+from headrace.models.config.config import load_model_config
+from headrace.models.model.generate import generate
+from headrace.models.model.model import Model
 from headrace.tokenize.cli import main as tokenize
 from headrace.trainer.cli import main
-from headrace.trainer.folder import RunFolder
+from headrace.trainer.folders.folder import RunFolder
 from headrace.trainer.layout.groups import Parallel
 from headrace.trainer.scores import answers, harness
 from headrace.trainer.scores.answers import works_of

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from headrace.console.errors import RunError
-from headrace.models.config import load_model_config
+from headrace.models.config.config import load_model_config
+from headrace.reports.scores import tables
 from headrace.trainer.cluster.lost_ranks import LostRankError
-from headrace.trainer.scores import harness, tables
+from headrace.trainer.scores import harness
 from headrace.trainer.scores.config import ScoresConfig
 from headrace.trainer.scores.missing import Missing, failed, failures, missing, unanswered
 

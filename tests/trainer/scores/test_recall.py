@@ -15,15 +15,15 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.models.config import load_model_config
-from headrace.models.model import Model
+from headrace.models.config.config import load_model_config
+from headrace.models.model.model import Model
+from headrace.reports.scores.recall_chart import recall_section
 from headrace.tokenize.cli import main as tokenize
 from headrace.trainer.cli import main
-from headrace.trainer.folder import RunFolder
+from headrace.trainer.folders.folder import RunFolder
 from headrace.trainer.scores import recall
 from headrace.trainer.scores.likelihood import SCORE, Row, Score, batches, score, score_batch
 from headrace.trainer.scores.recall import KEY, TASKS, Material, examples, measure
-from headrace.trainer.scores.recall_chart import recall_section
 from headrace.trainer.scores.team import Team
 
 TEXT = Random(5).choices(range(30, 90), k=4000)

@@ -8,10 +8,11 @@ import pytest
 
 from headrace.console.errors import InputError
 from headrace.dataplane.runlog.writer import read
-from headrace.models.config import ModelConfig, load_model_config
+from headrace.models.config.config import ModelConfig, load_model_config
 from headrace.models.weights import Weights
-from headrace.trainer.folder import SCORES, RunFolder
-from headrace.trainer.scores import records, tables
+from headrace.reports.scores import tables
+from headrace.trainer.folders.folder import SCORES, RunFolder
+from headrace.trainer.scores import records
 from headrace.trainer.weights.source import Checkpoint
 
 

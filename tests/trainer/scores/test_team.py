@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ranks import Ranks
+from support.ranks.ranks import Ranks
 
 from headrace.console.errors import InputError
 from headrace.trainer.scores.team import Team

@@ -9,10 +9,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from headrace.console.errors import CheckpointError, StorageError
 from headrace.dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
-from headrace.models.config import load_model_config
+from headrace.models.config.config import load_model_config
 from headrace.models.conversion.folders import read_model
-from headrace.models.model import Model
-from headrace.trainer.folder import RunFolder
+from headrace.models.model.model import Model
+from headrace.trainer.folders.folder import RunFolder
 from headrace.trainer.weights import source as sources
 from headrace.trainer.weights.export import export
 from headrace.trainer.weights.tokenizer_files import tokenizer_files

@@ -9,12 +9,12 @@ from click.testing import CliRunner
 
 from headrace.console.errors import InputError
 from headrace.dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
-from headrace.models.config import load_model_config
-from headrace.models.generate import Sampling
-from headrace.models.model import Model
+from headrace.models.config.config import load_model_config
+from headrace.models.model.generate import Sampling
+from headrace.models.model.model import Model
 from headrace.tokenize.cli import main as tokenize
 from headrace.trainer.cli import main
-from headrace.trainer.folder import RunFolder
+from headrace.trainer.folders.folder import RunFolder
 from headrace.trainer.weights import sample
 from headrace.trainer.weights import source as sources
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from headrace.console.errors import CheckpointError
-from headrace.models.config import load_model_config
-from headrace.models.model import Model
+from headrace.models.config.config import load_model_config
+from headrace.models.model.model import Model
 from headrace.trainer.checkpoints import store
-from headrace.trainer.folder import RunFolder
+from headrace.trainer.folders.folder import RunFolder
 from headrace.trainer.weights import source as sources
 from headrace.trainer.weights.export import export
 from headrace.trainer.weights.source import Checkpoint, ModelFolder

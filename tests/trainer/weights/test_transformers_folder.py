@@ -10,21 +10,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import forked
 import jinja2
 import pytest
 from click.testing import CliRunner
-from corpora import read_dataset
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from support.data.corpora import read_dataset
+from support.ranks import forked
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from headrace.dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
-from headrace.models.config import ModelConfig
+from headrace.models.config.config import ModelConfig
 from headrace.tokenize.cli import main as tokenize
 from headrace.trainer.cli import main as trainer
-from headrace.trainer.folder import RunFolder
+from headrace.trainer.folders.folder import RunFolder
 from headrace.trainer.run.request import Request
 from headrace.trainer.run.resolve import resolve
 from headrace.trainer.weights.chat_template import find_template, with_variables

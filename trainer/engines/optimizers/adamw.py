@@ -12,7 +12,7 @@ from .states import ADAM
 if TYPE_CHECKING:
     from torch import nn
 
-    from ....models.model import Model
+    from ....models.model.model import Model
     from .base import Optimizer, ParameterGroup
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 if TYPE_CHECKING:
     from torch import nn
 
-    from ....models.model import Model
+    from ....models.model.model import Model
     from .base import Optimizer, ParameterGroup
 
 DecayRule = Literal["headrace", "savanna"]

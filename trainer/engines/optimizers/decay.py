@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ....models.layers.norms import GatedRMSNorm, LayerNorm, RMSNorm
-from ....models.model import Model
+from ....models.model.model import Model
 from ....models.operators import Operator
 from .config import DecayRule
 

@@ -13,7 +13,7 @@ from .states import ADAM, MUON, Arithmetic
 if TYPE_CHECKING:
     from torch import nn
 
-    from ....models.model import Model
+    from ....models.model.model import Model
     from .base import Optimizer, ParameterGroup
 
 
@@ -56,7 +56,7 @@ class MuonConfig(OptimizerConfig):
         )
 
     def states(self, model: Model) -> dict[str, tuple[str, ...]]:
-        from ....models.matrices import matrices
+        from ....models.transforms.matrices import matrices
 
         found = matrices(model.config)
         return {name: MUON if name in found else ADAM for name, _ in model.named_parameters()}
@@ -64,7 +64,7 @@ class MuonConfig(OptimizerConfig):
     def build(
         self, model: Model, groups: Sequence[ParameterGroup], parameters: Mapping[str, nn.Parameter]
     ) -> Optimizer:
-        from ....models.matrices import matrices
+        from ....models.transforms.matrices import matrices
         from .base import torch_groups
         from .muon_step import Muon
 

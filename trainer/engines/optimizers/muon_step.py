@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....models.matrices import Matrices
+from ....models.transforms.matrices import Matrices
 from ...checkpoints.fragments import Fragment
 from ...checkpoints.kinds import keyed
 from .adamw_step import AdamW

@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ....models.model import Model
-from ....models.options.precision import Precision
+from ....models.config.options.precision import Precision
+from ....models.config.precision import compute_dtype
+from ....models.model.model import Model
 from ....models.parallel.axes import Axis
 from ....models.parallel.local_shard import LocalShard
-from ....models.precision import compute_dtype
 from ...checkpoints.fragments import Fragment
 from ...checkpoints.kinds import MASTER, keyed
 from ...layout.groups import Parallel

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ....models.model import Model
+from ....models.model.model import Model
 from ....models.parallel.axes import Axis
 from ....models.parallel.local_shard import LocalShard
 from ...checkpoints.fragments import Fragment

@@ -30,7 +30,7 @@ from ....models.accounting.state import (
     elements,
     flat,
 )
-from ....models.options.precision import Precision
+from ....models.config.options.precision import Precision
 from .settings import ZeroConfig
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ....console.errors import Problem, Problems
-from ....models.options.names import LinearForm
-from ....models.options.precision import Precision
+from ....models.config.options.names import LinearForm
+from ....models.config.options.precision import Precision
 from ..config import EngineConfig
 
 ZERO = "zero_optimization"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain_order import image
+from support.data.plain_order import image
 
 from headrace.dataplane.order.epochs.permutation import invert, key, keys_of, permute
 

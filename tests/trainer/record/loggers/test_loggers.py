@@ -8,14 +8,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import forked
 import pytest
-from ports import free_ports
+from support.configs import CONFIGS
+from support.ranks import forked
+from support.ranks.ports import free_ports
 
 from headrace.console.errors import MissingError
 from headrace.trainer.launch import preflight
 
-TINY = Path(__file__).parents[2] / "tiny.yaml"
+TINY = CONFIGS / "tiny.yaml"
 
 DUMMY = """
 import json

@@ -1,0 +1,234 @@
+"""Configuration of a model in YAML: widths, named operators, and a pattern of them.
+
+vocab_size: 512
+width: 256
+pattern: "[se, mr, li] * 3 + [attention]"
+mlp: glu
+operators:
+  attention: {kind: attention, heads: 4}
+  se: {kind: hyena-se, groups: 16}
+  …
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import resources
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
+
+from ...console import config as reader
+from ...console.errors import ConfigError, Problem, Problems
+from ...console.explain import nearest
+from .options import OPTIONS
+from .options.base import OperatorOptions
+from .options.init import InitConfig
+from .options.names import Kernel, NormKind
+from .pattern import Layer, parse_pattern
+
+SUFFIXES = (".yaml", ".yml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Everything that determines the function of a model, apart from its weights."""
+
+    vocab_size: int
+    """Rows of the embedding."""
+    width: int
+    """Width of the residual stream; D in the papers."""
+    pattern: str
+    """Layers, first to last: lists of operator names, repeated with `*` and joined with `+`.
+    `name/mlp` has another MLP than the model's, `name/none` has none, `name&mlp` has it beside the
+    mixer, not after it; the shared block `shared` feeds `shared>name`."""
+    mlp: str | None = None
+    """Operator that follows every mixer, with its own norm and residual."""
+    operators: dict[str, Annotated[OperatorOptions, reader.OneOf(OPTIONS, tag="kind")]]
+    """Operators that the pattern names, with their options."""
+    norm: NormKind = "rms"
+    """`rms-eps-outside` adds eps outside the root, as StripedHyena does."""
+    final_norm: NormKind | None = None
+    """Kind of the norm before the logits; `norm` if unset."""
+    norm_eps: float = 1e-5
+    """Epsilon of the norms."""
+    tie_embeddings: bool = True
+    """Use the embedding as the output matrix too."""
+    learned_positions: int | None = None
+    """Rows of a learned table of positions, added to the embeddings as in GPT-2."""
+    isolate_documents: bool = True
+    """Documents packed into one row do not see each other, in any operator. false reproduces
+    published runs in which they do."""
+    kernel: Kernel = "auto"
+    """Kernels of the residual stream's norms and of the loss; each operator has its own option."""
+    init: InitConfig = field(default_factory=InitConfig)
+    """Initial distribution of matrices."""
+
+    def __post_init__(self) -> None:
+        wrong = [
+            Problem(name, f"must be at least 1, not {getattr(self, name)}")
+            for name in ("vocab_size", "width", "learned_positions")
+            if getattr(self, name) is not None and getattr(self, name) < 1
+        ]
+        if not self.norm_eps > 0:
+            wrong.append(Problem("norm_eps", f"must be above 0, not {self.norm_eps}"))
+        if not wrong:
+            wrong = [*self._pattern_problems(), *self._operator_problems()]
+        if wrong:
+            raise Problems(wrong)
+
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """Layers of the pattern."""
+        return parse_pattern(self.pattern, mlp=self.mlp)
+
+    @property
+    def residual_branches(self) -> int:
+        """Number of additions to the residual stream."""
+        return sum(1 + (layer.mlp is not None) for layer in self.layers)
+
+    @property
+    def couples_rows(self) -> list[str]:
+        """Operators with which another division into micro-batches is another model."""
+        return [name for name, options in self.operators.items() if options.couples_rows]
+
+    def uses(self, name: str) -> list[int]:
+        """Numbers of the layers that use the operator."""
+        return [number for number, layer in enumerate(self.layers) if name in layer.names]
+
+    def tp_problems(self, tp: int) -> Iterator[str]:
+        """Yield each size that this number of tensor-parallel ranks does not divide."""
+        for name, options in self.operators.items():
+            for what, number in options.tp_sizes(self.width).items():
+                if number % tp:
+                    yield f"operators.{name}: tp={tp} does not divide its {number} {what}"
+
+    def ep_problems(self, ep: int, tp: int, ranks: int) -> Iterator[str]:
+        """Yield each reason why experts cannot be split over `ep` of these ranks (dp × cp × tp)."""
+        if ep == 1:
+            return
+        if ep % tp:
+            yield f"ep={ep} is neither 1 nor a multiple of tp={tp}"
+        if ranks % ep:
+            yield f"ep={ep} does not divide the {ranks} ranks (dp × cp × tp)"
+        counts = {name: options.expert_count for name, options in self.operators.items()}
+        if not any(counts.values()):
+            yield f"ep={ep} splits experts, and the model has none (no operator of kind moe)"
+        for name, count in counts.items():
+            if count is not None and count % ep:
+                yield f"operators.{name}: ep={ep} does not divide its {count} experts"
+
+    def _pattern_problems(self) -> list[Problem]:
+        named: dict[str, int] = {}
+        for number, layer in enumerate(self.layers):
+            for name in layer.names:
+                named.setdefault(name, number)
+        wrong = []
+        for name, number in named.items():
+            if name not in self.operators:
+                near = nearest(name, self.operators)
+                hint = f"; did you mean `{near}`?" if near else ""
+                known = ", ".join(self.operators)
+                wrong.append(
+                    f"layer {number} names the operator `{name}`, which is not defined under"
+                    f" `operators`{hint} (defined: {known})"
+                )
+        for number, layer in enumerate(self.layers):
+            if layer.shared is not None and "." in layer.shared:
+                wrong.append(f"layer {number}: a shared block's name has no dot: `{layer.shared}`")
+            for name in layer.names:
+                options = self.operators.get(name)
+                shared = name == layer.shared
+                if options is not None and options.shared != shared:
+                    should = "cannot be shared" if shared else "must stand before `>`"
+                    wrong.append(
+                        f"layer {number}: `{name}` is of kind {options.kind}, which {should}"
+                    )
+        return [Problem("pattern", what) for what in wrong]
+
+    def _operator_problems(self) -> list[Problem]:
+        undefined = {name for layer in self.layers for name in layer.names} - self.operators.keys()
+        wrong = []
+        for name, options in self.operators.items():
+            numbers = self.uses(name)
+            shown = ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
+            place = f" (layers {shown})" if numbers else ""
+            problems = [f"{what}{place}" for what in options.problems(self.width)]
+            if not numbers:
+                near = nearest(name, undefined)
+                hint = f"; is it the `{near}` of the pattern?" if near else ""
+                problems.insert(0, f"no layer uses it{hint}")
+            wrong += [Problem(f"operators.{name}", what) for what in problems]
+        return wrong
+
+
+def load_model_config(name_or_file: str | Path, overrides: Sequence[str] = ()) -> ModelConfig:
+    """Load a shipped model by name (`llama2-7b`), or a YAML file by path."""
+    file = Path(name_or_file)
+    if file.suffix not in SUFFIXES and not file.is_file():
+        shipped = shipped_models()
+        if str(name_or_file) not in shipped:
+            inside = file / "model.yaml"  # in an exported folder, a checkpoint or a run
+            near = (
+                [str(inside)]
+                if inside.is_file()
+                else difflib.get_close_matches(str(name_or_file), shipped, n=3, cutoff=0.4)
+            )
+            raise ConfigError(
+                "the model",
+                [Problem("", f"there is no shipped model `{name_or_file}`")],
+                hint=(f"did you mean {', '.join(near)}? " if near else "")
+                + "`headrace models list` shows all shipped models; a file's name ends in .yaml",
+            )
+        file = shipped[str(name_or_file)]
+    data, lines = reader.read_yaml(file)
+    before = _named(data)
+    data = reader.apply_overrides(data, overrides, lines)
+    after = _named(data)
+    if isinstance(data.get("operators"), dict) and after <= data["operators"].keys():
+        # A pattern on the command line removes operators that it no longer names.
+        chosen = {word.split(".")[1] for word in overrides if word.startswith("operators.")}
+        for name in before - after - chosen:
+            data["operators"].pop(name, None)
+    return reader.build(ModelConfig, data, source=str(file), lines=lines)
+
+
+def _named(data: dict[str, Any]) -> set[str]:
+    """Operators that the pattern names in raw YAML data; empty if it cannot be parsed."""
+    pattern, mlp = data.get("pattern"), data.get("mlp")
+    if not isinstance(pattern, str) or not isinstance(mlp, str | None):
+        return set()
+    try:
+        layers = parse_pattern(pattern, mlp=mlp)
+    except ValueError:
+        return set()
+    return {name for layer in layers for name in layer.names}
+
+
+def shipped_models() -> dict[str, Path]:
+    """Files of `configs/models/`, by name."""
+    folder = Path(str(resources.files("headrace.configs"))) / "models"
+    return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
+
+
+def chunk_layers(layers: int, cuts: Sequence[int] = ()) -> tuple[range, ...]:
+    """Return the layers of each chunk; `cuts` are the first layers of those after the first."""
+    return tuple(range(first, end) for first, end in pairwise((0, *cuts, layers)))
+
+
+def chunk_users(config: ModelConfig, chunks: Sequence[range]) -> dict[str, set[int]]:
+    """Return the chunks that use each module outside the blocks, by the module's path."""
+    last = len(chunks) - 1
+    users = {"embedding": {0, last} if config.tie_embeddings else {0}, "norm": {last}}
+    if config.learned_positions:
+        users["positions"] = {0}
+    if not config.tie_embeddings:
+        users["head"] = {last}
+    for number, layers in enumerate(chunks):
+        for layer in config.layers[layers.start : layers.stop]:
+            if layer.shared is not None:
+                users.setdefault(f"shared.{layer.shared}", set()).add(number)
+    return users

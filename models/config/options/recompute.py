@@ -1,0 +1,101 @@
+"""Rules of recompute: what the backward pass of a layer computes again.
+
+A run chooses one rule for each layer: keep everything (`none`), keep the inputs of the layer
+(`block`) or of its operator calls (`operator`), or keep the inputs of the layer and the results of
+some operations (`save`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Literal, NoReturn
+
+from ....console.errors import ConfigError, Problem
+
+Unit = Literal["none", "operator", "block"]
+"""Part that is computed again: nothing, each operator call, or whole blocks."""
+
+
+Results = Literal["matmul", "attention", "scan", "convolution"]
+
+
+OPERATIONS: dict[Results, frozenset[str]] = {
+    "matmul": frozenset(
+        {"aten::mm", "aten::addmm", "headrace::fp8_linear", "headrace::grouped_product"}
+    ),
+    "attention": frozenset(
+        {
+            "aten::_scaled_dot_product_flash_attention",
+            "aten::_scaled_dot_product_flash_attention_for_cpu",
+            "aten::_scaled_dot_product_efficient_attention",
+            "aten::_scaled_dot_product_cudnn_attention",
+            "aten::_flash_attention_forward",
+            "torch_attn::_varlen_attn",
+        }
+    ),
+    "scan": frozenset({"headrace::selective_scan", "headrace::ssd", "headrace::modal"}),
+    "convolution": frozenset(
+        {
+            "aten::convolution",
+            "headrace::short_convolution",
+            "headrace::toeplitz",
+            "headrace::fft_convolution",
+        }
+    ),
+}
+"""Operations of torch whose results can be kept. A plain scan or attention is many small ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selective:
+    """Recompute each n-th block, except for the results of some operations."""
+
+    every: int = 1
+    """1: all blocks."""
+    save: tuple[Results, ...] = ()
+    """Operations whose results are kept."""
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"every must be at least 1, not {self.every}")
+        if len(set(self.save)) < len(self.save):
+            raise ValueError("save must name each kind of result once")
+        if self.every == 1 and not self.save:
+            raise ValueError("give `every` or `save`; `block` recomputes all of each block")
+
+    def keeps(self, operation: Any) -> bool:
+        """True for an operation (torch.ops.….default) whose result is kept."""
+        return any(operation.name().partition(".")[0] in OPERATIONS[kind] for kind in self.save)
+
+
+Rule = Unit | Selective
+"""Rule of one layer."""
+
+
+Recompute = Rule | float | tuple[Rule, ...]
+"""A rule for all layers, a fraction of the blocks, or a rule for each layer."""
+
+
+def rules_of(recompute: Recompute, layers: int) -> tuple[Rule, ...]:
+    """Return the rule of each layer: `none`, `operator`, `block`, or the results to save."""
+    if isinstance(recompute, tuple):
+        if len(recompute) != layers:
+            _refuse(f"has {len(recompute)} rules, and the model {layers} layers")
+        if any(isinstance(rule, Selective) and rule.every > 1 for rule in recompute):
+            _refuse("a rule of one layer has no `every`")
+        return recompute
+    if isinstance(recompute, float):
+        # The blocks are spread evenly: up to each layer, their number is the rounded fraction.
+        rounded = [int(recompute * number + 0.5) for number in range(layers + 1)]
+        return tuple("block" if more > less else "none" for less, more in pairwise(rounded))
+    if isinstance(recompute, Selective):
+        rule: Rule = replace(recompute, every=1) if recompute.save else "block"
+        return tuple(
+            "none" if number % recompute.every else rule for number in range(1, layers + 1)
+        )
+    return (recompute,) * layers
+
+
+def _refuse(what: str) -> NoReturn:
+    raise ConfigError("the run", [Problem("recompute", what)])

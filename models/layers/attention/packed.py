@@ -1,0 +1,59 @@
+"""Attention of packed documents as one call: torch's `varlen_attn`, on CUDA in half precision.
+
+It runs on the rows as they are, with the ends of the documents: nothing is gathered, padded or
+masked. torch chooses cuDNN or flash attention (order.py; torch 2.11: always flash).
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from ...config.options.names import Kernel
+from ...documents import Spans
+from ...kernels.choice import wanted
+
+TYPES = (torch.bfloat16, torch.float16)
+WIDEST = 256
+"""Widest head of flash attention."""
+
+
+def applies(kernel: Kernel, q: Tensor) -> bool:
+    """Return True if one call can compute the attention of q [rows, length, heads, dim]."""
+    fits = q.dtype in TYPES and q.shape[-1] % 8 == 0 and q.shape[-1] <= WIDEST
+    on_gpu = q.device.type == "cuda" or q.is_meta or isinstance(q, FakeTensor)
+    return wanted(kernel, q.device) and on_gpu and fits
+
+
+def packed_attention(
+    q: Tensor, k: Tensor, v: Tensor, spans: Spans, *, scale: float, window: int | None
+) -> Tensor:
+    """Attention within each document. q [rows, length, heads, dim]; k and v may have fewer heads;
+    a query sees `window` tokens, itself included, or its whole past."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    heads, kv_heads = q.shape[2], k.shape[2]
+    options: dict[str, Any] = {}
+    if heads != kv_heads:
+        if "enable_gqa" in inspect.signature(varlen_attn).parameters:
+            options["enable_gqa"] = True
+        else:  # torch 2.11
+            k, v = (t.repeat_interleave(heads // kv_heads, dim=2) for t in (k, v))
+    y: Any = varlen_attn(
+        q.flatten(0, 1),
+        k.flatten(0, 1),
+        v.flatten(0, 1),
+        spans.ends,
+        spans.ends,
+        spans.longest,
+        spans.longest,
+        scale=scale,
+        window_size=(-1 if window is None else window - 1, 0),
+        **options,
+    )
+    attended: Tensor = y.unflatten(0, q.shape[:2])
+    return attended

@@ -1,0 +1,128 @@
+"""A layer of the pattern, u ← u + mixer(norm(u)); u ← u + mlp(norm(u)) if it has an MLP.
+
+A shared block (Zamba) that feeds the layer adds to the input of the mixer alone:
+
+    u ← u + mixer(norm(u + call(shared, u)))
+
+In a parallel layer (BlackMamba's `r8`) both branches read u:
+
+    u ← u + mixer(norm(u)) + mlp(norm'(u))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import repeat
+
+import torch
+from torch import Tensor
+
+from ..config.config import ModelConfig
+from ..config.options.recompute import Rule, Selective
+from ..config.pattern import Layer
+from ..layers.initializers import Initializers
+from ..layers.norms import build_norm
+from ..layers.recompute import Recomputable
+from ..operators import OPERATORS, BatchContext, Operator, SharedOperator, State
+from ..parallel.tensor import gather, scatter
+
+
+def build_operator(config: ModelConfig, name: str) -> Operator:
+    options = config.operators[name]
+    return OPERATORS[options.kind](options, config.width)
+
+
+class ResidualBranch(Recomputable):
+    """norm → operator: a term of the residual stream."""
+
+    stores: bool = False
+    """True if the norm stores rows in FP8 for a matrix of the operator."""
+
+    def __init__(self, config: ModelConfig, name: str) -> None:
+        super().__init__()
+        self.norm = build_norm(config.norm, config.width, config.norm_eps, config.kernel)
+        self.operator = build_operator(config, name)
+
+    def forward(
+        self, u: Tensor, batch: BatchContext, state: State | None, added: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return u + `added`, the branch of that sum, and this rank's share of the operator's
+        auxiliary losses, [rows]. The sum comes from the norm: its kernel adds the gradients of what
+        reads the sum to its own."""
+        axes = self.operator.axes(batch.axes)
+        axis, call = axes.tensor, batch.for_call(state, axes)
+        if self.stores and axis.size == 1:  # else rows are gathered between norm and operator
+            inputs = (u,) if added is None else (added, u)
+            u, normal, stored = self.norm(*inputs, store=True)
+            call = replace(call, stored=stored)
+        elif added is not None:
+            u, normal = self.norm(added, u)
+        elif self.norm.fused(u):
+            u, normal = self.norm(u, pair=True)
+        else:
+            normal = self.norm(u)
+        y = scatter(self.operator(gather(normal, axis), call), axis)
+        losses = sum(call.losses, start=u.new_zeros(len(u), dtype=torch.float32))
+        return u, y, losses / batch.axes.tensor.size
+
+    def init_weights(self, init: Initializers) -> None:
+        init.norm(self.norm)
+        self.operator.init_weights(init)
+
+
+class Block(Recomputable):
+    """One layer of the pattern."""
+
+    def __init__(
+        self, config: ModelConfig, layer: Layer, shared: SharedOperator | None = None
+    ) -> None:
+        super().__init__()
+        self.layer = layer
+        self.call = shared.new_call() if shared is not None else None
+        self.mixer = ResidualBranch(config, layer.mixer)
+        self.mlp = ResidualBranch(config, layer.mlp) if layer.mlp else None
+
+    def forward(
+        self,
+        u: Tensor,
+        batch: BatchContext,
+        states: Sequence[State] | None = None,
+        shared: SharedOperator | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the residual stream after the layer, and the sum of auxiliary losses, [rows]."""
+        state = iter(states) if states is not None else repeat(None)
+        if self.call is None:
+            u, y, losses = self.mixer(u, batch, next(state))
+        else:
+            fed = u + self.call(shared, u, batch.for_call(next(state)))
+            _, y, losses = self.mixer(fed, batch, next(state))
+        if self.mlp is not None:
+            if self.layer.parallel:
+                u, beside, more = self.mlp(u, batch, next(state))
+                y = y + beside
+            else:
+                u, y, more = self.mlp(u, batch, next(state), y)
+            losses = losses + more
+        return u + y, losses
+
+    def branches(self) -> list[ResidualBranch]:
+        return [self.mixer] if self.mlp is None else [self.mixer, self.mlp]
+
+    def set_recompute(self, rule: Rule) -> None:
+        self.saved = rule if isinstance(rule, Selective) else None
+        self.recompute = rule == "block" or self.saved is not None
+        for module in (self.call, *self.branches()):
+            if module is not None:
+                module.recompute = rule == "operator"
+
+    def new_states(self, capacity: int) -> list[State]:
+        """One state for each operator call of this layer."""
+        calls = len(self.branches()) + (self.call is not None)
+        return [State(capacity) for _ in range(calls)]
+
+    def init_weights(self, init: Initializers) -> None:
+        if self.call is not None:
+            self.call.init_weights(init)
+        for branch in self.branches():
+            branch.init_weights(init)

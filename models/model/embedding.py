@@ -1,0 +1,103 @@
+"""The two ends of a model: token ids → vectors, and vectors → logits or their loss.
+
+Tied embeddings are one table used by both. Tensor parallelism shards a table by rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..config.options.names import Kernel
+from ..kernels.choice import chosen
+from ..operators import BatchContext
+from ..parallel.axes import Axis
+from ..parallel.local_shard import Sharded, ShardingSpec
+from ..parallel.tensor import gather, scatter
+from .loss import fused_loss, row_losses
+
+
+class Table(nn.Module):
+    """A weight [rows, width] and nothing else; `use(x, weight)` says what a call computes.
+
+    The weight is read inside this module's call only: there ZeRO-3 has gathered it, for the
+    embedding and for a head tied to it.
+    """
+
+    def __init__(self, rows: int, width: int) -> None:
+        super().__init__()
+        self.rows = rows
+        self.weight = nn.Parameter(torch.empty(rows, width))
+
+    def forward(self, x: Tensor, use: Callable[[Tensor, Tensor], Any]) -> Any:
+        return use(x, self.weight)
+
+    def sharding_spec(self, ranks: int) -> ShardingSpec:
+        return {"weight": Sharded(0)}
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """u = tokens[id], or tokens[id] + positions[position] with learned positions."""
+
+    tokens: Table
+    positions: Table | None = None
+
+    def __call__(self, ids: Tensor, batch: BatchContext) -> Tensor:
+        """This rank's part of each sequence: [rows, length / tp, width]."""
+        axis = batch.axes.tensor
+        u = look_up(self.tokens, ids, axis)
+        if self.positions is not None:
+            u = u + look_up(self.positions, batch.positions, axis)
+        return scatter(u, axis)
+
+
+@dataclass(frozen=True)
+class Unembedding:
+    """logits = hidden · tableᵀ, and the loss of these logits."""
+
+    table: Table
+    kernel: Kernel = "auto"
+
+    def logits(self, hidden: Tensor, axis: Axis) -> Tensor:
+        """Logits of this rank's part of the vocabulary."""
+        logits: Tensor = self.table(gather(hidden, axis), F.linear)
+        return logits
+
+    def loss(
+        self, hidden: Tensor, targets: Tensor, weights: Tensor, z_loss: float, axis: Axis
+    ) -> tuple[Tensor, Tensor]:
+        """Σ w·ℓ; and, without gradients, the sums of the cross entropy and of the z-loss of each
+        row, [2, rows]; this rank's share of all.
+
+        The fused kernel never holds all logits; plain torch holds those of one row at a time.
+        """
+        options: dict[str, Any] = {
+            "z_loss": z_loss,
+            "axis": axis,
+            "vocab_size": self.table.rows,
+        }
+        if chosen(self.kernel, "linear_cross_entropy", hidden):
+            use = partial(fused_loss, targets=targets, weights=weights, **options)
+            fused: tuple[Tensor, Tensor] = self.table(gather(hidden, axis), use)
+            return fused
+        per_row = zip(self.logits(hidden, axis), targets, weights, strict=True)
+        totals, parts = zip(*(row_losses(*row, **options) for row in per_row), strict=True)
+        return torch.stack(totals).sum(), torch.stack(parts, dim=1)
+
+
+def look_up(table: Table, index: Tensor, axis: Axis) -> Tensor:
+    """Rows of the table. Where `axis` shards it, the ranks' results must be summed."""
+    if axis.size == 1:
+        rows: Tensor = table(index, F.embedding)
+        return rows
+    here = axis.part_range(table.rows)
+    known = (index >= here.start) & (index < here.stop)
+    rows = table(torch.where(known, index - here.start, 0), F.embedding)
+    return rows * known.unsqueeze(-1)

@@ -1,0 +1,120 @@
+"""Generation: constant-size states for the recurrent operators, a KV cache for attention.
+
+Prompts of different lengths share a batch: a shorter prompt stands at the end of its row, and the
+padding before it is a document of its own, which no operator lets through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...console.errors import ConfigError, Problem
+from ..documents import Documents
+from .model import Model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Choice of the next token from the logits."""
+
+    temperature: float = 1.0
+    """0 takes the most likely token."""
+    top_k: int | None = None
+    """Sample from the k most likely tokens only."""
+    top_p: float | None = None
+    """Sample from the most likely tokens that reach this probability together."""
+    seed: int = 0
+    """Seed of the random generator."""
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ValueError(f"temperature must be at least 0, not {self.temperature}")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k must be at least 1, not {self.top_k}")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
+
+
+@torch.no_grad()
+def generate(
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    tokens: int,
+    *,
+    sampling: Sampling | None = None,
+    stop: int | None = None,
+    vocab_size: int | None = None,
+    ended: Callable[[Sequence[int]], bool] = lambda row: False,
+) -> list[list[int]]:
+    """Return up to `tokens` new tokens for each prompt. A row ends with `stop`, which is kept, or
+    when `ended` is true of its new tokens. Ids from `vocab_size` on are padding of the embedding
+    and never chosen."""
+    sampling = sampling or Sampling()
+    longest = max((len(prompt) for prompt in prompts), default=0)
+    ragged = any(len(prompt) < longest for prompt in prompts)
+    vocabulary = model.config.vocab_size
+    problems = [] if prompts else [Problem("prompts", "there is no prompt")]
+    for number, prompt in enumerate(prompts):
+        unknown = [token for token in prompt if not 0 <= token < vocabulary]
+        if not prompt:
+            problems.append(Problem(f"prompt {number}", "is empty"))
+        if unknown:
+            what = f"has the id {unknown[0]}; the vocabulary has {vocabulary}"
+            problems.append(Problem(f"prompt {number}", what))
+    if ragged and not model.config.isolate_documents:
+        what = "is false: prompts of different lengths cannot share a batch"
+        problems.append(Problem("isolate_documents", what))
+    if problems:
+        raise ConfigError("generation", problems)
+
+    device = model.embedding.weight.device
+    generator = torch.Generator(device).manual_seed(sampling.seed)
+    padding = torch.tensor([longest - len(prompt) for prompt in prompts], device=device)[:, None]
+    rows = [[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
+    ids = torch.tensor(rows, device=device)
+    column = torch.arange(longest, device=device).expand_as(ids)
+    positions = torch.where(column < padding, column, column - padding)
+
+    training = model.training
+    model.eval()
+    try:
+        states = model.new_states(longest + tokens)
+        written: list[list[int]] = [[] for _ in prompts]
+        running = list(range(len(prompts)))
+        for number in range(tokens):
+            documents = Documents(positions) if ragged else None
+            hidden, _ = model.hidden(ids, documents, states=states)
+            logits = model.logits(hidden[:, -1])[:, :vocab_size]
+            ids = choose(logits, sampling, generator)[:, None]
+            positions = longest - padding + number
+            for row, token in enumerate(ids[:, 0].tolist()):
+                if row in running:
+                    written[row].append(token)
+            running = [
+                row for row in running if written[row][-1] != stop and not ended(written[row])
+            ]
+            if not running:
+                break
+    finally:
+        model.train(training)
+    return written
+
+
+def choose(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:
+    """Choose one token for each row of logits."""
+    if sampling.temperature == 0:
+        return logits.argmax(dim=-1)
+    scaled = logits.float() / sampling.temperature
+    if sampling.top_k is not None:
+        least = scaled.topk(min(sampling.top_k, scaled.shape[-1])).values[:, -1:]
+        scaled = scaled.masked_fill(scaled < least, float("-inf"))
+    if sampling.top_p is not None:
+        ordered, order = scaled.sort(dim=-1, descending=True)
+        probability = ordered.softmax(dim=-1)
+        beyond = probability.cumsum(dim=-1) - probability >= sampling.top_p
+        scaled = scaled.masked_fill(beyond.gather(-1, order.argsort(dim=-1)), float("-inf"))
+    return torch.multinomial(scaled.softmax(dim=-1), 1, generator=generator).squeeze(-1)

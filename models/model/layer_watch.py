@@ -1,0 +1,88 @@
+"""Signals of each layer in the forward passes of a step: size of its output, load of its experts.
+
+    model.watch = LayerWatch(config) ─► forward passes ─► sums on this rank ─► sums over all ranks
+
+Each element of the residual stream lies on one rank, so every layout has the same sums. Tensor
+parallel ranks route the same tokens, so each token counts equally often: shares of experts are the
+same in every layout too. Padding rows are left out. Without a watch nothing is computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..config.config import ModelConfig
+
+
+class LayerOutput(NamedTuple):
+    """Signals of the forward passes of one layer in one step."""
+
+    activation_rms: float
+    """Root mean square of the residual stream after the layer."""
+    expert_max: float | None = None
+    """Tokens of the expert that gets most, in multiples of the mean; None without experts."""
+    expert_entropy: float | None = None
+    """Entropy of the experts' shares of the tokens: 1 if they are equal, 0 if one gets all."""
+
+    def entry(self) -> dict[str, float]:
+        """Return the signals that the layer has, by name."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
+
+
+class LayerWatch:
+    """Sums of the forward passes of a step, on this rank."""
+
+    def __init__(self, config: ModelConfig, device: torch.device) -> None:
+        self.experts = [
+            [
+                config.operators[name].expert_count or 0
+                for name in (layer.mixer, layer.mlp)
+                if name is not None
+            ]
+            for layer in config.layers
+        ]
+        """Experts of each operator of each layer, 0 for operators without."""
+        self.widest = max([0, *(count for layer in self.experts for count in layer)])
+        self.sums = torch.zeros(
+            len(self.experts), 2 + 2 * self.widest, dtype=torch.float64, device=device
+        )
+        """For each layer: Σ x², its number of elements, and tokens by expert of its operators."""
+
+    def add(self, layer: int, u: Tensor, rows: Tensor | None, routed: Sequence[Tensor]) -> None:
+        """Add the output u [rows, length, width] of a layer, and the tokens that each of its
+        operators with experts sent to each of them."""
+        with torch.no_grad():
+            squares = torch.linalg.vector_norm(u, dim=(1, 2), dtype=torch.float32).square()
+            counted = torch.ones_like(squares) if rows is None else rows.to(squares.dtype)
+            own = self.sums[layer]
+            own[0] += (squares * counted).sum()
+            own[1] += counted.sum() * u[0].numel()
+            for place, tokens in enumerate(routed[:2]):
+                begin = 2 + place * self.widest
+                own[begin : begin + len(tokens)] += tokens
+
+    def outputs(self, sums: Tensor) -> dict[str, LayerOutput]:
+        """Return the signals by layer from the sums of all ranks, in host memory."""
+        found = {}
+        for number, (experts, own) in enumerate(
+            zip(self.experts, sums.view(self.sums.shape), strict=True)
+        ):
+            rms = math.sqrt(float(own[0]) / max(float(own[1]), 1.0))
+            tokens = own[2:].view(2, -1)
+            counts = [count for count in experts if count]
+            loads = [_load(tokens[place, :count]) for place, count in enumerate(counts)]
+            # Of two operators with experts, the one with the less even load.
+            found[f"blocks.{number}"] = LayerOutput(rms, *max(loads, default=(None, None)))
+        return found
+
+
+def _load(tokens: Tensor) -> tuple[float, float]:
+    """Return the most tokens of an expert in multiples of the mean, and the entropy."""
+    shares = tokens / tokens.sum().clamp(min=1)
+    entropy = float(torch.special.entr(shares).sum()) / math.log(max(2, len(shares)))
+    return float(shares.max()) * len(shares), entropy

@@ -1,0 +1,317 @@
+"""The model: u = embedding(tokens); u = block(u) for each layer; logits = norm(u) · Wᵀ.
+
+Under pipeline parallelism the layers are cut into chunks, and a rank keeps those of its stage:
+
+    chunk 0   tokens → embedding → layers → u          chunk 1   u → layers → norm → loss
+
+What a stage does not use is absent; everything else keeps the name that it has in the whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import chain, repeat
+
+import torch
+from torch import Tensor, nn
+
+from ...console.errors import ConfigError, Problem
+from ..config.config import ModelConfig, chunk_layers, chunk_users
+from ..config.options.precision import Precision
+from ..config.options.recompute import Recompute, rules_of
+from ..config.pattern import Layer
+from ..config.precision import compute_dtype
+from ..documents import Documents
+from ..layers.initializers import Initializers
+from ..layers.norms import build_norm
+from ..operators import BatchContext, Operator, SharedOperator, State
+from ..parallel.axes import Axes
+from ..parallel.local_shard import LocalShard
+from ..parallel.sharding import local_part, shard_parameters
+from ..weights import Weights
+from .block import Block, build_operator
+from .embedding import Embedding, Table, Unembedding
+from .layer_watch import LayerWatch
+
+
+class Model(nn.Module):
+    """A language model of any pattern.
+
+    Parameters are uninitialised until `init_weights`, or until they are loaded, so that a model
+    can be built and sharded on the meta device.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.axes = Axes()
+        self.chunks = chunk_layers(len(config.layers))
+        """Layers of every chunk of the model, also of those that other stages keep."""
+        self.compiled = False
+        """True if torch.compile compiles the blocks."""
+        self.local_shards: dict[str, LocalShard] = {}
+        self.received: list[int] = []
+        """Rows that this rank's experts received in the last chunk that ran, by operator call."""
+        self.watch: LayerWatch | None = None
+        """Collects signals of each layer in the forward passes."""
+        width = config.width
+        self.embedding = Table(config.vocab_size, width)
+        self.positions = (
+            Table(config.learned_positions, width) if config.learned_positions else None
+        )
+        names = dict.fromkeys(layer.shared for layer in config.layers if layer.shared)
+        self.shared = nn.ModuleDict({name: build_operator(config, name) for name in names})
+        self.blocks = nn.ModuleDict(
+            {
+                str(number): Block(config, layer, self.shared_block(layer))
+                for number, layer in enumerate(config.layers)
+            }
+        )
+        final = config.final_norm or config.norm
+        self.norm = build_norm(final, width, config.norm_eps, config.kernel)
+        self.head = None if config.tie_embeddings else Table(config.vocab_size, width)
+        self.embed = Embedding(self.embedding, self.positions)
+        self.unembed = Unembedding(self.head or self.embedding, config.kernel)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        documents: Documents | None = None,
+        *,
+        states: list[list[State]] | None = None,
+    ) -> Tensor:
+        """Return logits [rows, length, vocabulary] of int64 tokens [rows, length].
+
+        Without `documents`, each row is one document. `states` (from `new_states`) are read and
+        updated. Under context parallelism, tokens and documents are this rank's part of the rows;
+        under tensor parallelism, the logits are this rank's part of the vocabulary.
+        """
+        return self.logits(self.hidden(tokens, documents, states=states)[0])
+
+    def hidden(
+        self,
+        tokens: Tensor,
+        documents: Documents | None = None,
+        *,
+        states: list[list[State]] | None = None,
+        rows: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the input of `logits`, and the sum of auxiliary losses (MoE routers), [rows].
+
+        `rows` (bool) is False for padding rows, which statistics over a micro-batch leave out.
+        """
+        assert len(self.chunks) == 1, "the model is whole"
+        (hidden,), losses = self.run_chunk(0, tokens, documents, states=states, rows=rows)
+        for state in chain.from_iterable(states or ()):
+            state.seen += tokens.shape[1]
+        return hidden, losses
+
+    def run_chunk(
+        self,
+        chunk: int,
+        tokens: Tensor,
+        documents: Documents | None = None,
+        stream: Sequence[Tensor] = (),
+        *,
+        states: list[list[State]] | None = None,
+        rows: Tensor | None = None,
+    ) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Return the stream that the next chunk takes, and the sum of auxiliary losses, [rows].
+
+        The stream is (u,), or (u, embeddings) while a later layer calls a shared block; after the
+        last chunk it is the input of `logits`. The first chunk takes none.
+        """
+        layers = self.chunks[chunk]
+        batch = self.batch_context(tokens, documents, states, rows)
+        if chunk == 0:
+            u = embeddings = self.embed(tokens, batch)
+        else:
+            u, embeddings = stream[0], stream[-1]
+        if self.calls_shared(layers.start):
+            batch = replace(batch, embeddings=embeddings)
+        losses = u.new_zeros(len(u), dtype=torch.float32)
+        self.received = []
+        for number, block, block_states in zip(
+            layers, self.blocks_of(layers), states or repeat(None), strict=False
+        ):
+            # Recomputation appends to these lists too, later.
+            own = replace(batch, received=[], routed=[] if self.watch is not None else None)
+            u, loss = block(u, own, block_states, self.shared_block(block.layer))
+            losses = losses + loss
+            self.received += own.received
+            if self.watch is not None:
+                self.watch.add(number, u, rows, own.routed or ())
+        if chunk == len(self.chunks) - 1:
+            return (self.norm(u),), losses
+        # FSDP2 hands a module views of its inputs, and refuses to let it return them.
+        return ((u, embeddings.clone()) if self.calls_shared(layers.stop) else (u,)), losses
+
+    def stream_tensors(self, chunk: int) -> int:
+        """Return the number of tensors in the stream that enters a chunk."""
+        return 1 + self.calls_shared(self.chunks[chunk].start)
+
+    def calls_shared(self, first: int) -> bool:
+        """True if a layer from `first` on calls a shared block."""
+        return any(layer.shared is not None for layer in self.config.layers[first:])
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits of this rank's part of the vocabulary."""
+        return self.unembed.logits(hidden, self.axes.tensor)
+
+    def loss(
+        self, hidden: Tensor, targets: Tensor, weights: Tensor, z_loss: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
+        """Return Σ w·ℓ; and, without gradients, the sums of the cross entropy and of the z-loss of
+        each row, [2, rows]; this rank's share of all."""
+        return self.unembed.loss(hidden, targets, weights, z_loss, self.axes.tensor)
+
+    def batch_context(
+        self,
+        tokens: Tensor,
+        documents: Documents | None,
+        states: list[list[State]] | None,
+        rows: Tensor | None,
+    ) -> BatchContext:
+        """Positions and documents of a forward pass, with the layouts that its operators need."""
+        if tokens.dim() != 2 or not tokens.numel():
+            what = f"are {tuple(tokens.shape)}: [rows, length] of at least 1 × 1 is needed"
+            hint = "leave out empty batches and empty rows"
+            raise ConfigError("the model's input", [Problem("tokens", what)], hint=hint)
+        length = tokens.shape[1]
+        seen = states[0][0].seen if states else self.axes.context.rank * length
+        self.check_length(seen + length)
+        if documents is None or not self.config.isolate_documents:
+            positions = torch.arange(seen, seen + length, device=tokens.device).unsqueeze(0)
+            return BatchContext(positions, rows=rows, axes=self.axes)
+        if states is None:
+            attends = any(options.attention_heads for options in self.config.operators.values())
+            documents.prepare(
+                self.packing_chunks(length, tokens.device),
+                spans=attends and tokens.device.type == "cuda",
+                compiled=self.compiled,
+            )
+        return BatchContext(documents.positions, documents, rows=rows, axes=self.axes)
+
+    def packing_chunks(self, length: int, device: torch.device) -> list[int]:
+        """Chunk sizes in whose layouts operators need packed rows of this length.
+
+        Fused kernels need none, and building a layout waits for the GPU.
+        """
+        operators = [b.operator for block in self.typed_blocks() for b in block.branches()]
+        plain = [operator for operator in operators if not operator.fused(device)]
+        return sorted(set().union(*(operator.packing_chunks(length) for operator in plain)))
+
+    def check_length(self, length: int) -> None:
+        table = self.config.learned_positions
+        if table is not None and length > table:
+            what = f"the table has {table} rows, and the sequence {length} tokens"
+            raise ConfigError("the model", [Problem("learned_positions", what)])
+
+    def new_states(self, capacity: int) -> list[list[State]]:
+        """Empty states for generation: one for each operator call of each block."""
+        return [block.new_states(capacity) for block in self.typed_blocks()]
+
+    def set_recompute(self, recompute: Recompute) -> None:
+        """Choose what the backward pass computes again instead of keeping it in memory."""
+        rules = rules_of(recompute, len(self.config.layers))
+        for number, block in self.blocks.items():
+            assert isinstance(block, Block)
+            block.set_recompute(rules[int(number)])
+
+    def shared_block(self, layer: Layer) -> SharedOperator | None:
+        """The shared block that feeds the layer, or None."""
+        if layer.shared is None:
+            return None
+        shared = self.shared[layer.shared]
+        assert isinstance(shared, SharedOperator)
+        return shared
+
+    def typed_blocks(self) -> list[Block]:
+        """The blocks that the model holds, with their type."""
+        return [block for block in self.blocks.values() if isinstance(block, Block)]
+
+    def blocks_of(self, layers: range) -> list[Block]:
+        """The blocks of these layers."""
+        blocks = (self.blocks[str(number)] for number in layers)
+        return [block for block in blocks if isinstance(block, Block)]
+
+    def keep(self, cuts: Sequence[int], own: Collection[int]) -> None:
+        """Cut the layers into chunks and keep the modules that the chunks `own` use.
+
+        `cuts` are the first layers of the chunks after the first.
+        """
+        self.chunks = chunk_layers(len(self.config.layers), cuts)
+        for chunk, layers in enumerate(self.chunks):
+            for number in layers if chunk not in own else ():
+                del self.blocks[str(number)]
+        for path, chunks in chunk_users(self.config, self.chunks).items():
+            if chunks.isdisjoint(own):
+                holder, _, name = path.rpartition(".")
+                delattr(self.get_submodule(holder), name)
+        if 0 not in own:
+            del self.embed
+        if len(self.chunks) - 1 not in own:
+            del self.unembed
+
+    def full_precision(self, precision: Precision) -> set[str]:
+        """Names of the parameters that are fp32 although the others compute in half precision."""
+        if not precision.separate_masters:
+            return set()
+        return {
+            f"{path}.{name}"
+            for path, operator in self.named_modules()
+            if isinstance(operator, Operator)
+            for name in operator.full_precision
+            if getattr(operator, name) is not None
+        }
+
+    def cast(self, precision: Precision) -> None:
+        """Give each parameter the number format in which it computes."""
+        fp32 = self.full_precision(precision)
+        for name, parameter in self.named_parameters():
+            if name not in fp32:
+                parameter.data = parameter.data.to(compute_dtype(precision))
+
+    def shard(self, axes: Axes) -> None:
+        """Keep this rank's local shard of each parameter of whole modules."""
+        self.axes = axes
+        self.local_shards = shard_parameters(self, axes)
+
+    @torch.no_grad()
+    def init_weights(self, seed: int) -> None:
+        """Draw the published initialisation; equal numbers on any device and in any layout."""
+        weights = initial_weights(self.config, seed)
+        for name, parameter in self.named_parameters():
+            shard = self.local_shards.get(name)
+            parameter.copy_(weights[name] if shard is None else local_part(shard, weights[name]))
+
+    def initializers(self) -> Initializers:
+        """The initial distribution of each parameter, for a model that is not sharded."""
+        config = self.config
+        init = Initializers(
+            self,
+            config.init,
+            width=config.width,
+            layers=len(config.layers),
+            branches=config.residual_branches,
+        )
+        for table in (self.embedding, self.positions, self.head):
+            if table is not None:
+                init.embedding(table.weight)
+        for shared in self.shared.values():
+            assert isinstance(shared, Operator)
+            shared.init_weights(init)
+        for block in self.typed_blocks():
+            block.init_weights(init)
+        init.norm(self.norm)
+        return init
+
+
+def initial_weights(config: ModelConfig, seed: int) -> Weights:
+    """The published initialisation: whole tensors, each drawn when it is read."""
+    with torch.device("meta"):
+        model = Model(config)
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    return Weights(shapes, partial(model.initializers().draw, seed=seed))

@@ -1,0 +1,1 @@
+"""What a run will cost: layouts, times and memory, searched, simulated and measured."""

@@ -1,0 +1,25 @@
+"""Ranks that share the rows of a micro-batch; the two directions of a pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ...models.config.options.names import AttentionForm, LongFilterForm
+
+Direction = Literal["forward", "backward"]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Ranks that share the rows of a micro-batch, and how."""
+
+    rows: int = 1
+    tp: int = 1
+    cp: int = 1
+    attention: AttentionForm = "a2a"
+    hyena_li: LongFilterForm = "states"
+
+    @property
+    def ranks(self) -> int:
+        return self.tp * self.cp

@@ -1,0 +1,37 @@
+"""Settings that a layout must have, as `--explain` asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ...trainer.layout.config import LayoutConfig
+from .grid import Grid, Shape
+
+SETTINGS = ("pp", "cp", "tp", "ep", "attention", "hyena_li")
+"""Settings of a layout that a shape fixes."""
+
+Wanted = Mapping[str, Any]
+"""Settings that a layout must have, by the names of `Grid.words`."""
+
+
+def matching(grids: Iterable[Grid], wanted: Wanted | None) -> Iterator[Grid]:
+    """Yield the grids that have the settings."""
+    for grid in grids:
+        if not wanted or all(grid.words().get(name) == value for name, value in wanted.items()):
+            yield grid
+
+
+def may_be(shape: Shape, wanted: Wanted | None) -> bool:
+    """Return True unless the shape contradicts what is wanted."""
+    sizes = {"dp": shape.dp, "rows": shape.rows, "micro": shape.micro_batches}
+    return _agree(sizes, wanted) and may_agree(shape.layout, wanted)
+
+
+def may_agree(layout: LayoutConfig, wanted: Wanted | None) -> bool:
+    """Return True unless the layout contradicts what is wanted."""
+    return _agree({name: getattr(layout, name) for name in SETTINGS}, wanted)
+
+
+def _agree(known: Wanted, wanted: Wanted | None) -> bool:
+    return not wanted or all(known.get(name, value) == value for name, value in wanted.items())

@@ -1,0 +1,42 @@
+"""Seconds of an operation's launch on a CPU, which the rates of large operations do not show."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...models.config.config import load_model_config
+from ...models.config.options.precision import PRECISIONS
+from ...models.model.model import Model
+from ...models.operators import BatchContext
+from ..traces.trace import trace
+from .clock import Clock
+
+MODEL, TOKENS = "tiny-transformer", 8
+"""Model whose layers run with so few tokens that launches are nearly all of the time."""
+
+
+def launch_seconds(clock: Clock) -> float:
+    """Return the mean of the operations of both passes of a model's layers."""
+    config = load_model_config(MODEL)
+    traced = trace(config, TOKENS, PRECISIONS["fp32"], "cpu")
+    model = Model(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    batch = BatchContext(torch.arange(TOKENS).unsqueeze(0))
+
+    def layers(x: Tensor) -> Tensor:
+        for block in model.typed_blocks():
+            x, *_ = block(x, batch, None, None)
+        return x
+
+    x = torch.randn(1, TOKENS, config.width, requires_grad=True)
+    weights = [each for block in model.typed_blocks() for each in block.parameters()]
+    times = clock.passes(layers, {"x": x}, weights)
+    launches = sum(
+        work.count
+        for sort in traced.layers
+        for work in (*traced.sorts[sort].forward, *traced.sorts[sort].backward)
+        if work.kind == "launch"
+    )
+    return sum(times) / launches

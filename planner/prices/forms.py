@@ -1,0 +1,122 @@
+"""How layers run in a layout: the form of a sort, its bytes, and its choices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from ...models.config.options.recompute import Rule
+from ..division.problem import Choice
+from ..memory.footprints import Footprint
+from ..memory.rank_memory import Between
+from ..traces.work import Parts, Passes
+from .messages import EngineMessages, Reshard, Sharded
+
+
+class Form(NamedTuple):
+    """A layer of one sort as a layout runs it, before its own choices."""
+
+    passes: Passes
+    engine: EngineMessages
+    shards: Sharded
+    sequence: bool
+    """True: the tensor ranks work as context ranks, with whole weights. Simulated only."""
+
+    @property
+    def forward(self) -> float:
+        """Seconds of the forward pass."""
+        return self.engine.forward(self.passes.ahead, self.shards)
+
+    @property
+    def fastest(self) -> float:
+        """Seconds of the backward pass of the fastest choice, which recomputes nothing."""
+        return min(
+            self.engine.backward(self.passes.back, self.shards, gathers=reshard is None)
+            for reshard in self.engine.reshards
+        )
+
+    @property
+    def update(self) -> float:
+        """Seconds of a step outside the passes."""
+        return self.engine.update(self.passes.ahead, self.passes.back, self.shards)
+
+    def beyond(self, forward: float, update: float, micro_batches: int) -> tuple[float, float]:
+        """Return the seconds of the forward pass beyond those of the sort, and those of the update
+        for each micro-batch."""
+        return self.forward - forward, (self.update - update) / micro_batches
+
+
+class Sizes(NamedTuple):
+    """Bytes of a layer of one sort in a layout."""
+
+    rules: Mapping[Rule, Footprint]
+    useful: Sequence[Rule]
+    """Rules that no other beats in everything."""
+    held: Between
+    whole: Between
+    """With weights that stay whole from the forward to the backward pass."""
+    later: bool
+    """True if a stage has gradients while all of its micro-batches are alive."""
+
+
+class Way(NamedTuple):
+    """How a layer runs."""
+
+    rule: Rule
+    reshard: Reshard
+    """False: weights stay gathered from the forward to the backward pass. None: as the engine."""
+    passes: Passes
+    engine: EngineMessages
+    shards: Sharded
+    sequence: bool = False
+    """True: the tensor ranks work as context ranks, with whole weights. Simulated only."""
+    later: float = 0.0
+    """Seconds of the update beyond those of the sort, for each micro-batch."""
+
+    @property
+    def key(self) -> tuple[Rule, Reshard, bool]:
+        """The choice, without its costs."""
+        return self.rule, self.reshard, self.sequence
+
+    @property
+    def forward(self) -> Parts:
+        """Seconds of the forward pass by part."""
+        return self._with_messages(self.passes.forward, self.engine.forward)
+
+    @property
+    def backward(self) -> Parts:
+        again = self.passes.again[self.rule] + self.engine.again(self.rule)
+        back = dict(self.passes.backward, recompute=again)
+        whole = partial(self.engine.backward, gathers=self.reshard is None)
+        found = self._with_messages(back, whole)
+        return {**found, "update": self.later} if self.later else found
+
+    def _with_messages(self, parts: Parts, whole: Callable[[float, Sharded], float]) -> Parts:
+        """Return the parts of a pass, with the time of its messages that it does not hide."""
+        busy = sum(parts.values())
+        more = whole(busy, self.shards) - busy
+        return {**parts, "data": more} if more else parts
+
+
+def choices(
+    form: Form, sizes: Sizes, longer: float, delayed: float, rules: Sequence[Rule]
+) -> Iterator[Choice]:
+    """Yield the choices of a layer in one form. Its forward pass is `longer` than that of the sort,
+    and its update `delayed` for each micro-batch."""
+    cost, engine, shards, sequence = form
+    costs = [
+        (rule, cost.back + cost.again[rule] + engine.again(rule), *sizes.rules[rule])
+        for rule in rules
+    ]
+    for reshard in engine.reshards:
+        own, running = (sizes.held, sizes.held.running) if reshard is None else (sizes.whole, 0)
+        passes = engine.backwards([back for _, back, *_ in costs], shards, gathers=reshard is None)
+        for (rule, _, kept, work), seconds in zip(costs, passes, strict=True):
+            yield Choice(
+                name=Way(rule, reshard, cost, engine, shards, sequence, delayed),
+                backward=seconds + longer + delayed,
+                held=own.held(kept, later=sizes.later),
+                kept=kept,
+                work=work + running,
+            )

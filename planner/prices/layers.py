@@ -1,0 +1,374 @@
+"""Costs of the layers of a model in a layout: the problem that the search solves.
+
+Times follow from the trace of a layer and the figures of the hardware. Bytes of layers and of the
+state add up (footprints.py); what does not is counted by the timeline of a step (`timelines`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from functools import cache, cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ...models.accounting.step import Timeline
+from ...models.config.options.names import LinearForm
+from ...models.config.options.precision import PRECISIONS, Precision
+from ...models.config.options.recompute import Rule, Selective
+from ...trainer.accounting.memory import ahead
+from ...trainer.engines.config import EngineConfig
+from ...trainer.layout.checks import problems
+from ...trainer.layout.config import LayoutConfig
+from ...trainer.layout.cuts import Cuts
+from ...trainer.run.config import RunConfig
+from ..division.problem import Choice, Fixed, Problem, Sort
+from ..grid.grid import Grid, Shape, variants
+from ..grid.split import Split
+from ..memory.footprints import Footprint, unbeaten
+from ..memory.model_parts import OwnParts
+from ..memory.rank_memory import Between, ModelParts, RankMemory, as_context, engine_of, remembered
+from ..traces.trace import LayerTrace, ModelTrace, Operations, trace
+from ..traces.work import RULES, Passes, recompute_launches
+from . import messages
+from .forms import Form, Sizes, Way, choices
+from .machine import Machine
+from .rings import of_rank, rings_of
+
+if TYPE_CHECKING:
+    from ...dataplane.order.timeline import PhaseRows
+    from ...models.config.config import ModelConfig
+
+ShardedParts = tuple[
+    list[messages.Sharded], messages.Sharded, messages.Sharded, dict[str, messages.Sharded]
+]
+
+
+class Computed(NamedTuple):
+    """Operations of a layer of one sort in a micro-batch of a rank."""
+
+    forward: Sequence[tuple[str, float]]
+    """Kind of result by the names of `recompute: {save: …}`, and seconds."""
+    backward: float
+    launched: int
+    """Operations of the forward pass."""
+
+
+class Costs:
+    """Costs of a model in a phase, on a cluster."""
+
+    module: str | None = None
+    """Name of modules that are not ours."""
+
+    def __init__(
+        self, model: ModelConfig, run: RunConfig, machine: Machine, phase: PhaseRows
+    ) -> None:
+        self.model, self.run, self.machine, self.phase = model, run, machine, phase
+        self.device = machine.hardware.file.device.kind
+        self.trace = self._trace()
+        self.passes, self.computed = cache(self._passes), cache(self._computed)
+        layers = self.trace.layers
+        self.memory = RankMemory(self._parts(), run, self.precision, self.device, layers)
+        self.sharded = remembered(self._sharded)
+        self.beyond: dict[tuple[Any, ...], tuple[float, ...]] = {}
+        """Bytes of plans of alike grids beyond the sum of their parts, for a first guess."""
+        self._useful: dict[tuple[Split, int, LinearForm], list[tuple[Rule, ...]]] = {}
+
+    def _trace(self) -> ModelTrace:
+        return trace(self.model, self.phase.seq_len, self.precision, self.device)
+
+    def _parts(self) -> ModelParts:
+        return OwnParts(self.model, self.run, self.phase.seq_len, self.precision, self.device)
+
+    def on(self, machine: Machine) -> Costs:
+        """Return the costs on another cluster with devices of this kind."""
+        other = copy(self)
+        other.machine = machine
+        other.passes, other.computed = cache(other._passes), cache(other._computed)
+        other.sharded = remembered(other._sharded)
+        other._useful = {}
+        return other
+
+    @property
+    def precision(self) -> Precision:
+        return PRECISIONS[self.run.precision]
+
+    @cached_property
+    def sorts(self) -> Sequence[LayerTrace]:
+        return self.trace.sorts
+
+    def variants(self, shape: Shape, gpus: int) -> Iterator[Grid]:
+        """Yield the engines and schedules of a shape that the engines' checks accept."""
+        return variants(shape, self.model, gpus, self.machine.per_node, self.precision)
+
+    def _passes(self, split: Split, ep: int) -> tuple[list[Passes], Passes]:
+        """Return the costs of each sort, and of the head."""
+        found = [self._of_layer(number, split, ep) for number in range(len(self.sorts) + 1)]
+        return found[:-1], found[-1]
+
+    def _of_layer(self, number: int, split: Split, ep: int) -> Passes:
+        """Return the costs of a sort; the number of the head is the last one."""
+        layer = (*self.sorts, self.trace.head)[number]
+        # The forms of attention and of long filters change a ring's operations alone.
+        alike = split if self._rings(layer, split) else Split(split.rows, split.tp, split.cp)
+        computed, sent = self.computed(number, alike), self.sent(layer, split, ep)
+        forward = {"compute": sum(seconds for _, seconds in computed.forward)}
+        backward = {"compute": computed.backward}
+        for name, seconds in sent.items():
+            forward[name], backward[name] = seconds.forward, seconds.backward
+        return Passes(forward, backward, partial(self._again, layer, computed, sent))
+
+    def _computed(self, number: int, split: Split) -> Computed:
+        layer = (*self.sorts, self.trace.head)[number]
+        machine, rings = self.machine, self._rings(layer, split)
+        done = of_rank(layer.forward, "forward", split, rings)
+        back = of_rank(layer.backward, "backward", split, rings)
+        return Computed(
+            [(work.saved, machine.seconds([work], "forward", own)) for work, own in done],
+            sum(machine.seconds([work], "backward", own) for work, own in back),
+            sum(work.count for work, _ in done if work.kind == "launch"),
+        )
+
+    def _again(
+        self, layer: LayerTrace, computed: Computed, sent: Mapping[str, messages.Sent]
+    ) -> dict[Rule, float]:
+        """Return the seconds of the backward pass that each rule adds."""
+        again = {}
+        for rule in RULES:
+            saved: tuple[str, ...] = rule.save if isinstance(rule, Selective) else ()
+            repeated = sum(s.forward - s.saved * ("attention" in saved) for s in sent.values())
+            repeated += sum(seconds for kind, seconds in computed.forward if kind not in saved)
+            launches = recompute_launches(rule, layer.calls, computed.launched)
+            again[rule] = 0.0 if rule == "none" else repeated + self.machine.launches(launches)
+        return again
+
+    def sent(self, layer: LayerTrace, split: Split, ep: int) -> dict[str, messages.Sent]:
+        """Return the seconds of a layer's messages, by axis."""
+        return messages.of_layer(
+            layer,
+            self.model,
+            self.trace,
+            self.precision,
+            self.machine,
+            split,
+            ep,
+            self._rings(layer, split),
+        )
+
+    def _rings(self, layer: LayerTrace, split: Split) -> dict[tuple[int, ...], Operations]:
+        return rings_of(layer, self.model, self.trace.seq_len, self.precision, self.machine, split)
+
+    def fastest(self, grid: Grid, *, simulate: bool = False) -> Problem:
+        """Return the problem of a layout on devices of any memory: that of `problem`, with the
+        fastest choice of each sort alone, and without bytes."""
+        shape, layout = grid.shape, grid.layout
+        split = shape.split
+        _, head = self.passes(split, layout.ep)
+        engine, (_, first, at_end, modules) = self._engine(grid, split)
+        names = list(modules)
+        sorts = []
+        for layer, *own in zip(self.sorts, *self._forms(grid, simulate=simulate), strict=True):
+            # Choices share the sort's forward pass and update: what is longer stands in their
+            # backward pass, which is exact for one stage.
+            times = [(form.forward, form.fastest, form.update) for form in own]
+            forward, update = min(f for f, _, _ in times), min(u for _, _, u in times)
+            backward = min(
+                fastest + (f - forward) + (u - update) / shape.micro_batches
+                for f, fastest, u in times
+            )
+            shared = layer.layer["shared"]
+            sorts.append(
+                Sort(
+                    forward=forward,
+                    choices=(Choice(backward),),
+                    update=update,
+                    module=None if shared is None else names.index(shared),
+                )
+            )
+        stream = self.trace.head.stream * split.rows / split.ranks
+        hop = stream * (2 if modules else 1)
+        stride = grid.shape.dp * layout.cp * layout.tp
+        return Problem(
+            sorts=tuple(sorts),
+            layers=self.trace.layers,
+            micro_batches=shape.micro_batches,
+            budget=math.inf,
+            stages=layout.pp,
+            chunks=layout.chunks,
+            schedule=layout.schedule,
+            message=self.machine.hop(hop, stride) if layout.pp > 1 else 0.0,
+            first=Fixed(
+                forward=self.machine.traffic(2 * stream),
+                backward=self.machine.traffic(2 * stream),
+                update=engine.update(0.0, 0.0, first),
+            ),
+            last=Fixed(
+                forward=engine.forward(head.ahead, at_end),
+                backward=engine.backward(head.back, at_end, gathers=False),
+                update=engine.update(head.ahead, head.back, at_end)
+                + self.machine.overhead.step_of(grid.engine.kind),
+            ),
+            modules=tuple(
+                Fixed(update=engine.update(0.0, 0.0, shards)) for shards in modules.values()
+            ),
+        )
+
+    def problem(
+        self,
+        grid: Grid,
+        budget: float,
+        *,
+        simulate: bool = False,
+        all_choices: bool = False,
+    ) -> Problem:
+        """Return the problem of a layout. `simulate` adds choices that cannot be executed; without
+        `all_choices`, those that another beats in everything are left out."""
+        shape, layout = grid.shape, grid.layout
+        later = gradients_before_the_end(grid)
+        fastest = self.fastest(grid, simulate=simulate)
+        forms = self._forms(grid, simulate=simulate)
+        sizes = [self._sizes(grid, first.sequence, later) for first, *_ in forms]
+        sorts = []
+        for sort, own, own_sizes in zip(
+            fastest.sorts, zip(*forms, strict=True), zip(*sizes, strict=True), strict=True
+        ):
+            found: list[Choice] = []
+            for form, size in zip(own, own_sizes, strict=True):
+                longer, delayed = form.beyond(sort.forward, sort.update, shape.micro_batches)
+                rules = RULES if all_choices else size.useful
+                found += choices(form, size, longer, delayed, rules)
+            sorts.append(replace(sort, choices=tuple(found)))
+        held = self.memory.held(grid.engine, *_degrees(grid, shape.split))
+        ends = self.memory.footprints.of(shape.split, layout.ep, grid.engine.linear)
+
+        def with_bytes(end: Fixed, held: Between, size: Footprint) -> Fixed:
+            kept, work = size
+            return replace(end, held=held.held(kept, later=later), kept=kept, work=work)
+
+        return replace(
+            fastest,
+            budget=budget,
+            sorts=tuple(sorts),
+            first=with_bytes(fastest.first, held.first, ends.first),
+            last=with_bytes(fastest.last, held.last, ends.last),
+            modules=tuple(
+                replace(module, held=own.held(0.0, later=later))
+                for module, own in zip(fastest.modules, held.modules, strict=True)
+            ),
+        )
+
+    def _forms(self, grid: Grid, *, simulate: bool) -> list[list[Form]]:
+        """Return each sort of layer as a layout runs it: with the tensor axis as it is, and to
+        `simulate` also as a part of the context axis, where it can be one."""
+        found = []
+        for sequence in (False, True) if simulate and self._may_be_sequence(grid) else (False,):
+            split = _split(grid, sequence)
+            passes, _ = self.passes(split, grid.layout.ep)
+            engine, (layers, *_) = self._engine(grid, split)
+            found.append(
+                [
+                    Form(cost, engine, shards, sequence)
+                    for cost, shards in zip(passes, layers, strict=True)
+                ]
+            )
+        return found
+
+    def _sizes(self, grid: Grid, sequence: bool, later: bool) -> list[Sizes]:
+        """Return the bytes of each sort of layer in one form."""
+        split, ep = _split(grid, sequence), grid.layout.ep
+        degrees = _degrees(grid, split)
+        linear = grid.engine.linear
+        sizes = self.memory.footprints.of(split, ep, linear).sorts
+        held = self.memory.held(grid.engine, *degrees)
+        engine, _ = self._engine(grid, split)
+        stays = False in engine.reshards
+        whole = self.memory.whole(grid.engine, *degrees) if stays else held
+        columns = sizes, self.useful(split, ep, linear), held.layers, whole.layers
+        return [Sizes(*each, later) for each in zip(*columns, strict=True)]
+
+    def _engine(self, grid: Grid, split: Split) -> tuple[messages.EngineMessages, ShardedParts]:
+        return self.sharded(grid.engine, *_degrees(grid, split))
+
+    def useful(self, split: Split, ep: int, linear: LinearForm) -> list[tuple[Rule, ...]]:
+        """Return, for each sort, the rules without those that another beats in everything. An
+        engine adds the same bytes to all of them, and never turns the order of their times."""
+        key = split, ep, linear
+        if key not in self._useful:
+            passes, _ = self.passes(split, ep)
+            sizes = self.memory.footprints.of(*key).sorts
+            self._useful[key] = [
+                tuple(unbeaten({rule: (cost.again[rule], *size[rule]) for rule in RULES}))
+                for cost, size in zip(passes, sizes, strict=True)
+            ]
+        return self._useful[key]
+
+    def refine(self, grid: Grid, ways: Sequence[Way]) -> bool:
+        """Trace what these ways of the layers use in this layout. Return True if that changed the
+        bytes of the problem."""
+        split, ep, linear = grid.shape.split, grid.layout.ep, grid.engine.linear
+        changed = False
+        for sequence in sorted({False, *(way.sequence for way in ways)}):
+            own = as_context(split) if sequence else split
+            used: list[dict[Rule, None]] = [{} for _ in self.sorts]
+            for sort, way in zip(self.trace.layers, ways, strict=True):
+                if way.sequence == sequence:
+                    used[sort][way.rule] = None
+            if self.memory.footprints.refine(own, ep, linear, used):
+                self._useful.pop((own, ep, linear), None)
+                changed = True
+        return changed
+
+    def _may_be_sequence(self, grid: Grid) -> bool:
+        """True if the tensor ranks could work as context ranks."""
+        layout = grid.layout
+        whole = replace(layout, tp=1, cp=layout.cp * layout.tp)
+        ranks = grid.shape.dp * layout.shards
+        wrong = problems(whole, ranks, self.model, [self.phase.seq_len])
+        return layout.tp > 1 and layout.ep == 1 and not any(wrong)
+
+    def _sharded(
+        self, engine: EngineConfig, pp: int, dp: int, cp: int, tp: int, ep: int
+    ) -> tuple[messages.EngineMessages, ShardedParts]:
+        """Return the messages of an engine: of a layer of each sort, the embedding, the head and
+        the shared modules."""
+        layout = LayoutConfig(pp=pp, tp=tp, cp=cp, ep=ep)
+        layers, first, last, modules = self.memory.shards_of_sorts(tp, ep)
+        each = [sum(math.prod(s.local) for s in shards.values()) for shards in layers]
+        own = sum(each[sort] for sort in self.trace.layers) / pp
+        found = messages.EngineMessages(engine, layout, dp, self.precision, self.machine, own)
+        return found, (
+            [found.of(shards) for shards in layers],
+            found.of(first),
+            found.of({**last, **first} if self.memory.parts.tied(pp) else last),
+            {name: found.of(shards) for name, shards in modules.items()},
+        )
+
+    def timelines(
+        self, grid: Grid, cuts: Cuts, ways: Sequence[Way], *, every: bool = False
+    ) -> list[Timeline]:
+        """Return the memory over a step of a rank of each stage, with `every` micro-batch or with
+        as many as the highest level needs."""
+        ranks = grid.shape.dp * grid.layout.cp * grid.layout.tp
+        return self.memory.timelines(
+            grid,
+            engine_of(grid.engine, [(way.reshard, way.sequence) for way in ways], ranks),
+            cuts,
+            [way.rule for way in ways],
+            [way.sequence for way in ways],
+            every=every,
+        )
+
+
+def gradients_before_the_end(grid: Grid) -> bool:
+    """True if gradients of the first micro-batch are there while later ones are alive."""
+    return grid.shape.micro_batches > ahead(grid.layout)
+
+
+def _split(grid: Grid, sequence: bool) -> Split:
+    return as_context(grid.shape.split) if sequence else grid.shape.split
+
+
+def _degrees(grid: Grid, split: Split) -> tuple[int, int, int, int, int]:
+    """Return pp, dp, cp, tp and ep of layers that share their rows so."""
+    return grid.layout.pp, grid.shape.dp, split.cp, split.tp, grid.layout.ep

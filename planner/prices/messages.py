@@ -1,0 +1,343 @@
+"""Seconds of messages: those of a layer over its axes, and those of an engine.
+
+docs/parallelism.md has the same messages by axis. Ranks of an axis stand `stride` apart: tensor 1,
+context tp, data tp × cp; experts are the innermost ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from ...models.accounting.state import Shards
+from ...models.config.options.precision import Precision
+from ...models.config.options.recompute import Rule
+from ...trainer.engines.config import EngineConfig
+from ...trainer.engines.deepspeed import LARGEST_BUCKET, DeepSpeedConfig
+from ...trainer.engines.fsdp2 import Fsdp2Config
+from ...trainer.layout.config import LayoutConfig
+from ..grid.split import Direction, Split
+from ..traces.trace import LayerTrace, ModelTrace, Operations
+from ..traces.work import Work
+from .machine import Machine
+
+if TYPE_CHECKING:
+    from ...models.config.config import ModelConfig
+
+GRADIENT_BYTES = 4
+"""Bytes of a reduced gradient: fp32 in all engines."""
+UPDATE_BYTES = 30
+"""Bytes that an optimizer step reads and writes for each parameter of a rank: gradients, masters
+and two moments in fp32, and the weights that compute."""
+BLOCK_LAUNCHES, MESSAGE_LAUNCHES = 40, 55
+"""Launches that take as long as FSDP2's own work in a pass of a block, and in each of its gathers
+and sums. Measured on a CPU with messages that send nothing."""
+ZERO3_LAUNCHES = 130
+"""The same of ZeRO-3, whose hooks run before and after each module, with its messages."""
+SENT_LAUNCHES = 3
+"""Launches that take as long as the host's own work for a message of a layer: the function of the
+gradients, views, the call and the wait. Measured in the same way."""
+Reshard = bool | None
+"""False: weights stay gathered from the forward to the backward pass. None: as the engine."""
+SCANS = ("ssd", "selective_scan", "modal")
+
+
+class Sent(NamedTuple):
+    """Seconds of messages in both passes of a layer."""
+
+    forward: float
+    backward: float
+    saved: float = 0.0
+    """Seconds of the forward pass that are not sent again where attention is kept."""
+
+
+def of_layer(
+    layer: LayerTrace,
+    model: ModelConfig,
+    trace: ModelTrace,
+    precision: Precision,
+    machine: Machine,
+    split: Split,
+    ep: int,
+    rings: Mapping[tuple[int, ...], Operations],
+) -> dict[str, Sent]:
+    """Return the seconds of a layer's messages, by axis. `rings` are the operations of each ring by
+    the shape of the attention."""
+    width = precision.weight_bytes
+    tokens = split.rows * trace.seq_len / split.cp
+    found: dict[str, Sent] = {}
+    if split.tp > 1:
+        size = tokens * trace.width * width
+        each = machine.collective("all-gather", size, split.tp, 1)
+        each += machine.collective("reduce-scatter", size, split.tp, 1)
+        # gloo gathers into a buffer of its own, from which torch copies.
+        buffered = machine.hardware.file.device.kind == "cpu"
+        each += _around(size, _ordered(split) + buffered, machine)
+        each += _around(size, _ordered(split), machine)
+        ends = _loss(layer, tokens, machine, split) if layer is trace.head else Sent(0.0, 0.0)
+        forward, backward = (layer.calls * each + end for end in (ends.forward, ends.backward))
+        found["tensor"] = Sent(forward, backward)
+    if split.cp > 1:
+        context = [
+            (work.count, _ring(work, rings[work.shape], tokens, width, machine, split))
+            if work.kind == "attention" and rings
+            else (work.count, _context(work, tokens, width, machine, split))
+            for work in layer.forward
+        ]
+        found["context"] = Sent(*(sum(n * s[part] for n, s in context) for part in range(3)))
+    if ep > 1:
+        names = [layer.layer.get("mixer"), layer.layer.get("mlp")]
+        top = sum(getattr(model.operators.get(name), "top_k", 0) for name in names if name)
+        if top:
+            size = top * tokens / split.tp * trace.width * width
+            each = 2 * machine.collective("all-to-all", size, ep, 1)
+            found["experts"] = Sent(each, each)
+    return found
+
+
+def _around(size: float, copies: int, machine: Machine) -> float:
+    """Return the seconds of a rank's own work around a message of `size` bytes, whose tensors are
+    copied so often before and after it."""
+    return copies * machine.traffic(2 * size) + machine.launches(SENT_LAUNCHES + copies)
+
+
+def _ordered(split: Split) -> int:
+    """Return the copies that put parts of rows in order: one row's lie one after the other."""
+    return int(split.rows > 1)
+
+
+def _loss(head: LayerTrace, tokens: float, machine: Machine, split: Split) -> Sent:
+    """Return the seconds of the messages of the loss, whose logits are sharded by the vocabulary:
+    only sums over ids cross the axis. Plain torch computes one row after the other."""
+
+    def of(name: str, size: float) -> float:
+        sent = machine.collective(name, size * GRADIENT_BYTES, split.tp, 1)
+        return sent + machine.launches(SENT_LAUNCHES)
+
+    if any(work.name == "linear_cross_entropy" for work in head.forward):
+        return Sent(of("all-gather", 3 * tokens * split.tp), of("all-reduce", 1))
+    row = tokens / split.rows
+    forward = of("all-reduce", row) + of("reduce-scatter", 2 * row)
+    return Sent(split.rows * forward, split.rows * of("all-gather", 2 * row))
+
+
+def _ring(
+    work: Work, ring: Operations, tokens: float, width: int, machine: Machine, split: Split
+) -> Sent:
+    """Return the seconds of a ring's messages: the exchange of chunks before and after it, and what
+    its operations do not hide of the hops."""
+    cp, tp = split.cp, split.tp
+    size, _, _, keys = work.shape
+    dealt = _exchanged(work, tokens, width, machine, split)
+    hop = machine.ring_hop(2 * keys * size / tp * tokens * width, cp, tp)
+    wide = machine.ring_hop(2 * keys * size / tp * tokens * GRADIENT_BYTES, cp, tp)
+    # No message is beside the last hop's operations, and none beside the last gradient's message.
+    beside = (cp - 1) / cp
+
+    def exposed(direction: Direction, message: float) -> float:
+        computed = beside * machine.seconds(ring.of(direction), direction, Split())
+        return machine.overlapped(computed, message, tp * cp) - computed
+
+    there = exposed("forward", (cp - 1) * hop)
+    back = exposed("backward", (cp - 1) * (hop + wide)) + wide
+    return Sent(dealt + there, dealt + back, saved=there)
+
+
+def _exchanged(work: Work, tokens: float, width: int, machine: Machine, split: Split) -> float:
+    """Return the seconds in which queries, keys and values change ranks, and then the output."""
+    own = _of_attention(work, tokens, width, split)
+    return sum(machine.collective("all-to-all", size, split.cp, split.tp) for size in own)
+
+
+def _of_attention(work: Work, tokens: float, width: int, split: Split) -> tuple[float, float]:
+    """Return the bytes of a rank's queries, keys and values, and of its output."""
+    size, heads, _, keys = work.shape
+    token = size / split.tp * tokens * width
+    return (heads + 2 * keys) * token, heads * token
+
+
+def _context(work: Work, tokens: float, width: int, machine: Machine, split: Split) -> Sent:
+    """Return the seconds of the messages of one operation over the context axis."""
+    cp, tp = split.cp, split.tp
+    if work.kind == "attention":
+        each = _exchanged(work, tokens, width, machine, split)
+        there, back = _of_attention(work, tokens, width, split)
+        copies = 1 + _ordered(split)
+        each += _around(there, 1 + copies, machine)  # queries, keys and values become one tensor
+        each += _around(back, copies, machine)
+        return Sent(each, each)
+    if work.kind != "kernel":
+        return Sent(0.0, 0.0)
+    size, channels, _ = work.shape
+    if work.name == "modal" and split.hyena_li == "a2a":
+        each = _by_channels(4 * channels / tp * tokens * width, machine, split)
+        return Sent(each, each)
+    if work.name in SCANS:  # a rank waits for the states of all ranks before it
+        each = machine.chain(split.rows * channels / tp * size * 4, cp, tp)
+        return Sent(each, each)
+    if work.name in ("short_convolution", "toeplitz"):
+        halo = split.rows * channels / tp * max(1, size - 1) * width
+        each = machine.ring_hop(halo, cp, tp)
+        return Sent(each, each)
+    if work.name == "fft_convolution":
+        each = _by_channels(2 * channels / tp * tokens * width, machine, split)
+        return Sent(each, each)
+    return Sent(0.0, 0.0)
+
+
+def _by_channels(size: float, machine: Machine, split: Split) -> float:
+    """Return the seconds in which a convolution's input changes ranks, and then its output."""
+    there = back = size / 2
+    copies = 1 + _ordered(split)
+    return sum(
+        machine.collective("all-to-all", own, split.cp, split.tp) + _around(own, copies, machine)
+        for own in (there, back)
+    )
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """Parameters of a layer, and the seconds of an engine's messages for them."""
+
+    elements: float
+    """Parameters of a rank before the engine shards them."""
+    own: float
+    """Parameters that a rank updates."""
+    gather: float
+    reduce: float
+    all_reduce: float
+    """Seconds to sum gradients of GRADIENT_BYTES."""
+    all_reduce_compute: float
+    """Seconds to sum gradients in the precision that computes."""
+
+
+class EngineMessages:
+    """Messages of an engine on some ranks."""
+
+    def __init__(
+        self,
+        engine: EngineConfig,
+        layout: LayoutConfig,
+        dp: int,
+        precision: Precision,
+        machine: Machine,
+        parameters: float,
+    ) -> None:
+        """`parameters` are those of a rank before the engine shards them."""
+        self.engine, self.layout, self.machine = engine, layout, machine
+        self.width = precision.weight_bytes
+        self.stride = layout.tp
+        self.ranks = dp * layout.cp
+        self.shard = self.ranks
+        if isinstance(engine, Fsdp2Config):
+            self.shard = engine.shard or self.ranks
+            self.gather: str = engine.gather_of(layout)
+        else:
+            assert isinstance(engine, DeepSpeedConfig)
+            self.gather = {3: "block"}.get(engine.zero, f"zero{engine.zero}")
+        self.gathered = self.reduced = 0.0
+        """Parameters of a message that layers share: a bucket of ZeRO-0 to 2."""
+        if isinstance(engine, DeepSpeedConfig) and engine.zero < 3:
+            largest = LARGEST_BUCKET[machine.hardware.file.device.kind]
+            self.gathered = min(parameters, engine.allgather_bucket_size or largest)
+            self.reduced = min(parameters, engine.reduce_bucket_size or largest)
+
+    @property
+    def reshards(self) -> tuple[Reshard, ...]:
+        """Choices of a layer: FSDP2 may keep the weights that it gathers for a pass of a block."""
+        blocks = isinstance(self.engine, Fsdp2Config) and self.gather == "block"
+        return (None, False) if blocks else (None,)
+
+    def of(self, shards: Shards) -> Sharded:
+        """Return the costs of these parameters."""
+        ep = self.layout.ep
+        found = {"gather": 0.0, "reduce": 0.0, "all_reduce": 0.0, "all_reduce_compute": 0.0}
+        total = own = 0.0
+        for experts in (False, True):
+            elements = sum(
+                math.prod(shard.local) for shard in shards.values() if shard.experts == experts
+            )
+            if not elements:
+                continue
+            shard, ranks = self.shard, self.ranks
+            stride = self.stride
+            if experts:  # replicas alone hold the same ones
+                shard, ranks = (max(1, n * self.stride // ep) for n in (shard, ranks))
+                stride = max(ep, self.stride)
+            send = self.machine.collective
+            size = elements * GRADIENT_BYTES
+            # A layer has its part of the time of a bucket.
+            gathered, reduced = max(elements, self.gathered), max(elements, self.reduced)
+            gather, reduce = elements / gathered, elements / reduced
+            bucket = reduced * GRADIENT_BYTES
+            found["gather"] += gather * send("all-gather", gathered * self.width, shard, stride)
+            found["reduce"] += send("reduce-scatter", size, shard, stride)
+            found["reduce"] += send("all-reduce", size / shard, ranks // shard, stride * shard)
+            found["all_reduce"] += reduce * send("all-reduce", bucket, ranks, stride)
+            bucket = reduced * self.width
+            found["all_reduce_compute"] += reduce * send("all-reduce", bucket, ranks, stride)
+            total += elements
+            own += elements / (1 if self.gather == "zero0" else shard)
+        return Sharded(total, own, **found)
+
+    def forward_message(self, costs: Sharded) -> float:
+        """Return the seconds of the messages beside a forward pass."""
+        return costs.gather if self.gather in ("block", "micro-batch") else 0.0
+
+    def backward_message(self, costs: Sharded, *, gathers: bool = True) -> float:
+        """Return the seconds of the messages beside a backward pass, which `gathers` weights."""
+        message = 0.0
+        if self.gather in ("block", "micro-batch"):
+            message += costs.reduce
+        if self.gather == "block" and gathers:
+            message += costs.gather
+        if self.gather == "zero2":
+            message += costs.all_reduce_compute
+        return message
+
+    def forward(self, busy: float, costs: Sharded) -> float:
+        """Return the seconds of a forward pass of a block, with the messages beside it."""
+        return self.together(busy + self._host(1), self.forward_message(costs))
+
+    def backward(self, busy: float, costs: Sharded, *, gathers: bool = True) -> float:
+        """Return the seconds of a backward pass of a block, with the messages beside it."""
+        [found] = self.backwards([busy], costs, gathers=gathers)
+        return found
+
+    def backwards(
+        self, busy: Sequence[float], costs: Sharded, *, gathers: bool = True
+    ) -> list[float]:
+        """Return `backward` of several passes of a block."""
+        host = self._host(1 + (self.gather == "block" and gathers))
+        message = self.backward_message(costs, gathers=gathers)
+        return [self.together(each + host, message) for each in busy]
+
+    def _host(self, messages: int) -> float:
+        """Return the seconds of the engine's own work on the host in a pass of a block."""
+        if not isinstance(self.engine, Fsdp2Config):
+            return self.machine.launches(ZERO3_LAUNCHES if self.gather == "block" else 0)
+        sent = messages if self.gather != "step" else 0
+        return self.machine.launches(BLOCK_LAUNCHES + MESSAGE_LAUNCHES * sent)
+
+    def again(self, rule: Rule) -> float:
+        """Return the seconds of ZeRO-3's hooks in the second forward pass of a block."""
+        return 0.0 if rule == "none" or isinstance(self.engine, Fsdp2Config) else self._host(0)
+
+    def together(self, busy: float, message: float) -> float:
+        """Return the seconds of a pass and the messages beside it."""
+        return self.machine.overlapped(busy, message, self.stride * self.shard)
+
+    def update(self, forward: float, backward: float, costs: Sharded) -> float:
+        """Return the seconds of a step outside its passes."""
+        seconds = self.machine.traffic(UPDATE_BYTES * costs.own)
+        if self.gather == "step":  # beside the first forward and the last backward pass
+            seconds += self.machine.launches(2 * MESSAGE_LAUNCHES)
+            seconds += self.together(forward, costs.gather) - forward
+            seconds += self.together(backward, costs.reduce) - backward
+        if self.gather in ("zero0", "zero1"):
+            seconds += costs.all_reduce
+        if self.gather in ("zero1", "zero2"):
+            seconds += costs.gather
+        return seconds

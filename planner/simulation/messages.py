@@ -1,0 +1,111 @@
+"""Messages of a plan's ranks: recorded while the planner's own functions price them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ...trainer.layout.schedules import Kind
+from ..grid.grid import Grid
+from ..prices import messages
+from ..prices.forms import Way
+from ..prices.layers import Costs
+from ..prices.machine import Machine
+
+REDUCES = {"zero0": "all_reduce", "zero1": "all_reduce", "zero2": "all_reduce_compute"}
+"""Field of `messages.Sharded` that reduces gradients, where it is not `reduce`."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One message of a rank."""
+
+    axis: str
+    collective: str
+    size: float
+    """Bytes, as nccl-tests counts them (docs/bench.md)."""
+    ranks: int
+    near: int
+    """Ranks of the group on each node."""
+    seconds: float
+
+
+class Recorder(Machine):
+    """A cluster that records the messages whose seconds it is asked for."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__(
+            machine.hardware, machine.precision, fp8=machine.fp8, roofline=machine.roofline
+        )
+        self.sent: list[Sent] = []
+
+    def collective(self, name: str, size: float, ranks: int, stride: int) -> float:
+        seconds = super().collective(name, size, ranks, stride)
+        if seconds:
+            near = math.gcd(ranks, max(1, self.per_node // stride))
+            self.sent.append(Sent("", name, size, ranks, near, seconds))
+        return seconds
+
+    def hop(self, size: float, stride: int) -> float:
+        seconds = super().hop(size, stride)
+        near = 2 if stride < self.per_node else 1
+        self.sent.append(Sent("", "p2p", size, 2, near, seconds))
+        return seconds
+
+
+class Messages:
+    """Messages of the layers of a plan, by sort."""
+
+    def __init__(self, costs: Costs, grid: Grid) -> None:
+        layout, shape = grid.layout, grid.shape
+        self.recorder = Recorder(costs.machine)
+        here = costs.on(self.recorder)
+        self.engine, (self.shards, *_) = here.sharded(
+            grid.engine, layout.pp, shape.dp, layout.cp, layout.tp, layout.ep
+        )
+        self.layers = [
+            [*self._of_axes(here, grid, sort), *self._of_data(self.shards[sort])]
+            for sort in range(len(costs.sorts))
+        ]
+        """Different messages of a layer of each sort."""
+
+    def _of_axes(self, costs: Costs, grid: Grid, sort: int) -> list[Sent]:
+        """Return the messages over the tensor, context and expert axes."""
+        found: list[list[Sent]] = []
+        for ep in (1, grid.layout.ep):  # the second time, those of experts come last
+            self.recorder.sent = []
+            costs.sent(costs.sorts[sort], grid.shape.split, ep)
+            found.append(self.recorder.sent)
+        dense, every = found
+        tensor = ("all-gather", "reduce-scatter")
+        axes = ["tensor" if sent.collective in tensor else "context" for sent in dense]
+        axes += ["experts"] * (len(every) - len(dense))
+        named = (_named(axis, sent) for axis, sent in zip(axes, every, strict=True))
+        return list(dict.fromkeys(named))
+
+    def _of_data(self, costs: messages.Sharded) -> list[Sent]:
+        """Return the messages of the engine: gathered weights and reduced gradients."""
+        engine = self.engine
+        reduce = REDUCES.get(engine.gather, "reduce")
+        collective = "reduce-scatter" if reduce == "reduce" else "all-reduce"
+        width = engine.width if reduce == "all_reduce_compute" else messages.GRADIENT_BYTES
+        found = [(collective, width, getattr(costs, reduce))]
+        if engine.gather != "zero0":
+            found.append(("all-gather", engine.width, costs.gather))
+        near = math.gcd(engine.shard, max(1, self.recorder.per_node // engine.stride))
+        return [
+            Sent("data", name, costs.elements * width, engine.shard, near, seconds)
+            for name, width, seconds in reversed(found)
+            if seconds
+        ]
+
+    def beside(self, sort: int, way: Way, kind: Kind) -> float:
+        """Return the seconds of the data messages that run beside a pass of a layer."""
+        shards = self.shards[sort]
+        if kind == "forward":
+            return self.engine.forward_message(shards)
+        return self.engine.backward_message(shards, gathers=way.reshard is None)
+
+
+def _named(axis: str, sent: Sent) -> Sent:
+    return Sent(axis, sent.collective, sent.size, sent.ranks, sent.near, sent.seconds)

@@ -1,0 +1,382 @@
+"""Page of a simulated plan: pipeline, collectives, memory, slow parts, failures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from html import escape
+
+from ...console.html.chart import Chart, Curve, bounds
+from ...console.html.gantt import Bar, picture, timeline
+from ...console.html.page import (
+    HALF,
+    PALETTE,
+    WIDE,
+    colour,
+    definitions,
+    layer_stripe,
+    legend,
+    page,
+    section,
+    tiles,
+)
+from ...console.progress import as_bytes, duration, human
+from ..search.assemble import PARTS, time_by_part
+from .failures import HOUR
+from .messages import Sent
+from .outlook import FACTORS, Outlook
+from .slow import Slow
+
+MOST_BARS = 6000
+"""Most passes that are drawn: the file must open at once."""
+COLUMNS = 900
+"""Columns of the chart of memory: a column shows its least and its most bytes."""
+MOST_STAGES = 6
+"""Stages in the chart of memory."""
+SLOW = 1.3
+"""Factor of the slow rank in the figures at the top."""
+LANES = {
+    "compute": "compute",
+    "recompute": "recompute",
+    "ends": "ends",
+    "tensor": "tensor",
+    "context": "context",
+    "experts": "experts",
+    "data": "data",
+    "beside": "hidden",
+}
+"""Lanes of a micro-batch, in their order, and their names."""
+COLOURS = dict(zip((*LANES, "update", "bubble"), (*PALETTE[:8], "#8b9499", "#c9cdd0"), strict=True))
+
+
+def simulation_page(title: str, cluster: str, outlooks: Sequence[Outlook]) -> str:
+    """Return the page of the plans of some phases or layouts."""
+    body = "".join(_plan(outlook, len(outlooks) > 1) for outlook in outlooks)
+    head = (
+        '<header><div><p class="over">headrace · simulated step</p>'
+        f'<h1>{escape(title)}</h1></div><span class="count">{escape(cluster)}</span></header>'
+    )
+    return page(title, head + body)
+
+
+def _plan(outlook: Outlook, named: bool) -> str:
+    simulation = outlook.simulation
+    sorts = simulation.costs.sorts
+    names = [sorts[sort].name for sort in simulation.problem.layers]
+    heading = f'<h1 class="plan">{escape(outlook.title)}</h1>' if named else ""
+    parts = (
+        heading,
+        layer_stripe(names, escape(simulation.grid.name())),
+        _tiles(outlook),
+        _pipeline(outlook),
+        _micro_batch(outlook),
+        _parts(outlook),
+        _memory(outlook),
+        '<div class="pair">',
+        _slow(outlook),
+        _failures(outlook),
+        "</div>",
+        _messages(outlook),
+        _figures(outlook),
+    )
+    return "".join(parts)
+
+
+def _tiles(outlook: Outlook) -> str:
+    simulation = outlook.simulation
+    rank = simulation.busiest * simulation.stage_ranks
+    slow = outlook.slow[0] if outlook.slow else Slow("rank", rank, SLOW)
+    more = simulation.slowed(slow).seconds / outlook.seconds - 1
+    rate, unit = outlook.tokens / outlook.seconds, "rows" if simulation.costs.module else "tokens"
+    what = "rank" if slow.part == "rank" else f"{slow.part} link"
+    return tiles(
+        [
+            ("step", _seconds(outlook.seconds), f"{human(outlook.tokens)} {unit}"),
+            (f"{unit} per second", human(rate), f"{human(rate / outlook.gpus)} on each device"),
+            (
+                "memory",
+                as_bytes(simulation.memory),
+                f"at most, of {as_bytes(simulation.budget)}",
+            ),
+            (f"one slow {what}", f"+{more:.1%}", f"{slow.factor:g} times as long"),
+            (
+                "goodput",
+                f"{outlook.goodput(outlook.best):.2%}",
+                f"a failure each {duration(outlook.mean)}",
+            ),
+            (
+                "best checkpoint",
+                duration(outlook.best * outlook.seconds),
+                f"each {outlook.best:,} steps",
+            ),
+        ]
+    )
+
+
+def _pipeline(outlook: Outlook) -> str:
+    """Draw the passes of all stages, and those with each slow part below, on one scale."""
+    simulation = outlook.simulation
+    problem = simulation.problem
+    number = min(problem.micro_batches, max(1, MOST_BARS // (2 * problem.all_chunks)))
+    steps = [("", simulation.shortened(number))]
+    steps += [(str(slow), simulation.slowed(slow, number)) for slow in outlook.slow]
+    until = max(step.seconds for _, step in steps)
+    axis = _axis(until)
+    drawings = []
+    for name, step in steps:
+        if name:
+            longer = step.seconds / steps[0][1].seconds - 1
+            drawings.append(f'<p class="note">with {escape(name)}: {longer:+.1%}</p>')
+        drawings.append(picture(step.timeline.spans, updates=step.updates, until=until, axis=axis))
+    keys = "".join(
+        f'<span class="key"><i class="{kind}"></i>{kind}</span>'
+        for kind in ("forward", "backward", "update")
+    )
+    shown = f"{number} of {problem.micro_batches}" if number < problem.micro_batches else number
+    note = f"{shown} micro-batches"
+    if problem.stages > 1:
+        waits = max(simulation.step.timeline.bubbles)
+        note += f", {problem.schedule}; a stage waits for at most {waits:.1%} of the step"
+    return section("Pipeline", "".join(drawings), keys, note)
+
+
+def _micro_batch(outlook: Outlook) -> str:
+    """Draw the events of one micro-batch on a rank of the busiest stage."""
+    simulation = outlook.simulation
+    events = outlook.events.of_micro_batch(simulation.busiest)
+    total = max(event.end for event in events)
+    lanes = [
+        (
+            name,
+            [
+                Bar(event.start, event.end, "event", event.text, fill=COLOURS[lane])
+                for event in events
+                if event.lane == lane
+            ],
+        )
+        for lane, name in LANES.items()
+    ]
+    drawn = timeline([(name, bars) for name, bars in lanes if bars], total, _axis(total))
+    note = (
+        '<p class="note">Forward pass, then backward pass, layer by layer. Lanes wait for each '
+        "other; <em>hidden</em> are messages of gathered weights and reduced gradients beside the "
+        "computation, and <em>data</em> is what they add to the pass. Within a layer the order of "
+        "the lanes is a convention.</p>"
+    )
+    where = f"stage {simulation.busiest}, " if simulation.problem.stages > 1 else ""
+    return section("One micro-batch by events", drawn + note, unit=f"{where}a rank")
+
+
+def _parts(outlook: Outlook) -> str:
+    """Draw the parts of the step of the busiest stage as one bar, and list them."""
+    parts = time_by_part(outlook.simulation.problem, outlook.simulation.plan)
+    bars, start = [], 0.0
+    for name, seconds in parts.items():
+        bars.append(
+            Bar(start, start + seconds, "event", f"{name} {_seconds(seconds)}", fill=COLOURS[name])
+        )
+        start += seconds
+    rows = "".join(
+        f"<tr><th>{_key(COLOURS[name])}{name}</th><td>{_seconds(seconds)}</td>"
+        f"<td>{seconds / start:.1%}</td><td>{PARTS[name]}</td></tr>"
+        for name, seconds in parts.items()
+    )
+    table = f'<div class="scroll"><table class="meanings"><tbody>{rows}</tbody></table></div>'
+    return section("Time by part", timeline([("step", bars)], start) + table, unit="busiest stage")
+
+
+def _memory(outlook: Outlook) -> str:
+    simulation = outlook.simulation
+    every = simulation.problem.stages
+    stages = sorted({*_spread(every, MOST_STAGES - 1), simulation.fullest})
+    curves = [envelope(outlook.events.memory(stage), simulation.step.seconds) for stage in stages]
+    most = max(max(curve.y) for curve in curves)
+    limit = simulation.budget
+    chart = Chart(
+        WIDE,
+        250,
+        (0.0, simulation.step.seconds),
+        bounds([most, limit], zero=True),
+        as_bytes,
+        x_label=_axis(simulation.step.seconds),
+        x_unit="",
+    )
+    chart.axes()
+    chart.line(Curve([0.0, simulation.step.seconds], [limit, limit]), "limit")
+    if len(curves) == 1:
+        chart.area(curves[0], "fill")
+    for number, curve in enumerate(curves):
+        chart.line(curve, "thin", colour(number))
+    names = [f"stage {stage}" for stage in stages]
+    note = (
+        '<p class="note">The traced bytes of a rank: state, gathered weights, activations, working '
+        f"set, gradients, buffers. At most {as_bytes(simulation.memory)}. Dashed: the limit of the "
+        "search.</p>"
+    )
+    keys = legend(names) if len(names) > 1 else ""
+    return section("Memory by events", chart.text("memory over a step") + note, keys, "of a rank")
+
+
+def _slow(outlook: Outlook) -> str:
+    """Draw the step's time over the factor of a slow part."""
+    curves = {name: times for name, times in outlook.curves.items() if times[-1] > times[0]}
+    high = max(times[-1] for times in outlook.curves.values())
+    span = (outlook.seconds, max(high, outlook.seconds * 1.05))
+    chart = Chart(
+        HALF, 230, (FACTORS[0], FACTORS[-1]), span, _seconds, x_label=lambda f: f"×{f:g}", x_unit=""
+    )
+    chart.axes()
+    for number, times in enumerate(curves.values()):
+        chart.line(Curve(list(FACTORS), times), "strong", colour(number))
+    rows = "".join(
+        f"<tr><th>{escape(str(slow))}</th><td>{_seconds(step.seconds)}</td>"
+        f"<td>{step.seconds / outlook.seconds - 1:+.1%}</td></tr>"
+        for slow, step in outlook.slowed
+    )
+    table = _scrolled(rows) if rows else ""
+    note = (
+        '<p class="note">Seconds of a step if one part of the busiest stage takes as many times as '
+        "long. All ranks wait for it.</p>"
+    )
+    drawn = chart.text("step over the factor of a slow part")
+    return section("One slow rank or link", legend(list(curves)) + drawn + table + note)
+
+
+def _failures(outlook: Outlook) -> str:
+    """Draw goodput over the interval between checkpoints."""
+    failures, step = outlook.failures, outlook.seconds
+    named = {"best, by simulation": outlook.best, **outlook.formulas}
+    if failures.every is not None:
+        named["every"] = failures.every
+    last = max(4 * outlook.best, *(2 * every for every in named.values()))
+    intervals = sorted({max(1, round(last * n / 160)) for n in range(1, 161)})
+    curve = Curve(
+        [every * step / 60 for every in intervals], [outlook.goodput(e) for e in intervals]
+    )
+    best = outlook.goodput(outlook.best)
+    low = min(outlook.goodput(every) for every in (last, *named.values()))
+    low = min(best - 0.2 * (best - low) - 0.01, low)
+    chart = Chart(
+        HALF,
+        230,
+        (0.0, curve.x[-1]),
+        (low, best + (best - low) * 0.12),
+        lambda value: f"{value:.1%}",
+        x_unit="minutes",
+    )
+    chart.axes()
+    chart.area(curve, "fill")
+    chart.line(curve, "strong")
+    chart.marks([outlook.best * step / 60], "skipped", "best interval")
+    rows = "".join(
+        f"<tr><th>{name}</th><td>{every:,} steps</td><td>{duration(every * step)}</td>"
+        f"<td>{outlook.goodput(every):.2%}</td></tr>"
+        for name, every in named.items()
+    )
+    note = (
+        f'<p class="note">Failures of {outlook.gpus:,} devices, each with one in '
+        f"{failures.mtbf:,.0f} hours: one in {outlook.mean / HOUR:.3g} hours. A restart takes "
+        f"{failures.restart:g} s; a checkpoint blocks {failures.save:g} s and is written for "
+        f"{failures.write:g} s beside the steps.</p>"
+    )
+    drawn = chart.text("goodput over the interval between checkpoints")
+    return section("Goodput with failures", f"{drawn}{_scrolled(rows)}{note}")
+
+
+def _scrolled(rows: str) -> str:
+    """Return a table of rows that is wider than a phone at times."""
+    return f'<div class="scroll"><table><tbody>{rows}</tbody></table></div>'
+
+
+def _messages(outlook: Outlook) -> str:
+    """Return the table of the different messages of layers, with the sorts that send them."""
+    sorts = outlook.simulation.costs.sorts
+    senders: dict[tuple[str, ...], tuple[float, list[str]]] = {}
+    for sort, sent in zip(sorts, outlook.events.messages.layers, strict=True):
+        for each in sent:
+            key = each.axis, each.collective, _group(each), as_bytes(float(f"{each.size:.2g}"))
+            seconds, names = senders.setdefault(key, (each.seconds, []))
+            senders[key] = max(seconds, each.seconds), [*names, sort.name]
+    if not senders:
+        return ""
+    axes = list(PARTS)
+    rows = "".join(
+        f"<tr><th>{_key(COLOURS[axis])}{axis}</th><td>{collective}</td><td>{group}</td>"
+        f"<td>{size}</td><td>{_seconds(seconds)}</td>"
+        f"<td>{escape(', '.join(dict.fromkeys(names)))}</td></tr>"
+        for (axis, collective, group, size), (seconds, names) in sorted(
+            senders.items(), key=lambda entry: (axes.index(entry[0][0]), -entry[1][0])
+        )
+    )
+    heads = ("axis", "collective", "ranks", "size", "time alone", "layers")
+    head = "".join(f"<th>{name}</th>" for name in heads)
+    table = (
+        f'<div class="scroll"><table class="meanings"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
+    )
+    return section("Collectives", table, unit="messages of a layer, for one micro-batch")
+
+
+def _group(sent: Sent) -> str:
+    nodes = sent.ranks // sent.near
+    if sent.collective == "p2p":
+        return "next rank" if sent.near > 1 else "next node"
+    return f"{sent.ranks:,}" + (f" on {nodes:,} nodes" if nodes > 1 else " in a node")
+
+
+def _figures(outlook: Outlook) -> str:
+    costs = outlook.simulation.costs
+    hardware = costs.machine.hardware
+    estimated = ", ".join(sorted(costs.machine.estimated))
+    values = {
+        "layout": outlook.simulation.grid.name(),
+        "cuts": ", ".join(map(str, outlook.simulation.plan.cuts)) or "none",
+        "hardware": f"{hardware.file.name}#{hardware.digest}",
+        "estimated": f"{estimated}: no measured rate; priced by bytes and operations"
+        if estimated
+        else "nothing: all rates are rows of the hardware file",
+    }
+    return f"<section><h2>Figures behind it</h2>{definitions(values)}</section>"
+
+
+def envelope(points: Iterable[tuple[float, float]], total: float) -> Curve:
+    """Return the least and the most of each column, in the order in which they come."""
+    columns: dict[int, list[tuple[float, float]]] = {}
+    for x, y in points:
+        columns.setdefault(int(x / total * COLUMNS), []).append((x, y))
+    kept: list[tuple[float, float]] = []
+    for column in columns.values():
+        ends = {column[0], column[-1], min(column, key=_height), max(column, key=_height)}
+        kept += [point for point in dict.fromkeys(column) if point in ends]
+    return Curve([x for x, _ in kept], [y for _, y in kept])
+
+
+def _height(point: tuple[float, float]) -> float:
+    return point[1]
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """Return at most `most` numbers below `count`, the first and the last among them."""
+    if count <= most:
+        return list(range(count))
+    return [round(n * (count - 1) / (most - 1)) for n in range(most)]
+
+
+def _key(paint: str) -> str:
+    return f'<span class="key"><i style="background:{paint}"></i></span>'
+
+
+def _axis(total: float) -> Callable[[float], str]:
+    """Return labels of a time axis in a unit that suits the total."""
+    if total >= 600:
+        return lambda seconds: f"{seconds / 60:g} min"
+    if total >= 1:
+        return lambda seconds: f"{seconds:g} s"
+    return lambda seconds: f"{seconds * 1e3:g} ms"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds >= 600:
+        return f"{seconds / 60:.3g} min"
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"

@@ -1,0 +1,211 @@
+"""The command `trainer anneal`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ...console import command
+from ...console.log import get_logger
+from ...trainer.launch.options import command_words
+
+if TYPE_CHECKING:
+    from .candidates import Candidate
+    from .folder import AnnealFolder, Entry
+    from .prepare import Prepared
+
+log = get_logger(__name__)
+
+HERE = frozenset({"slurm", "dry_run", "report", "task", "as_json", "processes"})
+"""Options of one start, which do not decide the runs."""
+
+
+@click.command(cls=command.Command)
+@click.argument("run", metavar="RUN")
+@click.argument("words", nargs=-1, metavar="[MIXTURE.yaml]... [PATH.TO.KEY=VALUE]...")
+@click.option("--at", type=click.IntRange(1), help="Step of the checkpoint [the newest one].")
+@click.option(
+    "--mixtures", multiple=True, metavar="FILE...", help="Mixtures to compare, without `after`."
+)
+@click.option(
+    "--grid",
+    multiple=True,
+    metavar="SOURCE=SHARE,...",
+    help="Shares of a source to try in each mixture; the other shares keep their proportions.",
+)
+@click.option(
+    "--seeds",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Runs of each candidate, with other orders of the data: the noise of a score.",
+)
+@click.option(
+    "--score",
+    multiple=True,
+    metavar="SOURCE=WEIGHT",
+    help="Weight of a held-out source in the score [all alike].",
+)
+@click.option(
+    "--out", metavar="FOLDER", callback=command.local_path, help="Folder of the runs [RUN-anneal]."
+)
+@click.option("--processes", type=click.IntRange(1), help="Ranks on this machine [those of RUN].")
+@click.option("--slurm", is_flag=True, help="Submit the runs as an array of batch jobs.")
+@click.option("--task", type=int, hidden=True, help="Number of a run: a task of the array.")
+@click.option("--report", is_flag=True, help="Rank the finished runs; start nothing.")
+@click.option("--dry-run", is_flag=True, help="Plan and print all candidates; start nothing.")
+@command.json_option
+def anneal(run: str, words: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Compare mixtures: train each from one checkpoint of RUN, and rank them.
+
+    Each run continues RUN exactly, in its stream and its weights. The score is the loss on the
+    held-out rows of all candidates, in bits per byte. FOLDER gets the runs, the ranking and a page.
+    The same command continues after a kill. Overrides set keys of the runs; those that begin with
+    `mixture.` set keys of all mixtures.
+
+    \b
+    Examples:
+      trainer anneal runs/main --at 90000 --mixtures a.yaml b.yaml --seeds 2
+      trainer anneal runs/main --mixtures a.yaml --grid math=0.1,0.2,0.4 --slurm
+
+    More: docs/anneal.md
+    """
+    from ...trainer.loop.evaluate import missing_note
+    from .folder import AnnealFolder
+    from .scores import as_json as ranking_json
+    from .scores import check_weights, rank
+    from .train import Interrupted, submit, train
+
+    folder = AnnealFolder(options["out"] or f"{run.rstrip('/')}-anneal")
+    if options["task"] is not None:
+        _become_task(folder, options["task"])
+    weights = _weights(options["score"])
+    prepared = _prepare(run, words, options)
+    assert prepared.run.evaluate is not None
+    check_weights(weights, prepared.run.evaluate.sources)
+    if prepared.not_scored:
+        log.warning("%s", missing_note(prepared.not_scored, prepared.run.evaluate.split))
+    if options["dry_run"]:
+        _describe(prepared.candidates, as_json)
+        return
+    with folder.locked():
+        entries = folder.begin(prepared)
+        if options["slurm"]:
+            repeated = command_words(click.get_current_context(), without=HERE)
+            number = submit(folder, entries, prepared.run, repeated)
+            if as_json:
+                command.emit({"job": number, "script": str(folder.slurm)})
+            command.say(f"submitted as array {number}: {folder.slurm}; rank with --report")
+            return
+        if not options["report"]:
+            try:
+                train(folder, entries, options["processes"] or prepared.processes)
+            except Interrupted:
+                from ...trainer.cluster.ranks import INTERRUPTED
+
+                command.say("a run saved and stopped; the same command goes on")
+                sys.exit(INTERRUPTED)
+        ranking = rank(folder, entries, weights)
+        _write(folder, entries, prepared, ranking)
+    if as_json:
+        command.emit(ranking_json(ranking, folder))
+    command.say("\n".join(_lines(ranking, folder)))
+
+
+def _prepare(run: str, words: tuple[str, ...], options: dict[str, Any]) -> Prepared:
+    from .candidates import parse_grid
+    from .prepare import Question, prepare
+
+    files = [*options["mixtures"], *(word for word in words if "=" not in word)]
+    if not files:
+        raise click.UsageError("give mixtures: --mixtures a.yaml b.yaml")
+    overrides = [word for word in words if "=" in word]
+    command.check_overrides(overrides)
+    return prepare(
+        Question(
+            run=run,
+            step=options["at"],
+            mixtures=files,
+            grid=parse_grid(options["grid"]),
+            seeds=options["seeds"],
+            overrides=overrides,
+        )
+    )
+
+
+def _weights(words: tuple[str, ...]) -> dict[str, float]:
+    """Return the weights of held-out sources in the score."""
+    found = command.named_numbers(words, "--score", "SOURCE=WEIGHT, with a weight of at least 0")
+    if found and not any(found.values()):
+        raise click.UsageError("--score: all weights are 0")
+    return found
+
+
+def _become_task(folder: AnnealFolder, number: int) -> None:
+    """Become the `trainer run` of one candidate: this process is a rank of an array's task."""
+    from ...console.errors import RunError
+    from .folder import Entry
+    from .train import words
+
+    if not folder.request.exists():
+        raise RunError(f"{folder.root} holds no anneal", hint="submit it with --slurm")
+    entries = folder.read()["runs"]
+    arguments = words(folder, Entry(**entries[number]), None)
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "headrace.trainer.cli", *arguments])
+
+
+def _describe(candidates: Any, as_json: bool) -> None:
+    from ...console.progress import human
+    from .scores import shares_of
+
+    found: list[Candidate] = list(candidates)
+    if as_json:
+        command.emit(
+            [
+                {"name": each.name, "seed": each.seed, "plan": each.plan.hash,
+                 "tokens": each.plan.last_token - each.plan.first_token,
+                 "shares": shares_of(each.plan)}
+                for each in found
+            ]
+        )  # fmt: skip
+    width = max(len(each.name) for each in found)
+    for each in found:
+        tokens = human(each.plan.last_token - each.plan.first_token)
+        shares = ", ".join(f"{name} {share:.1%}" for name, share in shares_of(each.plan).items())
+        command.say(
+            f"{each.name:<{width}}  seed {each.seed}  {tokens:>6}  {each.plan.hash[:8]}  {shares}"
+        )
+
+
+def _write(folder: AnnealFolder, entries: list[Entry], prepared: Prepared, ranking: Any) -> None:
+    from ...dataplane.storage.sealed import sealed
+    from ...trainer.folders.request_folder import write
+    from .page import anneal_page
+    from .scores import as_json
+
+    request = prepared.request
+    write(folder.scores, sealed(as_json(ranking, folder), indent=1).decode())
+    write(folder.page, anneal_page(ranking, request["run"], request["step"]))
+
+
+def _lines(ranking: Any, folder: AnnealFolder) -> list[str]:
+    from .page import sentence
+
+    width = max(len(each.name) for each in ranking.candidates)
+    text = [f"{'':<{width}}  bits/byte   ± seeds  behind  " + "  ".join(ranking.weights)]
+    for each in ranking.candidates:
+        error, clear = ranking.error(each), ranking.is_clear(each)
+        noise = "–" if error is None else f"{error:.4f}"
+        mark = "" if clear is None or clear or each is ranking.best else "  within the noise"
+        sources = "  ".join(
+            f"{each.by_source[name]:>{max(6, len(name))}.4f}" for name in ranking.weights
+        )
+        text.append(
+            f"{each.name:<{width}}  {each.score:>9.4f}  {noise:>8}  "
+            f"{each.score - ranking.best.score:>6.4f}  {sources}{mark}"
+        )
+    text += [sentence(ranking), f"page: {folder.page}", f"scores: {folder.scores}"]
+    return text

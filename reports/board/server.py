@@ -1,0 +1,210 @@
+"""Server of the page: on this machine alone, behind a token.
+
+    http://127.0.0.1:8688/TOKEN/             the page; everything below it is asked for by the page
+    http://127.0.0.1:8688/TOKEN/api/runs     the list of the runs
+
+Another user of the machine, or a page of another site in the same browser, does not know the token.
+The Host header must be this machine's: a site whose name resolves to 127.0.0.1 is refused. Nothing
+is written through it but the levels of the curves.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from ...console.errors import UserError
+from ...console.html.page import HINTS
+from ...console.html.style import COLOURS, SCROLL, SIDES
+from ...console.log import get_logger
+from ...dataplane.storage import storage
+from . import curves as drawn
+from .board import Board
+from .details import FILES, details
+from .runs import BoardRun
+
+log = get_logger(__name__)
+
+HOST = "127.0.0.1"
+PORT = 8688
+HOSTS = (HOST, "localhost", "[::1]")
+"""Names of this machine in a browser; through an SSH tunnel, with another port."""
+STATIC = Path(__file__).parent / "static"
+PAGES = {
+    "": ("index.html", "text/html; charset=utf-8"),
+    "board.css": ("board.css", "text/css; charset=utf-8"),
+    "plot.css": ("plot.css", "text/css; charset=utf-8"),
+    "panels.js": ("panels.js", "text/javascript; charset=utf-8"),
+    "plot.js": ("plot.js", "text/javascript; charset=utf-8"),
+    "board.js": ("board.js", "text/javascript; charset=utf-8"),
+}
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' "
+    "'unsafe-inline'; connect-src 'self'; img-src 'self' data:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+
+
+class Refused(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(self, code: int, what: str) -> None:
+        super().__init__(what)
+        self.code = code
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, board: Board, port: int = PORT) -> None:
+        super().__init__((HOST, port), Handler)
+        self.board = board
+        self.token = secrets.token_urlsafe(24)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that closes its page resets its connections: that is no error."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            log.exception("a connection failed")
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.server_port}/{self.token}/"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+    protocol_version = "HTTP/1.1"
+    server_version = "headrace"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        try:
+            kind, body = self._answer()
+            code = 200
+        except Refused as refused:
+            code, kind, body = refused.code, "text/plain; charset=utf-8", str(refused).encode()
+        except UserError as error:
+            code, kind, body = 500, "text/plain; charset=utf-8", str(error).encode()
+        except Exception:
+            log.exception("a request failed")
+            code, kind, body = 500, "text/plain; charset=utf-8", b"the server failed; see its log"
+        try:
+            self.send_response(code)
+            for name, value in HEADERS.items():
+                self.send_header(name, value)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+        except OSError:  # the reader has left
+            self.close_connection = True
+
+    def log_message(self, format: str, *values: Any) -> None:
+        """Print nothing: a line would hold the token."""
+
+    def _answer(self) -> tuple[str, bytes]:
+        host = self.headers.get("Host", "")
+        if host.rpartition(":")[0] not in HOSTS and host not in HOSTS:
+            raise Refused(403, "the board answers to this machine's own name alone")
+        parts = urlsplit(self.path)
+        _, token, *words = [unquote(word) for word in parts.path.split("/")] + [""]
+        if not hmac.compare_digest(token.encode(), self.server.token.encode()):
+            raise Refused(403, "open the URL that `trainer board` printed, with its token")
+        words = words[:-1]
+        asked = parse_qs(parts.query, keep_blank_values=True)
+        match words:
+            case [name] if name in PAGES:
+                file, kind = PAGES[name]
+                return kind, (STATIC / file).read_bytes()
+            case ["colours.css"]:
+                return "text/css; charset=utf-8", (COLOURS + SCROLL + SIDES).encode()
+            case ["hints.js"]:
+                return "text/javascript; charset=utf-8", HINTS.encode()
+            case ["api", "runs"]:
+                return _json(self.server.board.summary())
+            case ["api", "settings"]:
+                return _json({id: run.settings for id, run in self.server.board.runs.items()})
+            case ["api", "curves"]:
+                return "application/octet-stream", self._curves(asked)
+            case ["api", "nearest", run]:
+                return _json(self._nearest(self._run(run), asked))
+            case ["api", "run", run]:
+                return _json(details(self._run(run)))
+            case ["api", "step", run, step] if step.isdecimal():
+                first = _whole(asked, "first", "0")
+                return _json(self.server.board.rows.page(self._run(run), int(step), first))
+            case ["file", run, name] if name in FILES:
+                return "text/plain; charset=utf-8", _file(self._run(run), name)
+        raise Refused(404, "there is no such page or file of a run")
+
+    def _run(self, id: str) -> BoardRun:
+        run = self.server.board.runs.get(id)
+        if run is None:
+            raise Refused(404, "there is no such run")
+        return run
+
+    def _curves(self, asked: dict[str, list[str]]) -> bytes:
+        axis = _one(asked, "axis", "step")
+        if axis not in drawn.AXES:
+            raise Refused(400, f"no axis {axis}")
+        runs = [self._run(id) for id in asked.get("run", [])]
+        low, high = _number(asked, "low", "-inf"), _number(asked, "high", "inf")
+        width = _whole(asked, "width", "800")
+        names, log = asked.get("curve", []), _one(asked, "log", "0") == "1"
+        return drawn.curves(runs, names, axis, low, high, width, log=log, bits=_bits(asked))
+
+    def _nearest(self, run: BoardRun, asked: dict[str, list[str]]) -> dict[str, int | None]:
+        first, last = _whole(asked, "first", "0"), _whole(asked, "last", "0")
+        value = _number(asked, "value", "0")
+        name = _one(asked, "curve", "loss")
+        bits = _bits(asked)
+        return {"step": drawn.nearest_step(run, name, first, last, value, bits=bits)}
+
+
+def _file(run: BoardRun, name: str) -> bytes:
+    """Return a file of a run. A link out of its folder is refused: a run may be another user's."""
+    url = storage.join(run.url, name)
+    if storage.is_local(url):
+        path = storage.local_path(url)
+        if path.resolve().parent != path.parent.resolve():
+            raise Refused(403, "this file is a link that leads out of the run's folder")
+    if not storage.exists(url):
+        raise Refused(404, "the run has no such file")
+    return storage.read(url)
+
+
+def _bits(asked: dict[str, list[str]]) -> bool:
+    """Return True if losses are asked for in bits per byte."""
+    return _one(asked, "bits", "0") == "1"
+
+
+def _one(asked: dict[str, list[str]], name: str, default: str) -> str:
+    return asked.get(name, [default])[0]
+
+
+def _number(asked: dict[str, list[str]], name: str, default: str) -> float:
+    text = _one(asked, name, default)
+    try:
+        return float(text)
+    except ValueError:
+        raise Refused(400, f"{name} must be a number") from None
+
+
+def _whole(asked: dict[str, list[str]], name: str, default: str) -> int:
+    number = _number(asked, name, default)
+    if not (number.is_integer() and number >= 0):
+        raise Refused(400, f"{name} must be a whole number, at least 0")
+    return int(number)
+
+
+def _json(value: Any) -> tuple[str, bytes]:
+    return "application/json", json.dumps(value, default=str).encode()

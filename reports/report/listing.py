@@ -1,0 +1,115 @@
+"""List of the runs in and below folders: one line each, read from the ends of their files."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...console.errors import RunError, UserError
+from ...console.explain import path_hint
+from ...console.progress import duration, human
+from ...dataplane.runlog import writer as lines
+from ...trainer.checkpoints import store
+from ...trainer.folders.folder import RunFolder
+from ...trainer.run.stored import read_run
+from ...trainer.scores.records import missing_of
+from ..board.runs import begun, inner_folders, status_of
+
+UNREADABLE = "unreadable"
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    folder: str
+    status: str
+    step: int | None = None
+    """Steps that were taken."""
+    last_step: int | None = None
+    """Steps of the plan."""
+    tokens: int | None = None
+    loss: float | None = None
+    tokens_per_second: float | None = None
+    checkpoint: int | None = None
+    """Step of the latest checkpoint that has a manifest."""
+    changed: float | None = None
+    """Time of the latest step or event, in seconds since 1970."""
+    problem: str | None = None
+    """Reason for which the run cannot be read, or scores that it was to have."""
+
+
+def runs_below(places: Sequence[str]) -> list[RunFolder]:
+    """Return the runs in and below these folders, each once, by path; hidden ones are left out."""
+    for place in places:
+        if not Path(place).is_dir():
+            raise RunError(
+                f"there is no folder {place}", hint=path_hint(Path(place), "name folders of runs")
+            )
+    found: dict[Path, RunFolder] = {}
+    for place in places:
+        for folder in _below(Path(place)):
+            found.setdefault(folder.root.resolve(), folder)
+    return list(found.values())
+
+
+def _below(place: Path) -> Iterator[RunFolder]:
+    if begun(place):
+        yield RunFolder(place)
+        return
+    for path in inner_folders(place):
+        yield from _below(path)
+
+
+def look_at(folder: RunFolder) -> ListedRun:
+    try:
+        job = read_run(folder)
+    except UserError as error:
+        return ListedRun(str(folder.root), UNREADABLE, problem=" ".join(error.what.split()))
+    step, event = lines.last(folder.metrics) or {}, lines.last(folder.events)
+    missing = missing_of(folder, job.run.scores, job.plan.last_step)
+    gaps = [f"{each.sentence()}; `{each.command(str(folder.root))}`" for each in missing]
+    saved = store.newest_whole(folder.checkpoints)
+    files = (path for path in (folder.metrics, folder.events, folder.run) if path.exists())
+    return ListedRun(
+        folder=str(folder.root),
+        status=status_of(event, ended=folder.holder_has_ended, missing=missing),
+        step=step["step"] + 1 if step else job.plan.first_step,
+        last_step=job.plan.last_step,
+        tokens=step.get("tokens"),
+        loss=step.get("loss"),
+        tokens_per_second=step.get("tokens_per_second"),
+        checkpoint=None if saved is None else store.step_of(saved),
+        changed=max(path.stat().st_mtime for path in files),
+        problem="; ".join(gaps) or None,
+    )
+
+
+def table(runs: Sequence[ListedRun]) -> str:
+    """Return the runs as a table for a terminal."""
+    if not runs:
+        return "no runs"
+    rows = [("run", "status", "step", "loss", "tokens/s", "checkpoint", "changed")]
+    rows += [(run.folder, run.status, *_cells(run)) for run in runs]
+    widths = [max(len(row[column]) for row in rows) for column in range(7)]
+    shown = [
+        "  ".join(
+            cell.rjust(width) if column in (2, 3, 4, 5) else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    return "\n".join([*shown, *(f"{run.folder}: {run.problem}" for run in runs if run.problem)])
+
+
+def _cells(run: ListedRun) -> tuple[str, str, str, str, str]:
+    if run.status == UNREADABLE:
+        return "–", "–", "–", "–", "–"
+    assert run.changed is not None
+    return (
+        f"{run.step:,}/{run.last_step:,}",
+        "–" if run.loss is None else f"{run.loss:.4f}",
+        "–" if run.tokens_per_second is None else human(run.tokens_per_second),
+        "–" if run.checkpoint is None else f"{run.checkpoint:,}",
+        f"{duration(max(0.0, time.time() - run.changed))} ago",
+    )

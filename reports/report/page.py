@@ -1,0 +1,307 @@
+"""Page of one run."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from ...console.html.page import definitions, layer_stripe, legend, page, section, tiles
+from ...console.progress import as_bytes, duration, human
+from ...dataplane.order.plan import Plan
+from ...trainer.accounting.measured import EVENT
+from ..board.byte_sizes import NATS
+from ..board.runs import SKIPPED
+from ..scores.recall_chart import recall_section
+from ..scores.tables import scores_section
+from . import charts, predicted, signals, sources, view
+from .losses import losses_section
+from .outliers import OutlierStep, find_outliers
+from .reading.candidates import DEVIATIONS, WINDOW
+from .reading.data import RunData
+
+SHOWN_RANKS = 8
+"""Ranks whose memory is listed one by one."""
+SHOWN_SKIPPED = 10
+"""First skipped steps that are listed, and as many last ones."""
+
+
+def run_page(run: RunData) -> str:
+    outliers = find_outliers(run)
+    data, script = view.with_curves([run], NATS, outliers)
+    body = [
+        _header(run),
+        _failure(run),
+        _ledger(run),
+        _tiles(run),
+        view.CONTROLS,
+        view.WIDE,
+        _outliers(run, outliers),
+        _skipped(run),
+        signals.stragglers(run),
+        losses_section([run]),
+        scores_section(run.scores, run.missing, str(run.folder.root)),
+        recall_section(run.recall),
+        section(
+            "Mixture",
+            charts.mixture(run) + _phase_table(run),
+            legend=legend(run.sources, _overall(run)),
+        ),
+        _datasets(run),
+        view.MORE,
+        _predicted(run),
+        _schedule(run),
+        _configuration(run),
+        _history(run),
+        data,
+    ]
+    return page(run.name, "".join(body), script=script, style=view.style())
+
+
+def _failure(run: RunData) -> str:
+    """Return the error of a failed run; it stands first on the page."""
+    return f'<section class="failure"><pre>{escape(run.error)}</pre></section>' if run.error else ""
+
+
+def _ledger(run: RunData) -> str:
+    """Return why the ledger does not prove the steps of the run, if it does not."""
+    if run.ledger_damage is None:
+        return ""
+    text = f"The ledger does not prove this run: it {run.ledger_damage}"
+    return f'<section class="failure"><pre>{escape(text)}</pre></section>'
+
+
+def _outliers(run: RunData, outliers: Sequence[OutlierStep]) -> str:
+    """Return the table of outlier steps, with their possible causes."""
+    if not outliers:
+        return ""
+    rows = "".join(
+        f"<tr><th>{step.step:,}</th><td>{escape(step.entry['phase'])}</td>"
+        f"<td>{_with_usual(step.entry['loss'], step.usual)}</td>"
+        f"<td>{'<br>'.join(_source(*source) for source in step.risen)}</td>"
+        f"<td>{_with_usual(step.entry['grad_norm'], step.usual_norm, '.3g')}</td>"
+        f"<td>{escape('; '.join(step.events))}</td></tr>"
+        for step in outliers
+    )
+    heads = ("step", "phase", "loss", "by source", "gradient norm", "events before")
+    head = "".join(f"<th>{name}</th>" for name in heads)
+    table = (
+        f'<div class="scroll"><table class="history"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
+    )
+    note = (
+        f"The loss of all tokens, or of one source, is above each of the {WINDOW} losses before "
+        f"it, and above their median by more than {DEVIATIONS:g} deviations. Grey: the median of "
+        "those steps."
+    )
+    if isinstance(run.plan, Plan):  # synthetic rows have no documents
+        worst = max(outliers, key=lambda step: step.deviations)
+        audit = f"mixtures audit {shlex.quote(str(run.folder.root))} --step {worst.step} --text"
+        note += f" To see the rows of a step: <code>{escape(audit)}</code>"
+    return section("Outlier steps", f'{table}<p class="note">{note}</p>')
+
+
+def _source(name: str, loss: float, usual: float | None) -> str:
+    value = _with_usual(loss, usual) if usual is not None else f"{loss:.4f} <em>new</em>"
+    return f"{escape(name)} {value}"
+
+
+def _with_usual(value: float | None, usual: float | None, form: str = ".4f") -> str:
+    """Return a number, and in grey the usual one."""
+    text = f"{value:{form}}" if value is not None else "not finite"
+    return text if usual is None else f"{text}&nbsp;<em>{usual:{form}}</em>"
+
+
+def _skipped(run: RunData) -> str:
+    """Return the table of the first and last skipped steps, with their rows."""
+    skipped = run.skipped
+    if not skipped:
+        return ""
+    rows = [
+        f"<tr><th>{event['step']:,}</th><td>{escape(event['event'])}</td>"
+        f"<td>{escape(event['what'].partition(': ')[2] or event['what'])}</td>"
+        f"<td>{escape(event['where'])}</td>"
+        f"<td>{_back(event)}</td></tr>"
+        for event in skipped
+    ]
+    if (hidden := len(rows) - 2 * SHOWN_SKIPPED) > 0:
+        rows[SHOWN_SKIPPED:-SHOWN_SKIPPED] = [f'<tr><td colspan="5">… {hidden:,} more</td></tr>']
+    table = (
+        f'<div class="scroll"><table class="history"><tbody>{"".join(rows)}</tbody></table></div>'
+    )
+    return section("Skipped steps", table, unit=f"{len(skipped):,} of {run.steps:,} steps")
+
+
+def _back(event: dict[str, Any]) -> str:
+    return f"rolled back to step {event['back_to']:,}" if "back_to" in event else "skipped"
+
+
+def _header(run: RunData) -> str:
+    return (
+        f'<header><div><p class="over">headrace · run</p><h1>{escape(run.name)}</h1></div>'
+        f'<span class="status {run.status}">{run.status}</span></header>{_stripe(run)}'
+    )
+
+
+def _stripe(run: RunData) -> str:
+    """Return the model as a stripe, a cell for each layer."""
+    model = run.about["model"]
+    return layer_stripe(model["layers"], model["note"])
+
+
+def _tiles(run: RunData) -> str:
+    planned, totals, loss = run.plan.tokens, run.totals, run.loss
+    mfu, hfu = totals.mean("mfu"), totals.mean("hfu")
+    utilisation = f"MFU {mfu:.1%}" + (f", HFU {hfu:.1%}" if hfu is not None else "") if mfu else ""
+    figures = [
+        ("tokens", human(run.tokens), f"{_percent(run.tokens / planned)} of {human(planned)}"),
+        ("loss", f"{loss:.4f}" if loss is not None else "not finite", _loss_note(run)),
+        (
+            "steps",
+            f"{run.steps:,}",
+            f"of {run.plan.steps:,}",
+        ),
+        (
+            "tokens per second",
+            human(totals.tokens_per_second),
+            utilisation or run.about["layout"]["device"].upper(),
+        ),
+        ("data wait", f"{totals.data_wait:.2%}", "of the time"),
+        ("time", duration(totals.seconds), _restart_note(run)),
+    ]
+    return tiles(figures)
+
+
+def _percent(part: float) -> str:
+    """Return a percentage: 100% only at the end, 0% only at the start."""
+    return f"{int(100 * part)}%" if part >= 0.01 else f"{100 * part:.2g}%"
+
+
+def _loss_note(run: RunData) -> str:
+    first, count = run.first["loss"], len(run.last)
+    last = f"last {count} steps, " if count > 1 else ""
+    bits = f"{run.bits:.3g} bits per byte, " if run.bits is not None else ""
+    return f"{bits}{last}from {first:.3g}" if first is not None else bits.removesuffix(", ")
+
+
+def _restart_note(run: RunData) -> str:
+    count = len(run.restarts)
+    return f"{count} restart{'s' * (count != 1)}" if count else "no restart"
+
+
+def _overall(run: RunData) -> list[str]:
+    """Return each source's tokens, and its share of all tokens."""
+    phases = run.phases()
+    taken = [sum(phase.realised[i] for phase in phases) for i in range(len(run.sources))]
+    total = sum(taken) or 1
+    return [f" <em>{human(tokens)} · {tokens / total:.1%}</em>" for tokens in taken]
+
+
+def _phase_table(run: RunData) -> str:
+    heads = "".join(f'<th colspan="2">{escape(source)}</th>' for source in run.sources)
+    under = "<th>plan</th><th>realised</th>" * len(run.sources)
+    rows = []
+    for phase in run.phases():
+        taken = sum(phase.realised)
+        cells = "".join(
+            f"<td>{planned:.2%}</td><td>{f'{tokens / taken:.2%}' if taken else '–'}</td>"
+            for planned, tokens in zip(phase.planned, phase.realised, strict=True)
+        )
+        rows.append(
+            f"<tr><th>{escape(phase.name)}</th><td>{human(taken)} of {human(phase.tokens)}</td>"
+            f"<td>{phase.batch_rows} × {phase.seq_len:,}</td>{cells}</tr>"
+        )
+    return (
+        '<div class="scroll"><table><thead><tr><th rowspan="2">phase</th>'
+        f'<th rowspan="2">tokens</th><th rowspan="2">batch</th>{heads}</tr>'
+        f'<tr class="sub">{under}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _datasets(run: RunData) -> str:
+    """Return the table of the run's datasets; empty if none of them can be read here."""
+    plan = run.plan
+    table = sources.table(plan) if isinstance(plan, Plan) else ""
+    return section("Datasets", table) if table else ""
+
+
+def _predicted(run: RunData) -> str:
+    """Return the prediction of the layout plan beside the measurement; empty without both."""
+    if run.stored.measured is None:
+        return ""
+    table, note = predicted.table(run.stored.measured)
+    return section("Predicted and measured", table, unit=note)
+
+
+def _schedule(run: RunData) -> str:
+    """Return the drawing of the pipeline's schedule; empty for one stage."""
+    if run.about["schedule"] is None:
+        return ""
+    drawing, note = charts.pipeline(run.about["schedule"])
+    keys = "".join(
+        f'<span class="key"><i class="{kind}"></i>{kind}</span>' for kind in ("forward", "backward")
+    )
+    return section("Schedule", drawing, legend=keys, unit=note)
+
+
+def _configuration(run: RunData) -> str:
+    layout, model = run.about["layout"], run.about["model"]
+    values = {
+        "engine": f"{layout['engine']}, {layout['precision']}",
+        **({"fp8": run.about["fp8"]} if run.about["fp8"] else {}),
+        "layout": f"{layout['processes']} × {layout['device']} = {layout['degrees']}",
+        "model": model["pattern"],
+        "width": f"{model['width']:,}, vocabulary {model['vocab_size']:,}",
+        "optimizer": run.about["optimizer"],
+        "seed": str(run.stored.settings["seed"]),
+        "plan": run.plan.hash,
+        "ledger": run.ledger,
+        "checkpoints": ", ".join(f"step {step:,}" for step in run.checkpoints) or "none",
+        "folder": str(run.folder.root),
+    }
+    if memory := [event["memory"] for event in run.events if event["event"] == "memory"]:
+        values["memory by rank"] = _by_rank(memory[-1])
+    return f"<section><h2>Configuration</h2>{definitions(values)}</section>"
+
+
+def _by_rank(memory: Sequence[int]) -> str:
+    """Return the bytes of the ranks in words."""
+    if len(memory) <= SHOWN_RANKS:
+        return ", ".join(f"rank {rank} {as_bytes(size)}" for rank, size in enumerate(memory))
+    least, most = min(memory), max(memory)
+    return (
+        f"{as_bytes(least)} (rank {memory.index(least):,}) to {as_bytes(most)} "
+        f"(rank {memory.index(most):,}), {len(memory):,} ranks"
+    )
+
+
+def _history(run: RunData) -> str:
+    """Return the table of starts and ends, without checkpoints and skipped steps."""
+    rows = []
+    for event in run.events:
+        if event["event"] in ("checkpoint", "memory", EVENT, *SKIPPED):
+            continue
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"]))
+        rows.append(
+            f"<tr><td>{when}</td><th>{escape(event['event'])}</th><td>step {event['step']:,}</td>"
+            f"<td>{escape(_detail(event))}</td></tr>"
+        )
+    return (
+        '<section><h2>History</h2><div class="scroll"><table class="history"><tbody>'
+        f"{''.join(rows)}</tbody></table></div></section>"
+    )
+
+
+def _detail(event: dict[str, Any]) -> str:
+    if "layout" in event:
+        layout = event["layout"]
+        text = f"{layout['engine']}, {layout['processes']} × {layout['device']}"
+        return f"{text}, ready after {duration(event['seconds'])}"
+    if event["event"] == "first step":
+        return f"ended {duration(event['seconds'])} after the start"
+    if "ledger" in event:
+        return f"ledger {event['ledger']}"
+    return str(event.get("error", "")).splitlines()[0] if event.get("error") else ""

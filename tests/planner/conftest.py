@@ -1,0 +1,1 @@
+from support.ranks.fixtures import *  # noqa: F403

@@ -1,0 +1,89 @@
+"""Solutions whose counted memory fits, beside all divisions and choices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import pytest
+from support.planner.cases import all_cuts, random_problem
+
+from headrace.planner.division.assigned import assigned
+from headrace.planner.division.fit import Fit, fit
+from headrace.planner.division.problem import Choice, Problem, Solution
+from headrace.planner.search.outcome import choices_of
+
+SEEDS = range(120)
+
+
+@dataclass(frozen=True)
+class Memory:
+    highest: float
+
+
+def counted(problem: Problem, cuts: tuple[int, ...], choices: Sequence[Choice]) -> list[float]:
+    """Count each stage: a layer works while what it and earlier layers keep is there, and later
+    layers have given back what they kept. Weights of a neighbour add three bytes."""
+    found = []
+    for stage, (first, end) in enumerate(problem.ranges(cuts)):
+        [alive] = problem.alive(stage)
+        parts = [*choices[first:end], *problem.fixed(stage)]
+        held = sum(part.held for part in parts)
+        modules = {problem.sorts[problem.layers[layer]].module for layer in range(first, end)}
+        held += sum(problem.modules[number].held for number in modules - {None})
+        kept = sum(part.kept for part in parts)
+        fixed = sum(part.kept for part in problem.fixed(stage))
+        most, before = max((part.work + kept for part in problem.fixed(stage)), default=0.0), fixed
+        for choice in choices[first:end]:
+            before += choice.kept
+            most = max(most, before + choice.work)
+        found.append(held + (alive - 1) * kept + most + 3)
+    return found
+
+
+def best_of_all(problem: Problem) -> float:
+    best = math.inf
+    sorts = [problem.sorts[sort].choices for sort in problem.layers]
+    for cuts in all_cuts(problem):
+        for choices in product(*sorts):
+            if max(counted(problem, cuts, choices)) <= problem.budget:
+                best = min(best, assigned(problem, cuts, choices).price)
+    return best
+
+
+def fitted(problem: Problem) -> Fit[Memory] | None:
+    def count(solution: Solution) -> list[Memory]:
+        sizes = counted(problem, solution.cuts, choices_of(problem, solution))
+        return [Memory(size) for size in sizes]
+
+    return fit(lambda: problem, count)
+
+
+def test_a_fit_is_the_best_of_all_plans_by_the_count() -> None:
+    fits = 0
+    for seed in SEEDS:
+        problem = random_problem(seed)
+        best, found = best_of_all(problem), fitted(problem)
+        if found is None:
+            assert math.isinf(best), seed
+            continue
+        assert max(each.highest for each in found.counted) <= problem.budget
+        assert found.solution.price == pytest.approx(best), seed
+        fits += 1
+    assert fits > len(SEEDS) / 3
+
+
+def test_a_guess_that_is_too_high_is_taken_back() -> None:
+    problem = next(p for p in map(random_problem, SEEDS) if fitted(p) is not None)
+    plain = fitted(problem)
+    assert plain is not None
+
+    def count(solution: Solution) -> list[Memory]:
+        sizes = counted(problem, solution.cuts, choices_of(problem, solution))
+        return [Memory(size) for size in sizes]
+
+    guessed = fit(lambda: problem, count, guess=(problem.budget,) * problem.stages)
+    assert guessed is not None
+    assert guessed.solution.price <= plain.solution.price * 1.5

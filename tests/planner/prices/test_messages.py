@@ -1,0 +1,201 @@
+"""Messages of layers, and a rank's own work around them: those of the code that runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from headrace.models.config.config import load_model_config
+from headrace.models.config.options.precision import PRECISIONS
+from headrace.models.model.embedding import Table, Unembedding
+from headrace.models.parallel.axes import Axis
+from headrace.models.parallel.exchange import own_parts, whole_rows
+from headrace.models.parallel.heads import from_heads, to_heads
+from headrace.models.parallel.local_shard import LocalShard
+from headrace.models.parallel.tensor import gather, scatter
+from headrace.planner.grid.split import Split
+from headrace.planner.hardware import Hardware
+from headrace.planner.prices.machine import Machine
+from headrace.planner.prices.messages import EngineMessages, Sent, of_layer
+from headrace.planner.traces.recorder import Recorder
+from headrace.planner.traces.trace import ModelTrace, trace
+from headrace.planner.traces.work import Work
+from headrace.trainer.engines.config import EngineConfig
+from headrace.trainer.engines.deepspeed import DeepSpeedConfig
+from headrace.trainer.engines.fsdp2 import Fsdp2Config
+from headrace.trainer.layout.config import LayoutConfig
+
+FP32 = PRECISIONS["fp32"]
+LENGTH, WIDTH, HEADS, KV_HEADS, RANKS = 64, 128, 4, 2, 2
+"""Those of `tiny-transformer`, on two ranks."""
+AXIS = Axis(None, 0, RANKS)
+
+
+@pytest.fixture(scope="module")
+def traced() -> ModelTrace:
+    return trace(load_model_config("tiny-transformer"), LENGTH, FP32, "cuda")
+
+
+@dataclass
+class Copies(Machine):
+    """Prices a copied byte at one second, and nothing else."""
+
+    def __post_init__(self) -> None:
+        super().__init__(Hardware.load("h100"), "fp32")
+
+    def traffic(self, size: float) -> float:
+        return size
+
+    def launches(self, count: float) -> float:
+        return 0.0
+
+    def collective(self, name: str, size: float, ranks: int, stride: int) -> float:
+        return 0.0
+
+
+def priced(traced: ModelTrace, split: Split, machine: Machine, axis: str) -> Sent:
+    model = load_model_config("tiny-transformer")
+    return of_layer(traced.sorts[0], model, traced, FP32, machine, split, 1, {})[axis]
+
+
+def copied(run: Callable[..., Any], *shapes: Sequence[int]) -> int:
+    """Return the bytes that a forward pass reads and writes."""
+    with torch.device("meta"):
+        inputs = [torch.empty(shape) for shape in shapes]
+    with Recorder(LENGTH) as recorder:
+        run(*inputs)
+    return sum(work.bytes for work in recorder.work)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_copies_around_messages_are_those_of_the_code(traced: ModelTrace, rows: int) -> None:
+    part, head = LENGTH // RANKS, WIDTH // HEADS
+    tensor = copied(lambda x: gather(x, AXIS), (rows, part, WIDTH))
+    tensor += copied(lambda x: scatter(x, AXIS), (rows, LENGTH, WIDTH))
+    calls = traced.sorts[0].calls
+    found = priced(traced, Split(rows=rows, tp=RANKS), Copies(), "tensor")
+    assert found.forward == calls * tensor
+    assert (tensor > 0) == (rows > 1)
+
+    keys = rows, part, KV_HEADS, head
+    context = copied(lambda q, k, v: to_heads(q, k, v, AXIS), (rows, part, HEADS, head), keys, keys)
+    context += copied(lambda y: from_heads(y, AXIS), (rows, LENGTH, HEADS // RANKS, head))
+    found = priced(traced, Split(rows=rows, cp=RANKS), Copies(), "context")
+    assert found.forward == context
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_copies_around_a_long_convolution_are_those_of_the_code(
+    traced: ModelTrace, rows: int
+) -> None:
+    channels = [WIDTH // RANKS] * RANKS
+    both = copied(lambda x: whole_rows(x, channels, AXIS), (rows, LENGTH // RANKS, WIDTH))
+    both += copied(lambda y: own_parts(y, channels, AXIS), (rows, LENGTH, WIDTH // RANKS))
+    work = Work("kernel", "fft_convolution", (LENGTH, WIDTH, LENGTH), 1, 0)
+    layer = replace(traced.sorts[0], forward=(work,))
+    of_convolution = replace(traced, sorts=(layer,))
+    found = priced(of_convolution, Split(rows=rows, cp=RANKS), Copies(), "context")
+    assert found.forward == both
+
+
+class Messages(TorchDispatchMode):
+    """Counts messages by their kind and bytes, as a hardware file does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: Counter[tuple[str, int]] = Counter()
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, inputs: Any = (), options: Any = None
+    ) -> Any:
+        result = operation(*inputs, **(options or {}))
+        kinds = {
+            "_c10d_functional::all_gather_into_tensor": "all-gather",
+            "_c10d_functional::reduce_scatter_tensor": "reduce-scatter",
+            "_c10d_functional::all_reduce": "all-reduce",
+        }
+        if (kind := kinds.get(operation._schema.name)) is not None:
+            whole: Tensor = result if kind == "all-gather" else inputs[0]
+            self.sent[kind, whole.nbytes] += 1
+        return result
+
+
+@dataclass
+class Asked(Copies):
+    """Counts the messages that it prices; it prices nothing."""
+
+    sent: Counter[tuple[str, int]] = field(default_factory=Counter)
+
+    def traffic(self, size: float) -> float:
+        return 0.0
+
+    def collective(self, name: str, size: float, ranks: int, stride: int) -> float:
+        self.sent[name, int(size)] += 1
+        return 0.0
+
+
+def test_messages_of_a_sharded_loss_are_those_of_the_code() -> None:
+    """Each row sends its own. Beside them, the stream is gathered for the logits, and its gradient
+    is scattered; the price has the embedding's messages here too."""
+    with torch.device("meta"):
+        head = Unembedding(Table(512, WIDTH), "torch")
+        head.table.weight = torch.nn.Parameter(torch.empty(512 // RANKS, WIDTH))
+        hidden = torch.empty(3, LENGTH // RANKS, WIDTH, requires_grad=True)
+        targets, weights = torch.zeros(3, LENGTH, dtype=torch.int64), torch.ones(3, LENGTH)
+    with Messages() as ran:
+        loss, _ = head.loss(hidden, targets, weights, 0.0, AXIS)
+        loss.backward()
+    machine, model = Asked(), load_model_config("tiny-transformer")
+    plain = trace(model, LENGTH, FP32, "cpu")
+    split = Split(rows=3, tp=RANKS)
+    of_layer(plain.head, model, plain, FP32, machine, split, 1, {})
+    stream = 3 * LENGTH * WIDTH * 4
+    asked = {name: number for name, number in machine.sent.items() if name[1] != stream}
+    small = {name: number for name, number in ran.sent.items() if name[1] != stream}
+    assert small == {name: 3 * number for name, number in asked.items()}
+    assert ran.sent["all-gather", stream] == ran.sent["reduce-scatter", stream] == 1
+    assert machine.sent["all-gather", stream] == 1  # asked once, for both passes
+
+
+def test_a_group_that_fills_a_node_shares_its_processor() -> None:
+    """Where both take the sum of their times, no message of a node's ranks is free."""
+    hardware = Hardware.load("h100")
+    turns = replace(hardware.file.overlap["node"], compute=2.0, communication=2.0)
+    hidden = replace(turns, compute=1.0, communication=1.0)
+    file = replace(hardware.file, overlap={"node": turns, "network": hidden})
+    machine = Machine(Hardware(file, "here.yaml"), "fp32")
+
+    def together(dp: int, tp: int) -> float:
+        layout = LayoutConfig(tp=tp)
+        engine = EngineMessages(Fsdp2Config(), layout, dp, FP32, machine, 1e6)
+        return engine.together(1.0, 0.25)
+
+    node = machine.per_node
+    assert together(node, 1) == together(node // 2, 2) == pytest.approx(1.25)
+    assert together(2 * node, 1) == together(node, 2) == pytest.approx(1.0)
+
+
+def test_layers_of_zero_share_messages() -> None:
+    """As many layers as a bucket has take the time of one message; FSDP2 sends one for each."""
+    machine = Machine(Hardware.load("h100"), "fp32")
+    layer = {"weight": LocalShard((1000,))}
+
+    def seconds(engine: EngineConfig, layers: int) -> tuple[float, float]:
+        parts = EngineMessages(engine, LayoutConfig(), 8, FP32, machine, 1000 * layers).of(layer)
+        return layers * parts.gather, layers * parts.all_reduce
+
+    whole = [machine.collective(name, 50_000 * 4, 8, 1) for name in ("all-gather", "all-reduce")]
+    single = [machine.collective(name, 1000 * 4, 8, 1) for name in ("all-gather", "all-reduce")]
+    assert seconds(DeepSpeedConfig(zero=1), 50) == pytest.approx(whole)
+    assert seconds(Fsdp2Config(), 50) == pytest.approx([50 * each for each in single])
+    assert whole[0] < 50 * single[0]
+    small = DeepSpeedConfig(zero=1, reduce_bucket_size=10_000)
+    bucket = machine.collective("all-reduce", 10_000 * 4, 8, 1)
+    assert seconds(small, 50)[1] == pytest.approx(5 * bucket)

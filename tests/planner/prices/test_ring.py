@@ -1,0 +1,126 @@
+"""Operations of ring attention: those of the code that runs, and their price."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from unittest import mock
+
+import pytest
+
+from headrace.models.config.config import load_model_config
+from headrace.models.config.options.precision import PRECISIONS
+from headrace.planner.grid.split import Split
+from headrace.planner.hardware import Hardware
+from headrace.planner.hardware.file import Kernel
+from headrace.planner.prices import rings
+from headrace.planner.prices.machine import RING, Machine
+from headrace.planner.traces import trace as traces
+from headrace.planner.traces.recorder import Recorder
+from headrace.planner.traces.trace import Operations, Ring, operations, trace
+from headrace.planner.traces.work import Work
+
+FP32 = PRECISIONS["fp32"]
+TILES = Ring(heads=4, kv_heads=2, width=32, window=None, part=1536, precision=FP32, device="cpu")
+FUSED = replace(TILES, precision=PRECISIONS["bf16"], device="cuda")
+
+
+@pytest.fixture(autouse=True)
+def not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traces, "stored", lambda question, make, *_: make())
+    operations.cache_clear()
+
+
+def flops(work: tuple[Work, ...]) -> float:
+    """Operations of matrix products, or of fused attention."""
+    products = [2 * each.count * g * m * k * n for each in work if each.kind == "matmul"
+                for g, m, k, n in [each.shape]]  # fmt: skip
+    calls = [2 * each.count * length**2 * heads * width for each in work if each.kind == "attention"
+             for width, heads, length, _ in [each.shape]]  # fmt: skip
+    return sum(products) + sum(calls)
+
+
+def numbers(work: tuple[Work, ...]) -> Counter[tuple[object, ...]]:
+    """Counts and bytes of operations of one sort."""
+    found: Counter[tuple[object, ...]] = Counter()
+    for each in work:
+        found[each.kind, each.shape, each.saved] += each.count
+        found[each.kind, each.shape, each.saved, "bytes"] += each.count * each.bytes
+    return found
+
+
+def test_a_tile_of_each_size_stands_for_all() -> None:
+    @contextmanager
+    def every_tile(recorder: Recorder, ring: Ring) -> Iterator[None]:
+        yield
+
+    found = operations(TILES, 3)
+    with mock.patch.object(traces, "_one_tile_of_each_size", every_tile):
+        whole = traces._record_ring(TILES, 3)
+    for some, every in ((found.forward, whole.forward), (found.backward, whole.backward)):
+        assert numbers(tuple(w for w in some if w.kind != "pairs")) == numbers(every)
+    [pairs] = [work for work in found.forward if work.kind == "pairs"]
+    assert flops(found.forward) == 4 * TILES.heads * TILES.width * pairs.count
+    # Each rank computes its causal pairs, and those above the diagonal of its 6 last tiles.
+    assert pairs.count == TILES.part**2 * 3 / 2 + 6 * 256**2 / 2
+
+
+@pytest.mark.parametrize("ring", [replace(TILES, part=512), replace(FUSED, part=1024)])
+def test_a_long_ring_follows_from_short_ones(ring: Ring) -> None:
+    found, real = operations(ring, 7), traces._record_ring(ring, 7)
+    for one, other in ((found.forward, real.forward), (found.backward, real.backward)):
+        assert flops(one) == pytest.approx(flops(other), rel=1e-3)
+        # The exchange of chunks has a few operations more or less.
+        for kind, near in (("memory", 2e-3), ("launch", 0.1)):
+            sums = [sum(w.count * max(w.bytes, 1) for w in each if w.kind == kind)
+                    for each in (one, other)]  # fmt: skip
+            assert sums[0] == pytest.approx(sums[1], rel=near)
+    assert found.tiled == (ring.device == "cpu")
+
+
+def test_hops_of_fused_attention_are_as_many_causal_pairs() -> None:
+    """A rank of N has the N-th part of the pairs of a causal row."""
+    row = 4 * FUSED.part
+    whole = 2 * row**2 * FUSED.heads * FUSED.width
+    assert flops(operations(FUSED, 4).forward) == pytest.approx(whole / 4, rel=1e-3)
+
+
+def test_kept_attention_leaves_the_exchange_of_chunks_alone() -> None:
+    for ring in (TILES, FUSED):
+        again = [work for work in operations(ring, 2).forward if work.saved != "attention"]
+        assert {work.kind for work in again} == {"memory", "launch"}
+
+
+def test_a_measured_ring_is_priced_by_its_pairs() -> None:
+    hardware = Hardware.load("h100")
+    source = next(iter(hardware.file.sources))
+    at = {"kernel": RING, "width": 128, "length": 1536, "size": 32, "precision": "fp32"}
+    row = Kernel(**at, direction="forward", rate=1e9, source=source)  # type: ignore[arg-type]
+    file = replace(hardware.file, kernels=(row,))
+    machine = Machine(Hardware(file, "here.yaml"), "fp32")
+    assert machine.has_kernel(RING) and not Machine(hardware, "fp32").has_kernel(RING)
+    found: Operations = rings.priced(operations(TILES, 2), measured=True)
+    [pairs] = found.forward
+    seconds = machine.seconds(found.forward, "forward", Split())
+    assert seconds == pytest.approx(pairs.count * 128 / 1e9)
+
+
+def test_rows_and_tensor_ranks_share_a_rings_operations() -> None:
+    model = load_model_config("tiny-transformer")
+    layer = trace(model, 3072, FP32, "cpu").sorts[0]
+    machine = Machine(Hardware.load("h100"), "fp32")
+    kind = mock.patch.object(rings, "operations", lambda ring, ranks: operations(TILES, 2))
+
+    def of(**split: int) -> tuple[Work, ...]:
+        asked = Split(cp=2, attention="ring", **split)  # type: ignore[arg-type]
+        found = rings.rings_of(layer, model, 3072, FP32, machine, asked)
+        [ring] = found.values()
+        return ring.forward
+
+    with kind:
+        assert flops(of(rows=2)) == 2 * flops(of())
+        assert flops(of(tp=2)) == flops(of(rows=2, tp=4)) == flops(of()) / 2
+        a2a = Split(cp=2)
+        assert not rings.rings_of(layer, model, 3072, FP32, machine, a2a)

@@ -1,0 +1,59 @@
+"""Plans of traced layers beside all choices of their layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+from support.planner.hardware import cpu_hardware
+
+from headrace.models.config.config import ModelConfig, load_model_config
+from headrace.planner.division.assigned import assigned
+from headrace.planner.hardware import Hardware
+from headrace.planner.prices.layers import Costs
+from headrace.planner.prices.machine import Machine
+from headrace.planner.search import exchange
+from headrace.planner.search.make import uniform_phase
+from headrace.planner.search.search import search
+from headrace.trainer.run.config import RunConfig
+
+WANTED = {"pp": 1, "tp": 1, "cp": 1, "engine": "fsdp2", "gather": "step", "rows": 4}
+
+
+def of(model: ModelConfig, hardware: Path) -> Costs:
+    machine = Machine(Hardware.load(hardware), "fp32", roofline=True)
+    run = replace(RunConfig(), precision="fp32")
+    return Costs(model, run, machine, uniform_phase(128, 16))
+
+
+@pytest.mark.slow
+def test_the_search_is_near_the_best_choices_of_traced_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All choices of three layers are counted by their timelines. A search finds a plan wherever
+    one fits, at most 1% slower than the best. Negative control: without exchanges it is not."""
+    hardware = cpu_hardware(tmp_path)
+    whole = load_model_config("tiny-hybrid")
+    own = {name: each for name, each in whole.operators.items() if name not in ("se", "mamba")}
+    model = replace(whole, pattern="[mr, li, attention]", operators=own)
+    costs = of(model, hardware)
+    [any_plan] = search(costs, 2, 1e12, wanted=WANTED, best=1).candidates
+    grid, problem = any_plan.grid, any_plan.problem
+    every = []
+    for choices in product(*(problem.sorts[sort].choices for sort in problem.layers)):
+        [timeline] = costs.timelines(grid, (), [choice.name for choice in choices])
+        every.append((assigned(problem, (), choices).price, timeline.highest))
+    least, most = (act(bytes for _, bytes in every) for act in (min, max))
+    gaps = []
+    for counted in (exchange.COUNTED_LAYERS, 0):
+        monkeypatch.setattr(exchange, "COUNTED_LAYERS", counted)
+        gaps.append(0.0)
+        for part in (0.0, 0.05, 0.2, 0.4, 0.6, 0.8):
+            budget = least + part * (most - least)
+            best = min(price for price, size in every if size <= budget)
+            [found] = search(of(model, hardware), 2, budget, wanted=WANTED, best=1).candidates
+            assert max(each.highest for each in found.timelines) <= budget
+            gaps[-1] = max(gaps[-1], found.solution.price / best - 1)
+    assert gaps[0] < 0.01 < gaps[1]

@@ -1,0 +1,197 @@
+"""Plans of phases, choices of layers, and their seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.configs import CONFIGS
+from support.planner.hardware import cpu_hardware
+
+from headrace.dataplane.order.timeline import PhaseRows
+from headrace.models.config.config import load_model_config
+from headrace.planner.grid.grid import Grid, Shape, distinct_names
+from headrace.planner.hardware import Hardware
+from headrace.planner.hardware.file import Overhead
+from headrace.planner.prices.machine import Machine
+from headrace.planner.prices.messages import BLOCK_LAUNCHES, MESSAGE_LAUNCHES
+from headrace.planner.search.assemble import fullest, in_phase
+from headrace.planner.search.make import Question, drawn, make_plans
+from headrace.planner.search.search import search
+from headrace.planner.traces.work import CALL_LAUNCHES
+from headrace.trainer.engines.config import EngineConfig
+from headrace.trainer.engines.deepspeed import DeepSpeedConfig
+from headrace.trainer.engines.fsdp2 import Fsdp2Config
+from headrace.trainer.layout.config import LayoutConfig
+from headrace.trainer.run.config import RunConfig
+
+TINY = str(CONFIGS / "tiny.yaml")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return cpu_hardware(tmp_path_factory.mktemp("hardware"))
+
+
+def question(machine: str, *lengths: int, **more: Any) -> Question:
+    """A question about phases of 64 tokens a step."""
+    phases = [
+        PhaseRows(
+            name=f"of{length}", first_row=0, first_step=0, first_token=0,
+            rows=64 // length, seq_len=length, batch_rows=64 // length,
+        )
+        for length in lengths
+    ]  # fmt: skip
+    return Question(
+        model=load_model_config(TINY),
+        run=replace(RunConfig(), precision="fp32"),
+        hardware=Hardware.load(machine),
+        gpus=1,
+        phases=phases,
+        **more,
+    )
+
+
+def test_one_plan_serves_all_phases(machine: str) -> None:
+    plans = make_plans(question(machine, 16, 32, 16))
+    assert [own.costs.phase.name for own in plans.phases] == ["of16", "of32"]
+    assert plans.phases[0].costs.phase.rows == 8  # those of both phases of 16 tokens
+    assert plans.best is not None
+    seconds = {phase.name: phase.seconds for phase in plans.best.planned.phases}
+    for own, each in zip(plans.phases, plans.each, strict=True):
+        name = own.costs.phase.name
+        assert seconds[name] >= each.predicted.seconds * (1 - 1e-9)
+    assert len(plans.best.planned.phases) == 2
+    memory = {phase.name: phase.memory for phase in plans.best.planned.phases}
+    assert max(size for size in memory.values() if size) == plans.best.predicted.memory
+    for own, made in zip(plans.phases, plans.in_phases, strict=True):
+        assert memory[own.costs.phase.name] == fullest(made.timelines).highest
+    for own, made in zip(plans.phases, plans.in_phases, strict=True):
+        assert made.plan.price == seconds[own.costs.phase.name]
+
+
+def test_the_plan_of_all_phases_is_drawn_where_it_is_not_the_best_of_the_phase(
+    machine: str,
+) -> None:
+    plans = make_plans(question(machine, 16, 32))
+    [one, two] = [in_phase(own.best) for own in plans.phases]
+    other = in_phase(plans.phases[0].outcome.candidates[1])
+    titles = [title for title, *_ in drawn(replace(plans, in_phases=[one, two]), [], None)]
+    assert titles == ["phase of16", "phase of32"]
+    explained = list(zip(plans.phases, (own.best for own in plans.phases), strict=True))
+    found = drawn(replace(plans, in_phases=[other, two]), explained[:1], "tp=1")
+    assert [title for title, *_ in found] == [
+        *titles, "phase of16 with the plan of all phases", "phase of16 with tp=1",
+    ]  # fmt: skip
+    assert found[2][2] is other
+
+
+def test_layouts_that_read_alike_are_shown_with_what_differs() -> None:
+    def grid(**more: Any) -> Grid:
+        layout = LayoutConfig(cp=2, **more)
+        return Grid(Shape(layout, 1, 1, 2), DeepSpeedConfig(), layout)
+
+    plain, long, ring = grid(), grid(hyena_li="a2a"), grid(attention="ring")
+    names = distinct_names([plain, long, ring])
+    assert names[0] == f"{plain.name()}, hyena_li states"
+    assert names[1] == f"{plain.name()}, hyena_li a2a"
+    assert names[2] == ring.name()  # reads differently by itself
+    assert distinct_names([plain, ring]) == [plain.name(), ring.name()]
+
+
+def test_reshard_of_a_layer_is_a_choice_of_fsdp2_by_block_alone(machine: str) -> None:
+    [own] = make_plans(question(machine, 16)).phases
+    costs = own.costs
+    layout = LayoutConfig()
+    grids = [
+        Grid(Shape(layout, 2, 1, 2), engine, layout)
+        for engine in (Fsdp2Config(gather="block"), Fsdp2Config(gather="step"), DeepSpeedConfig())
+    ]
+    for grid in grids:
+        problem = costs.problem(grid, 1e9, all_choices=True)
+        [first, *_] = problem.sorts
+        by = {(c.name.rule, c.name.reshard): c for c in first.choices}
+        block = grid.engine == Fsdp2Config(gather="block")
+        assert (("none", False) in by) == block
+        if block:
+            gathered = by["none", False]
+            assert gathered.backward <= by["none", None].backward
+            assert gathered.held > by["none", None].held
+
+
+def test_launches_are_those_of_operations_recomputed_calls_and_blocks(machine: str) -> None:
+    asks = question(machine, 16)
+    file = asks.hardware.file
+    overhead = Overhead(operation=1e-3, step=0.0, source=file.device.source)
+    plain = asks.costs(Machine(asks.hardware, "fp32"), asks.phases[0])
+    slow = plain.on(Machine(Hardware(replace(file, overhead=overhead), "slow.yaml"), "fp32"))
+    layer = plain.sorts[0]
+    ahead, back = (
+        sum(work.count for work in each if work.kind == "launch")
+        for each in (layer.forward, layer.backward)
+    )
+
+    def launches(engine: EngineConfig) -> tuple[float, dict[Any, float], float]:
+        layout = LayoutConfig()
+        grid = Grid(Shape(layout, 2, 1, 2), engine, layout)
+        one, two = (c.problem(grid, 1e9, all_choices=True).sorts[0] for c in (plain, slow))
+        more = {
+            a.name.rule: (b.backward - a.backward) / overhead.operation
+            for a, b in zip(one.choices, two.choices, strict=True)
+            if a.name.reshard is None
+        }
+        ahead, update = two.forward - one.forward, two.update - one.update
+        return ahead / overhead.operation, more, update / overhead.operation
+
+    forward, backward, update = launches(DeepSpeedConfig())
+    assert forward == pytest.approx(ahead)
+    assert backward["none"] == pytest.approx(back)
+    assert backward["block"] == pytest.approx(back + ahead + CALL_LAUNCHES)
+    assert backward["operator"] == pytest.approx(back + ahead + layer.calls * CALL_LAUNCHES)
+    assert update == 0
+    forward, backward, update = launches(Fsdp2Config(gather="step"))
+    assert forward == pytest.approx(ahead + BLOCK_LAUNCHES)
+    assert update == pytest.approx(2 * MESSAGE_LAUNCHES)
+    forward, backward, update = launches(Fsdp2Config(gather="block"))
+    assert forward == pytest.approx(ahead + BLOCK_LAUNCHES + MESSAGE_LAUNCHES)
+    assert backward["none"] == pytest.approx(back + BLOCK_LAUNCHES + 2 * MESSAGE_LAUNCHES)
+    assert update == 0
+
+
+def test_tensor_ranks_as_context_ranks_are_simulated(machine: str) -> None:
+    """Such a layer gathers whole weights, and its messages are those of a context axis."""
+    [own] = make_plans(question(machine, 16)).phases
+    layout = LayoutConfig(tp=2)
+    grid = Grid(Shape(layout, 1, 2, 2), Fsdp2Config(), layout)
+    problem = own.costs.problem(grid, 1e9, simulate=True, all_choices=True)
+    plain = own.costs.problem(grid, 1e9, all_choices=True)
+    for sort, without in zip(problem.sorts, plain.sorts, strict=True):
+        by = {c.name.key: c for c in sort.choices}
+        rank, whole = by["none", None, False], by["none", None, True]
+        assert "context" in whole.name.forward or "tensor" not in whole.name.forward
+        assert "tensor" in rank.name.forward
+        assert whole.work > rank.work  # whole weights of all tensor ranks
+        assert sort.forward <= without.forward
+        same = next(c for c in without.choices if c.name.key == rank.name.key)
+        own = sort.forward + rank.backward + sort.update / 2  # two micro-batches
+        assert own == pytest.approx(without.forward + same.backward + without.update / 2)
+
+
+def test_reasons_of_layouts_that_were_not_asked_for_are_not_listed(machine: str) -> None:
+    asks = question(machine, 16)
+    node = Hardware(replace(asks.hardware.file, devices_per_node=4), "node.yaml")
+    costs = asks.costs(Machine(node, "fp32"), asks.phases[0])
+    every = " ".join(search(costs, 4, 1e9, best=1).refused)
+    assert "cp=4" in every and "cp=2" in every
+    asked = search(costs, 4, 1e9, wanted={"cp": 4, "attention": "a2a"})
+    assert asked.refused and all("cp=4" in reason for reason in asked.refused)
+    assert not asked.candidates

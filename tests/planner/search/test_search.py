@@ -1,0 +1,227 @@
+"""The division into stages and the choices of layers: as good as trying everything."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.planner.cases import brute_force, random_problem
+
+from headrace.planner.division import knapsack as knapsack_module
+from headrace.planner.division.bounds import Bounds, least_memory, quick_bound
+from headrace.planner.division.frontier import Frontier, promising
+from headrace.planner.division.knapsack import Knapsack
+from headrace.planner.division.linear import least_of_limits, least_seconds, limits_of
+from headrace.planner.division.problem import Choice, Problem, Sort, StagePlan, alive, price
+from headrace.planner.division.solve import solve
+from headrace.trainer.layout.cuts import even
+from headrace.trainer.layout.schedules import SCHEDULES
+from headrace.trainer.layout.simulate import most_alive
+
+CASES = 600
+
+
+@pytest.mark.slow
+def test_the_search_equals_brute_force() -> None:
+    """Feasible and infeasible cases, and stages of one to four, are all among them."""
+    stages: set[int] = set()
+    infeasible = wrong_when_even = 0
+    for seed in range(CASES):
+        problem = random_problem(seed)
+        least = brute_force(problem)
+        solution = solve(problem)
+        assert (solution is None) == math.isinf(least), seed
+        if solution is None:
+            infeasible += 1
+            assert least_memory(problem) > problem.budget
+            continue
+        assert solution.price == pytest.approx(least), seed
+        assert solution.bound == solution.price, seed
+        assert least_memory(problem) <= problem.budget
+        assert max(stage.memory for stage in solution.stages) <= problem.budget
+        stages.add(problem.stages)
+        cuts = even(len(problem.layers), problem.stages)
+        wrong_when_even += brute_force(problem, [cuts]) > least * (1 + 1e-9)
+    assert stages == {1, 2, 3, 4}
+    assert 50 < infeasible < CASES / 2
+    # Negative control: a search that divides the layers evenly fails this test.
+    assert wrong_when_even > 50
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_interleaved_chunks_equal_brute_force(seed: int) -> None:
+    problem = random_problem(seed, ("interleaved",))
+    least = brute_force(problem)
+    solution = solve(problem)
+    assert (solution is None) == math.isinf(least)
+    if solution is not None and len(set(problem.layers)) == 1:
+        assert solution.price == pytest.approx(least)
+    if solution is not None:
+        # The least backward time of a stage's chunks together is chosen, not of each.
+        assert least <= solution.price * (1 + 1e-9)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.integers(1000, 1_000_000))
+def test_no_bound_is_above_the_events(seed: int) -> None:
+    problem = random_problem(seed, ("1f1b", "gpipe", "interleaved"))
+    solution = solve(problem)
+    if solution is None:
+        return
+    assert quick_bound(problem) <= solution.price * (1 + 1e-9)
+    if problem.chunks == 1:
+        assert Bounds(problem).bound() <= solution.price * (1 + 1e-9)
+
+
+LAYERS, WAYS = 24, 4
+
+
+def many_layers(seed: int) -> Problem:
+    """Return a stage of many layers of one sort, whose frontier has thousands of points."""
+    draw = random.Random(seed)
+    seconds, size, choices = draw.uniform(10, 20), draw.uniform(8, 10), []
+    for _ in range(WAYS):
+        choices.append(Choice(backward=seconds, held=size))
+        seconds, size = seconds + draw.uniform(0.5, 3), max(0.1, size - draw.uniform(0.5, 2.2))
+    sort = Sort(forward=1.0, choices=tuple(choices))
+    budget = LAYERS * draw.uniform(size, choices[0].held)
+    return Problem(sorts=(sort,), layers=(0,) * LAYERS, micro_batches=1, budget=budget)
+
+
+def test_many_alike_layers_equal_brute_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All numbers of layers of each choice are tried."""
+    numbers = [n for n in product(range(LAYERS + 1), repeat=WAYS - 1) if sum(n) <= LAYERS]
+    counts = np.array([(*n, LAYERS - sum(n)) for n in numbers])
+    problems = [many_layers(seed) for seed in range(60)]
+    least = []
+    for problem in problems:
+        choices = problem.sorts[0].choices
+        fits = counts @ np.array([choice.held for choice in choices]) <= problem.budget
+        seconds = counts @ np.array([choice.backward for choice in choices])
+        least.append(seconds[fits].min(initial=math.inf))
+
+    def found(problem: Problem) -> float:
+        plan = Knapsack(problem).stage(0, [(0, LAYERS)])
+        return math.inf if plan is None else plan.backward[0]
+
+    assert [found(problem) for problem in problems] == pytest.approx(least)
+    # Negative control: the thinned frontiers alone miss some of them.
+    monkeypatch.setattr(
+        Knapsack, "_shortest", lambda self, items, room, work, _: self._select(items, room, work)
+    )
+    thinned = sum(found(p) > best * (1 + 1e-9) for p, best in zip(problems, least, strict=True))
+    assert thinned > 0
+
+
+def mixed_layers(seed: int) -> Problem:
+    """Return a stage of layers of three sorts, as tight as `many_layers`."""
+    sorts = [many_layers(3 * seed + number) for number in range(3)]
+    budget = sum(each.budget for each in sorts) / LAYERS * 6
+    every = tuple(sort for each in sorts for sort in each.sorts)
+    return replace(sorts[0], sorts=every, layers=(0, 1, 2) * 6, budget=budget)
+
+
+def test_what_no_fastest_selection_has_changes_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    problems = [mixed_layers(seed) for seed in range(30)]
+
+    def plans() -> list[StagePlan | None]:
+        return [Knapsack(problem).stage(0, [(0, len(problem.layers))]) for problem in problems]
+
+    left, sizes = plans(), []
+
+    def everything(frontiers: Sequence[Frontier], room: float, rate: float) -> Sequence[Frontier]:
+        pairs = zip(frontiers, promising(frontiers, room, rate), strict=True)
+        sizes.extend((len(whole.memory), len(part.memory)) for whole, part in pairs)
+        return frontiers
+
+    monkeypatch.setattr(knapsack_module, "promising", everything)
+    assert plans() == left
+    assert sum(part for _, part in sizes) < 0.6 * sum(whole for whole, _ in sizes)
+    # Negative control: the selections of least memory alone are not enough.
+
+    def least(frontiers: Sequence[Frontier], room: float, rate: float) -> Sequence[Frontier]:
+        return [replace(one, memory=one.memory[:1], time=one.time[:1]) for one in frontiers]
+
+    monkeypatch.setattr(knapsack_module, "promising", least)
+    assert plans() != left
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.integers(0, 1_000_000), st.integers(1, 4), st.floats(0.2, 1.2))
+def test_the_least_of_all_limits_is_found_without_trying_all(
+    seed: int, alive: int, part: float
+) -> None:
+    problem = random_problem(seed)
+    parts = [(sort, count, alive) for sort, count in enumerate(problem.numbers) if count]
+    limits = limits_of(problem, set(problem.layers), 0.0)
+    room = part * problem.budget
+    every = [least_seconds(problem, parts, room - limit, limit) for limit in limits]
+    assert least_of_limits(problem, parts, room, limits) == min(every)
+
+
+def test_a_bound_that_is_too_high_is_detected() -> None:
+    """Negative control of the test above: twice the bound is above the events."""
+    solved = [(random_problem(seed), solve(random_problem(seed))) for seed in range(1000, 1040)]
+    assert any(
+        solution is not None and 2 * quick_bound(problem) > solution.price
+        for problem, solution in solved
+    )
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(0, 1_000_000), st.integers(0, 3), st.sampled_from(["forward", "backward"]))
+def test_a_longer_pass_never_shortens_a_step(seed: int, stage: int, field: str) -> None:
+    """The knapsack rests on it: less backward time is never worse."""
+    problem = random_problem(seed, ("1f1b", "gpipe", "interleaved"))
+    solution = solve(replace(problem, budget=1e9))
+    assert solution is not None
+    number = stage % problem.stages
+    plans = list(solution.stages)
+    passes = tuple(2 * time for time in getattr(plans[number], field))
+    plans[number] = replace(plans[number], **{field: passes})
+    assert price(problem, plans) >= solution.price
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("micro_batches", [1, 3, 8, 17, 64])
+def test_micro_batches_alive_are_those_of_the_schedule(schedule: str, micro_batches: int) -> None:
+    """Capped micro-batches give the same numbers as all of them."""
+    chunks = 2 if schedule == "interleaved" else 1
+    found = alive(schedule, 4, chunks, micro_batches)
+    for stage, order in enumerate(SCHEDULES[schedule](4, chunks, micro_batches)):
+        for number, chunk in enumerate(range(stage, 4 * chunks, 4)):
+            own = [action for action in order if action.chunk == chunk]
+            assert found[stage][number] == most_alive(own)
+
+
+def test_a_balanced_division_may_not_fit_where_another_does() -> None:
+    """Stage 0 of 1F1B keeps more micro-batches, so that it must have fewer layers."""
+    sort = Sort(forward=1.0, choices=(Choice(backward=2.0, kept=1.0),))
+    problem = Problem(sorts=(sort,), layers=(0,) * 6, micro_batches=8, budget=4.0, stages=2)
+    solution = solve(problem)
+    assert solution is not None
+    assert solution.cuts == (2,)
+    assert solve(replace(problem, budget=3.9)) is None
+    assert least_memory(problem) == 4.0
+
+
+def test_a_step_of_one_stage_is_the_sum_of_its_passes() -> None:
+    sort = Sort(
+        forward=1.0,
+        choices=(Choice(backward=2.0, kept=10.0), Choice(backward=3.0, kept=1.0)),
+        update=0.5,
+    )
+    problem = Problem(sorts=(sort,), layers=(0,) * 4, micro_batches=3, budget=22.0)
+    solution = solve(problem)
+    assert solution is not None
+    # Two layers keep everything (20 bytes), two recompute (2 bytes): 3 · (4 + 2·2 + 2·3) + 4·0.5
+    assert solution.price == 3 * 14 + 2
+    assert solution.stages[0].counts == (((2, 2),),)
+    assert solution.stages[0].memory == 22.0

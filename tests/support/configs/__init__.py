@@ -1,0 +1,5 @@
+"""Small models, as YAML."""
+
+from pathlib import Path
+
+CONFIGS = Path(__file__).parent

@@ -1,0 +1,86 @@
+"""Mamba's scans: SSD and the selective scan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headrace.models.config.options.names import Kernel
+from headrace.models.layers.gated_scan import gated_scan
+from headrace.models.layers.mixed_scan import mixed_scan
+
+from .case import KERNEL_AND_TWIN, SHORT, Case, Draw, Inputs, Shape
+
+
+def ssds() -> Iterator[Case]:
+    yield ssd(1, 6, state=False, packed=True)
+    yield ssd(2, 4, state=True, packed=False)
+
+
+def ssd(groups: int, heads: int, *, state: bool, packed: bool) -> Case:
+    def make(draw: Draw, shape: Shape) -> Inputs:
+        dim, size, over = 64, 128, (shape.rows, shape.length)
+        if shape.width < 100:
+            dim, size = 10, 17
+        inputs: Inputs = {
+            "x": draw.normal("x", *over, heads * dim),
+            "dt": draw.normal("dt", *over, heads + 8),
+            "bias": draw.normal("bias", heads) - 2,
+            "A_log": draw.normal("A", heads).float(),
+            "B": draw.normal("B", *over, groups * size, scale=size**-0.5),
+            "C": draw.normal("C", *over, groups * size),
+            "D": draw.normal("D", heads),
+        }
+        if state:
+            inputs["state"] = draw.normal("state", shape.rows, heads, dim, size).float()
+        if packed:
+            inputs["documents"] = draw.documents(shape, continued=state)
+        return inputs
+
+    def by(kernel: Kernel) -> Callable[..., Any]:
+        def run(x: Tensor, dt: Tensor, B: Tensor, C: Tensor, **inputs: Any) -> Any:
+            mixed = torch.cat([x, B, C], dim=-1)
+            sizes = {"head_dim": x.shape[2] // heads, "state_size": B.shape[2] // groups}
+            return mixed_scan(mixed, dt[..., 8:], **inputs, **sizes, kernel=kernel)
+
+        return run
+
+    name = f"{heads} heads, {groups} groups{', a state' * state}{', packed' * packed}"
+    return Case("ssd", name, make, *map(by, KERNEL_AND_TWIN))
+
+
+def selective_scans() -> Iterator[Case]:
+    yield selective(1, 16, state=False, packed=True)
+    yield selective(2, 3, state=True, packed=True)
+
+
+def selective(heads: int, size: int, *, state: bool, packed: bool) -> Case:
+    def make(draw: Draw, shape: Shape) -> Inputs:
+        over, channels = (shape.rows, shape.length), shape.width // heads
+        inputs: Inputs = {
+            "x": draw.normal("x", *over, heads, channels),
+            "dt": draw.normal("dt", *over, heads, channels),
+            "bias": draw.normal("bias", heads, channels) - 2,
+            "A": -draw.normal("A", heads, channels, size).float().abs() * 2,
+            "wide": draw.normal("wide", *over, heads, 2 * size + 5),
+            "D": draw.normal("D", heads, channels),
+            "z": draw.normal("z", *over, shape.width + 8),
+        }
+        if state:
+            inputs["state"] = draw.normal("state", shape.rows, heads, channels, size).float()
+        if packed:
+            inputs["documents"] = draw.documents(shape, continued=state)
+        return inputs
+
+    def by(kernel: Kernel) -> Callable[..., Any]:
+        def run(wide: Tensor, z: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:
+            _, B, C = wide.split([5, size, size], dim=-1)  # slices, as of a projection
+            return gated_scan(B=B, C=C, z=z[..., 8:], kernel=kernel, **inputs)
+
+        return run
+
+    name = f"{heads} heads, {size} states{', a state' * state}{', packed' * packed}"
+    return Case("selective_scan", name, make, *map(by, KERNEL_AND_TWIN), SHORT)

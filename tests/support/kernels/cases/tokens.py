@@ -1,0 +1,186 @@
+"""Operations on single tokens: norms, rotations, gates, and the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from headrace.models.config.options.names import Activation, Kernel
+from headrace.models.config.options.rope import Rope
+from headrace.models.kernels.gated_rms_norm import gated_rms_norm
+from headrace.models.kernels.linear_cross_entropy import linear_cross_entropy
+from headrace.models.kernels.rms_norm import add_rms_norm, beside
+from headrace.models.layers.norms import GatedRMSNorm, RMSNorm
+from headrace.models.layers.rope import rotate, rotation
+from headrace.models.layers.routed_rows import collect, places_of, spread
+from headrace.models.model.loss import cross_entropy
+from headrace.models.operators.mlp import gated
+
+from .case import KERNEL_AND_TWIN, Case, Draw, Inputs, Shape
+
+EPS = 1e-2
+
+
+def norms() -> Iterator[Case]:
+    for outside in (False, True):
+        yield norm(outside=outside)
+        yield norm(outside=outside, pair=True)
+        yield norm(outside=outside, residual=True)
+    yield norm(outside=True, residual=True, wide=True)
+
+
+def norm(*, outside: bool, pair: bool = False, residual: bool = False, wide: bool = False) -> Case:
+    def make(draw: Draw, shape: Shape) -> Inputs:
+        over = (shape.rows, shape.length, shape.width)
+        inputs = {"x": draw.normal("x", *over), "weight": draw.normal("weight", shape.width)}
+        if residual:
+            inputs["residual"] = draw.normal("residual", *over)
+        return {name: y.float() if wide and name != "x" else y for name, y in inputs.items()}
+
+    def run(x: Tensor, weight: Tensor, residual: Tensor | None = None) -> Any:
+        if residual is None:
+            both = beside(x, weight, EPS, outside)
+            return both if pair else both[1]
+        return add_rms_norm(residual, x, weight, EPS, outside)
+
+    def twin(x: Tensor, weight: Tensor, residual: Tensor | None = None) -> Any:
+        module = RMSNorm(len(weight), EPS, eps_outside=outside, kernel="torch")
+        return functional_call(module, {"weight": weight}, (x, residual), {"pair": pair})
+
+    name = f"{'x and ' * pair}{'sum and ' * residual}norm, eps {'outside' if outside else 'inside'}"
+    return Case("rms_norm", name + ", an fp32 stream and weight" * wide, make, run, twin)
+
+
+def gated_norms() -> Iterator[Case]:
+    yield gated_norm(1)
+    yield gated_norm(4)
+
+
+def gated_norm(groups: int) -> Case:
+    def make(draw: Draw, shape: Shape) -> Inputs:
+        width = shape.width // groups * groups
+        y = draw.normal("y", shape.rows, shape.length, width)
+        wide = draw.normal("wide", shape.rows, shape.length, width + 24)
+        return {"y": y, "wide": wide, "weight": draw.normal("weight", width)}
+
+    def run(y: Tensor, wide: Tensor, weight: Tensor) -> Tensor:
+        fused: Tensor = gated_rms_norm(y, wide[..., 8 : 8 + len(weight)], weight, EPS, groups, "")
+        return fused
+
+    def twin(y: Tensor, wide: Tensor, weight: Tensor) -> Any:
+        module = GatedRMSNorm(len(weight), EPS, groups=groups, kernel="torch")
+        return functional_call(module, {"weight": weight}, (y, wide[..., 8 : 8 + len(weight)]))
+
+    return Case("gated_rms_norm", f"{groups} groups", make, run, twin)
+
+
+def ropes() -> Iterator[Case]:
+    yield rope(4, 16, packed=True)
+    yield rope(3, 10, packed=False)
+
+
+def rope(heads: int, turning: int, *, packed: bool) -> Case:
+    def make(draw: Draw, shape: Shape) -> Inputs:
+        dim = max(16, shape.width // 32)
+        joint = draw.normal("x", shape.rows, shape.length, (heads + 1) * dim)
+        positions = torch.arange(shape.length, device=draw.device).unsqueeze(0)
+        if packed:
+            positions = draw.documents(shape).positions
+        return {"joint": joint, "positions": positions, "dim": dim}
+
+    def by(kernel: Kernel) -> Callable[..., Tensor]:
+        def run(joint: Tensor, positions: Tensor, dim: int) -> Tensor:
+            x = joint[..., : heads * dim].unflatten(-1, (heads, dim))
+            cos, sin = rotation(Rope(base=100.0), positions, dim * turning // 16)
+            return rotate(x, cos, sin, kernel)
+
+        return run
+
+    name = f"{heads} heads, {turning}/16 turning{', packed' * packed}"
+    return Case("rope", name, make, *map(by, KERNEL_AND_TWIN))
+
+
+def glus() -> Iterator[Case]:
+    for activation in get_args(Activation):
+        yield glu(activation)
+
+
+def glu(activation: Activation) -> Case:
+    def make(draw: Draw, shape: Shape) -> Inputs:
+        return {"x": draw.normal("x", shape.rows, shape.length, 2 * shape.width)}
+
+    def by(kernel: Kernel) -> Callable[..., Tensor]:
+        return lambda x: gated(x, activation, kernel)
+
+    return Case("glu", activation, make, *map(by, KERNEL_AND_TWIN))
+
+
+def routed() -> Iterator[Case]:
+    yield routed_rows(1)
+    yield routed_rows(3)
+
+
+def routed_rows(choices: int) -> Case:
+    def make(draw: Draw, shape: Shape) -> Inputs:
+        tokens = shape.rows * shape.length
+        return {
+            "x": draw.normal("x", tokens, shape.width),
+            "rows": draw.normal("rows", tokens * choices, shape.width),
+            "weights": draw.normal("weights", tokens, choices).float(),
+            "experts": draw.normal("experts", tokens, choices).mul(2).long(),
+        }
+
+    def by(kernel: Kernel) -> Callable[..., tuple[Tensor, Tensor]]:
+        def run(x: Tensor, rows: Tensor, weights: Tensor, experts: Tensor) -> tuple[Tensor, Tensor]:
+            """Rows stand in the order of tokens outside the kernel."""
+            places = places_of(experts)
+            flat = places.flatten()
+            there = spread(x, places, kernel).index_select(0, flat)
+            by_expert = torch.empty_like(rows).index_copy(0, flat, rows)
+            return there, collect(by_expert, places, weights, kernel)
+
+        return run
+
+    name = f"{choices} experts for each token"
+    return Case("routed_rows", name, make, *map(by, KERNEL_AND_TWIN))
+
+
+def losses() -> Iterator[Case]:
+    yield loss(0.0, weighted=False)
+    yield loss(1e-2, weighted=True)
+
+
+def loss(z_loss: float, *, weighted: bool) -> Case:
+    def make(draw: Draw, shape: Shape) -> Inputs:
+        tokens, vocabulary = shape.rows * shape.length, 5 * shape.width + 3
+        targets = draw.normal("targets", tokens).abs().mul(1e4).long() % vocabulary
+        weights = draw.normal("weights", tokens).abs().float()
+        weights = torch.where(weights > 0.5, weights, 0) if weighted else torch.ones_like(weights)
+        targets = torch.where(weights > 0, targets, -100)
+        return {
+            "hidden": draw.normal("hidden", tokens, shape.width),
+            "weight": draw.normal("weight", vocabulary, shape.width, scale=shape.width**-0.5),
+            "fixed": (targets, weights),
+        }
+
+    def run(hidden: Tensor, weight: Tensor, fixed: Any) -> tuple[Tensor, Tensor]:
+        total, each, *_ = linear_cross_entropy(
+            hidden, weight, *fixed, z_loss, True, len(weight), ""
+        )
+        return total, each
+
+    def twin(hidden: Tensor, weight: Tensor, fixed: Any) -> tuple[Tensor, Tensor]:
+        logits = hidden @ weight.T
+        tokens = list(zip(logits[:, None], *(x[:, None] for x in fixed), strict=True))
+        plain, both = (
+            torch.stack([cross_entropy(*token, z_loss=z)[0] for token in tokens]).detach()
+            for z in (0.0, z_loss)
+        )
+        return cross_entropy(logits, *fixed, z_loss=z_loss)[0], torch.stack([plain, both - plain])
+
+    name = f"z_loss {z_loss}{', weighted' * weighted}"
+    return Case("linear_cross_entropy", name, make, run, twin)

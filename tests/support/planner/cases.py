@@ -1,0 +1,135 @@
+"""Random planning problems, and their solution by trying everything."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Iterator
+from itertools import combinations, product
+
+from headrace.planner.division.problem import Choice, Fixed, Problem, Sort, StagePlan, price
+
+
+def random_problem(seed: int, schedules: tuple[str, ...] = ("1f1b", "gpipe")) -> Problem:
+    """Return a small problem: sorts of different costs, a budget that is often tight."""
+    draw = random.Random(seed)
+    stages = draw.choice([1, 1, 2, 3, 4])
+    schedule = draw.choice(schedules) if stages > 1 else "1f1b"
+    chunks = 2 if schedule == "interleaved" else 1
+    stages = 2 if schedule == "interleaved" else stages
+    layers = draw.randint(max(stages * chunks, 2), 6)
+    modules = tuple(
+        Fixed(held=draw.randint(0, 6), update=draw.choice([0, 1]))
+        for _ in range(draw.randint(0, 1))
+    )
+    sorts = tuple(_sort(draw, len(modules)) for _ in range(draw.randint(1, 3)))
+    ends = [
+        Fixed(
+            forward=draw.randint(0, 4),
+            backward=draw.randint(0, 6),
+            held=draw.randint(0, 5),
+            kept=draw.choice([0, 1]),
+            work=draw.choice([0, 3, 9]),
+            update=draw.choice([0, 2]),
+        )
+        for _ in range(2)
+    ]
+    return Problem(
+        sorts=sorts,
+        layers=tuple(draw.randrange(len(sorts)) for _ in range(layers)),
+        micro_batches=draw.randint(1, 6),
+        budget=draw.randint(6, 18) * layers / stages,
+        stages=stages,
+        chunks=chunks,
+        schedule=schedule,
+        message=draw.choice([0, 0, 0.5]),
+        first=ends[0],
+        last=ends[1],
+        modules=modules,
+    )
+
+
+def _sort(draw: random.Random, modules: int) -> Sort:
+    forward = draw.randint(1, 6)
+    choices = [
+        Choice(
+            name=number,
+            backward=forward * 2 + draw.randint(0, 5),
+            held=draw.randint(0, 4),
+            kept=draw.randint(0, 5),
+            work=draw.randint(0, 6),
+        )
+        for number in range(draw.randint(1, 3))
+    ]
+    module = 0 if modules and draw.random() < 0.3 else None
+    return Sort(forward=forward, choices=tuple(choices), update=draw.choice([0, 1]), module=module)
+
+
+def all_cuts(problem: Problem) -> Iterator[tuple[int, ...]]:
+    return combinations(range(1, len(problem.layers)), problem.all_chunks - 1)
+
+
+def brute_force(problem: Problem, divisions: Iterable[tuple[int, ...]] | None = None) -> float:
+    """Return the least price of all divisions and all choices of each layer; infinite if none
+    fits."""
+    prices: dict[tuple[StagePlan, ...], float] = {}
+    for cuts in divisions or all_cuts(problem):
+        ranges = problem.ranges(cuts)
+        stages = [set(_plans(problem, stage, ranges)) for stage in range(problem.stages)]
+        for plans in product(*stages):
+            if plans not in prices:
+                prices[plans] = price(problem, plans)
+    return min(prices.values(), default=math.inf)
+
+
+def least_bytes(problem: Problem) -> float:
+    """Return the least bytes of the fullest stage of all divisions and choices."""
+    found = math.inf
+    for cuts in all_cuts(problem):
+        ranges = problem.ranges(cuts)
+        stages = (_sizes(problem, stage, ranges) for stage in range(problem.stages))
+        found = min(found, max(min(sizes) for sizes in stages))
+    return found
+
+
+def _sizes(problem: Problem, stage: int, ranges: list[tuple[int, int]]) -> Iterator[float]:
+    """Yield the bytes of each assignment of choices to a stage's layers."""
+    own, alive = problem.own(stage), problem.alive(stage)
+    layers = [
+        (chunk, problem.sorts[problem.layers[layer]])
+        for chunk, number in enumerate(own)
+        for layer in range(*ranges[number])
+    ]
+    fixed = [(chunk, part) for chunk, number in enumerate(own) for part in problem.fixed(number)]
+    called = {sort.module for _, sort in layers if sort.module is not None}
+    for assignment in product(*(sort.choices for _, sort in layers)):
+        parts = [*((chunk, c) for (chunk, _), c in zip(layers, assignment, strict=True)), *fixed]
+        memory = sum(problem.modules[n].held for n in called) + max(p.work for _, p in parts)
+        yield memory + sum(part.held + alive[chunk] * part.kept for chunk, part in parts)
+
+
+def _plans(problem: Problem, stage: int, ranges: list[tuple[int, int]]) -> Iterator[StagePlan]:
+    """Yield the costs of each assignment of choices to a stage's layers that fits."""
+    own, alive = problem.own(stage), problem.alive(stage)
+    layers = [
+        (chunk, problem.sorts[problem.layers[layer]])
+        for chunk, number in enumerate(own)
+        for layer in range(*ranges[number])
+    ]
+    fixed = [(chunk, part) for chunk, number in enumerate(own) for part in problem.fixed(number)]
+    called = {sort.module for _, sort in layers if sort.module is not None}
+    modules = [problem.modules[number] for number in called]
+    update = sum(sort.update for _, sort in layers) + sum(part.update for _, part in fixed)
+    update += sum(module.update for module in modules)
+    for assignment in product(*(sort.choices for _, sort in layers)):
+        parts = [*((chunk, c) for (chunk, _), c in zip(layers, assignment, strict=True)), *fixed]
+        memory = sum(module.held for module in modules) + max(part.work for _, part in parts)
+        memory += sum(part.held + alive[chunk] * part.kept for chunk, part in parts)
+        if memory > problem.budget:
+            continue
+        forward, backward = [0.0] * len(own), [0.0] * len(own)
+        for chunk, sort in [*layers, *fixed]:
+            forward[chunk] += sort.forward
+        for chunk, part in parts:
+            backward[chunk] += part.backward
+        yield StagePlan(tuple(forward), tuple(backward), update, 0.0, ())

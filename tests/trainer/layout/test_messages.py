@@ -1,0 +1,109 @@
+"""Messages between stages: the order in which they come, and the proof that they arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import networkx as nx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.trainer.layout.messages import HOPS, Messages, messages
+from headrace.trainer.layout.schedules import SCHEDULES, Action, Orders, forward_only
+
+Found = list[dict[Action, Messages]]
+
+
+@st.composite
+def orders(draw: st.DrawFn) -> Orders:
+    """Draw the orders of a schedule."""
+    name = draw(st.sampled_from(sorted(SCHEDULES)))
+    stages, micro_batches = draw(st.integers(1, 5)), draw(st.integers(1, 9))
+    chunks = draw(st.integers(2, 3)) if name == "interleaved" and stages > 1 else 1
+    made = SCHEDULES[name](stages, chunks, micro_batches)
+    return forward_only(made) if draw(st.booleans()) else made
+
+
+def of_all(made: Orders) -> Found:
+    return [messages(made, stage) for stage in range(len(made))]
+
+
+def receivers(made: Orders) -> dict[Action, Action]:
+    """Return the action that needs the message of each action that sends one."""
+    every = {action for order in made for action in order}
+    targets = {a: Action(a.kind, a.chunk + HOPS[a.kind], a.micro) for a in every}
+    return {action: target for action, target in targets.items() if target in every}
+
+
+def causes(made: Orders, found: Found) -> nx.DiGraph:
+    """Return a graph in which one action leads to another if it begins earlier in every run: it is
+    before it on a stage, or sends a message that is received before it begins."""
+    graph = nx.DiGraph()
+    senders = {target: action for action, target in receivers(made).items()}
+    for order, own in zip(made, found, strict=True):
+        graph.add_nodes_from(order)
+        graph.add_edges_from(pairwise(order))
+        graph.add_edges_from(
+            (senders[taker], action) for action in order for taker in own[action].received
+        )
+    return graph
+
+
+def received_by(found: Found) -> dict[Action, Action]:
+    """Return, for the receiver of each message, the action before which it is received."""
+    return {
+        taker: action for own in found for action, each in own.items() for taker in each.received
+    }
+
+
+@given(orders())
+def test_each_message_is_received_once_in_the_order_of_its_wire(made: Orders) -> None:
+    """It comes before the action that needs it, and every schedule ends."""
+    found, wanted = of_all(made), receivers(made)
+    place = {action: n for order in made for n, action in enumerate(order)}
+    for stage, own in enumerate(found):
+        for kind, hop in HOPS.items():
+            taken = [
+                each
+                for action in made[stage]
+                if action.kind == kind
+                for each in own[action].received
+            ]
+            sender = made[(stage - hop) % len(made)]
+            sent = [wanted[action] for action in sender if action.kind == kind and action in wanted]
+            assert taken == sent[: len(taken)]
+    by = received_by(found)
+    assert by.keys() == set(wanted.values())
+    assert all(place[action] <= place[taker] for taker, action in by.items())
+    assert nx.is_directed_acyclic_graph(causes(made, found))
+
+
+@given(orders())
+def test_a_message_that_counts_as_arrived_was_received_in_every_run(made: Orders) -> None:
+    found, wanted = of_all(made), receivers(made)
+    graph, by = causes(made, found), received_by(found)
+    for own in found:
+        for action, each in own.items():
+            for earlier in each.arrived:
+                assert nx.has_path(graph, by[wanted[earlier]], action)
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("micro_batches", [8, 40])
+def test_few_gradients_are_on_their_way(stages: int, micro_batches: int) -> None:
+    """Without the proof a rank on gloo would keep those of all micro-batches."""
+    made = SCHEDULES["1f1b"](stages, 1, micro_batches)
+    for stage in range(1, stages):
+        most = max(_on_their_way(made[stage], messages(made, stage)))
+        assert most <= stages - stage + 1
+
+
+def _on_their_way(order: list[Action], found: dict[Action, Messages]) -> Iterator[int]:
+    """Yield the gradients of earlier actions that have not arrived when each action begins."""
+    waiting = 0
+    for action in order:
+        waiting -= sum(each.kind == "backward" for each in found[action].arrived)
+        yield waiting
+        waiting += action.kind == "backward"

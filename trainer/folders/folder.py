@@ -1,0 +1,222 @@
+"""Layout and exclusive lock of a run's folder.
+
+    run.yaml model.yaml mixture.yaml plan.json      the resolved run
+    about.json                                      parameters, layers, schedule, counted
+    layout.yaml measured.json                       its layout plan; measured beside predicted
+    metrics.jsonl ledger.jsonl events.jsonl         what each step did
+    signals.jsonl                                   signals of watched steps, by layer
+    held-out-….json evaluations.jsonl               held-out rows and their losses
+    scores.jsonl recall.jsonl                       scores of its checkpoints
+    checkpoints/ logs/ profiles/ tensorboard/ board/
+    slurm.sh report.html
+
+The names inside these subfolders belong to the modules that write them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from ...console.errors import BusyError, RunError, StorageError, file_fault
+from ...console.explain import path_hint
+from ...dataplane.runlog import ledger
+from ...dataplane.runlog.reader import METRICS
+from ...dataplane.storage.atomic import HALF_WRITTEN
+
+RUN = "run.yaml"
+MODEL = "model.yaml"
+MIXTURE = "mixture.yaml"
+PLAN = "plan.json"
+LAYOUT = "layout.yaml"
+MEASURED = "measured.json"
+ABOUT = "about.json"
+EVENTS = "events.jsonl"
+EVALUATIONS = "evaluations.jsonl"
+SIGNALS = "signals.jsonl"
+SCORES = "scores.jsonl"
+RECALL = "recall.jsonl"
+CHECKPOINTS = "checkpoints"
+LOGS = "logs"
+PROFILES = "profiles"
+TENSORBOARD = "tensorboard"
+BOARD = "board"
+"""Levels of detail of the curves, for the live page."""
+REPORT = "report.html"
+COMPARISON = "compare.html"
+SLURM_SCRIPT = "slurm.sh"
+SLURM_LOG = "slurm-%j.out"
+"""Log of a batch job in `logs/`; sbatch puts the job's number in."""
+SLURM_NOTE = "slurm-{job}.note"
+"""State of the current start of a batch job, in `logs/`: `saved 500`."""
+LOCK = ".lock"
+REQUESTS = {"anneal.json": "trainer anneal", "tune.json": "trainer tune"}
+"""Files that mark the folder of a request for several runs, and its command (request_folder.py)."""
+FEW = 3
+"""Runs that an error names."""
+PROBE = ".probe-"
+ORPHANS_END = 10.0
+"""Seconds in which the ranks of a killed launcher end."""
+
+
+class RunFolder:
+    """Paths of a run's files."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+        self.run = self.root / RUN
+        self.model = self.root / MODEL
+        self.mixture = self.root / MIXTURE
+        self.plan = self.root / PLAN
+        self.layout = self.root / LAYOUT
+        self.measured = self.root / MEASURED
+        self.about = self.root / ABOUT
+        self.metrics = self.root / METRICS
+        self.ledger = self.root / ledger.NAME
+        self.events = self.root / EVENTS
+        self.evaluations = self.root / EVALUATIONS
+        self.signals = self.root / SIGNALS
+        self.scores = self.root / SCORES
+        self.recall = self.root / RECALL
+        self.checkpoints = self.root / CHECKPOINTS
+        self.logs = self.root / LOGS
+        self.profiles = self.root / PROFILES
+        self.tensorboard = self.root / TENSORBOARD
+        self.report = self.root / REPORT
+        self.comparison = self.root / COMPARISON
+        self.slurm = self.root / SLURM_SCRIPT
+
+    @property
+    def records(self) -> tuple[Path, ...]:
+        """The files that a resume cuts back to its checkpoint."""
+        return self.metrics, self.ledger, self.evaluations, self.signals
+
+    def held_out(self, digest: str) -> Path:
+        """Plan of the held-out rows; `digest` is that of the settings that choose them."""
+        return self.root / f"held-out-{digest}.json"
+
+    @property
+    def begun(self) -> bool:
+        """True if the folder holds a run. A run.yaml alone is one that a person or a recipe has
+        written."""
+        by_starts = (self.checkpoints, self.logs, self.about, self.metrics, self.events)
+        return self.run.exists() and any(path.exists() for path in by_starts)
+
+    def check_is_run(self) -> None:
+        if not self.begun:
+            raise RunError(f"there is no run in {self.root}{self.request}", hint=self.hint)
+
+    @property
+    def request(self) -> str:
+        """What a folder that holds no run is, for errors; empty if it is not known."""
+        names = [name for name in REQUESTS if (self.root / name).exists()]
+        return f": it is the folder of a `{REQUESTS[names[0]]}`" if names else ""
+
+    @property
+    def hint(self) -> str:
+        """What to name in place of a folder that holds no run: those below it that do."""
+        below = [*self.root.glob("*/" + RUN), *self.root.glob("*/*/" + RUN)]
+        runs = [str(path.parent) for path in sorted(below) if RunFolder(path.parent).begun]
+        if not runs:
+            return path_hint(self.root, "name a folder that `trainer run … --out` has made")
+        more = f", … ({len(runs):,} runs)" if len(runs) > FEW else ""
+        return f"name a run in it: {', '.join(runs[:FEW])}{more}"
+
+    def check_free(self) -> None:
+        """Refuse a folder that holds anything but a run, or the remains of a start that was
+        killed before its run began."""
+        if self.root.is_dir() and not self.begun:
+            others = [path.name for path in self.root.iterdir() if not self._is_remains(path)]
+            if others:
+                raise RunError(
+                    f"{self.root} holds other files ({', '.join(sorted(others)[:3])}) and no run",
+                    hint="choose another --out",
+                )
+
+    def _is_remains(self, path: Path) -> bool:
+        """True for files that a start writes before run.yaml. `Job.save` writes run.yaml last, so
+        a folder without it has taken no step."""
+        if path in (self.checkpoints, self.logs):  # a batch job opens its log before it starts
+            log = SLURM_LOG.partition("%")[0]
+            return all(file.name.startswith(log) for file in path.iterdir())
+        written = (self.model, self.mixture, self.plan, self.layout, self.slurm)
+        half = tuple(f".{file.name}." for file in (*written, self.run))
+        return path in written or path.name == LOCK or path.name.startswith((PROBE, *half))
+
+    def prepare(self) -> None:
+        """Make the folder, and check that it can be written to."""
+        probe = self.root / f"{PROBE}{uuid.uuid4().hex[:8]}"
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            self.logs.mkdir(exist_ok=True)
+            probe.write_bytes(b"headrace")
+            probe.unlink(missing_ok=True)  # the holder of the lock may have cleared it already
+        except OSError as error:
+            raise StorageError(
+                f"cannot write to the run's folder {self.root}: {file_fault(error)[0]}",
+                hint="choose another --out, or fix its permissions",
+            ) from None
+
+    def clear(self) -> None:
+        """Remove half-written files of starts that were killed."""
+        for path in self.root.iterdir():
+            if HALF_WRITTEN.fullmatch(path.name) or path.name.startswith(PROBE):
+                path.unlink(missing_ok=True)
+
+    @property
+    def holder_has_ended(self) -> bool:
+        """True if the process that held the lock last ran on this machine and has ended."""
+        lock = self.root / LOCK
+        return lock.exists() and _has_ended(lock.read_text().strip())
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[int]:
+        """Hold the folder's lock. It belongs to the open file: it ends with the last process that
+        inherited the descriptor."""
+        descriptor = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            self._lock(descriptor)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _lock(self, descriptor: int) -> None:
+        """Lock the open file. Wait for ranks whose launcher was killed: they end at once."""
+        deadline = time.monotonic() + ORPHANS_END
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except OSError:
+                holder = os.pread(descriptor, 100, 0).decode().strip()
+            if not _has_ended(holder):
+                what = holder or "another process"
+                hint = "wait until it has ended, or choose another --out"
+            elif time.monotonic() > deadline:
+                what = f"ranks that {holder} started; that process has ended"
+                hint = f"end them: `fuser {self.root / LOCK}` prints their process ids"
+            else:
+                time.sleep(0.1)
+                continue
+            raise BusyError(f"{self.root} is in use by {what}", hint=hint)
+
+
+def _has_ended(holder: str) -> bool:
+    """Return True if the lock names a process of this machine that has ended."""
+    match = re.fullmatch(r"process (\d+) on (.+)", holder)
+    if match is None or match[2] != os.uname().nodename:
+        return False
+    try:
+        os.kill(int(match[1]), 0)
+    except OSError as error:
+        return error.errno == errno.ESRCH
+    return False
