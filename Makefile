@@ -22,8 +22,8 @@ help:  ## list the targets
 run: $(RUNS)  ## install headrace and run the demo: corpus to trained model
 	$(BIN)/headrace demo --out $(OUT)
 
-test: $(TESTS)  ## run the tests that need no server and no long time
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not server and not long"
+test: $(TESTS)  ## run the tests that need no server and no long time; their durations: build/tests.xml
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not server and not long" --junit-xml build/tests.xml
 
 test-quick: $(TESTS)  ## run the tests that take a few seconds at most
 	$(BIN)/python -m pytest -m "not server and not long and not slow"
