@@ -91,6 +91,19 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
+def set_request_policy(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that sets the policy of all requests of this process, whose threads send
+    some of them."""
+    from headrace.dataplane.storage import remote
+
+    def set_policy(**fields: float) -> None:
+        policy = remote.RequestPolicy(**fields)  # type: ignore[arg-type]
+        monkeypatch.setattr(remote, "POLICY", policy)
+
+    return set_policy
+
+
+@pytest.fixture
 def no_aws_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fsspec
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -31,14 +32,37 @@ log = get_logger(__name__)
 
 _first = ContextVar("first requests", default=False)
 
-ATTEMPTS = 8
-FIRST_PAUSE = 0.2
-LONGEST_PAUSE = 20.0
 PROBE = 5.0
 """Seconds within which a host refuses a connection, if it does."""
-SLOWEST, STALLED = 256 << 10, 120.0
-"""A write times out after STALLED seconds plus its size over SLOWEST bytes per second. Without a
-limit, a store that accepts nothing blocks until TCP gives up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestPolicy:
+    """When a request is sent again, and when a write times out."""
+
+    attempts: int = 8
+    first_pause: float = 0.2
+    """Seconds before the second attempt, times a random number around 1; each pause is twice as
+    long as the one before it."""
+    max_pause: float = 20.0
+    stall_seconds: float = 120.0
+    """Seconds after which a write times out, plus its size over `min_bytes_per_second`. Without a
+    limit, a store that accepts nothing blocks until TCP gives up."""
+    min_bytes_per_second: int = 256 << 10
+
+    def pauses(self) -> Iterator[float]:
+        """Yield the pause after each attempt."""
+        pause = self.first_pause
+        for _ in range(self.attempts):
+            yield pause * random.uniform(0.5, 1.5)
+            pause = min(pause * 2, self.max_pause)
+
+    def write_timeout(self, size: int) -> float:
+        """Return the seconds after which a write of `size` bytes times out."""
+        return self.stall_seconds + size / self.min_bytes_per_second
+
+
+POLICY = RequestPolicy()
 
 
 def file_system(url: str) -> tuple[Any, str]:
@@ -118,14 +142,14 @@ def request(verb: str, url: str, act: Callable[[Any, str], T]) -> T:
 
 def retry(verb: str, url: str, act: Callable[[], T]) -> T:
     """Run `act()`; on transient errors run it again, after growing pauses."""
-    for attempt, pause in enumerate(_pauses(), start=1):
+    for attempt, pause in enumerate(POLICY.pauses(), start=1):
         try:
             return act()
         except UserError:
             raise
         except Exception as error:  # fsspec's back ends share no class for transient errors
             final = not is_transient(error) or (refuses_connections(error) and _first.get())
-            if attempt == ATTEMPTS or final:
+            if attempt == POLICY.attempts or final:
                 raise storage_error(verb, url, error) from error
             reason = message_of(error)
             log.warning("cannot %s %s (%s); retrying in %.1f s", verb, url, reason, pause)
@@ -146,11 +170,4 @@ def first_requests() -> Iterator[None]:
 
 def limit(fs: Any, size: int) -> dict[str, float]:
     """Return the time-out of a write as arguments; only fsspec's async back ends take one."""
-    return {"timeout": STALLED + size / SLOWEST} if fs.async_impl else {}
-
-
-def _pauses() -> Iterator[float]:
-    pause = FIRST_PAUSE
-    for _ in range(ATTEMPTS):
-        yield pause * random.uniform(0.5, 1.5)
-        pause = min(pause * 2, LONGEST_PAUSE)
+    return {"timeout": POLICY.write_timeout(size)} if fs.async_impl else {}

@@ -72,7 +72,7 @@ def _checked(url: str, read: Callable[[], Data], check: Callable[[Data], T]) -> 
             if attempt == ANSWERS:
                 raise _accused(error, answers) from None
             log.warning("%s; asking the store again", error.what)
-            time.sleep(remote.FIRST_PAUSE * attempt)
+            time.sleep(remote.POLICY.first_pause * attempt)
     raise AssertionError("unreachable")
 
 

@@ -46,10 +46,11 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 @pytest.fixture
-def faulty(bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
+def faulty(
+    bucket: str, monkeypatch: pytest.MonkeyPatch, set_request_policy: Callable[..., None]
+) -> Iterator[FaultyStore]:
     """A proxy before the server."""
-    monkeypatch.setattr(remote, "FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(remote, "ATTEMPTS", ANSWERS)
+    set_request_policy(first_pause=0.001, attempts=ANSWERS)
     impatient = {"retries": {"max_attempts": 0}}  # only headrace retries
     monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": impatient})
     monkeypatch.setattr(fsspec.get_filesystem_class("s3"), "retries", 1)
@@ -229,14 +230,17 @@ def test_settings_that_obstore_does_not_know_leave_reading_to_fsspec(
 
 @pytest.mark.parametrize("fault", ["failing", "expired", "reset"])
 def test_what_obstore_cannot_read_is_left_to_fsspec(
-    bucket: str, monkeypatch: pytest.MonkeyPatch, fault: str
+    bucket: str,
+    monkeypatch: pytest.MonkeyPatch,
+    set_request_policy: Callable[..., None],
+    fault: str,
 ) -> None:
     storage.write(f"{bucket}/name", b"data")
     port = urlsplit(os.environ["AWS_ENDPOINT_URL"]).port
     assert port is not None
     with FaultyStore(port) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.server_port}")
-        monkeypatch.setattr(remote, "FIRST_PAUSE", 0.001)
+        set_request_policy(first_pause=0.001)
         fsspec.get_filesystem_class("s3").clear_instance_cache()
         from_botocore = []
 

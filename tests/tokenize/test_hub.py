@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +15,7 @@ from support.data.corpora import ONE, read_dataset, texts
 from support.stores.hub_server import COMMIT, Hub, hub_of
 
 from headrace.console.errors import InputError, StorageError
-from headrace.dataplane.storage import remote, storage
+from headrace.dataplane.storage import storage
 from headrace.tokenize.builder.build import BuildConfig, build
 from headrace.tokenize.chat.config import ChatConfig
 from headrace.tokenize.cli import main
@@ -34,7 +34,9 @@ def parquet(rows: list[str]) -> bytes:
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_request_policy: Callable[..., None]
+) -> Iterator[Hub]:
     import huggingface_hub
     from huggingface_hub import constants, file_download
 
@@ -52,7 +54,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
             "tokenizer_config.json": json.dumps({"chat_template": TEMPLATE}).encode(),
         },
     }
-    monkeypatch.setattr(remote, "FIRST_PAUSE", 0.01)
+    set_request_policy(first_pause=0.01)
     with hub_of(repositories) as served:
         monkeypatch.setattr(constants, "ENDPOINT", served.endpoint)
         template = served.endpoint + "/{repo_id}/resolve/{revision}/{filename}"

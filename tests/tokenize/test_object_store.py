@@ -23,7 +23,7 @@ from support.stores.swift import Swift, install
 
 from headrace.console.errors import StorageError
 from headrace.dataplane.datasets import manifest
-from headrace.dataplane.storage import remote, storage
+from headrace.dataplane.storage import storage
 from headrace.tokenize.builder.build import BuildConfig, build
 from headrace.tokenize.card import card
 from headrace.tokenize.chat.config import ChatConfig
@@ -65,12 +65,14 @@ def moto(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 
 @pytest.fixture
-def faulty(moto: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
+def faulty(
+    moto: int, monkeypatch: pytest.MonkeyPatch, set_request_policy: Callable[..., None]
+) -> Iterator[FaultyStore]:
     """Send all requests through a proxy; only headrace retries, and with short pauses."""
     impatient = {"read_timeout": 5, "retries": {"max_attempts": 0}}
     monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": impatient})
     monkeypatch.setattr(fsspec.get_filesystem_class("s3"), "retries", 1)
-    monkeypatch.setattr(remote, "FIRST_PAUSE", 0.001)
+    set_request_policy(first_pause=0.001)
     with FaultyStore(moto) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.server_port}")
         fsspec.get_filesystem_class("s3").clear_instance_cache()

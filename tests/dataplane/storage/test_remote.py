@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -28,10 +28,9 @@ class Flaky(MemoryFileSystem):
 
 
 @pytest.fixture
-def flaky(monkeypatch: pytest.MonkeyPatch) -> type[Flaky]:
+def flaky(set_request_policy: Callable[..., None]) -> type[Flaky]:
     fsspec.register_implementation("flaky", Flaky, clobber=True)
-    monkeypatch.setattr(remote, "FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(remote, "LONGEST_PAUSE", 0.002)
+    set_request_policy(first_pause=0.001, max_pause=0.002)
     Flaky.failures = []
     return Flaky
 
@@ -46,7 +45,7 @@ def test_permanent_errors_are_raised(flaky: type[Flaky]) -> None:
     flaky.failures = [TimeoutError("no answer")] * 50
     with pytest.raises(StorageError, match=r"flaky://x: no answer"):
         storage.read("flaky://x")
-    assert len(flaky.failures) == 50 - remote.ATTEMPTS
+    assert len(flaky.failures) == 50 - remote.POLICY.attempts
     flaky.failures = [PermissionError()] * 3
     with pytest.raises(StorageError, match="access is denied"):
         storage.read("flaky://x")
@@ -119,13 +118,14 @@ def test_a_proxy_resolves_names_by_itself(
 
 
 def test_a_write_to_a_stalled_store_times_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    set_request_policy: Callable[..., None],
 ) -> None:
     """The server accepts connections and reads nothing; TCP alone would not give up."""
-    monkeypatch.setattr(remote, "STALLED", 0.5)
-    monkeypatch.setattr(remote, "SLOWEST", 1 << 30)
-    monkeypatch.setattr(remote, "ATTEMPTS", 2)
-    monkeypatch.setattr(remote, "FIRST_PAUSE", 0.001)
+    set_request_policy(
+        attempts=2, first_pause=0.001, stall_seconds=0.5, min_bytes_per_second=1 << 30
+    )
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test")
     source = tmp_path / "large"

@@ -8,7 +8,7 @@ import json
 import re
 import ssl
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -20,7 +20,6 @@ import pytest
 from support.data.corpora import ONE, read_dataset, texts
 
 from headrace.console.errors import InputError, StorageError
-from headrace.dataplane.storage import remote
 from headrace.tokenize.builder.build import BuildConfig, build
 from headrace.tokenize.corpus.inputs import find_files
 from headrace.tokenize.files import open_file
@@ -81,9 +80,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(remote, "FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(remote, "LONGEST_PAUSE", 0.002)
+def web(tmp_path: Path, set_request_policy: Callable[..., None]) -> Iterator[str]:
+    set_request_policy(first_pause=0.001, max_pause=0.002)
     (tmp_path / "a.jsonl").write_bytes(LINES)
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(LINES))
     (tmp_path / "empty.jsonl").touch()
@@ -157,9 +155,8 @@ def test_a_file_that_always_ends_early_is_an_error(web: str) -> None:
         read(f"{web}/always-cut/a.jsonl")
 
 
-def test_an_unreachable_server_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(remote, "LONGEST_PAUSE", 0.002)
+def test_an_unreachable_server_is_an_error(set_request_policy: Callable[..., None]) -> None:
+    set_request_policy(first_pause=0.001, max_pause=0.002)
     with pytest.raises(StorageError, match="refused"):
         find_files(["http://127.0.0.1:9/a.jsonl"], SourceConfig())
 
