@@ -10,7 +10,7 @@ from ..files.input_file import DamagedFile, File
 from ..files.open_file import open_file
 from .columns import column_kinds, columns_to_read, schema_problem, small_batches, texts_of
 from .fields import FieldKind
-from .format import BadRecord, CorpusFormat, Slice, SourceConfig, Texts
+from .format import LIMITS, BadRecord, CorpusFormat, ReadLimits, Slice, SourceConfig, Texts
 
 
 class Arrow(CorpusFormat):
@@ -39,7 +39,9 @@ class Arrow(CorpusFormat):
             slices.append(Slice(file, start, end, sum(rows[:start]), share))
         return slices
 
-    def read(self, part: Slice, config: SourceConfig) -> Iterator[Texts]:
+    def read(
+        self, part: Slice, config: SourceConfig, limits: ReadLimits = LIMITS
+    ) -> Iterator[Texts]:
         import pyarrow as pa
 
         name = part.file.name
@@ -56,8 +58,8 @@ class Arrow(CorpusFormat):
             columns = columns_to_read(opened.schema, config)
             for batch in _batches(opened, part):
                 yield Texts([], [], size=batch.nbytes)
-                for piece in small_batches(batch.select(columns), config):
-                    yield texts_of(piece, number, config, name, "row", 0)
+                for piece in small_batches(batch.select(columns), config, limits):
+                    yield texts_of(piece, number, config, limits, name, "row", 0)
                     number += len(piece)
         except (pa.ArrowInvalid, OSError) as error:
             yield Texts([], [], None, [BadRecord("damaged file", str(error), name, number, "row")])

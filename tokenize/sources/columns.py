@@ -10,7 +10,6 @@ import numpy as np
 from ...dataplane.arrays import Int64
 from ...dataplane.tokenizers.marks import Marks
 from ..chat.problems import ChatProblem
-from ..files.input_file import BLOCK_BYTES
 from .fields import (
     FieldKind,
     arrow_schema,
@@ -20,7 +19,7 @@ from .fields import (
     root_column,
     type_problem,
 )
-from .format import LARGEST_DOCUMENT, BadRecord, Slice, SourceConfig, Texts
+from .format import BadRecord, ReadLimits, Slice, SourceConfig, Texts
 
 if TYPE_CHECKING:
     from ..chat.conversation import Chat
@@ -87,14 +86,14 @@ def schema_problem(schema: Any, part: Slice, config: SourceConfig) -> Texts | No
     return Texts([], [], None, problems, part.size)
 
 
-def small_batches(batch: Any, config: SourceConfig) -> Iterator[Any]:
-    """Cut a batch into pieces of at most BLOCK_BYTES of text, or of one row: Python strings take
+def small_batches(batch: Any, config: SourceConfig, limits: ReadLimits) -> Iterator[Any]:
+    """Cut a batch into pieces of at most `block_bytes` of text, or of one row: Python strings take
     more memory than columns."""
     ends = np.cumsum(_row_sizes(batch, config))
     first = 0
     while first < len(batch):
         before = int(ends[first - 1]) if first else 0
-        last = int(np.searchsorted(ends, before + BLOCK_BYTES, side="right"))
+        last = int(np.searchsorted(ends, before + limits.block_bytes, side="right"))
         last = max(first + 1, last)
         yield batch.slice(first, last - first)
         first = last
@@ -123,14 +122,19 @@ def _sizes(column: Any) -> Int64:
 
 
 def texts_of(
-    batch: Any, first: int, config: SourceConfig, name: str, unit: str, size: int
+    batch: Any,
+    first: int,
+    config: SourceConfig,
+    limits: ReadLimits,
+    name: str,
+    unit: str,
+    size: int,
 ) -> Texts:
     """Return the texts of a batch whose first row has position `first`."""
     import pyarrow as pa
 
-    if len(batch) == 1 and _row_sizes(batch, config)[0] > LARGEST_DOCUMENT:
-        what = f"a document of more than {LARGEST_DOCUMENT >> 20} MiB"
-        return Texts([], [], None, [BadRecord("too large", what, name, first, unit)], size)
+    if len(batch) == 1 and _row_sizes(batch, config)[0] > limits.document_bytes:
+        return Texts([], [], None, [BadRecord(*limits.too_large, name, first, unit)], size)
     texts, problems = _values(batch, first, config, name, unit)
     marks: list[Marks] = []
     if config.chat is not None:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..files.input_file import BLOCK_BYTES, DamagedFile, File
+from ..files.input_file import DamagedFile, File
 from ..files.open_file import HEAD_BYTES, decompressed, is_compressed, open_file, read_full
 from ..files.web import is_web
-from .format import LARGEST_DOCUMENT, BadRecord, Slice
+from .format import LIMITS, BadRecord, ReadLimits, Slice
 
 BOM = b"\xef\xbb\xbf"
 """Byte-order mark that some files begin with, to say that they are UTF-8. It is not text."""
@@ -55,27 +55,34 @@ def cut_bytes(file: File, delimiter: bytes, size: int) -> list[Slice]:
 
 
 def record_blocks(
-    part: Slice, delimiter: bytes, *, unit: str, split: bool
+    part: Slice, delimiter: bytes, limits: ReadLimits = LIMITS, *, unit: str, split: bool
 ) -> Iterator[RecordBlock]:
     """Yield the records that start in a slice, in blocks.
 
-    A record larger than LARGEST_DOCUMENT is cut into pieces if `split`; else it is skipped and
+    A record larger than `document_bytes` is cut into pieces if `split`; else it is skipped and
     reported as a BadRecord.
     """
     begun = part.start > 0
-    for block in _blocks(part, delimiter, unit, split):
+    for block in _blocks(part, delimiter, limits, unit, split):
         if not begun and block.records:
             block = replace(block, data=block.data.removeprefix(BOM))
             begun = True
         yield block
 
 
-def _blocks(part: Slice, delimiter: bytes, unit: str, split: bool) -> Iterator[RecordBlock]:
-    reader = _chunks(part, delimiter)
+def _blocks(
+    part: Slice, delimiter: bytes, limits: ReadLimits, unit: str, split: bool
+) -> Iterator[RecordBlock]:
+    max_bytes = limits.document_bytes
+    reader = _chunks(part, delimiter, limits.block_bytes)
     number = part.first
     carry = b""
     broken: str | None = None
     skipping_record = False
+
+    def problem(kind: str, what: str) -> BadRecord:
+        return BadRecord(kind, what, part.file.name, number, unit)
+
     while True:
         try:
             chunk, read = next(reader, (b"", 0))
@@ -90,15 +97,15 @@ def _blocks(part: Slice, delimiter: bytes, unit: str, split: bool) -> Iterator[R
             if skipping_record:
                 carry = data[-len(delimiter) :]
                 yield RecordBlock(b"", number, 0, read)
-            elif len(data) > LARGEST_DOCUMENT:
+            elif len(data) > max_bytes:
                 if split:
-                    piece = first_piece(data)
+                    piece = first_piece(data, limits)
                     carry = data[len(piece) :]
                     yield RecordBlock(piece, number, 1, read)
                 else:
                     skipping_record = True
                     carry = data[-len(delimiter) :]
-                    yield RecordBlock(b"", number, 0, read, _too_large(part, number, unit))
+                    yield RecordBlock(b"", number, 0, read, problem(*limits.too_large))
             else:
                 yield RecordBlock(b"", number, 0, read)
             continue
@@ -112,15 +119,15 @@ def _blocks(part: Slice, delimiter: bytes, unit: str, split: bool) -> Iterator[R
                 yield RecordBlock(b"", number, 0, read)
                 continue
         # Only the first record can be too large: the others began in this chunk.
-        if len(whole) > LARGEST_DOCUMENT:
+        if len(whole) > max_bytes:
             end = whole.find(delimiter)
             record = whole if end < 0 else whole[:end]
-            while split and len(record) > LARGEST_DOCUMENT:
-                piece = first_piece(record)
+            while split and len(record) > max_bytes:
+                piece = first_piece(record, limits)
                 yield RecordBlock(piece, number, 1, 0)
                 record, whole = record[len(piece) :], whole[len(piece) :]
-            if len(record) > LARGEST_DOCUMENT:
-                yield RecordBlock(b"", number, 0, 0, _too_large(part, number, unit))
+            if len(record) > max_bytes:
+                yield RecordBlock(b"", number, 0, 0, problem(*limits.too_large))
                 number += 1
                 whole = b"" if end < 0 else whole[end + len(delimiter) :]
                 if end < 0:
@@ -130,13 +137,12 @@ def _blocks(part: Slice, delimiter: bytes, unit: str, split: bool) -> Iterator[R
         yield RecordBlock(whole, number, records, read)
         number += records
     if broken is not None:
-        problem = BadRecord("damaged file", broken, part.file.name, number, unit)
-        yield RecordBlock(b"", number, 0, 0, problem)
+        yield RecordBlock(b"", number, 0, 0, problem("damaged file", broken))
     elif carry and not skipping_record:
         yield RecordBlock(carry, number, 1, 0)
 
 
-def _chunks(part: Slice, delimiter: bytes) -> Iterator[tuple[bytes, int]]:
+def _chunks(part: Slice, delimiter: bytes, block_bytes: int) -> Iterator[tuple[bytes, int]]:
     """Yield the bytes of the records that start in a slice (with the last record's delimiter), and
     the number of bytes of the file read for them."""
     if part.file.compression or (part.start == 0 and part.end >= part.file.size):
@@ -148,7 +154,7 @@ def _chunks(part: Slice, delimiter: bytes) -> Iterator[tuple[bytes, int]]:
         skipping = part.start > 0
         tail = b""
         while True:
-            chunk = read_full(stream, BLOCK_BYTES)
+            chunk = read_full(stream, block_bytes)
             if not chunk:
                 break
             data = tail + chunk
@@ -183,23 +189,16 @@ def _chunks(part: Slice, delimiter: bytes) -> Iterator[tuple[bytes, int]]:
         yield tail, len(tail)
 
 
-def first_piece(data: bytes) -> bytes:
+def first_piece(data: bytes, limits: ReadLimits) -> bytes:
     """Return the first piece of a long text, cut before a near space or else between
     characters."""
-    end = min(BLOCK_BYTES, LARGEST_DOCUMENT // 2)
+    end = min(limits.block_bytes, limits.document_bytes // 2)
     space = data.rfind(b" ", end - 4096, end)
     if space > 0:
         return data[:space]
     while end < len(data) and data[end] & 0xC0 == 0x80:
         end -= 1
     return data[:end]
-
-
-def _too_large(part: Slice, number: int, unit: str) -> BadRecord:
-    limit = LARGEST_DOCUMENT >> 20
-    return BadRecord(
-        "too large", f"a document of more than {limit} MiB", part.file.name, number, unit
-    )
 
 
 def is_utf8(data: bytes) -> bool:

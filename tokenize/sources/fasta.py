@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..files.input_file import File
 from .delimited import cut_bytes, record_blocks
-from .format import BadRecord, CorpusFormat, Slice, SourceConfig, Texts
+from .format import LIMITS, BadRecord, CorpusFormat, ReadLimits, Slice, SourceConfig, Texts
 
 DELIMITER = b"\n>"
 UNIT = "record"
@@ -24,10 +24,13 @@ class Fasta(CorpusFormat):
     def cut(self, file: File, config: SourceConfig, size: int) -> list[Slice]:
         return cut_bytes(file, DELIMITER, size)
 
-    def read(self, part: Slice, config: SourceConfig) -> Iterator[Texts]:
+    def read(
+        self, part: Slice, config: SourceConfig, limits: ReadLimits = LIMITS
+    ) -> Iterator[Texts]:
         name = part.file.name
         previous: tuple[int, str | None] = (-1, None)
-        for block in record_blocks(part, DELIMITER, unit=UNIT, split=config.split_large):
+        split = config.split_large
+        for block in record_blocks(part, DELIMITER, limits, unit=UNIT, split=split):
             texts: list[str] = []
             positions: list[int] = []
             ids: list[str | None] = []

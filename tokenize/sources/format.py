@@ -12,16 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from ..files.input_file import File
+from ..files.input_file import BLOCK_BYTES, File
 from .fields import FieldKind, KeptField, check_names
 
 if TYPE_CHECKING:
     from ...dataplane.tokenizers.marks import Marks
-
-LARGEST_DOCUMENT = 32 << 20
-"""Bytes of text. A worker holds a document several times (its text, where one emoji makes Python
-take four bytes for every character; its ids; the shard it goes into) and must stay below 1 GiB."""
-
 
 TextDocuments = Literal["file", "line", "separator"]
 OnError = Literal["fail", "skip"]
@@ -54,6 +49,26 @@ class SourceConfig:
             raise ValueError("separator is empty")
         if self.separator != "\n\n" and self.text_documents != "separator":
             raise ValueError("separator needs text_documents: separator")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadLimits:
+    """Bytes that a reader holds in memory."""
+
+    block_bytes: int = BLOCK_BYTES
+    """Bytes of a file, or of its texts, that are read at once."""
+    document_bytes: int = 32 << 20
+    """Bytes of the longest text. A worker holds a document several times (its text, where one emoji
+    makes Python take four bytes for every character; its ids; the shard it goes into) and must stay
+    below 1 GiB."""
+
+    @property
+    def too_large(self) -> tuple[str, str]:
+        """Kind and text of the bad record for a longer text."""
+        return "too large", f"a document of more than {self.document_bytes >> 20} MiB"
+
+
+LIMITS = ReadLimits()
 
 
 @dataclass(frozen=True)
@@ -142,7 +157,9 @@ class CorpusFormat(ABC):
         """Cut a file into slices of about `size` bytes, or raise DamagedFile."""
 
     @abstractmethod
-    def read(self, part: Slice, config: SourceConfig) -> Iterator[Texts]:
+    def read(
+        self, part: Slice, config: SourceConfig, limits: ReadLimits = LIMITS
+    ) -> Iterator[Texts]:
         """Read the documents of a slice. Records that cannot be read are in `problems`."""
 
     def field_kinds(self, part: Slice, names: Sequence[str]) -> dict[str, set[FieldKind | str]]:

@@ -12,7 +12,7 @@ from ..chat.problems import ChatProblem
 from ..files.input_file import File
 from .delimited import cut_bytes, record_blocks
 from .fields import FieldKind, FieldProblem, kind_of, look_up, table_of, value_of
-from .format import BadRecord, CorpusFormat, Slice, SourceConfig, Texts
+from .format import LIMITS, BadRecord, CorpusFormat, ReadLimits, Slice, SourceConfig, Texts
 
 DELIMITER = b"\n"
 UNIT = "line"
@@ -27,9 +27,11 @@ class Jsonl(CorpusFormat):
     def cut(self, file: File, config: SourceConfig, size: int) -> list[Slice]:
         return cut_bytes(file, DELIMITER, size)
 
-    def read(self, part: Slice, config: SourceConfig) -> Iterator[Texts]:
+    def read(
+        self, part: Slice, config: SourceConfig, limits: ReadLimits = LIMITS
+    ) -> Iterator[Texts]:
         name = part.file.name
-        for block in record_blocks(part, DELIMITER, unit=UNIT, split=False):
+        for block in record_blocks(part, DELIMITER, limits, unit=UNIT, split=False):
             texts: list[str] = []
             marks: list[Marks] = []
             positions: list[int] = []

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..files.input_file import BLOCK_BYTES, DamagedFile, File
+from ..files.input_file import DamagedFile, File
 from ..files.open_file import open_file
 from .columns import column_kinds, columns_to_read, schema_problem, small_batches, texts_of
 from .fields import FieldKind
-from .format import BadRecord, CorpusFormat, Slice, SourceConfig, Texts
+from .format import LIMITS, BadRecord, CorpusFormat, ReadLimits, Slice, SourceConfig, Texts
 
 ROWS = 256
 """Most rows read at once."""
@@ -38,7 +38,9 @@ class Parquet(CorpusFormat):
                     start, first, total = number + 1, rows, 0
         return slices
 
-    def read(self, part: Slice, config: SourceConfig) -> Iterator[Texts]:
+    def read(
+        self, part: Slice, config: SourceConfig, limits: ReadLimits = LIMITS
+    ) -> Iterator[Texts]:
         import pyarrow as pa
 
         name = part.file.name
@@ -57,14 +59,14 @@ class Parquet(CorpusFormat):
             total = sum(group.total_byte_size for group in groups)
             try:
                 for batch in opened.iter_batches(
-                    min(ROWS, 1 + BLOCK_BYTES * rows // max(1, total)),
+                    min(ROWS, 1 + limits.block_bytes * rows // max(1, total)),
                     row_groups=list(range(part.start, part.end)),
                     columns=columns_to_read(opened.schema_arrow, config),
                     use_threads=False,
                 ):
-                    for piece in small_batches(batch, config):
+                    for piece in small_batches(batch, config, limits):
                         size = part.size * len(piece) // max(1, rows)
-                        yield texts_of(piece, number, config, name, "row", size)
+                        yield texts_of(piece, number, config, limits, name, "row", size)
                         number += len(piece)
             except (pa.ArrowInvalid, OSError) as error:
                 yield Texts(

@@ -15,12 +15,12 @@ import posixpath
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ..files.input_file import BLOCK_BYTES, DamagedFile, File
+from ..files.input_file import DamagedFile, File
 from ..files.open_file import decompressed
 from .columns import column_problem, own_columns
 from .delimited import BOM
 from .fields import FieldKind, FieldProblem, table_of, value_of_text
-from .format import LARGEST_DOCUMENT, BadRecord, CorpusFormat, Slice, SourceConfig, Texts
+from .format import LIMITS, BadRecord, CorpusFormat, ReadLimits, Slice, SourceConfig, Texts
 
 UNIT = "row"
 TAB_ENDINGS = ("tsv", "tab")
@@ -38,10 +38,12 @@ class Separated(CorpusFormat):
     def cut(self, file: File, config: SourceConfig, size: int) -> list[Slice]:
         return [Slice(file, 0, file.size, 0, file.size)]
 
-    def read(self, part: Slice, config: SourceConfig) -> Iterator[Texts]:
+    def read(
+        self, part: Slice, config: SourceConfig, limits: ReadLimits = LIMITS
+    ) -> Iterator[Texts]:
         name = part.file.name
-        lines = _Lines(part.file)
-        csv.field_size_limit(LARGEST_DOCUMENT)  # a limit of the process; each reader sets the same
+        lines = _Lines(part.file, limits)
+        csv.field_size_limit(limits.document_bytes)  # of the process; each reader sets the same
         needed = [field.name for field in config.keep if not field.optional]
         needed = [*own_columns(config, ()), *needed]
         number = -1  # of the row before the first one, which names the columns
@@ -55,13 +57,13 @@ class Separated(CorpusFormat):
             if (what := column_problem(header, wanted)) is not None:
                 yield Texts([], [], None, [BadRecord("other schema", what, name)], lines.take())
                 return
-            block = _Block(header, config, name)
+            block = _Block(header, config, limits, name)
             while True:
                 try:
                     row = next(rows, None)
                 except csv.Error as error:
                     number += 1
-                    block.reject(number, *_fault(error))
+                    block.reject(number, *_fault(error, limits))
                     continue
                 if row is None:
                     break
@@ -69,11 +71,11 @@ class Separated(CorpusFormat):
                     continue
                 number += 1
                 block.add(number, row, lines.broken())
-                if block.size >= BLOCK_BYTES:
+                if block.size >= limits.block_bytes:
                     yield block.take(lines.take())
             yield block.take(lines.take())
         except csv.Error as error:
-            kind, what = _fault(error)
+            kind, what = _fault(error, limits)
             yield Texts([], [], None, [BadRecord(kind, what, name)], lines.take())
         except DamagedFile as error:
             problem = BadRecord("damaged file", str(error), name, number + 1, UNIT)
@@ -85,7 +87,7 @@ class Separated(CorpusFormat):
         def has_one(header: list[str]) -> bool:
             return not set(names).isdisjoint(header)
 
-        rows = _rows(_Lines(part.file), part.file.name, has_one)
+        rows = _rows(_Lines(part.file, LIMITS), part.file.name, has_one)
         header = next(rows, [])
         return {name: {"string"} for name in names if name in header}
 
@@ -96,8 +98,10 @@ FORMAT = Separated()
 class _Block:
     """Gathers the documents of consecutive rows."""
 
-    def __init__(self, header: list[str], config: SourceConfig, name: str) -> None:
-        self.width, self.name = len(header), name
+    def __init__(
+        self, header: list[str], config: SourceConfig, limits: ReadLimits, name: str
+    ) -> None:
+        self.width, self.limits, self.name = len(header), limits, name
         self.text = header.index(config.text_field)
         self.id = None if config.id_field is None else header.index(config.id_field)
         self.keep = [
@@ -124,9 +128,9 @@ class _Block:
         if broken and _has_bytes("".join([text, id or "", *kept])):
             self.reject(number, "invalid UTF-8", "bytes of the row are not UTF-8")
             return
-        if 4 * len(text) > LARGEST_DOCUMENT and len(text.encode()) > LARGEST_DOCUMENT:
-            what = f"a document of more than {LARGEST_DOCUMENT >> 20} MiB"
-            self.reject(number, "too large", what)
+        max_bytes = self.limits.document_bytes
+        if 4 * len(text) > max_bytes and len(text.encode()) > max_bytes:
+            self.reject(number, *self.limits.too_large)
             return
         try:
             fields = [
@@ -159,10 +163,10 @@ class _Block:
 class _Lines:
     """The lines of a file, for csv's reader. Bytes that are not UTF-8 become lone surrogates."""
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: File, limits: ReadLimits) -> None:
         self._read = 0
         self._broken = False
-        self._lines = self._split(file)
+        self._lines = self._split(file, 2 * limits.document_bytes)
 
     def __iter__(self) -> _Lines:
         return self
@@ -185,7 +189,8 @@ class _Lines:
         broken, self._broken = self._broken, False
         return broken
 
-    def _split(self, file: File) -> Iterator[bytes]:
+    def _split(self, file: File, max_bytes: int) -> Iterator[bytes]:
+        """Yield lines. One of more than `max_bytes` is cut: csv's reader takes less."""
         begun, carry = False, b""
         for chunk, read in decompressed(file):
             self._read += read
@@ -194,7 +199,7 @@ class _Lines:
                 begun, data = True, data.removeprefix(BOM)
             *lines, carry = data.split(b"\n")
             yield from (line + b"\n" for line in lines)
-            if len(carry) > 2 * LARGEST_DOCUMENT:  # more than csv's reader takes
+            if len(carry) > max_bytes:
                 yield carry
                 carry = b""
         if carry:
@@ -224,10 +229,10 @@ def _rows(
     return csv.reader(itertools.chain([first], lines), delimiter=separator, strict=True)
 
 
-def _fault(error: csv.Error) -> tuple[str, str]:
+def _fault(error: csv.Error, limits: ReadLimits) -> tuple[str, str]:
     """Return the kind and the text of a bad record for an error of csv's reader."""
     if "limit" in str(error):
-        limit = LARGEST_DOCUMENT >> 20
+        limit = limits.document_bytes >> 20
         return "too large", f"a value of more than {limit} MiB, or a quote that is never closed"
     return "broken CSV", str(error)
 

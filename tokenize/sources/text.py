@@ -10,7 +10,7 @@ from ...dataplane.tokenizers import Raw
 from ..files.input_file import DamagedFile, File
 from ..files.open_file import decompressed
 from .delimited import BOM, RecordBlock, cut_bytes, first_piece, is_utf8, record_blocks
-from .format import LARGEST_DOCUMENT, BadRecord, CorpusFormat, Slice, SourceConfig, Texts
+from .format import LIMITS, BadRecord, CorpusFormat, ReadLimits, Slice, SourceConfig, Texts
 
 PROSE = (
     *("txt", "text", "md", "markdown", "mdx", "rst", "org", "adoc", "asciidoc", "textile"),
@@ -41,13 +41,16 @@ class Text(CorpusFormat):
             return [Slice(file, 0, file.size, 0, file.size)]
         return cut_bytes(file, _delimiter(config), size)
 
-    def read(self, part: Slice, config: SourceConfig) -> Iterator[Texts]:
+    def read(
+        self, part: Slice, config: SourceConfig, limits: ReadLimits = LIMITS
+    ) -> Iterator[Texts]:
         if config.text_documents == "file":
-            yield from _file_documents(part.file, config)
+            yield from _file_documents(part.file, config, limits)
             return
         delimiter = _delimiter(config)
         unit = "line" if config.text_documents == "line" else "document"
-        for block in record_blocks(part, delimiter, unit=unit, split=config.split_large):
+        split = config.split_large
+        for block in record_blocks(part, delimiter, limits, unit=unit, split=split):
             yield _texts(block, delimiter, part.file.name, unit)
 
 
@@ -98,7 +101,7 @@ def _raw(block: RecordBlock) -> Raw | None:
     return Raw(data, ends)
 
 
-def _file_documents(file: File, config: SourceConfig) -> Iterator[Texts]:
+def _file_documents(file: File, config: SourceConfig, limits: ReadLimits) -> Iterator[Texts]:
     """Read a file as one document; in pieces if it is too large and `split_large` is set."""
     data = b""
     unreported = 0  # bytes read since the last result
@@ -109,12 +112,12 @@ def _file_documents(file: File, config: SourceConfig) -> Iterator[Texts]:
             unreported += read
             if not begun and len(data) >= len(BOM):
                 data, begun = data.removeprefix(BOM), True
-            if len(data) > LARGEST_DOCUMENT:
+            if len(data) > limits.document_bytes:
                 if not config.split_large:
-                    what = f"a document of more than {LARGEST_DOCUMENT >> 20} MiB"
-                    yield Texts([], [], None, [BadRecord("too large", what, file.name)], file.size)
+                    problem = BadRecord(*limits.too_large, file.name)
+                    yield Texts([], [], None, [problem], file.size)
                     return
-                piece = first_piece(data)
+                piece = first_piece(data, limits)
                 data = data[len(piece) :]
                 yield _document(piece, file.name, unreported)
                 unreported = 0

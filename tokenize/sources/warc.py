@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..files.input_file import BLOCK_BYTES, DamagedFile, File
+from ..files.input_file import DamagedFile, File
 from ..files.open_file import decompressed
-from .format import LARGEST_DOCUMENT, BadRecord, CorpusFormat, Slice, SourceConfig, Texts
+from .format import LIMITS, BadRecord, CorpusFormat, ReadLimits, Slice, SourceConfig, Texts
 
 UNIT = "record"
 TEXTS = ("conversion", "resource")
@@ -34,9 +34,11 @@ class Warc(CorpusFormat):
     def cut(self, file: File, config: SourceConfig, size: int) -> list[Slice]:
         return [Slice(file, 0, file.size, 0, file.size)]
 
-    def read(self, part: Slice, config: SourceConfig) -> Iterator[Texts]:
+    def read(
+        self, part: Slice, config: SourceConfig, limits: ReadLimits = LIMITS
+    ) -> Iterator[Texts]:
         name = part.file.name
-        stream = _Stream(part.file)
+        stream = _Stream(part.file, limits)
         number = 0
         texts: list[str] = []
         positions: list[int] = []
@@ -52,7 +54,7 @@ class Warc(CorpusFormat):
                 break
             if record is None:
                 break
-            if (problem := record.problem()) is not None:
+            if (problem := record.problem(limits)) is not None:
                 problems.append(BadRecord(*problem, name, number, UNIT))
             elif record.type in TEXTS:
                 try:
@@ -64,7 +66,7 @@ class Warc(CorpusFormat):
                     problems.append(BadRecord("invalid UTF-8", what, name, number, UNIT))
             number += 1
             size += len(record.content)
-            if size >= BLOCK_BYTES:
+            if size >= limits.block_bytes:
                 yield Texts(texts, positions, ids, problems, stream.take())
                 texts, positions, ids, problems, size = [], [], [], [], 0
         problems += [fault] if fault is not None else []
@@ -89,7 +91,7 @@ class _Record:
     def header(self, name: str) -> str | None:
         return self.headers.get(name.lower()) or None
 
-    def problem(self) -> tuple[str, str] | None:
+    def problem(self, limits: ReadLimits) -> tuple[str, str] | None:
         """Return the kind and the text of the bad record that this one is, or None."""
         if self.type == "response":
             return (
@@ -101,16 +103,17 @@ class _Record:
         kind = self.headers.get("content-type", "no type").partition(";")[0].strip().lower()
         if kind != "text/plain":
             return "not text", f"its content is {kind}, not text/plain"
-        if self.length > LARGEST_DOCUMENT:
-            return "too large", f"a document of more than {LARGEST_DOCUMENT >> 20} MiB"
+        if self.length > limits.document_bytes:
+            return limits.too_large
         return None
 
 
 class _Stream:
     """Reads a file record by record."""
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: File, limits: ReadLimits) -> None:
         self._blocks = decompressed(file)
+        self._limits = limits
         self._data = b""
         self._at = 0
         self._read = 0
@@ -131,8 +134,9 @@ class _Stream:
                 raise ValueError
         except (KeyError, ValueError):
             raise DamagedFile("a record without a valid Content-Length") from None
-        text = headers.get("warc-type") in TEXTS and length <= LARGEST_DOCUMENT
-        content = self._content(length, keep=text)
+        small = length <= self._limits.document_bytes
+        keep = small and headers.get("warc-type") in TEXTS
+        content = self._content(length, keep=keep)
         if not self._fill(len(END)) or self._next(len(END)) != END:
             raise DamagedFile("a record does not end with two line breaks")
         return _Record(headers, content, length)

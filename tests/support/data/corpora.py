@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from headrace.dataplane.datasets import manifest
 from headrace.dataplane.datasets.dataset import Dataset
@@ -17,10 +19,11 @@ from headrace.dataplane.tokenizers import load
 from headrace.tokenize import sources
 from headrace.tokenize.corpus.inputs import find_files
 from headrace.tokenize.executors import ExecutorConfig
+from headrace.tokenize.files import open_file
 from headrace.tokenize.options import kept_field
 from headrace.tokenize.sources import corpus_format
 from headrace.tokenize.sources.fields import KeptField
-from headrace.tokenize.sources.format import BadRecord, SourceConfig
+from headrace.tokenize.sources.format import LIMITS, BadRecord, ReadLimits, SourceConfig
 
 Records = tuple[list[tuple[int, str, str | None]], list[BadRecord]]
 
@@ -68,13 +71,23 @@ def documents_with_fields(out: Path) -> list[tuple[str, dict[str, Any]]]:
     return [(text, row) for (_, text, _), row in zip(documents, rows, strict=True)]
 
 
-def read_file(path: Path, size: int = 1 << 30, **options: Any) -> Records:
+@contextmanager
+def small_blocks(size: int) -> Iterator[None]:
+    """Read and decompress files in blocks of `size` bytes, wherever a command opens them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(open_file, "BLOCK_BYTES", size)
+        yield
+
+
+def read_file(
+    path: Path, size: int = 1 << 30, limits: ReadLimits = LIMITS, **options: Any
+) -> Records:
     """Read all documents of a file, in slices of about `size` bytes."""
     config = SourceConfig(**options)
     (file,) = find_files([str(path)], config)
     documents, problems = [], []
     for part in sources.cut(file, config, size, skip_bad=False):
-        for block in corpus_format(file.format).read(part, config):
+        for block in corpus_format(file.format).read(part, config, limits):
             ids = block.ids or [None] * len(block.texts)
             documents += list(zip(block.positions, block.texts, ids, strict=True))
             problems += block.problems

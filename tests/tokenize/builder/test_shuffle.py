@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.data.corpora import read_dataset, texts, write_jsonl
+from support.data.corpora import read_dataset, small_blocks, texts, write_jsonl
 
 from headrace.dataplane.shards.documents import ShardDocuments
 from headrace.tokenize.builder import shuffle
 from headrace.tokenize.builder.shuffle import document_keys
-from headrace.tokenize.files import open_file
-from headrace.tokenize.sources import delimited
+from headrace.tokenize.sources.format import ReadLimits
+from headrace.tokenize.sources.text import Text
 
 Run = Callable[..., Path]
 
@@ -76,17 +77,16 @@ def test_a_text_read_in_pieces_is_shuffled_by_piece(
     tmp_path: Path, run_build: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A text that is too large to be read at once is read in pieces with the same position."""
-    for module in ("delimited", "text"):
-        monkeypatch.setattr(f"headrace.tokenize.sources.{module}.LARGEST_DOCUMENT", 3000)
-    for module in (open_file, delimited):
-        monkeypatch.setattr(module, "BLOCK_BYTES", 900)
+    limits = ReadLimits(block_bytes=900, document_bytes=3000)
+    monkeypatch.setattr(Text, "read", partialmethod(Text.read, limits=limits))
     count = 2000
     file = tmp_path / "a.txt"
     file.write_text("".join(f"long{k:05}" for k in range(count)))
     options: dict[str, Any] = {"max_document_tokens": 10, "shard_size": 4000}
-    plain = run_build(file, out="plain", **options)
+    with small_blocks(900):
+        plain = run_build(file, out="plain", **options)
+        out = run_build(file, shuffle=5, **options)
     assert {origin.position for origin, _, _ in read_dataset(plain)} == {0}
-    out = run_build(file, shuffle=5, **options)
     ids = sorted(ids for _, _, ids in read_dataset(out))
     assert ids == sorted(ids for _, _, ids in read_dataset(plain))
     order = [int(text[4:]) for _, text, _ in read_dataset(out) if len(text) == 9]

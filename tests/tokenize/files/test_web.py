@@ -17,12 +17,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.data.corpora import ONE, read_dataset, texts
+from support.data.corpora import ONE, read_dataset, small_blocks, texts
 
 from headrace.console.errors import InputError, StorageError
 from headrace.tokenize.builder.build import BuildConfig, build
 from headrace.tokenize.corpus.inputs import find_files
-from headrace.tokenize.files import open_file
 from headrace.tokenize.files.file_hashes import hash_files
 from headrace.tokenize.files.web import WebFile
 from headrace.tokenize.sources import corpus_format
@@ -120,11 +119,9 @@ def read(url: str) -> list[str]:
 @pytest.mark.parametrize(
     "mode", ["ranges", "plain", "no-length", "503", "reset", "cut", "plain-cut"]
 )
-def test_files_are_read_from_limited_and_faulty_servers(
-    web: str, mode: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(open_file, "BLOCK_BYTES", 1000)
-    assert read(f"{web}/{mode}/{name}") == DOCUMENTS
+def test_files_are_read_from_limited_and_faulty_servers(web: str, mode: str, name: str) -> None:
+    with small_blocks(1000):
+        assert read(f"{web}/{mode}/{name}") == DOCUMENTS
 
 
 def test_parquet_needs_ranges(web: str) -> None:

@@ -12,12 +12,11 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.data.corpora import read_file, texts
+from support.data.corpora import Records, read_file, small_blocks, texts
 
 from headrace.tokenize.corpus.inputs import find_files
-from headrace.tokenize.files import open_file
 from headrace.tokenize.sources import corpus_format, delimited
-from headrace.tokenize.sources.format import SourceConfig
+from headrace.tokenize.sources.format import ReadLimits, SourceConfig
 
 
 def plain(path: Path, data: bytes) -> Path:
@@ -90,10 +89,8 @@ def test_documents_are_independent_of_slices_and_blocks(
         path, options = folder / "a.txt", {"text_documents": "separator", "separator": kind}
     path.write_bytes(data.encode())
     whole = read_file(path, **options)
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (open_file, delimited):
-            patch.setattr(module, "BLOCK_BYTES", block)
-        assert read_file(path, size=size, **options) == whole
+    with small_blocks(block):
+        assert read_file(path, size, ReadLimits(block_bytes=block), **options) == whole
     if kind == "line":
         lines = [line.removesuffix("\r") for line in data.split("\n")]
         expected = [(k, line, None) for k, line in enumerate(lines) if line]
@@ -208,26 +205,27 @@ def test_compressed_files_without_the_ending_are_read(tmp_path: Path) -> None:
         assert [text for _, text, _ in found] == documents and not problems
 
 
+LOW = ReadLimits(block_bytes=500, document_bytes=3000)
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "a.txt", "b.txt"])
-def test_a_document_above_the_limit_is_rejected_or_split(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in ("delimited", "text"):
-        monkeypatch.setattr(f"headrace.tokenize.sources.{module}.LARGEST_DOCUMENT", 3000)
-    for module in (open_file, delimited):
-        monkeypatch.setattr(module, "BLOCK_BYTES", 500)
+def test_a_document_above_the_limit_is_rejected_or_split(tmp_path: Path, name: str) -> None:
+    def read(**options: Any) -> Records:
+        with small_blocks(500):
+            return read_file(path, limits=LOW, **options)
+
     long = "é à " * 2000
     options: dict[str, Any] = {"text_documents": "line"} if name == "a.txt" else {}
     lines = [long] if name == "b.txt" else ["a", long, "c"]
     if name == "a.jsonl":
         lines = [json.dumps({"text": line}, ensure_ascii=False) for line in lines]
     path = plain(tmp_path / name, "\n".join(lines).encode())
-    found, problems = read_file(path, **options)
+    found, problems = read(**options)
     assert [text for _, text, _ in found] == ([] if name == "b.txt" else ["a", "c"])
     assert [problem.kind for problem in problems] == ["too large"]
     if name == "a.jsonl":
         return
-    found, problems = read_file(path, split_large=True, **options)
+    found, problems = read(split_large=True, **options)
     assert not problems
     pieces = [text for position, text, _ in found if position == (0 if name == "b.txt" else 1)]
     assert len(pieces) > 3
@@ -237,16 +235,14 @@ def test_a_document_above_the_limit_is_rejected_or_split(
 @pytest.mark.parametrize("size", [2999, 3000, 3001, 3200, 3499, 3600])
 @pytest.mark.parametrize("split", [False, True])
 def test_the_limit_of_a_document_does_not_depend_on_its_place(
-    tmp_path: Path, size: int, split: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, size: int, split: bool
 ) -> None:
-    monkeypatch.setattr(delimited, "LARGEST_DOCUMENT", 3000)
-    for module in (open_file, delimited):
-        monkeypatch.setattr(module, "BLOCK_BYTES", 500)
     long = "x" * size
     for before in range(1, 510, 31):
         lines = ["b" * before, long, "c", long, "d"]
         path = plain(tmp_path / "a.txt", "\n".join(lines).encode())
-        found, problems = read_file(path, text_documents="line", split_large=split)
+        with small_blocks(500):
+            found, problems = read_file(path, limits=LOW, text_documents="line", split_large=split)
         held = {1: "", 3: ""}
         for position, text, _ in found:
             if position in held:
@@ -262,13 +258,13 @@ def test_the_limit_of_a_document_does_not_depend_on_its_place(
 def test_a_long_line_is_read_by_one_slice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slices within the line do not read it again: that would take quadratic time."""
     path = plain(tmp_path / "a.txt", b"first\n" + b"x" * 200_000)
-    for module in (open_file, delimited):
-        monkeypatch.setattr(module, "BLOCK_BYTES", 1000)
-    config = SourceConfig(text_documents="line")
+    config, limits = SourceConfig(text_documents="line"), ReadLimits(block_bytes=1000)
     (file,) = find_files([str(path)], config)
     parts = corpus_format("text").cut(file, config, 2000)
     assert len(parts) == 100
-    blocks_read = [sum(one.size for one in corpus_format("text").read(p, config)) for p in parts]
+    blocks_read = [
+        sum(one.size for one in corpus_format("text").read(p, config, limits)) for p in parts
+    ]
     assert blocks_read[0] >= 200_000 and not any(blocks_read[1:])
     read = 0
     inner = delimited.read_full
@@ -281,17 +277,15 @@ def test_a_long_line_is_read_by_one_slice(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(delimited, "read_full", counting)
     for part in parts[1:]:
-        list(corpus_format("text").read(part, config))
+        list(corpus_format("text").read(part, config, limits))
     assert read < 2 * path.stat().st_size
 
 
 @pytest.mark.parametrize("size", [0, 900, 1000, 3500])
-def test_a_file_as_one_document_reports_its_bytes_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
+def test_a_file_as_one_document_reports_its_bytes_once(tmp_path: Path, size: int) -> None:
     path = plain(tmp_path / "a.txt", b"x" * size)
-    monkeypatch.setattr(open_file, "BLOCK_BYTES", 1000)
     config = SourceConfig()
     (file,) = find_files([str(path)], config)
     (part,) = corpus_format("text").cut(file, config, 1 << 20)
-    assert sum(texts.size for texts in corpus_format("text").read(part, config)) == size
+    with small_blocks(1000):
+        assert sum(texts.size for texts in corpus_format("text").read(part, config)) == size

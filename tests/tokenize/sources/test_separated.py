@@ -11,14 +11,12 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.data.corpora import read_file
+from support.data.corpora import read_file, small_blocks
 
 from headrace.tokenize.corpus.field_types import with_types
 from headrace.tokenize.corpus.inputs import find_files
-from headrace.tokenize.files import open_file
-from headrace.tokenize.sources import separated
 from headrace.tokenize.sources.fields import KeptField
-from headrace.tokenize.sources.format import SourceConfig
+from headrace.tokenize.sources.format import ReadLimits, SourceConfig
 
 VALUES = st.text(
     st.one_of(st.sampled_from("\",\n\r\t' é水"), st.characters(blacklist_categories=("Cs",))),
@@ -37,10 +35,8 @@ def test_a_written_table_is_read_again(
     writer = csv.writer(out, delimiter="\t" if ending == "tsv" else ",", quoting=csv.QUOTE_ALL)
     writer.writerows([("id", "text", "note"), *rows])
     path.write_bytes(out.getvalue().encode())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(open_file, "BLOCK_BYTES", block)  # lines end anywhere in a block
-        patch.setattr(separated, "BLOCK_BYTES", block)
-        found, problems = read_file(path, id_field="id")
+    with small_blocks(block):  # lines end anywhere in a block
+        found, problems = read_file(path, limits=ReadLimits(block_bytes=block), id_field="id")
     assert not problems
     assert found == [(k, text, id or None) for k, (id, text, _) in enumerate(rows)]
 
@@ -109,11 +105,10 @@ def test_other_columns(tmp_path: Path, data: bytes, what: str) -> None:
     assert what in problem.what
 
 
-def test_limits_and_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(separated, "LARGEST_DOCUMENT", 100)
+def test_limits_and_damage(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text(f"text\n{'é' * 51}\nfine\n{'x' * 101}\nlast\n")
-    found, problems = read_file(path)
+    found, problems = read_file(path, limits=ReadLimits(document_bytes=100))
     assert [text for _, text, _ in found] == ["fine", "last"]
     assert [(p.kind, p.position) for p in problems] == [("too large", 0), ("too large", 2)]
     cut = gzip.compress(b"text\n" + b"\n".join(b"row %d" % k for k in range(5000)))

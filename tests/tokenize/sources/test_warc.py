@@ -6,12 +6,11 @@ import io
 from pathlib import Path
 
 import pytest
-from support.data.corpora import read_file, texts
+from support.data.corpora import read_file, small_blocks, texts
 from warcio.archiveiterator import ArchiveIterator
 from warcio.warcwriter import WARCWriter
 
-from headrace.tokenize.files import open_file
-from headrace.tokenize.sources import warc
+from headrace.tokenize.sources.format import ReadLimits
 
 
 def write_wet(path: Path, documents: list[str], *, gzip: bool = False) -> Path:
@@ -33,9 +32,7 @@ def write_wet(path: Path, documents: list[str], *, gzip: bool = False) -> Path:
 
 @pytest.mark.parametrize("name", ["a.wet", "a.warc.wet.gz"])
 @pytest.mark.parametrize("block", [7, 4 << 20])
-def test_wet(tmp_path: Path, name: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_file, "BLOCK_BYTES", max(block, 64))
-    monkeypatch.setattr(warc, "BLOCK_BYTES", block)
+def test_wet(tmp_path: Path, name: str, block: int) -> None:
     documents = [*texts(20), "a\r\n\r\nWARC/1.0\r\n\r\nb", "last"]
     path = write_wet(tmp_path / name, documents, gzip=name.endswith("gz"))
     with path.open("rb") as file:
@@ -44,7 +41,8 @@ def test_wet(tmp_path: Path, name: str, block: int, monkeypatch: pytest.MonkeyPa
             for record in ArchiveIterator(file)
             if record.rec_type == "conversion"
         ]
-    found, problems = read_file(path)
+    with small_blocks(max(block, 64)):
+        found, problems = read_file(path, limits=ReadLimits(block_bytes=block))
     assert not problems
     assert [(id, text) for _, text, id in found] == peers
     assert [text for _, text, _ in found] == documents
@@ -59,8 +57,7 @@ def record(kind: str, content: bytes, type: str = "text/plain", length: int | No
     return head.encode() + b"\r\n\r\n" + content + b"\r\n\r\n"
 
 
-def test_bad_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warc, "LARGEST_DOCUMENT", 50)
+def test_bad_records(tmp_path: Path) -> None:
     path = tmp_path / "a.warc"
     path.write_bytes(
         record("request", b"GET /")
@@ -70,7 +67,7 @@ def test_bad_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         + record("conversion", b"x" * 51)
         + record("conversion", b"good", "text/plain; charset=utf-8")
     )
-    found, problems = read_file(path)
+    found, problems = read_file(path, limits=ReadLimits(document_bytes=50))
     assert [(number, text) for number, text, _ in found] == [(5, "good")]
     assert [(p.kind, p.position) for p in problems] == [
         ("not text", 1),
