@@ -37,7 +37,7 @@ log = get_logger(__name__)
 DEFAULT_BYTES = 64 << 30
 
 
-MOST_MAPPED = 1 << 14
+MAX_MAPPED = 1 << 14
 """Chunks that a process maps, 4 GiB; the kernel allows it about 65,000 maps."""
 
 
@@ -61,6 +61,7 @@ class Cache:
         self._in_flight: set[tuple[str, int]] = set()
         """Chunks that threads of this process are fetching."""
         self._landed = threading.Condition()
+        self.max_mapped = MAX_MAPPED
         self._mapped: WeakSet[MappedFile] = WeakSet()
         self._maps = 0
         """Chunks mapped since all were unmapped."""
@@ -117,7 +118,7 @@ class Cache:
         change."""
         evictions = self.folder.evictions()
         with self._mapping:
-            if evictions == self._evictions and self._maps <= MOST_MAPPED:
+            if evictions == self._evictions and self._maps <= self.max_mapped:
                 return
             self._evictions, self._maps = evictions, 0
             files = list(self._mapped)

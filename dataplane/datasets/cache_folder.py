@@ -46,7 +46,7 @@ UNKNOWN = -1
 SHARD_NAME = re.compile(r"[0-9a-f]{64}")
 RUN_NAME = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 PARTIAL_NAME = re.compile(r"\.[0-9-]+\.[0-9a-f]{8}")
-FILES = 32
+MIN_FILES = 32
 """A cache has room for at least this number of files, if they hold more than one chunk."""
 EVICT_FRACTION = 20
 """Each eviction frees 1/20 of the bound: it lists every file, so it should be rare."""
@@ -67,7 +67,7 @@ class CacheFolder:
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         """The folder is created, or refused, on first use."""
-        self.root, self.max_bytes = path, max_bytes
+        self.root, self.max_bytes, self.min_files = path, max_bytes, MIN_FILES
         self.checked, self.used = CheckedFiles(path / CHECKED), LastUses(path / USED)
         self._evictions = str(path / EVICTIONS)
         self.marked = False
@@ -161,7 +161,7 @@ class CacheFolder:
     def _missing(self, shard: Shard, run: Run) -> Iterator[Run]:
         """Yield the parts of a run that are not on the disk, each of the size of a file."""
         held = {number for other in self._runs(shard) for number in range(*other)}
-        most = chunks_in(self.max_bytes // FILES)
+        most = chunks_in(self.max_bytes // self.min_files)
         for low, high in spans(number for number in range(*run) if number not in held):
             for first in range(low, high, most):
                 yield Run(first, min(first + most, high))

@@ -185,6 +185,6 @@ class Newest(Generic[T]):
 class OpenShards:
     """Limits what the datasets of a reader keep in memory, all of them together."""
 
-    def __init__(self) -> None:
-        self.shards: Newest[OpenShard] = Newest(OPEN_SHARDS)
+    def __init__(self, max_shards: int = OPEN_SHARDS) -> None:
+        self.shards: Newest[OpenShard] = Newest(max_shards)
         self.blocks: Newest[array[int]] = Newest(KEPT_BLOCKS)

@@ -83,7 +83,9 @@ class Loader:
         pin_memory: bool = False,
         digests: bool = True,
         cache: Cache | None = None,
+        group_bytes: int = GROUP_BYTES,
     ) -> None:
+        """Rows are read in groups of steps whose arrays take about `group_bytes`."""
         problems = []
         if not 0 <= rank < world or micro_batch < 1 or workers < 0:
             problem = f"rank {rank} of {world}, {micro_batch} rows a micro-batch, {workers} workers"
@@ -112,7 +114,7 @@ class Loader:
             world=world,
             start_step=first,
             digests=digests,
-            group_bytes=GROUP_BYTES,
+            group_bytes=group_bytes,
         )
         self.micro_batch = micro_batch
         self.context_rank, self.context_size = context_rank, context_size

@@ -20,6 +20,7 @@ import atexit
 import threading
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import groupby
 from logging import DEBUG, WARNING
 
@@ -39,16 +40,22 @@ Stored = tuple[str, Shard, int]
 """The same chunk in its store: the URL of a dataset, a shard, and the number."""
 
 THREADS = 16
-BURST = 256
-"""Chunks that the walk collects before it starts fetches, so that adjacent ones are joined."""
 CACHE_FRACTION = 2
 """Chunks fetched and not yet read take at most 1/2 of the cache."""
-MOST_AHEAD = 4 << 30
-"""Upper limit in bytes of chunks fetched and not yet read."""
-MOST_ROWS = 1 << 17
-"""Upper limit of rows found and not yet read: about 15 MB of places."""
-NEAR_ROWS = 2048
-"""Rows that the reader itself finds ahead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefetchLimits:
+    """How far a prefetcher is ahead of its reader."""
+
+    max_bytes: int = 4 << 30
+    """Bytes of chunks fetched and not yet read, also where half of the cache is more."""
+    max_rows: int = 1 << 17
+    """Rows found and not yet read: about 15 MB of places."""
+    near_rows: int = 2048
+    """Rows that the reader itself finds ahead while the cache has all chunks."""
+    burst: int = 256
+    """Chunks that the walk collects before it starts fetches, so that adjacent ones are joined."""
 
 
 class Queue:
@@ -87,9 +94,12 @@ class Queue:
 class Prefetcher(Iterator[FoundRows]):
     """Finds blocks ahead of a reader, fetches their chunks, and gives the blocks in order."""
 
-    def __init__(self, blocks: Iterator[FoundRows], cache: Cache) -> None:
+    def __init__(
+        self, blocks: Iterator[FoundRows], cache: Cache, limits: PrefetchLimits | None = None
+    ) -> None:
         self.blocks, self.cache = blocks, cache
-        self.limit = min(cache.folder.max_bytes // CACHE_FRACTION, MOST_AHEAD)
+        self.limits = limits = limits or PrefetchLimits()
+        self.max_bytes = min(cache.folder.max_bytes // CACHE_FRACTION, limits.max_bytes)
         self.found: deque[FoundRows] = deque()
         """The blocks that the reader has not yet taken."""
         self.ahead: deque[tuple[int, int, list[Chunk]]] = deque()
@@ -137,8 +147,8 @@ class Prefetcher(Iterator[FoundRows]):
                         del self.wanted[name]
             if self._is_walking():
                 self.changed.notify_all()
-        if self.held >= BURST and self.rows < NEAR_ROWS // 2:
-            while self.rows < NEAR_ROWS and self._has_room() and self._find(wait=False):
+        if self.held >= self.limits.burst and self.rows < self.limits.near_rows // 2:
+            while self.rows < self.limits.near_rows and self._has_room() and self._find(wait=False):
                 pass
             self._look()
 
@@ -199,18 +209,19 @@ class Prefetcher(Iterator[FoundRows]):
             self.rows += rows
             self.found.append(found)
             self.changed.notify_all()
-        due = first or len(self.burst) > BURST  # the reader waits for the first
-        if due and self.held < BURST:
+        due = first or len(self.burst) > self.limits.burst  # the reader waits for the first
+        if due and self.held < self.limits.burst:
             self._release()
 
     def _is_walking(self) -> bool:
         """True if blocks are found far ahead: there is room, and the cache lacks chunks."""
-        return self._has_room() and self.held < BURST
+        return self._has_room() and self.held < self.limits.burst
 
     def _has_room(self) -> bool:
         """True below the limits; once one is reached, not before half of it was read: the more
         chunks are fetched at once, the more of them are adjacent."""
-        taken = max(len(self.wanted) * CHUNK_BYTES / self.limit, self.rows / MOST_ROWS)
+        taken_bytes = len(self.wanted) * CHUNK_BYTES
+        taken = max(taken_bytes / self.max_bytes, self.rows / self.limits.max_rows)
         if taken >= 1:
             self.full = True
         elif taken < 0.5:
@@ -282,5 +293,5 @@ class Prefetcher(Iterator[FoundRows]):
         with self.changed:
             was = self.held
             self.held = 0 if fetched else was + last - first
-            if was >= BURST > self.held:
+            if was >= self.limits.burst > self.held:
                 self.changed.notify_all()

@@ -34,13 +34,13 @@ class _End:
     error: BaseException | None = None
 
 
-def read_ahead(results: Iterator[T], most: int) -> Iterator[T]:
+def read_ahead(results: Iterator[T], most: int, pause: float = PAUSE) -> Iterator[T]:
     """Yield the results in order, of which at most `most` are made ahead. The iterator is advanced
-    by one thread at a time."""
+    by one thread at a time, while the consumer has been away for `pause` seconds."""
     if not most:
         yield from results
         return
-    ahead = _Ahead(results, most)
+    ahead = _Ahead(results, most, pause)
     try:
         while not isinstance(result := ahead.take(), _End):
             yield result
@@ -53,8 +53,8 @@ def read_ahead(results: Iterator[T], most: int) -> Iterator[T]:
 class _Ahead(Generic[T]):
     """The results between the consumer and the thread."""
 
-    def __init__(self, results: Iterator[T], most: int) -> None:
-        self.results, self.most = results, most
+    def __init__(self, results: Iterator[T], most: int, pause: float) -> None:
+        self.results, self.most, self.pause = results, most, pause
         self.ready: deque[T | _End] = deque()
         self.making = threading.Lock()
         self.asking = self.full = False
@@ -85,9 +85,9 @@ class _Ahead(Generic[T]):
             self.ready.append(_End(error))
 
     def _work(self) -> None:
-        pause = PAUSE
+        pause = self.pause
         while self._waited(pause):
-            pause = PAUSE if self._is_away() else min(2 * pause, LONGEST)
+            pause = self.pause if self._is_away() else min(2 * pause, LONGEST)
             while len(self.ready) < self.most and self._is_away():
                 with self.making:
                     self._make()
@@ -102,4 +102,4 @@ class _Ahead(Generic[T]):
         return True
 
     def _is_away(self) -> bool:
-        return not self.asking and time.monotonic() - self.asked >= PAUSE
+        return not self.asking and time.monotonic() - self.asked >= self.pause

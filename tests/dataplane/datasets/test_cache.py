@@ -90,14 +90,12 @@ def test_adjacent_chunks_take_one_request(remote: str, tmp_path: Path) -> None:
     assert cache.requests == 3
 
 
-def test_a_folder_deleted_during_use_is_created_again(
-    remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("headrace.dataplane.loader.loader.GROUP_BYTES", 1)  # step by step
+def test_a_folder_deleted_during_use_is_created_again(remote: str, tmp_path: Path) -> None:
     expected = digests(Loader(plan_over(remote), micro_batch=4, cache=Cache(tmp_path / "whole")))
     cache = Cache(tmp_path / "cache", max_bytes=12 * 4096)
     seen = []
-    for number, step in enumerate(Loader(plan_over(remote), micro_batch=4, cache=cache)):
+    loader = Loader(plan_over(remote), micro_batch=4, cache=cache, group_bytes=1)  # step by step
+    for number, step in enumerate(loader):
         seen += [digest for batch in step for digest in batch.digests]
         if number % 10 == 3:
             # All at once: the loader's threads go on writing there.

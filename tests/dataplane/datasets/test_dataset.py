@@ -82,12 +82,9 @@ def test_a_shard_whose_counts_differ_from_its_table_is_refused(tmp_path: Path) -
         dataset.open_shard(0)
 
 
-def test_the_number_of_open_shards_is_limited(
-    corpus: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_number_of_open_shards_is_limited(corpus: Dataset) -> None:
     """Over all datasets of a reader."""
-    monkeypatch.setattr("headrace.dataplane.datasets.open_shard.OPEN_SHARDS", 3)
-    together = OpenShards()
+    together = OpenShards(3)
     first, second = (Dataset(corpus.url, open_shards=together) for _ in range(2))
     for number in (0, 1, 2, 0, 3, 4):
         assert first.open_shard(number) is first.open_shard(number)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from headrace.dataplane.datasets import cache_folder as folders
 from headrace.dataplane.datasets.cache import Cache
 from headrace.dataplane.datasets.chunks import Run
 from headrace.dataplane.datasets.dataset import Dataset
@@ -65,11 +64,11 @@ def test_chunks_needed_soonest_are_evicted_last(
 
 
 def test_a_file_with_a_chunk_that_is_needed_is_evicted_last(
-    remote: str, tmp_path: Path, small_chunks: int, monkeypatch: pytest.MonkeyPatch
+    remote: str, tmp_path: Path, small_chunks: int
 ) -> None:
-    monkeypatch.setattr(folders, "FILES", 1)
     shard = max(Dataset(remote).shards, key=lambda shard: shard.size)
     cache = Cache(tmp_path / "cache", max_bytes=4 * small_chunks)
+    cache.folder.min_files = 1
     cache.fetch(remote, shard, 0, 2)
     cache.fetch(remote, shard, 2, 4)
     cache.folder.wanted.append({(shard.hash, 1): 9})

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from headrace.dataplane.arrays import Bytes
-from headrace.dataplane.datasets import cache as caching
 from headrace.dataplane.datasets import cache_folder, chunks
 from headrace.dataplane.datasets.cache import Cache
 from headrace.dataplane.datasets.chunks import Run
@@ -49,11 +48,11 @@ def test_an_evicted_chunk_keeps_its_bytes_and_is_unmapped(
 
 
 def test_reads_between_evictions_equal_the_shard(
-    remote: str, tmp_path: Path, small_chunks: int, monkeypatch: pytest.MonkeyPatch
+    remote: str, tmp_path: Path, small_chunks: int
 ) -> None:
     """By threads that evict one another's chunks, with few maps, and a bound of few chunks."""
-    monkeypatch.setattr(caching, "MOST_MAPPED", 5)
     cache = Cache(tmp_path / "cache", max_bytes=6 * small_chunks)
+    cache.max_mapped = 5
     dataset = Dataset(remote, cache=cache)
     wholes = [storage.read(storage.join(remote, shard.name)) for shard in dataset.shards]
     files = [dataset.file(shard) for shard in dataset.shards]

@@ -17,12 +17,11 @@ Reading = tuple[Iterator[list[Batch]], list[Path]]
 
 
 @pytest.fixture
-def reading(dataset: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> Reading:
+def reading(dataset: Callable[..., str]) -> Reading:
     """A loader in the middle of many epochs of a small source, and the source's shards, of which
     every chunk has been read."""
-    monkeypatch.setattr("headrace.dataplane.loader.loader.GROUP_BYTES", 1)
     url = dataset("web", count=300)
-    steps = iter(Loader(plan_over(url), micro_batch=8))
+    steps = iter(Loader(plan_over(url), micro_batch=8, group_bytes=1))
     for _ in range(150):
         next(steps)
     return steps, sorted(Path(url, "shards").iterdir())

@@ -17,8 +17,7 @@ from headrace.console.errors import PlanError
 from headrace.dataplane.datasets import chunks
 from headrace.dataplane.datasets.cache import Cache
 from headrace.dataplane.datasets.manifest import Shard
-from headrace.dataplane.loader import prefetch as prefetching
-from headrace.dataplane.loader.prefetch import Prefetcher, Queue
+from headrace.dataplane.loader.prefetch import Prefetcher, PrefetchLimits, Queue
 from headrace.dataplane.loader.rank_rows import RankReader, RankRows
 from headrace.dataplane.loader.rows import FoundRows, RowReader
 from headrace.dataplane.order.plan import Plan
@@ -93,34 +92,29 @@ def test_it_fetches_the_chunks_that_are_read_next(plan: Plan, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("limit", "size"), [("MOST_AHEAD", 2 * prefetching.CHUNK_BYTES), ("MOST_ROWS", 3 * ROWS)]
+    "limits",
+    [PrefetchLimits(max_bytes=2 * chunks.CHUNK_BYTES), PrefetchLimits(max_rows=3 * ROWS)],
 )
-def test_it_stays_within_its_limits(
-    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, size: int
-) -> None:
-    monkeypatch.setattr(prefetching, limit, size)
+def test_it_stays_within_its_limits(plan: Plan, tmp_path: Path, limits: PrefetchLimits) -> None:
     cache = Cache(tmp_path)
     reader = RowReader(plan, cache=cache)
-    ahead = Prefetcher(blocks(reader), cache)
+    ahead = Prefetcher(blocks(reader), cache, limits)
     try:
         eventually(lambda: len(ahead.wanted) >= 2)
         time.sleep(0.3)
         assert len(reached(ahead)) < plan.last_step // 2
         for step, found in enumerate(ahead):  # the walk follows the reader
             assert found.located.rows[0] == plan.step(step).first_row
-            assert step in reached(ahead) and ahead.rows <= prefetching.MOST_ROWS
+            assert step in reached(ahead) and ahead.rows <= limits.max_rows
             ahead.done()
         assert step == plan.last_step - 1
     finally:
         ahead.close()
 
 
-def test_the_walk_rests_while_the_cache_has_all_chunks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_walk_rests_while_the_cache_has_all_chunks(tmp_path: Path) -> None:
     """When files are removed from the cache, it goes on, and the reader gets the same rows."""
-    for limit, rows in (("BURST", 1), ("NEAR_ROWS", 4 * ROWS), ("MOST_ROWS", 32 * ROWS)):
-        monkeypatch.setattr(prefetching, limit, rows)
+    limits = PrefetchLimits(max_rows=32 * ROWS, near_rows=4 * ROWS, burst=1)
     url = f"memory://rest-{os.urandom(4).hex()}/web"
     write_dataset(url, random_documents(5, 900, longest=2000), shard_documents=900)
     phase = {"tokens": 600_000, "seq_len": 64, "batch": 64 * ROWS, "weights": {"one": 1}}
@@ -130,7 +124,7 @@ def test_the_walk_rests_while_the_cache_has_all_chunks(
     expected = [alone.read(found).digests for found in blocks(alone)]
     cache = Cache(tmp_path)
     reader = RowReader(plan, cache=cache)
-    ahead, digests = Prefetcher(blocks(reader), cache), []
+    ahead, digests = Prefetcher(blocks(reader), cache, limits), []
     try:
         for step in range(plan.last_step):
             digests.append(reader.read(next(ahead)).digests)

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.dataplane.loader import read_ahead as reading
 from headrace.dataplane.loader.read_ahead import read_ahead
 
 
@@ -26,13 +25,11 @@ def test_results_come_in_order_and_few_are_made_ahead(most: int, pauses: list[fl
             made.append(number)
             yield number
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "PAUSE", 0.001)
-        seen = []
-        for number in read_ahead(results(), most):
-            time.sleep(pauses[number])
-            seen.append(number)
-            assert len(made) <= len(seen) + most
+    seen = []
+    for number in read_ahead(results(), most, pause=0.001):
+        time.sleep(pauses[number])
+        seen.append(number)
+        assert len(made) <= len(seen) + most
     assert seen == made == [*range(len(pauses))]
 
 

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ from support.data.small_data import plan_of, random_documents, threads_of_loader
 
 from headrace.console.errors import IntegrityError
 from headrace.dataplane.datasets.chunks import CHUNK_BYTES
-from headrace.dataplane.loader import loader
 from headrace.dataplane.loader.loader import Batch, Loader
 from headrace.dataplane.loader.rows import RowReader
 from headrace.dataplane.order.plan import Plan
@@ -29,34 +29,28 @@ def equal(left: Batch, right: Batch) -> bool:
     )
 
 
-@pytest.fixture
-def short_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One step in a group; otherwise few groups hold all steps."""
-    monkeypatch.setattr(loader, "GROUP_BYTES", 1)
-
-
 @pytest.mark.parametrize("number", [0, 1, 2, 4])
 @pytest.mark.parametrize("room", [1, 1 << 20])
 def test_batches_do_not_depend_on_workers_whether_kept_or_dropped(
-    two_phases: Plan, number: int, room: int, monkeypatch: pytest.MonkeyPatch
+    two_phases: Plan, number: int, room: int
 ) -> None:
     """All memory is fresh where all batches are kept, and used again where they are dropped."""
     expected = [batch for step in Loader(two_phases, micro_batch=4) for batch in step]
-    monkeypatch.setattr(loader, "GROUP_BYTES", room)
-    dropped = (b for step in Loader(two_phases, micro_batch=4, workers=number) for b in step)
+    options: dict[str, Any] = {"micro_batch": 4, "workers": number, "group_bytes": room}
+    dropped = (batch for step in Loader(two_phases, **options) for batch in step)
     assert all(equal(one, other) for one, other in zip(dropped, expected, strict=True))
-    kept = [b for step in Loader(two_phases, micro_batch=4, workers=number) for b in step]
+    kept = [batch for step in Loader(two_phases, **options) for batch in step]
     assert all(equal(one, other) for one, other in zip(kept, expected, strict=True))
 
 
-@pytest.mark.usefixtures("short_groups")
 @pytest.mark.parametrize("number", [0, 1])
 def test_held_batches_are_never_overwritten_and_the_memory_of_dropped_ones_is_used_again(
     two_phases: Plan, number: int
 ) -> None:
     expected = [step[0].tokens[2:5, 7:] for step in Loader(two_phases, micro_batch=12)]
     places, held = [], {}
-    for step, (batch,) in enumerate(Loader(two_phases, micro_batch=12, workers=number)):
+    short = Loader(two_phases, micro_batch=12, workers=number, group_bytes=1)  # a step in a group
+    for step, (batch,) in enumerate(short):
         places.append(batch.tokens.data_ptr())
         if step in (10, 11, 30, 31):
             held[step] = batch.tokens[2:5, 7:]  # a view holds the memory of its group
@@ -68,7 +62,6 @@ def test_held_batches_are_never_overwritten_and_the_memory_of_dropped_ones_is_us
     assert not set(places[10:12]) & set(places[12:20]), "memory in use was given again"
 
 
-@pytest.mark.usefixtures("short_groups")
 @pytest.mark.parametrize("number", [0, 1, 3])
 def test_an_error_is_raised_at_its_step_with_its_cause(tmp_path: Path, number: int) -> None:
     """A chunk is damaged: the steps that do not read it are given, as without workers."""
@@ -85,7 +78,7 @@ def test_an_error_is_raised_at_its_step_with_its_cause(tmp_path: Path, number: i
     data = bytearray(shard.read_bytes())
     data[2 * CHUNK_BYTES - 1000] ^= 1
     shard.write_bytes(data)
-    iterator = iter(Loader(plan, micro_batch=4, workers=number))
+    iterator = iter(Loader(plan, micro_batch=4, workers=number, group_bytes=1))
     for _ in range(row // 4):
         next(iterator)
     with pytest.raises(IntegrityError, match="is damaged") as caught:
