@@ -69,6 +69,8 @@ class Progress:
         self.details: dict[str, float | str] = {}
         self.stream = stream or sys.stderr
         self.terminal = can_rewrite_lines(self.stream)
+        self.pause = TERMINAL_SECONDS if self.terminal else QUIET_SECONDS
+        """Seconds between two lines."""
         self.started = self.shown = time.monotonic()
 
     def advance(self, amount: float = 1, **counters: float) -> None:
@@ -77,7 +79,7 @@ class Progress:
         for name, value in counters.items():
             previous = self.details.get(name, 0)
             self.details[name] = (previous if isinstance(previous, (int, float)) else 0) + value
-        if time.monotonic() - self.shown >= (TERMINAL_SECONDS if self.terminal else QUIET_SECONDS):
+        if time.monotonic() - self.shown >= self.pause:
             self.show()
 
     def line(self, *, ended: bool = False) -> str:
@@ -137,7 +139,7 @@ class Waiting(Progress):
         return f"{self.label}: {duration(time.monotonic() - self.started)}"
 
     def _watch(self) -> None:
-        while not self._ended.wait(TERMINAL_SECONDS if self.terminal else QUIET_SECONDS):
+        while not self._ended.wait(self.pause):
             self.show()
 
     def __enter__(self) -> Waiting:

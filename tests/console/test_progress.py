@@ -137,13 +137,11 @@ def test_the_last_line_shows_the_total(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("stream", [Terminal(), io.StringIO()])
-def test_work_that_cannot_be_counted_shows_its_time(
-    stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_work_that_cannot_be_counted_shows_its_time(stream: io.StringIO) -> None:
     """A thread prints the lines, while the work says nothing."""
-    for name in ("TERMINAL_SECONDS", "QUIET_SECONDS"):
-        monkeypatch.setattr(progress, name, 0.01)
-    with Waiting("merging", stream=stream):
+    waiting = Waiting("merging", stream=stream)
+    waiting.pause = 0.01
+    with waiting:
         deadline = time.monotonic() + 60
         while stream.getvalue().count("merging: 0.") < 3:
             assert time.monotonic() < deadline
