@@ -161,12 +161,13 @@ class CountWorker:
         return Texts(chosen, positions), whole, count
 
 
-def pieces_of(text: str) -> Iterator[str]:
-    """Cut a text into pieces, before spaces: this changes few tokens."""
+def pieces_of(text: str, size: int = PIECE_CHARACTERS) -> Iterator[str]:
+    """Cut a text into pieces of at most `size` characters, before spaces: this changes few
+    tokens."""
     start = 0
-    while len(text) - start > PIECE_CHARACTERS:
-        end = text.rfind(" ", start + PIECE_CHARACTERS // 2, start + PIECE_CHARACTERS)
-        end = start + PIECE_CHARACTERS if end < 0 else end
+    while len(text) - start > size:
+        end = text.rfind(" ", start + size // 2, start + size)
+        end = start + size if end < 0 else end
         yield text[start:end]
         start = end
     yield text[start:]

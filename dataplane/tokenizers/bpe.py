@@ -58,7 +58,11 @@ def load(source: str, config: BpeConfig) -> BpeTokenizer:
 class BpeTokenizer:
     """A tokenizer.json, on the fast path (fast_bpe.py) where that gives equal ids."""
 
-    def __init__(self, text: bytes, config: BpeConfig, *, source: str) -> None:
+    def __init__(
+        self, text: bytes, config: BpeConfig, *, source: str, fast_from: int = FEW
+    ) -> None:
+        """The fast path starts once `fast_from` characters were encoded."""
+        self._fast_from = fast_from
         self._source = text, config.parse_special
         try:
             self.tokenizer = _library(*self._source)
@@ -156,7 +160,7 @@ class BpeTokenizer:
         end = self.info.end_of_document
         assert end is not None
         self._seen += sum(map(len, texts))
-        if self._seen < FEW or isinstance(self._fast, Inexact):
+        if self._seen < self._fast_from or isinstance(self._fast, Inexact):
             return self._encode_slowly(texts, end, first)
         plain, changed = list(texts), []
         if self._normalize is not None:

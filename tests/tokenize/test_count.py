@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from support.data.corpora import ONE, texts, write_jsonl
 
 from headrace.console.errors import InputError, MisuseError
-from headrace.tokenize import count as count_module
 from headrace.tokenize.builder.build import BuildConfig, build
 from headrace.tokenize.chat.config import ChatConfig
 from headrace.tokenize.count import (
@@ -128,9 +127,7 @@ def test_equal_documents_are_sampled_independently(tmp_path: Path) -> None:
 @settings(deadline=None)
 @given(text=st.text("ab \n水", min_size=1, max_size=300), size=st.integers(2, 50))
 def test_pieces_join_to_their_text(text: str, size: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(count_module, "PIECE_CHARACTERS", size)
-        pieces = list(pieces_of(text))
+    pieces = list(pieces_of(text, size))
     assert "".join(pieces) == text
     assert all(0 < len(piece) <= size for piece in pieces)
 

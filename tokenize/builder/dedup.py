@@ -67,10 +67,13 @@ class DedupResult:
     """Digests of the kept documents, sorted, in consecutive ranges."""
 
 
-def find_duplicates(job: BuildJob, tasks: Sequence[Task], before: Sequence[bytes]) -> DedupResult:
-    """Find the duplicates of all tasks; `before` holds the digests of earlier generations."""
+def find_duplicates(
+    job: BuildJob, tasks: Sequence[Task], before: Sequence[bytes], sort_bytes: int = SORT_BYTES
+) -> DedupResult:
+    """Find the duplicates of all tasks; `before` holds the digests of earlier generations. About
+    `sort_bytes` of digests are sorted at once."""
     sizes = [storage.size(digests_url(job, task)) for task in tasks]
-    ranges = max(1, -(-sum(sizes) // SORT_BYTES))
+    ranges = max(1, -(-sum(sizes) // sort_bytes))
     drops: list[list[npt.NDArray[np.int64]]] = [[] for _ in tasks]
     kept = []
     for number in range(ranges):

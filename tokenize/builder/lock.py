@@ -3,7 +3,7 @@
 A build writes a lock file, then lists the others. If it finds the lock of a live build it gives up,
 so two builds never hold the lock together; if two builds start at the same moment, the one with
 the smaller file name continues. The lock of a dead process of this machine is ignored at once. The
-lock of another machine is watched: a live build renews its file, and one that does not for LEASE
+lock of another machine is watched: a live build renews its file, and one that does not for `lease`
 seconds is dead. Clocks of two machines are never compared. The store needs to support only write,
 read, list and delete.
 """
@@ -29,14 +29,20 @@ from .settings import LOCKS, WORK
 
 log = get_logger(__name__)
 
-LEASE = 120.0
-"""Seconds after which the lock of another machine is stale, if it was not renewed."""
 RENEWAL = 20.0
 """Seconds between two renewals."""
-START_RENEWAL = 1.0
-"""The same, while it is not decided yet which build holds the lock."""
 PATIENCE = 10.0
 """Seconds to wait for other builds that start at the same moment."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockTimes:
+    """Seconds after which builds of other machines are known to be alive or dead."""
+
+    lease: float = 120.0
+    """After these the lock of another machine is stale, if it was not renewed."""
+    start_renewal: float = 1.0
+    """Between two renewals, while it is not decided yet which build holds the lock."""
 
 
 @dataclass
@@ -56,11 +62,10 @@ class OtherLock:
         """True if its process runs on this machine."""
         return bool(self.fields["machine"] == _machine())
 
-    @property
-    def dead(self) -> bool:
+    def is_dead(self, lease: float) -> bool:
         if self.here:
             return _started(int(self.fields["pid"])) != str(self.fields["started"])
-        return _now() - self.seen > LEASE
+        return _now() - self.seen > lease
 
     @property
     def process(self) -> str:
@@ -70,8 +75,8 @@ class OtherLock:
 class BuildLock:
     """Holds the lock in the folder `url` while the `with` block runs."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, url: str, times: LockTimes | None = None) -> None:
+        self.url, self.times = url, times or LockTimes()
         self.name = f"{uuid.uuid4().hex}.json"
         self._begun = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
         self._stop = threading.Event()
@@ -112,7 +117,7 @@ class BuildLock:
 
     def check(self) -> None:
         """Raise an error if another build may have taken the lock."""
-        late = _now() - self._renewed > LEASE or not self._stands()
+        late = _now() - self._renewed > self.times.lease or not self._stands()
         if late or any(other.fields["holding"] for other in self._look()):
             raise BusyError(
                 "this build could not renew its lock in time; another build may be writing here",
@@ -130,12 +135,12 @@ class BuildLock:
                 return
             for other in others:
                 if not other.here and not other.renewed:
-                    if other.name not in watched and _now() - other.seen > START_RENEWAL:
+                    if other.name not in watched and _now() - other.seen > self.times.start_renewal:
                         watched.add(other.name)
                         log.info(
                             "waiting for a sign of life of the build of %s, at most %.0f s",
                             other.process,
-                            LEASE,
+                            self.times.lease,
                         )
                     continue
                 first = other.fields["holding"] or other.name < self.name
@@ -147,7 +152,7 @@ class BuildLock:
                         hint="wait until it is done, or build at another URL",
                     )
             time.sleep(0.2)
-            if _now() - self._renewed > START_RENEWAL:
+            if _now() - self._renewed > self.times.start_renewal:
                 self._write(holding=False)
 
     def _look(self) -> list[OtherLock]:
@@ -159,7 +164,7 @@ class BuildLock:
             where = storage.join(self.url, name)
             try:
                 other = self._read(name, storage.read(where))
-                dead = other.dead
+                dead = other.is_dead(self.times.lease)
             except StorageError:
                 continue  # it was released just now
             except (ValueError, TypeError, KeyError):

@@ -1,7 +1,7 @@
 """First tasks: read documents, and write the keys of their bands and the places they come from.
 
-A part of a task holds up to PART documents. Its file of bands has a segment for each band and range
-of keys; a segment has a digest of its own, so that it can be read alone.
+A part of a task holds up to `part_documents` documents. Its file of bands has a segment for each
+band and range of keys; a segment has a digest of its own, so that it can be read alone.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from ..sources.format import Slice
 from .job import PARTS, NeardupJob, load_state, save_state, task_id
 from .signatures import band_keys
 
-PART = 1 << 18
-"""Most documents of a part."""
 BATCH = 1 << 20
 """Characters whose signatures are made at once, but for a longer document."""
 DIGEST_BYTES = 16
@@ -85,7 +83,7 @@ class BandWorker:
         for name, texts in DocumentReader(job.source, job.skip_bad).read(task.slices, stats):
             for first, last in batches(texts.texts):
                 part.add(texts.texts[first:last], numbers[name], texts.positions[first:last])
-                if part.documents >= PART:
+                if part.documents >= job.sizes.part_documents:
                     parts.append(part.write())
                     part = _Part(job)
             yield BandEvent(texts.size, len(texts.texts))

@@ -34,7 +34,7 @@ from ..sources.format import OnError, Slice, SourceConfig
 from . import results
 from .bands import BandTask, BandWorker, read_places
 from .clusters import clusters_of
-from .job import PARTS, STATES, NeardupJob, finished
+from .job import PARTS, STATES, NeardupJob, TaskSizes, finished
 from .lsh import LshConfig
 from .pairs import PairTask, PairWorker
 from .results import Results
@@ -43,8 +43,6 @@ from .signatures import rensa
 log = get_logger(__name__)
 
 SLICE_BYTES = 16 << 20
-SEGMENT_BYTES = 1 << 30
-"""Bytes of the corpus for each segment of the keys."""
 MOST_SEGMENTS = 64
 
 
@@ -76,7 +74,7 @@ class NeardupConfig:
             raise ValueError(f"slice_size is {self.slice_size}; it must be at least 1 byte")
 
 
-def find_neardups(config: NeardupConfig) -> Results:
+def find_neardups(config: NeardupConfig, sizes: TaskSizes | None = None) -> Results:
     """Search a corpus; return what was found."""
     folder = results.folder_of(config.out)
     if config.conversations is not None:
@@ -93,7 +91,7 @@ def find_neardups(config: NeardupConfig) -> Results:
         hashed = hash_files(files)
         files = _each_once(hashed.files)
         inputs = [[file.name, file.size, file.fingerprint] for file in files]
-        job = _job(config, work_url(folder), files)
+        job = _job(config, sizes or TaskSizes(), work_url(folder), files)
         settings = json.loads(json.dumps({**job.identity(), "slice_size": config.slice_size}))
         done = results.load(config.out)
         if (
@@ -119,14 +117,15 @@ def find_neardups(config: NeardupConfig) -> Results:
         return found
 
 
-def _job(config: NeardupConfig, work: str, files: Sequence[File]) -> NeardupJob:
-    wanted = sum(file.size for file in files) // SEGMENT_BYTES
+def _job(config: NeardupConfig, sizes: TaskSizes, work: str, files: Sequence[File]) -> NeardupJob:
+    segments = sum(file.size for file in files) // sizes.segment_bytes
     return NeardupJob(
         work=work,
         source=config.source,
         skip_bad=config.on_error == "skip",
         lsh=config.lsh,
-        segments=min(MOST_SEGMENTS, 1 << int(wanted).bit_length()),
+        segments=min(MOST_SEGMENTS, 1 << int(segments).bit_length()),
+        sizes=sizes,
     )
 
 

@@ -26,6 +26,18 @@ STATES, PARTS = "states", "parts"
 
 
 @dataclass(frozen=True, kw_only=True)
+class TaskSizes:
+    """How much of a corpus a task holds in memory. The list of duplicates does not depend on it."""
+
+    segment_bytes: int = 1 << 30
+    """Bytes of the corpus for each segment of the keys."""
+    part_documents: int = 1 << 18
+    """Documents of a part, at most."""
+    pair_entries: int = 8 << 20
+    """Entries that a task compares at once, if one segment has no more: about 500 MB."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class NeardupJob:
     """Settings of all tasks."""
 
@@ -36,6 +48,7 @@ class NeardupJob:
     lsh: LshConfig
     segments: int
     """Ranges of keys in which a part is read."""
+    sizes: TaskSizes
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that decide the results."""

@@ -18,9 +18,6 @@ from ...dataplane.storage.verified import read_named, write_named
 from .bands import RUN_AGAIN, read_segment
 from .job import PARTS, NeardupJob, finished, load_state, save_state, task_id
 
-MOST_ENTRIES = 8 << 20
-"""Entries that a task compares at once, if one segment has no more: about 500 MB."""
-
 PAIR = np.dtype([("first", "<i8"), ("second", "<i8")])
 """Two documents, by their numbers in the corpus; the first is the smaller one."""
 
@@ -66,7 +63,7 @@ class PairWorker:
         yield 1
 
     def plan(self) -> list[PairTask]:
-        """Return the tasks: neighbouring segments together, up to MOST_ENTRIES."""
+        """Return the tasks: neighbouring segments together, up to `pair_entries`."""
         counts = sum(
             (np.diff(np.array(part["edges"], np.int64), axis=1) for part in self.parts),
             np.zeros((self.job.lsh.bands, self.job.segments), np.int64),
@@ -75,7 +72,7 @@ class PairWorker:
         for band, sizes in enumerate(counts.tolist()):
             first = total = 0
             for segment, size in enumerate(sizes):
-                if segment > first and total + size > MOST_ENTRIES:
+                if segment > first and total + size > self.job.sizes.pair_entries:
                     tasks.append((band, first, segment))
                     first, total = segment, 0
                 total += size

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, trainers
 from tokenizers import pre_tokenizers as pre
 
-from headrace.dataplane.tokenizers import bpe, fast_bpe
+from headrace.dataplane.tokenizers import fast_bpe
 from headrace.dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
 from headrace.dataplane.tokenizers.fast_bpe import LLAMA3, QWEN2, Inexact, convert
 
@@ -69,15 +69,10 @@ def train(pattern: str, *, normalizer: Any = None, vocab_size: int = 1500) -> To
     return tokenizer
 
 
-@pytest.fixture(scope="module", autouse=True)
-def fast_from_the_first_text() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bpe, "FEW", 0)
-        yield
-
-
-def brought(tokenizer: Tokenizer, **options: Any) -> BpeTokenizer:
-    return BpeTokenizer(tokenizer.to_str().encode(), BpeConfig(**options), source="test")
+def brought(tokenizer: Tokenizer, fast_from: int = 0, **options: Any) -> BpeTokenizer:
+    """Return the product's tokenizer, which uses the fast path from the first text on."""
+    text, config = tokenizer.to_str().encode(), BpeConfig(**options)
+    return BpeTokenizer(text, config, source="test", fast_from=fast_from)
 
 
 def every_pair(tokenizer: Tokenizer) -> Tokenizer:
@@ -380,10 +375,9 @@ def test_a_tokenizer_that_cannot_be_converted_is_used_directly() -> None:
     same(made, tokenizer, ["Hello  THERE", "", "x\n\n  Y"])
 
 
-def test_few_texts_do_not_start_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bpe, "FEW", 100)
+def test_few_texts_do_not_start_the_fast_path() -> None:
     tokenizer = train(LLAMA3, vocab_size=600)
-    made = brought(tokenizer)
+    made = brought(tokenizer, fast_from=100)
     started = []
     for text in ["Hello  there", "", "x" * 60, "中文 " * 20, "def f(x):\n    return 12345", "end"]:
         same(made, tokenizer, [text, text])

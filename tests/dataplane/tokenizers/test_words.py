@@ -6,7 +6,6 @@ import pytest
 from tokenizers import Regex, Tokenizer, models
 from tokenizers import pre_tokenizers as pre
 
-from headrace.dataplane.tokenizers import bpe
 from headrace.dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
 from headrace.dataplane.tokenizers.fast_bpe import LLAMA3, QWEN2, byte_letters
 
@@ -22,13 +21,10 @@ def split(pattern: str | None) -> pre.PreTokenizer:
 
 @pytest.mark.parametrize("step", [16, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("pattern", [None, LLAMA3, QWEN2], ids=["gpt2", "llama3", "qwen2"])
-def test_every_character_is_in_the_same_words(
-    pattern: str | None, step: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_character_is_in_the_same_words(pattern: str | None, step: int) -> None:
     """Each merge joins an ASCII character and the byte beside it, so that ids tell the words:
     a digit joins numbers alone, `!` joins what is no space, letter or number, and `a` comes before
     letters alone."""
-    monkeypatch.setattr(bpe, "FEW", 0)
     letters = byte_letters()
     merges = [(letters[byte], letters[ord(c)]) for c in "1!" for byte in range(256)]
     merges += [(letters[ord("a")], letters[byte]) for byte in range(256) if chr(byte) not in "1!"]
@@ -36,7 +32,7 @@ def test_every_character_is_in_the_same_words(
     tokenizer = Tokenizer(models.BPE({token: id for id, token in enumerate(tokens)}, merges))
     tokenizer.pre_tokenizer = split(pattern)
     tokenizer.add_special_tokens([END])
-    made = BpeTokenizer(tokenizer.to_str().encode(), BpeConfig(), source="test")
+    made = BpeTokenizer(tokenizer.to_str().encode(), BpeConfig(), source="test", fast_from=0)
     assert made.slow_because is None
     codes = [*range(0x3400), *range(0x3400, 0x110000, step)]
     for first in range(0, len(codes), 4096):

@@ -17,11 +17,8 @@ def digest(text: str) -> bytes:
 
 
 @pytest.mark.parametrize("part", [1, 64, 1 << 20])
-def test_the_first_of_equal_documents_is_kept(
-    tmp_path: Path, part: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_of_equal_documents_is_kept(tmp_path: Path, part: int) -> None:
     """The number of bytes sorted at once does not matter."""
-    monkeypatch.setattr(dedup, "SORT_BYTES", part)
     job = BuildJob(
         url=str(tmp_path),
         format="arrow",
@@ -35,7 +32,7 @@ def test_the_first_of_equal_documents_is_kept(
     tasks = [Task((), f"task{number}") for number in range(2)]
     for task, texts in zip(tasks, corpus, strict=True):
         dedup.write_digests(dedup.digests_url(job, task), b"".join(map(digest, texts)))
-    kept = dedup.find_duplicates(job, tasks, [digest("old")])
+    kept = dedup.find_duplicates(job, tasks, [digest("old")], sort_bytes=part)
     assert [drops.tolist() for drops in kept.drops] == [[2], [1, 2, 4]]
     data = b"".join(kept.digests)
     found = {data[k : k + dedup.DIGEST_BYTES] for k in range(0, len(data), dedup.DIGEST_BYTES)}

@@ -17,7 +17,7 @@ import pytest
 from headrace.console.errors import BusyError, StorageError
 from headrace.dataplane.storage import storage
 from headrace.tokenize.builder import lock
-from headrace.tokenize.builder.lock import BuildLock
+from headrace.tokenize.builder.lock import BuildLock, LockTimes
 
 
 def write_other_lock(folder: Path, **values: Any) -> Path:
@@ -46,10 +46,10 @@ def test_the_lock_file_exists_while_the_lock_is_held(tmp_path: Path) -> None:
 def test_a_lock_of_another_machine_is_watched_whatever_the_clocks_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: float
 ) -> None:
-    """A build that renews its lock is alive; one that does not for LEASE seconds is dead."""
+    """A build that renews its lock is alive; one that does not for `lease` seconds is dead."""
     folder, clock = tmp_path / "claims", time.time
     monkeypatch.setattr("time.time", lambda: clock() + wrong)
-    monkeypatch.setattr(lock, "LEASE", 0.8)
+    times = LockTimes(lease=0.8)
     path = write_other_lock(folder)
     fields, end = json.loads(path.read_text()), threading.Event()
 
@@ -62,16 +62,19 @@ def test_a_lock_of_another_machine_is_watched_whatever_the_clocks_say(
     thread = threading.Thread(target=renew)
     thread.start()
     try:
-        with pytest.raises(BusyError, match="process 1 on elsewhere"), BuildLock(str(folder)):
+        with (
+            pytest.raises(BusyError, match="process 1 on elsewhere"),
+            BuildLock(str(folder), times),
+        ):
             pass
     finally:
         end.set()
         thread.join()
     assert [one.name for one in folder.iterdir()] == ["0.json"]
     start = time.monotonic()
-    with BuildLock(str(folder)):
+    with BuildLock(str(folder), times):
         assert not path.exists()
-    assert time.monotonic() - start > lock.LEASE
+    assert time.monotonic() - start > times.lease
 
 
 @pytest.mark.parametrize("name", ["0.json", "g.json"])
@@ -79,8 +82,7 @@ def test_two_builds_of_two_machines_that_start_together_never_hold_the_lock_both
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Each waits for a sign of life of the other; the second gives up, or follows the first."""
-    monkeypatch.setattr(lock, "START_RENEWAL", 0.1)
-    monkeypatch.setattr(lock, "LEASE", 2.0)
+    times = LockTimes(lease=2.0, start_renewal=0.1)
     folder, machine = tmp_path / "claims", lock._machine
     inner = threading.local()
     monkeypatch.setattr(lock, "_machine", lambda: getattr(inner, "machine", machine()))
@@ -88,7 +90,7 @@ def test_two_builds_of_two_machines_that_start_together_never_hold_the_lock_both
 
     def contend(machine: str, name: str) -> None:
         inner.machine = machine
-        held = BuildLock(str(folder))
+        held = BuildLock(str(folder), times)
         held.name = name
         try:
             with held:
@@ -113,7 +115,7 @@ def test_two_builds_of_two_machines_that_start_together_never_hold_the_lock_both
 
 
 def test_a_build_whose_lock_was_taken_for_dead_stops(tmp_path: Path) -> None:
-    """It slept for longer than LEASE; the build that took the lock may have ended since."""
+    """It slept for longer than its lease; the build that took the lock may have ended since."""
     folder = tmp_path / "claims"
     with BuildLock(str(folder)) as held:
         (path,) = folder.iterdir()

@@ -27,6 +27,7 @@ from headrace.tokenize.executors import ExecutorConfig
 from headrace.tokenize.neardup import bands, find, pairs, results, show, signatures
 from headrace.tokenize.neardup.clusters import clusters_of
 from headrace.tokenize.neardup.find import NeardupConfig, find_neardups
+from headrace.tokenize.neardup.job import TaskSizes
 from headrace.tokenize.neardup.lsh import LshConfig, bands_for
 from headrace.tokenize.neardup.pairs import PAIR, pairs_of
 
@@ -55,9 +56,12 @@ def pair_of(similarity: float, ngram: int) -> tuple[list[str], list[str], float]
     return one, other, shared / (2 * runs - shared)
 
 
-def search(inputs: Iterable[Path], out: Path, **options: Any) -> results.Results:
+def search(
+    inputs: Iterable[Path], out: Path, sizes: TaskSizes | None = None, **options: Any
+) -> results.Results:
     values: dict[str, Any] = {"engine": ONE, "slice_size": 20_000, **options}
-    return find_neardups(NeardupConfig(inputs=tuple(map(str, inputs)), out=str(out), **values))
+    config = NeardupConfig(inputs=tuple(map(str, inputs)), out=str(out), **values)
+    return find_neardups(config, sizes)
 
 
 def dropped(out: Path) -> list[tuple[str, int]]:
@@ -208,10 +212,9 @@ def test_a_search_does_not_depend_on_workers_kills_and_segments(
                 search(copies, tmp_path / "c.parquet", slice_size=5_000)
     search(copies, tmp_path / "c.parquet", slice_size=5_000)
     assert files("c") == whole
-    monkeypatch.setattr(find, "SEGMENT_BYTES", 1_000)
-    monkeypatch.setattr(pairs, "MOST_ENTRIES", 50)
-    monkeypatch.setattr(bands, "PART", 30)
-    assert search(copies, tmp_path / "d.parquet", slice_size=5_000).settings["segments"] == 64
+    sizes = TaskSizes(segment_bytes=1_000, pair_entries=50, part_documents=30)
+    last = search(copies, tmp_path / "d.parquet", sizes, slice_size=5_000)
+    assert last.settings["segments"] == 64
     assert files("d")["list"] == whole["list"]
 
 
