@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -94,10 +95,10 @@ def test_peers_are_compared_with_the_newest_release_that_a_new_python_sees(
     monkeypatch.setenv("PIP_INDEX_URL", tmp_path.as_uri())
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
-    monkeypatch.setattr(peers, "PYTHONS", ("3.99",))
-    assert peers.newest_release("peer") == Version("2.0")
-    assert peers.newest_release("peer", pre=True) == Version("2.1.dev1")
-    assert peers.newest_release("stranger") is None
+    newest = partial(peers.newest_release, pythons=["3.99"])
+    assert newest("peer") == Version("2.0")
+    assert newest("peer", pre=True) == Version("2.1.dev1")
+    assert newest("stranger") is None
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/beside-others.md"])

@@ -46,10 +46,14 @@ class ArrowFormat(ShardFormat):
     external_files = ".arrow or .feather files"
     index_options = ("column",)
 
+    def __init__(self, batch_bytes: int = BATCH_BYTES) -> None:
+        """Record batches hold about `batch_bytes` of tokens."""
+        self.batch_bytes = batch_bytes
+
     def write(self, out: BinaryIO, documents: ShardDocuments) -> None:
         schema = _schema(documents)
         with pa.ipc.new_file(out, schema) as writer:
-            for first, last in _batches(documents):
+            for first, last in _batches(documents, self.batch_bytes):
                 part = documents[first:last]
                 offsets = arrow_numbers(part.starts.astype(np.int32))
                 columns = [pa.ListArray.from_arrays(offsets, arrow_numbers(part.tokens))]
@@ -190,9 +194,9 @@ def _schema(documents: ShardDocuments) -> Any:
     return pa.schema([*fields, *ORIGINS.items()])
 
 
-def _batches(documents: ShardDocuments) -> list[tuple[int, int]]:
-    """Split documents into record batches of about BATCH_BYTES of tokens."""
-    room = BATCH_BYTES // documents.tokens.itemsize
+def _batches(documents: ShardDocuments, size: int) -> list[tuple[int, int]]:
+    """Split documents into record batches of about `size` bytes of tokens."""
+    room = size // documents.tokens.itemsize
     cuts, first = [], 0
     while first < len(documents):
         last = int(np.searchsorted(documents.starts, documents.starts[first] + room, side="right"))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from packaging.version import Version
@@ -32,11 +33,13 @@ def table_releases(page: str) -> dict[str, str]:
     return dict(RELEASE.findall(page))
 
 
-def newest_release(name: str, *, pre: bool = False) -> Version | None:
-    """Return the newest release that supports one of `PYTHONS`; pip knows the index."""
+def newest_release(
+    name: str, *, pre: bool = False, pythons: Sequence[str] = PYTHONS
+) -> Version | None:
+    """Return the newest release that supports one of `pythons`; pip knows the index."""
     command = [sys.executable, "-m", "pip", "index", "versions", name, *(["--pre"] if pre else [])]
     versions = []
-    for python in PYTHONS:
+    for python in pythons:
         output = subprocess.run(
             [*command, "--python-version", python], capture_output=True, text=True
         ).stdout

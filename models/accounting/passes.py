@@ -30,12 +30,12 @@ from .stored import stored, stored_passes
 if TYPE_CHECKING:
     from .fake.model import FakeModel
 
-LONGEST = 4096
+MAX_LENGTH = 4096
 """Tokens of the longest row that runs where operators walk through it in steps. Longer rows are
 extrapolated from shorter ones: from two, or from three where masks grow with the square. Both are
 long enough to show the highest moment of longer rows: beside a short row, the gradient of a weight
 is larger."""
-MOST_ROWS = 64
+MAX_ROWS = 64
 """Most rows that run; the bytes of more rows are extrapolated from two numbers of rows, which are
 large for the same reason."""
 
@@ -71,19 +71,29 @@ def renamed(passes: Passes, prefixes: Mapping[str, str]) -> Passes:
     )
 
 
-def rows_that_run(rows: int) -> list[int]:
+def rows_that_run(rows: int, max_rows: int = MAX_ROWS) -> list[int]:
     """Return the numbers of rows from which the bytes of so many rows follow."""
-    return [rows] if rows <= MOST_ROWS else [MOST_ROWS - 1, MOST_ROWS]
+    return [rows] if rows <= max_rows else [max_rows - 1, max_rows]
 
 
 class Tracer:
     """Traces the parts of a model at the lengths and rows that run."""
 
-    def __init__(self, config: ModelConfig, shape: Shape) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        shape: Shape,
+        *,
+        max_rows: int = MAX_ROWS,
+        max_length: int = MAX_LENGTH,
+        max_ring: int = LONG,
+    ) -> None:
+        """More rows, longer rows and larger rings than these follow from smaller ones that run."""
         if wrong := list(_problems(config, shape)):
             raise LayoutError("\n  ".join(["the layout does not divide the model's rows", *wrong]))
         shape = replace(shape, degrees=replace(shape.degrees, dp=1))  # it divides no micro-batch
         self.config, self.shape = config, shape
+        self.max_rows, self.max_length, self.max_ring = max_rows, max_length, max_ring
         self.sorts = _sorts(config, shape.precision)
         self.traced = config
         """The model that runs, with a layer of each sort."""
@@ -129,7 +139,7 @@ class Tracer:
         operations for longer rows."""
         shape, own = self.shape, [self.config.operators[name] for name in operators]
         attends = any(each.attention_heads for each in own)
-        longest = LONGEST
+        longest = self.max_length
         ring = attends and shape.attention == "ring" and shape.device != "cuda"
         if ring:  # with two tiles in each chunk; scores of fewer grow with the square of the length
             longest = max(longest, 4 * shape.degrees.cp * TILE)
@@ -145,7 +155,7 @@ class Tracer:
         parts = all(each.tokenwise or each.attention_heads for each in own)
         windows = any(getattr(each, "window", None) for each in own)
         ring = self.shape.attention == "ring" and any(each.attention_heads for each in own)
-        return ring and parts and not windows and self.shape.degrees.cp > LONG
+        return ring and parts and not windows and self.shape.degrees.cp > self.max_ring
 
     def _key(self, part: str, operators: Sequence[str] = ()) -> str:
         """Return the name of a part, without what its operators do not read of the shape: layouts
@@ -172,7 +182,7 @@ class Tracer:
         """Return the passes of a part at the rows and the length that run, from those it has at a
         few of them."""
         rows = self.shape.rows
-        numbers = rows_that_run(rows)
+        numbers = rows_that_run(rows, self.max_rows)
 
         def of_rows(length: int) -> Passes:
             found = [self._traced(part, each, length, run, hops) for each in numbers]

@@ -40,6 +40,7 @@ class MoE(Operator):
         self.router = nn.Linear(width, options.experts, bias=options.router == "sigmoid")
         self.gate_up = nn.Parameter(torch.empty(options.experts, 2 * options.hidden, width))
         self.down = nn.Parameter(torch.empty(options.experts, width, options.hidden))
+        self.sinkhorn_rounds = SINKHORN_ROUNDS
 
     def forward(self, x: Tensor, batch: BatchContext) -> Tensor:
         flat, kernel = x.flatten(0, 1), self.options.kernel
@@ -70,7 +71,8 @@ class MoE(Operator):
         preference = probabilities
         text = self.text(logits, batch)
         if options.sinkhorn and self.training:
-            shares = sinkhorn(self.groups(logits.detach()), self.groups(text), axis)
+            groups = self.groups(logits.detach()), self.groups(text)
+            shares = sinkhorn(*groups, axis, self.sinkhorn_rounds)
             preference = torch.where(text.unsqueeze(-1), shares.view_as(logits), probabilities)
         chosen = preference.topk(options.top_k, dim=-1).indices
         weights = probabilities.gather(-1, chosen)
@@ -147,7 +149,9 @@ def balance(probabilities: Tensor, chosen: Tensor, text: Tensor, axis: Axis = AL
     return experts * (taken * likely).sum(dim=-1)
 
 
-def sinkhorn(logits: Tensor, text: Tensor, axis: Axis = ALONE) -> Tensor:
+def sinkhorn(
+    logits: Tensor, text: Tensor, axis: Axis = ALONE, rounds: int = SINKHORN_ROUNDS
+) -> Tensor:
     """exp(2·logits), scaled so that in each group all text tokens, and all experts, have equal
     totals. Padding gives zeros."""
     tokens, experts = token_count(text, axis).unsqueeze(-1), logits.shape[-1]
@@ -156,7 +160,7 @@ def sinkhorn(logits: Tensor, text: Tensor, axis: Axis = ALONE) -> Tensor:
     weights = torch.exp(2 * (logits - top.clamp(min=torch.finfo(logits.dtype).min)))
     columns = logits.new_ones(len(logits), experts)
     rows = logits.new_ones(logits.shape[:2])
-    for _ in range(SINKHORN_ROUNDS):
+    for _ in range(rounds):
         # Sums of products, not matrix products, which autocast rounds to half precision;
         # `reciprocal`, because 1 / x is two launches.
         by_expert = (weights * columns.unsqueeze(1)).sum(dim=-1)

@@ -31,12 +31,13 @@ LOOK_FOR_NEW = 10.0
 class Board:
     """All runs below some folders and URLs."""
 
-    def __init__(self, places: Sequence[str]) -> None:
+    def __init__(self, places: Sequence[str], remote_pause: float = PAUSE_REMOTE) -> None:
+        """The files of a run on a store are read every `remote_pause` seconds."""
         for place in places:
             if storage.is_local(place) and not storage.local_path(place).is_dir():
                 hint = path_hint(Path(place), "name the folder of a run, or one above runs")
                 raise RunError(f"there is no folder {place}", hint=hint)
-        self.places = places
+        self.places, self.remote_pause = places, remote_pause
         self.runs: dict[str, BoardRun] = {}
         self.rows = StepRows()
         self.problems: list[str] = []
@@ -69,7 +70,7 @@ class Board:
             run
             for run in self.runs.values()
             if storage.is_local(run.url)
-            or now - self._looked.get(run.id, -PAUSE_REMOTE) >= PAUSE_REMOTE
+            or now - self._looked.get(run.id, -self.remote_pause) >= self.remote_pause
         ]
         self._looked |= {run.id: now for run in due}
         reading = [run.refresh() for run in due]

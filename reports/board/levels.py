@@ -73,8 +73,8 @@ class Window:
 class Levels:
     """The curves of one file of lines."""
 
-    def __init__(self, file: str, folder: Path) -> None:
-        self.file = file
+    def __init__(self, file: str, folder: Path, chunk_bytes: int = CHUNK) -> None:
+        self.file, self.chunk_bytes = file, chunk_bytes
         self.folder = folder
         self.size = 0
         """Bytes of the file when it was last looked at."""
@@ -147,10 +147,10 @@ class Levels:
     def _read_more(self) -> bool:
         """Read a part of the new lines; False if none of them is whole."""
         index = self.index
-        end = min(self.size, index.offset + CHUNK)
+        end = min(self.size, index.offset + self.chunk_bytes)
         data = storage.read(self.file, index.offset, end)
         while (length := data.rfind(b"\n") + 1) == 0 and end < self.size:  # a very long line
-            begin, end = end, min(self.size, end + CHUNK)
+            begin, end = end, min(self.size, end + self.chunk_bytes)
             data += storage.read(self.file, begin, end)
         if length == 0:
             return False

@@ -75,6 +75,7 @@ class Saver:
         keep: Collection[int] = (),
         texts: Mapping[str, str] | None = None,
         report: Report = _no_report,
+        quiet_seconds: float = QUIET_SECONDS,
     ) -> None:
         """`keep` are steps whose checkpoints are never deleted, besides those of the policy.
         `texts` are files that every checkpoint contains."""
@@ -85,6 +86,7 @@ class Saver:
         self.group = group
         self.rank = dist.get_rank(group)
         self.report = report
+        self.quiet_seconds = quiet_seconds
         self._buffers: dict[str, torch.Tensor] = {}
         self._running: Save | None = None
         self._written = 0
@@ -120,7 +122,7 @@ class Saver:
 
         Uploads are not counted: the total, and with it the time left, is shown for disks alone.
         """
-        save.thread.join(QUIET_SECONDS if self.rank == 0 else None)
+        save.thread.join(self.quiet_seconds if self.rank == 0 else None)
         if not save.thread.is_alive():
             return
         total = save.size if self.config.url is None else None

@@ -162,7 +162,7 @@ def _judge(store: Store, world: int, join: timedelta, seconds: str) -> Verdict:
     return Verdict.of(store.get(ERROR))
 
 
-def wait_for_readers() -> None:
+def wait_for_readers(timeout: timedelta = ANSWERED) -> None:
     """Wait on rank 0, whose end closes the store, until the others have read why they do not start.
     After an error some may still be on their way; missing ranks are not waited for again."""
     from torch.distributed import DistError
@@ -173,4 +173,4 @@ def wait_for_readers() -> None:
     failed = store.check([ERROR])
     ranks = [rank for rank in Meeting.readers if failed or store.check([CAME.format(rank)])]
     with contextlib.suppress(DistError):  # a rank was killed meanwhile, or does not start
-        store.wait([READ.format(rank) for rank in ranks], ANSWERED)
+        store.wait([READ.format(rank) for rank in ranks], timeout)

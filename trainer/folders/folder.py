@@ -177,21 +177,21 @@ class RunFolder:
         return lock.exists() and _has_ended(lock.read_text().strip())
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[int]:
+    def locked(self, orphan_seconds: float = ORPHANS_END) -> Iterator[int]:
         """Hold the folder's lock. It belongs to the open file: it ends with the last process that
-        inherited the descriptor."""
+        inherited the descriptor. Ranks whose launcher was killed have `orphan_seconds` to end."""
         descriptor = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            self._lock(descriptor)
+            self._lock(descriptor, orphan_seconds)
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)
             yield descriptor
         finally:
             os.close(descriptor)
 
-    def _lock(self, descriptor: int) -> None:
+    def _lock(self, descriptor: int, orphan_seconds: float) -> None:
         """Lock the open file. Wait for ranks whose launcher was killed: they end at once."""
-        deadline = time.monotonic() + ORPHANS_END
+        deadline = time.monotonic() + orphan_seconds
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -45,15 +45,20 @@ def settle_kernels(job: Job, parallel: Parallel) -> dict[str, str]:
 
 
 def failing(
-    config: ModelConfig, precision: Precision, device: torch.device, z_loss: float = 0.0
+    config: ModelConfig,
+    precision: Precision,
+    device: torch.device,
+    z_loss: float = 0.0,
+    length: int = LENGTH,
 ) -> dict[str, str]:
-    """Return the kernels of the model that fail on this device, and replace them."""
+    """Return the kernels of the model that fail on this device, and replace them. `length` is that
+    of the rows."""
     found: dict[str, str] = {}
     config = replace(config, pattern=" + ".join(_kinds(config)))
     fp8 = None if precision.fp8 is None else replace(precision.fp8, ends=0)
     while True:
         try:
-            _step(config, replace(precision, fp8=fp8), device, z_loss)
+            _step(config, replace(precision, fp8=fp8), device, z_loss, length)
         except choice.KernelFailed as error:
             if error.kernel in found:  # its twin does not take its place: `kernel: triton`
                 raise
@@ -73,7 +78,9 @@ def _pattern(layer: Layer) -> str:
     return f"{before}{layer.mixer}{'&' if layer.parallel else '/'}{layer.mlp or 'none'}"
 
 
-def _step(config: ModelConfig, precision: Precision, device: torch.device, z_loss: float) -> None:
+def _step(
+    config: ModelConfig, precision: Precision, device: torch.device, z_loss: float, length: int
+) -> None:
     """Run one row of one document, and one of two, forward and backward."""
     model = quantize(build_meta(config), precision.fp8)
     model.to_empty(device=device)
@@ -82,7 +89,7 @@ def _step(config: ModelConfig, precision: Precision, device: torch.device, z_los
         for parameter in model.parameters():
             parameter.fill_(0.01)
     objective = Objective(model, z_loss)
-    length = min(LENGTH, config.learned_positions or LENGTH)
+    length = min(length, config.learned_positions or length)
     tokens = torch.zeros(1, length, dtype=torch.int64, device=device)
     weights = torch.ones(1, length, device=device)
     cuts = torch.tensor([0, length // 3, length])

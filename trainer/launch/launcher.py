@@ -31,12 +31,8 @@ from ..cluster.hangs import awaited_ranks
 from ..cluster.ranks import HANG_HINT, INTERRUPTED, LOCK_FD, STORE_FD, WATCH, failures_in
 from .template import RankProcess, Template
 
-GRACE = 10.0
-"""Seconds for the other ranks to exit after one has failed."""
 POLL = 0.05
 """Seconds between two looks at the ranks."""
-STACK_TIMEOUT = 10.0
-"""Seconds for a rank to write its stack."""
 STACK_SETTLED = 0.2
 """Seconds without change after which a stack is complete."""
 
@@ -60,6 +56,10 @@ class Launcher:
     """End the run if no rank makes progress for this time; 0: never."""
     name: Callable[[int], str] = "rank {}".format
     """Return the name of a rank in messages."""
+    grace_seconds: float = 10.0
+    """Time for the other ranks to exit after one has failed."""
+    stack_seconds: float = 10.0
+    """Time for a rank to write its stack."""
     children: list[RankProcess] = field(default_factory=list, init=False)
     asked: bool = field(default=False, init=False)
     """True once a signal asked the run to save and stop."""
@@ -132,7 +132,7 @@ class Launcher:
                 failed_at = time.monotonic() if bad else None
             if all(code is not None for code in codes):
                 return self._verdict(codes, bad, watch)
-            if failed_at is not None and time.monotonic() - failed_at > GRACE:
+            if failed_at is not None and time.monotonic() - failed_at > self.grace_seconds:
                 self._end()
             if self.stall_seconds and failed_at is None:
                 self._check_progress(watch)
@@ -201,7 +201,7 @@ class Launcher:
 
     def _collect_stacks(self, watch: Path) -> dict[int, str]:
         """Return the stack of each rank; empty for a rank that does not answer."""
-        deadline = time.monotonic() + STACK_TIMEOUT
+        deadline = time.monotonic() + self.stack_seconds
         before: dict[int, str] = {}
         while True:
             time.sleep(STACK_SETTLED)
@@ -241,7 +241,7 @@ class Launcher:
             running = [child for child in self.children if child.poll() is None]
             for child in running:
                 child.send_signal(sent)
-            deadline = time.monotonic() + GRACE / 2
+            deadline = time.monotonic() + self.grace_seconds / 2
             while time.monotonic() < deadline and any(c.poll() is None for c in running):
                 time.sleep(POLL)
 

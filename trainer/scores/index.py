@@ -23,12 +23,12 @@ Index = dict[str, Entry]
 read_index = TaskIndex.build
 
 
-def build_index(paths: Iterable[Path], **options: Any) -> Index:
+def build_index(paths: Iterable[Path], harness: Path = FOLDER, **options: Any) -> Index:
     """Return the entries of all folders by name, as `TaskIndex.build` does: a later folder's task
-    takes the place of an earlier one's."""
+    takes the place of an earlier one's. `harness` is the folder of the harness's own tasks."""
     index: Index = {}
     for path in paths:
-        entries = stored_index() if path == FOLDER else read_index([path], **options)
+        entries = stored_index(harness) if path == harness else read_index([path], **options)
         for name in entries.keys() & index.keys():
             places = entries[name].yaml_path, index[name].yaml_path
             log.warning("Task '%s' from %s overrides existing task from %s", name, *places)
@@ -36,10 +36,10 @@ def build_index(paths: Iterable[Path], **options: Any) -> Index:
     return index
 
 
-def stored_index() -> Index:
+def stored_index(folder: Path) -> Index:
     """Return the entries of the harness's own folder."""
-    question = f"tasks {FOLDER} {_state(FOLDER)}"
-    return stored(question, lambda: read_index([FOLDER]), _packed, _unpacked)
+    question = f"tasks {folder} {_state(folder)}"
+    return stored(question, lambda: read_index([folder]), _packed, _unpacked)
 
 
 def _packed(index: Index) -> Any:

@@ -47,21 +47,21 @@ def convert(chunk: Chunk, sizes: BytesPerToken) -> None:
             chunk.columns[name] = chunk.columns[name] * factors
 
 
-def count(file: Path) -> tuple[int, int]:
+def count(file: Path, size: int = CHUNK) -> tuple[int, int]:
     """Return the number of whole lines of a file, and the bytes that they take."""
     lines = end = 0
     if file.exists():
-        for start, data in _blocks(file):
+        for start, data in _blocks(file, size):
             lines += data.count(b"\n")
             last = data.rfind(b"\n") + 1
             end = start + last if last else end
     return lines, end
 
 
-def chunks(file: Path, end: int) -> Iterator[Chunk]:
-    """Yield the lines before the byte `end`, where a line begins."""
+def chunks(file: Path, end: int, size: int = CHUNK) -> Iterator[Chunk]:
+    """Yield the lines before the byte `end`, where a line begins; about `size` bytes at a time."""
     first, offset, rest = 0, 0, b""
-    for _, block in _blocks(file, end):
+    for _, block in _blocks(file, size, end):
         data = rest + block
         whole = data.rfind(b"\n") + 1
         data, rest = data[:whole], data[whole:]
@@ -78,10 +78,10 @@ def chunks(file: Path, end: int) -> Iterator[Chunk]:
             first, offset = first + len(sizes), offset + whole
 
 
-def _blocks(file: Path, end: int | None = None) -> Iterator[tuple[int, bytes]]:
+def _blocks(file: Path, size: int, end: int | None = None) -> Iterator[tuple[int, bytes]]:
     with file.open("rb") as opened:
         place = 0
-        while data := opened.read(CHUNK if end is None else min(CHUNK, end - place)):
+        while data := opened.read(size if end is None else min(size, end - place)):
             yield place, data
             place += len(data)
 

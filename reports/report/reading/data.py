@@ -22,7 +22,7 @@ from ...board.byte_sizes import ByteSizes, converted, mean_loss
 from ...board.runs import SKIPPED, status_of
 from .buckets import Buckets, Table
 from .candidates import Candidates
-from .chunks import chunks, convert, count, line_at
+from .chunks import CHUNK, chunks, convert, count, line_at
 from .stored import StoredRun
 from .totals import Totals
 
@@ -72,14 +72,24 @@ class RunData:
     """Bytes per token, if the losses are in bits per byte."""
 
     @classmethod
-    def load(cls, folder: RunFolder, name: str | None = None) -> RunData:
-        return cls.read(StoredRun.open(folder, name))
+    def load(
+        cls, folder: RunFolder, name: str | None = None, *, chunk_bytes: int = CHUNK
+    ) -> RunData:
+        return cls.read(StoredRun.open(folder, name), chunk_bytes=chunk_bytes)
 
     @classmethod
-    def read(cls, run: StoredRun, sizes: ByteSizes | None = None, runs: int = 1) -> RunData:
-        """Read a run's lines, as one of `runs` of a page; with `sizes`, in bits per byte."""
+    def read(
+        cls,
+        run: StoredRun,
+        sizes: ByteSizes | None = None,
+        runs: int = 1,
+        *,
+        chunk_bytes: int = CHUNK,
+    ) -> RunData:
+        """Read a run's lines, as one of `runs` of a page; with `sizes`, in bits per byte. About
+        `chunk_bytes` of its metrics are in memory at once."""
         folder = run.folder
-        steps, end = count(folder.metrics)
+        steps, end = count(folder.metrics, chunk_bytes)
         if not steps:
             raise RunError(
                 f"the run in {folder.root} has not taken a step yet",
@@ -95,7 +105,7 @@ class RunData:
             cold={e["step"] for e in events if e["event"] in ("start", "resume")},
             marked={e["step"] for e in events if e["event"] in ("resume", *SKIPPED)},
         )
-        for chunk in chunks(folder.metrics, end):
+        for chunk in chunks(folder.metrics, end, chunk_bytes):
             if sizes is not None:
                 convert(chunk, sizes.trained)
             for taker in (buckets, totals, candidates):

@@ -125,10 +125,10 @@ def test_a_truncated_file_is_refused(name: str) -> None:
         shard_format(name).layout(lambda a, b: data[a:b], len(data), dtype="uint16", details={})
 
 
-def test_arrow_splits_record_batches_and_reads_across_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrow_format, "BATCH_BYTES", 3000)
-    documents = many(50)
-    data = written("arrow", documents)
+def test_arrow_splits_record_batches_and_reads_across_them() -> None:
+    documents, out = many(50), io.BytesIO()
+    arrow_format.ArrowFormat(batch_bytes=3000).write(out, documents)
+    data = out.getvalue()
     assert pa.ipc.open_file(data).num_record_batches > 5
     layout = arrow_format.FORMAT.layout(
         lambda a, b: data[a:b], len(data), dtype="uint16", details={}

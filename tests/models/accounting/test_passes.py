@@ -135,17 +135,16 @@ def test_layouts_share_the_traces_of_parts_that_they_do_not_change(
         assert not any(each in base.values() for each in own)
 
 
-def test_many_short_rows_take_the_memory_of_few_long_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_short_rows_take_the_memory_of_few_long_ones() -> None:
     config = load_model_config("tiny-transformer")
 
-    def highest(rows: int, seq_len: int) -> int:
+    def highest(rows: int, seq_len: int, **limits: int) -> int:
         shape = Shape(rows=rows, seq_len=seq_len, precision=PRECISIONS["bf16"], device="cuda")
-        return high(Tracer(config, shape).layer(0, "none").backward)
+        return high(Tracer(config, shape, **limits).layer(0, "none").backward)
 
     assert highest(48, 8) == pytest.approx(highest(3, 128), rel=0.01)
     # Negative control: the gradient of a weight is the highest moment of two or three short rows.
-    monkeypatch.setattr(passes, "MOST_ROWS", 3)
-    assert highest(48, 8) < 0.9 * highest(3, 128)
+    assert highest(48, 8, max_rows=3) < 0.9 * highest(3, 128)
 
 
 def test_each_layer_needs_a_rule() -> None:
@@ -187,10 +186,9 @@ def test_a_long_ring_follows_from_a_short_one(monkeypatch: pytest.MonkeyPatch) -
     )
     rules: list[Rule] = ["none", "block", Selective(save=("attention",))]
     found = [Tracer(config, shape).layer(0, rule) for rule in rules]
-    monkeypatch.setattr(passes, "LONG", 16)
     monkeypatch.setattr(passes, "_known", {})
     monkeypatch.setattr(passes, "stored_passes", lambda _, make: make())
-    assert found == [Tracer(config, shape).layer(0, rule) for rule in rules]
+    assert found == [Tracer(config, shape, max_ring=16).layer(0, rule) for rule in rules]
     # Negative control: a short ring with shorter parts.
     for part in (64, 32):
         few = replace(shape, seq_len=part * 8, degrees=Degrees(cp=8))
@@ -251,7 +249,6 @@ def test_long_rows_follow_from_shorter_ones(
 ) -> None:
     """A ring whose chunks have less than a tile of queries holds scores that grow with the square
     of the length, and the filter's highest level is of another operation in short rows."""
-    monkeypatch.setattr(passes, "LONGEST", 2048)
     operators = {"it": OPTIONS[kind](**OPERATORS[kind])}
     config = ModelConfig(vocab_size=64, width=64, pattern="[it]", operators=operators)
     shape = Shape(
@@ -261,7 +258,7 @@ def test_long_rows_follow_from_shorter_ones(
 
     def highest(lengths: list[int] | None) -> list[int]:
         """Return the highest levels of both passes."""
-        tracer = Tracer(config, shape)
+        tracer = Tracer(config, shape, max_length=2048)
         if lengths:
             monkeypatch.setattr(tracer, "_lengths", lambda _=(): lengths)
         layer = tracer.layer(0, "block")

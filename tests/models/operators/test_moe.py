@@ -232,11 +232,9 @@ def test_the_balance_loss_of_an_even_spread_is_top_k() -> None:
 
 
 @pytest.mark.parametrize("options", BALANCED)
-def test_compiled_without_a_graph_break(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("headrace.models.operators.moe.SINKHORN_ROUNDS", 4)  # rounds are unrolled
+def test_compiled_without_a_graph_break(options: dict[str, Any]) -> None:
     moe, x = experts(**options), normal(3, 9, 8)
+    moe.sinkhorn_rounds = 4  # rounds are unrolled
     rows = torch.tensor([True, True, False])
 
     axes = Axes()

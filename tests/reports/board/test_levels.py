@@ -80,16 +80,11 @@ def check(store: Levels, entries: list[dict[str, Any]]) -> None:
             assert window.last[-1] >= min(high, last_step)
 
 
-@pytest.fixture
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(levels, "CHUNK", 20_000)
-
-
-def test_levels_are_those_of_the_lines(tmp_path: Path, small_chunks: None) -> None:
+def test_levels_are_those_of_the_lines(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     entries = lines(1000)
     write(file, entries)
-    store = Levels(str(file), tmp_path / "board")
+    store = Levels(str(file), tmp_path / "board", chunk_bytes=20_000)
     parts = sum(1 for _ in store.refresh())
     assert parts > 5
     check(store, entries)
@@ -125,11 +120,11 @@ def test_new_lines_are_appended_and_an_incomplete_one_waits(tmp_path: Path) -> N
 @pytest.mark.parametrize("kept", [0, 1, 250, 399])
 @pytest.mark.parametrize("count", [10, 400])
 def test_a_file_that_was_cut_back_is_read_from_the_cut(
-    tmp_path: Path, small_chunks: None, kept: int, count: int
+    tmp_path: Path, kept: int, count: int
 ) -> None:
     file = tmp_path / "metrics.jsonl"
     write(file, lines(400))
-    store = Levels(str(file), tmp_path / "board")
+    store = Levels(str(file), tmp_path / "board", chunk_bytes=20_000)
     list(store.refresh())
     entries = [*lines(400)[:kept], *lines(count, first=kept, seed=1)]
     write(file, entries)

@@ -18,7 +18,6 @@ from support.pages.board_runs import write_texts
 from support.pages.chromium import wait
 from support.stores.swift import Swift
 
-from headrace.reports.board import board as boards
 from headrace.trainer.cluster.ranks import INTERRUPTED
 from headrace.trainer.folders.folder import RunFolder
 from headrace.trainer.record.config import WatchConfig
@@ -74,7 +73,6 @@ def test_the_board_shows_a_run_in_s3_while_it_trains(
     swift: Swift, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Dataset and records are in a real S3; the run's folder is read by the run alone."""
-    monkeypatch.setattr(boards, "PAUSE_REMOTE", 0.0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     size = write_texts("s3://runs/data/web", 2000)
     batch = {"seq_len": LENGTH, "batch": ROWS * LENGTH, "weights": {"web": 1}}
@@ -99,7 +97,7 @@ def test_the_board_shows_a_run_in_s3_while_it_trains(
             [*command, "watch.mirror=s3://runs/live"], stdout=log, stderr=log
         )
     try:
-        client = Client("s3://runs/live")
+        client = Client("s3://runs/live", remote_pause=0.0)
 
         def listed() -> dict[str, Any]:
             assert training.poll() is None, (tmp_path / "log").read_text()

@@ -63,9 +63,7 @@ def test_totals_are_those_of_all_lines(
     folder: RunFolder, lines: list[dict[str, Any]], size: int
 ) -> None:
     write(folder, lines)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunks, "CHUNK", size)
-        run = RunData.load(folder)
+    run = RunData.load(folder, chunk_bytes=size)
     seconds = sum(line["seconds"] for line in lines)
     warm = [line for step, line in enumerate(lines) if step not in (0, 2)] or lines
     speed = sum(line["tokens_per_second"] * line["seconds"] for line in warm)
@@ -112,9 +110,8 @@ def test_outliers_are_those_of_a_look_at_each_loss(folder: RunFolder, seed: int,
     spikes = defaultdict(float, {int(step): 3 * rng.random() for step in rng.integers(0, 300, 9)})
     losses = [2 + 0.1 * rng.standard_normal() + spikes[step] for step in range(300)]
     write(folder, [line(loss) for loss in losses])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunks, "CHUNK", size)
-        assert [each.step for each in find_outliers(RunData.load(folder))] == by_hand([*losses])
+    run = RunData.load(folder, chunk_bytes=size)
+    assert [outlier.step for outlier in find_outliers(run)] == by_hand([*losses])
 
 
 def line(loss: float) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from headrace.reports.board.server import Server
 class Client:
     """Asks a server as a browser does."""
 
-    def __init__(self, *places: Path | str) -> None:
-        self.board = Board([str(place) for place in places])
+    def __init__(self, *places: Path | str, **options: float) -> None:
+        self.board = Board([str(place) for place in places], **options)
         self.board.look()
         self.board.refresh()
         self.server = Server(self.board, 0)

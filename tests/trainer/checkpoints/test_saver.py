@@ -97,8 +97,8 @@ def test_a_run_that_waits_for_a_save_sees_the_time_left(
 
     monkeypatch.setattr(tensors, "write", stopping)
     monkeypatch.setattr(saver, "Progress", Shown)
-    monkeypatch.setattr(saver, "QUIET_SECONDS", 0.01)
-    keeper = saver.Saver(tmp_path, CheckpointConfig(background=background), parallel.checkpoint)
+    config = CheckpointConfig(background=background)
+    keeper = saver.Saver(tmp_path, config, parallel.checkpoint, quiet_seconds=0.01)
     keeper.save([fragment(torch.zeros(100, 100))], state(7))
     keeper.wait()
     shown = capsys.readouterr().err
@@ -130,8 +130,8 @@ def test_headers_of_files_do_not_count(
 
     monkeypatch.setattr(tensors, "write", stopping)
     monkeypatch.setattr(saver, "Progress", Shown)
-    monkeypatch.setattr(saver, "QUIET_SECONDS", 0.01)
-    keeper = saver.Saver(tmp_path, CheckpointConfig(background=False), parallel.checkpoint)
+    config = CheckpointConfig(background=False)
+    keeper = saver.Saver(tmp_path, config, parallel.checkpoint, quiet_seconds=0.01)
     keeper.save([fragment(torch.zeros(4, 4))], state(7))
     keeper.wait()
     assert "saving step 7: 64B of 64B (100%)" in capsys.readouterr().err

@@ -11,7 +11,6 @@ import pytest
 from support.ranks.ports import free_ports
 
 from headrace.console.errors import RunError
-from headrace.trainer.cluster import rendezvous
 from headrace.trainer.cluster.rendezvous import (
     Meeting,
     check_late_errors,
@@ -120,9 +119,8 @@ def test_the_error_of_a_rank_ends_all_others_at_once(failed: int) -> None:
     told.result()
 
 
-def test_ranks_that_all_fail_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "ANSWERED", timedelta(days=1))
+def test_ranks_that_all_fail_do_not_wait_for_each_other() -> None:
     threads = Threads()
     for told in [threads.fail(rank, 3) for rank in range(3)]:
         told.result(60)
-    wait_for_readers()
+    wait_for_readers(timedelta(days=1))

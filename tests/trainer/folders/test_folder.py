@@ -93,9 +93,8 @@ def test_the_lock_waits_for_ranks_whose_launcher_was_killed(
 
 
 def test_a_lock_does_not_name_a_process_that_has_ended_as_its_holder(
-    tmp_path: Path, killed_launcher: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, killed_launcher: tuple[int, int]
 ) -> None:
-    monkeypatch.setattr(folders, "ORPHANS_END", 0.2)
     with pytest.raises(BusyError, match="that process has ended") as caught:
-        RunFolder(tmp_path).locked().__enter__()
+        RunFolder(tmp_path).locked(orphan_seconds=0.2).__enter__()
     assert f"ranks that process {killed_launcher[1]} on" in str(caught.value)

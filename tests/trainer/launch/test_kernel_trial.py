@@ -17,7 +17,6 @@ from headrace.console.errors import LayoutError
 from headrace.models.config.config import load_model_config
 from headrace.models.config.options.precision import PRECISIONS
 from headrace.models.kernels import choice
-from headrace.trainer.launch import kernel_trial
 from headrace.trainer.launch.kernel_trial import failing, settle_kernels
 
 CPU = torch.device("cpu")
@@ -40,21 +39,22 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
             raise RuntimeError("Triton Error [CUDA]: invalid device function")
 
     monkeypatch.setattr(choice, "INTERPRETED", True)
-    monkeypatch.setattr(choice, "FAILED", {})
     monkeypatch.setattr(choice, "wanted", lambda kernel, _: kernel != "torch")
-    monkeypatch.setattr(kernel_trial, "LENGTH", 64)
-    with mock.patch.object(JITFunction, "run", launch):
+    with (
+        mock.patch.dict(choice.FAILED, clear=True),
+        mock.patch.object(JITFunction, "run", launch),
+    ):
         yield names
 
 
 @pytest.mark.filterwarnings("ignore:.*runs as plain torch:RuntimeWarning")
 def test_kernels_that_fail_are_replaced(launched: list[str]) -> None:
-    found = failing(MODEL, PRECISIONS["bf16"], CPU)
+    found = failing(MODEL, PRECISIONS["bf16"], CPU, length=64)
     assert set(found) == {"toeplitz", "rope", "modal"} == set(choice.FAILED)
     assert "262144" in found["toeplitz"] and "invalid device function" in found["rope"]
     assert {"short_convolution", "rms_norm", "linear_cross_entropy"} <= set(launched)
     launched.clear()
-    assert failing(MODEL, PRECISIONS["bf16"], CPU) == {}
+    assert failing(MODEL, PRECISIONS["bf16"], CPU, length=64) == {}
     assert launched and not {"toeplitz", "rope", "modal"} & set(launched)
     x = torch.ones(1)
     with pytest.warns(RuntimeWarning, match="rope runs as plain torch: rope: Triton Error"):
@@ -66,7 +66,7 @@ def test_a_kernel_that_was_asked_for_by_name_is_not_replaced(launched: list[str]
     attention = MODEL.operators["attention"]
     named = {**MODEL.operators, "attention": replace(attention, kernel="triton")}
     with pytest.raises(LayoutError, match="the kernel rope cannot do this"):
-        failing(replace(MODEL, operators=named), PRECISIONS["bf16"], CPU)
+        failing(replace(MODEL, operators=named), PRECISIONS["bf16"], CPU, length=64)
 
 
 def test_nothing_is_tried_unless_asked_for(launched: list[str]) -> None:

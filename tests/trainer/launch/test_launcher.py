@@ -17,7 +17,6 @@ from headrace.console.errors import LayoutError, RunError
 from headrace.planner.tune.trial import died_of_memory
 from headrace.trainer.cluster.end import PlainEnd
 from headrace.trainer.cluster.ranks import INTERRUPTED, threads_per_rank
-from headrace.trainer.launch import launcher as launch
 from headrace.trainer.launch import template
 from headrace.trainer.launch.launcher import Launcher
 
@@ -32,10 +31,10 @@ def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with template.started("scripted", [], PlainEnd()) as forks:
 
-        def make(script: str, processes: int = 2, stall: float = 0) -> Launcher:
+        def make(script: str, processes: int = 2, **seconds: float) -> Launcher:
             start = "import os, sys, time, signal\nrank = int(os.environ['RANK'])\n"
             (tmp_path / "scripted.py").write_text(start + script)
-            return Launcher(forks, [], processes, threads=1, logs=tmp_path, stall_seconds=stall)
+            return Launcher(forks, [], processes, threads=1, logs=tmp_path, **seconds)
 
         yield make
 
@@ -95,13 +94,10 @@ except KeyError as error:
 @pytest.mark.parametrize(
     ("number", "hint"), [(signal.SIGKILL, "ran out of memory"), (signal.SIGABRT, "rank-1.log")]
 )
-def test_a_killed_rank_ends_the_others(
-    number: signal.Signals, hint: str, launcher: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_rank_ends_the_others(number: signal.Signals, hint: str, launcher: Make) -> None:
     """Linux kills a process that takes too much memory by SIGKILL alone."""
     script = f"os.kill(os.getpid(), {int(number)}) if rank else time.sleep(1000)"
-    job = launcher(script)
-    monkeypatch.setattr(launch, "GRACE", 0.3)
+    job = launcher(script, grace_seconds=0.3)
     with pytest.raises(RunError, match=f"rank 1 was killed by {number.name}") as caught:
         job.run()
     assert caught.value.hint is not None and hint in caught.value.hint
@@ -137,7 +133,7 @@ def stuck_here():
 stuck_here()
 """
     with pytest.raises(RunError, match="no rank has made progress") as caught:
-        launcher(script, stall=2.0).run()
+        launcher(script, stall_seconds=2.0).run()
     text = str(caught.value)
     assert "rank 1, step 7" in text and "stuck_here" in text
     assert "collective" not in caught.value.what
@@ -157,17 +153,16 @@ time.sleep(1000)
 """
     named = "progress for 2 seconds; rank 1 is in no collective, and the others wait$"
     with pytest.raises(RunError) as caught:
-        launcher(script, processes=3, stall=2.0).run()
+        launcher(script, processes=3, stall_seconds=2.0).run()
     assert re.search(named, caught.value.what)
 
 
 @pytest.mark.parametrize("wrong", [-1e5, 1e5])
 def test_a_clock_that_is_set_ends_no_run_and_hides_no_hang(
-    launcher: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: float
+    launcher: Make, tmp_path: Path, wrong: float
 ) -> None:
     """Beats are compared with each other, not with the clock."""
-    monkeypatch.setattr(launch, "STACK_TIMEOUT", 0.1)
-    watching = launcher("", processes=1, stall=0.4)
+    watching = launcher("", processes=1, stall_seconds=0.4, stack_seconds=0.1)
     beat = tmp_path / "beat.0"
     for step in range(2):
         beat.write_text(f"step {step}")
@@ -190,12 +185,12 @@ if rank == 1:
 joins()
 """
     with pytest.raises(RunError, match="no rank has made progress") as caught:
-        launcher(script, stall=2.0).run()
+        launcher(script, stall_seconds=2.0).run()
     text = str(caught.value)
     assert "rank 0, start:" in text and "rank 1, joining the others:" in text and "joins" in text
 
 
-def test_a_stopped_rank_is_named(launcher: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_rank_is_named(launcher: Make) -> None:
     script = """
 from headrace.trainer.cluster.ranks import Watched
 watched = Watched()
@@ -204,9 +199,7 @@ if rank == 1:
     os.kill(os.getpid(), signal.SIGSTOP)
 time.sleep(1000)
 """
-    job = launcher(script, stall=2.0)
-    monkeypatch.setattr(launch, "GRACE", 0.3)
-    monkeypatch.setattr(launch, "STACK_TIMEOUT", 3.0)
+    job = launcher(script, stall_seconds=2.0, grace_seconds=0.3, stack_seconds=3.0)
     with pytest.raises(RunError, match=r"rank 1 did not write a stack") as caught:
         job.run()
     assert "rank 1, step 3:\n  (no answer)" in str(caught.value)

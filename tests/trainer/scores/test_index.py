@@ -21,7 +21,6 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "one.yaml").write_text(TASK.format("one", "numbers"))
     (folder / "deep" / "two.yaml").write_text(TASK.format("two", "numbers"))
     (folder / "both.yaml").write_text(GROUP)
-    monkeypatch.setattr(index, "FOLDER", folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return folder
 
@@ -38,12 +37,12 @@ def test_a_stored_index_equals_that_of_the_files(
 ) -> None:
     expected = plain(index.read_index([tasks]))
     assert len(expected) == 4  # two tasks, a group, a tag
-    assert plain(index.build_index([tasks])) == expected
+    assert plain(index.build_index([tasks], tasks)) == expected
     with monkeypatch.context() as patch:
         patch.setattr(index, "read_index", None)
-        assert plain(index.build_index([tasks])) == expected
+        assert plain(index.build_index([tasks], tasks)) == expected
     (tasks / "deep" / "two.yaml").write_text(TASK.format("zwei", "numbers"))
-    assert {"one", "zwei"} <= index.build_index([tasks]).keys()
+    assert {"one", "zwei"} <= index.build_index([tasks], tasks).keys()
 
 
 def test_a_task_of_another_folder_takes_the_place_of_the_harnesss(
@@ -53,7 +52,7 @@ def test_a_task_of_another_folder_takes_the_place_of_the_harnesss(
     more.mkdir()
     (more / "mine.yaml").write_text(TASK.format("one", "mine"))
     with caplog.at_level(logging.WARNING):
-        entries = index.build_index([tasks, more])
+        entries = index.build_index([tasks, more], tasks)
     assert entries["one"].yaml_path == more / "mine.yaml"
     assert entries["two"].yaml_path == tasks / "deep" / "two.yaml"
     assert "Task 'one' from" in caplog.text and "overrides" in caplog.text
