@@ -189,12 +189,8 @@ def test_a_search_does_not_depend_on_workers_kills_and_segments(
 
     search(copies, tmp_path / "a.parquet", slice_size=5_000)
     whole = files("a")
-    assert sorted(name.split("/")[0] for name in whole) == [
-        "list",
-        "neardup.json",
-        "results",
-        "results",
-    ]
+    names = ["list", "neardup.json", "results", "results"]
+    assert sorted(name.split("/")[0] for name in whole) == names
     search(copies, tmp_path / "b.parquet", slice_size=5_000, engine=ExecutorConfig(workers=2))
     assert files("b") == whole
     places = ((bands, "save_state", 2), (pairs, "save_state", 2), (results, "save", 0))
