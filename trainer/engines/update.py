@@ -43,14 +43,17 @@ def update(engine: Engine, lr: float) -> Update:
 
 
 @torch.no_grad()
-def launch(engine: Engine, lr: float, layers: Sequence[str] = ()) -> Tensor:
+def launch(
+    engine: Engine, lr: float, layers: Sequence[str] = (), *, discard: bool = False
+) -> Tensor:
     """Launch the step without waiting for the device. Return, as a vector of fp64 on the device,
     the square of the norm of the summed gradients: if it is not finite, the step changes nothing.
+    It is NaN on all ranks if any of them asks to `discard` the gradients.
     The squares of the norms of `layers` follow it (layer_norms.py). Collective over all ranks."""
     gradients = engine.gradients()
     sum_copies(gradients)
     watched = LayerSquares(engine, layers, gradients) if layers else None
-    square = squared_norm(gradients, engine.device)
+    square = squared_norm(gradients, engine.device, discard=discard)
     norm = square.sqrt()
     if engine.clip and gradients:
         limit = torch.full_like(norm, engine.clip)
@@ -97,9 +100,12 @@ def by_device(fragments: Sequence[Fragment]) -> dict[torch.device, list[Tensor]]
     return found
 
 
-def squared_norm(gradients: Sequence[Fragment], device: torch.device) -> Tensor:
-    """Return the sum of squares over all parameters and ranks, fp64 on the device."""
-    square = torch.zeros((), dtype=torch.float64, device=device)
+def squared_norm(
+    gradients: Sequence[Fragment], device: torch.device, *, discard: bool = False
+) -> Tensor:
+    """Return the sum of squares over all parameters and ranks, fp64 on the device; NaN if any rank
+    asks to `discard` the gradients."""
+    square = torch.full((), math.nan if discard else 0.0, dtype=torch.float64, device=device)
     for each in gradients:
         if each.writes:
             for chunk in each.data.split(CHUNK):

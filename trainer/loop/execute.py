@@ -11,7 +11,7 @@ none is copied: the sender keeps it until it has arrived (layout/messages.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -34,15 +34,13 @@ def execute(
     engine: Engine,
     parallel: Parallel,
     divisor: float = 1.0,
-    before_last: Callable[[list[torch.Tensor]], float] | None = None,
 ) -> list[torch.Tensor]:
     """Run the actions of this rank's stage. Return the losses by row, Σ w·ℓ, of each micro-batch;
     zeros on stages that compute no loss.
 
-    Backward passes start from the loss divided by `divisor`. Before the last backward pass from
-    the loss, `before_last` receives the losses by row and returns the divisor of that pass.
+    Backward passes start from the loss divided by `divisor`.
     """
-    return _Step(orders, batches, engine, parallel).run(divisor, before_last)
+    return _Step(orders, batches, engine, parallel).run(divisor)
 
 
 def forward_pass(
@@ -85,18 +83,13 @@ class _Step:
         self.sent: dict[Action, list[tuple[dist.Work, torch.Tensor]]] = {}
         """Messages on their way, which live until they have arrived."""
 
-    def run(
-        self, divisor: float, before_last: Callable[[list[torch.Tensor]], float] | None
-    ) -> list[torch.Tensor]:
+    def run(self, divisor: float) -> list[torch.Tensor]:
         backwards = [action for action in self.actions if action.kind == "backward"]
-        decides = [action for action in backwards if action.chunk == self.last_chunk][-1:]
         for action in self.actions:
             if action.kind == "forward":
                 self.forward(action)
-                continue
-            if before_last is not None and action in decides:
-                divisor = before_last(self.losses)
-            self.backward(action, divisor, last=action == backwards[-1])
+            else:
+                self.backward(action, divisor, last=action == backwards[-1])
         for action in list(self.sent):
             self.end_send(action)
         return self.losses

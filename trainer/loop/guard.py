@@ -1,9 +1,9 @@
 """Skipped steps: gradients that are not finite, and loss spikes.
 
-    loss ─ known to all ranks before the last backward pass ─► a spike? ─► its gradients are made
-    not finite, so that no engine applies the step ─► skip · roll back · stop
+    loss ─ known to the ranks that compute it before the optimizer step ─► a spike? ─► they ask to
+    discard the gradients (engines/update.py), and no engine applies them ─► skip · roll back · stop
 
-Without a guard against spikes (`spike: none`) the ranks exchange nothing before that pass.
+Without a guard against spikes (`spike: none`) the ranks exchange nothing before that step.
 
 A rollback restores the weights of the newest checkpoint, never the row: the stream continues, and
 the ledger records the skipped step and the steps that were rolled back.

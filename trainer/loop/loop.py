@@ -235,11 +235,12 @@ class Loop:
         small = self.signals.small_batch(step, batches)
         torch.manual_seed(self._seed(number))
         with self.signals.of(number, small) as signals:
-            losses = self._gradients(batches, state)
+            losses = self._gradients(batches)
         objective = self.engine.objective
         received, penalty = objective.take_received(), objective.take_penalty(self.engine.device)
         rate = self.lr(number)
-        update = launch(self.engine, rate, signals.layers)
+        spike = self._is_spike(batches, losses, state)
+        update = launch(self.engine, rate, signals.layers, discard=spike)
         results = Transfer([penalty, *signals.vectors(), update, *losses])
         lap = self.own.lap() if self.own is not None else None
         return Launched(step, batches, results, signals, received, rate, waited, lap)
@@ -282,21 +283,24 @@ class Loop:
         )
         return after, stats.stop or after.step == self.options.stop_after
 
-    def _gradients(self, batches: Sequence[MicroBatch], state: RunState) -> list[torch.Tensor]:
-        """Run the forward and backward passes of a step. Return each micro-batch's losses by row.
+    def _gradients(self, batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
+        """Run the forward and backward passes of a step. Return each micro-batch's losses by
+        row."""
+        weight = total_weight(batches, self.parallel, self.engine.objective.divisor)
+        return execute(self.orders(len(batches)), batches, self.engine, self.parallel, weight)
 
-        The gradients of a spike are made not finite, so no engine applies them. The ranks that
-        compute the loss decide it; every rank comes to the same verdict from the step's statistics.
-        """
-        guard, divisor = self.options.guard, self.engine.objective.divisor
-        weight = total_weight(batches, self.parallel, divisor)
-
-        def decide(losses: list[torch.Tensor]) -> float:
-            loss = step_loss(batches, losses, len(self.plan.sources), self.parallel, divisor)
-            return math.nan if guard.is_spike(state.losses, loss) else weight
-
-        orders, before_last = self.orders(len(batches)), decide if guard.needs_loss else None
-        return execute(orders, batches, self.engine, self.parallel, weight, before_last)
+    def _is_spike(
+        self, batches: Sequence[MicroBatch], losses: Sequence[torch.Tensor], state: RunState
+    ) -> bool:
+        """Return True if the step's loss is a spike. Only the ranks that compute the loss know it
+        before the optimizer step; every rank comes to the same verdict from the step's
+        statistics."""
+        guard, parallel = self.options.guard, self.parallel
+        if not (guard.needs_loss and parallel.pipe.computes_loss):
+            return False
+        divisor = self.engine.objective.divisor
+        loss = step_loss(batches, losses, len(self.plan.sources), parallel, divisor)
+        return guard.is_spike(state.losses, loss)
 
     def _gather(
         self, launched: Launched, losses: Sequence[torch.Tensor], penalty: float

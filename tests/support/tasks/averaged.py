@@ -88,7 +88,7 @@ def _skip(engine: Any, parallel: Any, work: Any) -> None:
     ours = parallel.axes.context.part(LENGTH)
     rows = (part[1:2, ours] for part in work.global_batch(7)[:3])
     batch = Batch(*rows, torch.tensor([0, LENGTH]))
-    run_passes(engine, parallel, [batch, batch], 1.0, math.nan)
+    run_passes(engine, parallel, [batch, batch], math.nan)
     assert not update(engine, work.LR).applied
 
 

@@ -46,7 +46,7 @@ from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers import OPTIMIZERS
 from headrace.trainer.engines.shard_groups import LayerShards
-from headrace.trainer.engines.update import update
+from headrace.trainer.engines.update import conclude, launch, update
 from headrace.trainer.layout.groups import Parallel
 from headrace.trainer.layout.schedules import forward_only
 from headrace.trainer.loop.execute import execute
@@ -346,9 +346,9 @@ def load_all(
 def left_out(
     folder: Path, layouts: list[str], faulty: int | None = None, model: str = "tiny"
 ) -> dict[str, list[bool]]:
-    """Give each engine a step with a NaN, on all ranks or on one data-parallel rank. Return whether
-    it was applied, whether weights and moments stay, the number of steps grows by one, and the next
-    step is the same."""
+    """Give each engine a step with a NaN and one that is discarded, by all ranks or by one
+    data-parallel rank. Return whether one was applied, whether weights and moments stay, the number
+    of steps grows by one, and the next step is the same."""
     found = {}
     for layout in layouts:
         parallel = place(layout, model)
@@ -358,8 +358,13 @@ def left_out(
         before, updates = gathered(engine, parallel), engine.updates
         batch = Batch(*(part[1:2] for part in global_batch(7)[:3]), torch.tensor([0, LENGTH]))
         broken = faulty is None or parallel.data.rank == faulty
-        run_passes(engine, parallel, [batch, batch], 1.0, math.nan if broken else 1.0)
-        applied, after = update(engine, LR).applied, gathered(engine, parallel)
+        applied = False
+        for discards in (False, True):
+            divisor = math.nan if broken and not discards else 1.0
+            run_passes(engine, parallel, [batch, batch], divisor)
+            squares = launch(engine, LR, discard=broken and discards)
+            applied |= conclude(engine, float(squares[0])).applied
+        after = gathered(engine, parallel)
         same = all(torch.equal(before[key], after[key]) for key in before)
         continues = train(engine, parallel, 1, 1) == never[1:]
         found[layout] = [applied, same, engine.updates == updates + 1, continues]
@@ -382,7 +387,9 @@ def shards_of_gradients(folder: Path, layouts: list[str], model: str) -> dict[st
         engine = make_engine(layout, parallel := place(layout, model), model=model)
         seen: list[Any] = []
 
-        def keep(gradients: Any, device: Any, seen: list[Any] = seen) -> float:
+        def keep(
+            gradients: Any, device: Any, *, discard: bool, seen: list[Any] = seen
+        ) -> torch.Tensor:
             seen += [(g.parameter, g.shard, g.start, g.data.clone(), g.writes) for g in gradients]
             return norm_of(gradients, device)
 

@@ -79,12 +79,10 @@ class Batch(NamedTuple):
 
 
 def run_passes(
-    engine: Engine, parallel: Parallel, batches: Any, divisor: float, last: float | None = None
+    engine: Engine, parallel: Parallel, batches: Any, divisor: float
 ) -> list[torch.Tensor]:
-    """Run forward and backward passes; `last` divides the last pass. Return the losses by row."""
-    orders = parallel.pipe.orders(len(batches))
-    decide = None if last is None else lambda rows: last
-    return execute(orders, batches, engine, parallel, divisor, decide)
+    """Run forward and backward passes. Return the losses by row."""
+    return execute(parallel.pipe.orders(len(batches)), batches, engine, parallel, divisor)
 
 
 def keep(model: Model, parallel: Parallel) -> None:

@@ -74,7 +74,8 @@ ENGINES = [
 def test_a_skipped_step_leaves_no_trace_in_any_engine(
     in_processes: Any, faulty: int | None, layouts: list[str]
 ) -> None:
-    """Two ranks, both or one with a NaN: the next step is that of a run without it."""
+    """Two ranks, both or one with a NaN, or asking to discard the step: the next step is that of a
+    run without them."""
     found = in_processes(2, "left_out", layouts=layouts, faulty=faulty)
     assert list(found) == layouts
     for layout, (applied, same, counted, continues) in found.items():
