@@ -19,10 +19,10 @@ from headrace.trainer.engines.engine import give
 from headrace.trainer.launch.worker import build_engine
 from headrace.trainer.layout.groups import join
 from headrace.trainer.layout.stages import shared_modules
+from headrace.trainer.loop.hooks.hook import Hook
 from headrace.trainer.loop.loaders import training_steps
 from headrace.trainer.loop.loop import Loop, LoopOptions
 from headrace.trainer.record.meter import PLAIN, Meter, live_storages
-from headrace.trainer.record.steps import NullRecorder
 from headrace.trainer.run.job import Job
 from headrace.trainer.run.request import Request
 from headrace.trainer.run.resolve import resolve
@@ -80,15 +80,16 @@ def _train(
     seen: set[int] = set()
     measured_steps = {turn: step for step, turn in enumerate(turns)}.values()
 
-    def begin(step: int) -> None:
-        if meters and meters[-1].peak is None:
-            meters[-1].end()
-        if rules:
-            engine.objective.model.set_recompute(rules[turns[step]])
-        if step in measured_steps:
-            meters.append(Meter(parallel.device, marks=[(step - 1, 0.0, 0.0)]))
-            meters[-1].begin(step)
-            seen.update(live_storages())  # the tensors that the meter has just counted
+    class Measured(Hook):
+        def step_begins(self, step: int) -> None:
+            if meters and meters[-1].peak is None:
+                meters[-1].end()
+            if rules:
+                engine.objective.model.set_recompute(rules[turns[step]])
+            if step in measured_steps:
+                meters.append(Meter(parallel.device, marks=[(step - 1, 0.0, 0.0)]))
+                meters[-1].begin(step)
+                seen.update(live_storages())  # the tensors that the meter has just counted
 
     start = RunState(
         step=0, row=0, tokens=0, plan_hash=job.plan.hash, updates=0, ledger="0" * 32, seed=0
@@ -100,8 +101,7 @@ def _train(
         engine,
         parallel,
         LoopOptions(micro_batch_tokens=job.run.micro_batch_tokens, seed=0),
-        recorder=NullRecorder(),
-        begin=begin,
+        hooks=[Measured()],
     )
     loop.run(start)
     meters[-1].end()

@@ -13,7 +13,8 @@ from headrace.trainer.checkpoints.store import RunState
 from headrace.trainer.engines.engine import Engine
 from headrace.trainer.layout.groups import Parallel
 from headrace.trainer.loop.guard import Guard
-from headrace.trainer.loop.loop import Loop, LoopOptions, Recorder
+from headrace.trainer.loop.hooks.hook import Hook
+from headrace.trainer.loop.loop import Loop, LoopOptions
 from headrace.trainer.loop.synthetic import (
     SyntheticBatch,
     SyntheticConfig,
@@ -42,14 +43,13 @@ def train(
     engine: Engine,
     parallel: Parallel,
     vocab_size: int,
-    recorder: Recorder,
+    hooks: Sequence[Hook] = (),
     *,
     steps: int,
     tokens: int,
     boundaries: Boundaries,
     micro_batches: int = 1,
     guard: Guard | None = None,
-    begin: Callable[[int], None] = lambda step: None,
     **options: Any,
 ) -> None:
     """Train for some steps; a micro-batch is one row of so many tokens. `options` are of the
@@ -78,7 +78,4 @@ def train(
     start = RunState(
         step=0, row=0, tokens=0, plan_hash=plan.hash, updates=0, ledger="0" * 32, seed=0
     )
-    Loop(plan, rows, lambda _: 1e-4, engine, parallel, chosen, recorder=recorder, begin=begin).run(
-        start
-    )
-    return recorder
+    Loop(plan, rows, lambda _: 1e-4, engine, parallel, chosen, hooks=hooks).run(start)

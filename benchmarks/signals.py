@@ -49,7 +49,7 @@ def serve(options: dict[str, Any], parent: Connection) -> None:
     from headrace.trainer.engines.optimizers.adamw import AdamWConfig
     from headrace.trainer.layout.config import LayoutConfig
     from headrace.trainer.layout.groups import join
-    from headrace.trainer.record.steps import NullRecorder
+    from headrace.trainer.loop.hooks.hook import Hook
 
     from ._synthetic_run import train
 
@@ -74,22 +74,22 @@ def serve(options: dict[str, Any], parent: Connection) -> None:
     parent.send(sum(parameter.numel() for parameter in objective.parameters()))
     began = [time.process_time()]
 
-    def begin(step: int) -> None:
-        if step:
-            parent.send(time.process_time() - began[0])
-        parent.recv()
-        began[0] = time.process_time()
+    class Turns(Hook):
+        def step_begins(self, step: int) -> None:
+            if step:
+                parent.send(time.process_time() - began[0])
+            parent.recv()
+            began[0] = time.process_time()
 
     train(
         engine,
         parallel,
         config.vocab_size,
-        NullRecorder(),
+        [Turns()],
         steps=ROUNDS + 1,
         tokens=TOKENS,
         boundaries=lambda row: [0, TOKENS],
         micro_batches=MICRO_BATCHES,
-        begin=begin,
         **options,
     )
 

@@ -33,7 +33,7 @@ from headrace.trainer.engines.optimizers.adamw import AdamWConfig
 from headrace.trainer.layout.config import LayoutConfig
 from headrace.trainer.layout.groups import join
 from headrace.trainer.loop.guard import Guard
-from headrace.trainer.loop.loop import StepRecord
+from headrace.trainer.loop.hooks.hook import Hook, StepRecord
 
 from ._fake_gpu import FakeGpu, Launch, Wait, fake_gpu
 from ._launch_kinds import BYTES, FLOPS, kind_of
@@ -102,12 +102,11 @@ def count_step(
                 engine,
                 parallel,
                 config.vocab_size,
-                counter,
+                [counter],
                 steps=2,
                 tokens=tokens,
                 boundaries=lambda row: boundaries,
                 guard=guard,
-                begin=counter.begin,
             )
         assert counter.counts is not None
         return counter.counts
@@ -127,7 +126,7 @@ class _Saved:
         return tensor
 
 
-class _Counter:
+class _Counter(Hook):
     """Keeps the counts from the beginning of step 1 to the next record of a step."""
 
     def __init__(self, gpu: FakeGpu) -> None:
@@ -136,20 +135,16 @@ class _Counter:
         self.counts: Counts | None = None
         self.counting = False
 
-    def begin(self, step: int) -> None:
+    def step_begins(self, step: int) -> None:
         self.gpu.clear()
         self.saved.storages.clear()
         self.counting = step == 1
 
-    def record(self, record: StepRecord) -> None:
+    def step_done(self, record: StepRecord) -> None:
         if self.counting:
             kept = sum(self.saved.storages.values())
             self.counts = Counts(list(self.gpu.launches), list(self.gpu.waits), kept)
             self.counting = False
-
-    def evaluated(self, step: Any, evaluation: Any) -> None: ...
-
-    def sync(self) -> None: ...
 
 
 def report(name: str, counts: Counts, top: int) -> None:

@@ -18,28 +18,30 @@ from statistics import median
 
 import torch
 
+from headrace.trainer.loop.metrics import combinations
 from headrace.trainer.loop.step_stats import FLAGS, combine
 
 RANKS = (8, 256, 2048)
 SOURCES, ROWS = 10, 4
 """Sources of the mixture, and rows of a rank in a step."""
 RUNS = 15
+FLOATS = 3 * SOURCES + sum(ranks.size for ranks in (*FLAGS.values(), *combinations().values()))
+"""Numbers of a rank."""
 
 
 def messages(ranks: int) -> torch.Tensor:
-    floats = torch.rand(ranks, 3 * SOURCES + FLAGS, dtype=torch.float64).view(torch.int64)
+    floats = torch.rand(ranks, FLOATS, dtype=torch.float64).view(torch.int64)
     rows = torch.arange(ranks * ROWS).view(ranks, ROWS)
     digests = torch.randint(-(1 << 62), 1 << 62, (ranks, 2 * ROWS))
     return torch.cat([floats, rows, digests], dim=1)
 
 
 def pickled(stacked: torch.Tensor) -> list[bytes]:
-    floats = 3 * SOURCES + FLAGS
     return [
         pickle.dumps(
             (
-                message[:floats].view(torch.float64).tolist(),
-                message[floats : floats + ROWS].tolist(),
+                message[:FLOATS].view(torch.float64).tolist(),
+                message[FLOATS : FLOATS + ROWS].tolist(),
                 [each.to_bytes(8, "little", signed=True) for each in message[-2 * ROWS :].tolist()],
             )
         )
@@ -48,7 +50,7 @@ def pickled(stacked: torch.Tensor) -> list[bytes]:
 
 
 def loop(objects: list[bytes]) -> tuple[list[float], list[bytes]]:
-    totals = [0.0] * (3 * SOURCES + FLAGS)
+    totals = [0.0] * FLOATS
     digest_of = {}
     for each in objects:
         numbers, rows, digests = pickle.loads(each)

@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -32,7 +32,7 @@ from headrace.trainer.engines.optimizers.adamw import AdamWConfig
 from headrace.trainer.layout.config import LayoutConfig
 from headrace.trainer.layout.devices import local_device, set_allocator
 from headrace.trainer.layout.groups import Parallel, join
-from headrace.trainer.loop.loop import StepRecord
+from headrace.trainer.loop.hooks.hook import Hook, StepRecord
 from headrace.trainer.record.speed import Speed, known_peak, speed_of
 
 from ._gpu_lines import Line, Sizes
@@ -116,18 +116,14 @@ class Measured:
         return ", ".join(words)
 
 
-class Seconds:
-    """Recorder of the seconds of each step."""
+class Seconds(Hook):
+    """Keeps the seconds of each step."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
 
-    def record(self, record: StepRecord) -> None:
+    def step_done(self, record: StepRecord) -> None:
         self.seconds.append(record.seconds)
-
-    def evaluated(self, step: Any, evaluation: Any) -> None: ...
-
-    def sync(self) -> None: ...
 
 
 class Memory:
@@ -168,24 +164,24 @@ def measure(line: Line, sizes: Sizes, trace: Path) -> str:
     steps = range(sizes.timed, sizes.timed + sizes.traced)
     tracer = Tracer(steps, sizes.device == "cuda", trace)
 
-    def begin(step: int) -> None:
-        if step == sizes.warm:
-            memory.begin()
-        if step == sizes.timed:
-            memory.end()
-        tracer.begin(step, engine)
+    class Turns(Hook):
+        def step_begins(self, step: int) -> None:
+            if step == sizes.warm:
+                memory.begin()
+            if step == sizes.timed:
+                memory.end()
+            tracer.begin(step, engine)
 
     recorder = Seconds()
     train(
         engine,
         parallel,
         config.vocab_size,
-        recorder,
+        [Turns(), recorder],
         steps=steps.stop,
         tokens=sizes.tokens,
         boundaries=lambda row: sizes.boundaries(line.packed, row),
         micro_batches=line.micro_batches,
-        begin=begin,
     )
     measured = Measured(
         tokens=sizes.tokens * line.micro_batches,

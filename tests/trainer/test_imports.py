@@ -45,7 +45,7 @@ plan = SyntheticPlan(SyntheticConfig(steps=2, seq_len=32, batch_rows=4), 64, 1)
 def steps(step, rows):
     return iter(SyntheticLoader(plan, rank=0, world=1, micro_batch=rows, start_step=step))
 options = LoopOptions(micro_batch_tokens=64, seed=1)
-loop = Loop(plan, steps, plan.lr_factor, engine, parallel, options, recorder=NullRecorder())
+loop = Loop(plan, steps, plan.lr_factor, engine, parallel, options, hooks=[NullRecorder()])
 state = RunState(step=0, row=0, tokens=0, plan_hash=plan.hash, updates=0, ledger="", seed=1)
 print(loop.run(state)[0].updates)
 """

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from ... import __version__
+from ...console import config as reader
 from ...console import log as logs
 from ...console.errors import CheckpointError
 from ...models.model.model import initial_weights
@@ -34,6 +35,28 @@ from ..run.job import Job
 from ..weights.source import Checkpoint, WeightSource
 
 log = logs.get_logger(__name__)
+
+
+class RunCheckpoints(savers.Saver):
+    """Checkpoints of a run: saved while it trains, and loaded for a rollback."""
+
+    def __init__(self, job: Job, engine: Engine, parallel: Parallel, report: savers.Report) -> None:
+        texts = {store.MODEL: reader.dump(job.model)}
+        super().__init__(
+            job.folder.checkpoints,
+            job.run.checkpoints,
+            parallel.checkpoint,
+            job.ends,
+            texts,
+            report=report,
+        )
+        self.job = job
+        self.engine = engine
+        self.parallel = parallel
+
+    def restore(self) -> RunState:
+        """Load the newest planned checkpoint into the engine. Collective."""
+        return go_back(self.job, self.engine, self.parallel)
 
 
 def checkpoints(job: Job, parallel: Parallel) -> list[Path]:

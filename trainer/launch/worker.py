@@ -10,13 +10,13 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
 import torch
 import torch.distributed as dist
 
-from ...console import config as reader
 from ...console import log as logs
 from ...console.errors import StorageError, UserError
 from ...dataplane.runlog import writer as lines
@@ -25,9 +25,8 @@ from ...models.layers.attention.order import attention_order
 from ...models.transforms.fp8 import quantize
 from ..accounting import exceeded
 from ..accounting.stages import stage_work
-from ..checkpoints import store
-from ..checkpoints.saver import Saver
-from ..cluster import ranks, slurm
+from ..checkpoints.store import RunState
+from ..cluster import ranks
 from ..cluster.agreement import agreed, by_first, from_first
 from ..cluster.lost_ranks import gather_ports
 from ..cluster.rendezvous import check_late_errors
@@ -37,13 +36,18 @@ from ..folders.folder import RunFolder
 from ..layout.devices import local_device, set_allocator
 from ..layout.groups import Parallel, join
 from ..layout.stages import chunks_of, shared_modules
+from ..loop.hooks.heartbeat import Heartbeat
+from ..loop.hooks.hook import Hook, Hooks
+from ..loop.hooks.profiler import MemorySnapshot, Profiler
+from ..loop.hooks.scores import ScoreCheckpoints
+from ..loop.hooks.slurm_notes import SlurmNotes
+from ..loop.hooks.stop_signal import StopSignal
 from ..loop.loaders import evaluator, training_steps
 from ..loop.loop import Loop, LoopOptions
-from ..loop.profiler import MemorySnapshot, Profiler, Trace
 from ..record import speed
 from ..record.logger import LoggedRun
 from ..record.loggers import open_loggers
-from ..record.meter import Meter, gathered
+from ..record.meter import Meter, MeterSteps, PeakMemory
 from ..record.noise_scale import NoiseScale
 from ..record.steps import NullRecorder, RunRecorder
 from ..record.stragglers import Stragglers
@@ -63,7 +67,6 @@ log = logs.get_logger(__name__)
 def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: StartOptions) -> int:
     """Train until the plan's end, or until asked to stop. Return the exit code."""
     joined = time.monotonic()
-    run, folder = job.run, job.folder
     watched.beat("joining the process group")
     parallel = _join(job, options)
     if _is_finished(job, parallel):
@@ -73,131 +76,138 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
         exceeded.explained, job, parallel.rank, lambda: watched.last[0], parallel.device
     )
     with explained():
-        watched.beat("trying the kernels")
-        for name, problem in settle_kernels(job, parallel).items():
-            if parallel.first:
-                log.warning("the kernel %s failed, plain torch takes its place: %s", name, problem)
-        watched.beat("building the model")
-        engine = build_engine(job, parallel)
-        if watched.folder is None:  # no launcher says which rank was lost
-            watched.ports_by_rank.extend(gather_ports(parallel.control))
-        watched.beat("loading weights")
-        earlier = restore.checkpoints(job, parallel)
-        state, came_from = restore.begin(job, engine, parallel, earlier, fallback=options.fallback)
-
-    def record() -> RunRecorder:
-        check_late_errors()
-        records.take_up(
-            folder,
-            job.plan,
-            state,
-            new_ledger=options.new_ledger,
-            keep_tails=run.checkpoints.keep_abandoned,
-        )
-        return _recorder(job, parallel.world, options.began, state.step)
-
-    recorder = by_first(record, parallel.control) or NullRecorder()
-
-    def report(step: int, blocked: float, error: Exception | None) -> None:
-        recorder.saved(step, blocked, error)
-        if parallel.first and error is None:
-            slurm.note("saved", step)
-
-    texts = {store.MODEL: reader.dump(job.model)}
-    saver = Saver(
-        folder.checkpoints,
-        run.checkpoints,
-        parallel.checkpoint,
-        job.ends,
-        texts,
-        report=report,
-    )
+        loaded = _load_engine(job, parallel, watched, options)
+    engine, state, resumed = loaded.engine, loaded.state, loaded.resumed
+    recorder = _recorder(job, parallel, options, state)
+    hooks = Hooks()
+    checkpoints = restore.RunCheckpoints(job, engine, parallel, hooks.sealed)
+    hooks.hooks += _hooks(job, parallel, watched, asked, options, recorder, checkpoints)
     recorder.event(
-        "resume" if earlier else "start",
+        "resume" if resumed else "start",
         state.step,
         layout=job.layout,
-        checkpoint=came_from,
+        checkpoint=loaded.came_from,
         seconds=round(time.monotonic() - joined, 2),
     )
-    if run.watch.may_roll_back and not earlier:  # a rollback needs a checkpoint
-        saver.save(engine.fragments(), state)
-        saver.wait()
-    traces: list[Trace] = []
-    if options.profiled_steps is not None:
-        traces.append(Profiler(folder.profiles, options.profiled_steps, parallel.rank))
-    if options.memory_snapshot is not None:
-        traces.append(MemorySnapshot(folder.profiles, options.memory_snapshot, parallel.rank))
+    if job.run.watch.may_roll_back and not resumed:  # a rollback needs a checkpoint
+        checkpoints.save(engine.fragments(), state)
+        checkpoints.wait()
+    hooks.run_begins(state, resumed=resumed)
+    loop = _loop(job, engine, parallel, options, hooks, checkpoints)
+    order = job.run.kernels.order(deterministic=job.run.deterministic)
+    try:
+        with explained(), attention_order(order):
+            state, finished = loop.run(state)
+        hooks.ended(state, finished=finished)
+    except UserError as error:
+        with contextlib.suppress(StorageError):  # a full disk may have caused the failure
+            hooks.failed(_step_reached(job.folder), error)
+        raise
+    finally:
+        hooks.close()
+    dist.barrier(parallel.control)
+    dist.destroy_process_group()
+    return 0 if finished else ranks.INTERRUPTED
 
-    meter = None
+
+@dataclass(frozen=True)
+class LoadedEngine:
+    """An engine with the weights from which a start trains."""
+
+    engine: Engine
+    state: RunState
+    came_from: str | None
+    """Source of the weights."""
+    resumed: bool
+    """True if the run has a checkpoint of its own."""
+
+
+def _load_engine(
+    job: Job, parallel: Parallel, watched: ranks.Watched, options: StartOptions
+) -> LoadedEngine:
+    """Build the engine, and load its weights. Collective."""
+    watched.beat("trying the kernels")
+    for name, problem in settle_kernels(job, parallel).items():
+        if parallel.first:
+            log.warning("the kernel %s failed, plain torch takes its place: %s", name, problem)
+    watched.beat("building the model")
+    engine = build_engine(job, parallel)
+    if watched.folder is None:  # no launcher says which rank was lost
+        watched.ports_by_rank.extend(gather_ports(parallel.control))
+    watched.beat("loading weights")
+    earlier = restore.checkpoints(job, parallel)
+    state, came_from = restore.begin(job, engine, parallel, earlier, fallback=options.fallback)
+    return LoadedEngine(engine, state, came_from, bool(earlier))
+
+
+def _hooks(
+    job: Job,
+    parallel: Parallel,
+    watched: ranks.Watched,
+    asked: ranks.StopAsked,
+    options: StartOptions,
+    recorder: RunRecorder | NullRecorder,
+    checkpoints: restore.RunCheckpoints,
+) -> list[Hook]:
+    """Return what this rank does beside the steps, in the order in which it is done."""
+    run, profiles = job.run, job.folder.profiles
+    hooks: list[Hook] = [Heartbeat(watched), StopSignal(asked), PeakMemory(run.device)]
     if prediction(job) is not None:
         meter = Meter(parallel.device, profiled=options.profile is None)
+        hooks.append(MeterSteps(meter, job.plan, parallel.control, recorder))
+    if options.profiled_steps is not None:
+        hooks.append(Profiler(profiles, options.profiled_steps, parallel.rank))
+    if options.memory_snapshot is not None:
+        hooks.append(MemorySnapshot(profiles, options.memory_snapshot, parallel.rank))
+    hooks.append(recorder)
+    if parallel.first:
+        hooks.append(SlurmNotes(options.stop_after))
+    if run.scores is not None:
+        scores = CheckpointScores(
+            run.scores,
+            job.folder,
+            job.plan.last_step,
+            run.device,
+            parallel.control,
+            watched.beat,
+        )
+        hooks.append(ScoreCheckpoints(scores, checkpoints))
+    return hooks
 
-    def begin(step: int) -> None:
-        watched.beat(f"step {step}")
-        if meter is not None:
-            meter.begin(step)
-        for trace in traces:
-            trace.begin(step)
 
-    def score(step: int) -> None:
-        if scores is not None and scores.due(step):
-            saver.wait()
-            scores(step)
-
-    scores = scores_of(job, parallel, watched)
-    if scores is not None and earlier:
-        scores.take_up(state.step)
-    loop = Loop(
+def _loop(
+    job: Job,
+    engine: Engine,
+    parallel: Parallel,
+    options: StartOptions,
+    hooks: Hooks,
+    checkpoints: restore.RunCheckpoints,
+) -> Loop:
+    run = job.run
+    settings = LoopOptions(
+        micro_batch_tokens=run.micro_batch_tokens,
+        seed=run.seed,
+        guard=run.watch,
+        save_every=run.checkpoints.every,
+        layers_every=run.watch.layers,
+        noise_every=run.watch.noise,
+        times_ranks=run.watch.straggler > 0 and parallel.world > 1,
+        stop_after=options.stop_after,
+    )
+    held_out = None
+    if run.evaluate is not None:
+        held_out = evaluator(job.held_out, run.evaluate, parallel, run.data, run.micro_batch_tokens)
+    return Loop(
         job.plan,
         training_steps(job.plan, parallel, run.data),
         lr_of(job),
         engine,
         parallel,
-        LoopOptions(
-            micro_batch_tokens=run.micro_batch_tokens,
-            seed=run.seed,
-            guard=run.watch,
-            save_every=run.checkpoints.every,
-            layers_every=run.watch.layers,
-            noise_every=run.watch.noise,
-            times_ranks=run.watch.straggler > 0 and parallel.world > 1,
-            stop_after=options.stop_after,
-        ),
-        recorder=recorder,
-        saver=saver,
-        evaluator=None
-        if run.evaluate is None
-        else evaluator(job.held_out, run.evaluate, parallel, run.data, run.micro_batch_tokens),
-        restore=lambda: restore.go_back(job, engine, parallel),
-        stop_asked=asked,
-        begin=begin,
-        memory=partial(speed.memory_used, run.device),
-        saved=score,
+        settings,
+        hooks=hooks.hooks,
+        checkpoints=checkpoints,
+        evaluator=held_out,
     )
-    try:
-        with explained(), attention_order(run.kernels.order(deterministic=run.deterministic)):
-            state, finished = loop.run(state)
-        if meter is not None:
-            meter.end()
-            recorder.event("measured", state.step, **gathered(meter, job.plan, parallel.control))
-        recorder.event("finish" if finished else "stop", state.step, ledger=state.ledger)
-        if parallel.first and finished:
-            slurm.note("finished", state.step)
-        elif parallel.first and state.step == options.stop_after:
-            slurm.note("stopped", state.step)  # a person asked for it: no requeue
-    except UserError as error:
-        with contextlib.suppress(StorageError):  # a full disk may have caused the failure
-            recorder.event("fail", _step_reached(folder), error=str(error))
-            if parallel.first:
-                slurm.note("failed", _step_reached(folder))
-        raise
-    finally:
-        for trace in traces:
-            trace.close()
-        recorder.close()
-    dist.barrier(parallel.control)
-    dist.destroy_process_group()
-    return 0 if finished else ranks.INTERRUPTED
 
 
 def _is_finished(job: Job, parallel: Parallel) -> bool:
@@ -237,19 +247,6 @@ def build_engine(job: Job, parallel: Parallel) -> Engine:
     return job.run.engine.build(objective, job.run.optimizer, job.precision, parallel)
 
 
-def scores_of(job: Job, parallel: Parallel, watched: ranks.Watched) -> CheckpointScores | None:
-    if job.run.scores is None:
-        return None
-    return CheckpointScores(
-        job.run.scores,
-        job.folder,
-        job.plan.last_step,
-        job.run.device,
-        parallel.control,
-        watched.beat,
-    )
-
-
 def lr_of(job: Job) -> Callable[[int], float]:
     from ..loop.synthetic import SyntheticPlan
 
@@ -263,7 +260,26 @@ def lr_of(job: Job) -> Callable[[int], float]:
     return lambda step: top * lr_factor(plan, step)
 
 
-def _recorder(job: Job, ranks: int, asked: float, first_step: int) -> RunRecorder:
+def _recorder(
+    job: Job, parallel: Parallel, options: StartOptions, state: RunState
+) -> RunRecorder | NullRecorder:
+    """Cut the records of earlier starts back to `state`, and open them on rank 0. Collective."""
+
+    def open_records() -> RunRecorder:
+        check_late_errors()
+        records.take_up(
+            job.folder,
+            job.plan,
+            state,
+            new_ledger=options.new_ledger,
+            keep_tails=job.run.checkpoints.keep_abandoned,
+        )
+        return _run_recorder(job, parallel.world, options.began, state.step)
+
+    return by_first(open_records, parallel.control) or NullRecorder()
+
+
+def _run_recorder(job: Job, ranks: int, asked: float, first_step: int) -> RunRecorder:
     watch, device = job.run.watch, job.run.device
     peak = watch.peak_flops or speed.known_peak(device)
     counts = speed.speed_of(

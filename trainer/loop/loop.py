@@ -13,49 +13,31 @@ The loop imports torch alone. It works with any engine and any source of micro-b
 from __future__ import annotations
 
 import hashlib
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from ...console.errors import RunError
 from ...dataplane.order.timeline import PhaseRows, Step
 from ...dataplane.runlog.ledger import roll
+from ..checkpoints.fragments import Fragment
 from ..checkpoints.policy import is_planned
-from ..checkpoints.saver import Saver
 from ..checkpoints.store import RunState
 from ..engines.engine import Engine
-from ..engines.update import Update, conclude, launch
+from ..engines.update import conclude, launch
 from ..layout.groups import Parallel
 from .batches import MicroBatch, RunPlan, Steps, micro_rows
-from .evaluate import Evaluation, Evaluator
+from .evaluate import Evaluator
 from .execute import execute
 from .guard import Guard, SkippedStep
+from .hooks.hook import Hook, Hooks, StepRecord
 from .own_time import Lap, own_time
-from .signals import GradientSquares, Layers, Signals, StepSignals
+from .signals import Signals, StepSignals
 from .step_stats import StepStats, Transfer, gather, step_loss, total_weight
-
-
-@dataclass(frozen=True)
-class StepRecord:
-    """Everything that is logged of one step."""
-
-    step: Step[PhaseRows]
-    stats: StepStats
-    update: Update
-    lr: float
-    seconds: float
-    ledger: str
-    skipped: SkippedStep | None = None
-    """Why the step was not applied."""
-    layers: Layers = field(default_factory=dict)
-    """Signals by layer, in a step that records them."""
-    noise: GradientSquares | None = None
-    """Squares of the gradient's norm on two batches, in a step that measures its noise."""
 
 
 @dataclass(frozen=True)
@@ -77,15 +59,20 @@ class Launched:
     """This rank's own time, if ranks are timed."""
 
 
-class Recorder(Protocol):
-    """Step logger; rank 0 writes, other ranks use a no-op."""
+class Checkpoints(Protocol):
+    """Checkpoints of the run (checkpoints/saver.py), and the way back to one."""
 
-    def record(self, record: StepRecord) -> None: ...
+    @property
+    def failed(self) -> bool: ...
 
-    def evaluated(self, step: Step[PhaseRows], evaluation: Evaluation) -> None: ...
+    def save(self, fragments: Sequence[Fragment], state: RunState) -> None: ...
 
-    def sync(self) -> None:
-        """Make everything recorded so far durable."""
+    def wait(self) -> None: ...
+
+    def poll(self) -> None: ...
+
+    def restore(self) -> RunState:
+        """Load the newest planned checkpoint into the engine, and return its state. Collective."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,10 +93,6 @@ class LoopOptions:
     """Interrupt the run after this step of the plan."""
 
 
-def _no_checkpoint() -> RunState:
-    raise RunError("there is no checkpoint to roll back to")
-
-
 class Loop:
     def __init__(
         self,
@@ -120,33 +103,21 @@ class Loop:
         parallel: Parallel,
         options: LoopOptions,
         *,
-        recorder: Recorder,
-        saver: Saver | None = None,
+        hooks: Sequence[Hook] = (),
+        checkpoints: Checkpoints | None = None,
         evaluator: Evaluator | None = None,
-        restore: Callable[[], RunState] = _no_checkpoint,
-        stop_asked: Callable[[], bool] = lambda: False,
-        begin: Callable[[int], None] = lambda step: None,
-        memory: Callable[[], int] = lambda: 0,
-        saved: Callable[[int], None] = lambda step: None,
     ) -> None:
-        """`lr` returns the learning rate of a step; `begin` is called when a step begins, `saved`
-        after a planned save has begun; `restore` loads the newest checkpoint into the engine;
-        `memory` returns the most bytes that this rank has held."""
+        """`lr` returns the learning rate of a step."""
         self.plan = plan
         self.steps = steps
         self.lr = lr
         self.engine = engine
         self.parallel = parallel
         self.options = options
-        self.recorder = recorder
+        self.hooks = Hooks(hooks)
         self.orders = parallel.pipe.orders
-        self.saver = saver
+        self.checkpoints = checkpoints
         self.evaluator = evaluator
-        self.restore = restore
-        self.stop_asked = stop_asked
-        self.begin = begin
-        self.memory = memory
-        self.saved = saved
         guard = options.guard
         self.runs_ahead = parallel.device.type == "cuda" and not (
             guard.needs_loss or guard.may_roll_back
@@ -182,8 +153,8 @@ class Loop:
                 _close(rows)
             if stop and state.step < last:
                 return state, False
-        if self.saver is not None:
-            self.saver.wait()
+        if self.checkpoints is not None:
+            self.checkpoints.wait()
         return state, True
 
     def _phase(
@@ -199,8 +170,8 @@ class Loop:
             ahead = self._launch(following, state, rows) if launches_next else None
             state, asked = self._conclude(state, launched)
             stop = stop or asked
-            if self.saver is not None:
-                self.saver.poll()
+            if self.checkpoints is not None:
+                self.checkpoints.poll()
             if ahead is not None:
                 continue
             self._evaluate(state, edge=state.step == end)
@@ -210,7 +181,7 @@ class Loop:
             if planned or stop:
                 self._save(state, wait=stop or state.step == self.plan.last_step)
             if planned and not stop:
-                self.saved(state.step)
+                self.hooks.saved(state.step)
                 self.clock = time.perf_counter()
             if stop:
                 break
@@ -228,7 +199,7 @@ class Loop:
         """Launch a step: its passes and its optimizer step. `state` is that of the latest step that
         was read."""
         step = self.plan.step(number)
-        self.begin(number)
+        self.hooks.step_begins(number)
         asked = time.perf_counter()
         batches = next(rows)
         waited = time.perf_counter() - asked
@@ -265,7 +236,7 @@ class Loop:
         record = StepRecord(
             step, stats, result, launched.lr, seconds, ledger, skipped, layers, noise
         )
-        self.recorder.record(record)
+        self.hooks.step_done(record)
         if skipped is not None and skipped.action == "stop":
             raise self._stopped(skipped, step, stats)
         recent = (restored or state).losses  # of the weights that the run keeps
@@ -306,6 +277,14 @@ class Loop:
         self, launched: Launched, losses: Sequence[torch.Tensor], penalty: float
     ) -> StepStats:
         step = launched.step
+        measured: dict[str, Any] = {
+            "z_loss": penalty,
+            "data_wait": launched.waited,
+            "expert_load": launched.received,
+            "save_failed": self.checkpoints is not None and self.checkpoints.failed,
+            **({} if launched.lap is None else {"own_seconds": launched.lap.seconds()}),
+            **self.hooks.measure(),
+        }
         stats = gather(
             launched.batches,
             losses,
@@ -313,35 +292,29 @@ class Loop:
             range(step.first_row, step.last_row),
             self.parallel,
             self.engine.objective.divisor,
-            penalty=penalty,
-            data_wait=launched.waited,
-            received=launched.received,
-            memory=self.memory(),
-            own_seconds=launched.lap.seconds() if launched.lap is not None else math.nan,
-            stop=self.stop_asked(),
-            save_failed=self.saver is not None and self.saver.failed,
+            measured,
         )
         if stats.save_failed:
-            assert self.saver is not None
-            self.saver.wait()  # raises the error of the failed save
+            assert self.checkpoints is not None
+            self.checkpoints.wait()  # raises the error of the failed save
         return stats
 
     def _evaluate(self, state: RunState, *, edge: bool) -> None:
         """Evaluate if it is due. A step is saved after this, so a resume does not repeat it."""
         if self.evaluator is None or not (edge or state.step % self.evaluator.every == 0):
             return
-        self.recorder.evaluated(self.plan.step(state.step - 1), self.evaluator(self.engine))
+        self.hooks.evaluated(self.plan.step(state.step - 1), self.evaluator(self.engine))
         self.clock = time.perf_counter()  # evaluation is not part of a step's time
         if self.own is not None:
             self.own.restart()
 
     def _save(self, state: RunState, *, wait: bool) -> None:
-        if self.saver is None:
+        if self.checkpoints is None:
             return
-        self.recorder.sync()  # a checkpoint is never newer than the ledger on disk
-        self.saver.save(self.engine.fragments(), state)
+        self.hooks.save_begins()  # a checkpoint is never newer than the ledger on disk
+        self.checkpoints.save(self.engine.fragments(), state)
         if wait:
-            self.saver.wait()
+            self.checkpoints.wait()
 
     def _seed(self, step: int) -> int:
         """Return the random seed of a step: a resume draws the same numbers, and ranks that shard
@@ -368,9 +341,10 @@ class Loop:
                 hint="start again from an earlier checkpoint with a lower optimizer.lr "
                 "(--init-from), or allow more with watch.rollbacks",
             )
-        if self.saver is not None:
-            self.saver.wait()
-        return self.restore()
+        if self.checkpoints is None:
+            raise RunError("there is no checkpoint to roll back to")
+        self.checkpoints.wait()
+        return self.checkpoints.restore()
 
     def _stopped(self, skipped: SkippedStep, step: Step[PhaseRows], stats: StepStats) -> RunError:
         what, where = skipped.message(self.plan, step, stats)

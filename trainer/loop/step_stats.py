@@ -1,7 +1,7 @@
 """Statistics of a step, gathered from all ranks in one message of a fixed size.
 
-    Σ w·ℓ, Σ w, rows by source │ waits, times, memory, expert rows … │ row numbers │ digests
-    fp64, 3 × sources          │ fp64                                │ int64       │ 16 bytes each
+    Σ w·ℓ, Σ w, rows by source │ flags, metrics that ranks combine │ row numbers │ digests
+    fp64, 3 × sources          │ fp64, by the table of metrics     │ int64       │ 16 bytes each
 
 The messages travel through host memory, after the last backward pass. Every rank adds up the same
 numbers in the same order, so all ranks reach the same decision. The gathered row numbers prove that
@@ -10,9 +10,9 @@ the ranks took the rows of the step, each once.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,11 +23,10 @@ from ...models.config.options.names import Divisor
 from ..engines.objective import counted
 from ..layout.groups import Parallel
 from .batches import PADDING, MicroBatch
+from .metrics import Combination, Largest, add_in_order, combinations, mean
 
-FLAGS = 9
-"""Numbers of each rank that no source has: data wait, stop, save failed; rows that its experts
-received: the most of a layer, the sum, and the number of layers; its part of the z-loss; the most
-bytes that it has held; its own time in the step."""
+FLAGS: Mapping[str, Combination] = {"stop": Largest(), "save_failed": Largest()}
+"""Facts that are true for the step if they are true for any rank."""
 DIGEST_WORDS = DIGEST_BYTES // 8
 SHOWN = 8
 """Most rows, and ranks of a row, that an error lists."""
@@ -43,36 +42,19 @@ class StepStats:
     """Divisors of the losses by source: Σ w, or as `loss_divisor` says."""
     rows: list[int]
     """Rows by source."""
-    data_wait: float
-    """Longest wait of a rank for its rows, in seconds."""
-    stop: bool
-    """True if any rank was asked to stop."""
-    save_failed: bool
-    """True if the background save of any rank failed."""
     digests: bytes
     """Digests of the step's rows, side by side in global order."""
-    expert_load: float | None = None
-    """Rows that the experts of a rank received in a layer: the most of any rank and layer, in
-    multiples of the mean. None without expert parallelism."""
-
-    penalty: float = 0.0
-    """Σ w·ℓ of the z-loss."""
-
-    memory: tuple[int, ...] = ()
-    """Most bytes that each rank has held."""
-
-    own_seconds: tuple[float, ...] = ()
-    """Time of each rank without its waits for other ranks; empty if ranks are not timed."""
+    stop: bool = False
+    """True if any rank was asked to stop."""
+    save_failed: bool = False
+    """True if the background save of any rank failed."""
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    """Metrics that all ranks combine, by name, without those that no rank has measured."""
 
     @property
     def loss(self) -> float:
         """The mean cross entropy."""
-        return _mean(self.losses, self.weights)
-
-    @property
-    def z_loss(self) -> float:
-        """The mean z-loss, which the objective has beside the cross entropy."""
-        return _mean([self.penalty], self.weights)
+        return mean(sum(self.losses), sum(self.weights))
 
 
 def gather(
@@ -82,30 +64,37 @@ def gather(
     expected: range,
     parallel: Parallel,
     divisor: Divisor = "weights",
-    *,
-    penalty: float = 0.0,
-    data_wait: float = 0.0,
-    stop: bool = False,
-    save_failed: bool = False,
-    received: Sequence[int] = (),
-    memory: int = 0,
-    own_seconds: float = math.nan,
+    measured: Mapping[str, Any] | None = None,
 ) -> StepStats:
     """Gather the statistics of this rank's micro-batches from all ranks. Collective.
 
-    `losses` are Σ w·ℓ by row for each micro-batch: this rank's contribution to them, as `penalty`
-    is to the z-loss. Weights and
-    row numbers that several ranks hold are reported by one of them. Raise on all ranks unless they
-    report the `expected` rows, each once. `received` are the rows that this rank's experts
-    received, by layer; `memory` is the most bytes that it has held; `own_seconds` is its own time,
-    NaN if it is not timed.
+    `losses` are this rank's contribution to Σ w·ℓ, by row for each micro-batch. `measured` are its
+    flags and metrics, by name. Raise on all ranks unless they report the `expected` rows, each
+    once.
     """
-    load = [max(received, default=0), sum(received), len(received)]
-    flags = [data_wait, stop, save_failed, *load, penalty, memory, own_seconds]
-    sums = _sums(batches, losses, sources, parallel, divisor).flatten()
-    numbers = torch.cat([sums, torch.tensor(flags, dtype=torch.float64)])
-    message = torch.cat([numbers.view(torch.int64), _rows(batches, parallel)])
+    message = encode(batches, losses, sources, parallel, divisor, measured or {})
     return combine(_exchange(message, parallel.control), sources, expected)
+
+
+def encode(
+    batches: Sequence[MicroBatch],
+    losses: Sequence[torch.Tensor],
+    sources: int,
+    parallel: Parallel,
+    divisor: Divisor,
+    measured: Mapping[str, Any],
+) -> torch.Tensor:
+    """Return the message of this rank, int64 [words]. Weights and row numbers that several ranks
+    hold are reported by one of them."""
+    table = {**FLAGS, **combinations()}
+    assert measured.keys() <= table.keys(), f"{measured.keys() - table.keys()} have no combination"
+    numbers: list[float] = []
+    for name, ranks in table.items():
+        absent = [ranks.absent] * ranks.size
+        numbers += ranks.encode(measured[name]) if name in measured else absent
+    sums = _sums(batches, losses, sources, parallel, divisor).flatten()
+    floats = torch.cat([sums, torch.tensor(numbers, dtype=torch.float64)])
+    return torch.cat([floats.view(torch.int64), _rows(batches, parallel)])
 
 
 def total_weight(batches: Sequence[MicroBatch], parallel: Parallel, divisor: Divisor) -> float:
@@ -130,20 +119,24 @@ def step_loss(
     The sums by source are gathered, not reduced: a reduction adds in another order.
     """
     sums = _sums(batches, losses, sources, parallel, divisor)[:2].flatten()
-    totals = _add(_exchange(sums, parallel.pipe.ends)).view(2, sources)
-    return _mean(*totals.tolist())
+    totals = add_in_order(_exchange(sums, parallel.pipe.ends)).view(2, sources)
+    loss, weight = totals.tolist()
+    return mean(sum(loss), sum(weight))
 
 
 def combine(messages: torch.Tensor, sources: int, expected: range) -> StepStats:
     """Combine the messages of all ranks, int64 [ranks, words]."""
-    sums = 3 * sources
-    numbers = messages[:, : sums + FLAGS].view(torch.float64)
-    losses, weights, counts = _add(numbers[:, :sums]).view(3, sources).tolist()
-    wait, stop, save_failed, most, *_ = numbers[:, sums:].amax(dim=0).tolist()
-    *_, received, layers, penalty, _, _ = _add(numbers[:, sums:]).tolist()
-    own = numbers[:, -1]
-    size = (messages.shape[1] - sums - FLAGS) // (1 + DIGEST_WORDS)
-    rows, digests = messages[:, sums + FLAGS :].split([size, DIGEST_WORDS * size], dim=1)
+    table = {**FLAGS, **combinations()}
+    sizes = [3 * sources, *(ranks.size for ranks in table.values())]
+    size = (messages.shape[1] - sum(sizes)) // (1 + DIGEST_WORDS)
+    floats, rows, digests = messages.split([sum(sizes), size, DIGEST_WORDS * size], dim=1)
+    sums, *numbers = floats.view(torch.float64).split(sizes, dim=1)
+    losses, weights, counts = add_in_order(sums).view(3, sources).tolist()
+    metrics = {
+        name: value
+        for (name, ranks), columns in zip(table.items(), numbers, strict=True)
+        if (value := ranks.combine(columns, sum(weights))) is not None
+    }
     taken = rows != PADDING
     ordered, order = rows[taken].sort()
     if not torch.equal(ordered, torch.arange(expected.start, expected.stop)):
@@ -155,14 +148,9 @@ def combine(messages: torch.Tensor, sources: int, expected: range) -> StepStats:
         losses=losses,
         weights=weights,
         rows=[int(count) for count in counts],
-        data_wait=wait,
-        stop=bool(stop),
-        save_failed=bool(save_failed),
         digests=bytes(joined),
-        expert_load=most * layers / received if received else None,
-        penalty=penalty,
-        memory=tuple(int(size) for size in numbers[:, -2].tolist()),
-        own_seconds=() if own.isnan().any() else tuple(own.tolist()),
+        **{name: bool(metrics.pop(name, False)) for name in FLAGS},
+        metrics=metrics,
     )
 
 
@@ -208,15 +196,6 @@ def _exchange(message: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     messages = message.new_empty(dist.get_world_size(group), len(message))
     dist.all_gather_into_tensor(messages, message.unsqueeze(0), group=group)
     return messages
-
-
-def _add(numbers: torch.Tensor) -> torch.Tensor:
-    """Add the numbers of all ranks in the order of the ranks (`sum` has another order)."""
-    return numbers.cumsum(dim=0)[-1]
-
-
-def _mean(losses: Sequence[float], weights: Sequence[float]) -> float:
-    return sum(losses) / max(sum(weights), 1e-30)
 
 
 def _wrong_rows(rows: torch.Tensor, ranks: torch.Tensor, expected: range) -> RunError:

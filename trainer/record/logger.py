@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TextIO
 
 from ..folders.folder import RunFolder
 from ..loop.batches import RunPlan
+from ..loop.metrics import METRICS
 from .config import WatchConfig
 
 Entry = dict[str, Any]
@@ -94,18 +95,7 @@ class ScalarLogger(Logger, ABC):
 def step_scalars(metrics: Entry) -> dict[str, float]:
     """Return a step's metrics by the names of their curves, without missing values."""
     values = {
-        "loss/all": metrics["loss"],
-        "objective/z_loss": metrics.get("z_loss"),
-        "optimizer/lr": metrics["lr"],
-        "optimizer/grad_norm": metrics["grad_norm"],
-        "speed/tokens_per_second": metrics["tokens_per_second"],
-        "speed/mfu": metrics["mfu"],
-        "speed/hfu": metrics["hfu"],
-        "speed/memory": metrics["memory"],
-        "speed/data_wait": metrics["data_wait"],
-        "speed/expert_load": metrics.get("expert_load"),
-        "speed/slowest_lag": metrics.get("slowest_lag"),
-        "optimizer/noise_scale": metrics.get("noise_scale"),
+        **{line.logger: metrics.get(name) for name, line in METRICS.items() if line.logger},
         "stream/tokens": metrics["tokens"],
         **{f"loss/{name}": source["loss"] for name, source in metrics["sources"].items()},
         **{

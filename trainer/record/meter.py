@@ -5,17 +5,24 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
+from ..layout.devices import DeviceKind
 from ..loop.batches import RunPlan
+from ..loop.hooks.hook import Hook
+from .speed import memory_used
+from .steps import NullRecorder, RunRecorder
+
+if TYPE_CHECKING:
+    from ..checkpoints.store import RunState
 
 COLD = 2
 """First steps of a start that do not count: they allocate, compile and warm up. The second one is
@@ -86,6 +93,40 @@ class Meter:
         events.stop()
         roots = events.profiler.kineto_results.experimental_event_tree()
         self.peak = self.before + highest(allocations(roots), live_storages().keys())
+
+
+class MeterSteps(Hook):
+    """Measures the steps of a run, for the comparison with the prediction of its layout."""
+
+    def __init__(
+        self,
+        meter: Meter,
+        plan: RunPlan,
+        group: dist.ProcessGroup,
+        recorder: RunRecorder | NullRecorder,
+    ) -> None:
+        self.meter = meter
+        self.plan = plan
+        self.group = group
+        self.recorder = recorder
+
+    def step_begins(self, step: int) -> None:
+        self.meter.begin(step)
+
+    def ended(self, state: RunState, *, finished: bool) -> None:
+        self.meter.end()
+        found = gathered(self.meter, self.plan, self.group)
+        self.recorder.event("measured", state.step, **found)
+
+
+class PeakMemory(Hook):
+    """Reports the most bytes that this rank has held."""
+
+    def __init__(self, device: DeviceKind) -> None:
+        self.device = device
+
+    def measure(self) -> Mapping[str, Any]:
+        return {"memory": memory_used(self.device)}
 
 
 @dataclass(frozen=True)

@@ -13,38 +13,25 @@ from ...console.errors import StorageError
 from ...dataplane.order.timeline import PhaseRows, Step
 from ...dataplane.runlog.ledger import LedgerEntry
 from ..loop.batches import RunPlan
+from ..loop.hooks.hook import Hook, StepRecord
+from ..loop.metrics import recorded
 from .logger import Entry, Logger
 from .noise_scale import NoiseScale
 from .speed import Speed
 from .stragglers import Stragglers
 
 if TYPE_CHECKING:
+    from ..checkpoints.store import RunState
     from ..loop.evaluate import Evaluation
     from ..loop.guard import SkippedStep
-    from ..loop.loop import StepRecord
     from ..loop.signals import Layers
     from ..loop.step_stats import StepStats
 
 
-class NullRecorder:
+class NullRecorder(Hook):
     """No-op recorder of every rank but the first."""
 
     def event(self, kind: str, step: int, **details: object) -> None:
-        pass
-
-    def record(self, record: StepRecord) -> None:
-        pass
-
-    def evaluated(self, step: Step[PhaseRows], evaluation: Evaluation) -> None:
-        pass
-
-    def saved(self, step: int, blocked: float, error: Exception | None) -> None:
-        pass
-
-    def sync(self) -> None:
-        pass
-
-    def close(self) -> None:
         pass
 
 
@@ -52,7 +39,7 @@ GROWN = 1.05
 """Growth of a rank's memory that is recorded again."""
 
 
-class RunRecorder:
+class RunRecorder(Hook):
     """Recorder of rank 0."""
 
     def __init__(
@@ -81,34 +68,40 @@ class RunRecorder:
         for logger in self.loggers:
             logger.event(entry)
 
-    def record(self, record: StepRecord) -> None:
+    def step_done(self, record: StepRecord) -> None:
         step, stats = record.step, record.stats
         speed = step.rows * step.phase.seq_len / record.seconds
         left_out = _left_out(record.skipped)
+        combined = dict(stats.metrics)
+        memory = [int(size) for size in combined.get("memory", ())]
+        own_seconds = combined.pop("own_seconds", ())
         slowest = None
-        if self.stragglers is not None and stats.own_seconds:
-            slowest = self.stragglers.step(stats.own_seconds, record.seconds, step.phase.seq_len)
+        if self.stragglers is not None and own_seconds:
+            slowest = self.stragglers.step(own_seconds, record.seconds, step.phase.seq_len)
+        values: Entry = {
+            **combined,
+            "loss": stats.loss,
+            "lr": record.lr,
+            "grad_norm": record.update.grad_norm,
+            "tokens_per_second": speed,
+            "mfu": self.speed.mfu(step.phase.seq_len, speed),
+            "hfu": self.speed.hfu(step.phase.seq_len, speed),
+            "memory": memory[0] if memory else 0,
+            "data_wait": combined.get("data_wait", 0.0) / record.seconds,
+            "seconds": record.seconds,
+            "sources": by_source([source.name for source in self.plan.sources], stats),
+            **({} if slowest is None else slowest.entry()),
+            **by_layer(record.layers),
+            **({} if record.noise is None else self.noise.add(record.noise)),
+        }
+        if record.layers and own_seconds:
+            values["own_seconds"] = [round(seconds, 6) for seconds in own_seconds]
         metrics: Entry = {
             "step": step.number,
             "row": step.last_row,
             "tokens": step.last_token,
             "phase": step.phase.name,
-            "loss": finite(stats.loss),
-            **({"z_loss": finite(stats.z_loss)} if stats.penalty else {}),
-            "lr": record.lr,
-            "grad_norm": finite(record.update.grad_norm),
-            "tokens_per_second": round(speed, 1),
-            "mfu": self.speed.mfu(step.phase.seq_len, speed),
-            "hfu": self.speed.hfu(step.phase.seq_len, speed),
-            "memory": stats.memory[0] if stats.memory else 0,
-            "data_wait": round(stats.data_wait / record.seconds, 6),
-            "seconds": round(record.seconds, 6),
-            "sources": by_source([source.name for source in self.plan.sources], stats),
-            **({} if stats.expert_load is None else {"expert_load": round(stats.expert_load, 4)}),
-            **({} if slowest is None else slowest.entry()),
-            **by_layer(record.layers),
-            **({} if record.noise is None else self.noise.add(record.noise)),
-            **_by_rank(record),
+            **recorded(values),
             **left_out,
         }
         entry = LedgerEntry(step.number, step.first_row, step.rows, record.ledger)
@@ -123,10 +116,10 @@ class RunRecorder:
         if self.asked is not None:
             waited, self.asked = time.monotonic() - self.asked, None
             self.event("first step", step.number, seconds=round(waited, 2))
-        both = zip_longest(stats.memory, self.memory, fillvalue=0)
+        both = zip_longest(memory, self.memory, fillvalue=0)
         if any(now > GROWN * before for now, before in both):
-            self.memory = stats.memory
-            self.event("memory", step.number, memory=list(stats.memory))
+            self.memory = memory
+            self.event("memory", step.number, memory=memory)
 
     def evaluated(self, step: Step[PhaseRows], evaluation: Evaluation) -> None:
         """Record an evaluation after `step`."""
@@ -141,7 +134,7 @@ class RunRecorder:
         for logger in self.loggers:
             logger.evaluation(entry)
 
-    def saved(self, step: int, blocked: float, error: Exception | None) -> None:
+    def sealed(self, step: int, blocked: float, error: Exception | None) -> None:
         """Record a checkpoint that was sealed, or the error of its save."""
         if error is None:
             self.event("checkpoint", step, blocked=round(blocked, 4))
@@ -149,9 +142,15 @@ class RunRecorder:
         with contextlib.suppress(StorageError):  # a full disk may have caused the failure
             self.event("checkpoint failed", step, error=str(error))
 
-    def sync(self) -> None:
+    def save_begins(self) -> None:
         for logger in self.loggers:
             logger.sync()
+
+    def ended(self, state: RunState, *, finished: bool) -> None:
+        self.event("finish" if finished else "stop", state.step, ledger=state.ledger)
+
+    def failed(self, step: int, error: Exception) -> None:
+        self.event("fail", step, error=str(error))
 
     def close(self) -> None:
         for logger in self.loggers:
@@ -179,12 +178,6 @@ def by_layer(layers: Layers) -> Entry:
         layer: {name: finite(value) for name, value in own.items()} for layer, own in layers.items()
     }
     return {"layers": found} if found else {}
-
-
-def _by_rank(record: StepRecord) -> Entry:
-    """Return the own time of each rank, in a step that records signals."""
-    own = record.stats.own_seconds if record.layers else ()
-    return {"own_seconds": [round(each, 6) for each in own]} if own else {}
 
 
 def finite(value: float) -> float | None:

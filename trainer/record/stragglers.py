@@ -30,8 +30,11 @@ class Slowest(NamedTuple):
 
     def entry(self) -> Entry:
         """Return its fields in the metrics of the step."""
-        lag = round(self.lag, 4)
-        return {"slowest_rank": self.rank, "slowest_lag": lag, "slowest_steps": self.steps}
+        return {
+            "slowest_rank": self.rank,
+            "slowest_lag": self.lag,
+            "slowest_steps": self.steps,
+        }
 
 
 class Straggler(NamedTuple):

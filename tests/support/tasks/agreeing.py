@@ -41,6 +41,7 @@ from headrace.trainer.launch import facts, restore, worker
 from headrace.trainer.launch.options import StartOptions
 from headrace.trainer.layout.config import LayoutConfig
 from headrace.trainer.layout.groups import Parallel, join
+from headrace.trainer.loop.hooks.hook import Hook
 from headrace.trainer.loop.loop import Loop, LoopOptions
 from headrace.trainer.loop.own_time import HostClock
 from headrace.trainer.loop.synthetic import SyntheticConfig, SyntheticLoader, SyntheticPlan
@@ -241,13 +242,23 @@ def take_rows(as_rank: list[int]) -> str:
         make_engine(),
         place(),
         LoopOptions(micro_batch_tokens=32, seed=1),
-        recorder=NullRecorder(),
     )
     state = RunState(step=0, row=0, tokens=0, plan_hash=plan.hash, updates=0, ledger="", seed=1)
     try:
         return "finished" if loop.run(state)[1] else "stopped"
     except RunError as error:
         return answer(error)
+
+
+@dataclass
+class Nap(Hook):
+    """Naps before the first steps."""
+
+    shared: Shared
+
+    def step_begins(self, step: int) -> None:
+        if step < 5:
+            self.shared.nap()
 
 
 def slowed(folder: Path, slow: int | None) -> dict[str, list[dict[str, Any]]]:
@@ -269,8 +280,7 @@ def slowed(folder: Path, slow: int | None) -> dict[str, list[dict[str, Any]]]:
         make_engine(),
         place(),
         LoopOptions(micro_batch_tokens=32, seed=1, times_ranks=True),
-        recorder=recorder,
-        begin=lambda step: shared.nap() if rank == slow and step < 5 else None,
+        hooks=[recorder, *([Nap(shared)] if rank == slow else [])],
     )
     assert loop.own is not None and isinstance(loop.own.clock, HostClock)
     loop.own = Timed(Clock(shared))
@@ -289,12 +299,13 @@ def weights_of(targets: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass
-class Kept(NullRecorder):
+class Kept(Hook):
     found: list[list[float]] = field(default_factory=list)
 
-    def record(self, record: Any) -> None:
+    def step_done(self, record: Any) -> None:
         stats = record.stats
-        self.found.append([stats.loss, record.update.grad_norm, stats.z_loss])
+        z_loss = stats.metrics.get("z_loss", 0.0)
+        self.found.append([stats.loss, record.update.grad_norm, z_loss])
 
 
 def divided_loss(tp: int, cp: int, divisor: Any, z_loss: float) -> list[float]:
@@ -323,7 +334,7 @@ def divided_loss(tp: int, cp: int, divisor: Any, z_loss: float) -> list[float]:
             yield [replace(each, weights=weights_of(each.targets)) for each in batches]
 
     options = LoopOptions(micro_batch_tokens=16 // cp, seed=1)
-    loop = Loop(GENOME, steps, GENOME.lr_factor, engine, parallel, options, recorder=kept)
+    loop = Loop(GENOME, steps, GENOME.lr_factor, engine, parallel, options, hooks=[kept])
     loop.run(RunState(step=0, row=0, tokens=0, plan_hash=GENOME.hash, updates=0, ledger="", seed=1))
     return kept.found[0]
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,9 @@ from headrace.trainer.layout.groups import Parallel
 from headrace.trainer.layout.schedules import SCHEDULES, Action, Orders
 from headrace.trainer.loop.batches import MicroBatch, micro_batches, micro_rows
 from headrace.trainer.loop.guard import Guard
-from headrace.trainer.loop.loop import Loop, LoopOptions, StepRecord
+from headrace.trainer.loop.hooks.hook import Hook, StepRecord
+from headrace.trainer.loop.hooks.stop_signal import StopSignal
+from headrace.trainer.loop.loop import Loop, LoopOptions
 from headrace.trainer.loop.synthetic import SyntheticConfig, SyntheticLoader, SyntheticPlan
 from headrace.trainer.record.config import WatchConfig
 from headrace.trainer.record.logger import LoggedRun
@@ -41,17 +43,41 @@ PLAN = SyntheticPlan(SyntheticConfig(steps=4, seq_len=16, batch_rows=6), 37, 1)
 
 
 @dataclass
-class Kept:
+class Kept(Hook):
     records: list[StepRecord] = field(default_factory=list)
 
-    def record(self, record: StepRecord) -> None:
+    def step_done(self, record: StepRecord) -> None:
         self.records.append(record)
 
     def evaluated(self, step: Any, found: Any) -> None:
         raise AssertionError("nothing is evaluated here")
 
-    def sync(self) -> None:
-        raise AssertionError("nothing is saved here")
+
+@dataclass
+class Order(Hook):
+    """The order of launches and reads."""
+
+    events: list[str] = field(default_factory=list)
+
+    def step_begins(self, step: int) -> None:
+        self.events.append(f"launch {step}")
+
+    def step_done(self, record: StepRecord) -> None:
+        self.events.append(f"read {record.step.number}")
+
+
+@dataclass
+class Checkpoints:
+    """Checkpoints that are in no file."""
+
+    restore: Callable[[], RunState]
+    failed: bool = False
+
+    def save(self, fragments: Any, state: RunState) -> None: ...
+
+    def wait(self) -> None: ...
+
+    def poll(self) -> None: ...
 
 
 def steps(step: int, rows: int) -> Iterator[Sequence[MicroBatch]]:
@@ -67,7 +93,7 @@ def make(parallel: Parallel, **options: Any) -> tuple[Loop, Kept]:
     kept = Kept()
     rows = options.pop("steps", steps)
     chosen = LoopOptions(**{"micro_batch_tokens": 32, "seed": 1, **options})
-    loop = Loop(PLAN, rows, lambda step: 1e-2, engine, parallel, chosen, recorder=kept)
+    loop = Loop(PLAN, rows, lambda step: 1e-2, engine, parallel, chosen, hooks=[kept])
     return loop, kept
 
 
@@ -206,7 +232,7 @@ def test_a_spike_rolls_back_weights_and_never_the_row(parallel: Parallel) -> Non
         for fragment in fragments:
             fragment.data.copy_(tensors[fragment.key])
 
-    loop.restore = restore
+    loop.checkpoints = Checkpoints(restore)
     state, _ = loop.run(first)
     assert (state.step, state.row, state.updates, state.rollbacks) == (3, 18, 0, 1)
     assert state.losses == (3.7,), "what was usual there"
@@ -240,11 +266,8 @@ def test_running_ahead_changes_the_order_of_launches_and_reads_alone(
     def run(*, ahead: bool) -> tuple[list[str], Loop, Kept, RunState]:
         loop, kept = make(parallel, **options)
         loop.runs_ahead = ahead
-        events: list[str] = []
-        loop.begin = lambda step: events.append(f"launch {step}")
-        record = kept.record
-        kept.record = lambda r: (events.append(f"read {r.step.number}"), record(r))[1]  # type: ignore[method-assign]
-        return events, loop, kept, loop.run(begin())[0]
+        loop.hooks.hooks.append(watched := Order())
+        return watched.events, loop, kept, loop.run(begin())[0]
 
     events, loop, kept, state = run(ahead=True)
     assert events == order
@@ -284,7 +307,8 @@ def test_a_step_that_is_not_applied_has_no_update(parallel: Parallel) -> None:
 
 def test_a_stop_ends_the_run_after_the_step_that_was_launched_ahead(parallel: Parallel) -> None:
     loop, kept = make(parallel)
-    loop.runs_ahead, loop.stop_asked = True, lambda: True
+    loop.runs_ahead = True
+    loop.hooks.hooks.append(StopSignal(lambda: True))
     state, finished = loop.run(begin())
     assert not finished and state.step == 2
     assert [record.step.number for record in kept.records] == [0, 1]
@@ -299,13 +323,13 @@ def test_a_step_ahead_of_one_that_is_not_finite_is_lost_with_the_run(parallel: P
 
 
 def test_a_guard_that_needs_the_result_reads_each_step_first(parallel: Parallel) -> None:
-    loop, kept = make(parallel)
+    loop, _ = make(parallel)
     device = replace(parallel, device=torch.device("cuda"))
 
     def ahead(guard: Guard) -> bool:
         options = LoopOptions(micro_batch_tokens=32, seed=1, guard=guard)
         arguments = (PLAN, steps, lambda step: 1e-2, loop.engine, device, options)
-        return Loop(*arguments, recorder=kept).runs_ahead
+        return Loop(*arguments).runs_ahead
 
     assert ahead(Guard()) and ahead(Guard(not_finite="skip"))
     assert not ahead(Guard(not_finite="rollback")) and not ahead(Guard(spike="skip"))
@@ -327,9 +351,9 @@ def saving(folder: RunFolder, parallel: Parallel) -> Loop:
     watch = WatchConfig()
     run = LoggedRun(folder=folder, plan=PLAN, watch=watch, first_step=0, stream=None)  # type: ignore[arg-type]
     recorder = RunRecorder(PLAN, [JsonLines(run)], Speed({16: 1.0}, {16: 1.0}, peak=None))
-    loop.recorder = recorder
-    loop.saver = saver.Saver(
-        folder.checkpoints, CheckpointConfig(), parallel.checkpoint, report=recorder.saved
+    loop.hooks.hooks = [recorder]
+    loop.checkpoints = saver.Saver(  # type: ignore[assignment]  # nothing is restored
+        folder.checkpoints, CheckpointConfig(), parallel.checkpoint, report=recorder.sealed
     )
     return loop
 

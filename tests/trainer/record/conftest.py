@@ -14,7 +14,7 @@ from headrace.dataplane.runlog import writer
 from headrace.trainer.engines.update import Update
 from headrace.trainer.folders.folder import RunFolder
 from headrace.trainer.loop.guard import SkippedStep
-from headrace.trainer.loop.loop import StepRecord
+from headrace.trainer.loop.hooks.hook import StepRecord
 from headrace.trainer.loop.step_stats import StepStats
 from headrace.trainer.loop.synthetic import SyntheticConfig, SyntheticPlan
 from headrace.trainer.record.config import WatchConfig
@@ -49,10 +49,8 @@ class Records:
             losses=[loss * 40],
             weights=[40.0],
             rows=[5],
-            data_wait=0.1,
-            stop=False,
-            save_failed=False,
             digests=b"",
+            metrics={"data_wait": 0.1},
         )
         update = Update(1.5, applied=skipped is None)
         return StepRecord(PLAN.step(number), stats, update, 1e-3, 0.4, f"hash{number}", skipped)

@@ -16,7 +16,7 @@ from headrace.trainer.record.logger import step_scalars
 def test_a_step_is_a_line_of_metrics_and_of_the_ledger(records: Any) -> None:
     run = records()
     recorder = run.open()
-    recorder.record(run.step(2))
+    recorder.step_done(run.step(2))
     recorder.close()
     (entry,) = run.lines("metrics")
     assert entry == {
@@ -43,7 +43,7 @@ def test_the_bytes_of_a_line_stay(records: Any) -> None:
     run = records()
     recorder = run.open()
     skipped = SkippedStep("spike", "rollback", 2.0, back_to=0)
-    recorder.record(run.step(0, skipped=skipped))
+    recorder.step_done(run.step(0, skipped=skipped))
     recorder.close()
     root = run.folder.root
     assert (root / "ledger.jsonl").read_bytes() == (
@@ -64,9 +64,9 @@ def test_signals_of_watched_steps_have_lines_of_their_own(records: Any) -> None:
     recorder = run.open(layers=2)
     norms = {"weight_norm": 3.0, "gradient_norm": math.nan, "activation_rms": 0.5}
     step = run.step(0)
-    stats = replace(step.stats, own_seconds=(0.25, 0.5))
-    recorder.record(replace(step, stats=stats, layers={"blocks.0": norms}))
-    recorder.record(replace(run.step(1), stats=stats))
+    stats = replace(step.stats, metrics={"own_seconds": (0.25, 0.5)})
+    recorder.step_done(replace(step, stats=stats, layers={"blocks.0": norms}))
+    recorder.step_done(replace(run.step(1), stats=stats))
     recorder.close()
     shown = {"weight_norm": 3.0, "gradient_norm": None, "activation_rms": 0.5}
     assert run.lines("signals") == [
@@ -87,7 +87,9 @@ def test_a_run_that_watches_nothing_has_no_file_of_signals(records: Any) -> None
 def test_a_loss_that_is_not_finite_is_null(records: Any) -> None:
     run = records()
     recorder = run.open()
-    recorder.record(run.step(0, math.nan, skipped=SkippedStep("not finite", "rollback", back_to=0)))
+    recorder.step_done(
+        run.step(0, math.nan, skipped=SkippedStep("not finite", "rollback", back_to=0))
+    )
     recorder.close()
     (metrics,), (ledger,), (event,) = (run.lines(n) for n in ("metrics", "ledger", "events"))
     assert metrics["loss"] is None
@@ -113,7 +115,7 @@ def test_the_memory_of_the_ranks_is_an_event_when_it_has_grown(records: Any) -> 
     recorder = run.open()
     for number, memory in enumerate([(100, 90), (104, 90), (104, 95), (104, 95), (120, 95)]):
         record = run.step(number)
-        recorder.record(replace(record, stats=replace(record.stats, memory=memory)))
+        recorder.step_done(replace(record, stats=replace(record.stats, metrics={"memory": memory})))
     recorder.close()
     grown = [(entry["step"], entry["memory"]) for entry in run.lines("events")]
     assert grown == [(0, [100, 90]), (2, [104, 95]), (4, [120, 95])]

@@ -89,7 +89,9 @@ def test_the_slowest_rank_is_in_the_metrics_and_a_straggler_on_the_terminal(reco
     recorder.stragglers = Stragglers(0.2, 3)
     for number in range(4):
         record = run.step(number)
-        recorder.record(replace(record, stats=replace(record.stats, own_seconds=(0.1, 0.3))))
+        recorder.step_done(
+            replace(record, stats=replace(record.stats, metrics={"own_seconds": (0.1, 0.3)}))
+        )
     recorder.close()
     metrics = run.lines("metrics")
     assert metrics[2] | Slowest(1, 0.5, 3).entry() == metrics[2]

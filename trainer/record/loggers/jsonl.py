@@ -5,11 +5,8 @@ Signals that few steps record have a file of their own, so that their many colum
 from __future__ import annotations
 
 from ....dataplane.runlog.writer import LineWriter
+from ...loop.metrics import signals
 from ..logger import Entry, LoggedRun, Logger
-from ..noise_scale import STATE
-
-SIGNALS = ("layers", "own_seconds", "noise_scale", *STATE)
-"""Fields of a step that only watched steps have."""
 
 
 class JsonLines(Logger):
@@ -24,11 +21,12 @@ class JsonLines(Logger):
         self._writers = [writer for writer in written if writer is not None]
 
     def step(self, metrics: Entry, ledger: Entry) -> None:
-        signals = {name: metrics[name] for name in SIGNALS if name in metrics}
-        self.metrics.write({name: each for name, each in metrics.items() if name not in SIGNALS})
-        if signals and self.signals is not None:
-            place = {name: metrics[name] for name in ("step", "tokens")}
-            self.signals.write(place | signals)
+        of_few_steps = signals()
+        line = {key: value for key, value in metrics.items() if key not in of_few_steps}
+        rest = {key: value for key, value in metrics.items() if key in of_few_steps}
+        self.metrics.write(line)
+        if rest and self.signals is not None:
+            self.signals.write({"step": metrics["step"], "tokens": metrics["tokens"], **rest})
         self.ledger.write(ledger)
 
     def evaluation(self, entry: Entry) -> None:

@@ -37,7 +37,7 @@ def test_each_start_continues_one_run(records: Any, environment: None, tmp_path:
     store, run = tmp_path / "mlflow", records()
     for step, end, status in ((3, "stop", "KILLED"), (4, "finish", "FINISHED")):
         recorder = run.open(mlflow=str(store))
-        recorder.record(run.step(step, 3.0 - step / 10))
+        recorder.step_done(run.step(step, 3.0 - step / 10))
         (found,) = stored(store)
         assert found.info.status == "RUNNING"
         recorder.event(end, step + 1)

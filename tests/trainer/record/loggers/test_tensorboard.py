@@ -8,7 +8,7 @@ import pytest
 def test_curves_are_written_without_missing_values(records: Any) -> None:
     run = records(peak=None)
     recorder = run.open(tensorboard=True)
-    recorder.record(run.step(0))
+    recorder.step_done(run.step(0))
     recorder.close()
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -12,7 +12,7 @@ def test_the_first_and_last_step_of_a_phase_are_shown(records: Any) -> None:
     run = records()
     recorder = run.open()
     for step in range(10):
-        recorder.record(run.step(step))
+        recorder.step_done(run.step(step))
     recorder.close()
     first, last = run.terminal.getvalue().splitlines()
     assert first == (
@@ -26,15 +26,17 @@ def test_every_step_is_shown_if_asked(records: Any) -> None:
     run = records()
     recorder = run.open(log_seconds=0)
     for step in range(10):
-        recorder.record(run.step(step))
+        recorder.step_done(run.step(step))
     assert len(run.terminal.getvalue().splitlines()) == 10
 
 
 def test_a_skipped_step_is_shown_with_the_reason(records: Any) -> None:
     run = records()
     recorder = run.open()
-    recorder.record(run.step(0))
-    recorder.record(run.step(1, math.nan, skipped=SkippedStep("not finite", "rollback", back_to=0)))
+    recorder.step_done(run.step(0))
+    recorder.step_done(
+        run.step(1, math.nan, skipped=SkippedStep("not finite", "rollback", back_to=0))
+    )
     line = run.terminal.getvalue().splitlines()[-1]
     assert "loss not finite" in line
     assert line.endswith("skipped: not finite  back to step 0")

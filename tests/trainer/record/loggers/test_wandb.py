@@ -31,7 +31,7 @@ def test_each_start_continues_the_page(records: Any, monkeypatch: pytest.MonkeyP
     run = records(peak=None)
     for _ in range(2):
         recorder = run.open(wandb="rivers")
-        recorder.record(run.step(3))
+        recorder.step_done(run.step(3))
         recorder.close()
     assert opened[0] == opened[1]
     assert opened[0]["project"] == "rivers" and opened[0]["resume"] == "allow"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from headrace.trainer.loop.profiler import MemorySnapshot, Profiler
+from headrace.trainer.loop.hooks.profiler import MemorySnapshot, Profiler
 
 
 def traced(profiler: Profiler) -> list[str]:
@@ -18,7 +18,7 @@ def traced(profiler: Profiler) -> list[str]:
 def test_only_the_chosen_steps_are_traced(tmp_path: Path) -> None:
     profiler = Profiler(tmp_path / "profiles", range(2, 4), rank=1)
     for step, name in enumerate(("tan", "tan", "cos", "cos", "sin", "sin")):
-        profiler.begin(step)
+        profiler.step_begins(step)
         getattr(torch.ones(3), name)()
     profiler.close()
     assert profiler.file.name == "steps-2-4.rank-1.json.gz"
@@ -36,12 +36,12 @@ def test_a_trace_cut_short_by_a_kill_is_repeated(
         raise KeyboardInterrupt
 
     profiler = Profiler(tmp_path, range(1, 2), rank=0)
-    profiler.begin(1)
+    profiler.step_begins(1)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(torch.profiler.profile, "export_chrome_trace", dying)
         profiler.close()
     again = Profiler(tmp_path, range(1, 2), rank=0)
-    again.begin(1)
+    again.step_begins(1)
     torch.ones(3).cos()
     again.close()
     assert "aten::cos" in traced(again)
@@ -50,7 +50,7 @@ def test_a_trace_cut_short_by_a_kill_is_repeated(
 
 def test_a_run_that_ends_within_the_steps_writes_its_trace(tmp_path: Path) -> None:
     profiler = Profiler(tmp_path, range(1, 100), rank=0)
-    profiler.begin(1)
+    profiler.step_begins(1)
     torch.ones(3).cos()
     profiler.close()
     profiler.close()
@@ -77,7 +77,7 @@ def test_a_snapshot_holds_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     allocator = Allocator(monkeypatch)
     snapshot = MemorySnapshot(tmp_path / "profiles", 2, rank=1)
     for step in range(4):
-        snapshot.begin(step)
+        snapshot.step_begins(step)
         assert snapshot.file.exists() == (step > 2)
     snapshot.close()
     assert allocator.calls == ["record all", "dump", "record None"]
@@ -89,6 +89,6 @@ def test_a_snapshot_is_written_where_the_step_fails(
 ) -> None:
     Allocator(monkeypatch)
     snapshot = MemorySnapshot(tmp_path, 0, rank=0)
-    snapshot.begin(0)
+    snapshot.step_begins(0)
     snapshot.close()
     assert snapshot.file.read_bytes() == b"snapshot"

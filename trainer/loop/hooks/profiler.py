@@ -7,25 +7,18 @@ the memory in use; https://pytorch.org/memory_viz opens the snapshot.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from ...console.log import get_logger
+from ....console.log import get_logger
+from .hook import Hook
 
 log = get_logger(__name__)
 
 
-class Trace(Protocol):
-    def begin(self, step: int) -> None:
-        """Begin or end the trace; called at the start of each step."""
-
-    def close(self) -> None:
-        """Write the trace; also if the run ends within the traced steps."""
-
-
-class Profiler:
+class Profiler(Hook):
     """Trace of torch's profiler: operations, their shapes and the memory that they take."""
 
     def __init__(self, folder: Path, steps: range, rank: int) -> None:
@@ -33,7 +26,7 @@ class Profiler:
         self.steps = steps
         self.running: Any = None
 
-    def begin(self, step: int) -> None:
+    def step_begins(self, step: int) -> None:
         if step in self.steps and self.running is None and not self.file.exists():
             activities = [ProfilerActivity.CPU]
             if torch.cuda.is_available():
@@ -55,7 +48,7 @@ class Profiler:
         log.info("the trace of steps %d:%d is in %s", self.steps.start, self.steps.stop, self.file)
 
 
-class MemorySnapshot:
+class MemorySnapshot(Hook):
     """History of the CUDA allocator in one step: each allocation with its stack, and the state of
     the memory at the end of the step, or where the run failed within it."""
 
@@ -64,7 +57,7 @@ class MemorySnapshot:
         self.step = step
         self.running = False
 
-    def begin(self, step: int) -> None:
+    def step_begins(self, step: int) -> None:
         if step == self.step and not self.running and not self.file.exists():
             torch.cuda.memory._record_memory_history()
             self.running = True

@@ -1,0 +1,32 @@
+"""Notes of rank 0 for the batch script, which decides by them whether Slurm requeues the job."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...cluster import slurm
+from .hook import Hook
+
+if TYPE_CHECKING:
+    from ...checkpoints.store import RunState
+
+
+class SlurmNotes(Hook):
+    """Notes that a checkpoint was sealed, and how the run ended."""
+
+    def __init__(self, stop_after: int | None) -> None:
+        """`stop_after` is the step after which a person asked the run to stop: no requeue."""
+        self.stop_after = stop_after
+
+    def sealed(self, step: int, blocked: float, error: Exception | None) -> None:
+        if error is None:
+            slurm.note("saved", step)
+
+    def ended(self, state: RunState, *, finished: bool) -> None:
+        if finished:
+            slurm.note("finished", state.step)
+        elif state.step == self.stop_after:
+            slurm.note("stopped", state.step)
+
+    def failed(self, step: int, error: Exception) -> None:
+        slurm.note("failed", step)
