@@ -18,15 +18,8 @@ import numpy as np
 from ...console.errors import IntegrityError
 from ...dataplane.arrays import Float64
 from ...dataplane.runlog.writer import entry_of, is_sound
+from ...trainer.loop.metrics import GROUPS, fields_of
 
-NESTED = {
-    "sources": ("loss", "rows", "weight"),
-    "layers": (
-        *("weight_norm", "gradient_norm", "update_norm"),
-        *("activation_rms", "expert_max", "expert_entropy"),
-    ),
-}
-"""Fields of each source and layer that become columns."""
 COUNTS = ("rows", "weight")
 """Fields of which a source without an entry has none: 0."""
 LARGEST = float(np.finfo(np.float32).max)
@@ -80,11 +73,12 @@ def _numbers(table: Any) -> Iterator[tuple[str, Float64]]:
 
     for name, column in zip(table.column_names, table.columns, strict=True):
         whole = column.combine_chunks()
-        if name in NESTED and pa.types.is_struct(whole.type):
+        if name in GROUPS and pa.types.is_struct(whole.type):
+            drawn = fields_of(name)
             for part, fields in _fields(whole):
                 if pa.types.is_struct(fields.type):
                     for field, values in _fields(fields):
-                        if field in NESTED[name] and _is_number(values.type):
+                        if field in drawn and _is_number(values.type):
                             numbers, missing = _floats(values), missing_value(field)
                             yield (
                                 f"{field}/{part}",

@@ -18,12 +18,11 @@ from typing import Any
 import numpy as np
 
 from ...dataplane.arrays import Float64
+from ...trainer.loop.metrics import HELD_OUT
 from .byte_sizes import BytesPerToken, bits_per_nat
 from .levels import FACTOR, Float32, Levels, Window
 from .runs import BoardRun
 
-HELD_OUT = "held-out/"
-"""Prefix of the curves of evaluations."""
 AXES = ("step", "tokens", "hours")
 WIDEST = 4000
 LEAST = 1e-9

@@ -24,6 +24,7 @@ from ...console.html.page import HINTS
 from ...console.html.style import COLOURS, SCROLL, SIDES
 from ...console.log import get_logger
 from ...dataplane.storage import storage
+from ...trainer.loop.metrics import for_pages
 from . import curves as drawn
 from .board import Board
 from .details import FILES, details
@@ -129,6 +130,8 @@ class Handler(BaseHTTPRequestHandler):
                 return "text/css; charset=utf-8", (COLOURS + SCROLL + SIDES).encode()
             case ["hints.js"]:
                 return "text/javascript; charset=utf-8", HINTS.encode()
+            case ["api", "metrics"]:
+                return _json(for_pages())
             case ["api", "runs"]:
                 return _json(self.server.board.summary())
             case ["api", "settings"]:

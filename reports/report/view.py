@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ...console.html.page import PALETTE
 from ...dataplane.order.plan import Plan
-from ..board.curves import HELD_OUT
+from ...trainer.loop.metrics import HELD_OUT, LOSS_UNIT, for_pages
 from ..board.server import STATIC
 from .outliers import OutlierStep
 from .reading.buckets import Table
@@ -46,17 +46,17 @@ def with_curves(
     difference of their losses is drawn too."""
     parts = [part for run in runs for part in _parts(run)]
     shown = {run.name: _summary(run, outliers) for run in runs}
-    panels = []
+    metrics = for_pages()
     if compared:
         for part in filter(None, (_difference(runs[0], run) for run in runs[1:])):
             parts.append(part)
             shown[part["run"]]["series"].append(DIFFERENCE)
         title = f"Loss minus the loss of {runs[0].name}"
-        panels = [{"title": title, "unit": "loss", "own": [DIFFERENCE], "wide": True}]
+        metrics.insert(1, {"name": DIFFERENCE, "title": title, "unit": LOSS_UNIT, "wide": True})
     data = {
         "runs": list(shown.values()),
         "parts": parts,
-        "panels": panels,
+        "metrics": metrics,
         "palette": PALETTE,
         "unit": unit,
     }

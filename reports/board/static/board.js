@@ -300,6 +300,7 @@ function offline(error) {
 let shape = "", read = "";
 async function poll() {
   try {
+    if (!panels.length) takeMetrics(await json("api/metrics"));
     const list = await json("api/runs");
     const files = JSON.stringify(list.runs.map(run => [run.id, run.version])); // a start may change settings
     if (files !== read) { state.settings = await json("api/settings"); read = files; }

@@ -40,35 +40,28 @@ const runOf = id => state.runs.find(run => run.id === id);
 /* A run of the board has a number of its own: its colour stays when another run appears. */
 const colourOf = run => state.palette[(run.number ?? state.runs.indexOf(run)) % state.palette.length];
 
-/* Panels of curves */
+/* Panels of curves, from the table of metrics (trainer/loop/metrics.py) */
 const LOSS = "loss"; // its unit is the page's
 const SPEED = "speed/", ROWS = "rows/", RATE = "tokens_per_second"; // the speed of a source follows from its rows
+const FORMATS = { percent, bytes: number => bytes(number, 4) };
 const noScale = run => run.noise_steps ? `Measured in ${whole(run.noise_steps)} step${run.noise_steps > 1 ? "s" : ""}: the averages of |G|² and tr(Σ) are not both above 0 yet.` : null;
-const PANELS = [
-  { title: "Loss", unit: LOSS, own: ["loss"], wide: true },
-  { title: "Loss by source", unit: LOSS, prefix: "loss/", wide: true },
-  { title: "Held-out loss", unit: LOSS, own: [HELD + "loss"], prefix: HELD + "loss/", wide: true },
-  { title: "Weight norm by layer", prefix: "weight_norm/", wide: true },
-  { title: "Gradient norm by layer", unit: "before clipping", prefix: "gradient_norm/", wide: true },
-  { title: "Update norm by layer", prefix: "update_norm/", wide: true },
-  { title: "Activation RMS by layer", unit: "output of each layer", prefix: "activation_rms/", wide: true },
-  { title: "Expert load by layer", unit: "most of an expert / mean", prefix: "expert_max/", wide: true },
-  { title: "Expert entropy by layer", unit: "1: even", prefix: "expert_entropy/", wide: true },
-  { title: "z-loss", unit: "nats per token, beside the loss", own: ["z_loss"] },
-  { title: "Learning rate", own: ["lr"], zero: true },
-  { title: "Gradient norm", unit: "before clipping", own: ["grad_norm"], zero: true },
-  { title: "Gradient noise scale", unit: "tokens", own: ["noise_scale"], zero: true, why: noScale },
-  { title: "Tokens per second", own: ["tokens_per_second"], zero: true },
-  { title: "Tokens per second by source", prefix: SPEED, zero: true },
-  { title: "MFU and HFU", own: ["mfu", "hfu"], format: percent, zero: true },
-  { title: "Memory", unit: "most of rank 0", own: ["memory"], format: number => bytes(number, 4), zero: true },
-  { title: "Data wait", unit: "part of the step", own: ["data_wait"], format: percent, zero: true },
-  { title: "Seconds per step", own: ["seconds"], zero: true },
-  { title: "Slowest rank", unit: "its lag, part of the step", own: ["slowest_lag"], format: percent, zero: true },
-  { title: "Expert load", unit: "max / mean", own: ["expert_load"] },
-];
-const NO_CURVE = ["slowest_", "noise_", "rows/", "weight/", HELD + "rows/", HELD + "weight/", HELD + "seconds", "skipped"];
-const CURVE_NAMES = { lr: "learning rate", grad_norm: "gradient norm", tokens_per_second: "tokens/s", mfu: "MFU", hfu: "HFU", data_wait: "data wait", seconds: "seconds", slowest_lag: "lag", noise_scale: "noise scale", z_loss: "z-loss", expert_load: "expert load" };
+const WHY = { noise_scale: noScale }; // says why a run has no such curve
+let metrics = new Map(), panels = [];
+/* Take the table: metrics of one title share a panel, and wide panels come first. A name with a slash at its end stands for
+ * the curves of all sources or layers. */
+function takeMetrics(table) {
+  metrics = new Map(table.map(metric => [metric.name, metric]));
+  const byTitle = new Map();
+  for (const metric of table.filter(metric => metric.title)) {
+    const panel = byTitle.get(metric.title) || { ...metric, format: FORMATS[metric.format], why: WHY[metric.name], own: [] };
+    if (metric.name.endsWith("/")) panel.prefix = metric.name;
+    else panel.own.push(metric.name);
+    byTitle.set(metric.title, panel);
+  }
+  panels = [...byTitle.values()].sort((a, b) => Boolean(b.wide) - Boolean(a.wide));
+}
+/* Return the line of the table for a curve. */
+const metricOf = name => metrics.get(name) || [...metrics.values()].find(metric => metric.name.endsWith("/") && name.startsWith(metric.name));
 
 const byNumber = (a, b) => a.localeCompare(b, "en", { numeric: true }); // blocks.2 before blocks.10
 const sourcesOf = runs => [...new Set(runs.flatMap(run => run.sources))]; // in the order of the mixture, which gives their colours
@@ -98,8 +91,8 @@ function valuesOf(curves, name) {
 /* Return the panels that these runs have curves for. Of several runs, each source and layer has one, folded under its title. */
 function panelsOf(runs) {
   const names = curveNames(runs), used = new Set(), found = [];
-  for (const panel of PANELS) {
-    const own = (panel.own || []).filter(name => names.includes(name));
+  for (const panel of panels) {
+    const own = panel.own.filter(name => names.includes(name));
     const parts = panel.prefix ? inOrder(names, panel.prefix, runs) : [];
     [...own, ...parts].forEach(name => used.add(name));
     const empty = !own.length && panel.why && runs.some(panel.why);
@@ -112,20 +105,19 @@ function panelsOf(runs) {
       found.push({ ...panel, curves: [...own, ...(parts.length > 1 ? parts : [])], key: panel.title });
   }
   for (const name of names)
-    if (!used.has(name) && !NO_CURVE.some(prefix => name.startsWith(prefix))) found.push({ title: name.replace(/_/g, " "), curves: [name], key: name });
+    if (!used.has(name) && !metricOf(name)) found.push({ title: name.replace(/_/g, " "), curves: [name], key: name });
   return found;
 }
 const SIGNS = { resume: "restart", skipped: "skipped step", outlier: "outlier step" };
-const labelOf = (name, panel) => panel.prefix && name.startsWith(panel.prefix) ? name.slice(panel.prefix.length) : name === HELD + "loss" ? "all" : CURVE_NAMES[name] || name;
+const labelOf = (name, panel) => panel.prefix && name.startsWith(panel.prefix) ? name.slice(panel.prefix.length) : metricOf(name)?.label || name;
 
-const OF_EACH_STEP = ["loss", "grad_norm", HELD + "loss"]; // measured always: a missing value is one that is not finite
 const GAP = 10; // usual distances between values
 
 /* Return a curve as a line goes through it. A step without rows of a source has no loss of it, and most signals are not
  * measured in each step: the line goes on to the next value, unless that is much further than usual (a phase without the
  * source): the ends of such a gap stay. */
 function joined(name, curve) {
-  if (OF_EACH_STEP.includes(name)) return curve;
+  if (metrics.get(name)?.each_step) return curve; // a missing value is one that is not finite
   const places = [...curve.mean.keys()].filter(i => curve.mean[i] === curve.mean[i]);
   if (places.length === curve.mean.length) return curve;
   const distances = Float64Array.from(places.slice(1), (place, i) => place - places[i]);

@@ -45,7 +45,7 @@ function runButtons() {
 
 Object.assign(state, { runs: data.runs, palette: data.palette, axis: "tokens" });
 Object.assign(page, { unit: data.unit, tap: "rows of the step", load: draw, click: rows });
-PANELS.splice(1, 0, ...data.panels);
+takeMetrics(data.metrics);
 controls();
 runButtons();
 build();

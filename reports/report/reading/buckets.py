@@ -6,21 +6,23 @@ start of a run stays visible on a logarithmic axis.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from ....dataplane.arrays import Float64
+from ....trainer.loop.metrics import metric_of
 from .chunks import Chunk
 
 Float32 = npt.NDArray[np.float32]
 
 EARLY = 8
 """One of so many buckets is for the start of a logarithmic axis."""
-NO_CURVE = re.compile(r"(step|row|tokens|skipped|slowest_rank|slowest_steps|weight/.*)")
-"""Names of columns that are no curve of a report."""
+AXES = ("step", "row", "tokens")
+"""Columns that are no curve."""
+READ = ("rows", "noise_steps")
+"""Metrics without a panel from which a report computes others."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +42,13 @@ class Table:
     def mean(self, name: str) -> Float32:
         found = self.curves.get(name)
         return np.full(len(self.step), np.nan, np.float32) if found is None else found[0]
+
+
+def is_drawn(column: str) -> bool:
+    """Return True if a report draws a column, or needs it for another curve."""
+    metric = metric_of(column)
+    unseen = metric is not None and metric.title is None
+    return column not in AXES and (not unseen or column.split("/")[0] in READ)
 
 
 class Buckets:
@@ -74,7 +83,7 @@ class Buckets:
         buckets = np.searchsorted(self.starts, lines, "right") - 1
         begins = np.flatnonzero(np.diff(buckets, prepend=-1))
         for name, values in chunk.columns.items():
-            if not NO_CURVE.fullmatch(name):
+            if is_drawn(name):
                 self._take(name, values, buckets, begins)
 
     def _take(

@@ -19,6 +19,7 @@ from headrace.reports.report.reading.totals import STRIPS
 from headrace.reports.report.write import write_report
 from headrace.trainer.cli import main
 from headrace.trainer.folders.folder import RunFolder
+from headrace.trainer.loop.metrics import METRICS, Metric
 from headrace.trainer.run.stored import read_run
 
 
@@ -67,7 +68,8 @@ def test_several_runs_are_compared(tmp_path: Path) -> None:
     check_page(text)
     assert path.name == "compare.html" and len(summary["runs"]) == 2
     data = drawn_data(text)
-    assert [panel["title"] for panel in data["panels"]] == ["Loss minus the loss of a"]
+    [panel] = [metric for metric in data["metrics"] if metric["name"] == "difference"]
+    assert panel["title"] == "Loss minus the loss of a"
     [difference] = [part for part in data["parts"] if "difference" in part["curves"]]
     assert difference["run"] == "b" and curve(difference, "difference")[:3] == [0, -0.5, -0.5]
 
@@ -81,6 +83,18 @@ def test_memory_is_drawn_where_a_device_counts_it(tmp_path: Path) -> None:
     data = drawn_data(page.read_text())
     assert "memory" in data["runs"][0]["series"] and summary["runs"][0]["memory"] == 3 << 30
     assert curve(data["parts"][0], "memory") == [float(number << 30) for number in (1, 2, 3)]
+
+
+def test_a_line_of_the_table_of_metrics_is_a_panel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(METRICS, "dummy", Metric(title="Dummies", wide=True))
+    folder = make_run(tmp_path / "run", [4.0, 3.0, 2.0])
+    rewrite(folder.metrics, lambda entry: entry.update(dummy=entry["step"] / 4, slowest_rank=3))
+    data = drawn_data(report.write([str(folder.root)], None)[0].read_text())
+    assert {"name": "dummy", "title": "Dummies", "wide": True} in data["metrics"]
+    assert curve(data["parts"][0], "dummy") == [0.0, 0.25, 0.5]
+    assert "slowest_rank" not in data["runs"][0]["series"], "the table gives it no title"
 
 
 def test_a_comparison_has_norms_sources_and_settings_that_differ(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.configs import CONFIGS
+from support.pages.board_client import Client
 
 from headrace.console.errors import RunError, StorageError
 from headrace.dataplane.runlog import writer as lines
@@ -32,9 +33,10 @@ from headrace.trainer.loop.guard import Guard
 from headrace.trainer.loop.hooks.hook import Hook, StepRecord
 from headrace.trainer.loop.hooks.stop_signal import StopSignal
 from headrace.trainer.loop.loop import Loop, LoopOptions
+from headrace.trainer.loop.metrics import METRICS, Largest, Metric
 from headrace.trainer.loop.synthetic import SyntheticConfig, SyntheticLoader, SyntheticPlan
 from headrace.trainer.record.config import WatchConfig
-from headrace.trainer.record.logger import LoggedRun
+from headrace.trainer.record.logger import LoggedRun, ScalarLogger
 from headrace.trainer.record.loggers.jsonl import JsonLines
 from headrace.trainer.record.speed import Speed
 from headrace.trainer.record.steps import RunRecorder
@@ -356,6 +358,44 @@ def saving(folder: RunFolder, parallel: Parallel) -> Loop:
         folder.checkpoints, CheckpointConfig(), parallel.checkpoint, report=recorder.sealed
     )
     return loop
+
+
+class Dummies(Hook):
+    def measure(self) -> Mapping[str, Any]:
+        return {"dummy": 0.127}
+
+
+class Curves(ScalarLogger):
+    """Keeps the curves of the last step."""
+
+    def scalars(self, values: dict[str, float], step: int) -> None:
+        self.values = values
+
+
+def test_a_metric_is_a_line_of_the_table_and_a_number_of_each_rank(
+    tmp_path: Path, parallel: Parallel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in the records, the loggers, and what the live page reads."""
+    line = Metric(title="Dummies", unit="apples", logger="speed/d", ranks=Largest(), digits=2)
+    monkeypatch.setitem(METRICS, "dummy", line)
+    folder = RunFolder(tmp_path / "run")
+    loop = saving(folder, parallel)
+    [recorder] = loop.hooks.hooks
+    assert isinstance(recorder, RunRecorder)
+    recorder.loggers = [*recorder.loggers, curves := Curves(recorder.loggers[0].run)]
+    loop.hooks.hooks.append(Dummies())
+    loop.run(begin())
+    assert [entry["dummy"] for entry in lines.read(folder.metrics)] == [0.13] * 4
+    assert curves.values["speed/d"] == 0.13
+    folder.run.write_text("seed: 1\n")
+    client = Client(tmp_path)
+    try:
+        assert "dummy" in client.json("api/runs")["runs"][0]["series"]
+        shown = {"name": "dummy", "title": "Dummies", "unit": "apples"}
+        assert shown in client.json("api/metrics")
+    finally:
+        client.server.shutdown()
+        client.server.server_close()
 
 
 def test_ledger_and_metrics_are_durable_before_a_checkpoint_is_sealed(
