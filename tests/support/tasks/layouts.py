@@ -359,11 +359,9 @@ def left_out(
         batch = Batch(*(part[1:2] for part in global_batch(7)[:3]), torch.tensor([0, LENGTH]))
         broken = faulty is None or parallel.data.rank == faulty
         applied = False
-        for discards in (False, True):
-            divisor = math.nan if broken and not discards else 1.0
-            run_passes(engine, parallel, [batch, batch], divisor)
-            squares = launch(engine, LR, discard=broken and discards)
-            applied |= conclude(engine, float(squares[0])).applied
+        for divides, discards in ((broken, False), (False, broken)):
+            run_passes(engine, parallel, [batch, batch], math.nan if divides else 1.0)
+            applied |= conclude(engine, float(launch(engine, LR, discard=discards)[0])).applied
         after = gathered(engine, parallel)
         same = all(torch.equal(before[key], after[key]) for key in before)
         continues = train(engine, parallel, 1, 1) == never[1:]
@@ -387,9 +385,7 @@ def shards_of_gradients(folder: Path, layouts: list[str], model: str) -> dict[st
         engine = make_engine(layout, parallel := place(layout, model), model=model)
         seen: list[Any] = []
 
-        def keep(
-            gradients: Any, device: Any, *, discard: bool, seen: list[Any] = seen
-        ) -> torch.Tensor:
+        def keep(gradients: Any, device: Any, seen: list[Any] = seen, **rest: Any) -> torch.Tensor:
             seen += [(g.parameter, g.shard, g.start, g.data.clone(), g.writes) for g in gradients]
             return norm_of(gradients, device)
 

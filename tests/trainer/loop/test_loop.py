@@ -2,57 +2,27 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.configs import CONFIGS
-from support.pages.board_client import Client
+from support.models.small_loops import PLAN, Kept, begin, make, saving, steps
 
 from headrace.console.errors import RunError, StorageError
 from headrace.dataplane.runlog import writer as lines
-from headrace.models.accounting.count import build_meta
-from headrace.models.config.config import load_model_config
-from headrace.models.config.options.precision import PRECISIONS
-from headrace.models.model.model import initial_weights
-from headrace.trainer.checkpoints import saver, store, tensors
-from headrace.trainer.checkpoints.policy import CheckpointConfig
+from headrace.trainer.checkpoints import store, tensors
 from headrace.trainer.checkpoints.store import RunState
-from headrace.trainer.engines.engine import give
-from headrace.trainer.engines.fsdp2 import Fsdp2Config
-from headrace.trainer.engines.objective import Objective
-from headrace.trainer.engines.optimizers.adamw import AdamWConfig
 from headrace.trainer.folders.folder import RunFolder
 from headrace.trainer.layout.groups import Parallel
 from headrace.trainer.layout.schedules import SCHEDULES, Action, Orders
-from headrace.trainer.loop.batches import MicroBatch, micro_batches, micro_rows
+from headrace.trainer.loop.batches import micro_batches, micro_rows
 from headrace.trainer.loop.guard import Guard
 from headrace.trainer.loop.hooks.hook import Hook, StepRecord
 from headrace.trainer.loop.hooks.stop_signal import StopSignal
 from headrace.trainer.loop.loop import Loop, LoopOptions
-from headrace.trainer.loop.metrics import METRICS, Largest, Metric
-from headrace.trainer.loop.synthetic import SyntheticConfig, SyntheticLoader, SyntheticPlan
-from headrace.trainer.record.config import WatchConfig
-from headrace.trainer.record.logger import LoggedRun, ScalarLogger
-from headrace.trainer.record.loggers.jsonl import JsonLines
-from headrace.trainer.record.speed import Speed
-from headrace.trainer.record.steps import RunRecorder
-
-PLAN = SyntheticPlan(SyntheticConfig(steps=4, seq_len=16, batch_rows=6), 37, 1)
-
-
-@dataclass
-class Kept(Hook):
-    records: list[StepRecord] = field(default_factory=list)
-
-    def step_done(self, record: StepRecord) -> None:
-        self.records.append(record)
-
-    def evaluated(self, step: Any, found: Any) -> None:
-        raise AssertionError("nothing is evaluated here")
 
 
 @dataclass
@@ -80,27 +50,6 @@ class Checkpoints:
     def wait(self) -> None: ...
 
     def poll(self) -> None: ...
-
-
-def steps(step: int, rows: int) -> Iterator[Sequence[MicroBatch]]:
-    return iter(SyntheticLoader(PLAN, rank=0, world=1, micro_batch=rows, start_step=step))
-
-
-def make(parallel: Parallel, **options: Any) -> tuple[Loop, Kept]:
-    model = build_meta(load_model_config(CONFIGS / "tiny.yaml"))
-    engine = Fsdp2Config().build(
-        Objective(model), AdamWConfig(lr=1e-2), PRECISIONS["fp32"], parallel
-    )
-    give(engine, initial_weights(model.config, 3))
-    kept = Kept()
-    rows = options.pop("steps", steps)
-    chosen = LoopOptions(**{"micro_batch_tokens": 32, "seed": 1, **options})
-    loop = Loop(PLAN, rows, lambda step: 1e-2, engine, parallel, chosen, hooks=[kept])
-    return loop, kept
-
-
-def begin() -> RunState:
-    return RunState(step=0, row=0, tokens=0, plan_hash=PLAN.hash, updates=0, ledger="", seed=1)
 
 
 def test_the_loop_takes_every_step_once(parallel: Parallel) -> None:
@@ -344,58 +293,6 @@ def test_batch_arithmetic() -> None:
     assert (micro_rows(64, phase, 1), micro_batches(3, phase, 1)) == (3, 2)  # even, not 4 and 2
     assert (micro_rows(1, phase, 1), micro_batches(1, phase, 1)) == (1, 6)
     assert (micro_rows(999, phase, 4), micro_batches(2, phase, 4)) == (2, 1)
-
-
-def saving(folder: RunFolder, parallel: Parallel) -> Loop:
-    """A loop that records and saves in `folder`, a checkpoint after every step."""
-    folder.checkpoints.mkdir(parents=True)
-    loop, _ = make(parallel, save_every=1)
-    watch = WatchConfig()
-    run = LoggedRun(folder=folder, plan=PLAN, watch=watch, first_step=0, stream=None)  # type: ignore[arg-type]
-    recorder = RunRecorder(PLAN, [JsonLines(run)], Speed({16: 1.0}, {16: 1.0}, peak=None))
-    loop.hooks.hooks = [recorder]
-    loop.checkpoints = saver.Saver(  # type: ignore[assignment]  # nothing is restored
-        folder.checkpoints, CheckpointConfig(), parallel.checkpoint, report=recorder.sealed
-    )
-    return loop
-
-
-class Dummies(Hook):
-    def measure(self) -> Mapping[str, Any]:
-        return {"dummy": 0.127}
-
-
-class Curves(ScalarLogger):
-    """Keeps the curves of the last step."""
-
-    def scalars(self, values: dict[str, float], step: int) -> None:
-        self.values = values
-
-
-def test_a_metric_is_a_line_of_the_table_and_a_number_of_each_rank(
-    tmp_path: Path, parallel: Parallel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is in the records, the loggers, and what the live page reads."""
-    line = Metric(title="Dummies", unit="apples", logger="speed/d", ranks=Largest(), digits=2)
-    monkeypatch.setitem(METRICS, "dummy", line)
-    folder = RunFolder(tmp_path / "run")
-    loop = saving(folder, parallel)
-    [recorder] = loop.hooks.hooks
-    assert isinstance(recorder, RunRecorder)
-    recorder.loggers = [*recorder.loggers, curves := Curves(recorder.loggers[0].run)]
-    loop.hooks.hooks.append(Dummies())
-    loop.run(begin())
-    assert [entry["dummy"] for entry in lines.read(folder.metrics)] == [0.13] * 4
-    assert curves.values["speed/d"] == 0.13
-    folder.run.write_text("seed: 1\n")
-    client = Client(tmp_path)
-    try:
-        assert "dummy" in client.json("api/runs")["runs"][0]["series"]
-        shown = {"name": "dummy", "title": "Dummies", "unit": "apples"}
-        assert shown in client.json("api/metrics")
-    finally:
-        client.server.shutdown()
-        client.server.server_close()
 
 
 def test_ledger_and_metrics_are_durable_before_a_checkpoint_is_sealed(
