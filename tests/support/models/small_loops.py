@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from support.configs import CONFIGS
+
 from headrace.models.accounting.count import build_meta
 from headrace.models.config.config import load_model_config
 from headrace.models.config.options.precision import PRECISIONS
