@@ -221,7 +221,7 @@ METRICS: dict[str, Metric] = {
         title="Expert load by layer", unit="most of an expert / mean", **PER_LAYER
     ),
     "expert_entropy/": Metric(title="Expert entropy by layer", unit="1: even", **PER_LAYER),
-    "own_seconds": Metric(ranks=ByRank(), signal=True),
+    "own_seconds": Metric(ranks=ByRank(), signal=True, digits=6),
     "noise_scale": Metric(
         title="Gradient noise scale",
         unit="tokens",
@@ -260,6 +260,8 @@ def recorded(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rounded(value: Any, digits: int | None) -> Any:
+    if isinstance(value, tuple):
+        return [_rounded(number, digits) for number in value]
     if not isinstance(value, float):
         return value
     if not math.isfinite(value):

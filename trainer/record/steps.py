@@ -95,7 +95,7 @@ class RunRecorder(Hook):
             **({} if record.noise is None else self.noise.add(record.noise)),
         }
         if record.layers and own_seconds:
-            values["own_seconds"] = [round(seconds, 6) for seconds in own_seconds]
+            values["own_seconds"] = own_seconds
         metrics: Entry = {
             "step": step.number,
             "row": step.last_row,
