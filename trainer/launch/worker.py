@@ -78,10 +78,10 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
     with explained():
         loaded = _load_engine(job, parallel, watched, options)
     engine, state, resumed = loaded.engine, loaded.state, loaded.resumed
-    recorder = _recorder(job, parallel, options, state)
+    recorder = _open_recorder(job, parallel, options, state)
     hooks = Hooks()
     checkpoints = restore.RunCheckpoints(job, engine, parallel, hooks.sealed)
-    hooks.hooks += _hooks(job, parallel, watched, asked, options, recorder, checkpoints)
+    hooks.hooks += _make_hooks(job, parallel, watched, asked, options, recorder, checkpoints)
     recorder.event(
         "resume" if resumed else "start",
         state.step,
@@ -93,7 +93,7 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
         checkpoints.save(engine.fragments(), state)
         checkpoints.wait()
     hooks.run_begins(state, resumed=resumed)
-    loop = _loop(job, engine, parallel, options, hooks, checkpoints)
+    loop = _make_loop(job, engine, parallel, options, hooks, checkpoints)
     order = job.run.kernels.order(deterministic=job.run.deterministic)
     try:
         with explained(), attention_order(order):
@@ -140,7 +140,7 @@ def _load_engine(
     return LoadedEngine(engine, state, came_from, bool(earlier))
 
 
-def _hooks(
+def _make_hooks(
     job: Job,
     parallel: Parallel,
     watched: ranks.Watched,
@@ -175,7 +175,7 @@ def _hooks(
     return hooks
 
 
-def _loop(
+def _make_loop(
     job: Job,
     engine: Engine,
     parallel: Parallel,
@@ -260,7 +260,7 @@ def lr_of(job: Job) -> Callable[[int], float]:
     return lambda step: top * lr_factor(plan, step)
 
 
-def _recorder(
+def _open_recorder(
     job: Job, parallel: Parallel, options: StartOptions, state: RunState
 ) -> RunRecorder | NullRecorder:
     """Cut the records of earlier starts back to `state`, and open them on rank 0. Collective."""
@@ -274,12 +274,12 @@ def _recorder(
             new_ledger=options.new_ledger,
             keep_tails=job.run.checkpoints.keep_abandoned,
         )
-        return _run_recorder(job, parallel.world, options.began, state.step)
+        return _make_recorder(job, parallel.world, options.began, state.step)
 
     return by_first(open_records, parallel.control) or NullRecorder()
 
 
-def _run_recorder(job: Job, ranks: int, asked: float, first_step: int) -> RunRecorder:
+def _make_recorder(job: Job, ranks: int, asked: float, first_step: int) -> RunRecorder:
     watch, device = job.run.watch, job.run.device
     peak = watch.peak_flops or speed.known_peak(device)
     counts = speed.speed_of(
