@@ -1,12 +1,19 @@
-"""Pages of the documentation site made from the code: commands, configuration, Python API."""
+"""Pages of the documentation site made from the code: commands, configuration, Savanna's
+keys, Python API."""
 
 from __future__ import annotations
 
 from .commands import command_pages
 from .configuration import configuration_pages
 from .python_api import api_page
+from .savanna import savanna_page
 
 
 def generated_pages() -> dict[str, str]:
     """Return the Markdown of each generated page by its path in the site's sources."""
-    return {**command_pages(), **configuration_pages(), "reference/python.md": api_page()}
+    return {
+        **command_pages(),
+        **configuration_pages(),
+        "reference/savanna-keys.md": savanna_page(),
+        "reference/python.md": api_page(),
+    }

@@ -3,8 +3,7 @@
 USED       the conversion reads it                           key: (Savanna's default, our key)
 ELSEWHERE  headrace sets it elsewhere, or needs no such key   key or pattern: where, or why not
 
-`limits.py` has the keys that headrace cannot express. docs/savanna.md shows all tables; a test
-compares them.
+`limits.py` has the keys that headrace cannot express. The reference of the site shows all tables.
 """
 
 from __future__ import annotations

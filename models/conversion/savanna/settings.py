@@ -44,7 +44,7 @@ class Settings:
         return ConfigError(
             self.source,
             problems,
-            hint="docs/savanna.md lists Savanna's keys, and those that headrace cannot express",
+            hint="every key: page reference/savanna-keys of the site (docs/savanna.md)",
         )
 
     def fates(self) -> Iterator[tuple[str, Fate, str]]:
