@@ -48,13 +48,14 @@ class EngineConfig(ABC):
 
     kind: str
     compile: bool = False
-    """Compile each kind of block with torch.compile."""
+    """Compile each kind of block (`se/glu`, `attention/glu`, …) with torch.compile."""
     compile_backend: Backend = "inductor"
-    """inductor generates code; it needs a C++ compiler on CPU. aot_eager and eager trace the blocks
-    and run torch's own operations: they show what cannot be compiled, and need no compiler."""
+    """inductor generates code; on CPU it needs a C++ compiler with Python's headers (`CXX` names
+    another one than g++). aot_eager and eager trace the blocks and run torch's own operations: they
+    are not faster, show what cannot be compiled, and need no compiler."""
     compile_fallback: bool = False
-    """Run a kind of block eagerly if it cannot be compiled, or is compiled too often. Otherwise
-    that is an error."""
+    """Run a kind of block eagerly if it cannot be compiled, or has more than 64 graphs. Otherwise
+    that is an error, which names the kind and torch's reason."""
 
     def __post_init__(self) -> None:
         if not self.compile and (self.compile_fallback or self.compile_backend != "inductor"):

@@ -53,7 +53,7 @@ class Fsdp2Config(EngineConfig):
     a pipeline, whose stages are small, else `block`."""
     keep_last: int = 0
     """Last layers whose weights stay whole from the forward to the backward pass, with
-    `gather: block`. The backward pass begins with them."""
+    `gather: block`. The backward pass begins with them: one gather less for each layer."""
     layers: tuple[LayerShards, ...] = ()
     """Layers with a choice of their own: `{layers: [0, 7], reshard: false, shard: 8}`. The others
     follow `gather`, `shard` and `keep_last`."""
@@ -63,7 +63,7 @@ class Fsdp2Config(EngineConfig):
     """Blocks gathered ahead of the block that runs backward, with `gather: block`."""
     offload: Literal["cpu"] | None = None
     """`cpu`: sharded weights, gradients and optimizer states lie in host memory, and the CPU
-    updates them."""
+    updates them with headrace's AdamW. Muon is refused."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -27,8 +27,10 @@ class LayoutConfig:
     chunks: int = 1
     """Chunks of layers on each stage; more than one for `schedule: interleaved`."""
     schedule: Annotated[str, NameIn(SCHEDULES, refused=refused)] = "1f1b"
-    """Order of a step's passes. `1f1b` keeps at most pp micro-batches alive; `gpipe` runs all
-    forward passes first; `interleaved` is 1f1b with smaller bubbles and more messages."""
+    """Order of a step's passes. `1f1b`: after a warm-up, forward and backward passes in turn; stage
+    s keeps at most pp − s micro-batches alive. `gpipe`: all forward passes first; every micro-batch
+    is alive at once. `interleaved`: 1f1b with v chunks on each stage, which makes the bubble v
+    times smaller and the messages v times as many."""
     cuts: tuple[int, ...] | None = None
     """First layers of the chunks after the first. Default: the cuts of the fastest simulated
     step."""
@@ -38,13 +40,15 @@ class LayoutConfig:
     """Context parallel: ranks that shard every row."""
     ep: int = 1
     """Expert parallel: ranks that split the experts of each `moe` layer. 1, or a multiple of tp
-    that divides dp × cp × tp."""
+    that divides dp × cp × tp and the experts of each layer. It adds no ranks."""
     attention: AttentionForm = "a2a"
-    """Attention over a sharded row: `a2a` gives each rank whole rows of some heads, `ring` passes
-    keys and values from rank to rank."""
+    """Attention over a sharded row: `a2a` gives each rank whole rows of some heads, which tp × cp
+    must divide, and sends least; `ring` passes keys and values from rank to rank, for any number of
+    heads."""
     hyena_li: LongFilterForm = "states"
     """Modal filters of Hyena-LI over a sharded row: `states` passes filter states to the next rank,
-    `a2a` gives each rank whole rows of some channels."""
+    a message that does not grow with the row; `a2a` gives each rank whole rows of some channels,
+    for filters by FFT (`method: fft`). Free-form filters always use a2a."""
 
     def __post_init__(self) -> None:
         if problems := list(self._problems()):

@@ -43,7 +43,8 @@ class EvaluateConfig:
     split: str = "val"
     """Name that `tokenize build --split` gave to the held-out split."""
     sources: Mapping[str, str] = field(default_factory=dict)
-    """Datasets by name. Default: the split beside each `…/train` of the mixture."""
+    """Datasets by name. Default: the split beside each `…/train` of the mixture, with the same view
+    or packing; where the split has no such view, all of its documents."""
 
     def __post_init__(self) -> None:
         for name in ("every", "rows", "seq_len"):

@@ -48,11 +48,13 @@ class Guard:
     spike: SkipAction | Literal["none"] = "none"
     """Action after a loss spike; none: apply the step like any other."""
     spike_bound: float = 10.0
-    """Deviations above the median of the losses before it that make a loss a spike."""
+    """Deviations above the median of the losses before it that make a loss a spike. A deviation is
+    1.48 times the median absolute deviation, which one spike does not move."""
     spike_window: int = 100
     """Losses that a loss is compared with; no loss is a spike before a quarter of them exist."""
     rollbacks: int = 3
-    """Most rollbacks to one checkpoint; the next ends the run."""
+    """Most rollbacks to one checkpoint; the next ends the run. A checkpoint that an interruption
+    saved does not count."""
 
     def __post_init__(self) -> None:
         for name, least in (("spike_bound", 0), ("spike_window", 4), ("rollbacks", 0)):

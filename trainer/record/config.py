@@ -17,18 +17,21 @@ class WatchConfig(Guard):
     tensorboard: bool = True
     """Write TensorBoard's files to the run's folder."""
     wandb: str | None = None
-    """Project of Weights & Biases that gets the same curves (extra `wandb`)."""
+    """Project of Weights & Biases that gets the same curves (extra `wandb`): one page for a run's
+    folder, which each start continues."""
     mlflow: str | None = None
-    """Tracking URI of MLflow, or a folder, that gets the same curves (extra `mlflow`)."""
+    """Tracking URI of MLflow, or a folder, that gets the same curves (extra `mlflow`), in one
+    request for each step. The experiment is `headrace`, or MLFLOW_EXPERIMENT_NAME. Steps that run
+    again after a crash appear twice there."""
     mirror: str | None = None
     """URL in a store. The run's records are copied below it, into a folder of the run's name, while
     it trains: `trainer board URL` shows the run from any machine."""
     layers: int | None = None
     """Record the norms of weights, gradients and updates, activations and router load by layer in
-    every so many steps."""
+    every so many steps (`signals.jsonl`). Such a step holds a second copy of the rank's masters."""
     noise: int | None = None
     """Measure the gradient noise scale in every so many steps: each computes the gradient of a part
-    of its rows as well."""
+    of its rows as well, one more micro-batch. A step of one row is refused."""
     straggler: float = 0.2
     """Part of a step for which the others must wait for a rank, in `straggler_steps` steps in a
     row, for a warning that names it; 0: ranks are not timed."""

@@ -51,10 +51,14 @@ class RunConfig:
         default_factory=DEFAULT
     )
     z_loss: float = 0.0
-    """Weight of log²Z in the loss, which keeps logits from drifting."""
+    """Weight of log²Z in the objective, which keeps logits from drifting; Z is the sum of the
+    exponentials of a target's logits. Recorded losses are the cross entropy alone; the metrics have
+    the mean of the addition as `z_loss`."""
     loss_divisor: Divisor = "weights"
     """Divisor of Σ w·ℓ over the global batch. weights: Σ w; targets: the number of targets whose
-    weight is not 0, so that down-weighted targets (masked DNA) lower the loss."""
+    weight is not 0, so that down-weighted targets (masked DNA) lower the loss and its gradient.
+    Savanna calls them normalized_weighted and weighted. Recorded and evaluated losses have the same
+    divisor."""
     init_from: InitFrom | None = None
     """Initial weights from a model of the same shape."""
 
@@ -68,12 +72,13 @@ class RunConfig:
     """Use deterministic kernels on GPU, so that a resume is equal to the bit there too."""
     kernels: KernelsConfig = field(default_factory=KernelsConfig)
     micro_batch_tokens: int = 8192
-    """Maximum tokens of a rank's micro-batch; a micro-batch has at least one row."""
+    """Maximum tokens of a rank's micro-batch; a micro-batch has at least one row. Under context
+    parallelism only the rank's own parts of rows count."""
     recompute: Recompute = "none"
     """Activations that the backward pass recomputes instead of keeping them in memory: `none`, of
     each `operator` call, of each `block`, of a fraction of the blocks (0.4), of each n-th block
     (`{every: 3}`), of blocks without the results of operations (`{save: [matmul, attention, scan,
-    convolution]}`), or a list with a rule for each layer."""
+    convolution]}`), or a list with a rule for each layer. No rule changes a bit of the result."""
     engine: Annotated[EngineConfig, OneOf(ENGINES, tag="kind")] = field(
         default_factory=DeepSpeedConfig
     )

@@ -54,7 +54,9 @@ class Selective:
     every: int = 1
     """1: all blocks."""
     save: tuple[Results, ...] = ()
-    """Operations whose results are kept."""
+    """Operations whose results are kept. Scans and convolutions are kept where they are fused
+    kernels, plain ones are computed again; of a ring of attention the merged output is kept. Not
+    with engine.compile: a compiled block is one operation."""
 
     def __post_init__(self) -> None:
         if self.every < 1:

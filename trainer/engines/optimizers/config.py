@@ -26,10 +26,11 @@ class GroupConfig:
 
     match: str
     """Pattern of names: `blocks.*.mixer.operator.*`, or with an operator's name or kind in place of
-    `mixer.operator` and `mlp.operator`: `blocks.*.hyena*`. `*` matches dots as well."""
+    `mixer.operator` and `mlp.operator`: `blocks.*.hyena*`. `*` matches dots as well. A pattern that
+    matches no parameter is an error."""
     lr: float = 1.0
     """Multiple of the run's learning rate. 0 freezes the parameters: they have no gradient, no part
-    in the norm and no optimizer state."""
+    in the norm, no optimizer state and no average; checkpoints hold their masters alone."""
     weight_decay: float | None = None
     """Left out: the optimizer's. Parameters that the rule `decay` spares have none in any case."""
 
@@ -53,14 +54,18 @@ class OptimizerConfig(ABC):
     weight_decay: float = 0.1
     """Decay of matrices; norms, biases, gains, and the rates of scans have none (`decay`)."""
     decay: DecayRule = "headrace"
-    """Rule for which parameters decay. `savanna`: as Savanna does, with decay of rates, residues
-    and skips, and none of Hyena-MR's taps. `--dry-run` lists both sides."""
+    """Rule for which parameters decay. `headrace`: matrices, but no vectors (skips, gains) and no
+    rates of scans (`A_log`, `D`, `dt_bias`; rates, angles and residues of Hyena-LI). `savanna`: as
+    Savanna does, with decay of rates, residues and skips, and none of Hyena-MR's taps; operators
+    that Savanna lacks follow `headrace`. `--dry-run` lists both sides."""
     clip: float = 1.0
     """Limit of the norm of all gradients; 0: no limit."""
     ema: float | None = None
-    """Part of the moving average of the weights that a step keeps, such as 0.9999; the first steps
-    keep less. Each step adds the rest from the new weights; checkpoints hold the average, and
-    `--ema` reads it. Left out: none."""
+    """Part of the moving average of the weights that a step keeps, such as 0.9999. Each applied
+    step adds the rest from the new weights; step n keeps at most (1 + n) / (10 + n), so that the
+    initial weights are forgotten soon (0.9999 is reached at step 89,990). The average is fp32 and
+    sharded like the masters, 4 bytes for each parameter; it changes no bit of the training.
+    Checkpoints hold it, and `--ema` reads it. Left out: none."""
     groups: tuple[GroupConfig, ...] = ()
     """Parameters with a learning rate or weight decay of their own. The first match counts."""
 

@@ -113,25 +113,31 @@ class ZeroConfig(EngineConfig):
     kind: Literal["deepspeed"] = "deepspeed"
     zero: Literal[0, 1, 2, 3] = 1
     """State that is sharded over the data-parallel ranks. 0: none; 1: masters and optimizer
-    states; 2: gradients too; 3: weights too."""
+    states; 2: gradients too; 3: weights too. 0 needs fp32: without ZeRO, DeepSpeed sums bf16
+    gradients in bf16."""
     overlap_comm: bool | None = None
     """Reduce gradients while the backward pass runs. Default: on a GPU where DeepSpeed can: in
-    ZeRO-2 and 3, and in ZeRO-1 in fp32 or with offload_optimizer."""
+    ZeRO-2 and 3, and in ZeRO-1 in fp32 or with offload_optimizer (in bf16, ZeRO-1 reduces after the
+    last backward pass). On CPU its reductions wait for gloo, and ZeRO-1 and 2 hold a second
+    bucket."""
     reduce_bucket_size: int | None = None
     """Most elements that are reduced at once. Default: 200 million on a GPU, 4 million on the CPU,
     and at most the parameters of a rank."""
     allgather_bucket_size: int | None = None
     """Most elements that are gathered at once. The same default."""
     communication_data_type: Literal["fp32", "bf16"] = "fp32"
-    """Number format in which gradients are reduced. bf16 sends half as much, and rounds."""
+    """Number format in which gradients are reduced. bf16 sends half as much, and rounds each rank's
+    gradients."""
     offload_optimizer: Literal["cpu"] | None = None
-    """`cpu`: masters and optimizer states lie in host memory, and the CPU updates them."""
+    """`cpu`: masters and optimizer states lie in host memory, and the CPU updates them with
+    headrace's AdamW. Muon is refused."""
     zero_hpz_partition_size: int = 1
     """ZeRO++: neighbouring ranks (those of a machine) that share a second copy of the weights, from
-    which the backward pass gathers. ZeRO-3 only."""
+    which the backward pass gathers. ZeRO-3 only, without tensor parallelism."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """More of DeepSpeed's own configuration, under DeepSpeed's names. Names that would change
-    results are refused."""
+    """More of DeepSpeed's own configuration, under DeepSpeed's names, such as `{zero_optimization:
+    {stage3_max_live_parameters: 500M}}`. It takes names that change speed, memory or messages
+    alone; others are refused, with the key of the run that has their place."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
