@@ -168,8 +168,8 @@ class Kernel(Row):
     length: int
     """Tokens of a row."""
     size: int = 0
-    """Taps of a filter, states of a channel, entries of a vocabulary or channels of a head; 0 for
-    other kernels."""
+    """Taps of a filter (the length for `fft_convolution`), states of a channel, entries of a
+    vocabulary or channels of a head; 0 for other kernels."""
     precision: str
     """Precision: bf16, fp32."""
     direction: Literal["forward", "backward"]
