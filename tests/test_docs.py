@@ -16,6 +16,7 @@ from docs.generate import generated_pages, peers, terminal
 from docs.generate.configuration import ROOTS, sections
 from docs.generate.explanations import FIGURES
 from docs.generate.markdown import definitions, escaped
+from docs.generate.other_programs import other_arguments
 from docs.generate.python_api import MODULES, public_names
 from headrace.console.headrace import main
 
@@ -206,6 +207,21 @@ def test_the_reference_has_every_key(pages: dict[str, str]) -> None:
     for kind in found:
         for field in dataclasses.fields(kind):
             assert not field.init or f"`{field.name}`: `" in text, (kind, field.name)
+
+
+def test_arguments_of_other_programs_lead_to_keys() -> None:
+    names = {
+        field.name
+        for root, _, _ in ROOTS.values()
+        for section in sections(root)
+        for field in dataclasses.fields(section)
+    }
+    places = [place for places in other_arguments().values() for place in places.values()]
+    keys = [
+        key for place in places for key in re.findall(r"(?:run|mixture|model): ([a-z_.*]+)", place)
+    ]
+    assert len(keys) > 30
+    assert not [key for key in keys if set(key.split(".")) - names - {"*"}]
 
 
 @pytest.mark.parametrize("name", MODULES)

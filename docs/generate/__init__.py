@@ -1,12 +1,12 @@
-"""Pages of the documentation site made from the code: commands, configuration, Savanna's
-keys, Python API."""
+"""Pages of the documentation site made from the code: commands, configuration, keys of
+other programs, Python API."""
 
 from __future__ import annotations
 
 from .commands import command_pages
 from .configuration import configuration_pages
+from .other_programs import other_programs_page
 from .python_api import api_page
-from .savanna import savanna_page
 
 
 def generated_pages() -> dict[str, str]:
@@ -14,6 +14,6 @@ def generated_pages() -> dict[str, str]:
     return {
         **command_pages(),
         **configuration_pages(),
-        "reference/savanna-keys.md": savanna_page(),
+        "reference/other-programs.md": other_programs_page(),
         "reference/python.md": api_page(),
     }

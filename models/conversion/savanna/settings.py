@@ -44,7 +44,7 @@ class Settings:
         return ConfigError(
             self.source,
             problems,
-            hint="every key: page reference/savanna-keys of the site (docs/savanna.md)",
+            hint="every key: page reference/other-programs of the site (docs/savanna.md)",
         )
 
     def fates(self) -> Iterator[tuple[str, Fate, str]]:

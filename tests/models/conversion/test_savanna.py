@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 from support.models.savanna_configs import DATA, FREEFORM, SHORT_MLP, STRIPED
 
-from docs.generate.savanna import savanna_page
+from docs.generate.other_programs import other_programs_page
 from headrace.console import config as reader
 from headrace.models.accounting.count import build_meta
 from headrace.models.cli import main
@@ -205,7 +205,7 @@ def test_training_settings_that_are_missing_are_named(tmp_path: Path) -> None:
 def test_the_reference_shows_every_key() -> None:
     shown = {
         (key, place)
-        for line in savanna_page().splitlines()
+        for line in other_programs_page().splitlines()
         if line.startswith("| `")
         for keys, place in [line.strip("| ").split(" | ", 1)]
         for key in keys.replace("`", "").split(", ")
