@@ -18,6 +18,12 @@ else has the precision of fp32 or little less: residues may be large, and cancel
 
 Under context parallelism the op exchanges states between the ranks of a row: the states forward,
 and their gradients backward, after the summary pass and before the scan over chunks.
+
+A scan in registers, compiled for sm_90, has 293 instructions for a token and channel against 147
+(packed rows: 306 against 258), no barriers against 71 (147) in a tile of 256 tokens, and writes
+four times the states. If a barrier costs 30 clocks, it is equal for rows of one document and takes
+0.6 of the time in packed rows, 1% of a step. If a device shows packed rows slower than others by
+more than a half, the scan in registers is the better one.
 """
 
 from __future__ import annotations

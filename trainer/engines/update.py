@@ -58,6 +58,7 @@ def launch(
     if engine.clip and gradients:
         limit = torch.full_like(norm, engine.clip)
         factor = torch.where(norm > limit, limit / (norm + SMALL), 1.0)
+        # All gradients, also by 1: fused AdamW's grad_scale divides, which rounds some otherwise.
         for device, shards in by_device(gradients).items():
             torch._foreach_mul_(shards, factor.to(device, shards[0].dtype))
     finite = square.isfinite()  # the same on every rank
