@@ -49,7 +49,8 @@ class InitFrom:
     step: int | None = None
     """Step of the run's checkpoint; the newest, if left out."""
     moments: bool = False
-    """Load the optimizer's state as well."""
+    """Load the optimizer's state as well. A parameter that was frozen has none there, which is an
+    error that names it."""
 
 
 @dataclass(frozen=True)
