@@ -2,8 +2,7 @@
 
 A source is read for a little more than an epoch, in phases of 4,096, 8,192, 16,384 and 32,768
 tokens: three changes. A line for each size of the source: the share of the epoch that is never
-served by plans of versions 2 and 4, the rows of several spans, and the time to locate the first of
-them after a restart.
+served, the rows of several spans, and the time to locate the first of them after a restart.
 
 Then many sources reach the end of their epoch together: the time to locate a row in order and at
 random, beside the same mixture without changes of length, and the bytes of the remainders that the
@@ -17,7 +16,6 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +25,7 @@ from support.data.plan_data import write_head
 
 from headrace.dataplane.arrays import Int64
 from headrace.dataplane.order.epochs.tokens import REMAINDERS, REMAINDERS_BYTES
-from headrace.dataplane.order.plan import CUT, Plan
+from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.order.stream import Stream
 from headrace.mixtures.mixture_file.mixture import Mixture, PhaseSpec, SourceSpec
 from headrace.mixtures.planning.resolve_mixture import resolve
@@ -95,26 +93,24 @@ def located(stream: Stream, rows: Int64) -> float:
     return 1e6 * (time.process_time() - start) / len(rows)
 
 
-def lost(plan: Plan, tokens: int) -> int:
+def lost(plan: Plan) -> int:
     """Return the tokens of the first epoch that are in no row."""
     use = summarize(Stream(plan)).total[0]
     assert 1 < use.stands_at < 2, "one epoch has ended"
-    return use.left_over + use.passed_over
+    return use.left_over
 
 
 def report(folder: str, tokens: int) -> None:
     plan = plan_of(write_head(f"{folder}/{tokens}", tokens), tokens)
-    older = replace(plan, version=plan.version - CUT)
-    before, after = lost(older, tokens), lost(plan, tokens)
+    missing = lost(plan)
     located = Stream(plan).locate(np.arange(plan.phases[-1].first_row, plan.last_row))
     row = int(located.rows[min(located.pieces)])
     start = time.process_time()
     Stream(plan).locate(np.array([row]))
     seconds = time.process_time() - start
     print(
-        f"length changes, {tokens:>14,} tokens: version {older.version} loses {before:,} "
-        f"({before / tokens:.2%}), version {plan.version} {after:,} ({after / tokens:.4%}, "
-        f"{after / plan.phases[-1].seq_len:.2f} rows); {len(located.pieces):,} of {plan.rows:,} "
+        f"length changes, {tokens:>14,} tokens: {missing:,} are lost ({missing / tokens:.4%}, "
+        f"{missing / plan.phases[-1].seq_len:.2f} rows); {len(located.pieces):,} of {plan.rows:,} "
         f"rows have several spans; the first after a restart: {1000 * seconds:.1f} ms"
     )
 

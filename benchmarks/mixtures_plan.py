@@ -127,7 +127,7 @@ def ten_trillion_tokens(folder: Path) -> None:
 
 def fifteen_trillion_tokens(datasets: list[str], decimals: int = 5) -> None:
     """Plan 15T tokens over three phases, one with changing shares and one with other rows; then
-    start a process of that run. With seven decimals, the plan has version 3."""
+    start a process of that run. With seven decimals, its order is fair."""
     rng, count = np.random.default_rng(0), len(datasets)
     sizes = 10 ** rng.uniform(8, 11, count)
     names = [f"s{number}" for number in range(count)]

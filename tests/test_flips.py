@@ -6,7 +6,6 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -218,7 +217,7 @@ def case_of(kind: str, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         segments = [Segment(300, (5, 2, 1), 8)]
 
         def tables() -> Any:
-            found = kept("plan", lambda: simulate(segments, [Fraction(0)] * 3)[0], Tables)
+            found = kept("plan", lambda: simulate(segments)[0], Tables)
             return {name: array.tolist() for name, array in found.arrays.items()}
 
         tables()

@@ -29,6 +29,7 @@ from ...console.explain import path_hint
 from ..arrays import arrow_column
 from ..storage import storage
 from ..storage.faults import AbsentError
+from ..storage.sealed import check_version
 from ..storage.verified import REBUILD, read_checked, read_named, write_named
 
 VERSION = 1
@@ -189,11 +190,12 @@ def _parse(where: str, text: bytes) -> Manifest:
     try:
         data = json.loads(text)
         seal = data.pop("seal")
-        if data["version"] != VERSION:
-            raise StorageError(
-                f"{where} has format version {data['version']}; this headrace reads {VERSION}",
-                hint="use the headrace that wrote it, or build the dataset again",
-            )
+        check_version(
+            where,
+            data["version"],
+            VERSION,
+            hint="use the headrace that wrote it, or build the dataset again",
+        )
         if seal != _digest(data):
             raise IntegrityError(f"{where} was changed after it was written", hint=REBUILD)
         weights = data["weights"]

@@ -15,8 +15,7 @@ Where the row length changes, debts are carried in tokens. Just after an edge to
 debt below one long row may be several short ones, which are served first. So the bound is one row
 of the longest so far while lengths grow; where they shrink, rare plans exceed it slightly.
 
-Initial debts are those that a saved plan of version 2 or 4 carries from the run before it; new
-branches are fair orders.
+A plan that continues a run is a fair order instead (`Plan.fair` has the choice).
 """
 
 from __future__ import annotations
@@ -36,18 +35,11 @@ from .tables import Tables
 class Assignment:
     """The source of every row, and the number of the row among that source's rows."""
 
-    def __init__(
-        self,
-        segments: Sequence[Segment],
-        debts: Sequence[Fraction] | None = None,
-        tables: Tables | None = None,
-    ) -> None:
-        """`debts`: tokens that each source is owed at the start; their sum is zero. Pass the
-        `tables` of these segments and debts if they exist."""
+    def __init__(self, segments: Sequence[Segment], tables: Tables | None = None) -> None:
+        """Pass the `tables` of these segments if they exist."""
         self.segments = tuple(segments)
         self.sources = len(segments[0].weights)
-        self.initial_debts = list(debts) if debts else [Fraction(0)] * self.sources
-        self.tables = tables or simulate(self.segments, self.initial_debts)[0]
+        self.tables = tables or simulate(self.segments)[0]
         self.edges = [0, *accumulate(segment.rows for segment in self.segments)]
 
     @property
@@ -100,7 +92,7 @@ class Assignment:
 
     def debts(self, row: int) -> list[Fraction]:
         """Return the tokens that each source is owed after `row` rows."""
-        owed, before = self.initial_debts, self.counts(0)
+        owed, before = [Fraction(0)] * self.sources, self.counts(0)
         for segment, (first, last) in zip(self.segments, pairwise(self.edges), strict=True):
             end = min(last, row)
             if end <= first:

@@ -19,21 +19,21 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-from ...console.errors import IntegrityError, StorageError
+from ...console.errors import IntegrityError
 from ..freed import give_back
 from ..storage import storage
+from ..storage.sealed import sealed, unsealed
 from .epochs.epoch import Cut
 from .fair.owed import Line
 from .simulation import Segment
 from .source_order import Position, Rest, SourceOrder
 from .timeline import PhaseRows, Timeline
 
-TABLES, FAIR = 2, 3
-CUT = 2
-"""Added to a version: changes of the row length cut epochs, and skip nothing (source_order.py)."""
-VERSIONS = (TABLES, FAIR, TABLES + CUT, FAIR + CUT)
-"""How rows are assigned to sources: by small tables that repeat (apportionment.py), or by lines of
-any shares (fair_order.py). A plan keeps its version, and a new one has the lowest that holds it."""
+VERSION = 1
+"""Version of the format of a saved plan."""
+PERIOD = 1 << 17
+"""Rows of the largest table of constant shares."""
+MAKE_AGAIN = "make the plan again with `mixtures plan`"
 PARTS = 32
 """Parts with the same shares, as which a line is drawn."""
 
@@ -121,17 +121,25 @@ class Plan(Timeline[Phase]):
     debts: tuple[Fraction, ...] = ()
     """Tokens that each source is owed at the start of the plan."""
     parent: Parent | None = None
-    version: int = TABLES
 
     @property
     def fair(self) -> bool:
-        """Whether rows are assigned to sources by lines of shares."""
-        return self.version in (FAIR, FAIR + CUT)
+        """Whether rows are assigned to sources by lines of any shares (fair/), not by small tables
+        that repeat (apportionment.py).
 
-    @property
-    def cuts(self) -> bool:
-        """Whether a change of the row length cuts epochs, and skips nothing."""
-        return self.version in (TABLES + CUT, FAIR + CUT)
+        Tables are many times faster. They hold constant shares with a common denominator of up to
+        PERIOD; they cannot pay all debts of a run that is continued, nor give a source just what
+        it has left.
+        """
+        return (
+            self.parent is not None
+            or any(phase.left_out for phase in self.phases)
+            or any(
+                stretch.to or sum(stretch.weights) > PERIOD
+                for phase in self.phases
+                for stretch in phase.stretches
+            )
+        )
 
     def lines(self) -> list[tuple[int, list[Line]]]:
         """Return, for consecutive phases of one sequence length, that length and their lines."""
@@ -159,7 +167,7 @@ class Plan(Timeline[Phase]):
         """Identifies the order: plans with equal hashes have equal tokens in every row."""
         data = self.to_json()
         order = {
-            "version": self.version,
+            "fair": self.fair,
             "parent": self.parent and {"hash": self.parent.hash, "row": self.parent.row},
             "debts": data["debts"],
             "isolate_documents": self.isolate_documents,
@@ -173,11 +181,11 @@ class Plan(Timeline[Phase]):
                 for phase in data["phases"]
             ],
         }
-        return _digest(order)
+        text = json.dumps(order, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "version": self.version,
             "seed": self.seed,
             "tokenizer": self.tokenizer,
             "vocab_size": self.vocab_size,
@@ -188,7 +196,7 @@ class Plan(Timeline[Phase]):
                 {
                     **vars(source),
                     "order": _order_to_json(source.order),
-                    "start": _position_to_json(source.start),
+                    "start": vars(source.start),
                 }
                 for source in self.sources
             ],
@@ -197,11 +205,7 @@ class Plan(Timeline[Phase]):
                     **vars(phase),
                     "lr": dict(phase.lr),
                     "left_out": dict(phase.left_out),
-                    "stretches": [
-                        {"rows": stretch.rows, "weights": list(stretch.weights)}
-                        | ({"to": list(stretch.to)} if stretch.to else {})
-                        for stretch in phase.stretches
-                    ],
+                    "stretches": [vars(stretch) for stretch in phase.stretches],
                 }
                 for phase in self.phases
             ],
@@ -210,7 +214,6 @@ class Plan(Timeline[Phase]):
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
         return cls(
-            version=data["version"],
             seed=data["seed"],
             tokenizer=data["tokenizer"],
             vocab_size=data["vocab_size"],
@@ -235,7 +238,7 @@ class Plan(Timeline[Phase]):
                             Stretch(
                                 rows=item["rows"],
                                 weights=tuple(item["weights"]),
-                                to=tuple(item.get("to", ())),
+                                to=tuple(item["to"]),
                             )
                             for item in phase["stretches"]
                         ),
@@ -246,9 +249,8 @@ class Plan(Timeline[Phase]):
         )
 
     def save(self, file: str | Path) -> None:
-        data = {**self.to_json(), "hash": self.hash, "folder": str(Path.cwd())}
-        text = json.dumps({**data, "seal": _digest(data)}, indent=1)
-        storage.write(str(file), text.encode())
+        about = {"version": VERSION, "hash": self.hash, "folder": str(Path.cwd())}
+        storage.write(str(file), sealed({**about, **self.to_json()}, indent=1))
 
     @classmethod
     def load(cls, file: str | Path) -> Plan:
@@ -257,37 +259,23 @@ class Plan(Timeline[Phase]):
         A relative path of a dataset is resolved in the current folder, then in the folder where the
         plan was made.
         """
+        data = read_saved(file)
+        folder = data["folder"]
         try:
-            data = unsealed(file)
-            version = data["version"]
-            written, folder = data.pop("hash"), data.pop("folder")
-            if version not in VERSIONS:
-                raise StorageError(
-                    f"{file} is a plan of version {version}; this headrace reads "
-                    f"{', '.join(map(str, VERSIONS))}",
-                    hint="make the plan again with `mixtures plan`",
-                )
             plan = cls.from_json(data)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise IntegrityError(
-                f"{file} is not a whole plan: {error!r}",
-                hint="make the plan again with `mixtures plan`",
+                f"{file} is not a whole plan: {error!r}", hint=MAKE_AGAIN
             ) from None
-        assert plan.hash == written, "a sealed plan has the hash that it was saved with"
+        assert plan.hash == data["hash"], "a sealed plan has the hash that it was saved with"
         del data
         give_back()
         return replace(plan, sources=tuple(_resolved(source, folder) for source in plan.sources))
 
 
-def unsealed(file: str | Path) -> dict[str, Any]:
-    """Return what a saved plan holds, without its seal, which is verified."""
-    data: dict[str, Any] = json.loads(storage.read(str(file)))
-    if data.pop("seal") != _digest(data):
-        raise IntegrityError(
-            f"{file} was changed after it was written",
-            hint="change the mixture instead, and make the plan again",
-        )
-    return data
+def read_saved(file: str | Path) -> dict[str, Any]:
+    """Return the content of a saved plan. Its version and its seal are verified."""
+    return unsealed(str(file), storage.read(str(file)), hint=MAKE_AGAIN, version=VERSION)
 
 
 def _resolved(source: PlanSource, folder: str) -> PlanSource:
@@ -296,11 +284,6 @@ def _resolved(source: PlanSource, folder: str) -> PlanSource:
     here = storage.local_path(source.url)
     there = Path(folder, here)  # equals `here` if that is absolute
     return replace(source, url=str(there)) if there.exists() and not here.exists() else source
-
-
-def _digest(data: Any) -> str:
-    text = json.dumps(data, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _parent_to_json(parent: Parent) -> dict[str, Any]:
@@ -319,14 +302,8 @@ def _parent_from_json(data: Mapping[str, Any]) -> Parent:
     return Parent(**{**data, "phases": phases})
 
 
-def _position_to_json(position: Position) -> dict[str, Any]:
-    data: dict[str, Any] = {"epoch": position.epoch, "row": position.row}
-    return data | ({"cuts": [list(cut) for cut in position.cuts]} if position.cuts else {})
-
-
 def _position_from_json(data: Mapping[str, Any]) -> Position:
-    cuts = tuple(Cut(row, length) for row, length in data.get("cuts", ()))
-    return Position(epoch=data["epoch"], row=data["row"], cuts=cuts)
+    return Position(**{**data, "cuts": tuple(Cut(*cut) for cut in data["cuts"])})
 
 
 def _order_to_json(order: SourceOrder) -> dict[str, Any]:
@@ -347,9 +324,9 @@ def _order_from_json(data: Mapping[str, Any]) -> SourceOrder:
 def _rest_to_json(rest: Rest) -> dict[str, Any]:
     return {
         "order": _order_to_json(rest.order),
-        "position": _position_to_json(rest.position),
+        "position": vars(rest.position),
         "length": rest.length,
-    } | ({"complete": True} if rest.complete else {})
+    }
 
 
 def _rest_from_json(data: Mapping[str, Any]) -> Rest:
@@ -357,5 +334,4 @@ def _rest_from_json(data: Mapping[str, Any]) -> Rest:
         order=_order_from_json(data["order"]),
         position=_position_from_json(data["position"]),
         length=data["length"],
-        complete=data.get("complete", False),
     )

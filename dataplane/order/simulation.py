@@ -50,14 +50,11 @@ def most_simulated(segments: Sequence[Segment]) -> int:
     return sum(min(segment.rows, MOST_TABLES * segment.period) for segment in segments)
 
 
-def simulate(segments: Sequence[Segment], debts: Sequence[Fraction]) -> tuple[Tables, Fraction]:
-    """Return the tables of the segments' rows, and the largest debt in tokens at any row.
-
-    `debts`: tokens that each source is owed at the start; their sum is zero.
-    """
-    tables, largest = TablesBuilder(len(debts)), Fraction(0)
-    unit = math.lcm(*(debt.denominator for debt in debts))
-    owed = [int(debt * unit) for debt in debts]
+def simulate(segments: Sequence[Segment]) -> tuple[Tables, Fraction]:
+    """Return the tables of the segments' rows, and the largest debt in tokens at any row."""
+    sources = len(segments[0].weights)
+    tables, largest = TablesBuilder(sources), Fraction(0)
+    owed, unit = [0] * sources, 1
     """Tokens in multiples of 1/unit: integers are several times faster than fractions."""
     for position, segment in enumerate(segments):
         before = tables.counts

@@ -3,8 +3,7 @@
     draw m → epoch, row → the first token of the row in its source
 
 An epoch ends when less than a row is left of it. A change of the row length cuts it
-(epochs/epoch.py); plans of versions 2 and 3 skip to its next window instead. The last token of a
-source is only ever a target.
+(epochs/epoch.py), and skips nothing. The last token of a source is only ever a target.
 
 A plan that continues another starts with what its parent had left of the epoch.
 """
@@ -43,9 +42,6 @@ class Rest:
     order: SourceOrder
     position: Position
     length: int
-    complete: bool = True
-    """All of them; else those in windows that were not begun, and of pieces shorter than a chunk
-    only the longest, as plans of versions 2 and 3 do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,15 +95,6 @@ class SourceOrder:
         window = epoch.windows_begun(position.row, length)
         return Position(epoch=position.epoch, row=epoch.row_of(window, other), cuts=cuts)
 
-    def skip_window(self, position: Position, length: int, other: int) -> Position:
-        """Return the next window, as a position of rows of another length: the change of length of
-        plans of versions 2 and 3."""
-        epoch = self.epoch(position.epoch, ())
-        window = epoch.windows_begun(position.row, length)
-        if window >= epoch.windows:
-            return Position(epoch=position.epoch + 1)
-        return Position(epoch=position.epoch, row=epoch.row_of(window, other))
-
     def rows_with(self, position: Position, length: int, start: int, end: int) -> Int64:
         """Return the rows of an epoch from `position`'s cuts on, in order, with an input among the
         tokens [start, end)."""
@@ -125,10 +112,6 @@ class SourceOrder:
     def left(self, position: Position, length: int) -> Int64:
         """Return the token spans of the epoch that are not served before a position."""
         return tokens.after(self.epoch(position.epoch, position.cuts), position.row, length)
-
-    def untouched(self, position: Position, length: int) -> Int64:
-        """Return the token spans of the epoch in windows that no row before `position` is in."""
-        return tokens.untouched(self.epoch(position.epoch, position.cuts), position.row, length)
 
     def epoch(self, number: int, cuts: Cuts = ()) -> Epoch:
         epoch = Epoch(self._shuffle, number, self._pool(number))
@@ -157,8 +140,7 @@ class SourceOrder:
         """Whole chunks cut from the rest of the parent's epoch, and the shorter pieces."""
         assert self.rest is not None
         before = self.rest.order
-        rest = before.left if self.rest.complete else before.untouched
-        spans = rest(self.rest.position, self.rest.length)
+        spans = before.left(self.rest.position, self.rest.length)
         if self.tokens > before.tokens:
             # The source has grown: its former last token is the first input of the new tokens.
             spans = joined(np.append(spans, [[before.tokens - 1, self.tokens - 1]], axis=0))
@@ -167,10 +149,7 @@ class SourceOrder:
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         chunks = np.repeat(spans[:, 0], counts) + within * self.chunk
         tails = np.stack([spans[:, 1] - extra, spans[:, 1]], axis=1)[extra > 0]
-        if not self.rest.complete:
-            longest = np.argsort(tails[:, 0] - tails[:, 1], kind="stable")[: self.window]
-            tails = tails[np.sort(longest)]
-        return Pool(len(chunks), Remainder(tails, joins=self.rest.complete), chunks)
+        return Pool(len(chunks), Remainder(tails), chunks)
 
 
 class Draws:

@@ -139,9 +139,11 @@ class Shortage:
 class Stream:
     """The rows of a plan, located in their sources."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, *, goes_on: bool = False) -> None:
+        """`goes_on`: the plan is the beginning of a fair one; rows of another length follow."""
         self.plan = plan
-        self.assignment = _fair(plan) if plan.fair else _assignment(plan)
+        fair = plan.fair or goes_on
+        self.assignment = _fair(plan, goes_on=goes_on) if fair else _assignment(plan)
         self.spans = self._spans()
 
     def locate(self, rows: Int64) -> Located:
@@ -288,25 +290,27 @@ class Stream:
             for number, source in enumerate(plan.sources):
                 order = source.order
                 here = order.advance(positions[number], length, int(drawn[number]))
-                change = order.change_length if plan.cuts else order.skip_window
-                positions[number] = change(here, length, lengths[index + 1])
+                positions[number] = order.change_length(here, length, lengths[index + 1])
         return spans
 
 
 def _assignment(plan: Plan) -> Assignment:
     segments = plan.segments()
-    debts = list(plan.debts) or [Fraction(0)] * len(plan.sources)
     tables = None
     if most_simulated(segments) > KEPT_ROWS:
-        tables = kept(plan.hash, lambda: simulate(segments, debts)[0], Tables)
-    return Assignment(segments, debts, tables)
+        tables = kept(plan.hash, lambda: simulate(segments)[0], Tables)
+    return Assignment(segments, tables)
 
 
-def _fair(plan: Plan) -> Eras:
+def _fair(plan: Plan, *, goes_on: bool) -> Eras:
+    name = f"{plan.hash}-beginning" if goes_on else plan.hash
+
     def keep(number: int, owed: Owed, compute: Callable[[], SlowTable]) -> SlowTable:
         if owed.rows <= KEPT_ROWS:
             return compute()
-        return kept(f"{plan.hash}-era-{number}", compute, SlowTable)
+        return kept(f"{name}-era-{number}", compute, SlowTable)
 
+    lines = plan.lines()
     debts = plan.debts or (Fraction(0),) * len(plan.sources)
-    return Eras(plan.lines(), debts, settles=plan.cuts, keep=keep)
+    settles = goes_on or plan.parent is not None or len(lines) > 1
+    return Eras(lines, debts, settles=settles, keep=keep)

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, BinaryIO
 
-from ...console.errors import IntegrityError
+from ...console.errors import IntegrityError, StorageError
 
 KEY = "seal"
 PARQUET_KEY = b"headrace.seal"
@@ -32,15 +32,26 @@ def sealed(data: Mapping[str, Any], *, indent: int | None = None) -> bytes:
     return json.dumps({**data, KEY: _digest(data)}, indent=indent).encode()
 
 
-def unsealed(where: str, text: bytes, *, hint: str) -> dict[str, Any]:
-    """Return the content of a sealed document, without the seal; raise if it is damaged."""
+def unsealed(where: str, text: bytes, *, hint: str, version: int | None = None) -> dict[str, Any]:
+    """Return the content of a sealed document, without the seal; raise if it is damaged, or of
+    another format version than `version`."""
     try:
         data: dict[str, Any] = json.loads(text)
         data[KEY]
     except (ValueError, KeyError, TypeError):
         raise _damaged(where, hint) from None
+    if version is not None:
+        check_version(where, data.get("version"), version, hint=hint)
     check_seal(where, data, hint=hint)
     return data
+
+
+def check_version(where: str, stored: object, version: int, *, hint: str) -> None:
+    """Raise unless a file has the format version that this headrace reads."""
+    if stored != version:
+        raise StorageError(
+            f"{where} has format version {stored}; this headrace reads {version}", hint=hint
+        )
 
 
 def check_seal(where: str, data: dict[str, Any], *, hint: str) -> None:

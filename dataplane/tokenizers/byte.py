@@ -83,11 +83,7 @@ class ByteTokenizer:
         self.weight_table = table if len(table) > 1 else None
         self.files: dict[str, bytes] = {}
         self._end = 256
-        # Settings that are newer than the format are stored only where they are set, so that files
-        # can still be added to earlier datasets.
-        newer = {"mask_control_tags": False, "max_foreign": MAX_FOREIGN}
-        spec = {k: v for k, v in asdict(config).items() if (k, v) not in newer.items()}
-        spec["special_tokens"] = list(config.special_tokens)
+        spec = {**asdict(config), "special_tokens": list(config.special_tokens)}
         self._names = {name: 256 + n for n, name in enumerate(config.special_tokens)}
         self.special = {name: SpecialToken(id) for name, id in self._names.items()}
         vocab_size = 256 + len(self._names)

@@ -24,8 +24,6 @@ class InheritedSource:
     source: str
     stands_at: float
     """Epochs that the run has consumed."""
-    passed_over: int
-    """Tokens of the current epoch that the run has not consumed and this plan does not serve."""
     sibling_tokens: int
     """Tokens that the run takes if it continues with its own plan."""
     shared_tokens: int
@@ -59,27 +57,21 @@ def epochs_consumed(order: SourceOrder, position: Position, length: int) -> floa
 def continuation(stream: Stream, branch: BranchPoint) -> Continuation:
     """Compare the plan of `stream` with the run that it continues."""
     plan, before = stream.plan, branch.plan
-    length, first = branch.last_phase.seq_len, plan.phases[0].seq_len
+    length = branch.last_phase.seq_len
     names = [source.name for source in plan.sources]
     debts = inherited_debts(branch, names)
     drawn = [any(shares) for shares in zip(*map(drawn_shares, plan.phases), strict=True)]
     inherited = []
     for index, source in enumerate(before.sources):
         number = names.index(source.name)
-        successor, carried = plan.sources[number], plan.debts[number] if drawn[number] else 0
+        carried = plan.debts[number] if drawn[number] else 0
         here = branch.positions[index]
-        left = source.order.tokens_left(here, length)
-        left += successor.order.tokens - source.order.tokens
-        if here.row == 0 and successor.start.epoch < here.epoch:
-            left = successor.order.tokens - source.order.tokens  # the epoch had ended
-        available = successor.order.tokens_left(successor.start, first)
         sibling = _taken(branch.stream, index, branch.row)
         own = _taken(stream, number, plan.first_row)
         inherited.append(
             InheritedSource(
                 source=source.name,
                 stands_at=epochs_consumed(source.order, here, length),
-                passed_over=left if successor.start.epoch > here.epoch else left - available,
                 sibling_tokens=sum(_length(spans) for spans in sibling.values()),
                 shared_tokens=sum(
                     _length(_common(spans, own[epoch]))

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from ...console.errors import ConfigError, UserError
-from ...dataplane.order.plan import CUT, FAIR, TABLES, Phase, Plan, PlanSource
+from ...dataplane.order.plan import Phase, Plan, PlanSource
 from ...dataplane.order.source_order import Position, SourceOrder
 from ...dataplane.order.stream import Stream
 from ..mixture_file.check import Finding, check_mixture
@@ -134,11 +134,9 @@ def _plan(
     sources = _plan_sources(mixture, opened, names, branch)
     tokenizer = next(iter(opened.values())).manifest.tokenizer
     debts = inherited_debts(branch, names) if branch else ()
-    changes = len(_lengths(mixture, branch)) > 1
 
-    def plan_of(phases: Sequence[Phase], version: int = FAIR) -> Plan:
+    def plan_of(phases: Sequence[Phase]) -> Plan:
         return Plan(
-            version=version + CUT if branch or changes else version,
             seed=mixture.seed,
             sources=sources,
             phases=tuple(phases),
@@ -150,15 +148,15 @@ def _plan(
         )
 
     phases, sides = _phases(mixture, opened, names, branch, partial(rows_left, plan_of, kept_back))
-    # Tables could neither carry all debts of a run that is continued, nor give what is left.
     limited = any(phase.left_out for phase in phases)
     if branch or limited or not all(fits_tables(*both) for both in sides):
         return plan_of(phases)
-    tabled = [
-        replace(phase, stretches=stretches(phase.rows, *both))
-        for phase, both in zip(phases, sides, strict=True)
-    ]
-    return plan_of(tabled, TABLES)
+    return plan_of(
+        [
+            replace(phase, stretches=stretches(phase.rows, *both))
+            for phase, both in zip(phases, sides, strict=True)
+        ]
+    )
 
 
 def _plan_sources(

@@ -1,8 +1,7 @@
 """Turn the shares of a mixture into exact fractions, and those into integer weights of a plan.
 
-Shares are read as the decimals that were written. If tables of PERIOD rows hold all shares of a
-plan that continues no run, it has version 2, in which changing shares are a staircase. Otherwise it
-has version 3: lines of the exact shares. Changes of the row length make them versions 4 and 5.
+Shares are read as the decimals that were written. Where tables serve the rows (`Plan.fair`), a
+changing share is a staircase; else it is a line of the exact shares.
 """
 
 from __future__ import annotations
@@ -12,11 +11,9 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
 
-from ...dataplane.order.plan import Phase, Stretch
+from ...dataplane.order.plan import PERIOD, Phase, Stretch
 from ..mixture_file.mixture import PhaseSpec, endpoints, exact_fraction, shares_of
 
-PERIOD = 1 << 17
-"""Rows of the largest table."""
 RAMP_STRETCHES = 128
 RAMP_PERIOD = 1 << 10
 RAMP_END = 1 << 7

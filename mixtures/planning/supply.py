@@ -38,7 +38,7 @@ def rows_left(
     debts = plan.debts or (Fraction(0),) * len(plan.sources)
     positions = [source.start for source in plan.sources]
     if before:
-        stream, length = Stream(plan), before[-1].seq_len
+        stream, length = Stream(plan, goes_on=True), before[-1].seq_len
         debts = tuple(stream.debts(plan.last_row))
         positions = [
             source.order.change_length(position, length, seq_len)

@@ -1,7 +1,7 @@
 """Summarize a plan: rows, tokens, epochs and shares of each source, phase by phase.
 
-`stands_at` counts all epochs of a source that are consumed, with those of the runs before and with
-skipped tokens. A source whose `stands_at` reaches `max_epochs` is used up.
+`stands_at` counts all epochs of a source that are consumed, with those of the runs before. A source
+whose `stands_at` reaches `max_epochs` is used up.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-
-import numpy as np
 
 from ...dataplane.arrays import Int64
 from ...dataplane.order.plan import Phase, Plan
@@ -40,8 +38,6 @@ class SourceUse:
     """Share of the tokens that the rows really have."""
     left_over: int
     """Tokens at the end of epochs that do not fill a row."""
-    passed_over: int
-    """Tokens of the current epoch that a change of sequence length skips, at the start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,10 +106,10 @@ def summarize(
     plan = stream.plan
     edges = [phase.first_row for phase in plan.phases] + [plan.last_row]
     counts = [stream.counts(row) for row in edges]
-    skipped = _passed_over(stream)
-    phases = []
-    for phase, (before, after) in zip(plan.phases, pairwise(counts), strict=True):
-        phases.append(_phase_use(stream, phase, after - before, skipped.get(phase.first_row)))
+    phases = [
+        _phase_use(stream, phase, after - before)
+        for phase, (before, after) in zip(plan.phases, pairwise(counts), strict=True)
+    ]
     return Summary(
         hash=plan.hash,
         parent=plan.parent.hash if plan.parent else None,
@@ -133,7 +129,7 @@ def summarize(
     )
 
 
-def _phase_use(stream: Stream, phase: Phase, rows: Int64, skipped: Int64 | None) -> PhaseUse:
+def _phase_use(stream: Stream, phase: Phase, rows: Int64) -> PhaseUse:
     plan, length = stream.plan, phase.seq_len
     span = stream.span_at(phase.first_row)
     start = span.starts if span.first_row == phase.first_row else stream.positions(phase.first_row)
@@ -163,7 +159,6 @@ def _phase_use(stream: Stream, phase: Phase, rows: Int64, skipped: Int64 | None)
                 share_asked=float(asked[index]),
                 share=int(rows[index]) / phase.rows,
                 left_over=_left_over(source.order, start[index], end[index], length),
-                passed_over=0 if skipped is None else int(skipped[index]),
             )
             for index, source in enumerate(plan.sources)
         ),
@@ -186,7 +181,6 @@ def _total(plan: Plan, phases: Sequence[PhaseUse]) -> tuple[SourceUse, ...]:
                 share_asked=asked / plan.tokens,
                 share=tokens / plan.tokens,
                 left_over=sum(use.left_over for use in uses),
-                passed_over=sum(use.passed_over for use in uses),
             )
         )
     return tuple(total)
@@ -203,22 +197,3 @@ def _left_over(order: SourceOrder, start: Position, end: Position, length: int) 
 
     full = end.epoch - start.epoch - 1
     return unfilled(start) + full * unfilled(Position(epoch=start.epoch + 1))
-
-
-def _passed_over(stream: Stream) -> dict[int, Int64]:
-    """Return the tokens of each source that a change of length skips, by the row of the change."""
-    by_row = {}
-    for before, after in pairwise(stream.spans):
-        here = stream.positions(after.first_row)
-        by_row[after.first_row] = np.array(
-            [
-                _skipped(source.order, old, before.length, new, after.length)
-                for source, old, new in zip(stream.plan.sources, here, after.starts, strict=True)
-            ]
-        )
-    return by_row
-
-
-def _skipped(order: SourceOrder, here: Position, length: int, there: Position, other: int) -> int:
-    left = order.tokens_left(here, length)
-    return left if there.epoch > here.epoch else left - order.tokens_left(there, other)

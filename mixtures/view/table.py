@@ -32,11 +32,10 @@ def table(summary: Summary, tokens_per_second: float | None = None) -> str:
         lines += ["", *_continuation(summary.continues)]
     elif summary.parent:
         lines.append(f"continues plan {summary.parent} at row {summary.first_row:,}")
-    skips = any(use.passed_over for use in summary.total)
     for phase in summary.phases:
-        lines += ["", *_phase(phase, skips, tokens_per_second)]
+        lines += ["", *_phase(phase, tokens_per_second)]
     if len(summary.phases) > 1:
-        lines += ["", "total", *_uses(summary.total, skips, tokens_per_second)]
+        lines += ["", "total", *_uses(summary.total, tokens_per_second)]
     lines += ["", *_notes(summary)]
     return "\n".join(lines).rstrip()
 
@@ -54,7 +53,7 @@ def as_data(summary: Summary, tokens_per_second: float | None = None) -> dict[st
     return data
 
 
-def _phase(phase: PhaseUse, skips: bool, speed: float | None) -> Iterator[str]:
+def _phase(phase: PhaseUse, speed: float | None) -> Iterator[str]:
     last_row, last_step = phase.first_row + phase.rows, phase.first_step + phase.steps
     time = _hours(phase.tokens, speed)
     yield f"phase {phase.phase}: {phase.tokens:,} tokens{_rounded(phase)}{time}"
@@ -63,7 +62,7 @@ def _phase(phase: PhaseUse, skips: bool, speed: float | None) -> Iterator[str]:
         f"  steps {phase.first_step:,} to {last_step:,}, rows {phase.first_row:,} to {last_row:,}; "
         f"{rows} of {phase.seq_len:,} tokens per step ({human(phase.batch_tokens)} tokens)"
     )
-    yield from _uses(phase.sources, skips, speed)
+    yield from _uses(phase.sources, speed)
     if phase.weights_rule:
         yield f"  The shares are {phase.weights_rule}."
     if any(phase.left_out.values()):
@@ -85,8 +84,7 @@ def _rounded(phase: PhaseUse) -> str:
     return f" ({abs(more):,} {word} than asked: rounded to whole steps)"
 
 
-def _uses(uses: Sequence[SourceUse], skips: bool, speed: float | None) -> Iterator[str]:
-    """Yield a table; `skips`: the plan has a version that skips tokens."""
+def _uses(uses: Sequence[SourceUse], speed: float | None) -> Iterator[str]:
     drawn = [use for use in uses if use.rows or use.share_asked]
     rows = [
         (
@@ -98,13 +96,11 @@ def _uses(uses: Sequence[SourceUse], skips: bool, speed: float | None) -> Iterat
             f"{use.share:.2%}",
             f"{use.share_asked:.2%}",
             human(use.left_over) if use.left_over else "-",
-            *((human(use.passed_over) if use.passed_over else "-",) if skips else ()),
             *((duration(use.tokens / speed),) if speed else ()),
         )
         for use in drawn
     ]
-    more = (*(("skipped",) if skips else ()), *(("time",) if speed else ()))
-    yield from columns((*HEAD, *more), rows)
+    yield from columns((*HEAD, *(("time",) if speed else ())), rows)
 
 
 def _continuation(continued: Continuation) -> Iterator[str]:
@@ -112,14 +108,11 @@ def _continuation(continued: Continuation) -> Iterator[str]:
         f"continues plan {continued.plan} at step {continued.step:,} (row {continued.row:,}, "
         f"{continued.token:,} tokens)"
     )
-    skips = any(source.passed_over for source in continued.sources)
-    before = ("source", "total epochs", *(("skipped",) if skips else ()))
-    head = (*before, "parent would take", "overlap")
+    head = ("source", "total epochs", "parent would take", "overlap")
     rows = [
         (
             source.source,
             f"{source.stands_at:.3f}",
-            *((human(source.passed_over) if source.passed_over else "-",) if skips else ()),
             human(source.sibling_tokens),
             human(source.shared_tokens)
             + (
@@ -147,8 +140,6 @@ def _notes(summary: Summary) -> Iterator[str]:
     uses = [use for phase in summary.phases for use in phase.sources]
     if any(use.left_over for use in uses):
         yield "left over: tokens at the end of an epoch that do not fill a row."
-    if any(use.passed_over for use in uses):
-        yield "skipped: tokens of the current epoch that a change of sequence length skips."
     for packed in summary.packed:
         yield (
             f"{packed.source} is packed to {packed.bins:,} tokens: {packed.padding:.2%} of its "

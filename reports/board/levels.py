@@ -33,7 +33,7 @@ from .columns import columns, missing_value, valid_bytes
 
 Float32 = npt.NDArray[np.float32]
 
-VERSION = 2
+VERSION = 1
 FACTOR = 8
 LEVELS = 6
 CHUNK = 8 << 20

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from ...console import yaml_text
 from ...console.errors import IntegrityError, UserError, file_fault
-from ...dataplane.order.plan import unsealed
+from ...dataplane.order.plan import read_saved
 from ...dataplane.runlog.reader import METRICS
 from ...dataplane.runlog.writer import entry_of
 from ...dataplane.storage import host_files, sealed, storage
@@ -122,7 +122,7 @@ def stored_plan(run: str) -> dict[str, Any] | None:
     if not storage.exists(file):
         return None
     try:
-        found = unsealed(file)
+        found = read_saved(file)
         last = found["phases"][-1]
         int(last["first_step"] + last["rows"] // last["batch_rows"])
     except (ValueError, TypeError, LookupError):
@@ -230,7 +230,7 @@ class BoardRun:
         file = storage.join(self.url, name) if name else None
         if file is None or not storage.exists(file):
             return {}
-        return _urls(unsealed(file))
+        return _urls(read_saved(file))
 
     @property
     def _levels(self) -> tuple[Levels, ...]:
@@ -240,7 +240,7 @@ class BoardRun:
         if not storage.is_local(self.url):
             storage.names(self.url)  # a new listing: fsspec takes sizes from the last one
         self.events = self._lines(files.EVENTS, self.events, ("time", "event", "step"))
-        self.scores = self._lines(files.SCORES, self.scores, ("step", "tasks"))
+        self.scores = self._lines(files.SCORES, self.scores, ("step", "asked", "failed", "tasks"))
         states = [self._state(name) for name in (files.RUN, files.MODEL, files.MIXTURE)]
         settings = self._reread("settings", states, settings_of, self.settings)
         plan = self._reread(files.PLAN, self._state(files.PLAN), stored_plan, self.plan)

@@ -29,7 +29,7 @@ def table(beside: dict[str, Any]) -> tuple[str, str]:
             as_bytes(memory["predicted"]),
             as_bytes(size),
             memory["predicted"] / size,
-            in_phases(memory.get("phases", ())),
+            in_phases(memory["phases"]),
         )
         for rank, size in enumerate(memory["measured"])
         if size is not None

@@ -82,7 +82,7 @@ def _shown(setting: Any) -> str:
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
     """Move the settings of source and template to the top level; `format` is the shards' there."""
     source = dict(settings.get("source", {}))
-    chat = {f"chat {key}": value for key, value in settings.get("chat", {}).items()}
+    chat = {f"chat {key}": value for key, value in (settings.get("chat") or {}).items()}
     chat.pop("chat source", None)  # the text of the template, which has a hash
     flat = {**settings, "source": None, "chat": None, **chat}
     return {**flat, "input_format": source.pop("format", None), **source}

@@ -14,7 +14,7 @@ from ..corpus.filters import Filter
 from ..sources.format import SourceConfig
 from .fim import FimConfig
 
-VERSION = 3
+VERSION = 1
 """Version of the task output. A change makes all task ids differ, so old tasks are not reused."""
 WORK = "work"
 """Folder beside a dataset for unfinished work."""
@@ -79,32 +79,20 @@ class BuildJob:
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that decide the bytes of a task, besides its input. Task ids hash
-        them and manifests store them: do not rename fields, and leave newer ones out where they are
-        not given, or no earlier dataset could grow."""
-        settings = asdict(self)
-        if not self.source.keep:
-            del settings["source"]["keep"]
-        for field in settings["source"].get("keep", ()):
-            if not field["optional"]:
-                del field["optional"]
-        apart = ("url", "tokenizer", "tokenizer_files", "drops", "filter", "evaluations", "buckets")
-        for key in apart:
+        them and manifests store them."""
+        settings, chat = asdict(self), self.source.chat
+        for key in ("url", "tokenizer_files", "drops", "evaluations", "buckets"):
             del settings[key]
-        if self.shuffle_memory is None:
-            del settings["shuffle_memory"]
-        if self.fim is None:
-            del settings["fim"]
         del settings["source"]["chat"]
-        if self.source.chat is not None:
-            settings["chat"] = self.source.chat.identity
-        if self.drops is not None:
-            settings["drop"] = self.drops.digest
-        if self.filter is not None:
-            settings["filter"] = self.filter.identity
-        if self.evaluations is not None:
-            settings["decontaminate"] = self.evaluations.identity
-        tokenizer = [self.tokenizer.kind, self.tokenizer.fingerprint, self.tokenizer.spec]
-        return {**settings, "tokenizer": tokenizer, "version": VERSION}
+        return {
+            **settings,
+            "chat": chat and chat.identity,
+            "drop": self.drops and self.drops.digest,
+            "filter": self.filter and self.filter.identity,
+            "decontaminate": self.evaluations and self.evaluations.identity,
+            "tokenizer": [self.tokenizer.kind, self.tokenizer.fingerprint, self.tokenizer.spec],
+            "version": VERSION,
+        }
 
 
 def outputs_of(splits: Iterable[str]) -> tuple[str, ...]:

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...console.errors import IntegrityError
 from ...dataplane.datasets import fields
 from ...dataplane.datasets.chunks import ChunkHasher
 from ...dataplane.datasets.manifest import Shard
@@ -152,12 +151,7 @@ def write_spill(url: str, documents: ShardDocuments, job: BuildJob, task: str) -
 
 def _keys_file(spill: Shard) -> Shard:
     """Return the file of a spill's keys, as a shard: its chunks are verified like a shard's."""
-    keys = spill.details.get("keys")
-    if keys is None:
-        raise IntegrityError(
-            f"the keys of {spill.name} have no hash: an earlier version wrote this spill",
-            hint=f"remove the folder {WORK} and run the same command again",
-        )
+    keys = spill.details["keys"]
     return Shard(
         name=f"{spill.name}.keys",
         size=8 * (RANGES + 1 + spill.documents),

@@ -1,7 +1,7 @@
 """Facts of a run that torch counts, kept in its folder: `about.json`.
 
-Each start writes them, so that a report needs no torch, which takes more memory than the report. Of
-a run that an older version started, the first reader counts and writes them.
+Each start writes them, so that a report needs no torch, which takes more memory than the report. If
+the file is lost or damaged, the next reader counts and writes them again.
 """
 
 from __future__ import annotations

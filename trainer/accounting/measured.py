@@ -66,16 +66,14 @@ def _phases(
 
 def _memory(job: Job, plan: LayoutPlan, found: dict[str, Any]) -> dict[str, Any]:
     """Compare the bytes with the prediction of the phases in which they were measured."""
-    ranks, names = found["memory"], found.get("memory_phases", [])
+    ranks, names = found["memory"], found["memory_phases"]
     by_size = {(each.seq_len, each.batch_tokens): each.memory for each in plan.planned.phases}
-    own = [
+    sizes = [
         by_size[phase.seq_len, phase.seq_len * phase.batch_rows]
         for phase in job.plan.phases
         if phase.name in names
     ]
-    sizes = [size for size in own if size is not None]
-    # Plans and runs of earlier versions know neither: the phase with the most bytes is left.
-    predicted = max(sizes) if sizes and len(sizes) == len(own) else plan.predicted.memory
+    predicted = max(sizes, default=plan.predicted.memory)
     known = [size for size in ranks if size is not None]
     return {
         "predicted": predicted,

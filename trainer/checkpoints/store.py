@@ -229,8 +229,8 @@ def verify(path: Path | str, files: Sequence[StoredFile]) -> None:
 def read_state(path: Path | str) -> RunState:
     try:
         data = json.loads(_read(path, STATE))
-        state = RunState(**{**data, "losses": tuple(data.get("losses", ()))})
-    except (ValueError, TypeError) as error:
+        state = RunState(**{**data, "losses": tuple(data["losses"])})
+    except (ValueError, KeyError, TypeError) as error:
         raise damaged(path, f"its {STATE} cannot be read ({error})") from None
     if (step := step_of(path)) != state.step:
         raise CheckpointError(

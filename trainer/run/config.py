@@ -8,7 +8,7 @@ checkpoints: {every: 200}
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -128,15 +128,6 @@ DECIDES = (
 )
 """Changing any of these defines a new run; everything else may change on resume."""
 
-NEWER: Data = {"loss_divisor": "weights", "fp8": None}
-NEWER_OF_OPTIMIZERS: Data = {
-    "kind": DEFAULT().kind,
-    "groups": [],
-    "decay": DEFAULT().decay,
-    "ema": None,
-}
-"""Keys that are newer than the hash of a run, with their defaults."""
-
 COUPLED = "{} balances over a micro-batch: micro_batch_tokens, layout.cp and dp define the run"
 """Explanation of the keys in `division`; the operators' names are to be filled in."""
 
@@ -159,10 +150,6 @@ def build(
         chosen = data.get(name)
         if isinstance(chosen, dict):
             chosen.setdefault("kind", default().kind)
-    engine = data.get("engine")
-    if isinstance(engine, dict) and "reshard" in engine:  # the name of `gather` in older runs
-        gather = "block" if engine.pop("reshard") else "micro-batch"
-        engine.setdefault("gather", gather)
     return reader.build(RunConfig, data, source=source, lines=lines)
 
 
@@ -178,19 +165,17 @@ def overridable(stored: Data, overrides: Sequence[str]) -> Data:
 
 
 def deciding(config: RunConfig, model: ModelConfig) -> dict[str, Any]:
-    """Return the keys that define the run."""
+    """Return the keys that define the run. Its identity is their hash."""
     plain: dict[str, Any] = reader.plain(config)
     keys = {name: plain[name] for name in DECIDES}
     return keys | division(config) if model.couples_rows else keys
 
 
 def model_identity(model: ModelConfig) -> dict[str, Any]:
-    """Return the model as it is hashed: without newer options of operators at their defaults."""
+    """Return the model as it is hashed."""
     found: dict[str, Any] = reader.plain(model)
-    for name, options in model.operators.items():
-        newer = {each.name: each.default for each in fields(options) if each.name in options.newer}
-        found["operators"][name] = _without(found["operators"][name], newer)
-        rope = found["operators"][name].get("rope")
+    for options in found["operators"].values():
+        rope = options.get("rope")
         if rope and rope["scaling"] not in ("yarn", "llama3"):  # only exports read it
             rope["original_length"] = Rope.original_length
     return found
@@ -202,19 +187,3 @@ def division(config: RunConfig) -> dict[str, Any]:
     assert config.processes is not None
     dp, cp = config.layout.data_parallel(config.processes), config.layout.cp
     return {"micro_batch_tokens": config.micro_batch_tokens, "layout.cp": cp, "dp": dp}
-
-
-def identity(config: RunConfig, model: ModelConfig) -> dict[str, Any]:
-    """Return the keys that define the run, as they are hashed.
-
-    Keys that are newer than the hash count only where they are set, so the hash of a run that was
-    saved before they existed stays the same.
-    """
-    keys = deciding(config, model)
-    keys["optimizer"] = _without(keys["optimizer"], NEWER_OF_OPTIMIZERS)
-    return _without(keys, NEWER)
-
-
-def _without(keys: Data, defaults: Data) -> Data:
-    """Return the keys but those that are at these defaults."""
-    return {key: value for key, value in keys.items() if (key, value) not in defaults.items()}

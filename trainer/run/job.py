@@ -125,7 +125,7 @@ class Job:
     def identity(self) -> str:
         """Hash of everything that defines the run; equal for all of its starts."""
         parts = [
-            run_config.identity(self.run, self.model),
+            run_config.deciding(self.run, self.model),
             run_config.model_identity(self.model),
             self.plan.hash,
         ]

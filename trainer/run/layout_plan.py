@@ -45,9 +45,8 @@ class PlannedPhase:
     """Tokens of a step."""
     seconds: float
     """Predicted seconds of a step."""
-    memory: int | None = None
-    """Predicted bytes of a rank of the fullest stage, at the highest moment of a step. None in a
-    file of an earlier version."""
+    memory: int
+    """Predicted bytes of a rank of the fullest stage, at the highest moment of a step."""
 
 
 @dataclass(frozen=True, kw_only=True)

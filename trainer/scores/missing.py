@@ -68,7 +68,7 @@ def unanswered(
     for entry in entries:
         alike = entry.get("limit") in (None, limit) and bool(entry.get("ema", ema)) == bool(ema)
         if entry["step"] == step and alike:
-            answered |= {*entry.get(ASKED, ()), *entry["tasks"]}
+            answered |= {*entry[ASKED], *entry["tasks"]}
     return tuple(task for task in tasks if task not in answered)
 
 
@@ -78,13 +78,13 @@ def failures(entries: Iterable[Mapping[str, Any]], own: Collection[str] = ()) ->
     reasons: dict[tuple[int, str], tuple[str, str | None]] = {}
     scored: set[tuple[int, str]] = set()
     for entry in entries:
-        step, failed = int(entry["step"]), entry.get(FAILED, {})
+        step, failed = int(entry["step"]), entry[FAILED]
         folder = entry.get(INCLUDE_PATH)
         reasons |= {
             (step, task): (reason, None if task in own else folder)
             for task, reason in failed.items()
         }
-        scored |= {(step, task) for task in {*entry.get(ASKED, ()), *entry["tasks"]} - {*failed}}
+        scored |= {(step, task) for task in {*entry[ASKED], *entry["tasks"]} - {*failed}}
     alike: dict[tuple[int, str, bool, str | None], list[str]] = {}
     for (step, task), (reason, folder) in reasons.items():
         if (step, task) not in scored:

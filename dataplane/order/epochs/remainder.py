@@ -25,8 +25,6 @@ class Remainder:
 
     spans: Int64
     """[start, end) of each, in order."""
-    joins: bool = True
-    """Whether rows are made of pieces of several spans."""
 
     @cached_property
     def tokens(self) -> int:
@@ -34,9 +32,7 @@ class Remainder:
 
     def rows(self, length: int) -> int:
         """Return the number of rows."""
-        if self.joins:
-            return self.tokens // length
-        return int(_whole(self.spans, length).sum())
+        return self.tokens // length
 
     def rows_with(self, length: int, start: int, end: int) -> Int64:
         """Return the rows with an input among the tokens [start, end)."""
@@ -48,19 +44,18 @@ class Remainder:
             low, high = max(start - first, 0) // length, -(-(end - first) // length)
             low, high = min(low, int(counts[span])), min(high, int(counts[span]))
             found.append(before[span] + np.arange(low, high))
-        if self.joins:
-            loose, starts = _loose(self.spans, length)
-            for piece in np.flatnonzero((loose[:, 0] < end) & (loose[:, 1] > start)).tolist():
-                low = int(starts[piece]) + max(start - int(loose[piece, 0]), 0)
-                high = int(starts[piece]) + min(end, int(loose[piece, 1])) - int(loose[piece, 0])
-                joined_rows = np.arange(low // length, -(-high // length)) + int(counts.sum())
-                found.append(joined_rows[joined_rows < self.rows(length)])
+        loose, starts = _loose(self.spans, length)
+        for piece in np.flatnonzero((loose[:, 0] < end) & (loose[:, 1] > start)).tolist():
+            low = int(starts[piece]) + max(start - int(loose[piece, 0]), 0)
+            high = int(starts[piece]) + min(end, int(loose[piece, 1])) - int(loose[piece, 0])
+            joined_rows = np.arange(low // length, -(-high // length)) + int(counts.sum())
+            found.append(joined_rows[joined_rows < self.rows(length)])
         return np.unique(np.concatenate(found))
 
     def unused(self, length: int) -> Int64:
-        """Return the spans that are in no row, shorter than a row together if rows join pieces."""
+        """Return the spans that are in no row, shorter than a row together."""
         loose, starts = _loose(self.spans, length)
-        if not self.joins or not len(loose):
+        if not len(loose):
             return loose
         end = int(starts[-1] + loose[-1, 1] - loose[-1, 0])
         return _cut(loose, starts, end // length * length, end)

@@ -191,15 +191,6 @@ def after(epoch: Epoch, row: int, length: int) -> Int64:
     return joined(np.concatenate([_chunks(epoch, begun, epoch.windows), rest.spans]))
 
 
-def untouched(epoch: Epoch, row: int, length: int) -> Int64:
-    """Return the token spans in windows that no row before `row` is in."""
-    begun = epoch.windows_begun(row, length)
-    if begun >= epoch.windows:
-        return np.empty((0, 2), np.int64)
-    chunks = _chunks(epoch, begun, epoch.windows)
-    return joined(np.concatenate([chunks, remainder_of(epoch).spans]))
-
-
 def rows_with(epoch: Epoch, length: int, start: int, end: int) -> Int64:
     """Return the rows, in order, with an input among the tokens [start, end)."""
     if start >= end:

@@ -76,8 +76,8 @@ class Eras:
         settles: bool,
         keep: Keep,
     ) -> None:
-        """`lines`: the tokens of an era's rows, and its lines. `settles`: whether an era pays the
-        debts of those before, which those of plans of version 3 do not."""
+        """`lines`: the tokens of an era's rows, and its lines. `settles`: whether there are eras
+        before or after; one that is alone pays no debts, and leaves none."""
         owed = [Owed(era_lines) for _, era_lines in lines]
         outlook = Outlook([tokens for tokens, _ in lines], [era.exactly(era.rows) for era in owed])
         blocks, self.eras, row = KeptBlocks(), list[Era](), 0

@@ -13,8 +13,6 @@ from .names import Kernel
 class OperatorOptions:
     """Options of an operator; `kind` is its name in the registry."""
 
-    newer: ClassVar[tuple[str, ...]] = ()
-    """Options that runs were saved without: a run's identity leaves them out at their defaults."""
     shared: ClassVar[bool] = False
     """True for a block that feeds other layers (`shared>name` in the pattern)."""
     tokenwise: ClassVar[bool] = False

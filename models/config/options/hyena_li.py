@@ -13,7 +13,6 @@ from .hyena import ModalOptions
 class HyenaLIOptions(ModalOptions):
     """Hyena, long implicit filter in modal form."""
 
-    newer = ("groups", "slow_heads", "gamma_min", "gamma_max")
     kind: Literal["hyena-li"] = "hyena-li"
     poles: Literal["real", "complex"] = "real"
     """Complex poles oscillate as they decay."""

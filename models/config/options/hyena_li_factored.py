@@ -13,7 +13,6 @@ from .hyena import ModalOptions
 class HyenaLIFactoredOptions(ModalOptions):
     """Hyena, long implicit filter with real poles, as products of factors."""
 
-    newer = ("groups", "slow_heads")
     kind: Literal["hyena-li-factored"] = "hyena-li-factored"
     pole_factors: int = 3
     """Factors p of a pole."""

@@ -13,17 +13,6 @@ from .hyena import LongHyenaOptions
 class HyenaLIFreeformOptions(LongHyenaOptions):
     """Hyena, long implicit filter in free form."""
 
-    newer = (
-        "groups",
-        "slow_heads",
-        "features",
-        "inner_layers",
-        "frequency",
-        "fast_decay",
-        "slow_decay",
-        "learned_decay",
-        "last_start",
-    )
     kind: Literal["hyena-li-freeform"] = "hyena-li-freeform"
     filter_width: int = 16
     """Width of the network that computes the filter."""

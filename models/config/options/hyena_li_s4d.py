@@ -12,7 +12,6 @@ from .hyena import ModalOptions
 class HyenaLIS4DOptions(ModalOptions):
     """Hyena, long implicit filter with complex poles, in the form of S4D."""
 
-    newer = ("groups", "slow_heads")
     kind: Literal["hyena-li-s4d"] = "hyena-li-s4d"
 
     def steps(self, device: str) -> bool:

@@ -13,7 +13,6 @@ from .base import FusedOptions, divides
 class HyenaMLPOptions(FusedOptions):
     """An MLP that looks a few tokens back."""
 
-    newer = ("featurizer", "pregate", "postgate", "output_bias")
     kind: Literal["hyena-mlp"] = "hyena-mlp"
     hidden: int
     """Channels of the convolution."""

@@ -15,7 +15,6 @@ from .names import Method
 class HyenaMROptions(LongHyenaOptions):
     """Hyena, medium filter, regularised by a decay."""
 
-    newer = ("decay_repeats", "slow_heads")
     kind: Literal["hyena-mr"] = "hyena-mr"
     groups: int
     """Filters; each is shared by width/groups neighbouring channels."""

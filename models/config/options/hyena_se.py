@@ -14,7 +14,6 @@ from .hyena import HyenaOptions
 class HyenaSEOptions(HyenaOptions):
     """Hyena, short explicit filter."""
 
-    newer = ("pregate", "postgate")
     kind: Literal["hyena-se"] = "hyena-se"
     groups: int
     """Filters; each is shared by width/groups neighbouring channels."""

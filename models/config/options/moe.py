@@ -15,7 +15,6 @@ class MoEOptions(FusedOptions):
     """Mixture of gated MLPs."""
 
     tokenwise = True
-    newer = ("kernel",)
     kind: Literal["moe"] = "moe"
     experts: int
     """Number of experts."""

@@ -4,7 +4,6 @@ import hashlib
 import os
 import threading
 import time
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -38,11 +37,11 @@ class Computed:
 
     def __call__(self) -> Tables:
         self.times += 1
-        return simulate(SEGMENTS, [Fraction(0)] * 3)[0]
+        return simulate(SEGMENTS)[0]
 
 
 def located(tables: Tables) -> list[list[int]]:
-    assignment = Assignment(SEGMENTS, None, tables)
+    assignment = Assignment(SEGMENTS, tables)
     sources, draws = assignment.locate(np.arange(assignment.rows))
     return [sources.tolist(), draws.tolist()]
 
@@ -51,7 +50,7 @@ def test_tables_are_computed_once_and_mapped(cache: Path) -> None:
     compute = Computed()
     first, second = kept("plan", compute, Tables), kept("plan", compute, Tables)
     assert compute.times == 1
-    for name, array in simulate(SEGMENTS, [Fraction(0)] * 3)[0].arrays.items():
+    for name, array in simulate(SEGMENTS)[0].arrays.items():
         assert array.dtype == second.arrays[name].dtype
         assert array.tolist() == second.arrays[name].tolist(), name
         assert not second.arrays[name].flags.owndata and not second.arrays[name].flags.writeable

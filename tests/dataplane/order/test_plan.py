@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from headrace.console.errors import IntegrityError, StorageError
-from headrace.dataplane.order.plan import Parent, Plan
+from headrace.dataplane.order.plan import PERIOD, Parent, Plan
+from headrace.dataplane.storage.sealed import sealed
 
 
 def test_round_trip(two_phases: Plan, tmp_path: Path) -> None:
@@ -43,7 +44,6 @@ def test_relative_datasets_are_resolved_here_or_where_the_plan_was_made(
         lambda data: data["phases"][1].update(first_row=3),
         lambda data: data["phases"][0].update(batch_rows=5),
         lambda data: data["sources"][0].update(url="s3://another"),
-        lambda data: data.update(version=99),
     ],
 )
 def test_a_changed_plan_is_refused(two_phases: Plan, tmp_path: Path, change: Callable) -> None:  # type: ignore[type-arg]
@@ -52,24 +52,57 @@ def test_a_changed_plan_is_refused(two_phases: Plan, tmp_path: Path, change: Cal
     data = json.loads(file.read_text())
     change(data)
     file.write_text(json.dumps(data))
-    with pytest.raises(IntegrityError, match="changed after it was written"):
+    with pytest.raises(IntegrityError, match="does not match its hash"):
         Plan.load(file)
 
 
-def test_an_incomplete_or_newer_plan_is_refused(
-    two_phases: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_incomplete_plan_is_refused(two_phases: Plan, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     two_phases.save(file)
     whole = file.read_text()
     for part in (whole[:200], "0", "[]"):
         file.write_text(part)
-        with pytest.raises(IntegrityError, match="not a whole plan"):
+        with pytest.raises(IntegrityError, match="is damaged"):
             Plan.load(file)
-    file.write_text(whole)
-    monkeypatch.setattr("headrace.dataplane.order.plan.VERSIONS", (98, 99))
-    with pytest.raises(StorageError, match="version 4; this headrace reads 98, 99"):
+    file.write_bytes(sealed({"version": 1, "folder": "."}))
+    with pytest.raises(IntegrityError, match="not a whole plan"):
         Plan.load(file)
+
+
+def test_a_plan_of_another_version_is_refused(two_phases: Plan, tmp_path: Path) -> None:
+    """Both versions are named, also if that version seals in another way."""
+    file = tmp_path / "plan.json"
+    two_phases.save(file)
+    data = json.loads(file.read_text())
+    file.write_text(json.dumps({**data, "version": 5, "seal": "0" * 32}))
+    with pytest.raises(StorageError, match="version 5; this headrace reads 1") as caught:
+        Plan.load(file)
+    assert caught.value.hint == "make the plan again with `mixtures plan`"
+
+
+def test_the_plan_decides_how_its_rows_are_assigned(two_phases: Plan) -> None:
+    """By tables; by lines if a share changes or needs a longer table, if the plan continues a run,
+    or if a source is to give just what it has left."""
+    phase, *others = two_phases.phases
+    (stretch,) = phase.stretches
+    size = sum(stretch.weights)
+
+    def plan_with(**changes: object) -> Plan:
+        return replace(two_phases, phases=(replace(phase, **changes), *others))
+
+    longest = tuple(PERIOD // size * weight for weight in stretch.weights)
+    longest = (longest[0] + PERIOD - sum(longest), *longest[1:])
+    longer = (longest[0] + 1, *longest[1:])
+    assert not two_phases.fair
+    assert not plan_with(stretches=(replace(stretch, weights=longest),)).fair
+    fair = [
+        plan_with(stretches=(replace(stretch, weights=longer),)),
+        plan_with(stretches=(replace(stretch, to=stretch.weights[::-1]),)),
+        plan_with(left_out={"web": 0}),
+        replace(two_phases, parent=Parent(hash="x", row=0)),
+    ]
+    assert all(plan.fair for plan in fair)
+    assert fair[2].hash != two_phases.hash, "the hash covers the choice"
 
 
 def test_the_hash_names_the_order_alone(two_phases: Plan) -> None:

@@ -84,31 +84,12 @@ def test_a_window_holds_at_most_its_chunks(case: Case) -> None:
 
 
 @given(cases(), st.data())
-@settings(max_examples=100, deadline=None)
-def test_rows_of_another_length_skip_to_the_next_window(case: Case, data: st.DataObject) -> None:
-    """In plans of versions 2 and 3."""
-    order, length = case.order, case.length
-    rows = order.rows(0, length)
-    drawn = data.draw(st.integers(0, rows - 1))
-    longer = length * data.draw(st.sampled_from([1, 2, 4]))
-    before = served(order, Position(), length, drawn)
-    here = order.advance(Position(), length, drawn)
-    start = order.skip_window(here, length, longer)
-    in_window = order.window * order.chunk
-    if start.epoch == here.epoch:
-        assert start.row * longer - here.row * length < in_window
-        after = served(order, start, longer, order.rows(0, longer) - start.row)
-        assert not set(before) & set(after)
-        assert len(set(after)) == len(after)
-
-
-@given(cases(), st.data())
 @settings(max_examples=150, deadline=None)
 def test_a_continuation_serves_the_rest_of_an_epoch_once(case: Case, data: st.DataObject) -> None:
     order, length = case.order, case.length
     drawn = data.draw(st.integers(0, order.rows(0, length) - 1))
     grown = data.draw(st.sampled_from([0, 1, 50, 300]))
-    times, complete = data.draw(st.integers(1, 3)), data.draw(st.booleans())
+    times = data.draw(st.integers(1, 3))
     here = order.advance(Position(), length, drawn)
     child = SourceOrder(
         seed=order.seed,
@@ -116,7 +97,7 @@ def test_a_continuation_serves_the_rest_of_an_epoch_once(case: Case, data: st.Da
         tokens=order.tokens + grown,
         chunk=order.chunk * times,
         window=order.window,
-        rest=Rest(order=order, position=here, length=length, complete=complete),
+        rest=Rest(order=order, position=here, length=length),
     )
     start = Position(epoch=here.epoch)
     rows = child.rows(here.epoch, length)
@@ -125,12 +106,7 @@ def test_a_continuation_serves_the_rest_of_an_epoch_once(case: Case, data: st.Da
     assert len(set(after)) == len(after)
     assert not set(before) & set(after)
     assert not after or max(after) <= child.tokens - 2
-    if complete:
-        assert len(before) + len(after) > child.tokens - 1 - length
-    elif times == 1 and not grown:  # only the rest of a started window is lost
-        in_window = order.window * (order.chunk // length)
-        begun = -(-drawn // in_window) * in_window - drawn
-        assert rows >= order.rows(0, length) - drawn - begun - order.window * order.chunk // length
+    assert len(before) + len(after) > child.tokens - 1 - length
     # The next epoch holds all tokens again.
     assert child.rows(here.epoch + 1, length) == (child.tokens - 1) // length
 
@@ -233,15 +209,12 @@ def test_rows_of_many_sources_equal_those_of_the_definition(data: st.DataObject)
 
 
 def test_a_change_that_skips_loses_tokens() -> None:
-    """The negative control of the test above: the change of plans of versions 2 and 3."""
+    """The negative control of the test above: without the cut, a window's rest is lost."""
     order = SourceOrder(seed=1, name="web", tokens=2_001, chunk=40, window=5)
-    here = order.advance(Position(), 4, 20)
-    start = order.skip_window(here, 4, 8)
-    rows = order.rows(0, 8) - start.row
-    assert 20 * 4 + len(served(order, start, 8, rows)) == 2_000 - 30 * 4
-    start = order.change_length(here, 4, 8)
-    rows = order.rows(0, 8, start.cuts) - start.row
-    assert 20 * 4 + len(served(order, start, 8, rows)) == 2_000
+    cut = order.change_length(order.advance(Position(), 4, 20), 4, 8)
+    for start, lost in ((cut, 0), (replace(cut, cuts=()), 30 * 4)):
+        rows = order.rows(0, 8, start.cuts) - start.row
+        assert 20 * 4 + len(served(order, start, 8, rows)) == 2_000 - lost
 
 
 @given(changed(), st.data())

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.data.plan_data import served, write_run
 
-from headrace.dataplane.order.plan import TABLES
 from headrace.dataplane.order.stream import Stream
 from headrace.mixtures.mixture_file.mixture import After, Mixture, PhaseSpec, SourceSpec
 from headrace.mixtures.planning.continuation import _common
@@ -60,12 +57,9 @@ def test_summary_equals_a_walk_over_all_rows(mixture):
         assert total.tokens == sum(phase.sources[index].tokens for phase in summary.phases)
 
 
-@pytest.mark.parametrize("skips", [False, True])
-def test_every_token_of_an_epoch_is_taken_or_left_over_or_skipped(mixture, skips):
-    """Tokens taken, left over and skipped sum to the tokens of the epochs."""
+def test_every_token_of_an_epoch_is_taken_or_left_over(mixture):
+    """Tokens taken and left over sum to the tokens of the epochs."""
     plan = resolve(mixture)
-    if skips:
-        plan = replace(plan, version=TABLES)
     summary = summarize(Stream(plan))
     taken = served(plan)
     for index, source in enumerate(plan.sources):
@@ -73,25 +67,21 @@ def test_every_token_of_an_epoch_is_taken_or_left_over_or_skipped(mixture, skips
         use = summary.total[index]
         here = [epoch for name, epoch, _ in taken if name == source.name]
         ended = int(use.stands_at)
-        accounted = use.tokens + use.left_over + use.passed_over
+        accounted = use.tokens + use.left_over
         assert use.stands_at == pytest.approx(accounted / size)
         in_ended = sum(1 for epoch in here if epoch < ended)
-        assert ended * size - in_ended <= use.left_over + use.passed_over
+        assert ended * size - in_ended <= use.left_over
     assert summary.total[1].stands_at > 1 and summary.total[1].left_over > 0
-    assert any(use.passed_over for use in summary.phases[1].sources) == skips
 
 
 def test_the_table_shows_every_column_and_note(mixture):
-    plan = resolve(mixture)
-    assert "skipped" not in table(summarize(Stream(plan)))
-    text = table(summarize(Stream(replace(plan, version=TABLES))), tokens_per_second=10)
+    text = table(summarize(Stream(resolve(mixture))), tokens_per_second=10)
     for part in (
         "phase short: 4,992 tokens (8 fewer than asked: rounded to whole steps)",
         "steps 0 to 39, rows 0 to 312; 8 rows of 16 tokens per step",
         "59.94%",
         "total epochs",
         "8m19s",
-        "skipped: tokens of the current epoch that a change of sequence length skips.",
         "left over: tokens at the end of an epoch that do not fill a row.",
         "total",
     ):
@@ -138,7 +128,6 @@ def test_a_continuing_plan_shows_inherited_positions_and_overlap(mixture, tmp_pa
         taken = sum(1 for name, *_ in before if name == source.source)
         size = next(s.order.tokens for s in parent.sources if s.name == source.source) - 1
         assert source.stands_at == pytest.approx(taken / size, abs=16 / size)
-        assert source.passed_over == 0
     assert "overlap" in table(summary)
     alone = summarize(target.stream)  # as for a plan.json whose parent run cannot be read
     assert f"continues plan {parent.hash} at row {row:,}" in table(alone)

@@ -22,7 +22,7 @@ def test_the_mixture_of_a_damaged_plan_names_the_damage(
     browser.until("return document.body.dataset.first")
     browser.click("#tabs button", 1)
     said = browser.until("return document.querySelector('#view .card .problem')?.innerText")
-    assert "base/plan.json is not a whole plan" in said
+    assert "base/plan.json is damaged" in said
 
 
 def test_an_unknown_noise_scale_has_its_reason(

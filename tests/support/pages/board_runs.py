@@ -169,7 +169,9 @@ def write_scores(run: Path, steps: dict[int, float]) -> None:
     with (run / "scores.jsonl").open("w") as file:
         for step, accuracy in steps.items():
             metrics = {"acc,none": accuracy, "acc_stderr,none": 0.01}
-            entry = {"step": step, "time": 1e9, "tasks": {"arc <easy>": {"metrics": metrics}}}
+            asked: dict[str, Any] = {"asked": ["arc <easy>"], "failed": {}}
+            scored = {"arc <easy>": {"metrics": metrics}}
+            entry = {"step": step, "time": 1e9, **asked, "tasks": scored}
             file.write(json.dumps(entry) + "\n")
     last = [{"length": 512, "accuracy": 0.75, "loss": 0.5, "answers": 64}]
     entry = {"step": max(steps), "time": 1e9, "tasks": {"needle": last}}

@@ -25,7 +25,6 @@ def test_a_task_is_owed_until_it_was_scored_or_failed_at_that_step() -> None:
     assert unanswered(("a", "b"), [entry(4, "b", a="no network")], 4) == ()
     tag = entry(4, "arc_easy", "arc_challenge", asked=("ai2_arc",))
     assert unanswered(("ai2_arc",), [tag], 4) == (), "a tag has no scores of its own"
-    assert unanswered(("a",), [{"step": 4, "tasks": {"a": {}}}], 4) == (), "an older entry"
 
 
 def test_a_quick_look_answers_nothing() -> None:

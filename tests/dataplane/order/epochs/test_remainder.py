@@ -13,7 +13,7 @@ from headrace.dataplane.order.epochs.remainder import Remainder, joined, locate
 def remainders(draw: st.DrawFn) -> Remainder:
     edges = sorted(draw(st.sets(st.integers(0, 80), max_size=12)))
     spans = np.array(edges[: len(edges) // 2 * 2], np.int64).reshape(-1, 2)
-    return Remainder(spans, joins=draw(st.booleans()))
+    return Remainder(spans)
 
 
 def tokens_of(spans: list[list[int]]) -> list[int]:
@@ -35,8 +35,7 @@ def test_rows_and_what_they_leave_are_all_tokens(remainder: Remainder, length: i
             assert row in remainder.rows_with(length, token, token + 1).tolist()
     unused = tokens_of(remainder.unused(length).tolist())
     assert sorted(served + unused) == tokens_of(remainder.spans.tolist())
-    assert not remainder.joins or len(unused) < length
-    assert remainder.joins or not pieces
+    assert len(unused) < length
     assert all(not len(remainder.rows_with(length, token, token + 1)) for token in unused)
 
 
