@@ -95,7 +95,7 @@ def train_command(as_json: bool, **values: Any) -> None:
 @click.option(
     "--rehash",
     is_flag=True,
-    help="Hash all inputs before and after they are read, whatever their times say.",
+    help="Hash all inputs again, whatever their times say.",
 )
 @options.tokenizer_options
 @options.source_options

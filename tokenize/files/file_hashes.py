@@ -3,14 +3,16 @@
 Local files are hashed in full. Hashing a terabyte is slow, and adding one file to it must not be,
 so hashes are cached, keyed by what the file system changes on every write: inode, size, and the
 times of the last change in nanoseconds (mtime, and ctime, which no user can set). The same state is
-compared again when a build has read its inputs. The machine's clock is asked for nothing: it may be
-wrong, and the times of a file may come from a server with another clock.
+compared again when a build has read its inputs, and their content while it reads them (see
+checksums.py). The machine's clock is asked for nothing: it may be wrong, and the times of a file
+may come from a server with another clock.
 
 Two changes within one tick of the file system's clock have the same time. Between a file's state
 and the first byte that is read, a tick is therefore waited for: whoever writes the file after that
 changes its state. (Stores through a memory map change it when the kernel writes the page back.)
 
-For objects in a store, the fingerprint is derived from the store's tag or version.
+For objects in a store, the fingerprint is derived from the store's tag or version. Their content is
+not read, and has no checksums.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import hashlib
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,12 +30,19 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ...console.errors import InputError
 from ...console.log import get_logger
 from ...console.progress import Progress
 from ...dataplane.storage import hub, remote, storage
 from . import web
-from .input_file import BLOCK_BYTES, File
+from .checksums import (
+    BlockChecksums,
+    ContentHash,
+    changed_inputs_error,
+    choose_block_bytes,
+    hash_content,
+    name_content,
+)
+from .input_file import File
 from .open_file import open_file
 
 log = get_logger(__name__)
@@ -78,63 +87,56 @@ class HashedFiles:
     files: list[File]
     states: Mapping[str, FileState]
     """By the files' names."""
-    rehash: bool = False
-    """Whether the files are hashed again when they have been read: a file system may not keep the
-    times of changes."""
 
     def check_unchanged(self, files: Sequence[File]) -> None:
         """Raise an error if some of the files were written since they were hashed."""
         states = _states(files)
         _raise_changed([file.name for file in files if states[file.name] != self.states[file.name]])
-        if not self.rehash:
-            return
-        hashed = [file for file in files if states[file.name].stat is not None]
-        with ThreadPoolExecutor(READERS) as pool:
-            again = pool.map(_fingerprint, hashed)
-            pairs = zip(hashed, again, strict=True)
-            _raise_changed([file.name for file, (name, _) in pairs if name != file.fingerprint])
 
 
 def hash_files(files: Sequence[File], *, rehash: bool = False) -> HashedFiles:
-    """Return the files with their fingerprints; `rehash` trusts no times of files: it ignores
-    cached hashes, and `check_unchanged` compares contents too."""
+    """Return the files with their fingerprints and checksums; `rehash` ignores cached hashes."""
     states = _states(files)
     _raise_changed([file.name for file in files if states[file.name].size != file.size])
     with _open_cache() as cache:
-        known: dict[str, str] = {}
+        known: dict[str, ContentHash] = {}
         for file in files:
             state = states[file.name]
             if file.fingerprint:  # of standard input
-                known[file.name] = file.fingerprint
+                known[file.name] = ContentHash(file.fingerprint, file.checksums)
             elif state.version is not None:
-                known[file.name] = _name_of([state.version.encode()])
-            elif not rehash and (fingerprint := cache.get(state)) is not None:
-                known[file.name] = fingerprint
+                digest = hashlib.sha256(state.version.encode())
+                known[file.name] = ContentHash(name_content(digest))
+            elif not rehash and (cached := cache.get(state)) is not None:
+                known[file.name] = cached
         todo = [file for file in files if file.name not in known]
         if todo:
             time.sleep(max(states[file.name].tick for file in todo))
             _hash(todo, states, known, cache)
-    hashed = [replace(file, fingerprint=known[file.name]) for file in files]
-    return HashedFiles(hashed, states, rehash)
+    hashed = []
+    for file in files:
+        content = known[file.name]
+        hashed.append(replace(file, fingerprint=content.fingerprint, checksums=content.checksums))
+    return HashedFiles(hashed, states)
 
 
 def _hash(
     files: Sequence[File],
     states: Mapping[str, FileState],
-    known: dict[str, str],
+    known: dict[str, ContentHash],
     cache: HashCache,
 ) -> None:
-    """Read the files, and add their fingerprints to the known and the cached ones."""
+    """Read the files, and add their hashes to the known and the cached ones."""
     size = sum(file.size for file in files)
     changed = []
     with (
         Progress("hashing the inputs", total=size, unit="B") as progress,
         ThreadPoolExecutor(READERS) as pool,
     ):
-        for file, (fingerprint, state) in zip(files, pool.map(_fingerprint, files), strict=True):
-            known[file.name] = fingerprint
+        for file, (content, state) in zip(files, pool.map(_hash_file, files), strict=True):
+            known[file.name] = content
             if state == states[file.name]:
-                cache.put(state, fingerprint)
+                cache.put(state, content)
             else:
                 changed.append(file.name)
             progress.advance(file.size, files=1)
@@ -143,10 +145,7 @@ def _hash(
 
 def _raise_changed(names: Sequence[str]) -> None:
     if names:
-        raise InputError(
-            f"{len(names)} inputs changed while they were read: {', '.join(names[:10])}",
-            hint="build from files that no program is writing",
-        )
+        raise changed_inputs_error(names)
 
 
 def information(name: str) -> dict[str, Any]:
@@ -164,34 +163,39 @@ class HashCache:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.database = sqlite3.connect(path, timeout=30)
         self.database.execute(
-            "create table if not exists hashes "
-            "(file text primary key, state text, hash text, digest text)"
+            "create table if not exists contents (file text primary key, state text, "
+            "fingerprint text, block_bytes integer, crcs blob, digest text)"
         )
 
-    def get(self, state: FileState) -> str | None:
+    def get(self, state: FileState) -> ContentHash | None:
         """Return the cached hash of a file in this state."""
         if state.stat is None:
             return None
-        entry = _columns(state)
+        key = _columns(state)
         try:
             row = self.database.execute(
-                "select hash, digest from hashes where file = ? and state = ?", entry
+                "select fingerprint, block_bytes, crcs, digest from contents "
+                "where file = ? and state = ?",
+                key,
             ).fetchone()
         except sqlite3.Error as error:
             log.warning("the cache of hashes of inputs cannot be read: %s", error)
             return None
-        if row is None or _digest(*entry, row[0]) != row[1]:
+        if row is None or _digest(*key, *row[:-1]) != row[-1]:
             return None
-        return str(row[0])
+        fingerprint, block_bytes, crcs, _ = row
+        return ContentHash(fingerprint, BlockChecksums(state.size, block_bytes, crcs))
 
-    def put(self, state: FileState, fingerprint: str) -> None:
-        if state.stat is None or state.size < MIN_CACHED_BYTES:
+    def put(self, state: FileState, content: ContentHash) -> None:
+        sums = content.checksums
+        if state.stat is None or state.size < MIN_CACHED_BYTES or sums is None:
             return
-        entry = (*_columns(state), fingerprint)
+        entry = (*_columns(state), content.fingerprint, sums.block_bytes, sums.crcs)
         try:
             with self.database:
                 self.database.execute(
-                    "insert or replace into hashes values (?, ?, ?, ?)", (*entry, _digest(*entry))
+                    "insert or replace into contents values (?, ?, ?, ?, ?, ?)",
+                    (*entry, _digest(*entry)),
                 )
         except sqlite3.Error as error:
             log.warning("the cache of hashes of inputs cannot be written: %s", error)
@@ -203,7 +207,7 @@ def _columns(state: FileState) -> tuple[str, str]:
     return f"{device}:{inode}", ":".join(map(str, (state.size, *times)))
 
 
-def _digest(*entry: str) -> str:
+def _digest(*entry: str | int | bytes) -> str:
     """Return the hash of an entry: SQLite has no checksums."""
     return hashlib.sha256("\n".join(map(str, entry)).encode()).hexdigest()
 
@@ -214,10 +218,10 @@ class NoHashCache(HashCache):
     def __init__(self) -> None:
         pass
 
-    def get(self, state: FileState) -> str | None:
+    def get(self, state: FileState) -> ContentHash | None:
         return None
 
-    def put(self, state: FileState, fingerprint: str) -> None:
+    def put(self, state: FileState, content: ContentHash) -> None:
         pass
 
 
@@ -261,20 +265,14 @@ def _state_of(stream: BinaryIO) -> FileState:
     )
 
 
-def _fingerprint(file: File) -> tuple[str, FileState]:
+def _hash_file(file: File) -> tuple[ContentHash, FileState]:
     """Return the hash of a file's content, and the file's state after it was read."""
+    block_bytes = choose_block_bytes(file.size)
     with open_file(file.place) as stream:
-        hash = _name_of(iter(partial(stream.read, BLOCK_BYTES), b""))
+        content = hash_content(iter(partial(stream.read, block_bytes), b""), block_bytes)
         if storage.is_local(file.place):
-            return hash, _state_of(stream)
-    return hash, _object_state(file)
-
-
-def _name_of(parts: Iterable[bytes]) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()[:32]
+            return content, _state_of(stream)
+    return content, _object_state(file)
 
 
 def _object_state(file: File) -> FileState:

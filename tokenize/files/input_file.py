@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .checksums import BlockChecksums
+
 COMPRESSIONS = {
     "gz": "gzip",
     "gzip": "gzip",
@@ -20,8 +22,8 @@ BLOCK_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class File:
-    """One file of a corpus. The ids of build tasks hash these fields, `path` apart: do not rename
-    them."""
+    """One file of a corpus. The ids of build tasks hash these fields, but for the last two: do not
+    rename them."""
 
     name: str
     """URL or path, as the user gave it; datasets store it as the origin of documents."""
@@ -32,6 +34,8 @@ class File:
     """Name of the content (see file_hashes.py); empty until it is computed."""
     path: str | None = None
     """Path of its bytes, if they lie elsewhere (see standard_input.py)."""
+    checksums: BlockChecksums | None = None
+    """Checksums of the content that was hashed; None: it was not read."""
 
     @property
     def place(self) -> str:

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO, cast
 from ...console.errors import InputError, file_fault
 from ...console.explain import path_hint
 from ...dataplane.storage import storage
+from .checksums import VerifiedFile
 from .input_file import BLOCK_BYTES, DamagedFile, File
 from .web import WebFile, is_web
 
@@ -33,6 +34,14 @@ def open_file(name: str) -> BinaryIO:
             raise InputError(f"cannot read {name}: {reason}", hint=hint) from None
     opened = WebFile(name) if is_web(name) else RemoteFile(name)
     return cast(BinaryIO, io.BufferedReader(opened, BLOCK_BYTES))
+
+
+def open_input(file: File) -> BinaryIO:
+    """Open a file of a corpus for reading. What is read is what was hashed, or an error."""
+    stream = open_file(file.place)
+    if file.checksums is None:
+        return stream
+    return cast(BinaryIO, io.BufferedReader(VerifiedFile(stream, file.checksums, file.name)))
 
 
 class RemoteFile(io.RawIOBase):
@@ -80,7 +89,7 @@ def compression_of(stream: BinaryIO) -> str | None:
 
 def decompressed(file: File) -> Iterator[tuple[bytes, int]]:
     """Yield a whole file in decompressed blocks, each with the bytes of the file read for it."""
-    with open_file(file.place) as stream:
+    with open_input(file) as stream:
         before = 0
         for block in _decompress(file, stream):
             at = stream.tell()

@@ -8,11 +8,11 @@ folder of this process. The same bytes are the same input, however they came.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,8 +20,9 @@ from ...console.errors import InputError, StorageError, file_fault
 from ...console.log import get_logger
 from ...console.progress import Progress
 from ...dataplane.storage import storage
-from .input_file import BLOCK_BYTES, File
-from .open_file import compression_of, decompressed
+from .checksums import MIN_BLOCK_BYTES, ContentHash, hash_content
+from .input_file import File
+from .open_file import compression_of, decompressed, read_full
 
 log = get_logger(__name__)
 
@@ -66,13 +67,21 @@ def _kept(file: File, folder: str | None) -> File:
     place = storage.local_path(folder)
     try:
         place.mkdir(parents=True, exist_ok=True)
-        path, size, digest = _copy(stream, place)
+        path, content = _copy(stream, place)
     except OSError as error:
         reason, hint = file_fault(error)
         raise StorageError(f"cannot keep standard input in {folder}: {reason}", hint=hint) from None
     with path.open("rb") as held:
         compression = compression_of(held)
-    kept = File(f"{NAME} {digest[:8]}", size, file.format, compression, digest, str(path))
+    kept = File(
+        name=f"{NAME} {content.fingerprint[:8]}",
+        size=path.stat().st_size,
+        format=file.format,
+        compression=compression,
+        fingerprint=content.fingerprint,
+        path=str(path),
+        checksums=content.checksums,
+    )
     if kept.format != "auto":
         return kept
     try:
@@ -82,18 +91,19 @@ def _kept(file: File, folder: str | None) -> File:
         raise
 
 
-def _copy(stream: BinaryIO, folder: Path) -> tuple[Path, int, str]:
-    """Copy a stream into a file that is named by its hash; return its path, size and hash."""
-    hasher, size = hashlib.sha256(), 0
+def _copy(stream: BinaryIO, folder: Path) -> tuple[Path, ContentHash]:
+    """Copy a stream into a file that is named by its hash; return its path and its hash."""
     handle, half = tempfile.mkstemp(dir=folder)
     with os.fdopen(handle, "wb") as out, Progress("reading standard input", unit="B") as progress:
-        while block := stream.read(BLOCK_BYTES):
-            out.write(block)
-            hasher.update(block)
-            size += len(block)
-            progress.advance(len(block))
-    digest = hasher.hexdigest()[:32]
-    return Path(half).rename(folder / digest), size, digest
+
+        def copy_blocks() -> Iterator[bytes]:
+            while block := read_full(stream, MIN_BLOCK_BYTES):
+                out.write(block)
+                progress.advance(len(block))
+                yield block
+
+        content = hash_content(copy_blocks(), MIN_BLOCK_BYTES)
+    return Path(half).rename(folder / content.fingerprint), content
 
 
 def _of_its_format(file: File) -> File:
@@ -102,7 +112,7 @@ def _of_its_format(file: File) -> File:
     for format, beginnings in BEGINNINGS.items():
         if head.startswith(beginnings):
             log.info("standard input is read as %s", format)
-            return File(file.name, file.size, format, file.compression, file.fingerprint, file.path)
+            return replace(file, format=format)
     raise InputError(
         "the format of standard input is not known" if head else "standard input is empty",
         hint="name it with --input-format, as in --input-format text" if head else None,

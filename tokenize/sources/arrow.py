@@ -7,7 +7,7 @@ from typing import Any
 
 from ...dataplane.shards.arrow_ipc import batch_rows
 from ..files.input_file import DamagedFile, File
-from ..files.open_file import open_file
+from ..files.open_file import open_input
 from .columns import column_kinds, columns_to_read, schema_problem, small_batches, texts_of
 from .fields import FieldKind
 from .format import LIMITS, BadRecord, CorpusFormat, ReadLimits, Slice, SourceConfig, Texts
@@ -21,9 +21,9 @@ class Arrow(CorpusFormat):
     compressible = False
 
     def cut(self, file: File, config: SourceConfig, size: int) -> list[Slice]:
-        if not hasattr(_open(file.place), "num_record_batches"):
+        if not hasattr(_open(file), "num_record_batches"):
             return [Slice(file, 0, -1, 0, file.size)]  # an IPC stream has no index
-        with open_file(file.place) as stream:
+        with open_input(file) as stream:
 
             def read(start: int, end: int) -> bytes:
                 stream.seek(start)
@@ -46,7 +46,7 @@ class Arrow(CorpusFormat):
 
         name = part.file.name
         try:
-            opened = _open(part.file.place)
+            opened = _open(part.file)
         except DamagedFile as error:
             yield Texts([], [], None, [BadRecord("damaged file", str(error), name)], part.size)
             return
@@ -65,7 +65,7 @@ class Arrow(CorpusFormat):
             yield Texts([], [], None, [BadRecord("damaged file", str(error), name, number, "row")])
 
     def field_kinds(self, part: Slice, names: Sequence[str]) -> dict[str, set[FieldKind | str]]:
-        opened = _open(part.file.place)
+        opened = _open(part.file)
         return column_kinds(opened.schema, names)
 
 
@@ -80,11 +80,11 @@ def _batches(opened: Any, part: Slice) -> Iterator[Any]:
         yield opened.get_batch(number)
 
 
-def _open(name: str) -> Any:
+def _open(file: File) -> Any:
     import pyarrow as pa
 
     try:
-        stream = open_file(name)
+        stream = open_input(file)
         head = stream.read(6)
         stream.seek(0)
         return pa.ipc.open_file(stream) if head == b"ARROW1" else pa.ipc.open_stream(stream)

@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..files.input_file import DamagedFile, File
-from ..files.open_file import HEAD_BYTES, decompressed, is_compressed, open_file, read_full
+from ..files.input_file import BLOCK_BYTES, DamagedFile, File
+from ..files.open_file import HEAD_BYTES, decompressed, is_compressed, open_input, read_full
 from ..files.web import is_web
 from .format import LIMITS, BadRecord, ReadLimits, Slice
 
+OVERRUN_BYTES = BLOCK_BYTES // 4
+"""Bytes read at once after the end of a slice, where its last record ends."""
 BOM = b"\xef\xbb\xbf"
 """Byte-order mark that some files begin with, to say that they are UTF-8. It is not text."""
 
@@ -40,7 +42,7 @@ def cut_bytes(file: File, delimiter: bytes, size: int) -> list[Slice]:
         return whole
     edges = [*range(0, file.size - size // 2, size), file.size]
     slices, records = [], 0
-    with open_file(file.place) as stream:
+    with open_input(file) as stream:
         if is_compressed(stream.read(HEAD_BYTES)):  # regardless of its name
             return whole
         for start, end in itertools.pairwise(edges):
@@ -148,13 +150,13 @@ def _chunks(part: Slice, delimiter: bytes, block_bytes: int) -> Iterator[tuple[b
     if part.file.compression or (part.start == 0 and part.end >= part.file.size):
         yield from decompressed(part.file)
         return
-    with open_file(part.file.place) as stream:
+    with open_input(part.file) as stream:
         at = max(0, part.start - len(delimiter))
         stream.seek(at)
         skipping = part.start > 0
         tail = b""
         while True:
-            chunk = read_full(stream, block_bytes)
+            chunk = read_full(stream, min(block_bytes, max(part.end - at, OVERRUN_BYTES)))
             if not chunk:
                 break
             data = tail + chunk

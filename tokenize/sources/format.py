@@ -86,9 +86,9 @@ class Slice:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What decides the records of the slice; where the bytes of its file lie does not."""
+        """What decides the records of the slice; the place and the checksums of its file do not."""
         data = asdict(self)
-        del data["file"]["path"]
+        del data["file"]["path"], data["file"]["checksums"]
         return data
 
 

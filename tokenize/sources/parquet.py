@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..files.input_file import DamagedFile, File
-from ..files.open_file import open_file
+from ..files.open_file import open_input
 from .columns import column_kinds, columns_to_read, schema_problem, small_batches, texts_of
 from .fields import FieldKind
 from .format import LIMITS, BadRecord, CorpusFormat, ReadLimits, Slice, SourceConfig, Texts
@@ -24,7 +24,7 @@ class Parquet(CorpusFormat):
     compressible = False
 
     def cut(self, file: File, config: SourceConfig, size: int) -> list[Slice]:
-        with _open(file.place) as opened:
+        with _open(file) as opened:
             meta = opened.metadata
             slices: list[Slice] = []
             start = first = rows = total = 0
@@ -45,7 +45,7 @@ class Parquet(CorpusFormat):
 
         name = part.file.name
         try:
-            opened = _open(part.file.place)
+            opened = _open(part.file)
         except DamagedFile as error:
             yield Texts([], [], None, [BadRecord("damaged file", str(error), name)], part.size)
             return
@@ -74,19 +74,19 @@ class Parquet(CorpusFormat):
                 )
 
     def field_kinds(self, part: Slice, names: Sequence[str]) -> dict[str, set[FieldKind | str]]:
-        with _open(part.file.place) as opened:
+        with _open(part.file) as opened:
             return column_kinds(opened.schema_arrow, names)
 
 
 FORMAT = Parquet()
 
 
-def _open(name: str) -> Any:
+def _open(file: File) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         # Read page by page: a row group may be larger than memory.
-        return pq.ParquetFile(open_file(name), buffer_size=PAGE_BYTES, pre_buffer=False)
+        return pq.ParquetFile(open_input(file), buffer_size=PAGE_BYTES, pre_buffer=False)
     except (pa.ArrowInvalid, OSError) as error:
         raise DamagedFile(f"this is not a Parquet file ({error})") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
 import time
@@ -9,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from support.data.corpora import texts, write_jsonl
 
@@ -17,6 +20,7 @@ from headrace.dataplane.datasets import manifest
 from headrace.tokenize.corpus import inputs
 from headrace.tokenize.corpus.inputs import find_files
 from headrace.tokenize.files import file_hashes
+from headrace.tokenize.files.checksums import ContentHash
 from headrace.tokenize.files.file_hashes import FileState, hash_files
 from headrace.tokenize.files.input_file import File
 from headrace.tokenize.sources.format import SourceConfig
@@ -34,13 +38,13 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the files that are hashed. Hashes of files of any size are cached here."""
     monkeypatch.setattr(file_hashes, "MIN_CACHED_BYTES", 0)
     names: list[str] = []
-    inner = file_hashes._fingerprint
+    inner = file_hashes._hash_file
 
     def counting(file: file_hashes.File) -> object:
         names.append(Path(file.name).name)
         return inner(file)
 
-    monkeypatch.setattr(file_hashes, "_fingerprint", counting)
+    monkeypatch.setattr(file_hashes, "_hash_file", counting)
     return names
 
 
@@ -90,13 +94,13 @@ def test_a_tick_of_the_file_system_passes_before_a_file_is_read(
         return FileState(os.fstat(stream.fileno()).st_size, stat=stat)
 
     monkeypatch.setattr(file_hashes, "_state_of", state)
-    inner = file_hashes._fingerprint
+    inner = file_hashes._hash_file
 
     def writing(of: File) -> object:
         file.write_text("behind")  # after the state was taken, and before the first byte is read
         return inner(of)
 
-    monkeypatch.setattr(file_hashes, "_fingerprint", writing)
+    monkeypatch.setattr(file_hashes, "_hash_file", writing)
     monkeypatch.setattr("time.sleep", pauses.append)
     with pytest.raises(InputError, match=r"1 inputs changed while .*a\.txt"):
         marks(file)
@@ -119,7 +123,7 @@ def test_hashes_of_small_files_are_not_cached(tmp_path: Path) -> None:
     marks(tmp_path / "a.txt")
     assert (
         not file_hashes.HashCache(file_hashes.cache_file())
-        .database.execute("select * from hashes")
+        .database.execute("select * from contents")
         .fetchall()
     )
 
@@ -183,22 +187,51 @@ def test_a_file_written_during_a_build_is_an_error_whatever_the_clock_says(
     assert (corpus.parent / "out" / "manifest.json").exists() is (written != "during")
 
 
-@pytest.mark.parametrize("rehash", [True, False])
-def test_rehash_compares_contents_where_times_tell_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rehash: bool
+@pytest.mark.parametrize("name", ["1.jsonl", "a.parquet", "a.arrow", "a.txt.gz"])
+@pytest.mark.parametrize("cached", [True, False])
+def test_an_input_whose_content_changes_is_an_error_where_times_tell_nothing(
+    tmp_path: Path, run_build: Run, monkeypatch: pytest.MonkeyPatch, name: str, cached: bool
 ) -> None:
-    """A file system that keeps no times; without the option, the change goes unnoticed there."""
-    file = tmp_path / "a.txt"
-    file.write_text("before")
-    monkeypatch.setattr(file_hashes, "_state_of", lambda _: FileState(6, stat=(1, 2, 3, 4)))
-    hashed = hash_files(find_files([str(file)], SourceConfig()), rehash=rehash)
-    hashed.check_unchanged(hashed.files)
-    file.write_text("behind")
-    if rehash:
-        with pytest.raises(InputError, match=r"1 inputs changed while .*a\.txt"):
-            hashed.check_unchanged(hashed.files)
+    """A file system that keeps no times. The content is put back before the build ends."""
+    from headrace.tokenize.builder import build
+
+    monkeypatch.setattr(file_hashes, "MIN_CACHED_BYTES", 0)
+    state = FileState(len(write_corpus(tmp_path / name)), stat=(1, 2, 3, 4))
+    monkeypatch.setattr(file_hashes, "_state_of", lambda _: state)
+    make, file = build.make, tmp_path / name
+    before = file.read_bytes()
+    at = before.find(b"naive") if b"naive" in before else len(before) // 2
+    after = before[:at] + bytes([before[at] ^ 1]) + before[at + 1 :]
+
+    def changing(*args: object, **options: object) -> object:
+        file.write_bytes(after)
+        try:
+            return make(*args, **options)  # type: ignore[arg-type]
+        finally:
+            file.write_bytes(before)
+
+    if cached:
+        hash_files(find_files([str(file)], SourceConfig()))
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "make", changing)
+        with pytest.raises(InputError, match=rf"1 inputs changed while .*{name}"):
+            run_build(file)
+    run_build(file)
+
+
+def write_corpus(path: Path) -> bytes:
+    """Write a file of the format that its ending names; return its bytes."""
+    table = pa.table({"text": [f"{text} naive" for text in texts(40)]})
+    if path.suffix == ".jsonl":
+        write_jsonl(path, table["text"].to_pylist())
+    elif path.suffix == ".parquet":
+        pq.write_table(table, path, compression="none", use_dictionary=False)
+    elif path.suffix == ".arrow":
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
     else:
-        hashed.check_unchanged(hashed.files)
+        path.write_bytes(gzip.compress("\n".join(table["text"].to_pylist()).encode()))
+    return path.read_bytes()
 
 
 def test_objects_without_a_version_are_hashed() -> None:
@@ -235,7 +268,7 @@ def test_an_object_overwritten_during_a_build_is_an_error(
     if key == "size":
         facts = {name: {"size": 3} for name in facts}
     monkeypatch.setattr(
-        file_hashes, "_fingerprint", lambda file: ("0" * 32, file_hashes._state(file))
+        file_hashes, "_hash_file", lambda file: (ContentHash("0" * 32), file_hashes._state(file))
     )
     for module in (inputs, file_hashes):
         monkeypatch.setattr(module, "information", lambda name: facts[name.rpartition("/")[2]])
