@@ -14,7 +14,7 @@ DOCS   := $(VENV)/.headrace-docs
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-quick test-all check style bench golden regress docs pictures setup
+.PHONY: help run test test-quick test-all check style bench golden samples regress docs pictures setup
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -52,6 +52,10 @@ GOLDEN = $(if $(MODELS),--models '$(MODELS)') $(if $(LAYOUTS),--layouts '$(LAYOU
 
 golden: $(TESTS)  ## train the golden runs and record them in benchmarks/golden/ (docs/golden.md)
 	$(BIN)/python -m benchmarks.golden record $(GOLDEN) $(if $(MISSING),--missing)
+
+samples: $(TESTS)  ## write the samples of files, printed JSON and names again (docs/files.md)
+	RENEW_SAMPLES=1 $(BIN)/python -m pytest $(or $(TESTS_OF),tests/formats)
+	git status --short tests/formats/samples
 
 regress: $(TESTS)  ## compare with the recordings; A=<commit> B=<commit>: two commits side by side
 	$(BIN)/python -m benchmarks.golden regress $(GOLDEN) \

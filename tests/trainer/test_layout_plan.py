@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from formats.samples import pin_keys
 from support.configs import CONFIGS
 from support.data.small_data import random_documents, write_dataset
 from support.planner.hardware import cpu_hardware
@@ -98,6 +99,7 @@ def test_a_plan_is_what_a_run_resolves_to(
     """The keys of the file stand in the run, and the prediction has its parts."""
     file, printed = searched
     result = json.loads(printed.stdout)
+    pin_keys("plan", result)
     job = ask("processes=2", "precision=fp32", layout=str(file))
     best = result["phases"][0]["best"]
     assert len(best) == 10

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from click.testing import CliRunner
+from formats.samples import pin_keys
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -227,6 +228,7 @@ def test_the_table_of_blocks(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     rows = list(csv.DictReader(table.open()))
     printed = json.loads(result.stdout)
+    pin_keys("bench-blocks", printed)
     places = [("mlp", "16", "2"), ("mlp", "32", "1"), ("se", "16", "2"), ("se", "32", "1")]
     assert [(row["block"], row["length"], row["rows"]) for row in rows] == places
     assert [float(row["forward ms"]) for row in rows] == [row["forward ms"] for row in printed]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from formats.samples import pin_keys
 
 from headrace.console import config as reader
 from headrace.console.errors import LayoutError, PlanError, RunError
@@ -206,6 +207,8 @@ def test_a_tune_that_ended_is_read_from_its_folder(
     first = work.as_json(work.tune(question, folder, runner))
     again = work.as_json(work.tune(question, folder, pytest.fail))
     assert json.dumps(first) == json.dumps(again)
+    pin_keys("tune", first)
+    pin_keys("tune-request", folder.read())
     with pytest.raises(RunError, match=r"trials: the folder has 4, this tune 5"):
         work.tune(replace(question, trials=5), folder, pytest.fail)
 

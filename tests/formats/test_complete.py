@@ -1,0 +1,199 @@
+"""Everything that turns names of fields into keys has a sample: uses of asdict and its kin, the
+formats of docs/files.md, commands with --json."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+from formats.samples import RENEW, SAMPLES, WORLD
+from formats.story import MAKING, READING
+from formats.test_names import sources
+
+from headrace.console.headrace import main
+
+USE = re.compile(
+    r"(?<![\w.])(?:dataclasses\.)?(?:asdict|vars|fields)\((?!self, first)|\._asdict\(|__dict__"
+)
+"""Turns the names of a dataclass' fields into keys."""
+INTERNAL = "no key leaves the process, or both ends are of one version"
+
+USES: dict[str, tuple[int, str]] = {
+    "about.py": (1, "world/corpora/web/train/about.json"),
+    "audit_rows.py": (3, "printed/audit*.json"),
+    "byte.py": (1, "world/corpora/dna/manifest.json"),
+    "cli.py": (4, "printed/verify-damaged.json, list.json, clean.json"),
+    "commands.py": (3, "printed/neardup.json, duplicates.json, sample.json"),
+    "commit.py": (1, "world/corpora/mds/manifest.json"),
+    "config.py": (4, "keys-of-yaml/*.txt, world/main/run.yaml"),
+    "config_key.py": (3, "printed/config*.json"),
+    "contamination.py": (2, "printed/contamination.json, world/found.parquet"),
+    "conversation.py": (1, "world/corpora/chat/manifest.json"),
+    "correct.py": (1, INTERNAL),
+    "count.py": (1, "printed/count.json"),
+    "curves.py": (1, "printed/plot.json"),
+    "decontaminate.py": (1, "world/corpora/mds/manifest.json"),
+    "doctor.py": (1, "keys/doctor.json"),
+    "errors.py": (2, INTERNAL),
+    "exceeded.py": (1, "keys-of-yaml/run.txt"),
+    "explain.py": (1, "keys-of-yaml/*.txt"),
+    "facts.py": (1, "commands.txt: the options of a start, which its log prints"),
+    "failures.py": (2, "commands.txt: the keys of --failures are in keys/plan.json"),
+    "file.py": (2, "keys-of-yaml/hardware.txt"),
+    "folder.py": (2, "world/anneal/anneal.json, files/tune/results/00-0.json"),
+    "format.py": (1, "world/corpora/web/train/manifest.json"),
+    "inspect.py": (1, "printed/inspect*.json"),
+    "job.py": (2, "world/drop.neardup/neardup.json"),
+    "layer_watch.py": (1, "world/main/signals.jsonl"),
+    "ledger.py": (1, "world/main/ledger.jsonl"),
+    "levels.py": (1, "keys/board.json"),
+    "making.py": (1, "world/views/*/tables/*.arrow"),
+    "manifest.py": (3, "world/corpora/*/manifest.json, world/corpora/*/tables/*.arrow"),
+    "metadata.py": (2, "world/main/checkpoints/*/tensors/.metadata"),
+    "options.py": (2, "commands.txt: the launcher's words for its ranks"),
+    "plan.py": (3, "world/plan.json, world/changing.json"),
+    "recipes.py": (2, "printed/recipe*.json"),
+    "resolve_mixture.py": (1, "world/plan.json"),
+    "results.py": (1, "world/drop.neardup/neardup.json"),
+    "rows.py": (2, "keys/board.json"),
+    "saver.py": (1, INTERNAL),
+    "scores.py": (1, "world/anneal/scores.json"),
+    "settings.py": (1, "world/corpora/*/manifest.json"),
+    "shape.py": (1, "keys-of-yaml/mixture.txt"),
+    "signals.py": (1, "world/main/signals.jsonl"),
+    "slow_jobs.py": (1, "keys/order-slow-jobs.json"),
+    "steps.py": (1, "world/main/ledger.jsonl"),
+    "store.py": (2, "world/main/checkpoints/*/state.json, world/main/checkpoints/*/manifest.json"),
+    "summary.py": (1, "printed/models-show.json"),
+    "table.py": (1, "printed/plan*.json"),
+    "tables.py": (1, "keys/order-tables.json"),
+    "task_state.py": (1, "files/build/work/tasks/0.json"),
+    "trace.py": (1, "a cache that is named by the source of the planner: it is traced again"),
+    "tune.py": (1, "keys/tune.json"),
+    "verify.py": (2, "world/views/*/tables/*.arrow"),
+}
+"""How often the modules of a name use them, and the sample with the keys, or why none has them."""
+
+FORMATS: dict[str, str] = {
+    "`manifest.json`": "world/corpora/web/train/manifest.json",
+    "`tables/*.arrow` (shard tables)": "world/corpora/web/train/tables/*.arrow",
+    "`shards/*`": "world/corpora/*/shards/*",
+    "`fields/*.arrow`": "world/corpora/web/train/fields/*.arrow",
+    "`tables/*.inputs`, `*.digests`": "world/corpora/web/train/tables/*.digests",
+    "`tokenizers/*.json`": "world/corpora/web/train/tokenizers/*.json",
+    "`index.json` (MDS)": "world/corpora/mds/index.json",
+    "`views/*.bits`, `views/*.arrow` (packing tables)": "world/views/packed/views/*.arrow",
+    "`about.json` (dataset)": "world/corpora/web/train/about.json",
+    "the cache of remote shards": "bytes of shards, without keys",
+    "`README.md`": "a page",
+    "`work/tasks/*.json`, `work/states/*.json`": "keys/work.json",
+    "`work/digests`, `work/drops`, `work/spills`, `work/parts`": "arrays, without keys",
+    "`work/claims/*.json` (locks)": "keys/work.json",
+    "drop lists of `tokenize neardup`": "world/drop.parquet",
+    "drop lists of yours": "world/drop.parquet",
+    "`*.neardup/neardup.json`": "world/drop.neardup/neardup.json",
+    "`*.neardup/results/*.parquet`": "world/drop.neardup/results/*.parquet",
+    "findings of `tokenize contamination`": "world/found.parquet",
+    "`~/.cache/headrace-tokenize`": "world/cache/headrace-tokenize/fingerprints.sqlite",
+    "`plan.json`, `held-out-*.json`": "world/main/held-out-*.json",
+    "`ledger.jsonl`": "world/main/ledger.jsonl",
+    "`checkpoints/*/manifest.json`": "world/main/checkpoints/*/manifest.json",
+    "other files of a checkpoint": "world/main/checkpoints/*/state.json",
+    "`anneal.json`, `tune.json`": "world/anneal/anneal.json",
+    "`scores.json` of an anneal": "world/anneal/scores.json",
+    "`results/*.json` of a tune": "files/tune/results/*.json",
+    "`measured.json`": "files/run/measured.json",
+    "`about.json` (run)": "world/main/about.json",
+    "`metrics.jsonl`, `events.jsonl`, `evaluations.jsonl`, `signals.jsonl`, `scores.jsonl`, "
+    "`recall.jsonl`": "world/main/metrics.jsonl",
+    "`board/`": "keys/board.json",
+    "`~/.cache/headrace-plans`": "keys/order-tables.json",
+    "`~/.cache/headrace-traces`": "values by a question, which holds names of classes: a renamed "
+    "one is traced again",
+}
+"""The rows of docs/files.md, with a sample or the reason that there is none."""
+
+ELSEWHERE = {
+    "headrace bench blocks": "keys/bench-blocks.json",
+    "headrace bench collectives": "a line for each size, as a table of measured figures",
+    "headrace doctor": "keys/doctor.json",
+    "headrace models list": "keys/models-list.json",
+    "headrace trainer board": "serves until it is ended; keys/board.json has what it serves",
+    "headrace trainer eval": "keys/eval.json",
+    "headrace trainer plan": "keys/plan.json",
+    "headrace trainer plan show": "keys-of-yaml/layout-plan.txt: it prints the plan's file",
+    "headrace trainer resume": "printed/run.json: it prints what `run` does",
+    "headrace trainer tune": "keys/tune.json",
+}
+"""Commands with --json that the story leaves out, because they take long. Tests of their folders
+compare their keys with a sample (`pin_keys`)."""
+
+
+ALL = (USES, FORMATS, ELSEWHERE)
+
+
+def exists(sample: str) -> bool:
+    """True for a reason, and for samples that are there."""
+    places = re.findall(r"(?:^|, )((?:world|files|keys|printed|keys-of-yaml)/[^,:]+)", sample)
+    return all(any(SAMPLES.glob(place)) for place in places)
+
+
+def test_each_use_of_names_as_keys_has_a_sample() -> None:
+    found: Counter[str] = Counter()
+    for path, text in sources().items():
+        found[path.rpartition("/")[2]] += sum(bool(USE.search(line)) for line in text.splitlines())
+    assert +found == Counter({name: count for name, (count, _) in USES.items()})
+    assert RENEW or not [sample for _, sample in USES.values() if not exists(sample)]
+
+
+def test_each_format_has_a_sample() -> None:
+    page = (Path(__file__).parents[2] / "docs/files.md").read_text()
+    rows = re.findall(r"^\| ([^|]+) \|", page, re.MULTILINE)
+    names = [row.strip() for row in rows if row.strip() not in ("file", "---")]
+    first = names.index("`about.json`")
+    places = [
+        f"{name} ({'dataset' if place == first else 'run'})" if name == "`about.json`" else name
+        for place, name in enumerate(names)
+    ]
+    assert sorted(places) == sorted(FORMATS)
+    assert RENEW or not [sample for sample in FORMATS.values() if not exists(sample)]
+
+
+def test_each_command_with_json_has_a_sample() -> None:
+    steps = [f"headrace {step.words}" for step in (*MAKING, *READING) if "--json" in step.words]
+    left = {
+        path
+        for path in json_commands(main, "headrace")
+        if not any(step.startswith(f"{path} ") for step in steps)
+    }
+    assert left == set(ELSEWHERE)
+    assert RENEW or not [sample for sample in ELSEWHERE.values() if not exists(sample)]
+
+
+def test_each_sample_is_compared() -> None:
+    """A sample that nothing compares is one that nobody renews."""
+    printed = {f"{step.name}.json" for step in (*MAKING, *READING)}
+    assert {file.name for file in (SAMPLES / "printed").iterdir()} == printed
+    pinned = {Path(word).name for word in re.findall(r"keys/[\w-]+\.json", str(ALL))}
+    assert {file.name for file in (SAMPLES / "keys").iterdir()} == pinned | {"tune-request.json"}
+
+
+def json_commands(command: click.Command, path: str) -> Iterator[str]:
+    context = click.Context(command, info_name=path)
+    if any("--json" in parameter.opts for parameter in command.params):
+        yield path
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from json_commands(below, f"{path} {name}")
+
+
+def test_the_samples_are_small() -> None:
+    sizes = {file: file.stat().st_size for file in SAMPLES.rglob("*") if file.is_file()}
+    assert sum(sizes.values()) < 600_000
+    assert all(size < 90_000 for size in sizes.values())
+    assert any(WORLD.iterdir())
