@@ -126,11 +126,9 @@ READING = [
     Step("check", "mixtures check main.yaml --json"),
     Step("check-wrong", "mixtures check main.yaml phases.decay.weights.web=0.9 --json", code=1),
     Step("plan-read", "mixtures plan plan.json --tokens-per-second 1e3 --json"),
-    Step("plot", "mixtures plot changing.json --out curves.html --json"),
     Step("audit", "mixtures audit main --step 5 --text --json"),
     Step("audit-packed", "mixtures audit packed.yaml --rows 0:2 --json"),
     Step("audit-document", "mixtures audit plan.json --document id-3 --source web --json"),
-    Step("search", "mixtures search scores.json --mixture anneal.yaml --out proposals --json"),
     Step(
         "dry-run",
         "trainer run run.yaml --mixture main.yaml --model model.yaml --dry-run --json",
@@ -144,15 +142,13 @@ READING = [
     Step("anneal-dry-run", "trainer anneal main --mixtures anneal.yaml --dry-run --json"),
     Step("export", "trainer export main exported --format headrace --json", True),
     Step("sample", "trainer sample main --prompt water --tokens 4 --temperature 0 --json", True),
-    Step("models-show", "models show model.yaml --json"),
     Step("recipes", "recipes --json"),
-    Step("recipe", "recipes llama3-8b --json"),
     Step("config", "config optimizer.lr run.yaml --json"),
     Step("config-section", "config checkpoints --json"),
 ]
 """Commands that read the committed world."""
 
-FORKED = {"run", "dry-run", "recall", "report", "export", "sample", "models-show", "recipe"}
+FORKED = {"run", "dry-run", "recall", "report", "export", "sample"}
 """Commands that import torch: they run as forks of a process that has imported it."""
 
 
@@ -188,13 +184,6 @@ def write_inputs(root: Path) -> None:
     }  # fmt: skip
     for name, text in yamls.items():
         (root / f"{name}.yaml").write_text(text.lstrip())
-    shares = [{"web": n / 8, "low": 1 - n / 8} for n in range(6)]
-    candidates = [
-        {"name": f"c{n}", "score": 1.5 + n * n / 9, "error": None, "shares": share}
-        for n, share in enumerate(shares)
-    ]
-    ranking = {"weights": {"web": 1.0}, "candidates": candidates}
-    (root / "scores.json").write_text(json.dumps(ranking))
 
 
 def perform(step: Step, root: Path) -> tuple[int, str, str]:

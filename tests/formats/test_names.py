@@ -45,6 +45,10 @@ PRODUCT = (
 # Commands
 
 
+PARTS = ("required", "nargs", "multiple", "default", "is_flag")
+"""What click says about an option, besides its names, type and help."""
+
+
 def commands(command: click.Command, path: str) -> Iterator[str]:
     """Yield the parameters of a command and of those below it, with defaults and help."""
     context = click.Context(command, info_name=path)
@@ -56,7 +60,7 @@ def commands(command: click.Command, path: str) -> Iterator[str]:
         words = {
             "names": [*parameter.opts, *parameter.secondary_opts],
             "type": type_of(about["type"]),
-            **{key: about[key] for key in ("required", "nargs", "multiple", "default", "is_flag") if key in about},
+            **{key: about[key] for key in PARTS if key in about},
             "metavar": parameter.metavar,
             "help": about.get("help"),
         }  # fmt: skip

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from formats.samples import pin_keys
 
 from headrace.dataplane.order.plan import Plan
 from headrace.mixtures.cli import main
@@ -99,6 +100,7 @@ def test_plot_draws_every_format(mixture, tmp_path):
         assert run("plot", mixture, "--out", out).stdout == ""
         assert out.stat().st_size > 1_000
     data = json.loads(run("plot", mixture, "--out", out, "--json").stdout)
+    pin_keys("plot", data)
     assert data["file"] == str(out) and data["sources"] == ["web", "code"]
     assert "does not end in .png" in run("plot", mixture, "--out", "x.gif", code=2).stderr
     run("plot", mixture, code=2)

@@ -73,6 +73,7 @@ def test_a_second_show_needs_no_torch(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_show_as_json() -> None:
     shown = document("show", "tiny-hybrid", "vocab_size=1024", "--seq-len", "64")
+    pin_keys("models-show", shown)
     assert shown["parameters"] == 1_169_736 + 512 * 128
     assert set(shown["parameters_by_part"]) >= {"embedding", "se", "norms"}
     assert shown["seq_len"] == 64 and shown["memory"]["seq_len"] == 64

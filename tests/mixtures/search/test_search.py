@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from formats.samples import pin_keys
 
 from headrace.console.errors import InputError, MisuseError
 from headrace.dataplane.arrays import Float64
@@ -148,6 +149,7 @@ def test_proposals_become_mixtures(anneal: Path, tmp_path: Path) -> None:
     result = search(anneal, *words)
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
+    pin_keys("search", found)
     for each in [found["expected_best"], *found["proposals"]]:
         assert each["shares"]["web"] <= 0.5 and sum(each["shares"].values()) == pytest.approx(1)
     assert found["expected_best"]["shares"]["web"] == 0.5  # the best source, as far as allowed

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from formats.samples import pin_keys
 
 from headrace.console import config
 from headrace.console.progress import as_bytes
@@ -127,6 +128,7 @@ def test_a_recipe_is_listed_and_copied(tmp_path: Path) -> None:
     done = CliRunner().invoke(shipped.main, ["fine-tuning", "--out", str(out), "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.output)
+    pin_keys("recipe", found)
     assert found["command"] == (
         f"trainer run {out}/run.yaml --model llama3.2-1b --mixture {out}/mixture.yaml "
         "--out runs/fine-tuning --processes 1"
