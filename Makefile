@@ -53,7 +53,7 @@ GOLDEN = $(if $(MODELS),--models '$(MODELS)') $(if $(LAYOUTS),--layouts '$(LAYOU
 golden: $(TESTS)  ## train the golden runs and record them in benchmarks/golden/ (docs/golden.md)
 	$(BIN)/python -m benchmarks.golden record $(GOLDEN) $(if $(MISSING),--missing)
 
-samples: $(TESTS)  ## write the samples of files, printed JSON and names again (docs/files.md)
+samples: $(TESTS)  ## write the samples of files, printed JSON and names again (CONTRIBUTING.md)
 	RENEW_SAMPLES=1 $(BIN)/python -m pytest $(or $(TESTS_OF),tests/formats)
 	git status --short tests/formats/samples
 

@@ -18,8 +18,8 @@ from formats.samples import masked
 
 from headrace.dataplane.runlog import writer
 
-RANDOM = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}|\.tmp$")
-"""Random words of a checkpoint's index."""
+RANDOM = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}|\.tmp$|^pathlib")
+"""Words of a checkpoint's index that are random, or another version of Python's."""
 PAGES = (".html", ".lock", ".md", ".png", ".sh")
 """Endings of files that no command reads."""
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import pytest
 from formats.samples import RENEW, SAMPLES, WORLD
 from formats.story import MAKING, READING
 from formats.test_names import sources
@@ -150,6 +151,22 @@ def test_each_use_of_names_as_keys_has_a_sample() -> None:
         found[path.rpartition("/")[2]] += sum(bool(USE.search(line)) for line in text.splitlines())
     assert +found == Counter({name: count for name, (count, _) in USES.items()})
     assert RENEW or not [sample for _, sample in USES.values() if not exists(sample)]
+
+
+@pytest.mark.parametrize(
+    ("line", "uses"),
+    [
+        ("return asdict(self)", True),
+        ("data = {**vars(run)}", True),
+        ("for field in dataclasses.fields(kind):", True),
+        ("own._asdict()", True),
+        ("rows = dataset.fields(first, last)", False),
+        ("keep_vars(x)", False),
+    ],
+)
+def test_a_new_use_is_found(line: str, uses: bool) -> None:
+    """Negative control."""
+    assert bool(USE.search(line)) == uses
 
 
 def test_each_format_has_a_sample() -> None:

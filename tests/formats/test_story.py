@@ -219,3 +219,30 @@ def test_names_of_curves(read: Path) -> None:
     }
     names |= {f"evaluation/{name}" for entry in evaluations for name in evaluation_losses(entry)}
     compare("curves.txt", "".join(f"{name}\n" for name in sorted(names)))
+
+
+RENAMED = {
+    "main/metrics.jsonl": ("data_wait", "input_wait"),
+    "main/events.jsonl": ("seconds", "duration"),
+    "main/ledger.jsonl": ("first_row", "begin_row"),
+    "main/run.yaml": ("micro_batch_tokens", "microbatch_tokens"),
+    "main/checkpoints/step-00000008/state.json": ("updates", "applied"),
+    "corpora/web/train/manifest.json": ("table_hash", "hash_of_table"),
+}
+"""Keys of files, and other names for them."""
+
+
+@pytest.mark.parametrize("name", RENAMED)
+def test_a_renamed_key_is_a_difference(name: str, tmp_path: Path) -> None:
+    """Negative control: masked values hide no key."""
+    key, other = RENAMED[name]
+    text = (WORLD / name).read_text()
+    assert key in text
+    changed = tmp_path / name
+    changed.parent.mkdir(parents=True)
+    entries = [line.rpartition(', "check"')[0] + "}\n" for line in text.splitlines()]
+    text = "".join(entries) if name.endswith(".jsonl") else text
+    changed.write_text(text)
+    assert content(changed, name) == content(WORLD / name, name)
+    changed.write_text(text.replace(key, other, 1))
+    assert content(changed, name) != content(WORLD / name, name)
