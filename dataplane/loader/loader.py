@@ -67,7 +67,12 @@ class Batch:
 
 class Loader:
     """Iterates over the plan's steps from `start_step` on. Each item is a list of micro-batches;
-    the number is equal on all ranks. A context rank gets a contiguous part of every row."""
+    the number is equal on all ranks. A context rank gets a contiguous part of every row.
+
+    A thread reads up to `workers` groups of rows ahead while the caller computes; 0 reads within
+    the step. Its errors are raised at the step that needs the rows. `pin_memory` copies batches
+    into pinned memory, and `digests` hashes each row for the ledger.
+    """
 
     def __init__(
         self,

@@ -21,7 +21,9 @@ class DataConfig:
     """Folder that caches data from object storage; all processes and runs of a machine may share
     one. Default: headrace in the user's cache folder."""
     cache_bytes: Annotated[int, Size()] = 64 << 30
-    """Maximum size of the cache, such as 64GiB. It should hold two windows of every source."""
+    """Maximum size of the cache, such as 64GiB. It should hold four windows of every source, by
+    default at most 512 MiB each: with fewer than two, chunks are fetched more than once; with
+    fewer than four, by more requests."""
 
     def __post_init__(self) -> None:
         if self.workers < 0:
