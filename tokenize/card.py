@@ -1,7 +1,8 @@
 """A dataset's card: a page of Markdown with its size, origin, lengths and what was left out.
 
 Totals are those of the manifest. Lengths, bytes and fields are counted in a sample of the shards,
-spread over the dataset; the page says how large it is.
+spread over the dataset; the page says how large it is. The card of a view has the licences, sources
+and counts of the dataset that has its tokens, and says what the view leaves out.
 """
 
 from __future__ import annotations

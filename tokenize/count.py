@@ -2,6 +2,8 @@
 
 A sample consists of pieces of text, not of documents: document lengths vary so much that a few
 documents would dominate the sum. All bytes are counted; the sample estimates the tokens per byte.
+With fewer than MIN_PIECES pieces the estimate has no interval, and with fewer than two there is
+none.
 """
 
 from __future__ import annotations

@@ -145,7 +145,10 @@ def source_options(function: Any) -> Any:
             type=click.Choice(get_args(TextDocuments)),
             help="What one document of a plain text is (file).",
         ),
-        click.option("--separator", help="Separator of documents in a plain text (\\n\\n)."),
+        click.option(
+            "--separator",
+            help="Separator of documents in a plain text (\\n\\n); \\n, \\t, \\r, \\0 are escapes.",
+        ),
     ]
     return apply_options(options, function)
 

@@ -48,10 +48,12 @@ class ByteConfig:
     masked_weight: float = MASKED_WEIGHT
     """Loss weight of lower-case letters."""
     mask_control_tags: bool = False
-    """True: no loss on `@`, `#` and phylogenetic tags (`|d__Bacteria;…|`)."""
+    """True: no loss on `@`, `#` and phylogenetic tags (`|d__Bacteria;…|`): pieces between two bars,
+    or a bar and an end of the document, that hold `_`, `;` or a space, with their bars."""
     max_foreign: float = MAX_FOREIGN
     """Genomes (dna, mask_control_tags): largest share of a document's bytes that are not of
-    nucleotide sequences."""
+    nucleotide sequences: IUPAC codes, gaps (`-`, `.`, `~`), stops (`*`), line breaks, `@`, `#` and
+    `|`. Tags and header lines of FASTA (`>`) do not count."""
 
     def __post_init__(self) -> None:
         if not self.special_tokens:

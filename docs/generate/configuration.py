@@ -25,7 +25,7 @@ ROOTS = {
         "A model",
         "`headrace models show FILE`; in a run as `model.KEY=VALUE`.",
     ),
-    "build": (BuildConfig, "A build", "`tokenize build --config FILE`, or its options."),
+    "build": (BuildConfig, "A build", "`tokenize build`, as options; in Python `BuildConfig`."),
     "tokenizer": (TrainConfig, "A tokenizer's training", "`tokenize train`."),
     "hardware": (HardwareFile, "A cluster", "`trainer plan --hardware FILE`."),
 }

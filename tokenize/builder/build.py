@@ -83,17 +83,18 @@ class BuildConfig:
     compression: str | None = None
     """`zstd` or `zstd:LEVEL` (formats that can be compressed: mds)."""
     splits: dict[str, float] = field(default_factory=dict)
-    """Held-out datasets: fraction of documents, by name."""
+    """Held-out datasets: fraction of documents, by name (letters, digits, - and _)."""
     shuffle: int | None = None
     """Seed for shuffling documents across the whole build; None: keep their order."""
     shuffle_memory: int | None = None
-    """Shuffle through buckets: bytes of documents that a worker may hold."""
+    """Shuffle through buckets: bytes of tokens that a worker may hold. It decides where shards
+    begin: files that are added later need the same."""
     dedup: Literal["exact"] | None = None
     """exact: keep only the first of byte-equal documents."""
     max_document_tokens: int | None = None
     """Split longer documents; each piece ends with the end-of-document id."""
     drop: tuple[str, ...] = ()
-    """Files that list documents to leave out."""
+    """Files that list documents to leave out. The log and the manifest count each list."""
     filter: str | None = None
     """`module:function` or `./rules.py:function` that decides which documents stay."""
     filter_settings: dict[str, Any] = field(default_factory=dict)

@@ -30,7 +30,9 @@ COUNTED = "fill-in-the-middle: "
 
 @dataclass(frozen=True, kw_only=True)
 class FimConfig:
-    """Settings of fill-in-the-middle. Manifests store them: do not rename them."""
+    """Settings of fill-in-the-middle. Documents of fewer than three characters stay as they are; a
+    tokenizer that puts a space before each text is refused. Manifests store these settings: do
+    not rename them."""
 
     rate: float
     """Share of the documents that are rearranged."""

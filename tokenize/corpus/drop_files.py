@@ -4,7 +4,8 @@
     input hash and record number     the columns `input` and `record`
 
 An entry that cannot be read is an error with its line: a document that the list was meant to name
-would stay.
+would stay. So is an empty text or JSON lines file; a Parquet file without rows drops nothing. Text
+is UTF-8; a byte-order mark and blank lines are left out.
 """
 
 from __future__ import annotations

@@ -38,7 +38,8 @@ NAMED = 20
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
     evaluations: tuple[str, ...]
-    """Files, globs, folders and URLs of JSON lines or Parquet."""
+    """Files, globs, folders and URLs of JSON lines or Parquet. The hashes of their words, not the
+    names of the files, identify a build."""
     ngram: int = 13
     """A text that has so many consecutive words of a document is contaminated."""
     fields: tuple[str, ...] = ()

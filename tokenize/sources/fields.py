@@ -48,7 +48,8 @@ class KeptField:
     name: str
     """Key of the record, or name of the column; dots lead into nested objects."""
     type: FieldKind | None = None
-    """None: the type that the field has in the first records of the corpus."""
+    """None: the type of the values in the first records of the corpus; `int` and `float` together
+    are `float`, values of CSV `string`, never lists. Null is allowed, also as an element."""
     optional: bool = False
     """A record without the key, or a file without the column, has null."""
 
