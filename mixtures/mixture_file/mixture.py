@@ -38,7 +38,7 @@ class SourceSpec:
     """A dataset, under the name that phases use in their weights."""
 
     data: str
-    """URL of the dataset."""
+    """URL of the dataset. It is no part of the order: a mirror has the same order."""
     max_epochs: int = 1
     """Maximum number of epochs that the plan may take from the dataset."""
     generations: int | None = None
@@ -55,7 +55,8 @@ class PhaseSpec:
     """Share of each source in the phase's tokens; the shares sum to 1. A share is a number, or
     {from, to} for one that changes linearly over the phase. The name of an earlier phase replays
     that phase's mixture. `proportional` and {temperature: T} compute the shares of all sources
-    from their sizes, in proportion to tokens ** (1 / T); sources stay within `max_epochs`."""
+    from their sizes, in proportion to tokens ** (1 / T), with five decimals; of a source that would
+    exceed `max_epochs`, all that is left, up to less than a row."""
     seq_len: int | None = None
     """Tokens of a row. Default: that of the phase before."""
     batch: int | None = None
