@@ -67,8 +67,7 @@ docs: $(DOCS)  ## build the documentation site in build/site; a broken link fail
 
 pictures: $(RUNS)  ## draw the pictures of the pages from real runs (needs Chromium)
 	rm -rf runs/pictures && mkdir -p runs/pictures
-	$(BIN)/headrace demo --out runs/pictures/demo 2>&1 | tee runs/pictures/demo.log
-	$(BIN)/python -m docs.generate.terminal runs/pictures/demo.log
+	$(BIN)/headrace demo --out runs/pictures/demo
 	$(BIN)/python -m docs.generate.pictures runs/pictures/demo/run
 	$(BIN)/python -m docs.generate.tutorial_pictures runs/pictures
 	$(BIN)/python -m docs.generate.explanations

@@ -12,7 +12,7 @@ import yaml
 from packaging.version import Version
 from test_house import ROOT, configurations
 
-from docs.generate import generated_pages, peers, terminal
+from docs.generate import generated_pages, peers
 from docs.generate.configuration import ROOTS, sections
 from docs.generate.explanations import FIGURES
 from docs.generate.markdown import definitions, escaped
@@ -133,16 +133,6 @@ def test_pictures_are_small_and_have_both_forms() -> None:
     assert all("prefers-color-scheme: dark" in picture.read_text() for picture in single)
     names = {picture.stem.rpartition("-")[::2] for picture in pictures if picture not in single}
     assert names == {("report", "light"), ("report", "dark")}
-
-
-def test_the_terminal_text_is_what_the_script_takes_from_a_demo() -> None:
-    _, begin, rest = terminal.README.read_text().partition(terminal.BEGIN)
-    block, end, _ = rest.partition(terminal.END)
-    assert begin and end
-    lines = block.splitlines()[2:-2]  # without the fences and the two commands
-    assert terminal.block("\n".join(["something else", *lines])) == block
-    with pytest.raises(SystemExit, match="no line begins with"):
-        terminal.block("\n".join(lines[1:]))
 
 
 def test_every_picture_is_on_a_page() -> None:

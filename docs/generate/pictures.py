@@ -21,9 +21,9 @@ from support.pages.chromium import Chromium
 from .figure import COLOURS, Figure
 
 OUT = Path(__file__).parents[1] / "pictures"
-WIDTH, LEFT = 560, 20
+WIDTH, LEFT = 838, 20
 LINE = 20
-"""Height of a row of the step, in pixels."""
+"""Height of a row of the step, in pixels; the width is that of a README on GitHub."""
 
 
 def main() -> None:
@@ -78,41 +78,41 @@ def _headrace(folder: Path, *words: str) -> str:
 
 def data_path(facts: Facts) -> str:
     """Return the drawing: datasets, the rows of the plan in their order, the rows of a step."""
-    top = 250
+    top, half = 206, -(-len(facts.step_rows) // 2)
     figure = Figure(
         f"The datasets, all rows of a plan in their order, and the documents of step {facts.step}",
-        top + LINE * len(facts.step_rows) + 14,
+        top + LINE * half + 12,
         WIDTH,
     )
-    figure.text(LEFT, 24, "Datasets", "strong")
+    figure.text(LEFT, 26, "Datasets", "strong")
     for place, (name, dataset) in enumerate(zip(facts.names, facts.datasets, strict=True)):
-        y = 46 + 18 * place
-        figure.box((LEFT, y - 10), (11, 11), COLOURS[place % len(COLOURS)])
-        figure.text(LEFT + 18, y, name)
+        x = LEFT + place * (WIDTH - 2 * LEFT) / len(facts.names)
+        figure.box((x, 38), (12, 12), COLOURS[place % len(COLOURS)])
+        figure.text(x + 19, 49, name)
         size = f"{dataset['documents']:,} documents, {dataset['tokens']:,} tokens"
-        figure.text(LEFT + 70, y, size, "quiet")
+        figure.text(x + 62, 49, size, "quiet")
 
-    figure.text(LEFT, 120, "The plan: every row of the run, in its order", "strong")
+    figure.text(LEFT, 80, "The plan: every row of the run, in its order", "strong")
     wide = (WIDTH - 2 * LEFT) / len(facts.rows)
     for row in facts.rows:
-        figure.box((LEFT + row["row"] * wide, 130), (wide * 0.9, 40), facts.colour(row))
+        figure.box((LEFT + row["row"] * wide, 89), (wide * 0.9, 32), facts.colour(row))
     for phase in facts.plan["phases"]:
         x = LEFT + phase["first_row"] * wide
-        figure.path(f"M{x:.1f} 128v56", 'stroke-width="2"')
-        figure.text(x + 6, 186, f"{phase['phase']}: {phase['tokens']:,} tokens", "small quiet")
+        figure.path(f"M{x:.1f} 87v48", 'stroke-width="2"')
+        figure.text(x + 6, 135, f"{phase['phase']}: {phase['tokens']:,} tokens", "quiet")
 
     first, last = facts.step_rows[0]["row"], facts.step_rows[-1]["row"] + 1
     left, right = LEFT + first * wide, LEFT + last * wide
-    way = f"M{left:.1f} 172L{LEFT} {top - 34}M{right:.1f} 172L{WIDTH - LEFT} {top - 34}"
+    way = f"M{left:.1f} 123L{LEFT} {top - 34}M{right:.1f} 123L{WIDTH - LEFT} {top - 34}"
     figure.path(way, 'stroke-dasharray="3 3"')
     proof = f"Step {facts.step}, after the run: {len(facts.step_rows)} rows, proved by the ledger"
     figure.text(LEFT, top - 14, proof, "strong")
     for place, row in enumerate(facts.step_rows):
-        y = top + LINE * place
-        figure.box((LEFT, y + 1), (5, LINE - 2), facts.colour(row))
-        figure.text(LEFT + 14, y + 15, f"row {row['row']}", "quiet")
-        figure.text(LEFT + 78, y + 15, row["source"])
-        figure.text(LEFT + 134, y + 15, _documents(row["documents"]))
+        x, y = LEFT + place // half * (WIDTH / 2), top + LINE * (place % half)
+        figure.box((x, y + 1), (5, LINE - 2), facts.colour(row))
+        figure.text(x + 14, y + 15, f"row {row['row']}", "quiet")
+        figure.text(x + 74, y + 15, row["source"])
+        figure.text(x + 122, y + 15, _documents(row["documents"]))
     return figure.svg()
 
 
