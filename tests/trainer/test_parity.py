@@ -190,9 +190,13 @@ def test_shards_of_gradients_are_the_whole_gradient(
     for place in (alone, together):
         place.mkdir()
     names = {"model": "tiny"}
-    wanted = in_processes(1, "shards_of_gradients", alone, layouts=[REFERENCE], **names)[REFERENCE]
+    wanted = in_processes(
+        1, "gradient_shards.shards_of_gradients", alone, layouts=[REFERENCE], **names
+    )[REFERENCE]
     whole = torch.load(alone / f"{REFERENCE}.gradients.pt")
-    found = in_processes(2, "shards_of_gradients", together, layouts=layouts, **names)
+    found = in_processes(
+        2, "gradient_shards.shards_of_gradients", together, layouts=layouts, **names
+    )
     for layout, norm in found.items():
         have = torch.load(together / f"{layout}.gradients.pt")
         own = sum(float(gradient.double().square().sum()) for gradient in have.values()) ** 0.5

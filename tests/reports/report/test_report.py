@@ -91,7 +91,7 @@ def test_a_line_of_the_table_of_metrics_is_a_panel(
     monkeypatch.setitem(METRICS, "dummy", Metric(title="Dummies", wide=True))
     folder = make_run(tmp_path / "run", [4.0, 3.0, 2.0])
     rewrite(folder.metrics, lambda entry: entry.update(dummy=entry["step"] / 4, slowest_rank=3))
-    data = drawn_data(report.write([str(folder.root)], None)[0].read_text())
+    data = drawn_data(write_report([str(folder.root)], None)[0].read_text())
     assert {"name": "dummy", "title": "Dummies", "wide": True} in data["metrics"]
     assert curve(data["parts"][0], "dummy") == [0.0, 0.25, 0.5]
     assert "slowest_rank" not in data["runs"][0]["series"], "the table gives it no title"
