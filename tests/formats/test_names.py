@@ -22,8 +22,9 @@ import pytest
 from formats.samples import compare, differing_lines
 
 from headrace.console import config as reader
+from headrace.console.commands import HEADRACE
 from headrace.console.explain import NameIn, OneOf
-from headrace.console.headrace import COMMANDS, main
+from headrace.console.headrace import main
 from headrace.models.accounting.count import build_meta
 from headrace.models.config.config import ModelConfig, load_model_config
 from headrace.models.config.options import OPTIONS
@@ -88,7 +89,7 @@ def type_of(about: Mapping[str, Any]) -> str:
 
 def test_commands_and_their_options() -> None:
     compare("commands.txt", "\n".join(commands(main, "headrace")) + "\n")
-    assert set(COMMANDS) <= {
+    assert set(HEADRACE) <= {
         line.split()[1].rstrip(":")
         for line in commands(main, "headrace")
         if re.match(r"headrace \w", line)
