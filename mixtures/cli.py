@@ -150,14 +150,14 @@ def plan(
 @main.command(keys=keys)
 @click.argument("file", metavar=PLAN_ARGUMENT, type=click.Path())
 @command.overrides_argument
-@click.option("--out", type=click.Path(), required=True, help="A .png, .svg or .html file.")
+@click.option("--out", type=click.Path(), required=True, help="A .svg or .html file.")
 @command.json_option
 def plot(file: str, overrides: tuple[str, ...], out: str, as_json: bool) -> None:
     """Draw weights, learning rate, tokens and epochs over the tokens of a plan.
 
     \b
     Example:
-      mixtures plot mixture.yaml --out mixture.png
+      mixtures plot mixture.yaml --out mixture.svg
 
     More: docs/mixtures.md
     """

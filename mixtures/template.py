@@ -26,7 +26,7 @@ TEXT = """\
 # A mixture: the datasets of a run, their shares, and the phases of training.
 #   mixtures check FILE      report all problems, with line numbers
 #   mixtures plan FILE       show rows, tokens and epochs of every source; starts nothing
-#   mixtures plot FILE --out mixture.png
+#   mixtures plot FILE --out mixture.svg
 # Every value can be overridden on the command line: phases.anneal.tokens=50B
 # All keys: docs/mixtures.md
 

@@ -134,6 +134,14 @@ class Chart:
                 f'<circle cx="{x:.1f}" cy="{TOP}" r="3.2"/></g>'
             )
 
+    def limit(self, value: float, text: str) -> None:
+        """Draw a line across the frame at a value that must not be passed, with its meaning."""
+        y = self.y(value)
+        self.parts.append(
+            f'<line class="limit" x1="{LEFT}" x2="{self.right}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        )
+        self._text("", LEFT + 6, y - 4, text)
+
     def strip(
         self,
         name: str,

@@ -16,7 +16,7 @@ HALF = 530.0
 """Widths of charts: of the whole page, and two beside each other."""
 PALETTE = (
     "#2b7a9b", "#d9892f", "#5a9e6f", "#b4534f", "#7d6cb3", "#a39136", "#3d9f9f", "#c2689a",
-    "#6b7f99", "#8a5a3c",
+    "#6b7f99", "#8a5a3c", "#8fb04a", "#5a5fc2",
 )  # fmt: skip
 OPERATORS = ("#456b82", "#7fa3b8", "#b9cdd6", "#c8a46b", "#8b7f71", "#6d8f7d", "#b08a9b")
 

@@ -22,6 +22,29 @@ SCROLL = """
 """
 """Parts that are wider than the screen."""
 
+CHARTS = """
+svg text { font:11.5px ui-sans-serif,system-ui,sans-serif; fill:var(--soft); }
+.tick.y,.tick.end { text-anchor:end; } .tick.x { text-anchor:middle; }
+svg .phase { text-anchor:middle; font-weight:600; }
+.band.b0 { fill:var(--band0); } .band.b1 { fill:var(--band1); }
+.grid { stroke:var(--line); stroke-width:1; }
+polyline { fill:none; stroke:var(--ink); stroke-linejoin:round; stroke-linecap:round; }
+rect.pass.forward { fill:#1f6f8b; } rect.pass.backward { fill:#c07f2c; }
+svg text.pass { fill:#fff; text-anchor:middle; pointer-events:none; }
+rect.pass.update { fill:var(--past); } .key i.update { background:var(--past); }
+.limit { stroke-width:1.4; stroke:var(--mark); stroke-dasharray:5 4; }
+.key i.forward { background:#1f6f8b; } .key i.backward { background:#c07f2c; }
+.strong { stroke-width:2.4; } .medium { stroke-width:1.6; stroke:var(--water); }
+.thin { stroke-width:1.5; opacity:.9; }
+.fill { fill:var(--fill); } .dot { fill:var(--ink); }
+.mark line { stroke-width:1.2; stroke-dasharray:3 3; }
+.mark.restart line { stroke:var(--past); } .mark.restart circle { fill:var(--past); }
+.mark.skipped line { stroke:var(--mark); } .mark.skipped circle { fill:var(--mark); }
+.share { shape-rendering:crispEdges; }
+.probe { fill:transparent; } .probe:hover { fill:var(--fill); }
+"""
+"""Charts and timelines, of pages and of pictures."""
+
 SIDES = """
 @media (max-width:600px) {
   table.sides { min-width:calc(var(--columns)*94px); }
@@ -36,7 +59,7 @@ SIDES = """
 """
 """A table with a column for each run. On a phone, the name of a row stands above its values."""
 
-CSS = f"""{COLOURS}{SCROLL}{SIDES}"""
+CSS = f"""{COLOURS}{SCROLL}{SIDES}{CHARTS}"""
 CSS += """
 * { box-sizing:border-box; margin:0; }
 body { background:var(--paper); color:var(--ink); font:15px/1.5 ui-sans-serif,system-ui,
@@ -76,25 +99,6 @@ code,pre { font:12.5px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;
   color:var(--ink); overflow-wrap:anywhere; white-space:pre-wrap; }
 .failure { border-left:4px solid var(--mark); margin:0 0 18px; }
 svg.wide,svg.half { display:block; width:100%; height:auto; overflow:visible; }
-svg text { font:11.5px ui-sans-serif,system-ui,sans-serif; fill:var(--soft); }
-.tick.y,.tick.end { text-anchor:end; } .tick.x { text-anchor:middle; }
-svg .phase { text-anchor:middle; font-weight:600; }
-.band.b0 { fill:var(--band0); } .band.b1 { fill:var(--band1); }
-.grid { stroke:var(--line); stroke-width:1; }
-polyline { fill:none; stroke:var(--ink); stroke-linejoin:round; stroke-linecap:round; }
-rect.pass.forward { fill:#1f6f8b; } rect.pass.backward { fill:#c07f2c; }
-svg text.pass { fill:#fff; text-anchor:middle; pointer-events:none; }
-rect.pass.update { fill:var(--past); } .key i.update { background:var(--past); }
-.limit { stroke-width:1.4; stroke:var(--mark); stroke-dasharray:5 4; }
-.key i.forward { background:#1f6f8b; } .key i.backward { background:#c07f2c; }
-.strong { stroke-width:2.4; } .medium { stroke-width:1.6; stroke:var(--water); }
-.thin { stroke-width:1.5; opacity:.9; }
-.fill { fill:var(--fill); } .dot { fill:var(--ink); }
-.mark line { stroke-width:1.2; stroke-dasharray:3 3; }
-.mark.restart line { stroke:var(--past); } .mark.restart circle { fill:var(--past); }
-.mark.skipped line { stroke:var(--mark); } .mark.skipped circle { fill:var(--mark); }
-.share { shape-rendering:crispEdges; }
-.probe { fill:transparent; } .probe:hover { fill:var(--fill); }
 table { border-collapse:collapse; width:100%; margin-top:12px; font-size:13px; }
 th,td { padding:6px 10px; text-align:right; border-top:1px solid var(--line); font-weight:400; }
 thead th { color:var(--soft); border-top:0; } thead th[colspan] { text-align:center; }

@@ -75,7 +75,7 @@ def main() -> None:
 )
 @device_option
 @click.option("--csv", "csv_file", metavar="FILE", help="Write the table as CSV.")
-@click.option("--plot", metavar="FILE", help="Draw rates by length: .svg or .png.")
+@click.option("--plot", metavar="FILE", help="Draw rates by length: .svg.")
 @command.json_option
 def blocks(
     blocks: tuple[str, ...],
@@ -143,7 +143,7 @@ def blocks(
 @processes_option
 @device_option
 @click.option("--csv", "csv_file", metavar="FILE", help="Write the table as CSV.")
-@click.option("--plot", metavar="FILE", help="Draw bus bandwidth by size: .svg or .png.")
+@click.option("--plot", metavar="FILE", help="Draw bus bandwidth by size: .svg.")
 @command.json_option
 def collectives(
     names: tuple[str, ...],

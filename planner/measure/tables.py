@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ...console.errors import MissingError, MisuseError
+from ...console.errors import MisuseError
+from ...console.html.chart import BOTTOM, LINE, Chart, Curve, bounds
+from ...console.html.page import HALF, colour
+from ...console.html.picture import picture
+from ...console.progress import human
 from ...dataplane.storage import storage
 
-PICTURES = (".png", ".svg")
 Row = Mapping[str, Any]
 
 
@@ -43,18 +46,13 @@ def as_csv(rows: Sequence[Row]) -> str:
     return out.getvalue()
 
 
-def check_outputs(file: str | None, picture: str | None) -> None:
+def check_outputs(file: str | None, drawing: str | None) -> None:
     """Raise unless a file and a picture of these names can be written."""
-    for name in (file, picture):
+    for name in (file, drawing):
         if name is not None and not Path(name).parent.is_dir():
             raise MisuseError(f"the folder of {name} does not exist", hint="create it")
-    if picture is None:
-        return
-    if Path(picture).suffix.lower() not in PICTURES:
-        raise MisuseError(f"{picture} is no picture", hint=f"end it in {' or '.join(PICTURES)}")
-    if find_spec("matplotlib") is None:
-        what = "a picture needs matplotlib, which is not installed"
-        raise MissingError(what, hint="pip install matplotlib")
+    if drawing is not None and Path(drawing).suffix.lower() != ".svg":
+        raise MisuseError(f"{drawing} is no picture", hint="end it in .svg")
 
 
 def draw(
@@ -65,45 +63,45 @@ def draw(
     `line` and `panel` name the columns that tell curves and panels apart; each of `shown` is a row
     of panels.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    from ...mixtures.view.plot import COLOURS, STYLE
-
     panels = list(dict.fromkeys(row[panel] for row in rows))
-    lines = list(dict.fromkeys(row[line] for row in rows))
-    with matplotlib.rc_context(STYLE):
-        size = (1.8 + 3.6 * len(panels), 2.6 * len(shown))
-        figure, axes = pyplot.subplots(
-            len(shown), len(panels), figsize=size, sharex=True, sharey="row",
-            squeeze=False, layout="constrained",
-        )  # fmt: skip
-        try:
-            for row_axes, column in zip(axes, shown, strict=True):
-                for axis, value in zip(row_axes, panels, strict=True):
-                    for colour, name in zip(COLOURS * len(lines), lines, strict=False):
-                        points = [r for r in rows if r[panel] == value and r[line] == name]
-                        points.sort(key=lambda point: point[across])
-                        axis.plot(
-                            [point[across] for point in points],
-                            [point[column] for point in points],
-                            color=colour, label=str(name), marker="o", markersize=3,
-                        )  # fmt: skip
-                    axis.set_xscale("log", base=2)
-                    axis.set_yscale("log")
-                    axis.set_title(f"{panel} {value}", loc="left", fontsize=9)
-                row_axes[0].set_ylabel(column)
-            for axis in axes[-1]:
-                axis.set_xlabel(across)
-            figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside right upper")
-            metadata = {"Date": None} if file.lower().endswith(".svg") else None
-            picture = io.BytesIO()  # a file that exists stays whole if there is no room for the new
-            figure.savefig(picture, dpi=160, metadata=metadata, format=Path(file).suffix[1:])
-            storage.write(file, picture.getvalue())
-        finally:
-            pyplot.close(figure)
+    keys = [str(name) for name in dict.fromkeys(row[line] for row in rows)]
+    grid = [
+        [
+            (f"{column}, {panel} {value}", _chart(rows, column, across, (panel, value), line, keys))
+            for value in panels
+        ]
+        for column in shown
+    ]
+    storage.write(file, picture(grid, keys, f"{', '.join(shown)} by {across}").encode())
+
+
+def _chart(
+    rows: Sequence[Row],
+    column: str,
+    across: str,
+    panel: tuple[str, Any],
+    line: str,
+    keys: Sequence[str],
+) -> Chart:
+    """Draw a column's curves in one panel. The y axis is that of all panels with this column."""
+    name, value = panel
+    powers = [math.log2(row[across]) for row in rows]
+    heights = [math.log10(row[column]) for row in rows if row[column] > 0]
+    chart = Chart(
+        HALF, 200, bounds(powers), bounds(heights), lambda y: f"{10**y:.3g}",
+        bottom=BOTTOM + LINE, x_label=lambda x: human(round(2**x)), x_unit=across,
+        x_places=sorted(set(powers)),
+    )  # fmt: skip
+    chart.axes()
+    for number, key in enumerate(keys):
+        points = sorted(
+            (math.log2(row[across]), math.log10(row[column]))
+            for row in rows
+            if row[name] == value and str(row[line]) == key and row[column] > 0
+        )
+        curve = Curve([x for x, _ in points], [y for _, y in points])
+        chart.line(curve, "medium", colour(number))
+    return chart
 
 
 def _shown(value: Any) -> str:
