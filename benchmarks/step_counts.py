@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg  # noqa: F401  (registers the backend)
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed import HashStore
@@ -97,7 +98,7 @@ def count_step(
         engine = Fsdp2Config().build(Objective(model), AdamWConfig(), number_formats, parallel)
         gpu.trains = True
         counter = _Counter(gpu)
-        with saved_tensors_hooks(counter.saved.keep, lambda tensor: tensor):
+        with saved_tensors_hooks(counter.tensors.keep, lambda tensor: tensor):
             train(
                 engine,
                 parallel,
@@ -131,18 +132,18 @@ class _Counter(Hook):
 
     def __init__(self, gpu: FakeGpu) -> None:
         self.gpu = gpu
-        self.saved = _Saved()
+        self.tensors = _Saved()
         self.counts: Counts | None = None
         self.counting = False
 
     def step_begins(self, step: int) -> None:
         self.gpu.clear()
-        self.saved.storages.clear()
+        self.tensors.storages.clear()
         self.counting = step == 1
 
     def step_done(self, record: StepRecord) -> None:
         if self.counting:
-            kept = sum(self.saved.storages.values())
+            kept = sum(self.tensors.storages.values())
             self.counts = Counts(list(self.gpu.launches), list(self.gpu.waits), kept)
             self.counting = False
 
