@@ -193,9 +193,12 @@ class Collective(Row):
     per_node: int
     """Ranks of the group on each node; equal to `ranks` for a group within a node."""
     bytes: Annotated[int, Size()]
-    """Size as nccl-tests counts it (docs/bench.md)."""
+    """Size as nccl-tests counts it: the tensor of an all-reduce, the whole output of an all-gather,
+    the whole input of a reduce-scatter, a rank's send buffer of an all-to-all, the message of p2p.
+    Below the smallest measured size a collective takes the time of that size."""
     rate: float
-    """Bus bandwidth in bytes by seconds."""
+    """Bus bandwidth in bytes by seconds, as nccl-tests counts it: bytes / seconds times 2(n − 1)/n
+    for an all-reduce of n ranks, (n − 1)/n for an all-gather, reduce-scatter or all-to-all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -261,7 +264,12 @@ class Overhead(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareFile:
-    """Figures of a cluster of equal nodes."""
+    """Figures of a cluster of equal nodes.
+
+    Rows answer where their words match (precision, direction, kernel, collective). Between the
+    numbers of two rows, the logarithm of the rate is linear in the logarithm of each number. Beyond
+    the first and the last row the nearest rate counts, and the answer is marked as outside.
+    """
 
     name: str
     """Name of the cluster."""
@@ -279,6 +287,11 @@ class HardwareFile:
     attention: tuple[Attention, ...] = ()
     kernels: tuple[Kernel, ...] = ()
     links: Mapping[Annotated[str, NameIn(LINKS)], Link] = field(default_factory=dict)
+    """Published figures of links, which price collectives that have no rows by NCCL's tuning model:
+    the latency of each hop of a ring (or a tree, for an all-reduce), plus the bytes over the
+    bandwidth of the slowest link. A group with several ranks on each node enters it through as many
+    links. NVLink SHARP is not counted: NCCL reaches 480 GB/s with it on eight H100, where the
+    link's figure is 371."""
     collectives: tuple[Collective, ...] = ()
     overlap: Mapping[Annotated[str, NameIn(LINKS)], Overlap] = field(default_factory=dict)
     overhead: Overhead | None = None

@@ -23,7 +23,7 @@ class Sent:
     axis: str
     collective: str
     size: float
-    """Bytes, as nccl-tests counts them (docs/bench.md)."""
+    """Bytes, as nccl-tests counts them (`Collective.bytes`)."""
     ranks: int
     near: int
     """Ranks of the group on each node."""
