@@ -27,11 +27,18 @@ class WatchConfig(Guard):
     """URL in a store. The run's records are copied below it, into a folder of the run's name, while
     it trains: `trainer board URL` shows the run from any machine."""
     layers: int | None = None
-    """Record the norms of weights, gradients and updates, activations and router load by layer in
-    every so many steps (`signals.jsonl`). Such a step holds a second copy of the rank's masters."""
+    """Record signals by layer in every so many steps, in `signals.jsonl` with the ranks' times:
+    weight_norm (before the step), gradient_norm (before clipping), update_norm, activation_rms (of
+    the residual stream after the layer, without padding rows), and of experts expert_max (tokens of
+    the fullest one, in multiples of the mean) and expert_entropy (of their shares of the tokens: 1
+    if they are equal, 0 if one gets all). Such a step holds a second copy of the rank's masters."""
     noise: int | None = None
-    """Measure the gradient noise scale in every so many steps: each computes the gradient of a part
-    of its rows as well, one more micro-batch. A step of one row is refused."""
+    """Measure the gradient noise scale, tr(Σ) / |G|², in every so many steps, from the squared
+    norms of two gradients: the step's, and that of every rank's first micro-batch (of a single one
+    half of its rows, or every other rank), which costs one more micro-batch. `noise_scale` is the
+    ratio of two averages, `noise_trace` and `noise_square`, at which 0.95 stays in each measured
+    step; a resume goes on with them. It is null until both are above 0. A step of one row is
+    refused."""
     straggler: float = 0.2
     """Part of a step for which the others must wait for a rank, in `straggler_steps` steps in a
     row, for a warning that names it; 0: ranks are not timed."""
