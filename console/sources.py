@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-FOLDERS = ("configs", "console", "dataplane", "mixtures", "models", "tokenize", "trainer")
+FOLDERS = (
+    *("configs", "console", "dataplane", "mixtures", "models"),
+    *("planner", "reports", "tokenize", "trainer"),
+)
 """Folders of the package. (A checkout also holds tests, environments and runs.)"""
 
 

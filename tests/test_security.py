@@ -16,7 +16,10 @@ from headrace.models.conversion.files import read_torch
 from headrace.models.conversion.savanna.settings import read_settings
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("configs", "console", "dataplane", "mixtures", "models", "tokenize", "trainer")
+FOLDERS = (
+    *("configs", "console", "dataplane", "mixtures", "models"),
+    *("planner", "reports", "tokenize", "trainer"),
+)
 
 OWN_PROCESSES = {"trainer/cluster/ranks.py", "planner/measure/local.py"}
 """They read pickles that another process of the same command wrote into a private folder."""

@@ -243,5 +243,5 @@ def test_recompute_runs_each_kernel_again(steps: list[list[Any]]) -> None:
 
 
 def test_an_operation_without_a_class_is_an_error() -> None:
-    with pytest.raises(KeyError, match=r"aten::nowhere at models/loss\.py:1 has no class"):
+    with pytest.raises(KeyError, match=r"aten::nowhere at models/model/loss\.py:1 has no class"):
         kind_of(Launch("aten::nowhere", 0, 0, "models/model/loss.py:1", engine=False))

@@ -52,7 +52,7 @@ def test_a_change_of_the_same_length_is_seen(copy: Path, name: str) -> None:
 
 def test_a_renamed_file_is_seen(copy: Path) -> None:
     before = sources.digest(copy)
-    file = copy / "models" / "loss.py"
-    file.rename(file.with_name("losses.py"))
+    file = copy / "models" / "documents.py"
+    file.rename(file.with_name("rows.py"))
     assert sources.digest(copy) != before
-    file.with_name("losses.py").rename(file)
+    file.with_name("rows.py").rename(file)

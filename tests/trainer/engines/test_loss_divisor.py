@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import get_args
 
 import pytest
 import torch
+from support.configs import CONFIGS
+from support.ranks.fixtures import AGREEING
 from support.ranks.ranks import Ranks
 from torch.nn import functional as F
 
@@ -18,7 +19,6 @@ from headrace.models.config.options.names import Divisor
 from headrace.models.model.model import Model, initial_weights
 from headrace.trainer.engines.objective import Objective, counted
 
-AGREEING = Path(__file__).parents[1] / "agreeing.py"
 LAYOUTS = {"dp2": (1, 1), "tp2": (2, 1), "cp2": (1, 2)}
 
 
@@ -99,7 +99,7 @@ def test_router_losses_keep_their_size() -> None:
     assert counted(weights, "weights") is weights
 
     class Routed(torch.nn.Module):
-        axes = Model(load_model_config(AGREEING.with_name("tiny.yaml"))).axes
+        axes = Model(load_model_config(CONFIGS / "tiny.yaml")).axes
         chunks = (range(1),)
         received: tuple[int, ...] = ()
 
