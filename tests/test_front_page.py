@@ -76,16 +76,11 @@ def test_the_front_page_fits_into_a_screen_and_a_half(page: chromium.Chromium) -
         ".filter(each => each.scrollWidth > each.clientWidth).length"
     )
     assert page.run(cut) == 0
-    tops = page.run("return [...document.images].map(image => image.getBoundingClientRect().top)")
-    assert abs(tops[0] - tops[1]) < 4, "the pictures are not side by side"
+    widths = "return [...document.images].map(image => image.clientWidth / image.naturalWidth)"
+    assert min(page.run(widths)) == 1, "a picture that is made smaller cannot be read"
 
 
-@pytest.mark.parametrize("dark", [False, True])
-def test_a_phone_shows_the_pictures_in_its_whole_width(page: chromium.Chromium, dark: bool) -> None:
-    shown(page, 390, phone=True, dark=dark)
+def test_a_phone_shows_the_picture_in_its_whole_width(page: chromium.Chromium) -> None:
+    shown(page, 390, phone=True)
     assert page.run("return document.documentElement.scrollWidth") == 390
-    widths = page.run("return [...document.images].map(image => image.clientWidth)")
-    assert min(widths) > 340
-    assert page.run("return document.images[0].currentSrc").endswith(
-        "report-dark.png" if dark else "report-light.png"
-    )
+    assert min(page.run("return [...document.images].map(image => image.clientWidth)")) > 340

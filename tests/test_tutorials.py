@@ -120,6 +120,13 @@ def test_commands_and_files_are_understood(file: Path, tmp_path: Path) -> None:
     assert not problems(page, tmp_path)
 
 
+@pytest.mark.parametrize("name", ["README.md", "docs/first-hour.md"])
+def test_commands_of_the_first_pages_are_understood(name: str, tmp_path: Path) -> None:
+    text = Path(__file__).parents[1].joinpath(name).read_text()
+    page = Page("\n".join(re.findall(r"^```sh\n.*?^```$", text, re.MULTILINE | re.DOTALL)))
+    assert page.blocks and not problems(page, tmp_path)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -36,7 +36,7 @@ def main() -> None:
     (OUT / "data-path.svg").write_text(data_path(facts))
     with Chromium() as browser:
         for form in ("light", "dark"):
-            browser.device(1200, 715, dark=form == "dark")
+            browser.device(880, 740, dark=form == "dark")
             browser.open((arguments.run / "report.html").resolve().as_uri())
             browser.until("return document.body.dataset.drawn")
             browser.run("document.documentElement.style.overflow = 'hidden'")  # no scroll bar
@@ -89,7 +89,7 @@ def data_path(facts: Facts) -> str:
         x = LEFT + place * (WIDTH - 2 * LEFT) / len(facts.names)
         figure.box((x, 38), (12, 12), COLOURS[place % len(COLOURS)])
         figure.text(x + 19, 49, name)
-        size = f"{dataset['documents']:,} documents, {dataset['tokens']:,} tokens"
+        size = f"{dataset['documents']:,} documents, {dataset['tokens'] / 1e6:.2f}M tokens"
         figure.text(x + 62, 49, size, "quiet")
 
     figure.text(LEFT, 80, "The plan: every row of the run, in its order", "strong")

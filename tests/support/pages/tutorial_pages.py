@@ -28,6 +28,8 @@ NUMBER = re.compile(r"\d[\w.,:+-]*")
 """Numbers with their units, hashes and times."""
 TRAINS = re.compile(r"\btrainer run ")
 REDIRECTION = re.compile(r"\d?>+&? ?[\w./-]+")
+COMMENT = re.compile(r"(?<!\S)#.*$", re.MULTILINE)
+"""shlex would take the end of the line with it."""
 PROGRAMS = ("trainer", "mixtures", "tokenize")
 
 
@@ -95,7 +97,7 @@ def problems(page: Page, folder: Path) -> list[str]:
 
 def commands(script: str) -> Iterator[list[str]]:
     """Yield the words of each command of headrace in a script."""
-    script = REDIRECTION.sub(" ", script.replace("\\\n", " "))
+    script = COMMENT.sub("", REDIRECTION.sub(" ", script.replace("\\\n", " ")))
     lexer = shlex.shlex(script, posix=True, punctuation_chars=";|&()\n")
     lexer.whitespace, lexer.whitespace_split = " \t", True
     words: list[str] = []
