@@ -1,4 +1,8 @@
-"""Records between delimiters: cut files into slices, and read blocks with bounded memory."""
+"""Records between delimiters: cut files into slices, and read blocks with bounded memory.
+
+Lines end with a line feed, with or without a carriage return before it; any other carriage return
+is a character. A byte-order mark at the beginning of a file is left out.
+"""
 
 from __future__ import annotations
 
