@@ -42,7 +42,8 @@ class TrainConfig:
     special_tokens: tuple[str, ...] = (END,)
     """Special tokens; the first one ends documents."""
     sample_bytes: int = 256 << 20
-    """Bytes of text to train on, sampled evenly from the whole corpus and held in memory."""
+    """Bytes of text to train on, sampled evenly from the whole corpus and held in memory. Equal
+    documents count once."""
     source: SourceConfig = field(default_factory=SourceConfig)
     """Settings of reading the corpus."""
     on_error: OnError = "fail"

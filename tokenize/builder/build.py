@@ -96,7 +96,8 @@ class BuildConfig:
     drop: tuple[str, ...] = ()
     """Files that list documents to leave out. The log and the manifest count each list."""
     filter: str | None = None
-    """`module:function` or `./rules.py:function` that decides which documents stay."""
+    """`module:function` or `./rules.py:function` that decides which documents stay; of documents
+    that are read in pieces, each piece."""
     filter_settings: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the filter."""
     decontaminate: EvaluationConfig | None = None

@@ -30,7 +30,8 @@ class SourceConfig:
     text_field: str = "text"
     """Field or column that holds the text."""
     id_field: str | None = None
-    """Field or column that holds the corpus' own id of a document."""
+    """Field or column that holds the corpus' own id of a document. Null: it has none; a record
+    without the field is bad."""
     text_documents: TextDocuments = "file"
     """Unit of a plain text that is one document."""
     separator: str = "\n\n"
