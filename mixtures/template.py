@@ -28,7 +28,7 @@ TEXT = """\
 #   mixtures plan FILE       show rows, tokens and epochs of every source; starts nothing
 #   mixtures plot FILE --out mixture.svg
 # Every value can be overridden on the command line: phases.anneal.tokens=50B
-# All keys: docs/mixtures.md
+# What a key means: headrace config mixture.phases.NAME.weights; more: docs/mixtures.md
 
 seed: 0                        # seed of the order of the rows
 

@@ -34,7 +34,7 @@ def api_page() -> str:
     """Return the page of all public modules."""
     head = (
         "# Python\n\nThese modules are public: a change of them is named in the changelog. "
-        "[Rows in your own training loop](../loader.md) shows them at work."
+        "[The loader in your own loop](../loader.md) shows them at work."
     )
     return "\n\n".join([head, *(_module(*each) for each in MODULES.items())]) + "\n"
 
