@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from .base import divides
@@ -16,7 +16,7 @@ class HyenaMROptions(LongHyenaOptions):
     """Hyena, medium filter, regularised by a decay."""
 
     kind: Literal["hyena-mr"] = "hyena-mr"
-    groups: int
+    groups: int = field()  # required: without it, the field has the default of the base
     """Filters; each is shared by width/groups neighbouring channels."""
     taps: int = 128
     """K, the filter's length in tokens."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +94,21 @@ def test_options_that_do_not_fit(operator: dict[str, Any], words: list[str]) -> 
         assert word in str(raised.value)
     if "rope" not in operator:
         assert "layers 1" in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_an_option_declared_without_default_is_required(kind: str) -> None:
+    """A dataclass gives a field that is declared again the default of the base."""
+    options = OPTIONS[kind]
+    for field in dataclasses.fields(options):
+        declaring = next(c for c in options.__mro__ if field.name in inspect.get_annotations(c))
+        if field.name not in vars(declaring):
+            assert field.default is dataclasses.MISSING, field.name
+
+
+def test_a_missing_option_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"operators\.mixer\.groups: is required"):
+        config({"kind": "hyena-mr"})
 
 
 def test_all_problems_are_reported_at_once() -> None:
