@@ -20,63 +20,65 @@ USE = re.compile(
     r"(?<![\w.])(?:dataclasses\.)?(?:asdict|vars|fields)\((?!self, first)|\._asdict\(|__dict__"
 )
 """Turns the names of a dataclass' fields into keys."""
-INTERNAL = "no key leaves the process, or both ends are of one version"
 
 USES: dict[str, tuple[int, str]] = {
-    "about.py": (1, "world/corpora/web/train/about.json"),
-    "audit_rows.py": (3, "printed/audit*.json"),
-    "byte.py": (1, "world/corpora/dna/manifest.json"),
-    "cli.py": (4, "printed/verify-damaged.json, list.json, clean.json"),
-    "commands.py": (3, "printed/neardup.json, duplicates.json, sample.json"),
-    "commit.py": (1, "world/corpora/mds/manifest.json"),
-    "config.py": (4, "keys-of-yaml/*.txt, world/main/run.yaml"),
-    "config_key.py": (3, "printed/config*.json"),
-    "contamination.py": (2, "printed/contamination.json, world/found.parquet"),
-    "conversation.py": (1, "world/corpora/chat/manifest.json"),
-    "correct.py": (1, INTERNAL),
-    "count.py": (1, "printed/count.json"),
-    "curves.py": (1, "keys/plot.json"),
-    "decontaminate.py": (1, "world/corpora/mds/manifest.json"),
-    "doctor.py": (1, "keys/doctor.json"),
-    "errors.py": (2, INTERNAL),
-    "exceeded.py": (1, "keys-of-yaml/run.txt"),
-    "explain.py": (1, "keys-of-yaml/*.txt"),
-    "facts.py": (1, "commands.txt: the options of a start, which its log prints"),
-    "failures.py": (2, "commands.txt: the keys of --failures are in keys/plan.json"),
-    "file.py": (2, "keys-of-yaml/hardware.txt"),
-    "folder.py": (2, "world/anneal/anneal.json, files/tune/results/00-0.json"),
-    "format.py": (1, "world/corpora/web/train/manifest.json"),
-    "inspect.py": (1, "printed/inspect*.json"),
-    "job.py": (2, "world/drop.neardup/neardup.json"),
-    "layer_watch.py": (1, "world/main/signals.jsonl"),
-    "ledger.py": (1, "world/main/ledger.jsonl"),
-    "levels.py": (1, "keys/board.json"),
-    "making.py": (1, "world/views/*/tables/*.arrow"),
-    "manifest.py": (3, "world/corpora/*/manifest.json, world/corpora/*/tables/*.arrow"),
-    "metadata.py": (2, "world/main/checkpoints/*/tensors/.metadata"),
-    "options.py": (2, "commands.txt: the launcher's words for its ranks"),
-    "plan.py": (3, "world/plan.json, world/changing.json"),
-    "recipes.py": (2, "printed/recipes.json, keys/recipe.json"),
-    "resolve_mixture.py": (1, "world/plan.json"),
-    "results.py": (1, "world/drop.neardup/neardup.json"),
-    "rows.py": (2, "keys/board.json"),
-    "saver.py": (1, INTERNAL),
-    "scores.py": (1, "world/anneal/scores.json"),
-    "settings.py": (1, "world/corpora/*/manifest.json"),
-    "shape.py": (1, "keys-of-yaml/mixture.txt"),
-    "signals.py": (1, "world/main/signals.jsonl"),
-    "slow_jobs.py": (1, "keys/order-slow-jobs.json"),
-    "steps.py": (1, "world/main/ledger.jsonl"),
-    "store.py": (2, "world/main/checkpoints/*/state.json, world/main/checkpoints/*/manifest.json"),
-    "summary.py": (1, "keys/models-show.json"),
-    "table.py": (1, "printed/plan*.json"),
-    "tables.py": (1, "keys/order-tables.json"),
-    "task_state.py": (1, "files/build/work/tasks/0.json"),
-    "trace.py": (1, "a cache that is named by the source of the planner: it is traced again"),
-    "tune.py": (1, "keys/tune.json"),
-    "verify.py": (2, "world/views/*/tables/*.arrow"),
+    "console": (7, "keys-of-yaml/*.txt, keys/doctor.json, world/main/run.yaml"),
+    "dataplane/datasets": (
+        4,
+        "world/corpora/*/manifest.json, world/corpora/*/tables/*.arrow, "
+        "world/corpora/web/train/about.json",
+    ),
+    "dataplane/order": (
+        8,
+        "world/plan.json, world/changing.json, keys/order-slow-jobs.json, keys/order-tables.json",
+    ),
+    "dataplane/runlog": (1, "world/main/ledger.jsonl"),
+    "dataplane/tokenizers": (1, "world/corpora/dna/manifest.json"),
+    "mixtures/audit": (3, "printed/audit*.json"),
+    "mixtures/lr_shapes": (1, "keys-of-yaml/mixture.txt"),
+    "mixtures/planning": (1, "world/plan.json"),
+    "mixtures/view": (2, "keys/plot.json, printed/plan*.json"),
+    "models/accounting": (1, "keys/models-show.json"),
+    "models/model": (1, "world/main/signals.jsonl"),
+    "planner/hardware": (2, "keys-of-yaml/hardware.txt"),
+    "planner/simulation": (2, "keys/plan.json: `failures`"),
+    "planner/traces": (1, "a cache that is named by the source of the planner: it is traced again"),
+    "planner/tune": (3, "keys/tune.json, files/tune/results/00-0.json"),
+    "reports/anneal": (2, "world/anneal/anneal.json, world/anneal/scores.json"),
+    "reports/board": (3, "keys/board.json"),
+    "reports/report": (1, "printed/list.json"),
+    "tokenize": (
+        8,
+        "printed/contamination.json, world/found.parquet, printed/count.json, "
+        "printed/inspect*.json, printed/verify-damaged.json, world/views/*/tables/*.arrow",
+    ),
+    "tokenize/builder": (
+        3,
+        "world/corpora/mds/manifest.json, world/corpora/*/manifest.json, "
+        "files/build/work/tasks/0.json",
+    ),
+    "tokenize/chat": (1, "world/corpora/chat/manifest.json"),
+    "tokenize/corpus": (1, "world/corpora/mds/manifest.json"),
+    "tokenize/neardup": (
+        5,
+        "world/drop.neardup/neardup.json, printed/neardup.json, printed/duplicates.json",
+    ),
+    "tokenize/sources": (1, "world/corpora/web/train/manifest.json"),
+    "tokenize/views": (1, "world/views/*/tables/*.arrow"),
+    "trainer": (1, "printed/clean.json"),
+    "trainer/accounting": (1, "keys-of-yaml/run.txt"),
+    "trainer/checkpoints": (
+        5,
+        "world/main/checkpoints/*/state.json, world/main/checkpoints/*/manifest.json, "
+        "world/main/checkpoints/*/tensors/.metadata",
+    ),
+    "trainer/guide": (5, "printed/config*.json, printed/recipes.json, keys/recipe.json"),
+    "trainer/launch": (3, "commands.txt: the options of a start and the launcher's words"),
+    "trainer/loop": (1, "world/main/signals.jsonl"),
+    "trainer/record": (1, "world/main/ledger.jsonl"),
+    "trainer/weights": (1, "printed/sample.json"),
 }
-"""How often the modules of a name use them, and the sample with the keys, or why none has them."""
+"""How often the modules of a room use them, and the samples with the keys, or why none has them."""
 
 FORMATS: dict[str, str] = {
     "`manifest.json`": "world/corpora/web/train/manifest.json",
@@ -86,34 +88,32 @@ FORMATS: dict[str, str] = {
     "`tables/*.inputs`, `*.digests`": "world/corpora/web/train/tables/*.digests",
     "`tokenizers/*.json`": "world/corpora/web/train/tokenizers/*.json",
     "`index.json` (MDS)": "world/corpora/mds/index.json",
-    "`views/*.bits`, `views/*.arrow` (packing tables)": "world/views/packed/views/*.arrow",
+    "`views/*.bits`, `views/*.arrow`": "world/views/packed/views/*.arrow",
     "`about.json` (dataset)": "world/corpora/web/train/about.json",
     "the cache of remote shards": "bytes of shards, without keys",
-    "`README.md`": "a page",
     "`work/tasks/*.json`, `work/states/*.json`": "keys/work.json",
-    "`work/digests`, `work/drops`, `work/spills`, `work/parts`": "arrays, without keys",
+    "`work/digests`, `drops`, `spills`, `parts`": "arrays, without keys",
     "`work/claims/*.json` (locks)": "keys/work.json",
     "drop lists of `tokenize neardup`": "world/drop.parquet",
     "drop lists of yours": "world/drop.parquet",
     "`*.neardup/neardup.json`": "world/drop.neardup/neardup.json",
     "`*.neardup/results/*.parquet`": "world/drop.neardup/results/*.parquet",
-    "findings of `tokenize contamination`": "world/found.parquet",
     "`~/.cache/headrace-tokenize`": "world/cache/headrace-tokenize/fingerprints.sqlite",
     "`plan.json`, `held-out-*.json`": "world/main/held-out-*.json",
     "`ledger.jsonl`": "world/main/ledger.jsonl",
     "`checkpoints/*/manifest.json`": "world/main/checkpoints/*/manifest.json",
     "other files of a checkpoint": "world/main/checkpoints/*/state.json",
-    "`anneal.json`, `tune.json`": "world/anneal/anneal.json",
+    "`anneal.json`, `tune.json`, `results/*.json` of a tune": "world/anneal/anneal.json, "
+    "keys/tune-request.json, files/tune/results/*.json",
     "`scores.json` of an anneal": "world/anneal/scores.json",
-    "`results/*.json` of a tune": "files/tune/results/*.json",
     "`measured.json`": "files/run/measured.json",
     "`about.json` (run)": "world/main/about.json",
     "`metrics.jsonl`, `events.jsonl`, `evaluations.jsonl`, `signals.jsonl`, `scores.jsonl`, "
     "`recall.jsonl`": "world/main/metrics.jsonl",
     "`board/`": "keys/board.json",
-    "`~/.cache/headrace-plans`": "keys/order-tables.json",
-    "`~/.cache/headrace-traces`": "values by a question, which holds names of classes: a renamed "
-    "one is traced again",
+    "`~/.cache/headrace-plans`, `~/.cache/headrace-traces`": "keys/order-tables.json, "
+    "keys/order-slow-jobs.json, and traces: values by a question, which holds names of classes (a "
+    "renamed one is traced again)",
 }
 """The rows of docs/files.md, with a sample or the reason that there is none."""
 
@@ -148,8 +148,9 @@ def exists(sample: str) -> bool:
 def test_each_use_of_names_as_keys_has_a_sample() -> None:
     found: Counter[str] = Counter()
     for path, text in sources().items():
-        found[path.rpartition("/")[2]] += sum(bool(USE.search(line)) for line in text.splitlines())
-    assert +found == Counter({name: count for name, (count, _) in USES.items()})
+        room = "/".join(path.split("/")[:-1][:2])
+        found[room] += sum(bool(USE.search(line)) for line in text.splitlines())
+    assert +found == Counter({room: count for room, (count, _) in USES.items()})
     assert RENEW or not [sample for _, sample in USES.values() if not exists(sample)]
 
 
@@ -171,7 +172,7 @@ def test_a_new_use_is_found(line: str, uses: bool) -> None:
 
 def test_each_format_has_a_sample() -> None:
     page = (Path(__file__).parents[2] / "docs/files.md").read_text()
-    rows = re.findall(r"^\| ([^|]+) \|", page, re.MULTILINE)
+    rows = re.findall(r"^\| ([^|]+) \|[^|]+\|[^|]+\|$", page, re.MULTILINE)
     names = [row.strip() for row in rows if row.strip() not in ("file", "---")]
     first = names.index("`about.json`")
     places = [
@@ -198,7 +199,7 @@ def test_each_sample_is_compared() -> None:
     printed = {f"{step.name}.json" for step in (*MAKING, *READING)}
     assert {file.name for file in (SAMPLES / "printed").iterdir()} == printed
     pinned = {Path(word).name for word in re.findall(r"keys/[\w-]+\.json", str(ALL))}
-    assert {file.name for file in (SAMPLES / "keys").iterdir()} == pinned | {"tune-request.json"}
+    assert {file.name for file in (SAMPLES / "keys").iterdir()} == pinned
 
 
 def json_commands(command: click.Command, path: str) -> Iterator[str]:

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, fields
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -222,7 +221,7 @@ def check(sample: Path, write: Again, again: Path) -> None:
 def test_tables_of_an_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache of an order holds arrays by name."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    kept("plan", lambda: simulate([Segment(300, (5, 2, 1), 8)], [Fraction(0)] * 3)[0], Tables)
+    kept("plan", lambda: simulate([Segment(300, (5, 2, 1), 8)])[0], Tables)
     data = (host_files.folder() / "plan.tables").read_bytes()
     begin = data.index(b"[[")
     compare("keys/order-tables.json", as_text(json.loads(data[begin : data.index(b"\0", begin)])))
