@@ -1,9 +1,9 @@
-"""Candidate mixtures of an anneal: files, with the shares of a grid, each for one or several seeds.
+"""Candidate mixtures of an anneal: mixture files × shares of a grid × seeds.
 
 a.yaml b.yaml × --grid math=0.1,0.2 × --seeds 2   ─►   8 runs of 4 candidates
 
-A candidate continues the run at the step. Its first seed is the exact continuation. The others
-serve the rest of every source's epoch in other orders, so that their scores show the noise.
+A candidate continues the run at the step. Seed 0 is the exact continuation. Further seeds serve the
+rest of every source's epoch in other orders, so that their scores show the noise.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from ...console.errors import ConfigError, MisuseError, Problem, SeveralErrors, UserError
 from ...console.explain import line_of
 from ...dataplane.order.plan import Plan
-from ...mixtures.mixture_file.mixture import After, Mixture, PhaseSpec, Weight
+from ...mixtures.mixture_file.mixture import After, Mixture, PhaseSpec
 from ...mixtures.mixture_file.tolerant_read import Draft, read
 from ...mixtures.planning.branch_point import check_checkpoint, open_branch_point
 from ...mixtures.planning.resolve_mixture import resolve_draft
@@ -26,158 +26,163 @@ UNITS = 100_000
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A mixture with one seed, and its plan."""
+class MixtureCandidate:
+    """A mixture with a seed, and its plan."""
 
     name: str
     """The file's name, and the shares of the grid."""
     seed: int
-    """Number of the seed, from 0."""
+    """Seed number, from 0; added to the mixture's seed."""
     mixture: Mixture
     plan: Plan
 
 
-def candidates(
+def resolve_candidates(
     files: Sequence[str],
     after: After,
     grid: Mapping[str, Sequence[float]],
-    seeds: int,
+    num_seeds: int,
     overrides: Sequence[str],
-) -> list[Candidate]:
-    """Return the candidates, or raise all of their problems together."""
+) -> list[MixtureCandidate]:
+    """Return the planned candidates, or raise the problems of all files together."""
     branch = open_branch_point(after)
     after = replace(after, step=branch.step)
     check_checkpoint(after)
-    names = _names(files)
-    points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    found: list[Candidate] = []
+    names = _candidate_names(files)
+    points = [dict(zip(grid, shares, strict=True)) for shares in itertools.product(*grid.values())]
+    candidates: list[MixtureCandidate] = []
     errors: list[UserError] = []
     for file, name in zip(files, names, strict=True):
         try:
             draft = read(file, overrides)
             if draft.mixture.after is not None:
-                errors.append(_has_after(draft, after))
+                errors.append(_after_error(draft, after))
             _check_grid(grid, draft.source, {*branch.inherited.sources, *draft.mixture.sources})
+            continuation = [*overrides, *_after_overrides(after)]
             for point in points:
-                found += _of(file, name, draft, point, seeds, [*overrides, *_words(after)])
+                candidates += _candidates_at(point, file, name, draft, num_seeds, continuation)
         except UserError as error:
             errors.append(error)
     if errors:
         raise SeveralErrors(errors) if len(errors) > 1 else errors[0]
-    _check_different(found)
-    return found
+    _check_distinct(candidates)
+    return candidates
 
 
-def _check_different(found: Iterable[Candidate]) -> None:
-    first: dict[str, Candidate] = {}
-    for each in found:
-        if (other := first.setdefault(each.plan.hash, each)) is not each:
+def _check_distinct(candidates: Iterable[MixtureCandidate]) -> None:
+    by_plan: dict[str, MixtureCandidate] = {}
+    for candidate in candidates:
+        first = by_plan.setdefault(candidate.plan.hash, candidate)
+        if first is not candidate:
             raise MisuseError(
-                f"{other.name} and {each.name} have the same plan, and train the same model",
+                f"{first.name} and {candidate.name} have the same plan, and train the same model",
                 hint="leave one of them out",
             )
 
 
 def parse_grid(words: Sequence[str]) -> dict[str, tuple[float, ...]]:
-    """Return the shares of each source: `math=0.1,0.2`."""
+    """Return the shares to try by source, from words such as `math=0.1,0.2`."""
     grid: dict[str, tuple[float, ...]] = {}
     for word in words:
-        name, equals, values = word.partition("=")
+        source, equals, values = word.partition("=")
         try:
             shares = tuple(float(value) for value in values.split(","))
         except ValueError:
             shares = ()
-        if not (name and equals and shares) or not all(0 <= share <= 1 for share in shares):
+        if not (source and equals and shares) or not all(0 <= share <= 1 for share in shares):
             raise MisuseError(
                 f"--grid {word}: not SOURCE=SHARE,SHARE…",
                 hint="give shares from 0 to 1, such as --grid math=0.1,0.2,0.4",
             )
-        if name in grid:
-            raise MisuseError(f"--grid names {name} twice", hint=f"--grid {name}=0.1,0.2,0.4")
+        if source in grid:
+            raise MisuseError(f"--grid names {source} twice", hint=f"--grid {source}=0.1,0.2,0.4")
         if len(set(shares)) < len(shares):
             raise MisuseError(f"--grid {word} has a share twice", hint="name each share once")
-        grid[name] = shares
+        grid[source] = shares
     return grid
 
 
-def _names(files: Sequence[str]) -> list[str]:
-    """Return the files' names without folder and ending, or their paths if two names are equal."""
-    names = [Path(file).stem for file in files]
+def _candidate_names(files: Sequence[str]) -> list[str]:
+    """Return the files' stems, or the files' paths if two stems are equal."""
+    stems = [Path(file).stem for file in files]
     if len(set(files)) < len(files):
         raise MisuseError("one mixture is named twice", where=", ".join(files))
-    return names if len(set(names)) == len(names) else list(files)
+    return stems if len(set(stems)) == len(stems) else list(files)
 
 
-def _words(after: After) -> list[str]:
+def _after_overrides(after: After) -> list[str]:
     return [f"after.run={after.run}", f"after.step={after.step}"]
 
 
-def _has_after(draft: Draft, after: After) -> ConfigError:
-    what = f"a candidate has none; this one would continue {after.run} at step {after.step}"
+def _after_error(draft: Draft, after: After) -> ConfigError:
+    message = f"a candidate has none; this one would continue {after.run} at step {after.step}"
     return ConfigError(
         draft.source,
-        [Problem("after", what, line_of(draft.lines, ("after",)))],
+        [Problem("after", message, line_of(draft.lines, ("after",)))],
         hint="leave `after` out: the command fills it in",
     )
 
 
-def _check_grid(grid: Iterable[str], source: str, known: Collection[str]) -> None:
-    if unknown := [name for name in grid if name not in known]:
+def _check_grid(grid: Iterable[str], file: str, sources: Collection[str]) -> None:
+    if unknown := [source for source in grid if source not in sources]:
         raise MisuseError(
-            f"--grid names {', '.join(unknown)}, which neither {source} nor the run has",
-            hint=f"the sources are {', '.join(sorted(known))}",
+            f"--grid names {', '.join(unknown)}, which neither {file} nor the run has",
+            hint=f"the sources are {', '.join(sorted(sources))}",
         )
 
 
-def _of(
+def _candidates_at(
+    point: Mapping[str, float],
     file: str,
     name: str,
     draft: Draft,
-    point: Mapping[str, float],
-    seeds: int,
+    num_seeds: int,
     overrides: Sequence[str],
-) -> Iterator[Candidate]:
-    """Yield the candidate of a point of the grid, with each seed."""
-    named = " ".join([name, *(f"{source}={share:g}" for source, share in point.items())])
-    shares = [
+) -> Iterator[MixtureCandidate]:
+    """Yield the candidate at a grid point, with each seed."""
+    full_name = " ".join([name, *(f"{source}={share:g}" for source, share in point.items())])
+    weights = [
         f"phases.{phase}.weights.{source}={share}"
         for phase, spec in (draft.mixture.phases if point else {}).items()
-        for source, share in with_shares(draft.source, phase, spec, point).items()
+        for source, share in apply_shares(point, phase, spec, file=draft.source).items()
     ]
-    for seed in range(seeds):
-        other = [f"seed={draft.mixture.seed + seed}", "after.reshuffle=true"] if seed else []
-        made = read(file, [*overrides, *other, *shares])
-        yield Candidate(named, seed, made.mixture, resolve_draft(made).plan)
+    for seed in range(num_seeds):
+        order = [f"seed={draft.mixture.seed + seed}", "after.reshuffle=true"] if seed else []
+        candidate = read(file, [*overrides, *order, *weights])
+        yield MixtureCandidate(full_name, seed, candidate.mixture, resolve_draft(candidate).plan)
 
 
-def with_shares(
-    source: str, phase: str, spec: PhaseSpec, point: Mapping[str, float]
+def apply_shares(
+    point: Mapping[str, float], phase: str, spec: PhaseSpec, *, file: str
 ) -> dict[str, float]:
-    """Return the weights of a phase in which the sources of a point have its shares."""
-    weights = spec.weights
-    path = f"phases.{phase}.weights"
-    if not isinstance(weights, dict) or not all(
-        isinstance(w, float | int) for w in weights.values()
-    ):
-        what = "--grid needs weights that are numbers, and do not change over the phase"
-        raise ConfigError(source, [Problem(path, what)])
-    others = {name: float(w) for name, w in _numbers(weights) if name not in point and w}
-    left = UNITS - sum(round(share * UNITS) for share in point.values())
-    if left < 0 or (left > 0 and not others):
-        total = 1 - left / UNITS
-        what = f"the shares of the grid sum to {total:g}, and " + (
-            "no other source takes the rest" if left > 0 else "must sum to 1 at most"
+    """Return the phase's weights with the shares of a grid point, which sum to 1.
+
+    The sources outside the grid divide the remainder in proportion to their weights.
+    """
+    weights = _constant_weights(phase, spec, file)
+    remaining_weights = {
+        name: weight for name, weight in weights.items() if weight and name not in point
+    }
+    remainder = UNITS - sum(round(share * UNITS) for share in point.values())
+    if remainder < 0 or (remainder > 0 and not remaining_weights):
+        message = f"the shares of the grid sum to {1 - remainder / UNITS:g}, and " + (
+            "no other source takes the rest" if remainder > 0 else "must sum to 1 at most"
         )
-        raise ConfigError(source, [Problem(path, what)])
-    whole = sum(others.values())
-    parts = {name: round(left * share / whole) for name, share in others.items()}
-    if parts:  # the largest share takes what rounding leaves
-        parts[max(parts, key=lambda name: parts[name])] += left - sum(parts.values())
-    fixed = {name: round(share * UNITS) for name, share in point.items()}
-    return {name: units / UNITS for name, units in {**parts, **fixed}.items()}
+        raise ConfigError(file, [Problem(f"phases.{phase}.weights", message)])
+    total = sum(remaining_weights.values())
+    units = {name: round(remainder * weight / total) for name, weight in remaining_weights.items()}
+    if units:  # the largest share absorbs the rounding
+        largest = max(units, key=lambda name: units[name])
+        units[largest] += remainder - sum(units.values())
+    units |= {name: round(share * UNITS) for name, share in point.items()}
+    return {name: count / UNITS for name, count in units.items()}
 
 
-def _numbers(weights: Mapping[str, Weight]) -> Iterator[tuple[str, float]]:
-    for name, weight in weights.items():
-        assert not isinstance(weight, Mapping)
-        yield name, weight
+def _constant_weights(phase: str, spec: PhaseSpec, file: str) -> dict[str, float]:
+    weights = spec.weights
+    if isinstance(weights, dict):
+        numbers = {name: float(w) for name, w in weights.items() if isinstance(w, float | int)}
+        if len(numbers) == len(weights):
+            return numbers
+    message = "--grid needs weights that are numbers, and do not change over the phase"
+    raise ConfigError(file, [Problem(f"phases.{phase}.weights", message)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,14 +14,15 @@ from ...console.log import get_logger
 from ...trainer.launch.options import command_words
 
 if TYPE_CHECKING:
-    from .candidates import Candidate
-    from .folder import AnnealFolder, Entry
-    from .prepare import Prepared
+    from .candidates import MixtureCandidate
+    from .folder import AnnealFolder
+    from .prepare import PreparedAnneal
+    from .scores import Ranking
 
 log = get_logger(__name__)
 
-HERE = frozenset({"slurm", "dry_run", "report", "task", "as_json", "processes"})
-"""Options of one start, which do not decide the runs."""
+START_OPTIONS = frozenset({"slurm", "dry_run", "report", "task", "as_json", "processes"})
+"""Options that concern a start and do not decide the runs."""
 
 
 @click.command(cls=command.Command)
@@ -75,8 +77,7 @@ def anneal(run: str, words: tuple[str, ...], as_json: bool, **options: Any) -> N
     """
     from ...trainer.loop.evaluate import missing_note
     from .folder import AnnealFolder
-    from .scores import as_json as ranking_json
-    from .scores import check_weights, rank
+    from .scores import check_weights, rank, ranking_json
     from .train import Interrupted, submit, train
 
     folder = AnnealFolder(options["out"] or f"{run.rstrip('/')}-anneal")
@@ -89,16 +90,16 @@ def anneal(run: str, words: tuple[str, ...], as_json: bool, **options: Any) -> N
     if prepared.not_scored:
         log.warning("%s", missing_note(prepared.not_scored, prepared.run.evaluate.split))
     if options["dry_run"]:
-        _describe(prepared.candidates, as_json)
+        _say_candidates(prepared.candidates, as_json)
         return
     with folder.locked():
         entries = folder.begin(prepared)
         if options["slurm"]:
-            repeated = command_words(click.get_current_context(), without=HERE)
-            number = submit(folder, entries, prepared.run, repeated)
+            task_command = command_words(click.get_current_context(), without=START_OPTIONS)
+            job = submit(folder, entries, prepared.run, task_command)
             if as_json:
-                command.emit({"job": number, "script": str(folder.slurm)})
-            command.say(f"submitted as array {number}: {folder.slurm}; rank with --report")
+                command.emit({"job": job, "script": str(folder.slurm)})
+            command.say(f"submitted as array {job}: {folder.slurm}; rank with --report")
             return
         if not options["report"]:
             try:
@@ -109,15 +110,15 @@ def anneal(run: str, words: tuple[str, ...], as_json: bool, **options: Any) -> N
                 command.say("a run saved and stopped; the same command goes on")
                 sys.exit(INTERRUPTED)
         ranking = rank(folder, entries, weights)
-        _write(folder, entries, prepared, ranking)
+        _write(folder, prepared, ranking)
     if as_json:
         command.emit(ranking_json(ranking, folder))
-    command.say("\n".join(_lines(ranking, folder)))
+    command.say("\n".join(_ranking_lines(ranking, folder)))
 
 
-def _prepare(run: str, words: tuple[str, ...], options: dict[str, Any]) -> Prepared:
+def _prepare(run: str, words: tuple[str, ...], options: dict[str, Any]) -> PreparedAnneal:
     from .candidates import parse_grid
-    from .prepare import Question, prepare
+    from .prepare import AnnealRequest, prepare
 
     files = [*options["mixtures"], *(word for word in words if "=" not in word)]
     if not files:
@@ -125,87 +126,88 @@ def _prepare(run: str, words: tuple[str, ...], options: dict[str, Any]) -> Prepa
     overrides = [word for word in words if "=" in word]
     command.check_overrides(overrides)
     return prepare(
-        Question(
+        AnnealRequest(
             run=run,
             step=options["at"],
             mixtures=files,
             grid=parse_grid(options["grid"]),
-            seeds=options["seeds"],
+            num_seeds=options["seeds"],
             overrides=overrides,
         )
     )
 
 
 def _weights(words: tuple[str, ...]) -> dict[str, float]:
-    """Return the weights of held-out sources in the score."""
-    found = command.named_numbers(words, "--score", "SOURCE=WEIGHT, with a weight of at least 0")
-    if found and not any(found.values()):
+    """Parse the weights of held-out sources in the score."""
+    weights = command.named_numbers(words, "--score", "SOURCE=WEIGHT, with a weight of at least 0")
+    if weights and not any(weights.values()):
         raise click.UsageError("--score: all weights are 0")
-    return found
+    return weights
 
 
 def _become_task(folder: AnnealFolder, number: int) -> None:
-    """Become the `trainer run` of one candidate: this process is a rank of an array's task."""
+    """Replace this process, a rank of an array's task, by the `trainer run` of a candidate."""
     from ...console.errors import RunError
     from .folder import Entry
-    from .train import words
+    from .train import run_arguments
 
     if not folder.request.exists():
         raise RunError(f"{folder.root} holds no anneal", hint="submit it with --slurm")
     entries = folder.read()["runs"]
-    arguments = words(folder, Entry(**entries[number]), None)
+    arguments = run_arguments(folder, Entry(**entries[number]), None)
     os.execv(sys.executable, [sys.executable, "-P", "-m", "headrace.trainer.cli", *arguments])
 
 
-def _describe(candidates: Any, as_json: bool) -> None:
+def _say_candidates(candidates: Sequence[MixtureCandidate], as_json: bool) -> None:
     from ...console.progress import human
-    from .scores import shares_of
+    from .scores import token_shares
 
-    found: list[Candidate] = list(candidates)
     if as_json:
         command.emit(
             [
-                {"name": each.name, "seed": each.seed, "plan": each.plan.hash,
-                 "tokens": each.plan.last_token - each.plan.first_token,
-                 "shares": shares_of(each.plan)}
-                for each in found
+                {"name": candidate.name, "seed": candidate.seed, "plan": candidate.plan.hash,
+                 "tokens": candidate.plan.last_token - candidate.plan.first_token,
+                 "shares": token_shares(candidate.plan)}
+                for candidate in candidates
             ]
         )  # fmt: skip
-    width = max(len(each.name) for each in found)
-    for each in found:
-        tokens = human(each.plan.last_token - each.plan.first_token)
-        shares = ", ".join(f"{name} {share:.1%}" for name, share in shares_of(each.plan).items())
+    width = max(len(candidate.name) for candidate in candidates)
+    for candidate in candidates:
+        plan = candidate.plan
+        tokens = human(plan.last_token - plan.first_token)
+        shares = ", ".join(f"{source} {share:.1%}" for source, share in token_shares(plan).items())
         command.say(
-            f"{each.name:<{width}}  seed {each.seed}  {tokens:>6}  {each.plan.hash[:8]}  {shares}"
+            f"{candidate.name:<{width}}  seed {candidate.seed}  {tokens:>6}  {plan.hash[:8]}  "
+            f"{shares}"
         )
 
 
-def _write(folder: AnnealFolder, entries: list[Entry], prepared: Prepared, ranking: Any) -> None:
+def _write(folder: AnnealFolder, prepared: PreparedAnneal, ranking: Ranking) -> None:
     from ...dataplane.storage.sealed import sealed
     from ...trainer.folders.request_folder import write
     from .page import anneal_page
-    from .scores import as_json
+    from .scores import ranking_json
 
     request = prepared.request
-    write(folder.scores, sealed(as_json(ranking, folder), indent=1).decode())
+    write(folder.scores, sealed(ranking_json(ranking, folder), indent=1).decode())
     write(folder.page, anneal_page(ranking, request["run"], request["step"]))
 
 
-def _lines(ranking: Any, folder: AnnealFolder) -> list[str]:
-    from .page import sentence
+def _ranking_lines(ranking: Ranking, folder: AnnealFolder) -> list[str]:
+    from .page import result_sentence
 
-    width = max(len(each.name) for each in ranking.candidates)
-    text = [f"{'':<{width}}  bits/byte   ± seeds  behind  " + "  ".join(ranking.weights)]
-    for each in ranking.candidates:
-        error, clear = ranking.error(each), ranking.is_clear(each)
+    width = max(len(candidate.name) for candidate in ranking.candidates)
+    lines = [f"{'':<{width}}  bits/byte   ± seeds  behind  " + "  ".join(ranking.weights)]
+    for candidate in ranking.candidates:
+        error = ranking.standard_error(candidate)
         noise = "–" if error is None else f"{error:.4f}"
-        mark = "" if clear is None or clear or each is ranking.best else "  within the noise"
+        remark = "  within the noise" if ranking.is_within_noise(candidate) else ""
         sources = "  ".join(
-            f"{each.by_source[name]:>{max(6, len(name))}.4f}" for name in ranking.weights
+            f"{candidate.by_source[source]:>{max(6, len(source))}.4f}" for source in ranking.weights
         )
-        text.append(
-            f"{each.name:<{width}}  {each.score:>9.4f}  {noise:>8}  "
-            f"{each.score - ranking.best.score:>6.4f}  {sources}{mark}"
+        lines.append(
+            f"{candidate.name:<{width}}  {candidate.score:>9.4f}  {noise:>8}  "
+            f"{candidate.score - ranking.best.score:>6.4f}  {sources}{remark}"
         )
-    text += [sentence(ranking), f"page: {folder.page}", f"scores: {folder.scores}"]
-    return text
+    lines += [result_sentence(ranking), f"page: {folder.page}", f"scores: {folder.scores}"]
+    return lines

@@ -14,116 +14,122 @@ from ..report.reading.loss_unit import common_unit
 from ..report.reading.stored import StoredRun
 from .scores import Ranking
 
-DRAWN = 10
-"""Candidates whose curves are drawn: more colours could not be told apart."""
+MAX_DRAWN = 10
+"""Candidates with curves: more colours could not be told apart."""
 
 
 def anneal_page(ranking: Ranking, run: str, step: int) -> str:
-    """Return the page of a ranking of candidates that continue a run at a step."""
-    drawn = ranking.candidates[:DRAWN]
-    stored = [StoredRun.open(RunFolder(each.runs[0].folder), each.name) for each in drawn]
-    unit = common_unit(stored)
+    """Render a ranking of candidates that continue `run` at `step`."""
+    stored_runs = [
+        StoredRun.open(RunFolder(candidate.runs[0].folder), candidate.name)
+        for candidate in ranking.candidates[:MAX_DRAWN]
+    ]
+    unit = common_unit(stored_runs)
     runs = [
-        RunData.read(run, sizes, len(stored)) for run, sizes in zip(stored, unit.sizes, strict=True)
+        RunData.read(stored, sizes, len(stored_runs))
+        for stored, sizes in zip(stored_runs, unit.sizes, strict=True)
     ]
     data, script = view.with_curves(runs, unit.shown)
     body = [
         f'<header><div><p class="over">headrace · anneal</p><h1>{escape(ranking.best.name)}</h1>'
         f"</div></header><p class='note'>Candidates continue {escape(run)} at step {step:,}. "
-        f"{escape(sentence(ranking))}</p>",
+        f"{escape(result_sentence(ranking))}</p>",
         tiles(_tiles(ranking, step)),
-        section("Ranking", _ranking(ranking), unit="held-out bits per byte"),
+        section("Ranking", _ranking_table(ranking), unit="held-out bits per byte"),
         view.CONTROLS,
         view.WIDE,
-        section("Mixtures", _mixtures(ranking), unit="share of each source in all tokens"),
+        section("Mixtures", _share_table(ranking), unit="share of each source in all tokens"),
         view.MORE,
-        section("Plans and ledgers", _proofs(ranking)),
+        section("Plans and ledgers", _hash_table(ranking)),
         data,
     ]
     title = f"anneal · {ranking.best.name}"
     return page(title, "".join(body), script=script, style=view.style())
 
 
-def sentence(ranking: Ranking) -> str:
-    """Return the result in words."""
-    best, others = ranking.best, ranking.candidates[1:]
-    text = f"The best is {best.name}, with {best.score:.4f} bits per byte"
-    if others and ranking.noise is None:
-        text += (
-            f", {others[0].score - best.score:.4f} below the next. Each candidate has one seed, so "
-            "the noise is not known (--seeds 2)"
+def result_sentence(ranking: Ranking) -> str:
+    """Return the result for people: the best candidate, and which ones equal it within the
+    noise."""
+    best, *runners_up = ranking.candidates
+    result = f"The best is {best.name}, with {best.score:.4f} bits per byte"
+    if runners_up and ranking.noise is None:
+        result += (
+            f", {runners_up[0].score - best.score:.4f} below the next. Each candidate has one "
+            "seed, so the noise is not known (--seeds 2)"
         )
-    elif others:
-        unclear = [each.name for each in others if not ranking.is_clear(each)]
-        text += (
-            f". Within the noise of seeds ({ranking.noise:.4f}) are also: {', '.join(unclear)}"
-            if unclear
+    elif runners_up:
+        close = [candidate.name for candidate in runners_up if ranking.is_within_noise(candidate)]
+        result += (
+            f". Within the noise of seeds ({ranking.noise:.4f}) are also: {', '.join(close)}"
+            if close
             else f". All others are worse by more than the noise of seeds ({ranking.noise:.4f})"
         )
-    waiting = len(ranking.waiting)
-    return f"{text}." + (
-        f" {waiting} {'run is' if waiting == 1 else 'runs are'} not finished." if waiting else ""
-    )
+    num_waiting = len(ranking.waiting)
+    are = "run is" if num_waiting == 1 else "runs are"
+    return f"{result}." + (f" {num_waiting} {are} not finished." if num_waiting else "")
 
 
 def _tiles(ranking: Ranking, step: int) -> list[tuple[str, str, str]]:
-    tokens = sum(each.tokens * len(each.runs) for each in ranking.candidates)
+    num_tokens = sum(candidate.tokens * len(candidate.runs) for candidate in ranking.candidates)
+    num_seeds = max(len(candidate.runs) for candidate in ranking.candidates)
     noise = "–" if ranking.noise is None else f"{ranking.noise:.4f}"
     return [
         ("best", f"{ranking.best.score:.4f}", "bits per byte"),
         ("noise", noise, "of a seed, bits per byte"),
         ("candidates", str(len(ranking.candidates)), f"{len(ranking.waiting)} runs wait"),
-        ("seeds", str(max(len(each.runs) for each in ranking.candidates)), "of a candidate"),
-        ("tokens spent", human(tokens), "in all finished runs"),
+        ("seeds", str(num_seeds), "of a candidate"),
+        ("tokens spent", human(num_tokens), "in all finished runs"),
         ("from step", f"{step:,}", "of the run"),
     ]
 
 
-def _ranking(ranking: Ranking) -> str:
+def _ranking_table(ranking: Ranking) -> str:
     sources = list(ranking.weights)
-    head = ["", "score", "± seeds", "behind the best", *sources, "tokens", "seeds"]
+    headings = ["", "score", "± seeds", "behind the best", *sources, "tokens", "seeds"]
     rows = []
-    for each in ranking.candidates:
-        error, clear = ranking.error(each), ranking.is_clear(each)
-        behind = each.score - ranking.best.score
-        remark = "" if clear is None or each is ranking.best or clear else " (noise)"
+    for candidate in ranking.candidates:
+        error = ranking.standard_error(candidate)
+        behind = candidate.score - ranking.best.score
+        remark = " (noise)" if ranking.is_within_noise(candidate) else ""
         rows.append(
             [
-                each.name,
-                f"{each.score:.4f}",
+                candidate.name,
+                f"{candidate.score:.4f}",
                 "–" if error is None else f"{error:.4f}",
-                "" if each is ranking.best else f"{behind:.4f}{remark}",
-                *(f"{each.by_source[name]:.4f}" for name in sources),
-                human(each.tokens),
-                str(len(each.runs)),
+                "" if candidate is ranking.best else f"{behind:.4f}{remark}",
+                *(f"{candidate.by_source[source]:.4f}" for source in sources),
+                human(candidate.tokens),
+                str(len(candidate.runs)),
             ]
         )
     weights = ", ".join(f"{name} {weight:.3g}" for name, weight in ranking.weights.items())
-    return f"{_table(head, rows)}<p class='note'>Weights of the score: {escape(weights)}.</p>"
+    return f"{_table(headings, rows)}<p class='note'>Weights of the score: {escape(weights)}.</p>"
 
 
-def _mixtures(ranking: Ranking) -> str:
-    """Return the shares of all candidates; those that differ are bold."""
-    sources = list(dict.fromkeys(name for each in ranking.candidates for name in each.shares))
+def _share_table(ranking: Ranking) -> str:
+    """Render the candidates' shares by source; shares that differ are bold."""
+    candidates = ranking.candidates
+    sources = dict.fromkeys(source for candidate in candidates for source in candidate.shares)
     rows = []
     for source in sources:
-        shares = [each.shares.get(source, 0.0) for each in ranking.candidates]
+        shares = [candidate.shares.get(source, 0.0) for candidate in candidates]
         differ = max(shares) - min(shares) > 1e-9
         rows.append((differ, [escape(source), *(f"{share:.2%}" for share in shares)]))
-    return sides(["", *(escape(each.name) for each in ranking.candidates)], rows)
+    return sides(["", *(escape(candidate.name) for candidate in candidates)], rows)
 
 
-def _proofs(ranking: Ranking) -> str:
+def _hash_table(ranking: Ranking) -> str:
+    """Render the hashes that prove what each run read."""
     rows = [
-        [each.name, str(run.seed), run.folder, run.plan, run.ledger, f"{run.score:.4f}"]
-        for each in ranking.candidates
-        for run in each.runs
+        [candidate.name, str(run.seed), run.folder, run.plan, run.ledger, f"{run.score:.4f}"]
+        for candidate in ranking.candidates
+        for run in candidate.runs
     ]
     return _table(["", "seed", "run", "plan", "ledger", "bits per byte"], rows, "proofs")
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:
-    cells = "".join(f"<th>{escape(name)}</th>" for name in head)
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], css_class: str = "") -> str:
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
     body = "".join(
         "<tr>"
         + "".join(
@@ -134,6 +140,6 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -
         for row in rows
     )
     return (
-        f'<div class="scroll"><table class="{kind}"><thead><tr>{cells}</tr></thead>'
+        f'<div class="scroll"><table class="{css_class}"><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )

@@ -1,6 +1,7 @@
-"""Prepare an anneal: the candidates, their configuration and model, and the held-out rows.
+"""Prepare an anneal: resolve the candidates, their configuration and model, and the held-out rows.
 
-Every candidate is scored on the same rows: the held-out datasets of all candidates, at one length.
+All candidates are scored on the same rows: the held-out datasets of all candidates, at the shortest
+sequence length among them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ...console import config as reader
+from ...console import config as yaml_config
 from ...console.errors import ConfigError, PlanError, Problem, RunError
 from ...mixtures.mixture_file.mixture import After
 from ...trainer.folders.folder import RunFolder
@@ -19,103 +20,106 @@ from ...trainer.run import config as run_config
 from ...trainer.run.config import RunConfig
 from ...trainer.run.request import Request
 from ...trainer.run.stored import read_run
-from .candidates import Candidate, candidates
+from .candidates import MixtureCandidate, resolve_candidates
 
 if TYPE_CHECKING:
     from ...models.config.config import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class AnnealRequest:
     """A request to compare mixtures from a checkpoint."""
 
     run: str
     step: int | None
     mixtures: Sequence[str]
     grid: Mapping[str, Sequence[float]]
-    seeds: int
+    num_seeds: int
     overrides: Sequence[str]
-    """Overrides of the run's keys, and of the mixtures' behind `mixture.`."""
+    """Overrides of keys of the runs, and with the prefix `mixture.` of the mixtures."""
 
 
 @dataclass(frozen=True)
-class Prepared:
-    candidates: Sequence[Candidate]
+class PreparedAnneal:
+    candidates: Sequence[MixtureCandidate]
     run: RunConfig
-    """The configuration of all runs, but for their ranks and device, which a start resolves."""
+    """Configuration of all runs. A start resolves their ranks and device."""
     processes: int | None
-    """Ranks of the run that is continued, on its machine."""
+    """Ranks on this machine of the run to continue."""
     model: ModelConfig
     request: Mapping[str, Any]
-    """Everything that decides the scores."""
+    """Everything that decides the scores, as anneal.json has it."""
     not_scored: Sequence[str]
-    """Sources of the candidates without held-out rows."""
+    """Sources that have no held-out rows."""
 
 
-def prepare(question: Question) -> Prepared:
-    """Return the candidates and the configuration of their runs, checked."""
-    parent = read_run(RunFolder(question.run))
+def prepare(request: AnnealRequest) -> PreparedAnneal:
+    """Resolve and check the candidates and the configuration of their runs."""
+    parent = read_run(RunFolder(request.run))
     if parent.mixture is None:
         raise RunError(
-            f"{question.run} trains on synthetic rows, which no mixture continues",
+            f"{request.run} trains on synthetic rows, which no mixture continues",
             hint="name a run that was started with --mixture",
         )
-    request = Request(overrides=question.overrides)
-    if request.overrides_of("model"):
+    overrides = Request(overrides=request.overrides)
+    if overrides.overrides_of("model"):
         problem = Problem("model", "the candidates have the model of the run", typed=True)
         raise ConfigError("the overrides on the command line", [problem])
-    after = After(run=question.run, step=question.step)
-    found = candidates(
-        question.mixtures, after, question.grid, question.seeds, request.overrides_of("mixture")
+    after = After(run=request.run, step=request.step)
+    candidates = resolve_candidates(
+        request.mixtures, after, request.grid, request.num_seeds, overrides.overrides_of("mixture")
     )
-    run, not_scored = _configuration(question, parent.run, found)
+    run, not_scored = _configure_runs(request, parent.run, candidates)
     assert run.evaluate is not None
-    return Prepared(
-        found,
+    return PreparedAnneal(
+        candidates,
         replace(run, processes=None, device="auto"),
         run.processes,
         parent.model,
         {
-            "run": question.run,
-            "step": found[0].plan.first_step,
-            "candidates": {f"{each.name}, seed {each.seed}": each.plan.hash for each in found},
+            "run": request.run,
+            "step": candidates[0].plan.first_step,
+            "candidates": {
+                f"{candidate.name}, seed {candidate.seed}": candidate.plan.hash
+                for candidate in candidates
+            },
             "configuration": run_config.deciding(run, parent.model),
-            "held_out": reader.plain(replace(run.evaluate, every=1)),
+            "held_out": yaml_config.plain(replace(run.evaluate, every=1)),
         },
         not_scored,
     )
 
 
-def _configuration(
-    question: Question, parent: RunConfig, found: Sequence[Candidate]
+def _configure_runs(
+    request: AnnealRequest, parent: RunConfig, candidates: Sequence[MixtureCandidate]
 ) -> tuple[RunConfig, list[str]]:
     """Return the configuration of all runs, and the sources without held-out rows.
 
-    It is that of the run that they continue, with evaluation on the same held-out rows. Weights
-    come from its checkpoint; they save in folders of their own.
+    The runs keep the parent's configuration and evaluate on the same held-out rows. Weights come
+    from the parent's checkpoint, and each run saves in its folder.
     """
-    own = replace(parent, init_from=None, checkpoints=replace(parent.checkpoints, url=None))
-    request = Request(overrides=question.overrides)
+    base = replace(parent, init_from=None, checkpoints=replace(parent.checkpoints, url=None))
+    overrides = Request(overrides=request.overrides).run_overrides
     run = run_config.build(
-        run_config.overridable(reader.plain(own), request.run_overrides),
-        request.run_overrides,
-        source=f"the run {question.run}",
+        run_config.overridable(yaml_config.plain(base), overrides),
+        overrides,
+        source=f"the run {request.run}",
     )
-    steps = max(each.plan.last_step - each.plan.first_step for each in found)
-    evaluate = run.evaluate or EvaluateConfig(every=steps)
-    length = min(length_of(evaluate, each.plan) for each in found)
-    evaluate = replace(evaluate, seq_len=length)
+    plans = [candidate.plan for candidate in candidates]
+    num_steps = max(plan.last_step - plan.first_step for plan in plans)
+    evaluate = run.evaluate or EvaluateConfig(every=num_steps)
+    evaluate = replace(evaluate, seq_len=min(length_of(evaluate, plan) for plan in plans))
     sources: dict[str, str] = {}
-    for each in found:
-        for name, url in held_out(evaluate, each.plan).items():
+    for plan in plans:
+        for name, url in held_out(evaluate, plan).items():
             if sources.setdefault(name, url) != url:
                 raise PlanError(
                     f"the candidates hold out two datasets as {name}: {sources[name]} and {url}",
                     hint=f"name the one that scores: evaluate.sources.{name}=URL",
                 )
     sources = sources if evaluate.sources else distinct(sources)
-    owners = [owner for each in found for owner in unnamed(evaluate, each.plan, sources).items()]
-    not_scored = list(dict.fromkeys(name for name, owner in owners if owner is None))
+    scorers = [item for plan in plans for item in unnamed(evaluate, plan, sources).items()]
+    not_scored = list(dict.fromkeys(name for name, scorer in scorers if scorer is None))
     evaluate = replace(evaluate, sources=sources)
-    plan_of(evaluate, found[0].plan)  # raises if a dataset is too short, or of another tokenizer
+    plan_of(evaluate, plans[0])  # raises if a dataset is too short or has a different tokenizer
     return replace(run, evaluate=evaluate), not_scored

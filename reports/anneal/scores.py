@@ -1,9 +1,9 @@
-"""Scores of the candidates: held-out bits per byte, by source, beside the noise of seeds.
+"""Rank candidates by held-out bits per byte, and tell differences from the noise of seeds.
 
-A candidate's score is the weighted mean of its sources' bits per byte, and the mean over its seeds.
-The noise is the standard deviation of a score among the seeds of a candidate, pooled over all
-candidates. Two candidates differ clearly if their scores are further apart than CLEAR standard
-deviations of that difference.
+A run's score is the weighted mean of its bits per byte over the held-out sources; a candidate's
+score is the mean over its seeds. The noise is the standard deviation of a score among a candidate's
+seeds, pooled over all candidates. Two candidates differ clearly if the difference between their
+scores exceeds CLEAR_DEVIATIONS standard deviations.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from ..board.byte_sizes import bits_per_byte, bytes_per_token
 from .folder import AnnealFolder, Entry
 from .train import is_finished
 
-CLEAR = 2.0
+CLEAR_DEVIATIONS = 2.0
 
 
 @dataclass(frozen=True)
-class Run:
+class ScoredRun:
     """A finished run of a candidate."""
 
     seed: int
@@ -38,18 +38,19 @@ class Run:
     ledger: str
     """Last hash of the ledger."""
     by_source: Mapping[str, float]
+    """Held-out bits per byte."""
     score: float
 
 
 @dataclass(frozen=True)
-class Scored:
-    """A candidate with its finished runs."""
+class ScoredCandidate:
+    """A candidate and its finished runs, one for each seed."""
 
     name: str
     shares: Mapping[str, float]
     """Share of each source in all tokens of the plan."""
     tokens: int
-    runs: Sequence[Run]
+    runs: Sequence[ScoredRun]
 
     @property
     def score(self) -> float:
@@ -65,33 +66,38 @@ class Scored:
 
 @dataclass(frozen=True)
 class Ranking:
-    candidates: Sequence[Scored]
+    candidates: Sequence[ScoredCandidate]
     """The best first."""
     weights: Mapping[str, float]
-    """Weight of each held-out source in a score."""
+    """Weight of each held-out source in a score; they sum to 1."""
     noise: float | None
-    """Standard deviation of a score among seeds; None if no candidate has several."""
+    """Standard deviation of a score among seeds; None if every candidate has a single seed."""
     waiting: Sequence[str]
     """Runs that are not finished."""
 
     @property
-    def best(self) -> Scored:
+    def best(self) -> ScoredCandidate:
         return self.candidates[0]
 
-    def error(self, candidate: Scored) -> float | None:
-        """Return the standard error of a candidate's score."""
+    def standard_error(self, candidate: ScoredCandidate) -> float | None:
+        """Return the standard error of a candidate's score; None without noise."""
         return None if self.noise is None else self.noise / math.sqrt(len(candidate.runs))
 
-    def is_clear(self, candidate: Scored) -> bool | None:
+    def is_clearly_worse(self, candidate: ScoredCandidate) -> bool | None:
         """Return whether a candidate is clearly worse than the best; None without noise."""
         if self.noise is None:
             return None
-        pairs = 1 / len(candidate.runs) + 1 / len(self.best.runs)
-        return candidate.score - self.best.score > CLEAR * self.noise * math.sqrt(pairs)
+        variance_factor = 1 / len(candidate.runs) + 1 / len(self.best.runs)
+        threshold = CLEAR_DEVIATIONS * self.noise * math.sqrt(variance_factor)
+        return candidate.score - self.best.score > threshold
+
+    def is_within_noise(self, candidate: ScoredCandidate) -> bool:
+        """Return whether a candidate behind the best is not clearly worse."""
+        return candidate is not self.best and self.is_clearly_worse(candidate) is False
 
 
 def check_weights(weights: Mapping[str, float], held_out: Collection[str]) -> None:
-    """Raise if the score names a source without held-out rows."""
+    """Raise if `weights` names a source without held-out rows."""
     if unknown := [name for name in weights if name not in held_out]:
         raise MisuseError(
             f"--score names {', '.join(unknown)}, which no held-out dataset has",
@@ -101,81 +107,96 @@ def check_weights(weights: Mapping[str, float], held_out: Collection[str]) -> No
 
 def rank(folder: AnnealFolder, entries: Sequence[Entry], weights: Mapping[str, float]) -> Ranking:
     """Rank the candidates by their finished runs. Without `weights` all sources count alike."""
-    done = [entry for entry in entries if is_finished(folder, entry)]
-    if not done:
+    finished = [entry for entry in entries if is_finished(folder, entry)]
+    if not finished:
         raise RunError(f"no run of {folder.root} is finished", hint="train them first")
-    sizes = _bytes_per_token(folder, done[0])
-    total = sum(weights.values()) or float(len(sizes))
-    parts = {name: weights.get(name, 0.0 if weights else 1.0) / total for name in sizes}
-    found = [
-        _scored(folder, list(group), sizes, parts)
-        for _, group in groupby(done, key=lambda entry: entry.name)
+    token_bytes = _bytes_per_token(folder, finished[0])
+    total = sum(weights.values()) or float(len(token_bytes))
+    normalized = {
+        source: weights.get(source, 0.0 if weights else 1.0) / total for source in token_bytes
+    }
+    candidates = [
+        _score_candidate(folder, list(runs), token_bytes, normalized)
+        for _, runs in groupby(finished, key=lambda entry: entry.name)
     ]
     return Ranking(
-        candidates=sorted(found, key=lambda each: each.score),
-        weights=parts,
-        noise=_noise(found),
-        waiting=[f"{entry.name}, seed {entry.seed}" for entry in entries if entry not in done],
+        candidates=sorted(candidates, key=lambda candidate: candidate.score),
+        weights=normalized,
+        noise=_pooled_deviation(candidates),
+        waiting=[f"{entry.name}, seed {entry.seed}" for entry in entries if entry not in finished],
     )
 
 
 def _bytes_per_token(folder: AnnealFolder, entry: Entry) -> dict[str, float]:
-    """Return the bytes per token of the held-out datasets, which all runs share."""
-    held_out = Plan.load(str(read_run(folder.run_of(entry.number)).held_out))
+    """Return the bytes per token by held-out source; all runs share the held-out datasets."""
+    held_out = Plan.load(str(read_run(folder.run_folder(entry.number)).held_out))
     return bytes_per_token({source.name: source.url for source in held_out.sources})
 
 
-def _scored(
+def _score_candidate(
     folder: AnnealFolder,
     entries: Sequence[Entry],
-    sizes: Mapping[str, float],
+    token_bytes: Mapping[str, float],
     weights: Mapping[str, float],
-) -> Scored:
-    plan = Plan.load(str(folder.run_of(entries[0].number).plan))
-    runs = [_run(folder, entry, sizes, weights) for entry in entries]
-    return Scored(entries[0].name, shares_of(plan), entries[0].tokens, runs)
+) -> ScoredCandidate:
+    plan = Plan.load(str(folder.run_folder(entries[0].number).plan))
+    runs = [_score_run(folder, entry, token_bytes, weights) for entry in entries]
+    return ScoredCandidate(entries[0].name, token_shares(plan), entries[0].tokens, runs)
 
 
-def shares_of(plan: Plan) -> dict[str, float]:
-    """Return the share of each source that a plan draws from, over all of its phases."""
-    tokens = plan.last_token - plan.first_token
-    found = [0.0] * len(plan.sources)
+def token_shares(plan: Plan) -> dict[str, float]:
+    """Return the share of the plan's tokens by source, over all phases."""
+    num_tokens = plan.last_token - plan.first_token
+    shares = [0.0] * len(plan.sources)
     for phase in plan.phases:
-        for number, share in enumerate(drawn_shares(phase)):
-            found[number] += float(share) * phase.rows * phase.seq_len / tokens
-    return {each.name: share for each, share in zip(plan.sources, found, strict=True) if share}
+        for number, phase_share in enumerate(drawn_shares(phase)):
+            shares[number] += float(phase_share) * phase.rows * phase.seq_len / num_tokens
+    return {source.name: share for source, share in zip(plan.sources, shares, strict=True) if share}
 
 
-def _run(
-    folder: AnnealFolder, entry: Entry, sizes: Mapping[str, float], weights: Mapping[str, float]
-) -> Run:
-    run = folder.run_of(entry.number)
+def _score_run(
+    folder: AnnealFolder,
+    entry: Entry,
+    token_bytes: Mapping[str, float],
+    weights: Mapping[str, float],
+) -> ScoredRun:
+    run = folder.run_folder(entry.number)
     *_, evaluation = lines.read(run.evaluations)  # the end of a phase is evaluated
     end = ledger.last(run.ledger) if run.ledger.exists() else None
     by_source = {}
-    for name, size in sizes.items():
-        loss = evaluation["sources"][name]["loss"]
-        by_source[name] = math.inf if loss is None else bits_per_byte(loss, size)
-    return Run(
+    for source, bytes_per_source_token in token_bytes.items():
+        loss = evaluation["sources"][source]["loss"]
+        by_source[source] = (
+            math.inf if loss is None else bits_per_byte(loss, bytes_per_source_token)
+        )
+    return ScoredRun(
         seed=entry.seed,
         folder=str(run.root),
         plan=entry.plan,
         ledger=end.hash if end else ledger.NAME,
         by_source=by_source,
-        score=sum(weights[name] * bits for name, bits in by_source.items() if weights[name]),
+        score=sum(weights[source] * bits for source, bits in by_source.items() if weights[source]),
     )
 
 
-def _noise(found: Sequence[Scored]) -> float | None:
-    groups = [[run.score for run in each.runs] for each in found if len(each.runs) > 1]
-    freedom = sum(len(scores) - 1 for scores in groups)
-    if not freedom:
+def _pooled_deviation(candidates: Sequence[ScoredCandidate]) -> float | None:
+    """Return the standard deviation among seeds, pooled over candidates; None if each candidate
+    has a single seed."""
+    groups = [[run.score for run in candidate.runs] for candidate in candidates]
+    degrees_of_freedom = sum(len(scores) - 1 for scores in groups)
+    if not degrees_of_freedom:
         return None
-    squares = sum((score - statistics.mean(scores)) ** 2 for scores in groups for score in scores)
-    return math.sqrt(squares / freedom)
+    squares = sum(
+        (score - statistics.mean(scores)) ** 2
+        for scores in groups
+        if len(scores) > 1
+        for score in scores
+    )
+    return math.sqrt(squares / degrees_of_freedom)
 
 
-def as_json(ranking: Ranking, folder: AnnealFolder) -> dict[str, Any]:
+def ranking_json(ranking: Ranking, folder: AnnealFolder) -> dict[str, Any]:
+    """Return the ranking as scores.json and `--json` have it."""
     return {
         "folder": str(folder.root),
         "page": str(folder.page),
@@ -185,15 +206,15 @@ def as_json(ranking: Ranking, folder: AnnealFolder) -> dict[str, Any]:
         "waiting": list(ranking.waiting),
         "candidates": [
             {
-                "name": each.name,
-                "score": each.score,
-                "error": ranking.error(each),
-                "clearly_worse": ranking.is_clear(each),
-                "by_source": each.by_source,
-                "shares": dict(each.shares),
-                "tokens": each.tokens,
-                "runs": [vars(run) for run in each.runs],
+                "name": candidate.name,
+                "score": candidate.score,
+                "error": ranking.standard_error(candidate),
+                "clearly_worse": ranking.is_clearly_worse(candidate),
+                "by_source": candidate.by_source,
+                "shares": dict(candidate.shares),
+                "tokens": candidate.tokens,
+                "runs": [vars(run) for run in candidate.runs],
             }
-            for each in ranking.candidates
+            for candidate in ranking.candidates
         ],
     }

@@ -1,4 +1,4 @@
-"""Train the candidates: each is a `trainer run`, one after the other or as a Slurm array."""
+"""Train the candidates with `trainer run`, in sequence or as a Slurm array."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from .folder import AnnealFolder, Entry
 
 
 class Interrupted(Exception):
-    """A run saved and stopped; the same command goes on."""
+    """A run saved and stopped; the same command continues it."""
 
 
 def train(folder: AnnealFolder, entries: Sequence[Entry], processes: int | None) -> None:
-    """Train or resume the runs that are not finished. A run that fails does not end the others."""
+    """Train or resume the unfinished runs. A failed run does not stop the next ones."""
     failed = []
     for entry in entries:
         if is_finished(folder, entry):
             continue
-        code = _run(words(folder, entry, processes))
+        code = _run_trainer(run_arguments(folder, entry, processes))
         if code == INTERRUPTED:
             raise Interrupted
         if code:
-            failed.append(f"{folder.run_of(entry.number).root}: exit code {code}")
+            failed.append(f"{folder.run_folder(entry.number).root}: exit code {code}")
     if failed:
         raise RunError(
             f"{len(failed)} of {len(entries)} runs failed",
@@ -43,49 +43,45 @@ def train(folder: AnnealFolder, entries: Sequence[Entry], processes: int | None)
 
 
 def is_finished(folder: AnnealFolder, entry: Entry) -> bool:
-    event = lines.last(folder.run_of(entry.number).events)
+    event = lines.last(folder.run_folder(entry.number).events)
     return event is not None and status_of(event) == "finished"
 
 
-def words(folder: AnnealFolder, entry: Entry, processes: int | None) -> list[str]:
-    """Return the words of `trainer` that train a candidate's run."""
-    given = [] if processes is None else ["--processes", str(processes)]
+def run_arguments(folder: AnnealFolder, entry: Entry, processes: int | None) -> list[str]:
+    """Return the arguments of `trainer` that train a candidate's run."""
     return [
         "run",
         str(folder.settings),
         *("--model", str(folder.model)),
-        *("--mixture", str(folder.mixture(entry.number))),
-        *("--out", str(folder.run_of(entry.number).root)),
-        *given,
+        *("--mixture", str(folder.mixture_file(entry.number))),
+        *("--out", str(folder.run_folder(entry.number).root)),
+        *([] if processes is None else ["--processes", str(processes)]),
     ]
 
 
 def submit(
     folder: AnnealFolder, entries: Sequence[Entry], run: RunConfig, command: Sequence[str]
 ) -> str:
-    """Submit a Slurm array with a task for each run that is not finished; return its number.
-    `command` are the words of this command, to which a task adds its number."""
+    """Submit a Slurm array with a task for each unfinished run; return the array's job number.
+
+    A task runs `command` and its task number.
+    """
     waiting = [entry.number for entry in entries if not is_finished(folder, entry)]
     if not waiting:
         raise RunError(
             f"all runs of {folder.root} are finished", hint="rank them: leave --slurm out"
         )
     folder.logs.mkdir(exist_ok=True)
-    storage.write(str(folder.slurm), script(folder, run, command, waiting).encode())
+    script = slurm.script(
+        run.slurm, folder.root.name, command, logs=folder.logs, cwd=Path.cwd(), tasks=waiting
+    )
+    storage.write(str(folder.slurm), script.encode())
     return slurm.submit(folder.slurm)
 
 
-def script(
-    folder: AnnealFolder, run: RunConfig, command: Sequence[str], tasks: Sequence[int]
-) -> str:
-    return slurm.script(
-        run.slurm, folder.root.name, command, logs=folder.logs, cwd=Path.cwd(), tasks=tasks
-    )
-
-
-def _run(arguments: Sequence[str]) -> int:
-    """Run `trainer`, and hand on the signals that ask it to save and stop. Ctrl-C reaches it from
-    the terminal."""
+def _run_trainer(arguments: Sequence[str]) -> int:
+    """Run `trainer` and return its exit code. Forwards the signals that ask it to save and stop,
+    except Ctrl-C, which the terminal sends to both."""
     command = [sys.executable, "-P", "-m", "headrace.trainer.cli", *arguments]
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
 
@@ -93,10 +89,10 @@ def _run(arguments: Sequence[str]) -> int:
         if number != signal.SIGINT:
             child.send_signal(number)
 
-    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-    before = {number: signal.signal(number, forward) for number in numbers}
+    signals = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+    previous_handlers = {number: signal.signal(number, forward) for number in signals}
     try:
         return child.wait()
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)

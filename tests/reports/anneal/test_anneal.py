@@ -17,7 +17,7 @@ from headrace.console.errors import ConfigError, MisuseError
 from headrace.mixtures.mixture_file.mixture import PhaseSpec
 from headrace.mixtures.planning.resolve_mixture import resolve_file
 from headrace.reports.anneal import train
-from headrace.reports.anneal.candidates import parse_grid, with_shares
+from headrace.reports.anneal.candidates import apply_shares, parse_grid
 from headrace.reports.anneal.folder import AnnealFolder
 from headrace.reports.board.board import Board
 from headrace.trainer.cli import main
@@ -54,7 +54,7 @@ def test_candidates_are_trained_ranked_and_found_again(
     page = Path(found["page"]).read_text()
     assert all(run["plan"] in page and run["ledger"] in page for run in (first, second))
     # By another score the order is another; nothing is trained again.
-    monkeypatch.setattr(train, "_run", pytest.fail)
+    monkeypatch.setattr(train, "_run_trainer", pytest.fail)
     again = json.loads(anneal(*words, "--score", "digits=1").stdout)
     assert [each["name"] for each in again["candidates"]] == ["digits", "signs"]
     assert "which no held-out dataset has" in anneal(*words, "--score", "letterz=1").output
@@ -68,7 +68,7 @@ def test_candidates_are_trained_ranked_and_found_again(
 def test_a_stopped_anneal_goes_on_and_a_failed_run_is_named(
     inside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_trainer = train._run
+    run_trainer = train._run_trainer
     words = ("digits.yaml", "--grid", "digits=0.2,0.4", "--out", "stopped")
     codes = [0, 85]
     trained: list[str] = []
@@ -77,7 +77,7 @@ def test_a_stopped_anneal_goes_on_and_a_failed_run_is_named(
         trained.append(arguments[-1] if arguments[-2] == "--out" else arguments[-3])
         return codes.pop(0) or run_trainer(arguments)
 
-    monkeypatch.setattr(train, "_run", interrupted)
+    monkeypatch.setattr(train, "_run_trainer", interrupted)
     done = anneal(*words)
     assert done.exit_code == 85 and "the same command goes on" in done.output
     codes += [1]
@@ -131,9 +131,9 @@ def test_a_slurm_array_has_a_task_for_each_run(
     folder = AnnealFolder("array")
     assert became[4:] == [
         "run", "array/settings.yaml", "--model", "array/model.yaml",
-        "--mixture", str(folder.mixture(2)), "--out", str(folder.run_of(2).root),
+        "--mixture", str(folder.mixture_file(2)), "--out", str(folder.run_folder(2).root),
     ]  # fmt: skip
-    assert "digits: 0.3" in folder.mixture(2).read_text()
+    assert "digits: 0.3" in folder.mixture_file(2).read_text()
 
 
 def test_all_problems_are_reported_before_a_run_starts(inside: Path) -> None:
@@ -163,7 +163,7 @@ def test_all_problems_are_reported_before_a_run_starts(inside: Path) -> None:
 def test_a_score_of_a_source_without_held_out_rows_is_refused_before_training(
     inside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train, "_run", pytest.fail)
+    monkeypatch.setattr(train, "_run_trainer", pytest.fail)
     for start in (["--dry-run"], []):
         done = anneal("digits.yaml", "--score", "digits=1", "--score", "nothere=1", *start)
         assert done.exit_code == 2 and "--score names nothere, which no held" in done.output
@@ -186,7 +186,8 @@ def test_a_grid_keeps_the_proportions_of_the_other_shares(
     weights: dict[str, float], share: float
 ) -> None:
     first, *others = weights
-    found = with_shares("m.yaml", "p", PhaseSpec(tokens=1, weights=dict(weights)), {first: share})
+    spec = PhaseSpec(tokens=1, weights=dict(weights))
+    found = apply_shares({first: share}, "p", spec, file="m.yaml")
     assert sum(found.values()) == pytest.approx(1, abs=1e-12)
     assert found[first] == pytest.approx(share, abs=1e-5)
     whole = sum(weights[name] for name in others)
@@ -205,10 +206,10 @@ def test_a_grid_keeps_the_proportions_of_the_other_shares(
 def test_shares_of_a_grid_that_do_not_fit_are_named(point: dict[str, float], message: str) -> None:
     spec = PhaseSpec(tokens=1, weights={"a": 0.5, "b": 0.5})
     with pytest.raises(ConfigError, match=message):
-        with_shares("m.yaml", "p", spec, point)
+        apply_shares(point, "p", spec, file="m.yaml")
     changing = PhaseSpec(tokens=1, weights={"a": {"from": 0.1, "to": 0.9}, "b": 0.5})
     with pytest.raises(ConfigError, match="do not change over the phase"):
-        with_shares("m.yaml", "p", changing, {"b": 0.1})
+        apply_shares({"b": 0.1}, "p", changing, file="m.yaml")
 
 
 @pytest.mark.parametrize("words", [["math"], ["math=a"], ["math=2"], ["m=0.1", "m=0.2"], ["m=1,1"]])
