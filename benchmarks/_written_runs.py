@@ -39,7 +39,7 @@ def write(root: Path, steps: int, seed: int = 0) -> Path:
     request = Request(model=MODEL, out=str(root), overrides=words)
     job = replace(resolve.resolve(request), plan=plan, mixture={"sources": list(SOURCES)})
     job.save()
-    about.save(job)
+    about.save_facts(job)
     layout = {"engine": "FSDP2", "processes": 8, "pp": 1, "dp": 8, "cp": 1, "tp": 1, "ep": 1}
     layout |= {"precision": "bf16", "device": "cuda", "threads": 1}
     start = {"time": 1e9, "event": "start", "step": 0, "layout": layout, "seconds": 9.0}

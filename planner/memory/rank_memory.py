@@ -21,7 +21,7 @@ from ...models.config.options.names import LinearForm
 from ...models.config.options.precision import Precision
 from ...models.config.options.recompute import Rule
 from ...trainer.accounting.memory import step_memory
-from ...trainer.accounting.state import ParameterState, state_of
+from ...trainer.accounting.state import ParameterState, build_engine_state
 from ...trainer.engines.config import EngineConfig
 from ...trainer.engines.fsdp2 import Fsdp2Config
 from ...trainer.engines.shard_groups import LayerShards, layer_of
@@ -150,7 +150,7 @@ class RankMemory:
         self, engine: EngineConfig, layout: LayoutConfig, parameters: ParameterState
     ) -> EngineState:
         run = replace(self.run, engine=engine, layout=layout)
-        return state_of(run, parameters, self.precision, self.device)
+        return build_engine_state(run, parameters, self.precision, self.device)
 
     def _held(self, engine: EngineConfig, pp: int, dp: int, cp: int, tp: int, ep: int) -> Held:
         layout = LayoutConfig(pp=pp, tp=tp, cp=cp, ep=ep)

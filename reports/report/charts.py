@@ -7,7 +7,7 @@ from typing import Any
 from ...console.html import gantt
 from ...console.html.chart import TOP, Chart
 from ...console.html.page import WIDE, colour
-from ...trainer.accounting.about import timeline_of
+from ...trainer.accounting.about import restore_timeline
 from .reading.data import RunData, planned_over_tokens, realised_over_tokens
 
 
@@ -30,4 +30,4 @@ def pipeline(schedule: dict[str, Any]) -> tuple[str, str]:
         f"{schedule['name']}, {schedule['drawn']} of {schedule['micro_batches']} micro-batches; "
         f"{schedule['bubble']:.1%} of a step idle, by the layers' operations"
     )
-    return gantt.picture(timeline_of(schedule).spans), note
+    return gantt.picture(restore_timeline(schedule).spans), note

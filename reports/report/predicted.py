@@ -6,7 +6,7 @@ from html import escape
 from typing import Any
 
 from ...console.progress import as_bytes
-from ...trainer.accounting.measured import in_phases
+from ...trainer.accounting.measured import format_phases
 
 
 def table(beside: dict[str, Any]) -> tuple[str, str]:
@@ -29,7 +29,7 @@ def table(beside: dict[str, Any]) -> tuple[str, str]:
             as_bytes(memory["predicted"]),
             as_bytes(size),
             memory["predicted"] / size,
-            in_phases(memory["phases"]),
+            format_phases(memory["phases"]),
         )
         for rank, size in enumerate(memory["measured"])
         if size is not None

@@ -1,7 +1,7 @@
-"""Facts of a run that torch counts, kept in its folder: `about.json`.
+"""Facts of a run that need torch to count, stored in its folder as `about.json`.
 
-Each start writes them, so that a report needs no torch, which takes more memory than the report. If
-the file is lost or damaged, the next reader counts and writes them again.
+Every start writes them, so that a report needs no torch, whose import takes more memory than the
+report. If the file is lost or damaged, the next reader counts the facts and writes them again.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
     from ..layout.simulate import Timeline
     from ..run.job import Job
 
-MOST_ROUNDS = 4
-"""Most micro-batches for each stage whose passes are kept."""
+MAX_ROUNDS = 4
+"""Micro-batches for each stage whose passes are stored, at most."""
 
 
-def save(job: Job) -> dict[str, Any]:
-    """Write the facts of a job into its folder, and return them."""
-    found = facts(job)
-    storage.write(str(job.folder.about), sealed(found))
-    return found
+def save_facts(job: Job) -> dict[str, Any]:
+    """Count the facts of a job, write them into its folder, and return them."""
+    facts = count_facts(job)
+    storage.write(str(job.folder.about), sealed(facts))
+    return facts
 
 
-def of_run(folder: RunFolder) -> dict[str, Any]:
-    """Return the facts of a stored run."""
-    with contextlib.suppress(FileNotFoundError, IntegrityError):  # damaged: it is counted again
+def load_facts(folder: RunFolder) -> dict[str, Any]:
+    """Return the facts of a stored run; count them if the file is lost or damaged."""
+    with contextlib.suppress(FileNotFoundError, IntegrityError):
         return unsealed(str(folder.about), folder.about.read_bytes(), hint="")
     from ..run.stored import read_run
 
     job = read_run(folder)
-    return save(job) if os.access(folder.root, os.W_OK) else facts(job)
+    return save_facts(job) if os.access(folder.root, os.W_OK) else count_facts(job)
 
 
-def facts(job: Job) -> dict[str, Any]:
+def count_facts(job: Job) -> dict[str, Any]:
     from ...models.accounting.show import shown_active
     from . import describe, memory
 
@@ -58,7 +58,7 @@ def facts(job: Job) -> dict[str, Any]:
             "vocab_size": job.model.vocab_size,
         },
         "layout": {**job.layout, "degrees": describe.degrees(job.layout)},
-        "fp8": describe.fp8(job),
+        "fp8": describe.fp8_share(job),
         "optimizer": job.run.optimizer.describe(),
         "lr": job.run.optimizer.lr,
         "held_out": job.held_out.name if job.run.evaluate is not None else None,
@@ -67,32 +67,35 @@ def facts(job: Job) -> dict[str, Any]:
 
 
 def _schedule(job: Job) -> dict[str, Any]:
-    """Return the passes of the first phase's step, simulated."""
-    from .stages import pipelines, timeline
+    """Simulate the passes of a step of the first phase."""
+    from .stages import describe_pipelines, simulate_step
 
-    first = pipelines(job)[0]
-    number = min(first["micro_batches"], MOST_ROUNDS * job.run.layout.pp)
-    simulated = timeline(job, number, job.plan.phases[0].seq_len)
+    first = describe_pipelines(job)[0]
+    num_drawn = min(first["micro_batches"], MAX_ROUNDS * job.run.layout.pp)
+    timeline = simulate_step(job, num_drawn, job.plan.phases[0].seq_len)
     return {
         "name": job.run.layout.schedule,
         "micro_batches": first["micro_batches"],
-        "drawn": number,
+        "drawn": num_drawn,
         "bubble": first["bubble"],
         "stages": [
             [[action.kind, action.chunk, action.micro, start, end] for action, start, end in stage]
-            for stage in simulated.spans
+            for stage in timeline.spans
         ],
     }
 
 
-def timeline_of(schedule: dict[str, Any]) -> Timeline:
-    """Return the simulated step of stored facts."""
+def restore_timeline(schedule: dict[str, Any]) -> Timeline:
+    """Rebuild the simulated step from its stored facts."""
     from ..layout.schedules import Action
     from ..layout.simulate import Span, Timeline
 
     return Timeline(
         [
-            [Span(Action(kind, chunk, micro), start, end) for kind, chunk, micro, start, end in own]
-            for own in schedule["stages"]
+            [
+                Span(Action(kind, chunk, micro), start, end)
+                for kind, chunk, micro, start, end in passes
+            ]
+            for passes in schedule["stages"]
         ]
     )

@@ -1,5 +1,7 @@
-"""Error of a rank that runs out of memory: the part of the accounting that does not fit, and what
-to change, with the numbers of the same accounting."""
+"""Explain why a rank ran out of memory: the part that exceeds the limit, and what to change.
+
+Both come from the same accounting as the dry run's numbers.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,16 @@ from ...models.accounting.state import HOST
 from ..layout.checks import problems
 from ..loop.batches import micro_rows
 from ..run.job import Job
-from . import memory as costs
+from . import memory
 
 if TYPE_CHECKING:
     import torch
 
 ALLOCATOR = "DefaultCPUAllocator"
-"""torch's allocator on the CPU; its errors are RuntimeErrors that begin with the place in torch."""
+"""torch's allocator on the CPU; its RuntimeErrors begin with a line of torch's source."""
 CGROUP = Path("/sys/fs/cgroup/memory.max")
-SHOWN = 4
-"""Most changes that an error proposes."""
+MAX_CHANGES = 4
+"""Changes that an error proposes, at most."""
 ENGINE_CHANGES = (
     *(("zero", stage) for stage in (1, 2, 3)),
     ("gather", "block"),
@@ -34,23 +36,23 @@ ENGINE_CHANGES = (
     ("offload_optimizer", "cpu"),
     ("offload", "cpu"),
 )
-"""Settings of engines that may hold less."""
+"""Engine settings that may lower memory."""
 
 
 @contextlib.contextmanager
-def explained(
-    job: Job, rank: int, doing: Callable[[], str], device: torch.device
+def explain_out_of_memory(
+    job: Job, rank: int, current_activity: Callable[[], str], device: torch.device
 ) -> Iterator[None]:
-    """Turn an out-of-memory error into one that says what did not fit; `doing` returns the part of
-    the run."""
+    """Turn an out-of-memory error into one that names the part that did not fit."""
     try:
         yield
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        said = str(error)
+        message = str(error)
         traceback.clear_frames(error.__traceback__)  # they hold tensors
-        raise out_of_memory(job, rank, doing(), said, memory_limit(device)) from None
+        limit = memory_limit(device)
+        raise out_of_memory_error(job, rank, current_activity(), message, limit) from None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -62,34 +64,35 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def memory_limit(device: torch.device) -> int:
-    """Return the bytes of the GPU, or of the rank's part of this machine's memory."""
+    """Return the GPU's bytes, or the rank's share of this machine's memory."""
     import torch
 
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    if CGROUP.exists() and (text := CGROUP.read_text().strip()).isdecimal():
-        found.append(int(text))
-    return min(found) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    if CGROUP.exists() and (cgroup_limit := CGROUP.read_text().strip()).isdecimal():
+        limits.append(int(cgroup_limit))
+    return min(limits) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
-def out_of_memory(job: Job, rank: int, doing: str, said: str, limit: int) -> RunError:
-    """Return the error of a rank that asked for more than its `limit`."""
+def out_of_memory_error(
+    job: Job, rank: int, activity: str, torch_message: str, limit: int
+) -> RunError:
+    """Return the error of a rank that asked for more than `limit` bytes."""
     stage = rank * job.run.layout.pp // job.processes
-    parts = counted(job, stage)
-    named = ", ".join(f"{part} {as_bytes(size)}" for part, size in parts.items() if size)
-    total = sum(parts.values())
+    sizes = count_memory(job, stage)
+    parts = ", ".join(f"{part} {as_bytes(size)}" for part, size in sizes.items() if size)
     lines = [
-        *said[max(0, said.find(ALLOCATOR)) :].strip().splitlines()[:1],
-        f"counted for this rank: {as_bytes(total)} ({named})",
-        f"it may use {as_bytes(limit)}: {verdict(parts, limit)}",
+        *torch_message[max(0, torch_message.find(ALLOCATOR)) :].strip().splitlines()[:1],
+        f"counted for this rank: {as_bytes(sum(sizes.values()))} ({parts})",
+        f"it may use {as_bytes(limit)}: {verdict(sizes, limit)}",
     ]
     options = [
-        f"{words} ({as_bytes(size)}{', fits' * (size <= limit)})"
-        for words, size in changes(job, stage, limit)[:SHOWN]
+        f"{change} ({as_bytes(size)}{', fits' * (size <= limit)})"
+        for change, size in cheaper_changes(job, stage, limit)[:MAX_CHANGES]
     ]
     return RunError(
-        f"{job.run.layout.rank_name(rank, job.processes)} ran out of memory ({doing})",
+        f"{job.run.layout.rank_name(rank, job.processes)} ran out of memory ({activity})",
         where="\n" + "\n".join(f"    {line}" for line in lines),
         hint=f"what would be counted: {'; '.join(options)}; or use more ranks"
         if options
@@ -97,51 +100,54 @@ def out_of_memory(job: Job, rank: int, doing: str, said: str, limit: int) -> Run
     )
 
 
-def counted(job: Job, stage: int) -> dict[str, int]:
-    """Return the bytes of each part on the fullest rank of a stage, at the highest moment of a
-    step. A GPU does not hold what lies in host memory."""
-    apart = job.run.device == "cuda"
-    every = (
-        {name: size for name, size in each.parts.items() if not (apart and name.startswith(HOST))}
-        for each in costs.timelines(job, stage)
+def count_memory(job: Job, stage: int) -> dict[str, int]:
+    """Count the bytes by part on the stage's fullest rank, at the peak of a step. On a GPU, parts
+    in host memory do not count."""
+    host_is_separate = job.run.device == "cuda"
+    sizes_by_rank = (
+        {
+            part: size
+            for part, size in timeline.parts.items()
+            if not (host_is_separate and part.startswith(HOST))
+        }
+        for timeline in memory.timelines(job, stage)
     )
-    return max(every, key=lambda parts: sum(parts.values()))
+    return max(sizes_by_rank, key=lambda sizes: sum(sizes.values()))
 
 
-def verdict(parts: dict[str, int], limit: int) -> str:
-    """Return the first part with which the sum exceeds the limit, in words."""
-    before = 0
-    for name, size in parts.items():
-        if before + size > limit:
-            beside = f" beside the {as_bytes(before)} of the parts before" if before else ""
-            return f"{name} ({as_bytes(size)}) exceed it{beside}"
-        before += size
+def verdict(sizes: dict[str, int], limit: int) -> str:
+    """Name the part at which the running sum exceeds the limit."""
+    total = 0
+    for part, size in sizes.items():
+        if total + size > limit:
+            earlier = f" beside the {as_bytes(total)} of the parts before" if total else ""
+            return f"{part} ({as_bytes(size)}) exceed it{earlier}"
+        total += size
     return (
         "all of this fits; not counted are buffers of the network, fragments of free memory, and "
         "other programs"
     )
 
 
-def changes(job: Job, stage: int, limit: int) -> list[tuple[str, int]]:
-    """Return changes that lower the count, with the bytes; the lowest first."""
-    now = sum(counted(job, stage).values())
-    found = [first_that_fits(alike, stage, limit) for alike in alternatives(job)]
-    return sorted([each for each in found if each[1] < now], key=lambda each: each[1])
+def cheaper_changes(job: Job, stage: int, limit: int) -> list[tuple[str, int]]:
+    """Return overrides that lower the count, with the bytes under each; the lowest first."""
+    current = sum(count_memory(job, stage).values())
+    changes = [first_fitting(values, stage, limit) for values in alternatives(job)]
+    return sorted([change for change in changes if change[1] < current], key=lambda pair: pair[1])
 
 
-def first_that_fits(alike: list[tuple[str, Job]], stage: int, limit: int) -> tuple[str, int]:
-    """Return the first of several changes whose bytes fit, or the last, with its bytes."""
-    found = ("", 0)
-    for words, job in alike:
-        found = (words, sum(counted(job, stage).values()))
-        if found[1] <= limit:
+def first_fitting(values: list[tuple[str, Job]], stage: int, limit: int) -> tuple[str, int]:
+    """Return the first override whose bytes fit, or the last one, with its bytes."""
+    result = "", 0
+    for change, job in values:
+        result = change, sum(count_memory(job, stage).values())
+        if result[1] <= limit:
             break
-    return found
+    return result
 
 
 def alternatives(job: Job) -> Iterator[list[tuple[str, Job]]]:
-    """Yield lists of jobs that differ from this one in one setting; the first that fits is the one
-    to propose."""
+    """Yield, for each setting, the values to try in turn: an override and the job with it."""
     run = job.run
 
     def changed(**settings: Any) -> Job:
@@ -151,10 +157,10 @@ def alternatives(job: Job) -> Iterator[list[tuple[str, Job]]]:
         yield [(f"micro_batch_tokens={n}", changed(micro_batch_tokens=n)) for n in sizes]
     if run.recompute != "block":
         yield [("recompute=block", changed(recompute="block"))]
-    names = {each.name for each in fields(run.engine)}
+    engine_keys = {field.name for field in fields(run.engine)}
     for key, value in ENGINE_CHANGES:
-        if key in names and getattr(run.engine, key) != value:
-            with contextlib.suppress(LayoutError, ValueError):  # the settings may exclude it
+        if key in engine_keys and getattr(run.engine, key) != value:
+            with contextlib.suppress(LayoutError, ValueError):  # other settings may exclude it
                 engine = replace(run.engine, **{key: value})  # type: ignore[arg-type]
                 engine.check(run.layout, job.processes, job.precision)
                 yield [(f"engine.{key}={value}".lower(), changed(engine=engine))]
@@ -165,12 +171,12 @@ def alternatives(job: Job) -> Iterator[list[tuple[str, Job]]]:
 
 
 def smaller_micro_batches(job: Job) -> Iterator[int]:
-    """Yield half of the tokens of a micro-batch, a quarter, …, down to one row."""
+    """Yield micro_batch_tokens halved again and again, down to micro-batches with one row."""
     tokens, cp = job.run.micro_batch_tokens, job.run.layout.cp
 
-    def most_rows(tokens: int) -> int:
+    def max_rows(tokens: int) -> int:
         return max(micro_rows(tokens, phase, job.dp, cp) for phase in job.plan.phases)
 
-    while tokens > 1 and most_rows(tokens) > 1:
+    while tokens > 1 and max_rows(tokens) > 1:
         tokens //= 2
         yield tokens

@@ -1,4 +1,4 @@
-"""Measured seconds and bytes of a run beside those that its layout plan predicts."""
+"""Compare a run's measured seconds and bytes with those that its layout plan predicts."""
 
 from __future__ import annotations
 
@@ -16,101 +16,108 @@ if TYPE_CHECKING:
     from ..run.layout_plan import LayoutPlan
 
 EVENT = "measured"
-"""Event of a start that measured its steps."""
+"""Event in which a start records its measurement."""
 
 
-def of_run(job: Job) -> dict[str, Any] | None:
-    """Return the prediction beside the run's last measurement; None if it lacks one of the two."""
+def compare_run(job: Job) -> dict[str, Any] | None:
+    """Compare the run's last measurement with the prediction; None if the run lacks either."""
     from ..run.plan_check import prediction
 
     plan = prediction(job)
-    found = [entry for entry in events.read(job.folder.events) if entry["event"] == EVENT]
-    if plan is None or not found:
+    measurements = [entry for entry in events.read(job.folder.events) if entry["event"] == EVENT]
+    if plan is None or not measurements:
         return None
-    clock = clock_of(job)
+    newest, clock = measurements[-1], comparison_clock(job)
     return {
         "hardware": plan.planned.hardware,
         "clock": clock,
-        "phases": list(_phases(job, plan, found[-1]["phases"], clock)),
-        "memory": _memory(job, plan, found[-1]),
+        "phases": list(_compare_phases(job, plan, newest["phases"], clock)),
+        "memory": _compare_memory(job, plan, newest),
     }
 
 
-def clock_of(job: Job) -> str:
-    """Return the time that is compared. On a CPU a rank of one thread is compared by its CPU time:
-    other programs do not count, and no rank of a single stage waits in the prediction."""
-    alone = job.run.device == "cpu" and job.threads == 1 and job.run.layout.pp == 1
-    return "cpu_seconds" if alone else "seconds"
+def comparison_clock(job: Job) -> str:
+    """Return the key of the time to compare.
+
+    A single-threaded rank on a CPU is compared by CPU time, which excludes other programs. With
+    several stages it is not: then the prediction includes waiting.
+    """
+    by_cpu_time = job.run.device == "cpu" and job.threads == 1 and job.run.layout.pp == 1
+    return "cpu_seconds" if by_cpu_time else "seconds"
 
 
-def _phases(
-    job: Job, plan: LayoutPlan, found: dict[str, Any], clock: str
+def _compare_phases(
+    job: Job, plan: LayoutPlan, measured: dict[str, Any], clock: str
 ) -> Iterator[dict[str, Any]]:
-    predicted = {(each.seq_len, each.batch_tokens): each.seconds for each in plan.planned.phases}
+    predicted_seconds = {
+        (phase.seq_len, phase.batch_tokens): phase.seconds for phase in plan.planned.phases
+    }
     for phase in job.plan.phases:
-        if phase.name in found:
-            tokens = phase.seq_len * phase.batch_rows
-            seconds = predicted[phase.seq_len, tokens]
-            own = found[phase.name]
+        if phase.name in measured:
+            batch_tokens = phase.seq_len * phase.batch_rows
+            predicted = predicted_seconds[phase.seq_len, batch_tokens]
+            times = measured[phase.name]
             yield {
                 "phase": phase.name,
                 "seq_len": phase.seq_len,
-                "batch_tokens": tokens,
-                "predicted": seconds,
-                "measured": own[clock],
-                "ratio": seconds / own[clock],
-                "seconds": own["seconds"],
-                "steps": own["steps"],
+                "batch_tokens": batch_tokens,
+                "predicted": predicted,
+                "measured": times[clock],
+                "ratio": predicted / times[clock],
+                "seconds": times["seconds"],
+                "steps": times["steps"],
             }
 
 
-def _memory(job: Job, plan: LayoutPlan, found: dict[str, Any]) -> dict[str, Any]:
-    """Compare the bytes with the prediction of the phases in which they were measured."""
-    ranks, names = found["memory"], found["memory_phases"]
-    by_size = {(each.seq_len, each.batch_tokens): each.memory for each in plan.planned.phases}
+def _compare_memory(job: Job, plan: LayoutPlan, measured: dict[str, Any]) -> dict[str, Any]:
+    """Compare the measured bytes with the prediction for the phases that were measured."""
+    bytes_by_rank, phases = measured["memory"], measured["memory_phases"]
+    predicted_bytes = {
+        (phase.seq_len, phase.batch_tokens): phase.memory for phase in plan.planned.phases
+    }
     sizes = [
-        by_size[phase.seq_len, phase.seq_len * phase.batch_rows]
+        predicted_bytes[phase.seq_len, phase.seq_len * phase.batch_rows]
         for phase in job.plan.phases
-        if phase.name in names
+        if phase.name in phases
     ]
     predicted = max(sizes, default=plan.predicted.memory)
-    known = [size for size in ranks if size is not None]
+    known = [size for size in bytes_by_rank if size is not None]
     return {
         "predicted": predicted,
-        "measured": ranks,
+        "measured": bytes_by_rank,
         "ratio": predicted / max(known) if known else None,
-        "phases": names,
+        "phases": phases,
     }
 
 
-def write(file: Path, beside: dict[str, Any]) -> None:
-    storage.write(str(file), sealed(beside, indent=1))
+def write(file: Path, comparison: dict[str, Any]) -> None:
+    storage.write(str(file), sealed(comparison, indent=1))
 
 
 def read(file: Path) -> dict[str, Any]:
-    """Return what `write` has written."""
+    """Read a comparison that `write` has stored. Raise IntegrityError if it is damaged."""
     hint = "remove the file: the next report compares the run's measurement again"
     return unsealed(str(file), file.read_bytes(), hint=hint)
 
 
-def in_phases(names: Sequence[str], before: str = "") -> str:
-    """Return the phases in which bytes were measured, for a person; empty if they are unknown."""
-    return f"{before}phase{'s' * (len(names) > 1)} {', '.join(names)}" if names else ""
+def format_phases(names: Sequence[str], prefix: str = "") -> str:
+    """Format the measured phases for a person; empty if they are unknown."""
+    return f"{prefix}phase{'s' * (len(names) > 1)} {', '.join(names)}" if names else ""
 
 
-def lines(beside: dict[str, Any]) -> list[str]:
+def lines(comparison: dict[str, Any]) -> list[str]:
     """Format the comparison for a person."""
-    unit = "CPU s" if beside["clock"] == "cpu_seconds" else "s"
-    text = [
-        f"predicted {each['predicted']:.4g} s a step, measured {each['measured']:.4g} {unit} "
-        f"({each['ratio']:.2f}): phase {each['phase']}, median of {each['steps']} steps"
-        for each in beside["phases"]
+    unit = "CPU s" if comparison["clock"] == "cpu_seconds" else "s"
+    formatted = [
+        f"predicted {phase['predicted']:.4g} s a step, measured {phase['measured']:.4g} {unit} "
+        f"({phase['ratio']:.2f}): phase {phase['phase']}, median of {phase['steps']} steps"
+        for phase in comparison["phases"]
     ]
-    memory = beside["memory"]
+    memory = comparison["memory"]
     if memory["ratio"] is not None:
-        most = max(size for size in memory["measured"] if size is not None)
-        text.append(
-            f"predicted {as_bytes(memory['predicted'])} a rank, measured {as_bytes(most)} of "
-            f"tensors ({memory['ratio']:.2f}){in_phases(memory['phases'], ': ')}"
+        measured = as_bytes(max(size for size in memory["measured"] if size is not None))
+        formatted.append(
+            f"predicted {as_bytes(memory['predicted'])} a rank, measured {measured} of "
+            f"tensors ({memory['ratio']:.2f}){format_phases(memory['phases'], ': ')}"
         )
-    return text
+    return formatted

@@ -1,4 +1,4 @@
-"""Costs of a run, counted before it starts: parameters, batches, memory, checkpoints."""
+"""Count parameters, batches, memory and checkpoints of a run before it starts."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from ..layout.cuts import Cuts
 
 TRAINER = Path(__file__).parents[1]
-"""Modules whose source decides a stored answer, beside those of the models."""
+"""Folder whose source decides stored counts, as that of the models does."""
 NUMBER_BYTES = 4
 """Bytes of a number in a checkpoint: masters and optimizer states are fp32."""
 
 
 def parameters(job: Job) -> dict[str, int]:
-    """Return the number of parameters, and of those that a token uses."""
+    """Return the number of parameters, and how many a token uses."""
 
     def count() -> dict[str, int]:
         from ...models.accounting.count import active_parameters, build_meta, parameters
@@ -71,7 +71,7 @@ def groups(job: Job) -> list[dict[str, Any]]:
 
 
 def _rateless(job: Job) -> OptimizerConfig:
-    """Return the optimizer with a rate of one: runs with other rates have the same counts."""
+    """Return the optimizer with a learning rate of 1: no count depends on the rate."""
     return replace(job.run.optimizer, lr=1.0)
 
 
@@ -83,7 +83,7 @@ def checkpoints(job: Job) -> int:
 
 
 def batches(job: Job) -> list[dict[str, Any]]:
-    """Return each phase's rows, micro-batches and steps."""
+    """Return rows, micro-batches and steps by phase."""
     phases = []
     for phase in job.plan.phases:
         rows = micro_rows(job.run.micro_batch_tokens, phase, job.dp, job.run.layout.cp)
@@ -102,7 +102,7 @@ def batches(job: Job) -> list[dict[str, Any]]:
 
 
 def state_memory(job: Job, stage: int) -> list[dict[str, int]]:
-    """Return the bytes of the state on a rank of a stage, by part, for each tensor rank."""
+    """Return the state's bytes by part, for each tensor rank of a stage."""
     from ...models.accounting.count import build_meta
     from ...models.accounting.memory import rank_shards
     from ...models.accounting.state import state_bytes
@@ -111,18 +111,24 @@ def state_memory(job: Job, stage: int) -> list[dict[str, int]]:
 
     degrees, device = _degrees(job), job.run.device
     assert device != "auto"
-    own = chunks_of(job.run.layout, stage)
+    chunks = chunks_of(job.run.layout, stage)
     model = build_meta(job.model)
-    model.keep(job.cuts, own)
+    model.keep(job.cuts, chunks)
     state = engine_state(job.run, model, job.precision, device)
-    shards = [rank_shards(job.model, degrees, n, job.cuts, own) for n in range(degrees.tp)]
-    return [state_bytes(state.parts, each, degrees) for each in shards]
+    return [
+        state_bytes(
+            state.parts, rank_shards(job.model, degrees, tp_rank, job.cuts, chunks), degrees
+        )
+        for tp_rank in range(degrees.tp)
+    ]
 
 
 def scoring_memory(job: Job, *, activations: bool) -> dict[str, int]:
-    """Return the bytes on a rank that scores a checkpoint, by part: the state of the run stays, and
-    the rank loads whole weights beside it, on a GPU through fp32 on the host; `activations` adds
-    those of the largest batch."""
+    """Return the bytes by part on a rank that scores a checkpoint.
+
+    The run's state stays. The rank also loads unsharded weights, on a GPU through fp32 on the host.
+    `activations` adds those of the largest batch.
+    """
     from ...models.accounting.count import build_meta
     from ...models.accounting.state import HOST, device_bytes
     from ...models.config.options.precision import default_precision
@@ -130,20 +136,20 @@ def scoring_memory(job: Job, *, activations: bool) -> dict[str, int]:
     device = job.run.device
     assert device != "auto"
     stages = range(job.run.layout.pp)
-    state = max((parts for stage in stages for parts in state_memory(job, stage)), key=device_bytes)
+    state = max((sizes for stage in stages for sizes in state_memory(job, stage)), key=device_bytes)
     model = build_meta(job.model)
-    number = sum(parameter.numel() for parameter in model.parameters())
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
     model.cast(default_precision(device))
-    weights = sum(each.numel() * each.element_size() for each in model.parameters())
-    parts = {"state": device_bytes(state), "whole weights": weights}
-    parts |= {name: size for name, size in state.items() if name.startswith(HOST)}
+    weight_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+    sizes = {"state": device_bytes(state), "whole weights": weight_bytes}
+    sizes |= {part: size for part, size in state.items() if part.startswith(HOST)}
     if device != "cpu":
-        parts[f"{HOST}loading"] = NUMBER_BYTES * number
-    return parts | (batch_memory(job.model, largest_batch(job)) if activations else {})
+        sizes[f"{HOST}loading"] = NUMBER_BYTES * num_parameters
+    return sizes | (batch_memory(job.model, largest_batch(job)) if activations else {})
 
 
 def generation_caches(job: Job) -> int:
-    """Return the bytes of the states and caches of a batch of a task that generates."""
+    """Return the bytes of states and caches while a task generates a batch."""
     from ...models.accounting.memory import generation_bytes
 
     shape = largest_batch(job)
@@ -151,7 +157,7 @@ def generation_caches(job: Job) -> int:
 
 
 def largest_batch(job: Job) -> Shape:
-    """Return the shape of a batch of the longest contexts; each rank has the model whole."""
+    """Return the shape of a scoring batch with the longest contexts, on an unsharded model."""
     from ...models.accounting.shape import Shape
     from ...models.config.options.precision import default_precision
 
@@ -169,11 +175,10 @@ def largest_batch(job: Job) -> Shape:
 
 
 def batch_memory(config: ModelConfig, shape: Shape) -> dict[str, int]:
-    """Return the bytes of a batch that is scored, by part, where they are the most: in a layer, or
-    at the end, where all tokens are scored.
+    """Return the peak bytes by part while a batch is scored: in a layer, or in the head.
 
-    The layers are those of a training step that recomputes all blocks: its forward pass keeps
-    nothing of a block but the result. The end of the model runs on fake tensors.
+    A layer counts as in a training step that recomputes all blocks, whose forward pass saves only
+    the block's output. The head runs on fake tensors.
     """
     from ...models.accounting.level import ACTIVATIONS, INPUTS, LOGITS
     from ...models.accounting.passes import model_passes
@@ -184,16 +189,16 @@ def batch_memory(config: ModelConfig, shape: Shape) -> dict[str, int]:
     passes = model_passes(config, shape, rules_of("block", len(config.layers)))
     stream = stream_bytes(shape, config.width)
     embeddings = stream if any(layer.shared for layer in config.layers) else 0
-    layers = embeddings + stream + max(high(each.forward) for each in passes.layers)
-    kept, end = _end(config, shape)
-    inputs = {INPUTS: 3 * 8 * shape.rows * shape.seq_len}  # ids, places and targets
-    if layers > kept + end:
-        return {ACTIVATIONS: layers, **inputs}
-    return {ACTIVATIONS: kept, LOGITS: end, **inputs}
+    layer_bytes = embeddings + stream + max(high(layer.forward) for layer in passes.layers)
+    hidden_bytes, logit_bytes = _head_bytes(config, shape)
+    inputs = {INPUTS: 3 * 8 * shape.rows * shape.seq_len}  # ids, positions and targets
+    if layer_bytes > hidden_bytes + logit_bytes:
+        return {ACTIVATIONS: layer_bytes, **inputs}
+    return {ACTIVATIONS: hidden_bytes, LOGITS: logit_bytes, **inputs}
 
 
-def _end(config: ModelConfig, shape: Shape) -> tuple[int, int]:
-    """Return the bytes of the results for all tokens, and of the logits of a chunk of them."""
+def _head_bytes(config: ModelConfig, shape: Shape) -> tuple[int, int]:
+    """Return the peak bytes of the final norm over all tokens, and of the logits of a chunk."""
     import torch
 
     from ...models.accounting.fake.model import FakeModel
@@ -208,15 +213,16 @@ def _end(config: ModelConfig, shape: Shape) -> tuple[int, int]:
         hidden[0][torch.arange(tokens)]
 
     def logits(model: Model) -> None:
-        part = min(POSITIONS, tokens)
-        score_part(model, torch.empty(part, config.width), torch.zeros(part, dtype=torch.int64))
+        chunk = min(POSITIONS, tokens)
+        score_part(model, torch.empty(chunk, config.width), torch.zeros(chunk, dtype=torch.int64))
 
     model = FakeModel(one_of_each(config), replace(shape, rows=1, seq_len=1))
     return model.most(norm), model.most(logits)
 
 
 def timelines(job: Job, stage: int) -> list[Timeline]:
-    """Return the memory over a step of each tensor rank of a stage, in the phase with the most."""
+    """Return the memory over a step for each tensor rank of a stage, in the phase with the highest
+    peak."""
     from ...models.accounting.count import build_meta
     from ...models.accounting.memory import rank_shards
     from ...models.accounting.passes import model_passes
@@ -227,12 +233,14 @@ def timelines(job: Job, stage: int) -> list[Timeline]:
 
     layout, degrees, device = job.run.layout, _degrees(job), job.run.device
     assert device != "auto"
-    own = chunks_of(layout, stage)
+    chunks = chunks_of(layout, stage)
     model = build_meta(job.model)
-    model.keep(job.cuts, own)
+    model.keep(job.cuts, chunks)
     state = engine_state(job.run, model, job.precision, device)
-    shards = [rank_shards(job.model, degrees, n, job.cuts, own) for n in range(degrees.tp)]
-    most: list[Timeline] = []
+    shards_by_rank = [
+        rank_shards(job.model, degrees, tp_rank, job.cuts, chunks) for tp_rank in range(degrees.tp)
+    ]
+    highest: list[Timeline] = []
     for phase in job.plan.phases:
         rows = micro_rows(job.run.micro_batch_tokens, phase, job.dp, degrees.cp)
         shape = Shape(
@@ -249,15 +257,16 @@ def timelines(job: Job, stage: int) -> list[Timeline]:
         passes = model_passes(job.model, shape, job.rules)
         number, inputs = micro_batches(rows, phase, job.dp), input_bytes(shape)
         stream = stream_bytes(shape, job.model.width)
-        found = [
+        phase_timelines = [
             step_memory(
-                passes, state.memory(each, degrees), layout, job.cuts, stage, number, inputs, stream
+                *(passes, state.memory(shards, degrees), layout, job.cuts),
+                *(stage, number, inputs, stream),
             )
-            for each in shards
+            for shards in shards_by_rank
         ]
-        if not most or found[0].highest > most[0].highest:
-            most = found
-    return most
+        if not highest or phase_timelines[0].highest > highest[0].highest:
+            highest = phase_timelines
+    return highest
 
 
 def step_memory(

@@ -1,4 +1,4 @@
-"""State of the parameters of a built model."""
+"""Count the optimizer and engine state that a built model needs."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from ..engines.optimizers.base import ParameterGroup
 from ..layout.devices import choose_device
 from ..run import config as run_config
 from ..run.config import RunConfig
-from .state import ParameterState, state_of
+from .state import ParameterState, build_engine_state
 
 SECTIONS = ("engine", "optimizer", "device")
-"""Keys of a run that decide its state; precision and degrees have options of their own."""
+"""Keys of a run that decide its state; precision and degrees are separate options."""
 
 
 def parameter_state(run: RunConfig, model: Model, precision: Precision) -> ParameterState:
+    """Return the state of the model's parameters under the run's optimizer."""
     fp32 = frozenset(model.full_precision(precision))
     names = frozenset(name for name, _ in model.named_parameters())
     averaged = run.optimizer.ema is not None
     groups = _groups(run, model, fp32)
-    if not groups:  # modules that are not ours are one group
+    if not groups:  # a foreign module is a single group
         average = (AVERAGE,) if averaged else ()
-        states = {name: (*held, *average) for name, held in run.optimizer.states(model).items()}
+        states = {name: (*kinds, *average) for name, kinds in run.optimizer.states(model).items()}
         return ParameterState(names, fp32, states, [tuple(states)], frozenset())
     frozen = frozenset(name for group in groups if group.frozen for name in group.names)
     return ParameterState(
@@ -44,24 +45,25 @@ def parameter_state(run: RunConfig, model: Model, precision: Precision) -> Param
 
 
 def _groups(run: RunConfig, model: nn.Module, fp32: frozenset[str]) -> Sequence[ParameterGroup]:
-    """Return the parameter groups of a model; none of modules that are not ours."""
+    """Return the parameter groups of a headrace model; none for other modules."""
     return parameter_groups(model, run.optimizer, fp32) if isinstance(model, Model) else ()
 
 
 def engine_state(run: RunConfig, model: Model, precision: Precision, device: str) -> EngineState:
-    """Return what the engine and the optimizer of a run hold of a model."""
-    return state_of(run, parameter_state(run, model, precision), precision, device)
+    """Return the state that the run's engine and optimizer hold for a model."""
+    return build_engine_state(run, parameter_state(run, model, precision), precision, device)
 
 
 def find_engine_state(
     words: Sequence[str], model: Model, precision: Precision, degrees: Degrees
 ) -> EngineState:
-    """Return the state for `headrace models show`, from words such as `engine.zero=3`."""
-    others = [word for word in words if word.split("=")[0].split(".")[0] not in SECTIONS]
-    if others:
+    """Return the state for `headrace models show`, from overrides such as `engine.zero=3`."""
+    keys = [word.split("=")[0] for word in words]
+    unsupported = [key for key in keys if key.split(".")[0] not in SECTIONS]
+    if unsupported:
         raise ConfigError(
             "--run",
-            [Problem(word.split("=")[0], f"is not of {', '.join(SECTIONS)}") for word in others],
+            [Problem(key, f"is not of {', '.join(SECTIONS)}") for key in unsupported],
         )
     run = run_config.build({}, words, source="the command line")
     layout = replace(run.layout, tp=degrees.tp, cp=degrees.cp, ep=degrees.ep)

@@ -1,4 +1,4 @@
-"""Stages of a run's pipeline: layers, bubbles and messages, counted before it starts."""
+"""Describe a run's pipeline before it starts: layers of stages, bubbles and messages."""
 
 from __future__ import annotations
 
@@ -11,62 +11,67 @@ from ..layout.stages import chunks_of
 from ..loop.batches import micro_batches, micro_rows
 from ..run.job import Job
 
-ENOUGH = 2
-"""Micro-batches for each stage below which a run is warned."""
+MIN_MICRO_BATCHES = 2
+"""Micro-batches for each stage below which a person is warned."""
 
 
-def stages(job: Job) -> list[dict[str, Any]]:
-    """Return the layers and the parameters of each stage."""
+def describe_stages(job: Job) -> list[dict[str, Any]]:
+    """Return the layer ranges and the number of parameters by stage."""
     from ...models.accounting.count import build_meta, parameters
     from ...models.config.config import chunk_layers
 
     chunks = chunk_layers(len(job.model.layers), job.cuts)
-    found = []
+    stages = []
     for stage in range(job.run.layout.pp):
-        own = chunks_of(job.run.layout, stage)
+        stage_chunks = chunks_of(job.run.layout, stage)
         model = build_meta(job.model)
-        model.keep(job.cuts, own)
-        layers = [[chunks[chunk].start, chunks[chunk].stop - 1] for chunk in own]
-        found.append({"stage": stage, "layers": layers, "parameters": parameters(model)})
-    return found
+        model.keep(job.cuts, stage_chunks)
+        layers = [[chunks[chunk].start, chunks[chunk].stop - 1] for chunk in stage_chunks]
+        stages.append({"stage": stage, "layers": layers, "parameters": parameters(model)})
+    return stages
 
 
-def pipelines(job: Job) -> list[dict[str, Any]]:
+def describe_pipelines(job: Job) -> list[dict[str, Any]]:
     """Return, for each phase, the largest bubble of a stage, and the messages of a data-parallel
-    replica in a step: activations, with the embeddings while a later layer calls a shared block,
-    and their gradients."""
+    replica in a step.
+
+    Messages are activations and their gradients; the embeddings travel too while a later layer
+    calls a shared block.
+    """
     layout, layers = job.run.layout, job.model.layers
-    tensors = [1 + any(layer.shared for layer in layers[cut:]) for cut in job.cuts]
-    found = []
+    num_tensors = sum(1 + any(layer.shared for layer in layers[cut:]) for cut in job.cuts)
+    pipelines = []
     for phase in job.plan.phases:
         rows = micro_rows(job.run.micro_batch_tokens, phase, job.dp, layout.cp)
-        number = micro_batches(rows, phase, job.dp)
-        stream = rows * phase.seq_len * job.model.width * job.precision.weight_bytes
-        found.append(
+        num_micro_batches = micro_batches(rows, phase, job.dp)
+        tensor_bytes = rows * phase.seq_len * job.model.width * job.precision.weight_bytes
+        pipelines.append(
             {
                 "phase": phase.name,
-                "micro_batches": number,
-                "bubble": max(timeline(job, number, phase.seq_len).bubbles),
-                "messages": 2 * sum(tensors) * number * layout.cp * layout.tp,
-                "message_bytes": 2 * sum(tensors) * number * stream,
+                "micro_batches": num_micro_batches,
+                "bubble": max(simulate_step(job, num_micro_batches, phase.seq_len).bubbles),
+                "messages": 2 * num_tensors * num_micro_batches * layout.cp * layout.tp,
+                "message_bytes": 2 * num_tensors * num_micro_batches * tensor_bytes,
             }
         )
-    return found
+    return pipelines
 
 
-def timeline(job: Job, number: int, seq_len: int) -> Timeline:
-    """Simulate a step of so many micro-batches; times are the layers' operations."""
-    return simulate(job.run.layout.orders(number), pass_costs(job.cuts, *_costs(job, seq_len)))
+def simulate_step(job: Job, num_micro_batches: int, seq_len: int) -> Timeline:
+    """Simulate a step whose passes take as long as their layers have FLOPs."""
+    costs = pass_costs(job.cuts, *_layer_flops(job, seq_len))
+    return simulate(job.run.layout.orders(num_micro_batches), costs)
 
 
-def stage_work(job: Job, seq_len: int) -> list[float]:
-    """Return the operations of each stage for rows of a length."""
-    forward = pass_costs(job.cuts, *_costs(job, seq_len))["forward"]
+def stage_flops(job: Job, seq_len: int) -> list[float]:
+    """Return the FLOPs of a forward pass by stage, for rows with `seq_len` tokens."""
+    forward = pass_costs(job.cuts, *_layer_flops(job, seq_len))["forward"]
     layout = job.run.layout
-    return [sum(forward[n] for n in chunks_of(layout, stage)) for stage in range(layout.pp)]
+    return [sum(forward[chunk] for chunk in chunks_of(layout, n)) for n in range(layout.pp)]
 
 
-def _costs(job: Job, seq_len: int) -> tuple[Sequence[float], float]:
+def _layer_flops(job: Job, seq_len: int) -> tuple[Sequence[float], float]:
+    """Return the FLOPs by layer, and those of the head."""
     from ...models.accounting.count import build_meta, flops_by_layer
 
     *layers, head = flops_by_layer(build_meta(job.model), seq_len)
@@ -74,13 +79,13 @@ def _costs(job: Job, seq_len: int) -> tuple[Sequence[float], float]:
 
 
 def warnings(job: Job) -> list[str]:
-    """Return what a person may want to change before the run starts."""
+    """Return a warning for each phase with too few micro-batches."""
     pp = job.run.layout.pp
     return [
-        f"phase {each['phase']} has {each['micro_batches']} micro-batch"
-        f"{'es' * (each['micro_batches'] > 1)} in a step, fewer than "
-        f"{ENOUGH} for each of the {pp} stages: {each['bubble']:.0%} of a step is idle; use "
-        "smaller micro_batch_tokens, a larger batch, or fewer stages"
-        for each in (pipelines(job) if pp > 1 else ())
-        if each["micro_batches"] < ENOUGH * pp
+        f"phase {phase['phase']} has {phase['micro_batches']} micro-batch"
+        f"{'es' * (phase['micro_batches'] > 1)} in a step, fewer than {MIN_MICRO_BATCHES} for "
+        f"each of the {pp} stages: {phase['bubble']:.0%} of a step is idle; use smaller "
+        "micro_batch_tokens, a larger batch, or fewer stages"
+        for phase in (describe_pipelines(job) if pp > 1 else ())
+        if phase["micro_batches"] < MIN_MICRO_BATCHES * pp
     ]

@@ -1,4 +1,4 @@
-"""State of an engine as the memory accounting takes it (models/accounting/state.py)."""
+"""Build the state of an engine for the memory accounting (models/accounting/state.py)."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from ...models.accounting.state import (
 from ...models.config.options.precision import Precision
 from ..engines.config import StateOnDevice
 from ..run.config import RunConfig
-from .watched import WrappedMemory, watched
+from .watched import WrappedMemory, add_watched_masters
 
 STATE_BYTES = 4
-"""Bytes of one number of optimizer state: fp32 in every precision."""
+"""Bytes of a number of optimizer state: fp32 in every precision."""
 
 
 @dataclass(frozen=True)
 class ParameterState:
-    """State of a model's parameters that does not depend on engine and layout."""
+    """The state of a model's parameters, independent of engine and layout."""
 
     names: frozenset[str]
     fp32: frozenset[str]
     """Parameters that stay in fp32."""
     states: Mapping[str, Sequence[str]]
-    """States that the optimizer keeps of each parameter."""
+    """Optimizer states by parameter."""
     groups: Sequence[tuple[str, ...]]
-    """Names of the parameters of each group that is trained."""
+    """Parameter names by trained group."""
     frozen: frozenset[str] = frozenset()
-    """Parameters that no step changes."""
+    """Parameters without updates."""
 
     def optimizer_bytes(self, name: str) -> int:
         return STATE_BYTES * len(self.states[name])
@@ -63,13 +63,13 @@ class ParameterState:
         )
 
 
-def state_of(
+def build_engine_state(
     run: RunConfig, parameters: ParameterState, precision: Precision, device: str
 ) -> EngineState:
-    """Return what the engine and the optimizer of a run hold of these parameters."""
+    """Return the state that the run's engine and optimizer hold for these parameters."""
     sharded = run.engine.state_layout(precision, parameters.optimizer_bytes, device, run.layout)
-    trained = with_full_precision(sharded, parameters)
-    held = StateOnDevice(
+    trained = add_full_precision(sharded, parameters)
+    device_state = StateOnDevice(
         parts=trained,
         precision=precision,
         layout=run.layout,
@@ -79,19 +79,22 @@ def state_of(
     )
     frozen = frozen_parts(parameters.frozen, parameters.fp32, precision)
     parts = [*trained, *frozen]
-    memory = with_frozen(partial(run.engine.memory, held), parameters.frozen, frozen)
+    memory = add_frozen_memory(partial(run.engine.memory, device_state), parameters.frozen, frozen)
     return EngineState(
         engine=run.engine.describe(),
         device=device,
         parts=parts,
         linear=run.engine.linear,
-        memory=watched(memory, parts) if run.watch.layers is not None else memory,
+        memory=add_watched_masters(memory, parts) if run.watch.layers is not None else memory,
     )
 
 
-def with_full_precision(parts: Sequence[StatePart], parameters: ParameterState) -> list[StatePart]:
-    """Return the parts of an engine's state, and those of the fp32 parameters beside it, which are
-    whole on every rank (engines/outside/full_precision.py)."""
+def add_full_precision(parts: Sequence[StatePart], parameters: ParameterState) -> list[StatePart]:
+    """Return the parts of an engine's state, and the parts of the fp32 parameters.
+
+    The latter live outside the engine and are replicated on every rank
+    (engines/outside/full_precision.py).
+    """
     fp32, frozen = parameters.fp32 - parameters.frozen, parameters.frozen
     if not parameters.fp32 | frozen:
         return list(parts)
@@ -111,12 +114,12 @@ def with_full_precision(parts: Sequence[StatePart], parameters: ParameterState) 
 
 
 class FrozenMemory(WrappedMemory):
-    """Events of an engine, beside frozen parameters."""
+    """An engine's memory events, and the bytes of frozen parameters."""
 
     def __init__(
         self, engine: EngineMemory, frozen: Collection[str], sizes: dict[str, int]
     ) -> None:
-        """`sizes` are the bytes of the frozen parameters by part."""
+        """`sizes` are the frozen parameters' bytes by part."""
         super().__init__(engine)
         self.frozen = frozen
         self.sizes = sizes
@@ -134,29 +137,29 @@ class FrozenMemory(WrappedMemory):
 def frozen_parts(
     frozen: frozenset[str], fp32: frozenset[str], precision: Precision
 ) -> list[StatePart]:
-    """Return the parts of frozen parameters: weights, whole on each rank; and, of those that they
-    round, a share of the masters. `fp32` are those that are not rounded."""
+    """Return the state of frozen parameters: replicated weights, and sharded masters of the
+    rounded ones. `fp32` parameters are not rounded."""
     if not frozen:
         return []
     rounded = frozen - fp32
     parts = [StatePart(name="weights", bytes_per_parameter=precision.weight_bytes, names=rounded)]
     if precision.separate_masters:
         masters = partial(StatePart, name="masters", bytes_per_parameter=STATE_BYTES)
-        shared = masters(names=rounded, sharded_over=("dp", "cp"), cut=by_parameter)
-        parts += [shared, masters(names=frozen & fp32)]
+        sharded = masters(names=rounded, sharded_over=("dp", "cp"), cut=by_parameter)
+        parts += [sharded, masters(names=frozen & fp32)]
     return parts
 
 
-def with_frozen(
+def add_frozen_memory(
     memory: Callable[[Shards, Degrees], EngineMemory],
     frozen: frozenset[str],
     parts: Sequence[StatePart],
 ) -> Callable[[Shards, Degrees], EngineMemory]:
-    """Return the events of an engine that trains the other parameters."""
-    return partial(_with_frozen, memory, frozen, parts) if frozen else memory
+    """Return the memory events of an engine that trains the parameters that are not frozen."""
+    return partial(_frozen_memory, memory, frozen, parts) if frozen else memory
 
 
-def _with_frozen(
+def _frozen_memory(
     memory: Callable[[Shards, Degrees], EngineMemory],
     frozen: frozenset[str],
     parts: Sequence[StatePart],

@@ -1,4 +1,4 @@
-"""Memory of a step that records norms by layer: a copy of the masters while the optimizer runs."""
+"""Memory of a step that records norms by layer: it copies the masters during the update."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OPTIMIZER = "optimizer"
 
 
 class WrappedMemory(EngineMemory):
-    """Events of an engine, as they are: subclasses add theirs."""
+    """Forwards an engine's memory events; subclasses add to them."""
 
     def __init__(self, engine: EngineMemory) -> None:
         self.engine = engine
@@ -39,7 +39,7 @@ class WrappedMemory(EngineMemory):
 
 
 class WatchedMemory(WrappedMemory):
-    """Events of an engine, with the copy (engines/layer_norms.py)."""
+    """An engine's memory events, and the copy of the masters (engines/layer_norms.py)."""
 
     def __init__(self, engine: EngineMemory, copies: dict[str, int]) -> None:
         """`copies` are bytes by part."""
@@ -54,24 +54,24 @@ class WatchedMemory(WrappedMemory):
             level.add(part, -size)
 
 
-def watched(
+def add_watched_masters(
     memory: Callable[[Shards, Degrees], EngineMemory], parts: Sequence[StatePart]
 ) -> Callable[[Shards, Degrees], EngineMemory]:
-    """Return the events of an engine that holds these parts, in a step that records norms."""
-    return partial(_watched, memory, parts)
+    """Return the memory events of an engine with state `parts`, in steps that record norms."""
+    return partial(_watched_memory, memory, parts)
 
 
-def _watched(
+def _watched_memory(
     memory: Callable[[Shards, Degrees], EngineMemory],
     parts: Sequence[StatePart],
     shards: Shards,
     degrees: Degrees,
 ) -> EngineMemory:
     copies: dict[str, int] = {}
-    for part in parts:  # the optimizer's states are sharded as the masters are
+    for part in parts:  # masters are sharded like the optimizer's states
         if part.name.removeprefix(HOST) == OPTIMIZER:
             size = replace(part, bytes_per_parameter=4).bytes(shards, degrees)
-            if not part.sharded_over:  # ranks that hold the same take turns
+            if not part.sharded_over:  # replicas take turns
                 size = -(-size // degrees.size(("dp", "cp")))
             name = f"{HOST if part.name.startswith(HOST) else ''}{COPY}"
             copies[name] = copies.get(name, 0) + size

@@ -16,7 +16,7 @@ from ...console.progress import human
 from ...dataplane.runlog import ledger
 from ...dataplane.runlog import writer as lines
 from ...dataplane.storage import storage
-from ..accounting import about as facts
+from ..accounting import about as about_file
 from ..accounting import measured
 from ..accounting.describe import describe
 from ..checkpoints import store
@@ -140,7 +140,7 @@ def _prepare(job: Job) -> None:
         evaluate.plan_of(job.run.evaluate, job.plan).save(job.held_out)
     if job.run.scores is not None:
         at_checkpoints.check(job.run.scores, job.plan)
-    facts.save(job)
+    about_file.save_facts(job)
     about = describe(job)
     command.say(
         f"{about['model']['stripe']}  {human(about['model']['parameters'])} parameters, "
@@ -167,9 +167,9 @@ def _finish(job: Job, code: int, write_report: WriteReport) -> None:
         return
     if code == 0:
         _record_finish(job, store.read_state(saved[-1]))
-    if beside := measured.of_run(job):
-        measured.write(job.folder.measured, beside)
-        command.say("\n".join(measured.lines(beside)))
+    if comparison := measured.compare_run(job):
+        measured.write(job.folder.measured, comparison)
+        command.say("\n".join(measured.lines(comparison)))
     else:
         job.folder.measured.unlink(missing_ok=True)  # of an earlier start, under another layout
     path = write_report(str(job.folder.root))

@@ -24,7 +24,7 @@ from ...models.accounting.count import build_meta
 from ...models.layers.attention.order import attention_order
 from ...models.transforms.fp8 import quantize
 from ..accounting import exceeded
-from ..accounting.stages import stage_work
+from ..accounting.stages import stage_flops
 from ..checkpoints.store import RunState
 from ..cluster import ranks
 from ..cluster.agreement import agreed, by_first, from_first
@@ -73,7 +73,8 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
         dist.destroy_process_group()
         return 0
     explained = partial(
-        exceeded.explained, job, parallel.rank, lambda: watched.last[0], parallel.device
+        *(exceeded.explain_out_of_memory, job, parallel.rank),
+        *(lambda: watched.last[0], parallel.device),
     )
     with explained():
         loaded = _load_engine(job, parallel, watched, options)
@@ -298,7 +299,7 @@ def _make_recorder(job: Job, ranks: int, asked: float, first_step: int) -> RunRe
         open_loggers(run),
         counts,
         stragglers=Stragglers(
-            watch.straggler, watch.straggler_steps, stages, partial(stage_work, job)
+            watch.straggler, watch.straggler_steps, stages, partial(stage_flops, job)
         ),
         noise=NoiseScale.after(job.folder.signals),
         asked=asked,

@@ -33,7 +33,7 @@ class StoredRun:
     @classmethod
     def open(cls, folder: RunFolder, name: str | None = None) -> StoredRun:
         folder.check_is_run()
-        facts, settings = about.of_run(folder), settings_of(str(folder.root))
+        facts, settings = about.load_facts(folder), settings_of(str(folder.root))
         return cls(
             folder=folder,
             name=name or folder.root.resolve().name,
@@ -90,7 +90,7 @@ class StoredRun:
             return None
         from ....trainer.run.stored import read_run
 
-        return measured.of_run(read_run(self.folder))
+        return measured.compare_run(read_run(self.folder))
 
 
 def _plan(folder: RunFolder, settings: dict[str, Any], facts: dict[str, Any]) -> RunPlan:

@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     from headrace.trainer.run.stored import read_run
 
     made = make_run(tmp_path_factory.mktemp("run"), [1.0] * 600)
-    about.save(read_run(made))
+    about.save_facts(read_run(made))
     return made
 
 

@@ -23,7 +23,7 @@ from headrace.models.config.config import load_model_config
 from headrace.models.config.options.precision import PRECISIONS
 from headrace.models.documents import Documents
 from headrace.trainer.accounting.parameters import parameter_state
-from headrace.trainer.accounting.state import with_full_precision
+from headrace.trainer.accounting.state import add_full_precision
 from headrace.trainer.checkpoints.kinds import MASTER
 from headrace.trainer.engines import deepspeed as deepspeed_engine
 from headrace.trainer.run.config import RunConfig
@@ -82,7 +82,7 @@ def measure(layout: str, model: str = "tiny") -> dict[str, Any]:
     shape = load_model_config(CONFIGS / f"{model}.yaml")
     run = replace(RunConfig(), engine=config)
     parameters = parameter_state(run, build_meta(shape), PRECISIONS[precision])
-    parts = with_full_precision(sharded, parameters)
+    parts = add_full_precision(sharded, parameters)
     parts = [
         replace(
             part,

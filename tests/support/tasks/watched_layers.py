@@ -28,8 +28,8 @@ from headrace.models.model.layer_watch import LayerWatch
 from headrace.models.model.model import Model
 from headrace.models.operators.moe import MoE
 from headrace.trainer.accounting.parameters import parameter_state
-from headrace.trainer.accounting.state import with_full_precision
-from headrace.trainer.accounting.watched import watched
+from headrace.trainer.accounting.state import add_full_precision
+from headrace.trainer.accounting.watched import add_watched_masters
 from headrace.trainer.checkpoints.fragments import masters
 from headrace.trainer.engines import update as steps_of
 from headrace.trainer.engines.layer_norms import LayerSquares, layer_of, layers_of, norms
@@ -149,11 +149,13 @@ def copied_masters(folder: Path, layouts: list[str]) -> dict[str, tuple[int, int
         parts = config.state_layout(precision, 8, "cpu", parallel.pipe.layout)
         run = replace(RunConfig(), engine=config)
         parameters = parameter_state(run, build_meta(config_of("tiny")), precision)
-        parts = with_full_precision(parts, parameters)
+        parts = add_full_precision(parts, parameters)
         axes = parallel.axes
         degrees = Degrees(dp=parallel.dp, tp=axes.tensor.size, cp=axes.context.size)
         level, plain = Level(), mock.MagicMock()
-        events = watched(lambda *_, plain=plain: plain, parts)(engine.pieces.shards, degrees)
+        events = add_watched_masters(lambda *_, plain=plain: plain, parts)(
+            engine.pieces.shards, degrees
+        )
         plain.update.side_effect = lambda level: level.mark("update", None, 0)
         events.update(level)
         assert level.total == 0, "the copy is free after the step"

@@ -59,14 +59,14 @@ def folder(tmp_path: Path) -> RunFolder:
 
 def test_a_run_shows_its_prediction_beside_its_measurement(folder: RunFolder) -> None:
     job = read_run(folder)
-    found = measured.of_run(replace(job, run=replace(job.run, threads=1)))
+    found = measured.compare_run(replace(job, run=replace(job.run, threads=1)))
     assert found is not None and found["clock"] == "cpu_seconds"
     [phase] = found["phases"]
     assert (phase["measured"], phase["ratio"], phase["seconds"]) == (0.625, 0.8, 1.0)
     assert found["memory"]["ratio"] == 0.75
     words = "\n".join(measured.lines(found))
     assert "predicted 0.5 s a step, measured 0.625 CPU s (0.80)" in words
-    wall = measured.of_run(replace(job, run=replace(job.run, threads=2)))
+    wall = measured.compare_run(replace(job, run=replace(job.run, threads=2)))
     assert wall is not None and wall["phases"][0]["ratio"] == 0.5
     path, summary = write_report([str(folder.root)], None)
     text = path.read_text()
@@ -82,7 +82,7 @@ def test_measured_bytes_stand_beside_the_prediction_of_their_own_phase(folder: R
     [short] = plan.planned.phases
     both = replace(short, memory=15 * MIB), replace(short, name="long", seq_len=32, memory=30 * MIB)
     more = replace(job, layout_plan=replace(plan, planned=replace(plan.planned, phases=both)))
-    found = measured.of_run(more)
+    found = measured.compare_run(more)
     assert found is not None
     assert (found["memory"]["predicted"], found["memory"]["ratio"]) == (15 * MIB, 15 / 40)
     assert found["memory"]["phases"] == ["synthetic"]
@@ -95,4 +95,4 @@ def test_a_run_whose_layout_was_changed_has_no_prediction(folder: RunFolder) -> 
     for change in ({"micro_batch_tokens": 64}, {"recompute": "block"}, {"processes": 2}):
         assert prediction(replace(job, run=replace(job.run, **change))) is None
     folder.layout.unlink()
-    assert measured.of_run(read_run(folder)) is None
+    assert measured.compare_run(read_run(folder)) is None
