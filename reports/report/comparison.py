@@ -7,7 +7,7 @@ from html import escape
 
 from ...console.html.page import page, section, sides
 from ...console.progress import as_bytes, human
-from ..scores.tables import compared_scores
+from ..scores.tables import compare_scores
 from . import view
 from .losses import losses_section
 from .reading.data import RunData, first_difference
@@ -24,7 +24,7 @@ def comparison_page(runs: Sequence[RunData], unit: LossUnit) -> str:
         view.CONTROLS,
         view.WIDE,
         losses_section(runs),
-        compared_scores({run.name: (run.scores, run.recall) for run in runs}),
+        compare_scores({run.name: (run.scores, run.recall) for run in runs}),
         _comparison(runs),
         _settings(runs),
         view.MORE,

@@ -1,4 +1,4 @@
-"""The chart of what a run recalls, by the length of the context."""
+"""Draw a run's recall by context length."""
 
 from __future__ import annotations
 
@@ -13,34 +13,33 @@ from ...trainer.scores.records import mark
 
 
 def recall_section(entries: Sequence[dict[str, Any]]) -> str:
-    """Draw the share of right answers by length: of each task, its last measurement at the newest
-    step. Return nothing if nothing was measured."""
+    """Render the share of right answers by context length, as last measured for each task at the
+    newest step; empty without measurements."""
     if not entries:
         return ""
     step = max(entry["step"] for entry in entries)
     newest: dict[str, list[dict[str, Any]]] = {}
     for entry in entries:
         if entry["step"] == step:
-            named = {f"{task}{mark(entry)}": found for task, found in entry["tasks"].items()}
-            newest.update(named)
-    lengths = {each["length"] for results in newest.values() for each in results}
-    places = [math.log2(length) for length in sorted(lengths)]
+            newest |= {f"{task}{mark(entry)}": scores for task, scores in entry["tasks"].items()}
+    lengths = {score["length"] for scores in newest.values() for score in scores}
+    ticks = [math.log2(length) for length in sorted(lengths)]
     chart = Chart(
         WIDE,
         248,
-        (places[0] - 0.2, places[-1] + 0.2),
+        (ticks[0] - 0.2, ticks[-1] + 0.2),
         (0.0, 1.0),
         lambda share: f"{share:.0%}",
         bottom=BOTTOM + LINE,
-        x_label=lambda place: f"{round(2**place):,}",
+        x_label=lambda tick: f"{round(2**tick):,}",
         x_unit="tokens of context",
-        x_places=places,
+        x_places=ticks,
     )
     chart.axes()
-    for number, results in enumerate(newest.values()):
+    for number, scores in enumerate(newest.values()):
         curve = Curve(
-            [math.log2(each["length"]) for each in results],
-            [each["accuracy"] for each in results],
+            [math.log2(score["length"]) for score in scores],
+            [score["accuracy"] for score in scores],
         )
         chart.line(curve, "medium", colour(number))
     return section(
@@ -53,13 +52,13 @@ def recall_section(entries: Sequence[dict[str, Any]]) -> str:
 
 def _table(newest: dict[str, list[dict[str, Any]]]) -> str:
     rows = "".join(
-        f"<tr><th>{escape(task)}</th><td>{each['length']:,}</td><td>{each['accuracy']:.2%}</td>"
-        f"<td>{each['loss']:.4f}</td><td>{each['answers']:,}</td></tr>"
-        for task, results in newest.items()
-        for each in results
+        f"<tr><th>{escape(task)}</th><td>{score['length']:,}</td><td>{score['accuracy']:.2%}</td>"
+        f"<td>{score['loss']:.4f}</td><td>{score['answers']:,}</td></tr>"
+        for task, scores in newest.items()
+        for score in scores
     )
-    heads = ("task", "tokens of context", "right answers", "loss, nats per token", "answers")
-    head = "".join(f"<th>{name}</th>" for name in heads)
+    headings = ("task", "tokens of context", "right answers", "loss, nats per token", "answers")
+    head = "".join(f"<th>{heading}</th>" for heading in headings)
     return (
         f'<div class="scroll"><table class="history"><thead><tr>{head}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div>"
