@@ -73,8 +73,7 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
         dist.destroy_process_group()
         return 0
     explained = partial(
-        *(exceeded.explain_out_of_memory, job, parallel.rank),
-        *(lambda: watched.last[0], parallel.device),
+        exceeded.explain_out_of_memory, job, parallel.rank, lambda: watched.last[0], parallel.device
     )
     with explained():
         loaded = _load_engine(job, parallel, watched, options)

@@ -49,7 +49,7 @@ def test_the_error_has_the_numbers_of_the_accounting(ask: Any) -> None:
     text = str(error)
     for words in (
         "DefaultCPUAllocator: can't allocate memory",
-        f"count_memory for this rank: {as_bytes(total)}",
+        f"counted for this rank: {as_bytes(total)}",
         f"it may use {as_bytes(limit)}: activations ({as_bytes(parts['activations'])}) exceed",
     ):
         assert words in text, text
