@@ -34,7 +34,7 @@ from headrace.mixtures.search import measured as rankings
 from headrace.models.accounting import stored as traces
 from headrace.planner.tune.folder import TuneFolder
 from headrace.planner.tune.trial import Result
-from headrace.reports.report.reading.chunks import chunks, count
+from headrace.reports.report.reading.chunks import chunks, count_lines
 from headrace.tokenize.builder.build import BuildConfig, build
 from headrace.tokenize.corpus.drop_files import read_lists
 from headrace.tokenize.corpus.inputs import find_files
@@ -105,7 +105,9 @@ def written_lines(file: Path, entries: Iterable[Mapping[str, Any]]) -> Path:
 
 def curves(file: Path) -> Any:
     """Return the curves of the first 8 of 9 lines: a kill may cut off a last line."""
-    return [chunk[name].tolist()[:8] for chunk in chunks(file, count(file)[1]) for name in CURVES]
+    return [
+        chunk[name].tolist()[:8] for chunk in chunks(file, count_lines(file)[1]) for name in CURVES
+    ]
 
 
 def whole(dataset: Dataset) -> Any:

@@ -29,7 +29,7 @@ def anneal_page(ranking: Ranking, run: str, step: int) -> str:
         RunData.read(stored, sizes, len(stored_runs))
         for stored, sizes in zip(stored_runs, unit.sizes, strict=True)
     ]
-    data, script = view.with_curves(runs, unit.shown)
+    data, script = view.embed_curves(runs, unit.shown)
     body = [
         f'<header><div><p class="over">headrace · anneal</p><h1>{escape(ranking.best.name)}</h1>'
         f"</div></header><p class='note'>Candidates continue {escape(run)} at step {step:,}. "

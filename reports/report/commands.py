@@ -63,7 +63,7 @@ def list_command(places: tuple[str, ...], as_json: bool) -> None:
     """
     from . import listing
 
-    runs = [listing.look_at(folder) for folder in listing.runs_below(places or ("runs",))]
+    runs = [listing.scan_run(folder) for folder in listing.find_runs(places or ("runs",))]
     if as_json:
         command.emit([asdict(run) for run in runs])
     else:

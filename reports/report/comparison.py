@@ -1,4 +1,4 @@
-"""Page of several runs, side by side."""
+"""Render a page that compares several runs side by side."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .reading.loss_unit import LossUnit
 
 def comparison_page(runs: Sequence[RunData], unit: LossUnit) -> str:
     names = [run.name for run in runs]
-    data, script = view.with_curves(runs, unit.shown, compared=unit.name is not None)
+    data, script = view.embed_curves(runs, unit.shown, compared=unit.name is not None)
     body = [
         f'<header><div><p class="over">headrace · comparison</p>'
         f"<h1>{escape(' · '.join(names))}</h1></div></header>",
@@ -25,7 +25,7 @@ def comparison_page(runs: Sequence[RunData], unit: LossUnit) -> str:
         view.WIDE,
         losses_section(runs),
         compare_scores({run.name: (run.scores, run.recall) for run in runs}),
-        _comparison(runs),
+        _figures(runs),
         _settings(runs),
         view.MORE,
         data,
@@ -33,7 +33,7 @@ def comparison_page(runs: Sequence[RunData], unit: LossUnit) -> str:
     return page(" · ".join(names), "".join(body), script=script, style=view.style())
 
 
-def _comparison(runs: Sequence[RunData]) -> str:
+def _figures(runs: Sequence[RunData]) -> str:
     values: dict[str, list[str]] = {
         "status": [run.status for run in runs],
         "tokens": [human(run.tokens) for run in runs],
@@ -66,20 +66,23 @@ def _number(value: float | None) -> str:
 
 
 def _settings(runs: Sequence[RunData]) -> str:
-    """Return the table of the settings that differ between the runs."""
-    settings = [run.stored.settings for run in runs]
-    keys = dict.fromkeys(key for found in settings for key in found)
-    values = {key: [_shown(found.get(key)) for found in settings] for key in keys}
+    """Render the settings that differ between the runs; empty if they are equal."""
+    settings_by_run = [run.stored.settings for run in runs]
+    keys = dict.fromkeys(key for settings in settings_by_run for key in settings)
+    values = {key: [_setting(settings.get(key)) for settings in settings_by_run] for key in keys}
     differing = {key: cells for key, cells in values.items() if len(set(cells)) > 1}
     return section("Settings that differ", _sides(runs, differing)) if differing else ""
 
 
-def _shown(value: object) -> str:
+def _setting(value: object) -> str:
     return "–" if value is None else str(value)
 
 
 def _sides(runs: Sequence[RunData], values: Mapping[str, Sequence[str]]) -> str:
-    rows = ((len(set(cells)) > 1, [*map(escape, (name, *cells))]) for name, cells in values.items())
+    rows = (
+        (len(set(cells)) > 1, [*map(escape, (heading, *cells))])
+        for heading, cells in values.items()
+    )
     return sides(["", *(escape(run.name) for run in runs)], rows)
 
 
@@ -91,5 +94,5 @@ def _row_difference(first: RunData, run: RunData) -> str:
     step = first_difference(first, run)
     if step is None:
         return "the same"
-    plans = first.plan.hash != run.plan.hash
-    return f"differ from step {step:,} on" + (", by another plan" if plans else "")
+    plans_differ = first.plan.hash != run.plan.hash
+    return f"differ from step {step:,} on" + (", by another plan" if plans_differ else "")

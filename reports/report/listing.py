@@ -1,4 +1,4 @@
-"""List of the runs in and below folders: one line each, read from the ends of their files."""
+"""List the runs in and below folders, a line each, from the ends of their files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ListedRun:
     folder: str
     status: str
     step: int | None = None
-    """Steps that were taken."""
+    """Steps taken so far."""
     last_step: int | None = None
     """Steps of the plan."""
     tokens: int | None = None
@@ -39,37 +39,38 @@ class ListedRun:
     """Reason for which the run cannot be read, or scores that it was to have."""
 
 
-def runs_below(places: Sequence[str]) -> list[RunFolder]:
-    """Return the runs in and below these folders, each once, by path; hidden ones are left out."""
+def find_runs(places: Sequence[str]) -> list[RunFolder]:
+    """Return the runs in and below `places`, by path, without duplicates and hidden folders."""
     for place in places:
         if not Path(place).is_dir():
             raise RunError(
                 f"there is no folder {place}", hint=path_hint(Path(place), "name folders of runs")
             )
-    found: dict[Path, RunFolder] = {}
+    folders: dict[Path, RunFolder] = {}
     for place in places:
-        for folder in _below(Path(place)):
-            found.setdefault(folder.root.resolve(), folder)
-    return list(found.values())
+        for folder in _find_below(Path(place)):
+            folders.setdefault(folder.root.resolve(), folder)
+    return list(folders.values())
 
 
-def _below(place: Path) -> Iterator[RunFolder]:
+def _find_below(place: Path) -> Iterator[RunFolder]:
     if begun(place):
         yield RunFolder(place)
         return
     for path in inner_folders(place):
-        yield from _below(path)
+        yield from _find_below(path)
 
 
-def look_at(folder: RunFolder) -> ListedRun:
+def scan_run(folder: RunFolder) -> ListedRun:
+    """Read a run's status and figures. A run that cannot be read is listed with its problem."""
     try:
         job = read_run(folder)
     except UserError as error:
         return ListedRun(str(folder.root), UNREADABLE, problem=" ".join(error.what.split()))
     step, event = lines.last(folder.metrics) or {}, lines.last(folder.events)
     missing = missing_of(folder, job.run.scores, job.plan.last_step)
-    gaps = [f"{each.sentence()}; `{each.command(str(folder.root))}`" for each in missing]
-    saved = store.newest_whole(folder.checkpoints)
+    problems = [f"{score.sentence()}; `{score.command(str(folder.root))}`" for score in missing]
+    newest_checkpoint = store.newest_whole(folder.checkpoints)
     files = (path for path in (folder.metrics, folder.events, folder.run) if path.exists())
     return ListedRun(
         folder=str(folder.root),
@@ -79,27 +80,28 @@ def look_at(folder: RunFolder) -> ListedRun:
         tokens=step.get("tokens"),
         loss=step.get("loss"),
         tokens_per_second=step.get("tokens_per_second"),
-        checkpoint=None if saved is None else store.step_of(saved),
+        checkpoint=None if newest_checkpoint is None else store.step_of(newest_checkpoint),
         changed=max(path.stat().st_mtime for path in files),
-        problem="; ".join(gaps) or None,
+        problem="; ".join(problems) or None,
     )
 
 
 def table(runs: Sequence[ListedRun]) -> str:
-    """Return the runs as a table for a terminal."""
+    """Format the runs as a table for a terminal."""
     if not runs:
         return "no runs"
     rows = [("run", "status", "step", "loss", "tokens/s", "checkpoint", "changed")]
     rows += [(run.folder, run.status, *_cells(run)) for run in runs]
     widths = [max(len(row[column]) for row in rows) for column in range(7)]
-    shown = [
+    formatted = [
         "  ".join(
             cell.rjust(width) if column in (2, 3, 4, 5) else cell.ljust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
     ]
-    return "\n".join([*shown, *(f"{run.folder}: {run.problem}" for run in runs if run.problem)])
+    problems = [f"{run.folder}: {run.problem}" for run in runs if run.problem]
+    return "\n".join([*formatted, *problems])
 
 
 def _cells(run: ListedRun) -> tuple[str, str, str, str, str]:

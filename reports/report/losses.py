@@ -1,4 +1,4 @@
-"""Table of the losses by source, in nats per token and in bits per byte, trained and held out."""
+"""Render losses by source, trained and held out, in nats per token and bits per byte."""
 
 from __future__ import annotations
 
@@ -12,31 +12,39 @@ from .reading.data import RunData
 
 ALL = "all"
 Column = dict[str, float]
-"""A value of each source."""
+"""A value by source."""
 
 
 def losses_section(runs: Sequence[RunData]) -> str:
-    """Return the table, with columns for each run; empty for runs of synthetic rows."""
+    """Render the table, with columns for each run; empty for runs of synthetic rows."""
     if not any(run.stored.sources for run in runs):
         return ""
-    columns = [_columns(run) for run in runs]
-    heads = list(dict.fromkeys(head for own in columns for head in own))
-    sources = dict.fromkeys(name for own in columns for column in own.values() for name in column)
+    columns_by_run = [_columns(run) for run in runs]
+    headings = list(dict.fromkeys(heading for columns in columns_by_run for heading in columns))
+    sources = dict.fromkeys(
+        source for columns in columns_by_run for column in columns.values() for source in column
+    )
     rows = "".join(
-        f"<tr><th>{escape(name)}</th>"
+        f"<tr><th>{escape(source)}</th>"
         + "".join(
-            f"<td>{_shown(own.get(head, {}).get(name))}</td>" for own in columns for head in heads
+            f"<td>{_loss(columns.get(heading, {}).get(source))}</td>"
+            for columns in columns_by_run
+            for heading in headings
         )
         + "</tr>"
-        for name in sources
+        for source in sources
     )
-    names = "".join(f'<th colspan="{len(heads)}">{escape(run.name)}</th>' for run in runs)
-    above = f'<tr><th rowspan="2">source</th>{names}</tr>' if len(runs) > 1 else ""
-    under = "".join(f"<th>{head}</th>" for _ in runs for head in heads)
-    first = "" if above else "<th>source</th>"
-    kind = "" if above else "losses"
+    subheads = "".join(f"<th>{heading}</th>" for _ in runs for heading in headings)
+    if len(runs) > 1:
+        names = "".join(f'<th colspan="{len(headings)}">{escape(run.name)}</th>' for run in runs)
+        run_row = f'<tr><th rowspan="2">source</th>{names}</tr>'
+        css_class = ""
+    else:
+        run_row = ""
+        subheads = f"<th>source</th>{subheads}"
+        css_class = "losses"
     table = (
-        f'<div class="scroll"><table class="{kind}"><thead>{above}<tr class="sub">{first}{under}'
+        f'<div class="scroll"><table class="{css_class}"><thead>{run_row}<tr class="sub">{subheads}'
         f"</tr></thead><tbody>{rows}</tbody></table></div>"
     )
     return section("Losses by source", table, unit=_note(runs))
@@ -50,40 +58,48 @@ def _note(runs: Sequence[RunData]) -> str:
 
 
 def _columns(run: RunData) -> dict[str, Column]:
-    """Return the columns of a run that have values. Losses that are in bits already have one."""
-    known, evaluation = run.stored.sizes, [run.evaluation] if run.evaluation else []
+    """Return the run's columns by heading, without empty ones. Losses that were read in bits per
+    byte have no column in nats."""
+    evaluation = [run.evaluation] if run.evaluation else []
     if run.sizes is not None:
-        found = {BITS: _losses(run.last), f"held-out {BITS}": _losses(evaluation)}
+        columns = {BITS: _losses(run.last), f"held-out {BITS}": _losses(evaluation)}
         sizes: BytesPerToken = run.sizes.trained
     else:
-        trained, held_out = (known.trained, known.held_out) if known else ({}, {})
-        found = {
+        stored_sizes = run.stored.sizes
+        trained, held_out = (
+            (stored_sizes.trained, stored_sizes.held_out) if stored_sizes else ({}, {})
+        )
+        columns = {
             "loss": _losses(run.last),
             BITS: _in_bits(_losses(run.last), trained, run.bits),
             "held-out loss": _losses(evaluation),
             f"held-out {BITS}": _in_bits(_losses(evaluation), held_out, run.held_out_bits),
         }
         sizes = trained
-    found["bytes per token"] = sizes
-    return {head: column for head, column in found.items() if column}
+    columns["bytes per token"] = sizes
+    return {heading: column for heading, column in columns.items() if column}
 
 
 def _losses(entries: Sequence[dict[str, Any]]) -> Column:
-    """Return the mean loss of all sources, and of each."""
-    names = dict.fromkeys(name for entry in entries for name in entry["sources"])
+    """Return the mean loss over all sources, and by source."""
+    sources = dict.fromkeys(source for entry in entries for source in entry["sources"])
     means = {ALL: mean_loss(entries)}
-    for name in names:
-        own = [entry["sources"][name] for entry in entries if name in entry["sources"]]
-        means[name] = mean_loss(own)
-    return {name: value for name, value in means.items() if value is not None}
+    for source in sources:
+        means[source] = mean_loss(
+            [entry["sources"][source] for entry in entries if source in entry["sources"]]
+        )
+    return {source: mean for source, mean in means.items() if mean is not None}
 
 
-def _in_bits(losses: Column, sizes: BytesPerToken, together: float | None) -> Column:
-    found = {
-        name: bits_per_byte(losses[name], size) for name, size in sizes.items() if name in losses
+def _in_bits(losses: Column, sizes: BytesPerToken, overall: float | None) -> Column:
+    """Return the losses in bits per byte; `overall` is that of all sources."""
+    by_source = {
+        source: bits_per_byte(losses[source], size)
+        for source, size in sizes.items()
+        if source in losses
     }
-    return {**({ALL: together} if together is not None else {}), **found}
+    return {**({ALL: overall} if overall is not None else {}), **by_source}
 
 
-def _shown(value: float | None) -> str:
+def _loss(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}"

@@ -1,4 +1,4 @@
-"""Page of one run."""
+"""Render the page of a run."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from .outliers import OutlierStep, find_outliers
 from .reading.candidates import DEVIATIONS, WINDOW
 from .reading.data import RunData
 
-SHOWN_RANKS = 8
-"""Ranks whose memory is listed one by one."""
-SHOWN_SKIPPED = 10
-"""First skipped steps that are listed, and as many last ones."""
+MAX_RANKS = 8
+"""Ranks whose memory is listed; of more ranks, the range is."""
+MAX_SKIPPED = 10
+"""Skipped steps that are listed at the start of the run, and as many at the end."""
 
 
 def run_page(run: RunData) -> str:
     outliers = find_outliers(run)
-    data, script = view.with_curves([run], NATS, outliers)
+    data, script = view.embed_curves([run], NATS, outliers)
     body = [
         _header(run),
         _failure(run),
@@ -46,7 +46,7 @@ def run_page(run: RunData) -> str:
         recall_section(run.recall),
         section(
             "Mixture",
-            charts.mixture(run) + _phase_table(run),
+            charts.draw_mixture(run) + _phase_table(run),
             legend=legend(run.sources, _overall(run)),
         ),
         _datasets(run),
@@ -61,32 +61,32 @@ def run_page(run: RunData) -> str:
 
 
 def _failure(run: RunData) -> str:
-    """Return the error of a failed run; it stands first on the page."""
+    """Render the error of a failed run, which stands first on the page."""
     return f'<section class="failure"><pre>{escape(run.error)}</pre></section>' if run.error else ""
 
 
 def _ledger(run: RunData) -> str:
-    """Return why the ledger does not prove the steps of the run, if it does not."""
+    """Render why the ledger does not prove the run; empty if it does."""
     if run.ledger_damage is None:
         return ""
-    text = f"The ledger does not prove this run: it {run.ledger_damage}"
-    return f'<section class="failure"><pre>{escape(text)}</pre></section>'
+    message = f"The ledger does not prove this run: it {run.ledger_damage}"
+    return f'<section class="failure"><pre>{escape(message)}</pre></section>'
 
 
 def _outliers(run: RunData, outliers: Sequence[OutlierStep]) -> str:
-    """Return the table of outlier steps, with their possible causes."""
+    """Render the outlier steps and their possible causes."""
     if not outliers:
         return ""
     rows = "".join(
         f"<tr><th>{step.step:,}</th><td>{escape(step.entry['phase'])}</td>"
-        f"<td>{_with_usual(step.entry['loss'], step.usual)}</td>"
+        f"<td>{_beside_usual(step.entry['loss'], step.usual)}</td>"
         f"<td>{'<br>'.join(_source(*source) for source in step.risen)}</td>"
-        f"<td>{_with_usual(step.entry['grad_norm'], step.usual_norm, '.3g')}</td>"
+        f"<td>{_beside_usual(step.entry['grad_norm'], step.usual_norm, '.3g')}</td>"
         f"<td>{escape('; '.join(step.events))}</td></tr>"
         for step in outliers
     )
-    heads = ("step", "phase", "loss", "by source", "gradient norm", "events before")
-    head = "".join(f"<th>{name}</th>" for name in heads)
+    headings = ("step", "phase", "loss", "by source", "gradient norm", "events before")
+    head = "".join(f"<th>{heading}</th>" for heading in headings)
     table = (
         f'<div class="scroll"><table class="history"><thead><tr>{head}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div>"
@@ -104,18 +104,18 @@ def _outliers(run: RunData, outliers: Sequence[OutlierStep]) -> str:
 
 
 def _source(name: str, loss: float, usual: float | None) -> str:
-    value = _with_usual(loss, usual) if usual is not None else f"{loss:.4f} <em>new</em>"
+    value = _beside_usual(loss, usual) if usual is not None else f"{loss:.4f} <em>new</em>"
     return f"{escape(name)} {value}"
 
 
-def _with_usual(value: float | None, usual: float | None, form: str = ".4f") -> str:
-    """Return a number, and in grey the usual one."""
-    text = f"{value:{form}}" if value is not None else "not finite"
-    return text if usual is None else f"{text}&nbsp;<em>{usual:{form}}</em>"
+def _beside_usual(value: float | None, usual: float | None, spec: str = ".4f") -> str:
+    """Format a number, and the usual one in grey."""
+    number = f"{value:{spec}}" if value is not None else "not finite"
+    return number if usual is None else f"{number}&nbsp;<em>{usual:{spec}}</em>"
 
 
 def _skipped(run: RunData) -> str:
-    """Return the table of the first and last skipped steps, with their rows."""
+    """Render the first and last skipped steps, with their rows."""
     skipped = run.skipped
     if not skipped:
         return ""
@@ -123,18 +123,18 @@ def _skipped(run: RunData) -> str:
         f"<tr><th>{event['step']:,}</th><td>{escape(event['event'])}</td>"
         f"<td>{escape(event['what'].partition(': ')[2] or event['what'])}</td>"
         f"<td>{escape(event['where'])}</td>"
-        f"<td>{_back(event)}</td></tr>"
+        f"<td>{_consequence(event)}</td></tr>"
         for event in skipped
     ]
-    if (hidden := len(rows) - 2 * SHOWN_SKIPPED) > 0:
-        rows[SHOWN_SKIPPED:-SHOWN_SKIPPED] = [f'<tr><td colspan="5">… {hidden:,} more</td></tr>']
+    if (num_hidden := len(rows) - 2 * MAX_SKIPPED) > 0:
+        rows[MAX_SKIPPED:-MAX_SKIPPED] = [f'<tr><td colspan="5">… {num_hidden:,} more</td></tr>']
     table = (
         f'<div class="scroll"><table class="history"><tbody>{"".join(rows)}</tbody></table></div>'
     )
     return section("Skipped steps", table, unit=f"{len(skipped):,} of {run.steps:,} steps")
 
 
-def _back(event: dict[str, Any]) -> str:
+def _consequence(event: dict[str, Any]) -> str:
     return f"rolled back to step {event['back_to']:,}" if "back_to" in event else "skipped"
 
 
@@ -146,7 +146,7 @@ def _header(run: RunData) -> str:
 
 
 def _stripe(run: RunData) -> str:
-    """Return the model as a stripe, a cell for each layer."""
+    """Render the model as a stripe with a cell for each layer."""
     model = run.about["model"]
     return layer_stripe(model["layers"], model["note"])
 
@@ -174,9 +174,9 @@ def _tiles(run: RunData) -> str:
     return tiles(figures)
 
 
-def _percent(part: float) -> str:
-    """Return a percentage: 100% only at the end, 0% only at the start."""
-    return f"{int(100 * part)}%" if part >= 0.01 else f"{100 * part:.2g}%"
+def _percent(progress: float) -> str:
+    """Format a percentage: 100% only at the end, 0% only at the start."""
+    return f"{int(100 * progress)}%" if progress >= 0.01 else f"{100 * progress:.2g}%"
 
 
 def _loss_note(run: RunData) -> str:
@@ -192,44 +192,46 @@ def _restart_note(run: RunData) -> str:
 
 
 def _overall(run: RunData) -> list[str]:
-    """Return each source's tokens, and its share of all tokens."""
+    """Format the tokens taken by source, and their share in all tokens."""
     phases = run.phases()
-    taken = [sum(phase.realised[i] for phase in phases) for i in range(len(run.sources))]
-    total = sum(taken) or 1
-    return [f" <em>{human(tokens)} · {tokens / total:.1%}</em>" for tokens in taken]
+    tokens_by_source = [
+        sum(phase.realised[source] for phase in phases) for source in range(len(run.sources))
+    ]
+    total = sum(tokens_by_source) or 1
+    return [f" <em>{human(tokens)} · {tokens / total:.1%}</em>" for tokens in tokens_by_source]
 
 
 def _phase_table(run: RunData) -> str:
-    heads = "".join(f'<th colspan="2">{escape(source)}</th>' for source in run.sources)
-    under = "<th>plan</th><th>realised</th>" * len(run.sources)
+    headings = "".join(f'<th colspan="2">{escape(source)}</th>' for source in run.sources)
+    subheads = "<th>plan</th><th>realised</th>" * len(run.sources)
     rows = []
     for phase in run.phases():
-        taken = sum(phase.realised)
+        total = sum(phase.realised)
         cells = "".join(
-            f"<td>{planned:.2%}</td><td>{f'{tokens / taken:.2%}' if taken else '–'}</td>"
+            f"<td>{planned:.2%}</td><td>{f'{tokens / total:.2%}' if total else '–'}</td>"
             for planned, tokens in zip(phase.planned, phase.realised, strict=True)
         )
         rows.append(
-            f"<tr><th>{escape(phase.name)}</th><td>{human(taken)} of {human(phase.tokens)}</td>"
+            f"<tr><th>{escape(phase.name)}</th><td>{human(total)} of {human(phase.tokens)}</td>"
             f"<td>{phase.batch_rows} × {phase.seq_len:,}</td>{cells}</tr>"
         )
     return (
         '<div class="scroll"><table><thead><tr><th rowspan="2">phase</th>'
-        f'<th rowspan="2">tokens</th><th rowspan="2">batch</th>{heads}</tr>'
-        f'<tr class="sub">{under}</tr></thead>'
+        f'<th rowspan="2">tokens</th><th rowspan="2">batch</th>{headings}</tr>'
+        f'<tr class="sub">{subheads}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
 
 
 def _datasets(run: RunData) -> str:
-    """Return the table of the run's datasets; empty if none of them can be read here."""
+    """Render the run's datasets; empty if no dataset can be read on this machine."""
     plan = run.plan
     table = sources.table(plan) if isinstance(plan, Plan) else ""
     return section("Datasets", table) if table else ""
 
 
 def _predicted(run: RunData) -> str:
-    """Return the prediction of the layout plan beside the measurement; empty without both."""
+    """Render the layout plan's prediction beside the measurement; empty without either."""
     if run.stored.measured is None:
         return ""
     table, note = predicted.table(run.stored.measured)
@@ -237,14 +239,14 @@ def _predicted(run: RunData) -> str:
 
 
 def _schedule(run: RunData) -> str:
-    """Return the drawing of the pipeline's schedule; empty for one stage."""
+    """Draw the pipeline's schedule; empty for a single stage."""
     if run.about["schedule"] is None:
         return ""
-    drawing, note = charts.pipeline(run.about["schedule"])
+    drawing, caption = charts.draw_schedule(run.about["schedule"])
     keys = "".join(
         f'<span class="key"><i class="{kind}"></i>{kind}</span>' for kind in ("forward", "backward")
     )
-    return section("Schedule", drawing, legend=keys, unit=note)
+    return section("Schedule", drawing, legend=keys, unit=caption)
 
 
 def _configuration(run: RunData) -> str:
@@ -263,23 +265,23 @@ def _configuration(run: RunData) -> str:
         "folder": str(run.folder.root),
     }
     if memory := [event["memory"] for event in run.events if event["event"] == "memory"]:
-        values["memory by rank"] = _by_rank(memory[-1])
+        values["memory by rank"] = _memory_by_rank(memory[-1])
     return f"<section><h2>Configuration</h2>{definitions(values)}</section>"
 
 
-def _by_rank(memory: Sequence[int]) -> str:
-    """Return the bytes of the ranks in words."""
-    if len(memory) <= SHOWN_RANKS:
+def _memory_by_rank(memory: Sequence[int]) -> str:
+    """Format the bytes by rank, or their range for many ranks."""
+    if len(memory) <= MAX_RANKS:
         return ", ".join(f"rank {rank} {as_bytes(size)}" for rank, size in enumerate(memory))
-    least, most = min(memory), max(memory)
+    lowest, highest = min(memory), max(memory)
     return (
-        f"{as_bytes(least)} (rank {memory.index(least):,}) to {as_bytes(most)} "
-        f"(rank {memory.index(most):,}), {len(memory):,} ranks"
+        f"{as_bytes(lowest)} (rank {memory.index(lowest):,}) to {as_bytes(highest)} "
+        f"(rank {memory.index(highest):,}), {len(memory):,} ranks"
     )
 
 
 def _history(run: RunData) -> str:
-    """Return the table of starts and ends, without checkpoints and skipped steps."""
+    """Render starts and ends, without checkpoints and skipped steps."""
     rows = []
     for event in run.events:
         if event["event"] in ("checkpoint", "memory", EVENT, *SKIPPED):
@@ -298,8 +300,8 @@ def _history(run: RunData) -> str:
 def _detail(event: dict[str, Any]) -> str:
     if "layout" in event:
         layout = event["layout"]
-        text = f"{layout['engine']}, {layout['processes']} × {layout['device']}"
-        return f"{text}, ready after {duration(event['seconds'])}"
+        processes = f"{layout['processes']} × {layout['device']}"
+        return f"{layout['engine']}, {processes}, ready after {duration(event['seconds'])}"
     if event["event"] == "first step":
         return f"ended {duration(event['seconds'])} after the start"
     if "ledger" in event:

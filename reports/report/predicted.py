@@ -1,4 +1,4 @@
-"""Table of a run's measured seconds and bytes beside those that its layout plan predicts."""
+"""Render a run's measured seconds and bytes beside its layout plan's predictions."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from ...console.progress import as_bytes
 from ...trainer.accounting.measured import format_phases
 
 
-def table(beside: dict[str, Any]) -> tuple[str, str]:
-    """Return the table, and a note on what it compares."""
+def table(comparison: dict[str, Any]) -> tuple[str, str]:
+    """Render a comparison of `trainer/accounting/measured.py`. Return the table and a caption."""
     rows = [
         _row(
-            f"step of {each['phase']}",
-            f"{each['predicted']:.4g} s",
-            f"{each['measured']:.4g} s",
-            each["ratio"],
-            f"{each['batch_tokens']:,} tokens, rows of {each['seq_len']:,}; median of "
-            f"{each['steps']} steps",
+            f"step of {phase['phase']}",
+            f"{phase['predicted']:.4g} s",
+            f"{phase['measured']:.4g} s",
+            phase["ratio"],
+            f"{phase['batch_tokens']:,} tokens, rows of {phase['seq_len']:,}; median of "
+            f"{phase['steps']} steps",
         )
-        for each in beside["phases"]
+        for phase in comparison["phases"]
     ]
-    memory = beside["memory"]
+    memory = comparison["memory"]
     rows += [
         _row(
             f"memory of rank {rank}",
@@ -34,15 +34,17 @@ def table(beside: dict[str, Any]) -> tuple[str, str]:
         for rank, size in enumerate(memory["measured"])
         if size is not None
     ]
-    heads = "".join(f"<th>{name}</th>" for name in ("", "predicted", "measured", "ratio", ""))
-    text = (
-        f'<div class="scroll"><table class="history"><thead><tr>{heads}</tr></thead>'
+    headings = ("", "predicted", "measured", "ratio", "")
+    head = "".join(f"<th>{heading}</th>" for heading in headings)
+    html = (
+        f'<div class="scroll"><table class="history"><thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
-    time = "CPU time of the busiest rank" if beside["clock"] == "cpu_seconds" else "time of a step"
-    return text, f"{time}; prediction from {escape(beside['hardware'])}"
+    by_cpu_time = comparison["clock"] == "cpu_seconds"
+    time = "CPU time of the busiest rank" if by_cpu_time else "time of a step"
+    return html, f"{time}; prediction from {escape(comparison['hardware'])}"
 
 
-def _row(name: str, predicted: str, measured: str, ratio: float, note: str) -> str:
-    cells = "".join(f"<td>{text}</td>" for text in (predicted, measured, f"{ratio:.2f}", note))
-    return f"<tr><th>{escape(name)}</th>{cells}</tr>"
+def _row(heading: str, predicted: str, measured: str, ratio: float, note: str) -> str:
+    cells = "".join(f"<td>{cell}</td>" for cell in (predicted, measured, f"{ratio:.2f}", note))
+    return f"<tr><th>{escape(heading)}</th>{cells}</tr>"

@@ -1,4 +1,4 @@
-"""Signals of a run beside its losses: ranks that hold the others up."""
+"""Render a run's slow ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .reading.data import RunData
 
 
 def stragglers(run: RunData) -> str:
-    """Return the table of the ranks that were slow in many steps in a row."""
+    """Render the events of ranks that were slow in many consecutive steps."""
     events = [event for event in run.events if event["event"] in (BEGINS, ENDS)]
     if not events:
         return ""

@@ -1,4 +1,4 @@
-"""The curves of a report: the board's panels, with their data in the page."""
+"""Embed curves in a report: the board's panels, with their data in the page."""
 
 from __future__ import annotations
 
@@ -16,52 +16,52 @@ from ...dataplane.order.plan import Plan
 from ...trainer.loop.metrics import HELD_OUT, LOSS_UNIT, for_pages
 from ..board.server import STATIC
 from .outliers import OutlierStep
-from .reading.buckets import Table
+from .reading.buckets import CurveTable
 from .reading.data import RunData
 
 SCRIPTS = ("plot.js", "panels.js", "report.js")
-OF_DEVICES = ("mfu", "hfu", "memory")
-"""Curves that are left out where they are zero: the machine does not count them."""
+DEVICE_CURVES = ("mfu", "hfu", "memory")
+"""Curves that are omitted if they are zero: then the machine does not count them."""
 
 DIFFERENCE = "difference"
-SMOOTH = 9
-"""Most buckets of the mean from which losses are subtracted: steps alone are noise."""
-APART = 100
-"""Least length of a curve, in such means."""
+MAX_SMOOTHING = 9
+"""Buckets in a moving mean of the loss, at most: the difference of single steps is noise."""
+MIN_WINDOWS = 100
+"""Windows of the moving mean in a curve, at least."""
 
 CONTROLS = '<div class="controls" id="controls"></div><div class="legend" id="runs"></div>'
 WIDE = '<div class="panels" id="curves"></div>'
 MORE = '<div class="panels" id="more"></div>'
-"""Places of the controls, of the wide panels and of the others."""
+"""Containers that the script fills: controls, wide panels, and further panels."""
 
 
-def with_curves(
+def embed_curves(
     runs: Sequence[RunData],
     unit: str,
     outliers: Sequence[OutlierStep] = (),
     *,
     compared: bool = False,
 ) -> tuple[str, str]:
-    """Return the data of the curves, and the script that draws them. Of compared runs, the
-    difference of their losses is drawn too."""
-    parts = [part for run in runs for part in _parts(run)]
-    shown = {run.name: _summary(run, outliers) for run in runs}
+    """Return a script element with the curves' data, and the script that draws them. With
+    `compared`, the curves include the difference in loss to the first run."""
+    tables = [table for run in runs for table in _encode_run(run)]
+    summaries = {run.name: _summary(run, outliers) for run in runs}
     metrics = for_pages()
     if compared:
-        for part in filter(None, (_difference(runs[0], run) for run in runs[1:])):
-            parts.append(part)
-            shown[part["run"]]["series"].append(DIFFERENCE)
+        for table in filter(None, (_loss_difference(runs[0], run) for run in runs[1:])):
+            tables.append(table)
+            summaries[table["run"]]["series"].append(DIFFERENCE)
         title = f"Loss minus the loss of {runs[0].name}"
         metrics.insert(1, {"name": DIFFERENCE, "title": title, "unit": LOSS_UNIT, "wide": True})
     data = {
-        "runs": list(shown.values()),
-        "parts": parts,
+        "runs": list(summaries.values()),
+        "parts": tables,
         "metrics": metrics,
         "palette": PALETTE,
         "unit": unit,
     }
-    text = json.dumps(data).replace("<", "\\u003c")
-    return f'<script type="application/json" id="data">{text}</script>', _script()
+    encoded = json.dumps(data).replace("<", "\\u003c")
+    return f'<script type="application/json" id="data">{encoded}</script>', _script()
 
 
 def _script() -> str:
@@ -73,8 +73,8 @@ def style() -> str:
 
 
 def _summary(run: RunData, outliers: Sequence[OutlierStep]) -> dict[str, Any]:
-    """Return a run as the panels need it: as the board's list of runs has it."""
-    table, series = run.table, list(_drawn(run.table))
+    """Return a run as the panels take it, like an entry of the board's list of runs."""
+    table, series = run.table, list(_visible_curves(run.table))
     root = shlex.quote(str(run.folder.root))
     axes = {"step": table.step, "tokens": table.tokens, "hours": table.hours}
     marks = [("resume", step) for step in run.restarts]
@@ -90,91 +90,96 @@ def _summary(run: RunData, outliers: Sequence[OutlierStep]) -> dict[str, Any]:
         "held_out": sorted(run.held_out_table.curves),
         "range": {name: [float(values[0]), float(values[-1])] for name, values in axes.items()},
         "sources": run.sources,
-        "marks": [_at(run, step, run.tokens_at(step), kind=kind) for kind, step in marks],
+        "marks": [_position(run, step, run.tokens_before(step), kind=kind) for kind, step in marks],
         "phases": [
-            _at(run, phase.first_step, phase.first_token, name=phase.name)
+            _position(run, phase.first_step, phase.first_token, name=phase.name)
             for phase in run.plan.phases
             if phase.first_step <= run.last[-1]["step"]
         ],
         "outliers": [
-            _at(run, each.step, each.entry["tokens"], kind="outlier", y=each.entry["loss"])
-            for each in outliers
+            _position(run, step.step, step.entry["tokens"], kind="outlier", y=step.entry["loss"])
+            for step in outliers
         ],
     }
 
 
-def _noise_steps(signals: Table) -> int | None:
-    """Return the steps that measured the noise scale, while none of them has one."""
+def _noise_steps(signals: CurveTable) -> int | None:
+    """Return how many steps have measured the noise scale, as long as no scale is known."""
     if "noise_steps" not in signals.curves or "noise_scale" in signals.curves:
         return None
     return int(np.nanmax(signals.curves["noise_steps"][2]))  # they only grow
 
 
-def _at(run: RunData, step: int, tokens: float, **more: Any) -> dict[str, Any]:
-    """Return a place on all axes."""
+def _position(run: RunData, step: int, tokens: float, **attributes: Any) -> dict[str, Any]:
+    """Return a step's position on all axes, and its attributes."""
     hours = float(np.interp(step, run.table.step, run.table.hours))
-    return {"step": step, "tokens": tokens, "hours": hours, **more}
+    return {"step": step, "tokens": tokens, "hours": hours, **attributes}
 
 
-def _drawn(table: Table) -> dict[str, tuple[Any, Any, Any]]:
-    """Return the curves that show something."""
+def _visible_curves(table: CurveTable) -> dict[str, tuple[Any, Any, Any]]:
     return {
         name: values
         for name, values in table.curves.items()
-        if name not in OF_DEVICES or np.nanmax(values[2]) > 0
+        if name not in DEVICE_CURVES or np.nanmax(values[2]) > 0
     }
 
 
-def _parts(run: RunData) -> list[dict[str, Any]]:
-    parts = [_part(run.name, run.table, _drawn(run.table))]
+def _encode_run(run: RunData) -> list[dict[str, Any]]:
+    tables = [_encode_table(run.name, run.table, _visible_curves(run.table))]
     if len(run.signals_table.step):
-        parts.append(_part(run.name, run.signals_table, run.signals_table.curves))
+        tables.append(_encode_table(run.name, run.signals_table, run.signals_table.curves))
     held_out = run.held_out_table
     if len(held_out.step):
         curves = {HELD_OUT + name: values for name, values in held_out.curves.items()}
-        parts.append(_part(run.name, held_out, curves))
-    return parts
+        tables.append(_encode_table(run.name, held_out, curves))
+    return tables
 
 
-def _part(id: str, table: Table, curves: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
+def _encode_table(
+    run_id: str, table: CurveTable, curves: dict[str, tuple[Any, ...]]
+) -> dict[str, Any]:
+    """Encode a table for the panels. Without `minimum` and `maximum` where each bucket is a single
+    step, and for rows, which are sums."""
     single = bool((table.first == table.last).all())
     return {
-        "run": id,
-        "step": _text(table.step),
-        "tokens": _text(table.tokens),
-        "hours": _text(table.hours),
-        "first": _text(table.first),
-        "last": _text(table.last),
+        "run": run_id,
+        "step": _base64(table.step),
+        "tokens": _base64(table.tokens),
+        "hours": _base64(table.hours),
+        "first": _base64(table.first),
+        "last": _base64(table.last),
         "curves": {
-            name: [_text(each) for each in (values[:1] if single or "rows/" in name else values)]
+            name: list(map(_base64, values[:1] if single or "rows/" in name else values))
             for name, values in curves.items()
         },
     }
 
 
-def _text(values: npt.NDArray[Any]) -> str:
+def _base64(values: npt.NDArray[Any]) -> str:
     return base64.b64encode(values.astype(values.dtype.newbyteorder("<")).tobytes()).decode()
 
 
-def _difference(base: RunData, run: RunData) -> dict[str, Any] | None:
-    """Return the smoothed loss of a run minus that of another, at the same tokens."""
-    one, other = base.table, run.table
-    inside = (other.tokens >= one.tokens[0]) & (other.tokens <= one.tokens[-1])
-    if not inside.any() or not np.isfinite(one.mean("loss")).any():
+def _loss_difference(base_run: RunData, run: RunData) -> dict[str, Any] | None:
+    """Return the run's smoothed loss minus the base run's, at the same tokens; None if the runs
+    share no tokens."""
+    base, table = base_run.table, run.table
+    overlap = (table.tokens >= base.tokens[0]) & (table.tokens <= base.tokens[-1])
+    if not overlap.any() or not np.isfinite(base.mean("loss")).any():
         return None
-    width = min(SMOOTH, len(one.tokens) // APART, len(other.tokens) // APART) | 1
-    base_loss, loss = _smooth(one.mean("loss"), width), _smooth(other.mean("loss"), width)
+    shorter = min(len(base.tokens), len(table.tokens))
+    width = min(MAX_SMOOTHING, shorter // MIN_WINDOWS) | 1
+    base_loss, loss = _smooth(base.mean("loss"), width), _smooth(table.mean("loss"), width)
     known = np.isfinite(base_loss)
-    there = np.interp(other.tokens, one.tokens[known], base_loss[known])
-    values = np.where(inside, loss - there, np.nan).astype(np.float32)
-    return _part(run.name, other, {DIFFERENCE: (values, values, values)})
+    base_at_tokens = np.interp(table.tokens, base.tokens[known], base_loss[known])
+    values = np.where(overlap, loss - base_at_tokens, np.nan).astype(np.float32)
+    return _encode_table(run.name, table, {DIFFERENCE: (values, values, values)})
 
 
 def _smooth(values: npt.NDArray[np.float32], width: int) -> npt.NDArray[np.float64]:
-    """Return the mean of neighbours, of those that are known."""
+    """Return the moving mean over finite values; NaN where the value is not finite."""
     known = np.isfinite(values).astype(np.float64)
     kernel = np.ones(width)
     total = np.convolve(np.nan_to_num(values.astype(np.float64)), kernel, "same")
     count = np.convolve(known, kernel, "same")
-    found = np.divide(total, count, out=np.full(len(values), np.nan), where=count > 0)
-    return np.where(known > 0, found, np.nan)
+    mean = np.divide(total, count, out=np.full(len(values), np.nan), where=count > 0)
+    return np.where(known > 0, mean, np.nan)

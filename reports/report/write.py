@@ -1,4 +1,4 @@
-"""Write the report of a run, or of several side by side: one HTML file that loads nothing else."""
+"""Write the report of a run, or a comparison of several, as a self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ log = get_logger(__name__)
 
 
 def write_report(folders: Sequence[str], out: str | None = None) -> tuple[Path, dict[str, Any]]:
-    """Write the report of one run, or the comparison of several. Returns its path and a summary."""
+    """Write the report of a run, or the comparison of several. Return its path and a summary."""
     names = shortest_names([Path(folder) for folder in folders])
     if len(set(names)) < len(names):
         raise MisuseError("one run is named twice", where=", ".join(names))
-    stored = [
+    stored_runs = [
         StoredRun.open(RunFolder(folder), name) for folder, name in zip(folders, names, strict=True)
     ]
-    if len(stored) == 1:
-        run = RunData.read(stored[0])
+    if len(stored_runs) == 1:
+        run = RunData.read(stored_runs[0])
         if run.ledger_damage is not None:
             log.warning("%s %s: it does not prove the run", run.folder.ledger, run.ledger_damage)
         target = Path(out) if out else run.folder.report
         storage.write(str(target), page.run_page(run).encode())
         return target, {"report": str(target), "runs": [run.summary()]}
-    target = Path(out) if out else stored[0].folder.comparison
-    unit = common_unit(stored)
+    target = Path(out) if out else stored_runs[0].folder.comparison
+    unit = common_unit(stored_runs)
     runs = [
-        RunData.read(run, sizes, len(stored)) for run, sizes in zip(stored, unit.sizes, strict=True)
+        RunData.read(stored, sizes, len(stored_runs))
+        for stored, sizes in zip(stored_runs, unit.sizes, strict=True)
     ]
     storage.write(str(target), comparison.comparison_page(runs, unit).encode())
     summaries = [run.summary() for run in runs]

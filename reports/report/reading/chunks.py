@@ -1,4 +1,4 @@
-"""Lines of a long file, a chunk at a time, as columns of numbers."""
+"""Read the lines of a long file chunk by chunk, as columns of numbers."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ CHUNK = 2 << 20
 
 
 @dataclass(frozen=True)
-class Chunk:
+class LineChunk:
     """Whole lines of a file."""
 
     first: int
-    """Number of its first line in the file."""
+    """Number of the first line in the file."""
     lines: bytes
     columns: dict[str, Float64]
-    places: Float64
-    """Offset of each line in the file."""
+    offsets: Float64
+    """Offset of each line in the file, in bytes."""
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.offsets)
 
     def __getitem__(self, name: str) -> Float64:
-        """Return a column, NaN where a line has no such number."""
-        found = self.columns.get(name)
-        return np.full(len(self), np.nan) if found is None else found
+        """Return a column; NaN where a line has no such number."""
+        column = self.columns.get(name)
+        return np.full(len(self), np.nan) if column is None else column
 
 
-def convert(chunk: Chunk, sizes: BytesPerToken) -> None:
-    """Replace the losses of a chunk by bits per byte."""
+def convert_losses(chunk: LineChunk, sizes: BytesPerToken) -> None:
+    """Convert the chunk's losses from nats per token to bits per byte, in place."""
     weights = {name: chunk[f"weight/{name}"] for name in sizes}
     for name, factors in bits_per_nat(weights, sizes).items():
         if name in chunk.columns:
             chunk.columns[name] = chunk.columns[name] * factors
 
 
-def count(file: Path, size: int = CHUNK) -> tuple[int, int]:
-    """Return the number of whole lines of a file, and the bytes that they take."""
+def count_lines(file: Path, size: int = CHUNK) -> tuple[int, int]:
+    """Return the number of complete lines, and the offset where they end."""
     lines = end = 0
     if file.exists():
         for start, data in _blocks(file, size):
@@ -58,55 +58,58 @@ def count(file: Path, size: int = CHUNK) -> tuple[int, int]:
     return lines, end
 
 
-def chunks(file: Path, end: int, size: int = CHUNK) -> Iterator[Chunk]:
-    """Yield the lines before the byte `end`, where a line begins; about `size` bytes at a time."""
-    first, offset, rest = 0, 0, b""
+def chunks(file: Path, end: int, size: int = CHUNK) -> Iterator[LineChunk]:
+    """Yield the lines before the offset `end`, where a line begins; about `size` bytes at once."""
+    first, offset, incomplete = 0, 0, b""
     for _, block in _blocks(file, size, end):
-        data = rest + block
-        whole = data.rfind(b"\n") + 1
-        data, rest = data[:whole], data[whole:]
+        data = incomplete + block
+        end_of_lines = data.rfind(b"\n") + 1
+        data, incomplete = data[:end_of_lines], data[end_of_lines:]
         if data:
             try:
-                found, sizes, _ = columns(data, str(file))
+                chunk_columns, line_sizes, _ = columns(data, str(file))
             except IntegrityError:
                 if (valid := valid_bytes(data)) == len(data):  # its lines have different types
                     raise
                 number = first + data[:valid].count(b"\n") + 1
-                what, hint = f"line {number:,} of {file} is invalid", "restore it from a copy"
-                raise IntegrityError(what, hint=hint) from None
-            yield Chunk(first, data, found, offset + np.cumsum(sizes) - sizes)
-            first, offset = first + len(sizes), offset + whole
+                raise IntegrityError(
+                    f"line {number:,} of {file} is invalid", hint="restore it from a copy"
+                ) from None
+            offsets = offset + np.cumsum(line_sizes) - line_sizes
+            yield LineChunk(first, data, chunk_columns, offsets)
+            first, offset = first + len(line_sizes), offset + end_of_lines
 
 
 def _blocks(file: Path, size: int, end: int | None = None) -> Iterator[tuple[int, bytes]]:
+    """Yield the file's blocks with their offsets."""
     with file.open("rb") as opened:
-        place = 0
-        while data := opened.read(size if end is None else min(size, end - place)):
-            yield place, data
-            place += len(data)
+        offset = 0
+        while data := opened.read(size if end is None else min(size, end - offset)):
+            yield offset, data
+            offset += len(data)
 
 
-def line_at(file: Path, place: int) -> dict[str, Any]:
+def read_line(file: Path, offset: int) -> dict[str, Any]:
     with file.open("rb") as opened:
-        opened.seek(place)
-        found: dict[str, Any] = json.loads(opened.readline())
-    return found
+        opened.seek(offset)
+        entry: dict[str, Any] = json.loads(opened.readline())
+    return entry
 
 
-def lines_before(
-    file: Path, place: int, wanted: Callable[[dict[str, Any]], bool], most: int
+def read_lines_before(
+    file: Path, offset: int, predicate: Callable[[dict[str, Any]], bool], max_lines: int
 ) -> list[dict[str, Any]]:
-    """Return the last lines before a place that are wanted, at most so many, in order."""
-    found: list[dict[str, Any]] = []
+    """Return the last lines before `offset` that satisfy the predicate, in order."""
+    entries: list[dict[str, Any]] = []
     with file.open("rb") as opened:
-        rest = b""
-        while place and len(found) < most:
-            begin = max(0, place - CHUNK // 8)
+        cut_line = b""
+        while offset and len(entries) < max_lines:
+            begin = max(0, offset - CHUNK // 8)
             opened.seek(begin)
-            data = opened.read(place - begin) + rest
+            data = opened.read(offset - begin) + cut_line
             first = data.find(b"\n") + 1 if begin else 0  # the first line may be cut
-            rest, place = data[:first], begin
+            cut_line, offset = data[:first], begin
             for line in reversed(data[first:].splitlines()):
-                if len(found) < most and wanted(entry := json.loads(line)):
-                    found.append(entry)
-    return found[::-1]
+                if len(entries) < max_lines and predicate(entry := json.loads(line)):
+                    entries.append(entry)
+    return entries[::-1]

@@ -1,4 +1,4 @@
-"""Data of a report, read from the run's folder in one pass over its steps."""
+"""Read a report's data from the run's folder, in a single pass over the steps."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from ....trainer.loop.batches import RunPlan
 from ....trainer.scores.missing import Missing, missing
 from ...board.byte_sizes import ByteSizes, converted, mean_loss
 from ...board.runs import SKIPPED, status_of
-from .buckets import Buckets, Table
-from .candidates import Candidates
-from .chunks import CHUNK, chunks, convert, count, line_at
+from .buckets import CurveBuckets, CurveTable
+from .candidates import OutlierCandidates
+from .chunks import CHUNK, chunks, convert_losses, count_lines, read_line
 from .stored import StoredRun
 from .totals import Totals
 
-MOST_BUCKETS = 2000
-"""Buckets of a page's curves: more would not be visible, and the file must open at once."""
-LEAST_BUCKETS = 400
+MAX_BUCKETS = 2000
+"""Buckets of a page, over all runs: more would not be visible, and the file must open at once."""
+MIN_BUCKETS = 400
 
 
 @dataclass(frozen=True)
 class PhaseShares:
-    """A phase, and the shares of the sources in it: planned and realised."""
+    """A phase, and its planned and realised shares."""
 
     name: str
     first_token: int
@@ -42,6 +42,7 @@ class PhaseShares:
     batch_rows: int
     steps: int
     planned: list[float]
+    """Share by source."""
     realised: list[int]
     """Tokens by source."""
 
@@ -50,11 +51,11 @@ class PhaseShares:
 class RunData:
     stored: StoredRun
     totals: Totals
-    table: Table
-    """Curves of the steps."""
-    held_out_table: Table
-    signals_table: Table
-    """Curves of the steps that record signals."""
+    table: CurveTable
+    """Curves over the steps."""
+    held_out_table: CurveTable
+    signals_table: CurveTable
+    """Curves over the steps that record signals."""
     first: dict[str, Any]
     """First line of the metrics."""
     events: list[dict[str, Any]]
@@ -65,9 +66,9 @@ class RunData:
     ledger: str
     """Last hash of the ledger."""
     ledger_damage: str | None
-    """What its lines show to be wrong with the ledger."""
+    """What the ledger's lines show to be wrong with it; None if nothing."""
     checkpoints: list[int]
-    candidates: Candidates
+    candidates: OutlierCandidates
     sizes: ByteSizes | None = None
     """Bytes per token, if the losses are in bits per byte."""
 
@@ -82,44 +83,44 @@ class RunData:
         cls,
         run: StoredRun,
         sizes: ByteSizes | None = None,
-        runs: int = 1,
+        num_runs: int = 1,
         *,
         chunk_bytes: int = CHUNK,
     ) -> RunData:
-        """Read a run's lines, as one of `runs` of a page; with `sizes`, in bits per byte. About
-        `chunk_bytes` of its metrics are in memory at once."""
+        """Read a run for a page with `num_runs` runs; with `sizes`, losses are in bits per byte.
+        About `chunk_bytes` of its metrics are in memory at once."""
         folder = run.folder
-        steps, end = count(folder.metrics, chunk_bytes)
-        if not steps:
+        num_steps, end = count_lines(folder.metrics, chunk_bytes)
+        if not num_steps:
             raise RunError(
                 f"the run in {folder.root} has not taken a step yet",
                 hint="wait for its first step, or start it with `trainer resume`",
             )
         events = list(lines.read(folder.events))
-        most = max(LEAST_BUCKETS, MOST_BUCKETS // runs)
-        buckets, candidates = Buckets(steps, most), Candidates()
+        max_buckets = max(MIN_BUCKETS, MAX_BUCKETS // num_runs)
+        buckets, candidates = CurveBuckets(num_steps, max_buckets), OutlierCandidates()
         totals = Totals(
-            steps,
+            num_steps,
             [source.name for source in run.plan.sources],
             [phase.first_step for phase in run.plan.phases],
-            cold={e["step"] for e in events if e["event"] in ("start", "resume")},
-            marked={e["step"] for e in events if e["event"] in ("resume", *SKIPPED)},
+            cold_steps={e["step"] for e in events if e["event"] in ("start", "resume")},
+            marked_steps={e["step"] for e in events if e["event"] in ("resume", *SKIPPED)},
         )
         for chunk in chunks(folder.metrics, end, chunk_bytes):
             if sizes is not None:
-                convert(chunk, sizes.trained)
-            for taker in (buckets, totals, candidates):
-                taker.add(chunk)
+                convert_losses(chunk, sizes.trained)
+            for reduction in (buckets, totals, candidates):
+                reduction.add(chunk)
         table = buckets.table()
         return cls(
             stored=run,
             totals=totals,
             table=table,
-            held_out_table=_sparse(folder.evaluations, table, sizes, most),
-            signals_table=_sparse(folder.signals, table, None, most),
-            first=_one_of(line_at(folder.metrics, 0), sizes.trained if sizes else None),
+            held_out_table=_read_sparse(folder.evaluations, table, sizes, max_buckets),
+            signals_table=_read_sparse(folder.signals, table, None, max_buckets),
+            first=_convert(read_line(folder.metrics, 0), sizes.trained if sizes else None),
             events=events,
-            evaluation=_one_of(lines.last(folder.evaluations), sizes.held_out if sizes else None),
+            evaluation=_convert(lines.last(folder.evaluations), sizes.held_out if sizes else None),
             scores=list(lines.read(folder.scores)),
             recall=list(lines.read(folder.recall)),
             ledger=str((lines.last(folder.ledger) or {}).get("hash", "")),
@@ -157,7 +158,7 @@ class RunData:
     def last(self) -> list[dict[str, Any]]:
         """Lines of the last tenth of the steps, at most 50."""
         sizes = self.sizes
-        return [converted(each, sizes.trained) if sizes else each for each in self.totals.last]
+        return [converted(entry, sizes.trained) if sizes else entry for entry in self.totals.last]
 
     @property
     def last_token(self) -> int:
@@ -176,10 +177,11 @@ class RunData:
 
     @property
     def missing(self) -> list[Missing]:
-        """Scores that the run was to have."""
+        """Scores that the run should have and has not."""
         last = self.plan.last_step if self.plan.last_step in self.checkpoints else None
-        own = {name: self.stored.settings.get(f"scores.{name}") for name in ("limit", "ema")}
-        return missing(self.stored.settings.get("scores.tasks"), self.scores, last, **own)
+        settings = self.stored.settings
+        options = {name: settings.get(f"scores.{name}") for name in ("limit", "ema")}
+        return missing(settings.get("scores.tasks"), self.scores, last, **options)
 
     @property
     def error(self) -> str | None:
@@ -190,17 +192,17 @@ class RunData:
     @property
     def restarts(self) -> list[int]:
         """Steps at which the run was resumed."""
-        return [each["step"] for each in self.events if each["event"] == "resume"]
+        return [event["step"] for event in self.events if event["event"] == "resume"]
 
     @property
     def skipped(self) -> list[dict[str, Any]]:
-        """Events of the skipped steps: their updates are not in the weights."""
+        """Events of steps whose updates are not in the weights."""
         steps = set(self.totals.skipped)
         events = {e["step"]: e for e in self.events if e["event"] in SKIPPED and e["step"] in steps}
         return [events[step] for step in sorted(events)]
 
-    def tokens_at(self, step: int) -> float:
-        """Return the tokens at which a marked step began."""
+    def tokens_before(self, step: int) -> float:
+        """Return the number of tokens before a marked step."""
         return self.totals.tokens_after.get(step - 1, float(self.plan.first_token))
 
     @property
@@ -214,11 +216,13 @@ class RunData:
         if self.sizes is not None:
             return self.loss
         sizes = self.stored.sizes
-        return mean_loss([converted(each, sizes.trained) for each in self.last]) if sizes else None
+        if sizes is None:
+            return None
+        return mean_loss([converted(entry, sizes.trained) for entry in self.last])
 
     @property
     def memory(self) -> int:
-        """Most bytes that a rank's device has held; 0 where no device counts them."""
+        """Peak bytes on a rank's device; 0 where no device counts them."""
         return int(self.totals.memory)
 
     @property
@@ -245,9 +249,9 @@ class RunData:
                 batch_rows=phase.batch_rows,
                 steps=phase.steps,
                 planned=_planned(phase, len(self.sources)),
-                realised=[int(rows) * phase.seq_len for rows in taken],
+                realised=[int(rows) * phase.seq_len for rows in rows_by_source],
             )
-            for phase, taken in zip(self.plan.phases, self.totals.rows, strict=True)
+            for phase, rows_by_source in zip(self.plan.phases, self.totals.rows, strict=True)
         ]
 
     def summary(self) -> dict[str, Any]:
@@ -271,46 +275,48 @@ class RunData:
         }
 
 
-def _one_of(entry: dict[str, Any] | None, sizes: dict[str, float] | None) -> Any:
+def _convert(entry: dict[str, Any] | None, sizes: dict[str, float] | None) -> Any:
     return converted(entry, sizes) if entry is not None and sizes is not None else entry
 
 
-def _sparse(file: Path, steps: Table, sizes: ByteSizes | None, most: int) -> Table:
-    """Return the curves of few steps, of evaluations or signals. Their lines have no hours: those
-    of the run's steps count."""
-    number, end = count(file)
-    buckets = Buckets(number, most)
-    for chunk in chunks(file, end) if number else ():
+def _read_sparse(
+    file: Path, steps: CurveTable, sizes: ByteSizes | None, max_buckets: int
+) -> CurveTable:
+    """Read curves of evaluations or signals, which only some steps have. Hours are interpolated
+    from those of the steps."""
+    num_lines, end = count_lines(file)
+    buckets = CurveBuckets(num_lines, max_buckets)
+    for chunk in chunks(file, end) if num_lines else ():
         chunk.columns.pop("seconds", None)
         if sizes is not None:
-            convert(chunk, sizes.held_out)
+            convert_losses(chunk, sizes.held_out)
         buckets.add(chunk)
     table = buckets.table()
     return replace(table, hours=np.interp(table.step, steps.step, steps.hours))
 
 
-def first_difference(one: RunData, other: RunData) -> int | None:
+def first_difference(run_a: RunData, run_b: RunData) -> int | None:
     """Return the first step at which the ledgers of two runs differ."""
-    with one.folder.ledger.open("rb") as a, other.folder.ledger.open("rb") as b:
-        left, right = a.readline(), b.readline()
-        while left.endswith(b"\n") and right.endswith(b"\n"):
-            if left == right:
-                left, right = a.readline(), b.readline()
+    with run_a.folder.ledger.open("rb") as a, run_b.folder.ledger.open("rb") as b:
+        line_a, line_b = a.readline(), b.readline()
+        while line_a.endswith(b"\n") and line_b.endswith(b"\n"):
+            if line_a == line_b:
+                line_a, line_b = a.readline(), b.readline()
                 continue
-            mine, theirs = json.loads(left), json.loads(right)
-            if mine["step"] == theirs["step"]:
-                if mine["hash"] != theirs["hash"]:
-                    return int(mine["step"])
-                left, right = a.readline(), b.readline()
-            elif mine["step"] < theirs["step"]:
-                left = a.readline()
+            entry_a, entry_b = json.loads(line_a), json.loads(line_b)
+            if entry_a["step"] == entry_b["step"]:
+                if entry_a["hash"] != entry_b["hash"]:
+                    return int(entry_a["step"])
+                line_a, line_b = a.readline(), b.readline()
+            elif entry_a["step"] < entry_b["step"]:
+                line_a = a.readline()
             else:
-                right = b.readline()
+                line_b = b.readline()
     return None
 
 
-def planned_over_tokens(run: RunData) -> list[tuple[float, float, list[float]]]:
-    """Return (from, to, share of each source) for each constant stretch of the plan."""
+def planned_shares(run: RunData) -> list[tuple[float, float, list[float]]]:
+    """Return (first token, end token, share by source) for each constant stretch of the plan."""
     columns = []
     for phase in run.plan.phases:
         token = float(phase.first_token)
@@ -321,24 +327,27 @@ def planned_over_tokens(run: RunData) -> list[tuple[float, float, list[float]]]:
     return columns
 
 
-def realised_over_tokens(run: RunData) -> Iterator[tuple[float, float, list[float]]]:
-    """Yield (from, to, share of each source) of the steps, in columns of equally many steps."""
+def realised_shares(run: RunData) -> Iterator[tuple[float, float, list[float]]]:
+    """Yield (first token, end token, share by source) for columns with equally many steps."""
     begin = float(run.plan.first_token)
     for rows, end in zip(run.totals.strips, run.totals.strip_ends.tolist(), strict=True):
         total = rows.sum() or 1.0
-        yield begin, end, [float(taken / total) for taken in rows]
+        yield begin, end, [float(source_rows / total) for source_rows in rows]
         begin = end
 
 
-def _stretches(phase: Any, sources: int) -> list[tuple[int, list[float]]]:
-    """Return (rows, share of each source) for each stretch, or part of one that changes."""
+def _stretches(phase: Any, num_sources: int) -> list[tuple[int, list[float]]]:
+    """Return (rows, share by source) for each stretch; a changing stretch is cut into several."""
     stretches = getattr(phase, "stretches", None)
-    if stretches is None:  # synthetic rows have one source
-        return [(phase.rows, [1.0] * sources)]
-    return [part for stretch in stretches for part in stretch.parts]
+    if stretches is None:  # synthetic rows have a single source
+        return [(phase.rows, [1.0] * num_sources)]
+    return [piece for stretch in stretches for piece in stretch.parts]
 
 
-def _planned(phase: Any, sources: int) -> list[float]:
-    stretches = _stretches(phase, sources)
+def _planned(phase: Any, num_sources: int) -> list[float]:
+    stretches = _stretches(phase, num_sources)
     total = sum(rows for rows, _ in stretches)
-    return [sum(rows * shares[i] for rows, shares in stretches) / total for i in range(sources)]
+    return [
+        sum(rows * shares[source] for rows, shares in stretches) / total
+        for source in range(num_sources)
+    ]

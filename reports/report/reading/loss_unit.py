@@ -1,8 +1,8 @@
-"""Unit of the losses of several runs: nats per token, or bits per byte if tokenizers differ.
+"""Choose the loss unit for several runs: nats per token, or bits per byte if tokenizers differ.
 
-A token of another tokenizer is another piece of text, so losses per token cannot be subtracted. A
-step's bits per byte follow from its loss, the bytes per token of each source, and the weights of
-its sources.
+Tokens from different tokenizers span different pieces of text, so losses per token cannot be
+subtracted. A step's bits per byte follow from the loss, the sources' bytes per token, and the
+sources' weights.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class LossUnit:
     name: str | None
     """None if the losses of the runs cannot be compared."""
     note: str | None
-    """Reason for which the unit is not nats per token."""
+    """Why the unit is not nats per token."""
     sizes: Sequence[ByteSizes | None]
-    """Bytes per token of each run whose losses are converted."""
+    """Bytes per token by run; None for a run whose losses are not converted."""
 
     @property
     def shown(self) -> str:
@@ -30,15 +30,15 @@ class LossUnit:
 
 
 def common_unit(runs: Sequence[StoredRun]) -> LossUnit:
-    """Return one unit for the losses of all runs.
+    """Return a unit for the losses of all runs.
 
-    It has no name if the tokenizers differ and a dataset cannot be read: the losses of the runs
-    stay as they are and cannot be compared.
+    The unit has no name if the tokenizers differ and a dataset cannot be read: then losses are not
+    converted and cannot be compared.
     """
-    alone = [None] * len(runs)
+    unconverted = [None] * len(runs)
     if len({run.tokenizer for run in runs}) == 1:
-        return LossUnit(NATS, None, alone)
+        return LossUnit(NATS, None, unconverted)
     try:
         return LossUnit(BITS, CONVERTED, [run.measured_sizes() for run in runs])
     except UserError as error:
-        return LossUnit(None, INCOMPARABLE.format(error.what), alone)
+        return LossUnit(None, INCOMPARABLE.format(error.what), unconverted)

@@ -1,4 +1,4 @@
-"""A run's folder as it stands, read without torch."""
+"""Open a run's folder and read its facts and settings, without torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ...board.runs import settings_of
 class StoredRun:
     folder: RunFolder
     name: str
-    """Name on the page: the last parts of the folder's path that no other run of the page has."""
+    """Name on the page: the end of the folder's path that no other run of the page shares."""
     about: dict[str, Any]
     """Facts that torch counts."""
     settings: dict[str, Any]
@@ -44,7 +44,7 @@ class StoredRun:
 
     @property
     def tokenizer(self) -> str:
-        """What identifies the tokens of the run."""
+        """Identity of the run's tokens."""
         plan = self.plan
         return plan.tokenizer if isinstance(plan, Plan) else f"synthetic {plan.vocab_size}"
 
@@ -60,8 +60,8 @@ class StoredRun:
 
     @cached_property
     def sizes(self) -> ByteSizes | None:
-        """Bytes per token of each source; None if a dataset is not on this machine: the page of a
-        run must not wait for a store."""
+        """Bytes per token by source. None if a dataset is not on this machine: the page of a run
+        must not wait for a store."""
         sources = [*self.sources, *self.held_out_sources]
         if not self.sources or not all(storage.is_local(source.url) for source in sources):
             return None
@@ -71,7 +71,7 @@ class StoredRun:
             return None
 
     def measured_sizes(self) -> ByteSizes:
-        """Return the bytes per token of each source, read from its dataset."""
+        """Read the bytes per token by source from the datasets."""
         if not self.sources:
             raise UserError(f"the rows of {self.name} are synthetic and have no bytes")
         trained, held_out = (
@@ -82,7 +82,7 @@ class StoredRun:
 
     @cached_property
     def measured(self) -> dict[str, Any] | None:
-        """Measured seconds and bytes beside the predicted ones, for a run with a layout plan."""
+        """Measured and predicted seconds and bytes, for a run with a layout plan."""
         if self.folder.measured.exists():
             return measured.read(self.folder.measured)
         events = (entry["event"] for entry in lines.read(self.folder.events))

@@ -1,4 +1,4 @@
-"""Exact totals of a run, summed in float64 over all of its lines, a chunk at a time."""
+"""Sum a run's lines in float64, chunk by chunk, into exact totals."""
 
 from __future__ import annotations
 
@@ -8,81 +8,82 @@ from typing import Any
 
 import numpy as np
 
-from .chunks import Chunk
+from .chunks import LineChunk
 
 TAIL = 50
-"""Last lines that are kept."""
+"""Last lines that stay in memory, at most."""
 STRIPS = 160
 """Columns of the realised shares over tokens."""
 
 
 class Totals:
-    """Takes the chunks of metrics.jsonl in order."""
+    """Sums the chunks of metrics.jsonl, which are added in order."""
 
     def __init__(
         self,
-        steps: int,
+        num_steps: int,
         sources: Sequence[str],
-        phases: Sequence[int],
-        cold: Iterable[int],
-        marked: Iterable[int],
+        phase_starts: Sequence[int],
+        cold_steps: Iterable[int],
+        marked_steps: Iterable[int],
     ) -> None:
-        """`phases` are the first steps of the phases; `cold` are steps that begin a start, which
-        are slower; the tokens before `marked` steps are kept."""
-        self.steps = steps
+        """`cold_steps` are the first of a start, which are slower. `tokens_after` has the steps
+        before `marked_steps`."""
+        self.steps = num_steps
         self.sources = sources
-        self.phases = np.array(phases)
-        self.cold = np.array(sorted(cold), np.float64)
-        self.before_marked = np.array(sorted(marked), np.float64) - 1
+        self.phase_starts = np.array(phase_starts)
+        self.cold_steps = np.array(sorted(cold_steps), np.float64)
+        self.steps_before_marked = np.array(sorted(marked_steps), np.float64) - 1
         self.seconds = self.waited = 0.0
         self.warm_seconds = self.warm_tokens = self.all_tokens = 0.0
         self.memory = 0.0
         self.skipped: list[int] = []
         self.tokens_after: dict[int, float] = {}
-        """Tokens after some steps."""
-        self.group = max(1, -(-steps // STRIPS))
-        self.rows = np.zeros((len(phases), len(sources)))
-        """Rows taken in each phase from each source."""
-        self.strips = np.zeros((-(-steps // self.group), len(sources)))
+        """Tokens after the steps before marked ones."""
+        self.steps_per_strip = max(1, -(-num_steps // STRIPS))
+        self.rows = np.zeros((len(phase_starts), len(sources)))
+        """Rows taken [phase, source]."""
+        self.strips = np.zeros((-(-num_steps // self.steps_per_strip), len(sources)))
+        """Rows taken [strip, source]."""
         self.strip_ends = np.zeros(len(self.strips))
         self.utilisation = {"mfu": (0.0, 0), "hfu": (0.0, 0)}
         self._tail: list[bytes] = []
 
-    def add(self, chunk: Chunk) -> None:
+    def add(self, chunk: LineChunk) -> None:
         steps, tokens, seconds = chunk["step"], chunk["tokens"], chunk["seconds"]
-        spent = chunk["tokens_per_second"] * seconds
-        warm = ~np.isin(steps, self.cold)
+        step_tokens = chunk["tokens_per_second"] * seconds
+        warm = ~np.isin(steps, self.cold_steps)
         self.seconds += float(np.nansum(seconds))
         self.waited += float(np.nansum(chunk["data_wait"] * seconds))
-        self.all_tokens += float(np.nansum(spent))
-        self.warm_tokens += float(np.nansum(spent[warm]))
+        self.all_tokens += float(np.nansum(step_tokens))
+        self.warm_tokens += float(np.nansum(step_tokens[warm]))
         self.warm_seconds += float(np.nansum(seconds[warm]))
         self.memory = max(self.memory, float(np.nan_to_num(chunk["memory"]).max()))
         self.skipped += steps[chunk["skipped"] == 1].astype(int).tolist()
-        wanted = np.isin(steps, self.before_marked)
-        self.tokens_after |= dict(zip(steps[wanted].astype(int).tolist(), tokens[wanted].tolist(),
-                                      strict=True))  # fmt: skip
+        before_marked = np.isin(steps, self.steps_before_marked)
+        marked = zip(steps[before_marked].astype(int), tokens[before_marked], strict=True)
+        self.tokens_after |= {int(step): float(tokens_after) for step, tokens_after in marked}
         for name, (total, count) in self.utilisation.items():
             known = chunk[name][np.isfinite(chunk[name])]
             self.utilisation[name] = (total + float(known.sum()), count + len(known))
-        taken = np.stack(
-            [np.nan_to_num(chunk[f"rows/{name}"]) for name in self.sources], axis=1
-        ) if self.sources else np.zeros((len(chunk), 0))  # fmt: skip
-        np.add.at(self.rows, np.searchsorted(self.phases, steps, "right") - 1, taken)
-        strips = np.arange(chunk.first, chunk.first + len(chunk)) // self.group
-        np.add.at(self.strips, strips, taken)
-        self.strip_ends[strips] = tokens  # the last line of a strip stays
+        rows = np.zeros((len(chunk), len(self.sources)))
+        for number, source in enumerate(self.sources):
+            rows[:, number] = np.nan_to_num(chunk[f"rows/{source}"])
+        np.add.at(self.rows, np.searchsorted(self.phase_starts, steps, "right") - 1, rows)
+        strips = np.arange(chunk.first, chunk.first + len(chunk)) // self.steps_per_strip
+        np.add.at(self.strips, strips, rows)
+        self.strip_ends[strips] = tokens  # the strip's last line wins
         self._tail = (self._tail + chunk.lines.splitlines()[-TAIL:])[-TAIL:]
 
     @property
     def last(self) -> list[dict[str, Any]]:
-        """Last tenth of the steps, at most TAIL: one step alone is noise."""
+        """Last tenth of the steps, at most TAIL: a single step is noise."""
         count = max(1, min(TAIL, self.steps // 10))
         return [json.loads(line) for line in self._tail[-count:]]
 
     @property
     def tokens_per_second(self) -> float:
-        """Mean speed without the first step of each start."""
+        """Mean throughput, without the first step of each start."""
         if self.warm_seconds:
             return self.warm_tokens / self.warm_seconds
         return self.all_tokens / self.seconds if self.seconds else 0.0

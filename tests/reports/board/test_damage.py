@@ -155,7 +155,7 @@ def test_folders_that_are_private_are_left_out(
     monkeypatch.setattr(Path, "iterdir", iterdir)
     monkeypatch.setattr(Path, "stat", stat)
     assert sorted(open_board(runs).ids()) == ["base", "other"]
-    assert [run.root.name for run in listing.runs_below([str(runs)])] == ["base", "other"]
+    assert [run.root.name for run in listing.find_runs([str(runs)])] == ["base", "other"]
 
 
 def test_a_file_that_cannot_be_read_for_a_while_is_read_later(

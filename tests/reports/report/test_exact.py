@@ -17,8 +17,13 @@ from support.pages.written_runs import make_run
 
 from headrace.reports.report.outliers import find_outliers
 from headrace.reports.report.reading import chunks
-from headrace.reports.report.reading.buckets import Buckets
-from headrace.reports.report.reading.candidates import APART, DEVIATIONS, MOST, WINDOW
+from headrace.reports.report.reading.buckets import CurveBuckets
+from headrace.reports.report.reading.candidates import (
+    DEVIATIONS,
+    MAX_OUTLIERS,
+    MIN_DISTANCE,
+    WINDOW,
+)
 from headrace.reports.report.reading.data import RunData, first_difference
 from headrace.trainer.folders.folder import RunFolder
 from headrace.trainer.loop.guard import usual
@@ -98,7 +103,7 @@ def by_hand(losses: list[float | None]) -> list[int]:
         window.append(loss)
     kept: list[int] = []
     for _, step in sorted(found, reverse=True):
-        if len(kept) < MOST and all(abs(step - other) >= APART for other in kept):
+        if len(kept) < MAX_OUTLIERS and all(abs(step - other) >= MIN_DISTANCE for other in kept):
             kept.append(step)
     return sorted(kept)
 
@@ -123,8 +128,8 @@ def test_few_buckets_keep_means_and_extremes(folder: RunFolder) -> None:
     losses = [float(number % 7) for number in range(500)]
     losses[333] = 99.0
     write(folder, [line(loss) for loss in losses])
-    number, end = chunks.count(folder.metrics)
-    buckets = Buckets(number, 40)
+    number, end = chunks.count_lines(folder.metrics)
+    buckets = CurveBuckets(number, 40)
     for chunk in chunks.chunks(folder.metrics, end):
         buckets.add(chunk)
     table = buckets.table()

@@ -15,7 +15,7 @@ from support.pages.written_runs import check_page, drawn_data, make_run, rewrite
 
 from headrace.reports.report import page
 from headrace.reports.report.outliers import find_outliers
-from headrace.reports.report.reading.candidates import APART, MOST
+from headrace.reports.report.reading.candidates import MAX_OUTLIERS, MIN_DISTANCE
 from headrace.reports.report.reading.data import RunData
 from headrace.trainer.folders.folder import RunFolder
 
@@ -116,5 +116,5 @@ def test_the_table_keeps_the_largest_outliers(tmp_path: Path) -> None:
     rising = {step + more: 0.1 * step + more for step in range(120, STEPS, 30) for more in (0, 5)}
     found = find_outliers(RunData.load(make_run(tmp_path / "run", noisy(rising))))
     steps = [each.step for each in found]
-    assert steps == [step + 5 for step in range(120, STEPS, 30)][-MOST:]
-    assert all(b - a >= APART for a, b in pairwise(steps))
+    assert steps == [step + 5 for step in range(120, STEPS, 30)][-MAX_OUTLIERS:]
+    assert all(b - a >= MIN_DISTANCE for a, b in pairwise(steps))

@@ -14,7 +14,7 @@ from support.pages.written_runs import check_page, curve, drawn_data, make_run, 
 
 from headrace.console.errors import IntegrityError, RunError
 from headrace.console.html.chart import bounds, ticks
-from headrace.reports.report.reading.data import RunData, realised_over_tokens
+from headrace.reports.report.reading.data import RunData, realised_shares
 from headrace.reports.report.reading.totals import STRIPS
 from headrace.reports.report.write import write_report
 from headrace.trainer.cli import main
@@ -260,7 +260,7 @@ def test_facts_that_were_damaged_are_counted_again(tmp_path: Path) -> None:
 def test_realised_shares_sum_to_one(tmp_path: Path) -> None:
     steps = 2 * STRIPS + 3
     run = RunData.load(make_run(tmp_path / "run", [1.0] * steps))
-    pieces = list(realised_over_tokens(run))
+    pieces = list(realised_shares(run))
     ends = [*range(192, 64 * steps, 192), 64 * steps]
     assert [(begin, end) for begin, end, _ in pieces] == list(pairwise([0, *ends]))
     assert all(sum(shares) == 1 for *_, shares in pieces)
