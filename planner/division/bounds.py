@@ -1,14 +1,7 @@
 """Bounds that prune the search: no division and no choices cost less.
 
 They never decide. The time of a stage is bounded by linear programming (linear.py). The time of a
-step follows by a closed form of 1F1B and GPipe, which simulated steps reach or exceed:
-
-    round trip r of stage s   passes of a micro-batch from stage s to the last one and back
-    1F1B, m ≥ p - s           backward pass n = m - (p - s) of stage s ends at the earliest after
-                              r·(1 + n div (p - s)) + (n mod (p - s))·(f + b), because a micro-batch
-                              starts after p - s others came back; p - s - 1 backward passes follow
-    GPipe                     all forward passes, a round trip, all backward passes
-    any                       m·(f + b), beside the passes of earlier stages
+step follows by a closed form of the schedule, which simulated steps reach or exceed.
 """
 
 from __future__ import annotations
@@ -252,17 +245,10 @@ def stage_bound(
 ) -> Numbers:
     """Return the bound of a step from the first to the last pass of a stage, by the seconds of its
     passes, of its backward pass, and of a round trip."""
-    m, behind = problem.micro_batches, problem.stages - stage
     fits = np.isfinite(trip)
     trip, own, backward = (np.where(fits, each, 0.0) for each in (trip, own, backward))
-    if problem.schedule == "gpipe":
-        found = (m - 1) * own + trip
-    elif m < behind:
-        found = np.maximum(m * own, trip)
-    else:
-        rounds, turns = divmod(m - behind, behind)
-        chained = trip * (1 + rounds) + turns * own + (behind - 1) * backward
-        found = np.maximum(m * own, chained)
+    depth = problem.stages - stage
+    found = problem.schedule.bound(problem.micro_batches, depth, own, backward, trip)
     bound: Numbers = np.where(fits, found, np.inf)
     return bound
 

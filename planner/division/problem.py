@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...trainer.layout.cuts import Cuts
-from ...trainer.layout.schedules import SCHEDULES, Kind, Orders
-from ...trainer.layout.simulate import most_alive, simulate
+from ...trainer.layout.schedules import PLAIN, Kind, Orders, Schedule
+from ...trainer.layout.simulate import simulate
 
 Numbers = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -95,7 +95,7 @@ class Problem:
     stages: int = 1
     chunks: int = 1
     """Chunks of a stage."""
-    schedule: str = "1f1b"
+    schedule: Schedule = PLAIN
     message: float = 0.0
     """Seconds from a stage to the next."""
     first: Fixed = Fixed()
@@ -165,27 +165,18 @@ class Problem:
 
 
 @lru_cache(maxsize=64)
-def orders(schedule: str, stages: int, chunks: int, micro_batches: int) -> Orders:
-    return SCHEDULES[schedule](stages, chunks, micro_batches)
+def orders(schedule: Schedule, stages: int, chunks: int, micro_batches: int) -> Orders:
+    return schedule.orders(stages, chunks, micro_batches)
 
 
 @lru_cache(maxsize=4096)
 def alive(
-    schedule: str, stages: int, chunks: int, micro_batches: int
+    schedule: Schedule, stages: int, chunks: int, micro_batches: int
 ) -> tuple[tuple[int, ...], ...]:
     """Return the most micro-batches alive in each chunk, by stage."""
-    if schedule == "gpipe":
-        return ((micro_batches,),) * stages
-    if schedule == "1f1b":
-        return tuple((min(micro_batches, stages - stage),) for stage in range(stages))
-    # However many micro-batches a step has, a chunk has at most 4 alive for each stage.
-    micro_batches = min(micro_batches, 4 * stages)
-    found = []
-    for stage, order in enumerate(SCHEDULES[schedule](stages, chunks, micro_batches)):
-        each = range(stage, stages * chunks, stages)
-        by_chunk = ([a for a in order if a.chunk == chunk] for chunk in each)
-        found.append(tuple(int(most_alive(own)) for own in by_chunk))
-    return tuple(found)
+    return tuple(
+        schedule.in_flight(stage, stages, chunks, micro_batches) for stage in range(stages)
+    )
 
 
 @dataclass(frozen=True)

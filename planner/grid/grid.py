@@ -14,15 +14,13 @@ from ...trainer.engines.deepspeed import DeepSpeedConfig
 from ...trainer.engines.fsdp2 import Fsdp2Config, Gather
 from ...trainer.layout.checks import problems
 from ...trainer.layout.config import LayoutConfig
+from ...trainer.layout.schedules import SCHEDULES
 from ...trainer.loop.batches import micro_batches, micro_rows
 from .split import Split
 
 if TYPE_CHECKING:
     from ...dataplane.order.timeline import PhaseRows
     from ...models.config.config import ModelConfig
-
-INTERLEAVED = (2, 4)
-"""Chunks of a stage that are tried."""
 
 
 @dataclass(frozen=True)
@@ -189,10 +187,10 @@ def tried(shape: Shape, model: ModelConfig, per_node: int) -> Iterator[Grid]:
     """Yield each engine with each schedule of a shape, before the engines' checks."""
     layouts = [shape.layout]
     if shape.layout.pp > 1:
-        layouts.append(replace(shape.layout, schedule="gpipe"))
-        layouts += [
-            replace(shape.layout, schedule="interleaved", chunks=chunks)
-            for chunks in INTERLEAVED
+        layouts = [
+            replace(shape.layout, schedule=name, chunks=chunks)
+            for name, schedule in SCHEDULES.items()
+            for chunks in schedule.chunk_counts
             if shape.layout.pp * chunks <= len(model.layers)
         ]
     for layout in layouts:

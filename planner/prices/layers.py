@@ -17,7 +17,6 @@ from ...models.accounting.step import Timeline
 from ...models.config.options.names import LinearForm
 from ...models.config.options.precision import PRECISIONS, Precision
 from ...models.config.options.recompute import Rule, Selective
-from ...trainer.accounting.memory import ahead
 from ...trainer.engines.config import EngineConfig
 from ...trainer.layout.checks import problems
 from ...trainer.layout.config import LayoutConfig
@@ -196,7 +195,7 @@ class Costs:
             budget=math.inf,
             stages=layout.pp,
             chunks=layout.chunks,
-            schedule=layout.schedule,
+            schedule=layout.pipeline_schedule,
             message=self.machine.hop(hop, stride) if layout.pp > 1 else 0.0,
             first=Fixed(
                 forward=self.machine.traffic(2 * stream),
@@ -362,7 +361,9 @@ class Costs:
 
 def gradients_before_the_end(grid: Grid) -> bool:
     """True if gradients of the first micro-batch are there while later ones are alive."""
-    return grid.shape.micro_batches > ahead(grid.layout)
+    layout, micro_batches = grid.layout, grid.shape.micro_batches
+    schedule = layout.pipeline_schedule
+    return micro_batches > schedule.warm_up(layout.pp, layout.chunks, micro_batches)
 
 
 def _split(grid: Grid, sequence: bool) -> Split:

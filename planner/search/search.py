@@ -21,6 +21,7 @@ from functools import partial
 from itertools import count
 
 from ...models.accounting.step import Timeline
+from ...trainer.layout.schedules import SCHEDULES
 from ..division.assigned import assigned
 from ..division.bounds import Bounds, fastest_bound, quick_bound, stage_alone
 from ..division.fit import fit
@@ -210,7 +211,7 @@ def of_plan(costs: Costs, grid: Grid, plan: LeastPlan, budget: float) -> Candida
 
 def scheduled(problem: Problem, grid: Grid) -> Problem:
     """Return the problem with the schedule of a grid."""
-    return replace(problem, schedule=grid.layout.schedule, chunks=grid.layout.chunks)
+    return replace(problem, schedule=grid.layout.pipeline_schedule, chunks=grid.layout.chunks)
 
 
 def shape_bound(costs: Costs, shape: Shape, simulate: bool = False) -> float:
@@ -231,5 +232,6 @@ def _rank(candidate: Candidate) -> tuple[float, ...]:
     digits = -math.floor(math.log10(candidate.solution.price * MARGIN))
     layout = candidate.grid.layout
     degrees = layout.pp, layout.chunks, layout.cp, layout.tp, layout.ep
-    ring = layout.attention == "ring", layout.hyena_li == "a2a", layout.schedule != "1f1b"
-    return (round(candidate.solution.price, digits), *degrees, *ring)
+    ring = layout.attention == "ring", layout.hyena_li == "a2a"
+    schedule = [*SCHEDULES].index(layout.schedule)
+    return (round(candidate.solution.price, digits), *degrees, *ring, schedule)

@@ -135,7 +135,7 @@ def _pipeline(outlook: Outlook) -> str:
     note = f"{shown} micro-batches"
     if problem.stages > 1:
         waits = max(simulation.step.timeline.bubbles)
-        note += f", {problem.schedule}; a stage waits for at most {waits:.1%} of the step"
+        note += f", {problem.schedule.name}; a stage waits for at most {waits:.1%} of the step"
     return section("Pipeline", "".join(drawings), keys, note)
 
 

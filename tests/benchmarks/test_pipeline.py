@@ -14,7 +14,7 @@ CASES = [("1f1b", 4, 1), ("gpipe", 3, 1), ("interleaved", 2, 2)]
 @pytest.mark.parametrize(("schedule", "stages", "chunks"), CASES)
 def test_cores_are_a_resource_of_a_step(schedule: str, stages: int, chunks: int) -> None:
     """With a core for each stage the time is the simulator's; one core is never idle."""
-    orders = SCHEDULES[schedule](stages, chunks, 5)
+    orders = SCHEDULES[schedule].orders(stages, chunks, 5)
     forward = [1.0 + 0.37 * chunk for chunk in range(stages * chunks)]
     times = {"forward": forward, "backward": [2.1 * each for each in forward]}
     free = simulate(orders, times).time

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -291,7 +290,9 @@ def step_memory(
     from ...models.config.config import chunk_layers
     from ..layout.messages import messages
 
-    number = micro_batches if every else different(layout, micro_batches)
+    number = micro_batches
+    if not every:
+        number = layout.pipeline_schedule.sample_size(layout.pp, micro_batches)
     actions = [
         Action(
             kind=own.kind,
@@ -304,23 +305,6 @@ def step_memory(
     ]
     chunks = chunk_layers(len(passes.layers), cuts)
     return timeline(passes, engine, actions, chunks, inputs, stream)
-
-
-def different(layout: LayoutConfig, micro_batches: int) -> int:
-    """Return a number of micro-batches with the same highest level: a schedule runs ahead by a
-    fixed number of them, and then repeats itself. GPipe runs ahead by all of them."""
-    if layout.schedule == "gpipe" and layout.pp > 1:
-        return micro_batches
-    if layout.chunks > 1:
-        return min(micro_batches, 4 * layout.pp + micro_batches % layout.pp)
-    return min(micro_batches, layout.pp + 2)
-
-
-def ahead(layout: LayoutConfig) -> int:
-    """Return the most micro-batches that are alive before the first backward pass ends."""
-    if layout.schedule == "gpipe" and layout.pp > 1:
-        return sys.maxsize
-    return layout.pp * (1 if layout.chunks == 1 else 2)
 
 
 def _degrees(job: Job) -> Degrees:

@@ -16,6 +16,7 @@ from itertools import islice
 from ...console.errors import LayoutError
 from ...models.config.config import ModelConfig
 from .config import LayoutConfig
+from .schedules import PLAIN
 from .stages import too_many_chunks
 
 SHOWN = 4
@@ -96,8 +97,8 @@ def layouts(layout: LayoutConfig, processes: int) -> list[LayoutConfig]:
 
 
 def _with_stages(layout: LayoutConfig, pp: int) -> list[LayoutConfig]:
-    plain = "1f1b" if layout.schedule == "interleaved" else layout.schedule
-    uncut = replace(layout, pp=pp, cuts=None, chunks=1, schedule=plain)
+    schedule = PLAIN if layout.pipeline_schedule.has_chunks else layout.pipeline_schedule
+    uncut = replace(layout, pp=pp, cuts=None, chunks=1, schedule=schedule.name)
     return [layout, replace(layout, cuts=None), uncut] if pp == layout.pp else [uncut]
 
 

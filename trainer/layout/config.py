@@ -15,7 +15,7 @@ from typing import Annotated
 from ...console.config import NameIn
 from ...console.errors import LayoutError, Problem, Problems
 from ...models.config.options.names import AttentionForm, LongFilterForm
-from .schedules import SCHEDULES, Orders, refused
+from .schedules import PLAIN, SCHEDULES, Orders, Schedule, refused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class LayoutConfig:
     """Pipeline parallel: stages, each with a part of the layers."""
     chunks: int = 1
     """Chunks of layers on each stage; more than one for `schedule: interleaved`."""
-    schedule: Annotated[str, NameIn(SCHEDULES, refused=refused)] = "1f1b"
+    schedule: Annotated[str, NameIn(SCHEDULES, refused=refused)] = PLAIN.name
     """Order of a step's passes. `1f1b`: after a warm-up, forward and backward passes in turn; stage
     s keeps at most pp − s micro-batches alive. `gpipe`: all forward passes first; every micro-batch
     is alive at once. `interleaved`: 1f1b with v chunks on each stage, which makes the bubble v
@@ -59,11 +59,13 @@ class LayoutConfig:
         for axis in ("pp", "chunks", "tp", "cp", "ep"):
             if getattr(self, axis) < 1:
                 yield Problem(axis, f"must be at least 1, not {getattr(self, axis)}")
-        if (self.chunks > 1) != (self.schedule == "interleaved"):
+        if (self.chunks > 1) != self.pipeline_schedule.has_chunks:
+            chunked = [name for name, schedule in SCHEDULES.items() if schedule.has_chunks]
             yield Problem(
                 "schedule",
-                f"schedule={self.schedule} and chunks={self.chunks}: interleaved needs at least 2 "
-                "chunks on each stage, and the other schedules have one",
+                f"schedule={self.schedule} and chunks={self.chunks}: {' and '.join(chunked)} "
+                f"need{'s' * (len(chunked) == 1)} at least 2 chunks on each stage, and the other "
+                "schedules have one",
             )
         if self.chunks > 1 and self.pp == 1:
             yield Problem("chunks", f"chunks={self.chunks} needs at least 2 stages (pp)")
@@ -88,9 +90,14 @@ class LayoutConfig:
         """True if every rank holds all layers, or a shard of each: no stages divide them."""
         return self.pp == 1
 
+    @property
+    def pipeline_schedule(self) -> Schedule:
+        """The schedule that `schedule` names."""
+        return SCHEDULES[self.schedule]
+
     def orders(self, micro_batches: int) -> Orders:
         """Return the passes of each stage in a step of so many micro-batches."""
-        return SCHEDULES[self.schedule](self.pp, self.chunks, micro_batches)
+        return self.pipeline_schedule.orders(self.pp, self.chunks, micro_batches)
 
     @property
     def shards(self) -> int:

@@ -57,7 +57,7 @@ def fastest(schedule: str, stages: int, chunks: int, costs: Sequence[float], hea
     total = stages * chunks
     if total == 1:
         return ()
-    orders = SCHEDULES[schedule](stages, chunks, ROUNDS * stages)
+    orders = SCHEDULES[schedule].orders(stages, chunks, ROUNDS * stages)
     budget = MOST_ACTIONS // sum(map(len, orders))
     known: dict[Cuts, float] = {}
 

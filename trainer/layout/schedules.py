@@ -4,9 +4,10 @@
     stage 0                        F0 F1 B0 F2 B1 B2            F0 F1 F2 B0 B1 B2
     stage 1                        F0 B0 F1 B1 F2 B2            F0 F1 F2 B0 B1 B2
 
-A schedule is data, lists of actions that a pure function makes. The executor runs the list of its
-stage; the simulator, the dry run and the report read the same lists. Evaluation runs the forward
-passes alone. On one stage, 1f1b runs each micro-batch forward, then backward.
+Its passes are data, lists of actions. The executor runs the list of its stage; the simulator, the
+dry run, the planner and the report read the same lists. Evaluation runs the forward passes alone.
+On one stage, 1f1b runs each micro-batch forward, then backward. All else that a schedule says of
+itself follows from its lists; closed forms say the same sooner.
 
 Chunk c is on stage c mod stages. All schedules run the backward passes of a chunk in the order of
 the micro-batches, so that gradients are added in the order that one stage has.
@@ -15,9 +16,17 @@ the micro-batches, so that gradients are added in the order that one stage has.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import lru_cache
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Seconds = npt.NDArray[np.float64]
 
 Kind = Literal["forward", "backward"]
 
@@ -34,59 +43,227 @@ class Action:
 
 Orders = Sequence[Sequence[Action]]
 """Actions of each stage, in order."""
-Schedule = Callable[[int, int, int], Orders]
-"""Maps (stages, chunks of a stage, micro-batches) to the actions of each stage."""
 
 
-def one_forward_one_backward(stages: int, chunks: int, micro_batches: int) -> Orders:
-    """1F1B: a stage runs ahead by the number of stages behind it, and then takes turns."""
-    return [
-        _alternate(
-            [Action("forward", stage, micro) for micro in range(micro_batches)],
-            [Action("backward", stage, micro) for micro in range(micro_batches)],
-            ahead=stages - stage - 1,
+class FullestMoment(NamedTuple):
+    """The moment when a stage has most micro-batches in flight."""
+
+    in_flight: tuple[int, ...]
+    """Micro-batches of each of its chunks."""
+    next: int
+    """Chunk of the stage whose backward pass comes next."""
+
+
+class Schedule(ABC):
+    """A kind of schedule. Arguments: stages, chunks of a stage, micro-batches of a step.
+
+    A micro-batch is in flight in a chunk from its forward to its backward pass: its activations
+    are held.
+    """
+
+    name: ClassVar[str]
+    """Value of `layout.schedule`."""
+    chunk_counts: ClassVar[Sequence[int]] = (1,)
+    """Chunks of a stage that the planner tries."""
+    may_need_least_memory: ClassVar[bool] = True
+    """False: 1f1b never has more micro-batches in flight."""
+
+    @property
+    def has_chunks(self) -> bool:
+        """True if stages have several chunks."""
+        return 1 not in self.chunk_counts
+
+    @abstractmethod
+    def orders(self, stages: int, chunks: int, micro_batches: int) -> Orders:
+        """Return the actions of each stage."""
+
+    def sample_size(self, stages: int, micro_batches: int) -> int:
+        """Return a number of micro-batches whose step reaches the same highest memory."""
+        return micro_batches
+
+    def warm_up(self, stages: int, chunks: int, micro_batches: int) -> int:
+        """Return an upper bound of the micro-batches that a stage starts before its first backward
+        pass ends."""
+        return max(
+            len({action.micro for action in order[: _first_backward(order)]})
+            for order in self._sample(stages, chunks, micro_batches)
         )
-        for stage in range(stages)
-    ]
+
+    def in_flight(
+        self, stage: int, stages: int, chunks: int, micro_batches: int
+    ) -> tuple[int, ...]:
+        """Return the maximum of micro-batches in flight, for each chunk of a stage."""
+        order = self._sample(stages, chunks, micro_batches)[stage]
+        counts = [count for _, count in _count_in_flight(order, stages, chunks)]
+        return tuple(map(max, zip(*counts, strict=True)))
+
+    def fullest_moment(
+        self, stage: int, stages: int, chunks: int, micro_batches: int
+    ) -> FullestMoment:
+        """Return the first moment before a backward pass with most micro-batches in flight."""
+        order = self._sample(stages, chunks, micro_batches)[stage]
+        moments = (
+            FullestMoment(count, action.chunk // stages)
+            for action, count in _count_in_flight(order, stages, chunks)
+            if action.kind == "backward"
+        )
+        return max(moments, key=lambda moment: sum(moment.in_flight))
+
+    def bound(
+        self, micro_batches: int, depth: int, passes: Seconds, backward: Seconds, trip: Seconds
+    ) -> Seconds:
+        """Return a lower bound of the seconds from the first to the last pass of a stage with one
+        chunk. `depth` counts the stages from this one to the last, `passes` are both passes of the
+        stage, `backward` one of them, and `trip` the passes of a micro-batch from this stage to
+        the last one and back."""
+        import numpy as np
+
+        return np.maximum(micro_batches * passes, trip)
+
+    def _sample(self, stages: int, chunks: int, micro_batches: int) -> Orders:
+        return _sampled(self, stages, chunks, self.sample_size(stages, micro_batches))
 
 
-def gpipe(stages: int, chunks: int, micro_batches: int) -> Orders:
+@lru_cache(maxsize=64)
+def _sampled(schedule: Schedule, stages: int, chunks: int, micro_batches: int) -> Orders:
+    return schedule.orders(stages, chunks, micro_batches)
+
+
+def _first_backward(order: Sequence[Action]) -> int:
+    return next(place for place, action in enumerate(order) if action.kind == "backward")
+
+
+def _count_in_flight(
+    order: Sequence[Action], stages: int, chunks: int
+) -> Iterator[tuple[Action, tuple[int, ...]]]:
+    """Yield each action with the micro-batches in flight before it, by chunk of the stage."""
+    counts = [0] * chunks
+    for action in order:
+        yield action, tuple(counts)
+        counts[action.chunk // stages] += 1 if action.kind == "forward" else -1
+
+
+class OneForwardOneBackward(Schedule):
+    """1F1B: a stage runs ahead by the number of stages behind it, and then takes turns."""
+
+    name = "1f1b"
+
+    def orders(self, stages: int, chunks: int, micro_batches: int) -> Orders:
+        return [
+            _alternate(
+                [Action("forward", stage, micro) for micro in range(micro_batches)],
+                [Action("backward", stage, micro) for micro in range(micro_batches)],
+                ahead=stages - stage - 1,
+            )
+            for stage in range(stages)
+        ]
+
+    def sample_size(self, stages: int, micro_batches: int) -> int:
+        return min(micro_batches, stages + 2)
+
+    def warm_up(self, stages: int, chunks: int, micro_batches: int) -> int:
+        return stages
+
+    def in_flight(
+        self, stage: int, stages: int, chunks: int, micro_batches: int
+    ) -> tuple[int, ...]:
+        return (min(micro_batches, stages - stage),)
+
+    def fullest_moment(
+        self, stage: int, stages: int, chunks: int, micro_batches: int
+    ) -> FullestMoment:
+        return FullestMoment(self.in_flight(stage, stages, chunks, micro_batches), 0)
+
+    def bound(
+        self, micro_batches: int, depth: int, passes: Seconds, backward: Seconds, trip: Seconds
+    ) -> Seconds:
+        """With m ≥ d micro-batches, backward pass n = m - d ends at the earliest after
+        trip·(1 + n div d) + (n mod d)·passes, because a micro-batch starts after d others came
+        back; d - 1 backward passes follow."""
+        import numpy as np
+
+        if micro_batches < depth:
+            return super().bound(micro_batches, depth, passes, backward, trip)
+        rounds, turns = divmod(micro_batches - depth, depth)
+        chained = trip * (1 + rounds) + turns * passes + (depth - 1) * backward
+        return np.maximum(micro_batches * passes, chained)
+
+
+class GPipe(Schedule):
     """All forward passes, then all backward passes."""
-    kinds: tuple[Kind, ...] = ("forward", "backward")
-    return [
-        [Action(kind, stage, micro) for kind in kinds for micro in range(micro_batches)]
-        for stage in range(stages)
-    ]
+
+    name = "gpipe"
+    may_need_least_memory = False
+
+    def orders(self, stages: int, chunks: int, micro_batches: int) -> Orders:
+        kinds: tuple[Kind, ...] = ("forward", "backward")
+        return [
+            [Action(kind, stage, micro) for kind in kinds for micro in range(micro_batches)]
+            for stage in range(stages)
+        ]
+
+    def warm_up(self, stages: int, chunks: int, micro_batches: int) -> int:
+        return micro_batches
+
+    def in_flight(
+        self, stage: int, stages: int, chunks: int, micro_batches: int
+    ) -> tuple[int, ...]:
+        return (micro_batches,)
+
+    def fullest_moment(
+        self, stage: int, stages: int, chunks: int, micro_batches: int
+    ) -> FullestMoment:
+        return FullestMoment((micro_batches,), 0)
+
+    def bound(
+        self, micro_batches: int, depth: int, passes: Seconds, backward: Seconds, trip: Seconds
+    ) -> Seconds:
+        """All forward passes, a round trip, all backward passes."""
+        return (micro_batches - 1) * passes + trip
 
 
-def interleaved(stages: int, chunks: int, micro_batches: int) -> Orders:
+class Interleaved(Schedule):
     """1F1B in rounds: as many micro-batches as there are stages pass a chunk, then the next chunk
     (Narayanan et al., 2021). Micro-batches that an incomplete last round lacks are left out."""
-    rounds = -(-micro_batches // stages)
-    passes = [
-        (chunk, round_ * stages + micro)
-        for round_ in range(rounds)
-        for chunk in range(chunks)
-        for micro in range(stages)
-    ]
-    orders = []
-    for stage in range(stages):
-        forward = [Action("forward", chunk * stages + stage, micro) for chunk, micro in passes]
-        backward = [
-            Action("backward", (chunks - 1 - chunk) * stages + stage, micro)
-            for chunk, micro in passes
+
+    name = "interleaved"
+    chunk_counts = (2, 4)
+
+    def orders(self, stages: int, chunks: int, micro_batches: int) -> Orders:
+        rounds = -(-micro_batches // stages)
+        passes = [
+            (chunk, round_ * stages + micro)
+            for round_ in range(rounds)
+            for chunk in range(chunks)
+            for micro in range(stages)
         ]
-        ahead = 2 * (stages - stage - 1) + (chunks - 1) * stages
-        order = _alternate(forward, backward, ahead)
-        orders.append([action for action in order if action.micro < micro_batches])
-    return orders
+        orders = []
+        for stage in range(stages):
+            forward = [Action("forward", chunk * stages + stage, micro) for chunk, micro in passes]
+            backward = [
+                Action("backward", (chunks - 1 - chunk) * stages + stage, micro)
+                for chunk, micro in passes
+            ]
+            ahead = 2 * (stages - stage - 1) + (chunks - 1) * stages
+            order = _alternate(forward, backward, ahead)
+            orders.append([action for action in order if action.micro < micro_batches])
+        return orders
+
+    def sample_size(self, stages: int, micro_batches: int) -> int:
+        """A chunk has at most 4 micro-batches in flight for each stage; an incomplete last round
+        stays as long."""
+        return min(micro_batches, 4 * stages + micro_batches % stages)
+
+    def warm_up(self, stages: int, chunks: int, micro_batches: int) -> int:
+        return 2 * stages
 
 
+PLAIN = OneForwardOneBackward()
+"""The schedule of a layout that chooses none."""
 SCHEDULES: Mapping[str, Schedule] = {
-    "1f1b": one_forward_one_backward,
-    "gpipe": gpipe,
-    "interleaved": interleaved,
+    schedule.name: schedule for schedule in (PLAIN, GPipe(), Interleaved())
 }
+"""Schedules by name, the simplest first: it is better where two are equally fast."""
 
 
 ZERO_BUBBLE = re.compile(r"zb|zero.?bubble|dual.?pipe", re.IGNORECASE)

@@ -12,17 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
-from typing import NamedTuple
 
 from ....trainer.layout.cuts import Cuts
-from ....trainer.layout.schedules import SCHEDULES
+from ....trainer.layout.schedules import FullestMoment, Schedule
 from ...grid.grid import Grid
 from ...memory.rank_memory import Lasting, LastingParts
 
 ROUNDING = 64
 """Bytes by which the sum of a part's shards may exceed its share of the sum: engines round up."""
-FEW = 4
-"""Micro-batches for each stage after which an interleaved schedule has shown its fullest moment."""
 Ranges = Sequence[tuple[int, int]]
 """First and end of each chunk of a stage."""
 
@@ -40,33 +37,11 @@ class Kept:
     last_work: float = 0.0
 
 
-class Fullest(NamedTuple):
-    """The moment when a stage has most micro-batches alive."""
-
-    alive: tuple[int, ...]
-    """Micro-batches of each of its chunks."""
-    next: int
-    """Chunk whose backward pass comes next."""
-
-
 @lru_cache(maxsize=4096)
 def fullest_moment(
-    schedule: str, stages: int, chunks: int, micro_batches: int, stage: int
-) -> Fullest:
-    if schedule == "1f1b":
-        return Fullest((min(micro_batches, stages - stage),), 0)
-    if schedule == "gpipe":
-        return Fullest((micro_batches,), 0)
-    now, most = [0] * chunks, Fullest((0,) * chunks, 0)
-    for action in SCHEDULES[schedule](stages, chunks, min(micro_batches, FEW * stages))[stage]:
-        chunk = action.chunk // stages
-        if action.kind == "backward":
-            if sum(now) > sum(most.alive):
-                most = Fullest(tuple(now), chunk)
-            now[chunk] -= 1
-        else:
-            now[chunk] += 1
-    return most
+    schedule: Schedule, stages: int, chunks: int, micro_batches: int, stage: int
+) -> FullestMoment:
+    return schedule.fullest_moment(stage, stages, chunks, micro_batches)
 
 
 class Floors:
@@ -101,10 +76,10 @@ class Floors:
     def _kept(self) -> list[float]:
         return list(accumulate((self.kept.sorts[sort] for sort in self.layers), initial=0.0))
 
-    def fullest(self, stage: int) -> Fullest:
+    def fullest(self, stage: int) -> FullestMoment:
         layout = self.grid.layout
         micro = self.grid.shape.micro_batches
-        return fullest_moment(layout.schedule, layout.pp, layout.chunks, micro, stage)
+        return fullest_moment(layout.pipeline_schedule, layout.pp, layout.chunks, micro, stage)
 
     def stage(self, stage: int, ranges: Ranges) -> float:
         """Return the floor of a stage whose chunks have these layers."""
@@ -112,7 +87,7 @@ class Floors:
         ends: list[Lasting] = []
         kept = 0.0
         moment = self.fullest(stage)
-        for number, (alive, (first, end)) in enumerate(zip(moment.alive, ranges, strict=False)):
+        for number, (alive, (first, end)) in enumerate(zip(moment.in_flight, ranges, strict=False)):
             chunk = stage + number * self.stages
             kept += alive * (self._kept[end] - self._kept[first])
             if chunk == 0:
@@ -138,7 +113,7 @@ class Floors:
     @cached_property
     def mean(self) -> float:
         """Bytes of the fullest stage at least: the mean of all of them, with modules once."""
-        least = [min(self.fullest(stage).alive) for stage in range(self.stages)]
+        least = [min(self.fullest(stage).in_flight) for stage in range(self.stages)]
         kept = min(least) * (self._kept[-1] + self.kept.first + self.kept.last)
         works = [
             self.kept.works[sort] + self.lasting.layers[sort].running for sort in {*self.layers}

@@ -90,8 +90,9 @@ def _grids(costs: Costs, gpus: int, wanted: Wanted | None) -> Iterator[Grid]:
             continue
         for grid in matching(costs.variants(shape, gpus), wanted):
             key = id(grid.engine), grid.layout
-            plain = grid.layout.schedule != "gpipe" or (wanted and "schedule" in wanted)
-            if plain and key not in seen:  # rows come in rising order
+            asked = wanted and "schedule" in wanted
+            lean = grid.layout.pipeline_schedule.may_need_least_memory or asked
+            if lean and key not in seen:  # rows come in rising order
                 seen.add(key)
                 yield grid
 

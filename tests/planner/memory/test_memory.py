@@ -18,7 +18,7 @@ from headrace.planner.prices.machine import Machine
 from headrace.planner.search.make import uniform_phase
 from headrace.planner.search.proof.nearest import nearest
 from headrace.planner.search.search import search
-from headrace.trainer.accounting.memory import different, timelines
+from headrace.trainer.accounting.memory import timelines
 from headrace.trainer.engines.config import EngineConfig
 from headrace.trainer.engines.deepspeed import DeepSpeedConfig
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
@@ -116,7 +116,7 @@ def test_alike_micro_batches_do_not_change_the_highest_level(costs: Costs, sched
     rules += ["none"] * (len(costs.trace.layers) - len(rules))
     for stage in range(2):
         sizes = []
-        for number in (23, different(layout, 23)):
+        for number in (23, layout.pipeline_schedule.sample_size(2, 23)):
             grid = replace(
                 grid_of(Fsdp2Config(), layout, 1), shape=Shape(LayoutConfig(pp=2), 1, 1, number)
             )

@@ -12,6 +12,7 @@ from headrace.planner.division.interleaved import Stages, fullest, least_divisio
 from headrace.planner.division.knapsack import Knapsack
 from headrace.planner.division.problem import Choice, Problem, Sort
 from headrace.planner.division.solve import solve
+from headrace.trainer.layout.schedules import SCHEDULES
 
 SEEDS = range(60)
 
@@ -59,7 +60,7 @@ def test_a_division_is_found_where_those_that_are_tried_first_do_not_fit() -> No
         budget=23.0,
         stages=4,
         chunks=2,
-        schedule="interleaved",
+        schedule=SCHEDULES["interleaved"],
     )
     assert all(needed(problem, cuts) > problem.budget for cuts in starts(problem))
     solution = solve(problem)
@@ -73,7 +74,7 @@ def test_a_division_is_found_where_those_that_are_tried_first_do_not_fit() -> No
 
 def test_a_search_that_stops_early_does_not_say_that_it_is_complete() -> None:
     problem = random_problem(3, ("interleaved",))
-    problem = replace(problem, stages=2, chunks=2, schedule="interleaved")
+    problem = replace(problem, stages=2, chunks=2, schedule=SCHEDULES["interleaved"])
     assert not least_division(problem, most=1).complete
 
 

@@ -183,15 +183,15 @@ def _levels(passes: Passes) -> list[int]:
 @pytest.mark.parametrize("micro_batches", [1, 2, 8, 40])
 def test_the_fullest_moment_is_one_of_the_schedule(schedule: str, micro_batches: int) -> None:
     chunks = 2 if schedule == "interleaved" else 1
-    for stage, order in enumerate(SCHEDULES[schedule](4, chunks, micro_batches)):
-        found = fullest_moment(schedule, 4, chunks, micro_batches, stage)
+    for stage, order in enumerate(SCHEDULES[schedule].orders(4, chunks, micro_batches)):
+        found = fullest_moment(SCHEDULES[schedule], 4, chunks, micro_batches, stage)
         now, moments = [0] * chunks, []
         for action in order:
             if action.kind == "backward":
                 moments.append((tuple(now), action.chunk // 4))
             now[action.chunk // 4] += 1 if action.kind == "forward" else -1
         assert tuple(found) in moments
-        assert sum(found.alive) == max(sum(alive) for alive, _ in moments)
+        assert sum(found.in_flight) == max(sum(alive) for alive, _ in moments)
 
 
 @pytest.mark.slow

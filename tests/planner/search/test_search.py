@@ -194,8 +194,8 @@ def test_a_longer_pass_never_shortens_a_step(seed: int, stage: int, field: str) 
 def test_micro_batches_alive_are_those_of_the_schedule(schedule: str, micro_batches: int) -> None:
     """Capped micro-batches give the same numbers as all of them."""
     chunks = 2 if schedule == "interleaved" else 1
-    found = alive(schedule, 4, chunks, micro_batches)
-    for stage, order in enumerate(SCHEDULES[schedule](4, chunks, micro_batches)):
+    found = alive(SCHEDULES[schedule], 4, chunks, micro_batches)
+    for stage, order in enumerate(SCHEDULES[schedule].orders(4, chunks, micro_batches)):
         for number, chunk in enumerate(range(stage, 4 * chunks, 4)):
             own = [action for action in order if action.chunk == chunk]
             assert found[stage][number] == most_alive(own)

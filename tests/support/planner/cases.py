@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from itertools import combinations, product
 
 from headrace.planner.division.problem import Choice, Fixed, Problem, Sort, StagePlan, price
+from headrace.trainer.layout.schedules import SCHEDULES
 
 
 def random_problem(seed: int, schedules: tuple[str, ...] = ("1f1b", "gpipe")) -> Problem:
@@ -41,7 +42,7 @@ def random_problem(seed: int, schedules: tuple[str, ...] = ("1f1b", "gpipe")) ->
         budget=draw.randint(6, 18) * layers / stages,
         stages=stages,
         chunks=chunks,
-        schedule=schedule,
+        schedule=SCHEDULES[schedule],
         message=draw.choice([0, 0, 0.5]),
         first=ends[0],
         last=ends[1],

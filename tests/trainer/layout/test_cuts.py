@@ -37,7 +37,7 @@ def test_the_greatest_chunk_is_as_small_as_any(layers, head, chunks) -> None:
 @given(costs, heads, st.sampled_from([("1f1b", 4, 1), ("gpipe", 3, 1), ("interleaved", 2, 2)]))
 def test_chosen_cuts_are_never_slower_than_even_cuts(layers, head, case) -> None:
     schedule, stages, chunks = case
-    orders = SCHEDULES[schedule](stages, chunks, ROUNDS * stages)
+    orders = SCHEDULES[schedule].orders(stages, chunks, ROUNDS * stages)
     found = fastest(schedule, stages, chunks, layers, head)
     assert sorted(set(found)) == list(found) and found[0] > 0 and found[-1] < len(layers)
     equal = even(len(layers), stages * chunks)

@@ -22,7 +22,7 @@ def orders(draw: st.DrawFn) -> Orders:
     name = draw(st.sampled_from(sorted(SCHEDULES)))
     stages, micro_batches = draw(st.integers(1, 5)), draw(st.integers(1, 9))
     chunks = draw(st.integers(2, 3)) if name == "interleaved" and stages > 1 else 1
-    made = SCHEDULES[name](stages, chunks, micro_batches)
+    made = SCHEDULES[name].orders(stages, chunks, micro_batches)
     return forward_only(made) if draw(st.booleans()) else made
 
 
@@ -94,7 +94,7 @@ def test_a_message_that_counts_as_arrived_was_received_in_every_run(made: Orders
 @pytest.mark.parametrize("micro_batches", [8, 40])
 def test_few_gradients_are_on_their_way(stages: int, micro_batches: int) -> None:
     """Without the proof a rank on gloo would keep those of all micro-batches."""
-    made = SCHEDULES["1f1b"](stages, 1, micro_batches)
+    made = SCHEDULES["1f1b"].orders(stages, 1, micro_batches)
     for stage in range(1, stages):
         most = max(_on_their_way(made[stage], messages(made, stage)))
         assert most <= stages - stage + 1

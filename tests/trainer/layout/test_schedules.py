@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.trainer.layout.schedules import SCHEDULES, Action, forward_only
+from headrace.trainer.layout.schedules import SCHEDULES, Action, Orders, Schedule, forward_only
 from headrace.trainer.layout.simulate import Deadlock, most_alive, simulate
 
 CASES = [("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("interleaved", 3)]
@@ -23,10 +24,10 @@ def letters(order: list[Action]) -> str:
 
 
 def test_the_orders_that_the_page_shows() -> None:
-    first, last = SCHEDULES["1f1b"](2, 1, 3)
+    first, last = SCHEDULES["1f1b"].orders(2, 1, 3)
     assert letters([*first]) == "f0 f1 b0 f2 b1 b2" and letters([*last]) == "f0 b0 f1 b1 f2 b2"
-    assert letters([*SCHEDULES["gpipe"](2, 1, 2)[1]]) == "f0 f1 b0 b1"
-    [alone] = SCHEDULES["1f1b"](1, 1, 2)
+    assert letters([*SCHEDULES["gpipe"].orders(2, 1, 2)[1]]) == "f0 f1 b0 b1"
+    [alone] = SCHEDULES["1f1b"].orders(1, 1, 2)
     assert letters([*alone]) == "f0 b0 f1 b1"
 
 
@@ -34,7 +35,7 @@ def test_the_orders_that_the_page_shows() -> None:
 def test_every_pass_runs_once_and_no_stage_waits_for_ever(case, pp, m, random) -> None:
     """At any cost of the passes."""
     name, chunks = case
-    orders = SCHEDULES[name](pp, chunks, m)
+    orders = SCHEDULES[name].orders(pp, chunks, m)
     total = pp * chunks
     passes = Counter(action for order in orders for action in order)
     assert set(passes.values()) == {1} and len(passes) == 2 * total * m
@@ -52,7 +53,7 @@ def test_every_pass_runs_once_and_no_stage_waits_for_ever(case, pp, m, random) -
 @given(st.sampled_from(["1f1b", "gpipe"]), stages, micro_batches)
 def test_bubbles_are_those_of_the_closed_form(name, pp, m) -> None:
     costs = {"forward": [1.0] * pp, "backward": [2.0] * pp}
-    orders = SCHEDULES[name](pp, 1, m)
+    orders = SCHEDULES[name].orders(pp, 1, m)
     for bubble in simulate(orders, costs).bubbles:
         assert bubble == pytest.approx((pp - 1) / (m + pp - 1))
     alive = [most_alive(order) for order in orders]
@@ -63,14 +64,71 @@ def test_bubbles_are_those_of_the_closed_form(name, pp, m) -> None:
 def test_interleaving_divides_the_bubble_by_the_chunks(pp, rounds, chunks) -> None:
     m = pp * rounds
     costs = {"forward": [1.0] * pp * chunks, "backward": [2.0] * pp * chunks}
-    orders = SCHEDULES["interleaved"](pp, chunks, m)
+    orders = SCHEDULES["interleaved"].orders(pp, chunks, m)
     for bubble in simulate(orders, costs).bubbles:
         assert bubble == pytest.approx((pp - 1) / (chunks * m + pp - 1))
 
 
+class Listed(Schedule):
+    """What a schedule says of itself by its lists alone, of all micro-batches."""
+
+    name = "listed"
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+
+    def orders(self, stages: int, chunks: int, micro_batches: int) -> Orders:
+        return self.schedule.orders(stages, chunks, micro_batches)
+
+
+def differences(schedule: Schedule, stages: int, chunks: int, micro_batches: int) -> list[str]:
+    """Return the answers of a schedule that its lists contradict."""
+    sizes, listed = (stages, chunks, micro_batches), Listed(schedule)
+    answers = {
+        "in_flight": [each.in_flight(stages - 1, *sizes) for each in (schedule, listed)],
+        "in_flight of the first": [each.in_flight(0, *sizes) for each in (schedule, listed)],
+        "fullest": [each.fullest_moment(0, *sizes) for each in (schedule, listed)],
+    }
+    wrong = [name for name, (said, true) in answers.items() if said != true]
+    sample = stages, chunks, schedule.sample_size(stages, micro_batches)
+    if listed.in_flight(0, *sample) != listed.in_flight(0, *sizes):
+        wrong.append("sample_size")
+    if min(micro_batches, schedule.warm_up(*sizes)) < listed.warm_up(*sizes):
+        wrong.append("warm_up")
+    return wrong
+
+
+@given(schedules, stages, micro_batches)
+def test_closed_forms_are_those_of_the_lists(case, pp, m) -> None:
+    """On one stage too: there GPipe has all micro-batches in flight as well."""
+    name, chunks = case
+    assert differences(SCHEDULES[name], pp, chunks, m) == []
+
+
+@given(st.sampled_from(["1f1b", "gpipe"]), stages, micro_batches)
+def test_no_step_ends_before_the_bound_of_a_stage(name, pp, m) -> None:
+    """On equal stages the bound is the time of the step, for the first stage."""
+    schedule, costs = SCHEDULES[name], {"forward": [1.0] * pp, "backward": [2.0] * pp}
+    [bound] = schedule.bound(m, pp, *(np.array([each]) for each in (3.0, 2.0, 3.0 * pp)))
+    [plain] = Listed(schedule).bound(m, pp, *(np.array([each]) for each in (3.0, 2.0, 3.0 * pp)))
+    assert plain <= bound <= simulate(schedule.orders(pp, 1, m), costs).time
+
+
+def test_a_wrong_closed_form_is_found() -> None:
+    """Negative control: GPipe with the answers of 1F1B."""
+
+    class Wrong(type(SCHEDULES["1f1b"])):  # type: ignore[misc]
+        def orders(self, stages: int, chunks: int, micro_batches: int) -> Orders:
+            return SCHEDULES["gpipe"].orders(stages, chunks, micro_batches)
+
+    found = ["in_flight", "in_flight of the first", "fullest", "sample_size", "warm_up"]
+    assert differences(Wrong(), 2, 1, 8) == found
+    assert differences(Wrong(), 1, 1, 8) == found
+
+
 def test_a_deadlock_is_found() -> None:
     """Negative control: the second stage wants a gradient that the first stage sends later."""
-    orders = [list(order) for order in SCHEDULES["1f1b"](2, 1, 2)]
+    orders = [list(order) for order in SCHEDULES["1f1b"].orders(2, 1, 2)]
     orders[1] = [*orders[1][2:], *orders[1][:2]]
     simulate(orders, {"forward": [1.0] * 2, "backward": [1.0] * 2})
     orders[0] = [orders[0][0], orders[0][2], orders[0][1], orders[0][3]]
@@ -79,6 +137,6 @@ def test_a_deadlock_is_found() -> None:
 
 
 def test_memory_is_weighed_by_chunk() -> None:
-    [first, _] = SCHEDULES["interleaved"](2, 2, 4)
+    [first, _] = SCHEDULES["interleaved"].orders(2, 2, 4)
     assert most_alive(first) == 5  # chunks of half a stage
     assert most_alive(first, [1.0, math.nan, 0.0, math.nan]) == 4

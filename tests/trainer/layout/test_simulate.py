@@ -20,7 +20,7 @@ def test_even_stages_take_the_textbooks_time(
     schedule: str, stages: int, micro_batches: int
 ) -> None:
     forward, backward = 1.25, 2.5
-    orders = SCHEDULES[schedule](stages, 1, micro_batches)
+    orders = SCHEDULES[schedule].orders(stages, 1, micro_batches)
     costs: dict[Kind, list[float]] = {
         "forward": [forward] * stages,
         "backward": [backward] * stages,
@@ -35,7 +35,7 @@ def test_a_step_is_the_longest_path_of_its_passes(
 ) -> None:
     draw = random.Random(seed)
     chunks = 2 if schedule == "interleaved" and stages > 1 else 1
-    orders = SCHEDULES[schedule if chunks > 1 else "1f1b"](stages, chunks, micro_batches)
+    orders = SCHEDULES[schedule if chunks > 1 else "1f1b"].orders(stages, chunks, micro_batches)
     kinds: tuple[Kind, ...] = ("forward", "backward")
     costs = {kind: [draw.random() for _ in range(stages * chunks)] for kind in kinds}
     message = draw.choice([0.0, draw.random()])

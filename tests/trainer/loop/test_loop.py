@@ -71,11 +71,11 @@ def test_micro_batch_size_changes_nothing(parallel: Parallel) -> None:
 
 
 def in_turn(micro_batches: int) -> Orders:
-    return SCHEDULES["1f1b"](1, 1, micro_batches)
+    return SCHEDULES["1f1b"].orders(1, 1, micro_batches)
 
 
 def all_forward_first(micro_batches: int) -> Orders:
-    return SCHEDULES["gpipe"](1, 1, micro_batches)
+    return SCHEDULES["gpipe"].orders(1, 1, micro_batches)
 
 
 def without_a_backward_pass(micro_batches: int) -> Orders:
