@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...console.errors import LayoutError
 from ...models.config.options.precision import Precision
+from ...trainer.engines import ENGINES
 from ...trainer.engines.config import EngineConfig
-from ...trainer.engines.deepspeed import DeepSpeedConfig
-from ...trainer.engines.fsdp2 import Fsdp2Config, Gather
 from ...trainer.layout.checks import problems
 from ...trainer.layout.config import LayoutConfig
 from ...trainer.layout.schedules import SCHEDULES
@@ -51,7 +50,7 @@ class Grid:
     def words(self) -> dict[str, Any]:
         """Return the settings as words for a person, and for `--explain`."""
         layout, engine = self.layout, self.engine
-        found: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "pp": layout.pp,
             "dp": self.shape.dp,
             "cp": layout.cp,
@@ -65,20 +64,14 @@ class Grid:
             "hyena_li": layout.hyena_li,
             "engine": engine.kind,
         }
-        if isinstance(engine, DeepSpeedConfig):
-            found["zero"] = engine.zero
-        if isinstance(engine, Fsdp2Config):
-            found |= {"gather": engine.gather_of(layout), "shard": engine.shard or "all"}
-        return found
+        return {**settings, **engine.choices(layout)}
 
     def name(self) -> str:
         """Return the settings in which layouts differ most, in one line."""
         layout = self.layout
         axes = [f"pp {layout.pp}", f"dp {self.shape.dp}", f"cp {layout.cp}", f"tp {layout.tp}"]
         axes += [f"ep {layout.ep}"] * (layout.ep > 1)
-        more = [self.engine.describe()]
-        if isinstance(self.engine, Fsdp2Config):
-            more.append(f"gather by {self.engine.gather_of(layout)}")
+        more = [self.engine.describe_in(layout)]
         if layout.pp > 1:
             chunks = f" × {layout.chunks}" if layout.chunks > 1 else ""
             more.append(f"{layout.schedule}{chunks}")
@@ -199,21 +192,23 @@ def tried(shape: Shape, model: ModelConfig, per_node: int) -> Iterator[Grid]:
 
 
 def engines(shape: Shape, per_node: int) -> Iterator[EngineConfig]:
+    """Yield the candidates of all engines: their state is shared among all ranks of a stage, or
+    among those of a node."""
     ranks, layout = shape.dp * shape.layout.cp, shape.layout
     near = max(1, per_node // layout.tp)
     shards = [None, near] if 1 < near < ranks and ranks % near == 0 else [None]
-    for shard in shards:
-        yield from _fsdp2(shard)
-    yield from _deepspeed()
+    for kind in ENGINES.values():
+        for shard in shards:
+            yield from _candidates(kind, shard)
 
 
 @cache
-def _fsdp2(shard: int | None) -> tuple[EngineConfig, ...]:
+def _candidates(kind: type[EngineConfig], shard: int | None) -> tuple[EngineConfig, ...]:
     """Equal engines are one object, so that the costs of an engine are found by it."""
-    gathers: tuple[Gather, ...] = ("block", "micro-batch", "step")
-    return tuple(Fsdp2Config(shard=shard, gather=gather) for gather in gathers)
-
-
-@cache
-def _deepspeed() -> tuple[EngineConfig, ...]:
-    return tuple(DeepSpeedConfig(zero=zero) for zero in (0, 1, 2, 3))
+    candidates = tuple(kind.candidates(shard))
+    if shard is None and not candidates:
+        raise LayoutError(
+            f"the engine {kind.__name__} has no settings that the planner may try",
+            hint="name them in its `candidates`",
+        )
+    return candidates

@@ -14,13 +14,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from ...console.config import NameIn, Size
 from ...console.errors import Problem, Problems
+from ...trainer.engines import ENGINES
 from .links import COLLECTIVES
 
 DATE = re.compile(r"\d{4}-\d{2}(-\d{2})?")
 LINKS = ("node", "network")
 """Links of a device: to the devices of its node, and to other nodes."""
-ENGINES = ("deepspeed", "fsdp2")
-"""Kinds of engines, named here as `trainer.engines` needs torch."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,8 +23,8 @@ from ...models.config.options.recompute import Rule
 from ...trainer.accounting.memory import step_memory
 from ...trainer.accounting.state import ParameterState, build_engine_state
 from ...trainer.engines.config import EngineConfig
-from ...trainer.engines.fsdp2 import Fsdp2Config
 from ...trainer.engines.shard_groups import LayerShards, layer_of
+from ...trainer.engines.traffic import KeptWhole
 from ...trainer.layout.config import LayoutConfig
 from ...trainer.layout.cuts import Cuts
 from ...trainer.layout.stages import chunks_of
@@ -155,36 +155,31 @@ class RankMemory:
     def _held(self, engine: EngineConfig, pp: int, dp: int, cp: int, tp: int, ep: int) -> Held:
         layout = LayoutConfig(pp=pp, tp=tp, cp=cp, ep=ep)
         state = self._state(engine, layout, self._sorts)
-        root = isinstance(engine, Fsdp2Config)
-        stays = isinstance(engine, Fsdp2Config) and engine.gather_of(layout) != "block"
-        return self._of_parts(
-            state, Degrees(dp=dp, tp=tp, cp=cp, ep=ep), pp, stays=stays, root=root
-        )
+        degrees, kept = Degrees(dp=dp, tp=tp, cp=cp, ep=ep), engine.kept_whole(layout)
+        return self._of_parts(state, degrees, pp, kept)
 
     def _whole(self, engine: EngineConfig, pp: int, dp: int, cp: int, tp: int, ep: int) -> Held:
-        """Return the bytes where FSDP2 keeps the weights of blocks from the forward to the backward
-        pass."""
-        assert isinstance(engine, Fsdp2Config)
+        """Return the bytes where all blocks choose that their weights stay whole from the forward
+        to the backward pass."""
         layout = LayoutConfig(pp=pp, tp=tp, cp=cp, ep=ep)
-        own = LayerShards(layers=(0, len(self.footprints.places)), reshard=False)
-        state = self._state(replace(engine, layers=(own,)), layout, self._sorts)
-        return self._of_parts(state, Degrees(dp=dp, tp=tp, cp=cp, ep=ep), pp, stays=True, root=True)
+        span = LayerShards(layers=(0, len(self.footprints.places)), reshard=False)
+        state = self._state(engine.with_layer_shards([span]), layout, self._sorts)
+        degrees, kept = Degrees(dp=dp, tp=tp, cp=cp, ep=ep), engine.kept_whole(layout)
+        return self._of_parts(state, degrees, pp, replace(kept, blocks=True))
 
     def _of_parts(
-        self, state: EngineState, degrees: Degrees, pp: int, *, stays: bool, root: bool
+        self, state: EngineState, degrees: Degrees, pp: int, kept_whole: KeptWhole
     ) -> Held:
-        """`stays`: whole weights of layers stay from the forward to the backward pass; `root`:
-        those of other parts do."""
         layers, first, last, modules = self.shards_of_sorts(degrees.tp, degrees.ep)
 
-        def held(shards: Shards, *, stays: bool = stays) -> Between:
+        def held(shards: Shards, *, stays: bool = kept_whole.outside) -> Between:
             return _between(state, shards, degrees, self.precision, stays=stays)
 
         return Held(
-            layers=[held(shards) for shards in layers],
-            first=held(first, stays=root),
-            last=held({**last, **first} if self.parts.tied(pp) else last, stays=root),
-            modules=[held(shards, stays=root) for shards in modules.values()],
+            layers=[held(shards, stays=kept_whole.blocks) for shards in layers],
+            first=held(first),
+            last=held({**last, **first} if self.parts.tied(pp) else last),
+            modules=[held(shards) for shards in modules.values()],
         )
 
     def _lasting(
@@ -193,16 +188,15 @@ class RankMemory:
         layout = LayoutConfig(pp=pp, tp=tp, cp=cp, ep=ep)
         # Whole gradients of the parameters on the edges of a rank's part do not add up.
         state = self._state(engine, layout, replace(self._sorts, groups=()))
-        root = isinstance(engine, Fsdp2Config)
-        stays = isinstance(engine, Fsdp2Config) and engine.gather_of(layout) != "block"
+        kept_whole = engine.kept_whole(layout)
         degrees = Degrees(dp=dp, tp=tp, cp=cp, ep=ep)
         layers, first, last, modules = self.shards_of_sorts(tp, ep)
 
-        def of(shards: Shards, *, stays: bool = root) -> Lasting:
+        def of(shards: Shards, *, stays: bool = kept_whole.outside) -> Lasting:
             return _lasting_of(state, shards, degrees, self.precision, stays=stays)
 
         return LastingParts(
-            layers=[of(shards, stays=stays) for shards in layers],
+            layers=[of(shards, stays=kept_whole.blocks) for shards in layers],
             first=of(first),
             last=of({**last, **first} if self.parts.tied(pp) else last),
             modules={name: of(shards) for name, shards in modules.items()},
@@ -288,21 +282,20 @@ def engine_of(
     engine: EngineConfig, choices: Sequence[tuple[bool | None, bool]], ranks: int
 ) -> EngineConfig:
     """Return the engine with the choices of the layers: reshard, and whether they use the tensor
-    axis as a context axis. All `ranks` of a stage share the state of such a layer."""
-    if not isinstance(engine, Fsdp2Config):
-        return engine
-    own, first = [], 0
+    axis as a context axis. All `ranks` of a stage share the state of such a layer; they always do
+    in an engine whose layers do not choose."""
+    spans, first = [], 0
     for (reshard, sequence), alike in groupby(choices):
         end = first + len(list(alike))
-        if reshard is False or sequence:
+        if reshard is False or (sequence and engine.chooses_layers):
             span = LayerShards(
                 layers=(first, end - 1),
                 reshard=reshard is not False,
                 shard=ranks if sequence else None,
             )
-            own.append(span)
+            spans.append(span)
         first = end
-    return replace(engine, layers=tuple(own)) if own else engine
+    return engine.with_layer_shards(spans) if spans else engine
 
 
 def as_context(split: Split) -> Split:

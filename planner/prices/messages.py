@@ -15,8 +15,7 @@ from ...models.accounting.state import Shards
 from ...models.config.options.precision import Precision
 from ...models.config.options.recompute import Rule
 from ...trainer.engines.config import EngineConfig
-from ...trainer.engines.deepspeed import LARGEST_BUCKET, DeepSpeedConfig
-from ...trainer.engines.fsdp2 import Fsdp2Config
+from ...trainer.engines.traffic import MESSAGES, Message
 from ...trainer.layout.config import LayoutConfig
 from ..grid.split import Direction, Split
 from ..traces.trace import LayerTrace, ModelTrace, Operations
@@ -31,14 +30,9 @@ GRADIENT_BYTES = 4
 UPDATE_BYTES = 30
 """Bytes that an optimizer step reads and writes for each parameter of a rank: gradients, masters
 and two moments in fp32, and the weights that compute."""
-BLOCK_LAUNCHES, MESSAGE_LAUNCHES = 40, 55
-"""Launches that take as long as FSDP2's own work in a pass of a block, and in each of its gathers
-and sums. Measured on a CPU with messages that send nothing."""
-ZERO3_LAUNCHES = 130
-"""The same of ZeRO-3, whose hooks run before and after each module, with its messages."""
 SENT_LAUNCHES = 3
 """Launches that take as long as the host's own work for a message of a layer: the function of the
-gradients, views, the call and the wait. Measured in the same way."""
+gradients, views, the call and the wait. Measured on a CPU with messages that send nothing."""
 Reshard = bool | None
 """False: weights stay gathered from the forward to the backward pass. None: as the engine."""
 SCANS = ("ssd", "selective_scan", "modal")
@@ -203,18 +197,13 @@ class Sharded:
 
     elements: float
     """Parameters of a rank before the engine shards them."""
-    own: float
+    updated: float
     """Parameters that a rank updates."""
-    gather: float
-    reduce: float
-    all_reduce: float
-    """Seconds to sum gradients of GRADIENT_BYTES."""
-    all_reduce_compute: float
-    """Seconds to sum gradients in the precision that computes."""
+    seconds: Mapping[Message, float]
 
 
 class EngineMessages:
-    """Messages of an engine on some ranks."""
+    """Messages of an engine on some ranks, and its own work on the host."""
 
     def __init__(
         self,
@@ -226,35 +215,31 @@ class EngineMessages:
         parameters: float,
     ) -> None:
         """`parameters` are those of a rank before the engine shards them."""
-        self.engine, self.layout, self.machine = engine, layout, machine
-        self.width = precision.weight_bytes
+        self.layout, self.machine = layout, machine
+        self.traffic = engine.traffic(layout, machine.hardware.file.device.kind)
+        self.widths: Mapping[Message, int] = {
+            "gather": precision.weight_bytes,
+            "reduce": GRADIENT_BYTES,
+            "all_reduce": GRADIENT_BYTES,
+            "all_reduce_compute": precision.weight_bytes,
+        }
+        """Bytes of an element of each message."""
         self.stride = layout.tp
         self.ranks = dp * layout.cp
-        self.shard = self.ranks
-        if isinstance(engine, Fsdp2Config):
-            self.shard = engine.shard or self.ranks
-            self.gather: str = engine.gather_of(layout)
-        else:
-            assert isinstance(engine, DeepSpeedConfig)
-            self.gather = {3: "block"}.get(engine.zero, f"zero{engine.zero}")
-        self.gathered = self.reduced = 0.0
-        """Parameters of a message that layers share: a bucket of ZeRO-0 to 2."""
-        if isinstance(engine, DeepSpeedConfig) and engine.zero < 3:
-            largest = LARGEST_BUCKET[machine.hardware.file.device.kind]
-            self.gathered = min(parameters, engine.allgather_bucket_size or largest)
-            self.reduced = min(parameters, engine.reduce_bucket_size or largest)
+        self.shard = self.traffic.shard or self.ranks
+        self.gather_bucket = min(parameters, self.traffic.gather_bucket)
+        self.reduce_bucket = min(parameters, self.traffic.reduce_bucket)
 
     @property
     def reshards(self) -> tuple[Reshard, ...]:
-        """Choices of a layer: FSDP2 may keep the weights that it gathers for a pass of a block."""
-        blocks = isinstance(self.engine, Fsdp2Config) and self.gather == "block"
-        return (None, False) if blocks else (None,)
+        """Choices of a layer: the weights that are gathered for a pass may stay whole."""
+        return (None, False) if self.traffic.may_stay_whole else (None,)
 
     def of(self, shards: Shards) -> Sharded:
         """Return the costs of these parameters."""
         ep = self.layout.ep
-        found = {"gather": 0.0, "reduce": 0.0, "all_reduce": 0.0, "all_reduce_compute": 0.0}
-        total = own = 0.0
+        seconds: dict[Message, float] = dict.fromkeys(MESSAGES, 0.0)
+        total = updated = 0.0
         for experts in (False, True):
             elements = sum(
                 math.prod(shard.local) for shard in shards.values() if shard.experts == experts
@@ -266,64 +251,62 @@ class EngineMessages:
             if experts:  # replicas alone hold the same ones
                 shard, ranks = (max(1, n * self.stride // ep) for n in (shard, ranks))
                 stride = max(ep, self.stride)
-            send = self.machine.collective
-            size = elements * GRADIENT_BYTES
+            send, widths = self.machine.collective, self.widths
+            size = elements * widths["reduce"]
             # A layer has its part of the time of a bucket.
-            gathered, reduced = max(elements, self.gathered), max(elements, self.reduced)
-            gather, reduce = elements / gathered, elements / reduced
-            bucket = reduced * GRADIENT_BYTES
-            found["gather"] += gather * send("all-gather", gathered * self.width, shard, stride)
-            found["reduce"] += send("reduce-scatter", size, shard, stride)
-            found["reduce"] += send("all-reduce", size / shard, ranks // shard, stride * shard)
-            found["all_reduce"] += reduce * send("all-reduce", bucket, ranks, stride)
-            bucket = reduced * self.width
-            found["all_reduce_compute"] += reduce * send("all-reduce", bucket, ranks, stride)
+            gathered = max(elements, self.gather_bucket)
+            reduced = max(elements, self.reduce_bucket)
+            bucket = gathered * widths["gather"]
+            seconds["gather"] += elements / gathered * send("all-gather", bucket, shard, stride)
+            seconds["reduce"] += send("reduce-scatter", size, shard, stride)
+            seconds["reduce"] += send("all-reduce", size / shard, ranks // shard, stride * shard)
+            sums: tuple[Message, ...] = ("all_reduce", "all_reduce_compute")
+            for name in sums:
+                bucket = reduced * widths[name]
+                seconds[name] += elements / reduced * send("all-reduce", bucket, ranks, stride)
             total += elements
-            own += elements / (1 if self.gather == "zero0" else shard)
-        return Sharded(total, own, **found)
+            updated += elements / (1 if self.traffic.updates_all else shard)
+        return Sharded(total, updated, seconds)
 
     def forward_message(self, costs: Sharded) -> float:
         """Return the seconds of the messages beside a forward pass."""
-        return costs.gather if self.gather in ("block", "micro-batch") else 0.0
+        return _seconds(self.traffic.forward, costs)
 
     def backward_message(self, costs: Sharded, *, gathers: bool = True) -> float:
         """Return the seconds of the messages beside a backward pass, which `gathers` weights."""
-        message = 0.0
-        if self.gather in ("block", "micro-batch"):
-            message += costs.reduce
-        if self.gather == "block" and gathers:
-            message += costs.gather
-        if self.gather == "zero2":
-            message += costs.all_reduce_compute
-        return message
+        return _seconds(self._backward(gathers=gathers), costs)
+
+    def _backward(self, *, gathers: bool) -> Sequence[Message]:
+        messages = self.traffic.backward
+        return messages if gathers else [name for name in messages if name != "gather"]
 
     def forward(self, busy: float, costs: Sharded) -> float:
         """Return the seconds of a forward pass of a block, with the messages beside it."""
-        return self.together(busy + self._host(1), self.forward_message(costs))
+        host = self._host(len(self.traffic.forward))
+        return self.together(busy + host, self.forward_message(costs))
 
     def backward(self, busy: float, costs: Sharded, *, gathers: bool = True) -> float:
         """Return the seconds of a backward pass of a block, with the messages beside it."""
-        [found] = self.backwards([busy], costs, gathers=gathers)
-        return found
+        [seconds] = self.backwards([busy], costs, gathers=gathers)
+        return seconds
 
     def backwards(
         self, busy: Sequence[float], costs: Sharded, *, gathers: bool = True
     ) -> list[float]:
         """Return `backward` of several passes of a block."""
-        host = self._host(1 + (self.gather == "block" and gathers))
+        host = self._host(len(self._backward(gathers=gathers)))
         message = self.backward_message(costs, gathers=gathers)
-        return [self.together(each + host, message) for each in busy]
+        return [self.together(seconds + host, message) for seconds in busy]
 
     def _host(self, messages: int) -> float:
         """Return the seconds of the engine's own work on the host in a pass of a block."""
-        if not isinstance(self.engine, Fsdp2Config):
-            return self.machine.launches(ZERO3_LAUNCHES if self.gather == "block" else 0)
-        sent = messages if self.gather != "step" else 0
-        return self.machine.launches(BLOCK_LAUNCHES + MESSAGE_LAUNCHES * sent)
+        traffic = self.traffic
+        return self.machine.launches(traffic.pass_launches + traffic.message_launches * messages)
 
     def again(self, rule: Rule) -> float:
-        """Return the seconds of ZeRO-3's hooks in the second forward pass of a block."""
-        return 0.0 if rule == "none" or isinstance(self.engine, Fsdp2Config) else self._host(0)
+        """Return the seconds of the engine's own work in the second forward pass of a block."""
+        launches = self.traffic.recompute_launches
+        return 0.0 if rule == "none" else self.machine.launches(launches)
 
     def together(self, busy: float, message: float) -> float:
         """Return the seconds of a pass and the messages beside it."""
@@ -331,13 +314,20 @@ class EngineMessages:
 
     def update(self, forward: float, backward: float, costs: Sharded) -> float:
         """Return the seconds of a step outside its passes."""
-        seconds = self.machine.traffic(UPDATE_BYTES * costs.own)
-        if self.gather == "step":  # beside the first forward and the last backward pass
-            seconds += self.machine.launches(2 * MESSAGE_LAUNCHES)
-            seconds += self.together(forward, costs.gather) - forward
-            seconds += self.together(backward, costs.reduce) - backward
-        if self.gather in ("zero0", "zero1"):
-            seconds += costs.all_reduce
-        if self.gather in ("zero1", "zero2"):
-            seconds += costs.gather
+        traffic = self.traffic
+        seconds = self.machine.traffic(UPDATE_BYTES * costs.updated)
+        sent = len(traffic.first_forward) + len(traffic.last_backward)
+        if sent:
+            seconds += self.machine.launches(traffic.message_launches * sent)
+            for busy, messages in (
+                (forward, traffic.first_forward),
+                (backward, traffic.last_backward),
+            ):
+                seconds += self.together(busy, _seconds(messages, costs)) - busy
+        for name in traffic.update:
+            seconds += costs.seconds[name]
         return seconds
+
+
+def _seconds(messages: Sequence[Message], costs: Sharded) -> float:
+    return sum((costs.seconds[name] for name in messages), 0.0)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ...trainer.engines.traffic import Message
 from ...trainer.layout.schedules import Kind
 from ..grid.grid import Grid
 from ..prices import messages
@@ -12,8 +14,13 @@ from ..prices.forms import Way
 from ..prices.layers import Costs
 from ..prices.machine import Machine
 
-REDUCES = {"zero0": "all_reduce", "zero1": "all_reduce", "zero2": "all_reduce_compute"}
-"""Field of `messages.Sharded` that reduces gradients, where it is not `reduce`."""
+COLLECTIVES: Mapping[Message, str] = {
+    "gather": "all-gather",
+    "reduce": "reduce-scatter",
+    "all_reduce": "all-reduce",
+    "all_reduce_compute": "all-reduce",
+}
+"""Collective of each message of an engine."""
 
 
 @dataclass(frozen=True)
@@ -86,17 +93,18 @@ class Messages:
     def _of_data(self, costs: messages.Sharded) -> list[Sent]:
         """Return the messages of the engine: gathered weights and reduced gradients."""
         engine = self.engine
-        reduce = REDUCES.get(engine.gather, "reduce")
-        collective = "reduce-scatter" if reduce == "reduce" else "all-reduce"
-        width = engine.width if reduce == "all_reduce_compute" else messages.GRADIENT_BYTES
-        found = [(collective, width, getattr(costs, reduce))]
-        if engine.gather != "zero0":
-            found.append(("all-gather", engine.width, costs.gather))
         near = math.gcd(engine.shard, max(1, self.recorder.per_node // engine.stride))
         return [
-            Sent("data", name, costs.elements * width, engine.shard, near, seconds)
-            for name, width, seconds in reversed(found)
-            if seconds
+            Sent(
+                "data",
+                COLLECTIVES[message],
+                costs.elements * engine.widths[message],
+                engine.shard,
+                near,
+                costs.seconds[message],
+            )
+            for message in engine.traffic.messages
+            if costs.seconds[message]
         ]
 
     def beside(self, sort: int, way: Way, kind: Kind) -> float:

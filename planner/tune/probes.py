@@ -12,9 +12,7 @@ from dataclasses import replace
 
 from ...console.errors import LayoutError
 from ...models.config.options.precision import PRECISIONS
-from ...trainer.engines.config import EngineConfig
-from ...trainer.engines.deepspeed import DeepSpeedConfig
-from ...trainer.engines.fsdp2 import Fsdp2Config
+from ...trainer.engines import ENGINES
 from ...trainer.layout.checks import problems
 from ...trainer.run.layout_plan import LayoutPlan, PlannedPhase
 from ..hardware import Hardware
@@ -26,8 +24,6 @@ LEAST = 16
 """Tokens of the shortest row."""
 ROWS = 4
 """Rows of a larger micro-batch."""
-ENGINES: tuple[EngineConfig, ...] = (DeepSpeedConfig(zero=1), Fsdp2Config(gather="step"))
-"""Engines of which one is the other kind: those that send the least."""
 
 
 def probes(
@@ -93,10 +89,11 @@ def _recomputed(best: LayoutPlan) -> Iterator[LayoutPlan]:
 
 
 def _other_engine(best: LayoutPlan, pricing: Pricing) -> Iterator[LayoutPlan]:
-    """Yield the plan with the other kind of engine: its own work in a step is another."""
-    for engine in ENGINES:
-        if engine.kind == best.engine.kind:
+    """Yield the plan with the other kinds of engines: their own work in a step is another."""
+    for name, kind in ENGINES.items():
+        if name == best.engine.kind:
             continue
+        engine = kind.fewest_messages()
         try:
             engine.check(best.layout, best.planned.gpus, PRECISIONS[pricing.run.precision])
         except LayoutError:

@@ -1,22 +1,26 @@
 """Configuration of an engine.
 
-An engine's configuration lists what the engine holds, for the memory accounting, and builds the
-engine: what that needs of torch is imported there.
+An engine's configuration lists what the engine holds, for the memory accounting, says what it sends
+and which settings are worth a try, for the planner, and builds the engine: what that needs of torch
+is imported there.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Self
 
+from ...console.errors import LayoutError
 from ...models.accounting.level import EngineMemory
 from ...models.accounting.state import BytesPerParameter, Degrees, Shards, StatePart
 from ...models.config.options.names import Backend, LinearForm
 from ...models.config.options.precision import Precision
 from ..layout.config import LayoutConfig
 from .optimizers.config import OptimizerConfig
+from .shard_groups import LayerShards
+from .traffic import KeptWhole, Traffic
 
 if TYPE_CHECKING:
     import torch
@@ -45,6 +49,9 @@ class StateOnDevice:
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig(ABC):
     """Settings of an engine. The class of an engine imports its packages in `build`."""
+
+    chooses_layers: ClassVar[bool] = False
+    """True if spans of layers may have `reshard` and `shard` of their own."""
 
     kind: str
     compile: bool = False
@@ -78,13 +85,56 @@ class EngineConfig(ABC):
         """The function that computes linear layers."""
         return "torch"
 
+    @classmethod
+    @abstractmethod
+    def candidates(cls, shard: int | None) -> Sequence[Self]:
+        """Return the settings that the planner tries with `shard` ranks that share one copy of the
+        state; None: all ranks share one. An engine without such copies has none for a number."""
+
+    @classmethod
+    @abstractmethod
+    def fewest_messages(cls) -> Self:
+        """Return the settings that send the least: a run with them shows the engine's own work."""
+
+    @abstractmethod
+    def choices(self, layout: LayoutConfig) -> Mapping[str, object]:
+        """Return the settings in which the candidates differ, by their names in `--explain`."""
+
+    @abstractmethod
+    def traffic(self, layout: LayoutConfig, device: str) -> Traffic:
+        """Return the messages of a step and the engine's own work, on this kind of device."""
+
+    @abstractmethod
+    def kept_whole(self, layout: LayoutConfig) -> KeptWhole:
+        """Return the weights that stay whole from a forward to the backward pass."""
+
+    @property
+    def layer_shards(self) -> tuple[LayerShards, ...]:
+        """Spans of layers with `reshard` and `shard` of their own."""
+        return ()
+
+    def with_layer_shards(self, spans: Sequence[LayerShards]) -> Self:
+        """Return the engine with these spans instead."""
+        raise LayoutError(
+            f"engine.kind={self.kind} has no `reshard` and `shard` of single layers, and layers "
+            f"{list(spans[0].layers)} choose them"
+        )
+
     @abstractmethod
     def check(self, layout: LayoutConfig, processes: int, precision: Precision) -> None:
         """Raise if the engine does not support the layout or the precision."""
 
+    def check_compile(self, shared_block: str) -> None:
+        """Raise if the engine cannot be compiled with a block that several blocks call."""
+        return
+
     @abstractmethod
     def describe(self) -> str:
         """Return name and settings in a few words, for people."""
+
+    def describe_in(self, layout: LayoutConfig) -> str:
+        """Return `describe` with what follows from the layout."""
+        return self.describe()
 
     @abstractmethod
     def state_layout(

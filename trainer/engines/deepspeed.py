@@ -11,9 +11,10 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ...console.errors import LayoutError, MissingError
+from .traffic import KeptWhole, Traffic
 from .zero.settings import ZeroConfig
 
 if TYPE_CHECKING:
@@ -76,6 +77,34 @@ class DeepSpeedConfig(ZeroConfig):
             raise LayoutError(
                 f"engine.zero_hpz_partition_size={size} does not divide the {processes} ranks",
                 hint="use the number of GPUs of a machine",
+            )
+
+    @classmethod
+    def candidates(cls, shard: int | None) -> list[Self]:
+        stages: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
+        return [] if shard is not None else [cls(zero=zero) for zero in stages]
+
+    @classmethod
+    def fewest_messages(cls) -> Self:
+        return cls(zero=1)
+
+    def choices(self, layout: LayoutConfig) -> dict[str, object]:
+        return {"zero": self.zero}
+
+    def traffic(self, layout: LayoutConfig, device: str) -> Traffic:
+        from .zero.messages import traffic
+
+        return traffic(self, LARGEST_BUCKET[device])
+
+    def kept_whole(self, layout: LayoutConfig) -> KeptWhole:
+        return KeptWhole(blocks=False, outside=False)
+
+    def check_compile(self, shared_block: str) -> None:
+        if self.zero == 3:
+            raise LayoutError(
+                f"engine.compile: ZeRO-3 (engine.zero=3) gathers the shared block `{shared_block}` "
+                "within the blocks that call it, which torch.compile cannot trace",
+                hint="use engine.kind=fsdp2, which shards weights too, or engine.zero=2",
             )
 
     def describe(self) -> str:

@@ -10,13 +10,14 @@ summed in fp32. `gather` chooses how long it stays whole.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 from ...console.errors import LayoutError, Problem, Problems
 from .config import EngineConfig, StateOnDevice
-from .shard_groups import LayerShards, layer_of, overlapping, shard_of
+from .shard_groups import LayerShards, check_shard, layer_of, overlapping, shard_of, with_one_mesh
+from .traffic import KeptWhole, Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,24 +25,28 @@ if TYPE_CHECKING:
     import torch
 
     from ...models.accounting.level import EngineMemory
-    from ...models.accounting.state import BytesPerParameter, Degrees, Shapes, Shards, StatePart
+    from ...models.accounting.state import BytesPerParameter, Degrees, Shards, StatePart
     from ...models.config.options.precision import Precision
     from ...models.model.block import Block
     from ..checkpoints.fragments import Fragment
     from ..layout.config import LayoutConfig
     from ..layout.groups import Parallel
     from .objective import Objective, Sums
-    from .optimizers.base import ParameterGroup
     from .optimizers.config import OptimizerConfig
     from .pieces import Piece
     from .shard_groups import Grid
 
 Gather = Literal["block", "micro-batch", "step"]
+BLOCK_LAUNCHES, MESSAGE_LAUNCHES = 40, 55
+"""Launches that take as long as FSDP2's own work in a pass of a block, and in each of its gathers
+and sums. Measured on a CPU with messages that send nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fsdp2Config(EngineConfig):
     """Torch's fully sharded data parallelism."""
+
+    chooses_layers: ClassVar[bool] = True
 
     kind: Literal["fsdp2"] = "fsdp2"
     shard: int | None = None
@@ -84,7 +89,7 @@ class Fsdp2Config(EngineConfig):
         own = [(f"engine.layers.{n}.shard", each.shard) for n, each in enumerate(self.layers)]
         for name, shard in [("engine.shard", self.shard), *own]:
             if shard is not None:
-                _check_shard(name, shard, ranks, layout)
+                check_shard(name, shard, ranks, layout)
         by_block = {"keep_last": 0, "forward_prefetch": 0, "backward_prefetch": 1}
         changed = [
             f"{name}={getattr(self, name)}"
@@ -98,6 +103,48 @@ class Fsdp2Config(EngineConfig):
                 f"engine.gather={self.gather_of(layout)} gathers all at once",
                 hint=f"set engine.gather=block, or leave {changed[0].partition('=')[0]} out",
             )
+
+    @classmethod
+    def candidates(cls, shard: int | None) -> list[Self]:
+        gathers: tuple[Gather, ...] = get_args(Gather)
+        return [cls(shard=shard, gather=gather) for gather in gathers]
+
+    @classmethod
+    def fewest_messages(cls) -> Self:
+        return cls(gather="step")
+
+    def choices(self, layout: LayoutConfig) -> dict[str, object]:
+        return {"gather": self.gather_of(layout), "shard": self.shard or "all"}
+
+    def traffic(self, layout: LayoutConfig, device: str) -> Traffic:
+        traffic = partial(
+            Traffic,
+            shard=self.shard,
+            pass_launches=BLOCK_LAUNCHES,
+            message_launches=MESSAGE_LAUNCHES,
+        )
+        match self.gather_of(layout):
+            case "block":
+                return traffic(
+                    forward=("gather",), backward=("reduce", "gather"), may_stay_whole=True
+                )
+            case "micro-batch":
+                return traffic(forward=("gather",), backward=("reduce",))
+            case "step":
+                return traffic(first_forward=("gather",), last_backward=("reduce",))
+
+    def kept_whole(self, layout: LayoutConfig) -> KeptWhole:
+        return KeptWhole(blocks=self.gather_of(layout) != "block", outside=True)
+
+    @property
+    def layer_shards(self) -> tuple[LayerShards, ...]:
+        return self.layers
+
+    def with_layer_shards(self, spans: Sequence[LayerShards]) -> Self:
+        return replace(self, layers=tuple(spans))
+
+    def describe_in(self, layout: LayoutConfig) -> str:
+        return f"{self.describe()}, gather by {self.gather_of(layout)}"
 
     def describe(self) -> str:
         shards, spans = f", shards of {self.shard}" if self.shard else "", len(self.layers)
@@ -113,9 +160,8 @@ class Fsdp2Config(EngineConfig):
         layout: LayoutConfig,
     ) -> list[StatePart]:
         """Return the parts of the state that a rank holds: fp32 parameters, sharded by rows."""
-        from functools import partial
-
         from ...models.accounting.state import HOST, StatePart, by_rows, flat, outside_blocks
+        from .fsdp2_memory import whole_by_block
 
         sharded = partial(
             StatePart, sharded_over=("dp", "cp"), shard_ranks=self.shard_ranks, cut=by_rows
@@ -129,7 +175,7 @@ class Fsdp2Config(EngineConfig):
         ]
         # Gathered from the forward pass to the end of the backward pass; or, by block, at once.
         ahead = 1 + max(self.forward_prefetch, self.backward_prefetch)
-        by_block = partial(_whole_by_block, engine=self, ahead=ahead)
+        by_block = partial(whole_by_block, engine=self, ahead=ahead)
         gathered = by_block if gather == "block" else flat
         parts.append(
             StatePart(name="weights", bytes_per_parameter=precision.weight_bytes, cut=gathered)
@@ -194,7 +240,7 @@ class Fsdp2:
         fp32 = model.full_precision(precision)
         shards, all_groups = local_shards(model), parameter_groups(model, optimizer, fp32)
         trained = engine_groups(all_groups)
-        groups = [each for group in trained for each in _with_one_mesh(config, group)]
+        groups = [each for group in trained for each in with_one_mesh(group, config.shard_ranks)]
         self.frozen = Frozen(model, fp32, all_groups, shards, precision, parallel)
         self.fp32 = FullPrecision(model, all_groups, optimizer, shards, parallel)
         self.device = parallel.device
@@ -345,50 +391,3 @@ def prefetch(blocks: Sequence[Any], forward: int, backward: int) -> None:
         if backward != 1:
             before = blocks[max(number - backward, 0) : number]
             block.set_modules_to_backward_prefetch(before[::-1])
-
-
-def _check_shard(name: str, shard: int, ranks: int, layout: LayoutConfig) -> None:
-    """Raise unless groups of `shard` ranks divide the ranks that share the state, and fit the
-    groups that split experts."""
-    if ranks % shard:
-        raise LayoutError(
-            f"{name}={shard} does not divide the {ranks} processes among which the state is "
-            "divided (dp × cp)",
-            hint=f"choose a divisor of {ranks}, or leave it out to share among all",
-        )
-    block = shard * layout.tp
-    if block % layout.ep and layout.ep % block:
-        raise LayoutError(
-            f"{name}={shard} × layout.tp={layout.tp} = {block} ranks that share one copy of the "
-            f"state, and layout.ep={layout.ep} ranks that split the experts: neither divides the "
-            "other",
-            hint=f"choose {name} so that one divides the other, or leave it out",
-        )
-
-
-def _with_one_mesh(config: Fsdp2Config, group: ParameterGroup) -> list[ParameterGroup]:
-    """Divide a group by the ranks that share its parameters: torch's fused optimizers take tensors
-    of one mesh."""
-    alike: dict[int | None, list[str]] = {}
-    for name in group.names:
-        alike.setdefault(config.shard_ranks(name), []).append(name)
-    return [replace(group, names=tuple(names)) for names in alike.values()]
-
-
-def _whole_by_block(shapes: Shapes, ranks: int, *, engine: Fsdp2Config, ahead: int) -> int:
-    """Count the whole weights of a rank that gathers block by block: those of no block, and, at the
-    fullest moment of a pass, a run of `ahead` blocks and the kept blocks that ran before it."""
-    from ...models.accounting.state import outside_blocks
-
-    sizes: dict[int, int] = {}
-    for name, shape in shapes.items():
-        if (layer := layer_of(name)) is not None:
-            sizes[layer] = sizes.get(layer, 0) + math.prod(shape)
-    layers = sorted(sizes)
-    kept: list[int] = []
-    most = 0
-    for place, layer in enumerate(layers):
-        if not engine.resharded(layer, len(layers) - 1 - place):
-            kept.append(layer)
-        most = max(most, sum(sizes[each] for each in {*kept, *layers[place : place + ahead]}))
-    return outside_blocks(shapes, ranks) + most

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from ...models.accounting.level import GRADIENTS, EngineMemory, Level, Unit
-from ...models.accounting.state import HOST, Degrees, Shards, state_bytes
+from ...models.accounting.state import HOST, Degrees, Shapes, Shards, outside_blocks, state_bytes
 from .shard_groups import layer_of
 
 if TYPE_CHECKING:
@@ -71,6 +71,23 @@ class _Group:
     """True if the rank holds the reduced gradient."""
     summed: bool = False
     """True if torch keeps the shard that was summed over replicas, beside the gradient."""
+
+
+def whole_by_block(shapes: Shapes, ranks: int, *, engine: Settings, ahead: int) -> int:
+    """Count the whole weights of a rank that gathers block by block: those of no block, and, at the
+    fullest moment of a pass, a run of `ahead` blocks and the kept blocks that ran before it."""
+    sizes: dict[int, int] = {}
+    for name, shape in shapes.items():
+        if (layer := layer_of(name)) is not None:
+            sizes[layer] = sizes.get(layer, 0) + math.prod(shape)
+    layers = sorted(sizes)
+    kept: list[int] = []
+    most = 0
+    for place, layer in enumerate(layers):
+        if not engine.resharded(layer, len(layers) - 1 - place):
+            kept.append(layer)
+        most = max(most, sum(sizes[each] for each in {*kept, *layers[place : place + ahead]}))
+    return outside_blocks(shapes, ranks) + most
 
 
 class Fsdp2Memory(EngineMemory):

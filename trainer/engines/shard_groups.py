@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ...console.errors import Problem, Problems
+from ...console.errors import LayoutError, Problem, Problems
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.tensor import DTensor
 
+    from ..layout.config import LayoutConfig
     from ..layout.groups import Parallel
+    from .optimizers.base import ParameterGroup
 
 OF_LAYER = re.compile(r"blocks\.(\d+)\.")
 
@@ -63,6 +65,36 @@ def shard_of(spans: Sequence[LayerShards], layer: int | None, standard: int | No
     """Return the ranks that share one copy of a layer's state; `standard` for other layers."""
     own = next((span.shard for span in spans if layer is not None and layer in span), None)
     return own or standard
+
+
+def check_shard(name: str, shard: int, ranks: int, layout: LayoutConfig) -> None:
+    """Raise unless groups of `shard` ranks divide the ranks that share the state, and fit the
+    groups that split experts."""
+    if ranks % shard:
+        raise LayoutError(
+            f"{name}={shard} does not divide the {ranks} processes among which the state is "
+            "divided (dp × cp)",
+            hint=f"choose a divisor of {ranks}, or leave it out to share among all",
+        )
+    block = shard * layout.tp
+    if block % layout.ep and layout.ep % block:
+        raise LayoutError(
+            f"{name}={shard} × layout.tp={layout.tp} = {block} ranks that share one copy of the "
+            f"state, and layout.ep={layout.ep} ranks that split the experts: neither divides the "
+            "other",
+            hint=f"choose {name} so that one divides the other, or leave it out",
+        )
+
+
+def with_one_mesh(
+    group: ParameterGroup, shard_ranks: Callable[[str], int | None]
+) -> list[ParameterGroup]:
+    """Divide a group by the ranks that share its parameters: torch's fused optimizers take tensors
+    of one mesh."""
+    alike: dict[int | None, list[str]] = {}
+    for name in group.names:
+        alike.setdefault(shard_ranks(name), []).append(name)
+    return [replace(group, names=tuple(names)) for names in alike.values()]
 
 
 class ShardGroups:

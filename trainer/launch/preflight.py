@@ -30,8 +30,6 @@ from ..accounting.memory import checkpoint_bytes, state_memory
 from ..accounting.memory import groups as parameter_groups
 from ..checkpoints import store
 from ..cluster.ranks import is_first, joined
-from ..engines.deepspeed import DeepSpeedConfig
-from ..engines.fsdp2 import Fsdp2Config
 from ..layout import checks as layout_checks
 from ..layout.config import LayoutConfig
 from ..loop import evaluate
@@ -119,7 +117,7 @@ def _engine(job: Job) -> None:
     engine = job.run.engine
     engine.check(job.run.layout, job.processes, job.precision)
     layers = len(job.model.layers)
-    for number, span in enumerate(engine.layers if isinstance(engine, Fsdp2Config) else ()):
+    for number, span in enumerate(engine.layer_shards):
         if span.layers[1] >= layers:
             raise LayoutError(
                 f"engine.layers.{number}.layers={list(span.layers)}: the model has layers 0 to "
@@ -186,12 +184,8 @@ def _recompute(job: Job) -> None:
 def _compile(job: Job) -> None:
     """Raise if the engine's hooks would lie within a compiled block."""
     engine, shared = job.run.engine, [layer.shared for layer in job.model.layers if layer.shared]
-    if engine.compile and shared and isinstance(engine, DeepSpeedConfig) and engine.zero == 3:
-        raise LayoutError(
-            f"engine.compile: ZeRO-3 (engine.zero=3) gathers the shared block `{shared[0]}` within "
-            "the blocks that call it, which torch.compile cannot trace",
-            hint="use engine.kind=fsdp2, which shards weights too, or engine.zero=2",
-        )
+    if engine.compile and shared:
+        engine.check_compile(shared[0])
 
 
 def _fp8(job: Job) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +24,6 @@ from ...console.explain import problem_at
 from ...models.config.options.recompute import Rule
 from ..engines import ENGINES
 from ..engines.config import EngineConfig
-from ..engines.fsdp2 import Fsdp2Config
 from ..engines.shard_groups import LayerShards
 from ..layout.config import LayoutConfig
 from .config import model_identity
@@ -160,9 +159,8 @@ class LayoutPlan:
     @property
     def engine_of_layers(self) -> EngineConfig:
         """The engine with the choices of the layers."""
-        if isinstance(self.engine, Fsdp2Config) and self.own_shards:
-            return replace(self.engine, layers=self.own_shards)
-        return self.engine
+        spans = self.own_shards
+        return self.engine.with_layer_shards(spans) if spans else self.engine
 
 
 def _not_in_order(spans: Sequence[LayerSpan]) -> Iterator[tuple[int, str]]:
@@ -226,13 +224,13 @@ def settings(plan: LayoutPlan, file: str) -> dict[str, Any]:
 def _check_shards(plan: LayoutPlan, file: str) -> None:
     """Raise if the engine has no choices of layers, or has them twice."""
     spans = plan.own_shards
-    if spans and not isinstance(plan.engine, Fsdp2Config):
+    if spans and not plan.engine.chooses_layers:
         raise LayoutError(
             f"{file}: layers {list(spans[0].layers)} choose `reshard` or `shard`, which "
             f"engine.kind={plan.engine.kind} does not have",
             hint="set engine.kind=fsdp2, or leave them out",
         )
-    if spans and isinstance(plan.engine, Fsdp2Config) and plan.engine.layers:
+    if spans and plan.engine.layer_shards:
         raise LayoutError(
             f"{file}: both engine.layers and `layers` choose `reshard` or `shard`",
             hint="leave engine.layers out",

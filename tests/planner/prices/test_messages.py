@@ -189,7 +189,7 @@ def test_layers_of_zero_share_messages() -> None:
 
     def seconds(engine: EngineConfig, layers: int) -> tuple[float, float]:
         parts = EngineMessages(engine, LayoutConfig(), 8, FP32, machine, 1000 * layers).of(layer)
-        return layers * parts.gather, layers * parts.all_reduce
+        return layers * parts.seconds["gather"], layers * parts.seconds["all_reduce"]
 
     whole = [machine.collective(name, 50_000 * 4, 8, 1) for name in ("all-gather", "all-reduce")]
     single = [machine.collective(name, 1000 * 4, 8, 1) for name in ("all-gather", "all-reduce")]

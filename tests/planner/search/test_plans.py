@@ -16,14 +16,13 @@ from headrace.planner.grid.grid import Grid, Shape, distinct_names
 from headrace.planner.hardware import Hardware
 from headrace.planner.hardware.file import Overhead
 from headrace.planner.prices.machine import Machine
-from headrace.planner.prices.messages import BLOCK_LAUNCHES, MESSAGE_LAUNCHES
 from headrace.planner.search.assemble import fullest, in_phase
 from headrace.planner.search.make import Question, drawn, make_plans
 from headrace.planner.search.search import search
 from headrace.planner.traces.work import CALL_LAUNCHES
 from headrace.trainer.engines.config import EngineConfig
 from headrace.trainer.engines.deepspeed import DeepSpeedConfig
-from headrace.trainer.engines.fsdp2 import Fsdp2Config
+from headrace.trainer.engines.fsdp2 import BLOCK_LAUNCHES, MESSAGE_LAUNCHES, Fsdp2Config
 from headrace.trainer.layout.config import LayoutConfig
 from headrace.trainer.run.config import RunConfig
 

@@ -17,7 +17,7 @@ from headrace.console.errors import LayoutError, PlanError, RunError
 from headrace.dataplane.storage.sealed import sealed
 from headrace.models.config.config import load_model_config
 from headrace.planner.hardware import Hardware
-from headrace.planner.hardware.file import ENGINES, Device, HardwareFile, Overhead
+from headrace.planner.hardware.file import Device, HardwareFile, Overhead
 from headrace.planner.search import make
 from headrace.planner.tune import tune as work
 from headrace.planner.tune.cli import with_threads
@@ -27,6 +27,7 @@ from headrace.planner.tune.prices import Pricing
 from headrace.planner.tune.probes import probes
 from headrace.planner.tune.trial import Result, Trial, read
 from headrace.trainer.cli import main
+from headrace.trainer.engines import ENGINES
 from headrace.trainer.run.config import RunConfig
 from headrace.trainer.run.layout_plan import LayoutPlan, load_plan
 
