@@ -191,24 +191,32 @@ def tried(shape: Shape, model: ModelConfig, per_node: int) -> Iterator[Grid]:
             yield Grid(shape, engine, layout)
 
 
+def settings() -> list[str]:
+    """Return the names of the settings that grids have, whatever their engine."""
+    layout = LayoutConfig()
+    shape = Shape(layout, 1, 1, 1)
+    grids = (Grid(shape, engine, layout) for engine in engines(shape, 1))
+    return list(dict.fromkeys(name for grid in grids for name in grid.words()))
+
+
 def engines(shape: Shape, per_node: int) -> Iterator[EngineConfig]:
     """Yield the candidates of all engines: their state is shared among all ranks of a stage, or
     among those of a node."""
     ranks, layout = shape.dp * shape.layout.cp, shape.layout
     near = max(1, per_node // layout.tp)
     shards = [None, near] if 1 < near < ranks and ranks % near == 0 else [None]
-    for kind in ENGINES.values():
+    for name, kind in ENGINES.items():
         for shard in shards:
-            yield from _candidates(kind, shard)
+            candidates = _candidates(kind, shard)
+            if shard is None and not candidates:
+                raise LayoutError(
+                    f"the engine `{name}` has no settings that the planner may try",
+                    hint="name them in its `candidates`",
+                )
+            yield from candidates
 
 
 @cache
 def _candidates(kind: type[EngineConfig], shard: int | None) -> tuple[EngineConfig, ...]:
     """Equal engines are one object, so that the costs of an engine are found by it."""
-    candidates = tuple(kind.candidates(shard))
-    if shard is None and not candidates:
-        raise LayoutError(
-            f"the engine {kind.__name__} has no settings that the planner may try",
-            hint="name them in its `candidates`",
-        )
-    return candidates
+    return tuple(kind.candidates(shard))

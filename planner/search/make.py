@@ -13,7 +13,7 @@ from ...models.config.options.precision import PRECISIONS
 from ...trainer.run.config import RunConfig
 from ...trainer.run.layout_plan import LayoutPlan
 from ..division.assigned import assigned
-from ..grid.grid import grid_of
+from ..grid.grid import grid_of, settings
 from ..grid.wanted import Wanted
 from ..hardware import Hardware
 from ..modules.costs import ModuleCosts
@@ -28,12 +28,6 @@ from .search import search
 
 if TYPE_CHECKING:
     from ...models.config.config import ModelConfig
-
-SETTINGS = (
-    *("pp", "dp", "cp", "tp", "ep", "rows", "micro", "schedule", "chunks"),
-    *("attention", "hyena_li", "engine", "zero", "gather", "shard"),
-)
-"""Settings that `--explain` takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,10 +271,10 @@ def parse_wanted(text: str) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
     for word in text.split(","):
         name, equals, value = word.strip().partition("=")
-        if not equals or name not in SETTINGS:
+        if not equals or name not in settings():
             raise MisuseError(
                 f"--explain {text}: `{word}` is not SETTING=VALUE",
-                hint=f"settings are {', '.join(SETTINGS)}",
+                hint=f"settings are {', '.join(settings())}",
             )
         found[name] = int(value) if value.isdecimal() else value
     return found

@@ -314,9 +314,8 @@ def _name(row: Row) -> str:
     dp = layout.data_parallel(row.plan.planned.gpus)
     axes = f"pp {layout.pp} × dp {dp} × cp {layout.cp} × tp {layout.tp}"
     rules = ", ".join(dict.fromkeys(str(span.recompute) for span in row.plan.layers))
-    gather = f" by {g}" if (g := getattr(row.plan.engine, "gather", None)) else ""
     return (
-        f"{axes}, {row.plan.micro_batch_tokens:,} tokens, {row.plan.engine.describe()}{gather}, "
+        f"{axes}, {row.plan.micro_batch_tokens:,} tokens, {row.plan.engine.describe_in(layout)}, "
         f"recompute {rules}, rows of {row.phase.seq_len:,}"
     )
 

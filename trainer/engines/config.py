@@ -52,6 +52,8 @@ class EngineConfig(ABC):
 
     chooses_layers: ClassVar[bool] = False
     """True if spans of layers may have `reshard` and `shard` of their own."""
+    packages: ClassVar[tuple[str, ...]] = ()
+    """Packages beside torch, whose versions a run records."""
 
     kind: str
     compile: bool = False

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from ...console.errors import LayoutError, MissingError
 from .traffic import KeptWhole, Traffic
@@ -38,6 +38,8 @@ buffer of this size in every step. The CPU's is a size that the allocator keeps 
 @dataclass(frozen=True, kw_only=True)
 class DeepSpeedConfig(ZeroConfig):
     """DeepSpeed's ZeRO."""
+
+    packages: ClassVar[tuple[str, ...]] = ("deepspeed",)
 
     def check(self, layout: LayoutConfig, processes: int, precision: Precision) -> None:
         if self.zero == 3 and not layout.holds_all_layers:

@@ -45,8 +45,7 @@ def facts_of(job: Job, options: StartOptions) -> dict[str, Any]:
         "headrace sources": sources.digest(),
         "torch": torch.__version__,
     }
-    if job.run.engine.kind == "deepspeed":
-        versions["deepspeed"] = _version("deepspeed")
+    versions |= {package: _version(package) for package in job.run.engine.packages}
     if job.run.device == "cuda":
         versions["triton"] = _version("triton")
     started = dataclasses.asdict(options)
