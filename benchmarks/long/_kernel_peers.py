@@ -276,9 +276,9 @@ def ssds(size: Size) -> Timed:
     """Return SSD in the proportions of Mamba-2: heads of 64 channels, 128 states, one group."""
     heads, length = max(size.width // 64, 1), max(size.length // 8, 8)  # the plain form is large
     inputs = {
-        "mixed": size.normal(1, length, heads * 64 + 2 * 128),  # x, B and C
+        "xBC": size.normal(1, length, heads * 64 + 2 * 128),  # x, B and C
         "dt": size.normal(1, length, heads),
-        "bias": (torch.rand(heads, device=size.device) - 4).requires_grad_(),
+        "dt_bias": (torch.rand(heads, device=size.device) - 4).requires_grad_(),
         "A_log": torch.rand(heads, device=size.device).requires_grad_(),
         "D": torch.ones(heads, device=size.device, requires_grad=True),
     }
@@ -286,9 +286,9 @@ def ssds(size: Size) -> Timed:
     def run(kernel: Kernel) -> Passes:
         return lambda **given: mixed_scan(**given, head_dim=64, state_size=128, kernel=kernel)[0]
 
-    mixed, dt = float(inputs["mixed"].nbytes), float(inputs["dt"].nbytes)
+    xBC, dt = float(inputs["xBC"].nbytes), float(inputs["dt"].nbytes)
     y = float(length * heads * 64 * size.dtype.itemsize)
-    moved = (mixed + dt + y, 2 * mixed + 2 * dt + y)
+    moved = (xBC + dt + y, 2 * xBC + 2 * dt + y)
     peers = {"the plain chunked form": run("torch")} | libraries.scans(64, 128)
     return Timed("SSD", inputs, run("auto"), peers, moved)
 

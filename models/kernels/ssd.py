@@ -1,7 +1,7 @@
 """Mamba-2's scan (SSD): matrix products within chunks of tokens, and a state from chunk to chunk.
 
     S_t = exp(Δ_t·A)·S_{t−1} + Δ_t·x_t⊗B_t,  y_t = S_t·C_t + D·x_t
-    Δ = softplus(dt + bias),  A = −exp(A_log)
+    Δ = softplus(dt + dt_bias),  A = −exp(A_log)
 
 A program walks along CHUNKS chunks of one head with the state in registers; memory holds the
 states at the boundaries of these spans alone. The summary pass computes each span's contribution to
@@ -12,8 +12,8 @@ and C change places. The gradients of B and C are summed over the heads of a gro
 a program. Decays, sums and the scan are fp32; in bf16 and fp16 the products are of rounded numbers,
 and the states at the boundaries are rounded to the type of the products.
 
-x, B and C are slices of each token of `mixed`, so that their gradients are one tensor too; dt may
-be a slice of a wider tensor. The twin is `plain` in models/layers/mixed_scan.py.
+x, B and C are slices of each token of xBC, so that their gradients are one tensor too; dt may be a
+slice of a wider tensor. The twin is `plain` in models/layers/mixed_scan.py.
 
 Under context parallelism the op exchanges states between the ranks of a row: the states forward,
 and their gradients backward, after the summary pass and before the scan over spans.
@@ -31,26 +31,26 @@ from torch import Tensor
 
 from ..parallel.groups import named
 from ..parallel.states import entering
-from .layout import by_token
+from .layout import to_channels_last
 from .op import op
 
 CHUNK = 64
 CHUNKS = 4
-"""Chunks of a span."""
-HEADS = 16
-"""Most heads over which a program sums the gradients of B and C; a power of two."""
-LANES = 16
-"""Heads of a program that computes steps."""
+"""Chunks per span."""
+MAX_HEADS = 16
+"""Upper bound on the heads over which a program sums dB and dC; a power of two."""
+DELTA_HEADS = 16
+"""Heads per program of ssd_delta and ssd_backward_dt."""
 WARPS = 8
-"""Warps of a program with matrix products: their accumulators fill the registers of four."""
-BLOCK = 512
-"""Numbers of a state that a program scans over the spans."""
+"""Warps per program with matrix products: accumulators fill the registers of four."""
+STATE_BLOCK = 512
+"""Numbers of a state per program of ssd_scan_states."""
 AHEAD = 8
-"""Spans that it reads ahead."""
-DIMS, SIZES = 128, 256
-"""Widest head, and most numbers of state of a channel."""
-NUMBERS = 128 * 128
-"""Most numbers of state of a head."""
+"""Spans that it loads ahead."""
+MAX_HEAD_DIM, MAX_STATE_SIZE = 128, 256
+"""Limits of the kernel: channels per head, and numbers of state per channel."""
+MAX_STATE_NUMBERS = 128 * 128
+"""Limit of the kernel: numbers of state per head."""
 
 
 @cache
@@ -60,43 +60,41 @@ def _programs() -> Any:
     return ssd, ssd_backward
 
 
-def beyond(dim: int, size: int) -> str | None:
-    """Return why the kernel cannot take heads and states of these sizes, or None."""
-    dims, sizes = _side(dim), _side(size)
-    if dims > DIMS or sizes > SIZES or dims * sizes > NUMBERS:
+def unsupported_reason(head_dim: int, state_size: int) -> str | None:
+    """Return why the kernel does not support these sizes, or None."""
+    dim, size = _tile_side(head_dim), _tile_side(state_size)
+    if dim > MAX_HEAD_DIM or size > MAX_STATE_SIZE or dim * size > MAX_STATE_NUMBERS:
         return (
-            f"heads are {dim} wide with {size} states for each channel; the limits"
-            f" are {DIMS} and {SIZES}, and {NUMBERS} in all"
+            f"heads are {head_dim} wide with {state_size} states for each channel; the limits"
+            f" are {MAX_HEAD_DIM} and {MAX_STATE_SIZE}, and {MAX_STATE_NUMBERS} in all"
         )
     return None
 
 
-def _side(size: int) -> int:
-    """Return the side of a matrix that holds `size` numbers: a power of two, 16 or more."""
+def _tile_side(size: int) -> int:
+    """Round a side of a matrix up to a power of two, at least 16."""
     return max(16, 1 << (size - 1).bit_length())
 
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Sizes of a call."""
+    """Sizes of a call, and the arguments that programs derive from them."""
 
     rows: int
     length: int
     heads: int
     groups: int
-    dim: int
-    size: int
+    head_dim: int
+    state_size: int
     packed: bool
-    wide: bool
-    """True for fp32 inputs."""
+    fp32: bool
 
     @property
     def inner(self) -> int:
-        return self.heads * self.dim
+        return self.heads * self.head_dim
 
     @property
-    def share(self) -> int:
-        """Heads of a group."""
+    def heads_per_group(self) -> int:
         return self.heads // self.groups
 
     @property
@@ -104,7 +102,7 @@ class _Sizes:
         return -(-self.length // CHUNK)
 
     @property
-    def padded(self) -> int:
+    def padded_length(self) -> int:
         return self.chunks * CHUNK
 
     @property
@@ -112,19 +110,27 @@ class _Sizes:
         return -(-self.chunks // CHUNKS)
 
     @property
-    def numbers(self) -> tuple[int, ...]:
-        """Arguments of the programs that work on spans."""
-        return self.length, self.padded, self.spans, self.heads, self.share, self.dim, self.size
+    def span_arguments(self) -> tuple[int, ...]:
+        """Arguments of programs that work on spans, in their order."""
+        return (
+            self.length,
+            self.padded_length,
+            self.spans,
+            self.heads,
+            self.heads_per_group,
+            self.head_dim,
+            self.state_size,
+        )
 
     @property
-    def switches(self) -> dict[str, Any]:
+    def constants(self) -> dict[str, Any]:
         return {
             "PACKED": self.packed,
             "CHUNK": CHUNK,
             "CHUNKS": CHUNKS,
-            "DIM": _side(self.dim),
-            "SIZE": _side(self.size),
-            "PRECISION": "tf32x3" if self.wide else "ieee",
+            "HEAD_DIM": _tile_side(self.head_dim),
+            "STATE_SIZE": _tile_side(self.state_size),
+            "PRECISION": "tf32x3" if self.fp32 else "ieee",
             "num_warps": WARPS,
             "num_stages": 1,
         }
@@ -134,237 +140,258 @@ class _Sizes:
         return self.spans, self.heads, self.rows
 
 
-def _sizes(mixed: Tensor, dt: Tensor, positions: Tensor | None, dim: int, size: int) -> _Sizes:
-    (rows, length, width), heads = mixed.shape, dt.shape[2]
-    groups = (width - heads * dim) // (2 * size)
-    packed, wide = positions is not None, mixed.dtype == torch.float32
-    return _Sizes(rows, length, heads, groups, dim, size, packed, wide)
+def _sizes(
+    xBC: Tensor, dt: Tensor, positions: Tensor | None, head_dim: int, state_size: int
+) -> _Sizes:
+    (rows, length, width), heads = xBC.shape, dt.shape[2]
+    groups = (width - heads * head_dim) // (2 * state_size)
+    packed, fp32 = positions is not None, xBC.dtype == torch.float32
+    return _Sizes(rows, length, heads, groups, head_dim, state_size, packed, fp32)
 
 
 @op("ssd")
 def ssd(
-    mixed: Tensor,
+    xBC: Tensor,
     dt: Tensor,
-    bias: Tensor,
+    dt_bias: Tensor,
     A_log: Tensor,
     D: Tensor,
     state: Tensor | None,
     positions: Tensor | None,
-    dim: int,
-    size: int,
+    head_dim: int,
+    state_size: int,
     axis: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return y [rows, length, heads · dim], the states after the rows and, for the backward pass,
-    the states at each span's start and the decay over each span.
+    """Return y [rows, length, heads · head_dim] and the final state [rows, heads, head_dim,
+    state_size]; for the backward pass, the states at span starts [rows, spans, heads, head_dim,
+    state_size] and the decay over each span [rows, spans, heads].
 
-    mixed [rows, length, heads · dim + 2 · groups · size], dt [rows, length, heads], bias, A_log and
-    D [heads], state [rows, heads, dim, size]. `axis` names the context axis that shards the rows,
-    or is empty.
+    xBC [rows, length, heads · head_dim + 2 · groups · state_size], dt [rows, length, heads];
+    dt_bias, A_log, D [heads]; state, the initial state, like the final one; positions [rows,
+    length] for packed rows. `axis` names the context axis that shards the rows, or is empty.
     """
-    sizes = _sizes(mixed, dt, positions, dim, size)
-    mixed, dt = by_token(mixed), by_token(dt)
-    x, B, C = _split(mixed, sizes)
-    steps, totals = _steps(dt, bias, A_log, sizes)
-    where = steps if positions is None else positions.contiguous()
-    added = _states(steps, sizes)
-    keep = steps.new_empty(sizes.rows, sizes.spans, sizes.heads)
-    strides, programs = mixed.stride()[:2], _programs()[0]
-    programs.summaries[sizes.grid](
-        x, B, steps, totals, where, added, keep, *sizes.numbers, *strides, *strides,
-        BACKWARD=False, **sizes.switches,
+    sizes = _sizes(xBC, dt, positions, head_dim, state_size)
+    xBC, dt = to_channels_last(xBC), to_channels_last(dt)
+    x, B, C = _split_xBC(xBC, sizes)
+    delta, dA_cumsum = _compute_delta(dt, dt_bias, A_log, sizes)
+    position_ids = delta if positions is None else positions.contiguous()
+    contributions = _empty_states(delta, sizes)
+    span_decays = delta.new_empty(sizes.rows, sizes.spans, sizes.heads)
+    strides, programs = xBC.stride()[:2], _programs()[0]
+    programs.ssd_span_states[sizes.grid](
+        x, B, delta, dA_cumsum, position_ids, contributions, span_decays, *sizes.span_arguments,
+        *strides, *strides, BACKWARD=False, **sizes.constants,
     )  # fmt: skip
-    states = _states(mixed, sizes)
-    final = _carry(added, states, state, keep, axis)
-    out = torch.empty(sizes.rows, sizes.length, sizes.inner, dtype=mixed.dtype, device=mixed.device)
-    programs.outputs[sizes.grid](
-        x, C, B, steps, totals, D.contiguous(), where, states, out, *sizes.numbers, *strides,
-        *strides, *out.stride()[:2], BACKWARD=False, **sizes.switches,
+    states = _empty_states(xBC, sizes)
+    final_state = _scan_states(contributions, states, state, span_decays, axis)
+    out = torch.empty(sizes.rows, sizes.length, sizes.inner, dtype=xBC.dtype, device=xBC.device)
+    programs.ssd_outputs[sizes.grid](
+        x, C, B, delta, dA_cumsum, D.contiguous(), position_ids, states, out, *sizes.span_arguments,
+        *strides, *strides, *out.stride()[:2], BACKWARD=False, **sizes.constants,
     )  # fmt: skip
-    return out, final, states, keep
+    return out, final_state, states, span_decays
 
 
 @ssd.register_fake
 def _(
-    mixed: Tensor, dt: Tensor, bias: Tensor, A_log: Tensor, D: Tensor, state: Tensor | None,
-    positions: Tensor | None, dim: int, size: int, *_: Any,
+    xBC: Tensor, dt: Tensor, dt_bias: Tensor, A_log: Tensor, D: Tensor, state: Tensor | None,
+    positions: Tensor | None, head_dim: int, state_size: int, *_: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    sizes = _sizes(mixed, dt, positions, dim, size)
+    sizes = _sizes(xBC, dt, positions, head_dim, state_size)
     return (
-        mixed.new_empty(sizes.rows, sizes.length, sizes.inner),
-        mixed.new_empty(sizes.rows, sizes.heads, dim, size, dtype=torch.float32),
-        _states(mixed, sizes),
-        mixed.new_empty(sizes.rows, sizes.spans, sizes.heads, dtype=torch.float32),
+        xBC.new_empty(sizes.rows, sizes.length, sizes.inner),
+        xBC.new_empty(sizes.rows, sizes.heads, head_dim, state_size, dtype=torch.float32),
+        _empty_states(xBC, sizes),
+        xBC.new_empty(sizes.rows, sizes.spans, sizes.heads, dtype=torch.float32),
     )
 
 
 @op("ssd_backward")
 def _backward(
-    grad: Tensor,
-    grad_final: Tensor | None,
-    mixed: Tensor,
+    dy: Tensor,
+    grad_final_state: Tensor | None,
+    xBC: Tensor,
     dt: Tensor,
-    bias: Tensor,
+    dt_bias: Tensor,
     A_log: Tensor,
     D: Tensor,
     states: Tensor,
-    keep: Tensor,
+    span_decays: Tensor,
     positions: Tensor | None,
-    dim: int,
-    size: int,
+    head_dim: int,
+    state_size: int,
     axis: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of `mixed` and dt, [3, heads]: of the bias, A_log and D, and that of the
-    state before the rows."""
-    sizes = _sizes(mixed, dt, positions, dim, size)
-    mixed, dt, grad = by_token(mixed), by_token(dt), by_token(grad)
-    x, B, C = _split(mixed, sizes)
-    steps, totals = _steps(dt, bias, A_log, sizes)
-    where = steps if positions is None else positions.contiguous()
+    """Return the gradients of xBC and dt, of dt_bias, A_log and D [3, heads], and of the initial
+    state. dy is the gradient of y; states and span_decays are those of the forward pass."""
+    sizes = _sizes(xBC, dt, positions, head_dim, state_size)
+    xBC, dt, dy = to_channels_last(xBC), to_channels_last(dt), to_channels_last(dy)
+    x, B, C = _split_xBC(xBC, sizes)
+    delta, dA_cumsum = _compute_delta(dt, dt_bias, A_log, sizes)
+    position_ids = delta if positions is None else positions.contiguous()
     (rows, heads, spans), chunks = (sizes.rows, sizes.heads, sizes.spans), sizes.chunks
-    strides, above = mixed.stride()[:2], grad.stride()[:2]
-    forward, programs = _programs()
-    added, met = _states(steps, sizes), steps.new_empty(rows, spans, heads, _parts(sizes))
-    forward.summaries[sizes.grid](
-        grad, C, steps, totals, where, added, keep, *sizes.numbers, *above, *strides, BACKWARD=True,
-        **sizes.switches,
+    xBC_strides, dy_strides = xBC.stride()[:2], dy.stride()[:2]
+    forward_programs, programs = _programs()
+    contributions = _empty_states(delta, sizes)
+    spanning_pairs = delta.new_empty(rows, spans, heads, _num_state_blocks(sizes))
+    forward_programs.ssd_span_states[sizes.grid](
+        dy, C, delta, dA_cumsum, position_ids, contributions, span_decays, *sizes.span_arguments,
+        *dy_strides, *xBC_strides, BACKWARD=True, **sizes.constants,
     )  # fmt: skip
-    adjoints = torch.empty_like(states)
-    before = _carry(added, adjoints, grad_final, keep, axis, (states, met))
-    grad_mixed = torch.empty(mixed.shape, dtype=mixed.dtype, device=mixed.device)
-    grad_x, of_B, of_C = _split(grad_mixed, sizes)
-    forward.outputs[sizes.grid](
-        grad, B, C, steps, totals, D.contiguous(), where, adjoints, grad_x, *sizes.numbers, *above,
-        *strides, *grad_mixed.stride()[:2], BACKWARD=True, **sizes.switches,
+    grad_states = torch.empty_like(states)
+    grad_state = _scan_states(
+        contributions, grad_states, grad_final_state, span_decays, axis, (states, spanning_pairs)
+    )
+    grad_xBC = torch.empty(xBC.shape, dtype=xBC.dtype, device=xBC.device)
+    grad_x, grad_B, grad_C = _split_xBC(grad_xBC, sizes)
+    forward_programs.ssd_outputs[sizes.grid](
+        dy, B, C, delta, dA_cumsum, D.contiguous(), position_ids, grad_states, grad_x,
+        *sizes.span_arguments, *dy_strides, *xBC_strides, *grad_xBC.stride()[:2], BACKWARD=True,
+        **sizes.constants,
     )  # fmt: skip
 
-    of_a_program = gcd(sizes.share, HEADS)
-    blocks = sizes.share // of_a_program
-    every = sizes.groups * blocks
-    outs, directs = steps.new_empty(2, rows, CHUNKS, heads, sizes.padded)
-    of_D, entries, exits = steps.new_empty(3, rows, heads, sizes.padded)
-    weights = mixed.new_empty(rows, chunks, CHUNKS, every, CHUNK, CHUNK)
-    switches = {**sizes.switches, "HEADS": of_a_program}
-    squares = {**switches, "num_warps": 4}  # 64 rows are too few for eight warps
+    heads_per_program = gcd(sizes.heads_per_group, MAX_HEADS)
+    blocks_per_group = sizes.heads_per_group // heads_per_program
+    num_blocks = sizes.groups * blocks_per_group
+    pair_sums_t, pair_sums_s = delta.new_empty(2, rows, CHUNKS, heads, sizes.padded_length)
+    D_terms, state_pairs_t, state_pairs_s = delta.new_empty(3, rows, heads, sizes.padded_length)
+    score_grads = xBC.new_empty(rows, chunks, CHUNKS, num_blocks, CHUNK, CHUNK)
+    constants = {**sizes.constants, "HEADS": heads_per_program}
+    pair_constants = {**constants, "num_warps": 4}  # 64 rows are too few for eight warps
     for SAME in (True, False):
-        programs.pairs[(chunks, every * (1 if SAME else CHUNKS - 1), rows)](
-            grad, x, B, C, steps, totals, where, outs, directs, of_D, weights, sizes.length,
-            sizes.padded, heads, sizes.share, dim, size, *above, *strides, SAME=SAME, **squares,
+        programs.ssd_backward_pairs[(chunks, num_blocks * (1 if SAME else CHUNKS - 1), rows)](
+            dy, x, B, C, delta, dA_cumsum, position_ids, pair_sums_t, pair_sums_s, D_terms,
+            score_grads, sizes.length, sizes.padded_length, heads, sizes.heads_per_group, head_dim,
+            state_size, *dy_strides, *xBC_strides, SAME=SAME, **pair_constants,
         )  # fmt: skip
-    partial = steps.new_empty(every, rows, sizes.length, size)
-    for BACKWARD, mine, own, other, ends, scalars, moves, out in (
-        (False, grad, C, B, states, entries, above, of_C),
-        (True, x, B, C, adjoints, exits, strides, of_B),
+    partial_grads = delta.new_empty(num_blocks, rows, sizes.length, state_size)
+    for BACKWARD, values, target, source, boundary_states, state_pair_sums, value_strides, out in (
+        (False, dy, C, B, states, state_pairs_t, dy_strides, grad_C),
+        (True, x, B, C, grad_states, state_pairs_s, xBC_strides, grad_B),
     ):
-        programs.shared[(chunks, every, rows)](
-            mine, own, other, steps, totals, where, ends, weights, scalars, partial,
-            *sizes.numbers, *moves, *strides, BACKWARD=BACKWARD, **switches,
+        programs.ssd_backward_BC[(chunks, num_blocks, rows)](
+            values, target, source, delta, dA_cumsum, position_ids, boundary_states, score_grads,
+            state_pair_sums, partial_grads, *sizes.span_arguments, *value_strides, *xBC_strides,
+            BACKWARD=BACKWARD, **constants,
         )  # fmt: skip
-        programs.collect[(chunks, sizes.groups, rows)](
-            partial, out, sizes.length, sizes.groups, blocks, size, *grad_mixed.stride()[:2],
-            CHUNK=CHUNK, SIZE=_side(size),
+        programs.ssd_backward_sum_BC[(chunks, sizes.groups, rows)](
+            partial_grads, out, sizes.length, sizes.groups, blocks_per_group, state_size,
+            *grad_xBC.stride()[:2], CHUNK=CHUNK, STATE_SIZE=_tile_side(state_size),
         )  # fmt: skip
     grad_dt = torch.empty(dt.shape, dtype=dt.dtype, device=dt.device)
-    sums = steps.new_empty(rows * spans, 3, heads)
-    programs.steps_backward[(spans, -(-heads // LANES), rows)](
-        dt, bias.contiguous(), A_log.contiguous(), steps, outs, directs, entries, exits, of_D,
-        met, grad_dt, sums, sizes.length, heads, sizes.padded, spans, met.shape[3],
-        *dt.stride()[:2], CHUNK=CHUNK, CHUNKS=CHUNKS, HEADS=LANES,
+    param_grads = delta.new_empty(rows * spans, 3, heads)
+    programs.ssd_backward_dt[(spans, -(-heads // DELTA_HEADS), rows)](
+        dt, dt_bias.contiguous(), A_log.contiguous(), delta, pair_sums_t, pair_sums_s,
+        state_pairs_t, state_pairs_s, D_terms, spanning_pairs, grad_dt, param_grads, sizes.length,
+        heads, sizes.padded_length, spans, spanning_pairs.shape[3], *dt.stride()[:2], CHUNK=CHUNK,
+        CHUNKS=CHUNKS, HEADS=DELTA_HEADS,
     )  # fmt: skip
-    return grad_mixed, grad_dt, sums.sum(0), before
+    return grad_xBC, grad_dt, param_grads.sum(0), grad_state
 
 
 @_backward.register_fake
 def _(
-    grad: Tensor, grad_final: Tensor | None, mixed: Tensor, dt: Tensor, *others: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dim, size = others[6:8]
-    heads = dt.shape[2]
+    dy: Tensor, grad_final_state: Tensor | None, xBC: Tensor, dt: Tensor, dt_bias: Tensor,
+    A_log: Tensor, D: Tensor, states: Tensor, *_: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     return (
-        mixed.new_empty(mixed.shape),
+        xBC.new_empty(xBC.shape),
         dt.new_empty(dt.shape),
-        dt.new_empty(3, heads, dtype=torch.float32),
-        mixed.new_empty(len(mixed), heads, dim, size, dtype=torch.float32),
+        dt.new_empty(3, dt.shape[2], dtype=torch.float32),
+        xBC.new_empty(len(xBC), *states.shape[2:], dtype=torch.float32),
     )
 
 
-def _split(mixed: Tensor, sizes: _Sizes) -> tuple[Tensor, Tensor, Tensor]:
-    """Return x, B and C as views."""
-    inner, shared = sizes.inner, sizes.groups * sizes.size
-    return mixed[..., :inner], mixed[..., inner : inner + shared], mixed[..., inner + shared :]
+def _split_xBC(xBC: Tensor, sizes: _Sizes) -> tuple[Tensor, Tensor, Tensor]:
+    """Return x, B and C as views of xBC."""
+    inner, BC_width = sizes.inner, sizes.groups * sizes.state_size
+    return xBC[..., :inner], xBC[..., inner : inner + BC_width], xBC[..., inner + BC_width :]
 
 
-def _states(like: Tensor, sizes: _Sizes) -> Tensor:
-    return like.new_empty(sizes.rows, sizes.spans, sizes.heads, sizes.dim, sizes.size)
+def _empty_states(like: Tensor, sizes: _Sizes) -> Tensor:
+    return like.new_empty(sizes.rows, sizes.spans, sizes.heads, sizes.head_dim, sizes.state_size)
 
 
-def _parts(sizes: _Sizes) -> int:
-    """Return the number of programs that scan a head's state."""
-    return -(-sizes.dim * sizes.size // BLOCK)
+def _num_state_blocks(sizes: _Sizes) -> int:
+    """Return the number of programs that scan one head's state."""
+    return -(-sizes.head_dim * sizes.state_size // STATE_BLOCK)
 
 
-def _steps(dt: Tensor, bias: Tensor, A_log: Tensor, sizes: _Sizes) -> tuple[Tensor, Tensor]:
-    """Return each step, and its total: fp32 [rows, heads, padded length]."""
-    steps = dt.new_empty(2, sizes.rows, sizes.heads, sizes.padded, dtype=torch.float32)
-    _programs()[0].steps[(sizes.chunks, -(-sizes.heads // LANES), sizes.rows)](
-        dt, bias.contiguous(), A_log.contiguous(), steps[0], steps[1], sizes.length, sizes.heads,
-        sizes.padded, *dt.stride()[:2], CHUNK=CHUNK, HEADS=LANES,
+def _compute_delta(
+    dt: Tensor, dt_bias: Tensor, A_log: Tensor, sizes: _Sizes
+) -> tuple[Tensor, Tensor]:
+    """Return Δ and its cumulative sum Δ·A over each chunk: fp32 [rows, heads, padded_length]."""
+    shape = (sizes.rows, sizes.heads, sizes.padded_length)
+    delta, dA_cumsum = dt.new_empty(2, *shape, dtype=torch.float32)
+    _programs()[0].ssd_delta[(sizes.chunks, -(-sizes.heads // DELTA_HEADS), sizes.rows)](
+        dt, dt_bias.contiguous(), A_log.contiguous(), delta, dA_cumsum, sizes.length, sizes.heads,
+        sizes.padded_length, *dt.stride()[:2], CHUNK=CHUNK, HEADS=DELTA_HEADS,
     )  # fmt: skip
-    return steps[0], steps[1]
+    return delta, dA_cumsum
 
 
-def _carry(
-    added: Tensor,
+def _scan_states(
+    contributions: Tensor,
     states: Tensor,
-    start: Tensor | None,
-    keep: Tensor,
+    initial: Tensor | None,
+    span_decays: Tensor,
     axis: str,
-    met: tuple[Tensor, Tensor] | None = None,
+    backward_states: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Scan each span's contribution: fill `states` with those at each span's start (in the backward
-    pass, its end) and return the states after the rows. `met`, in the backward pass: the states of
-    the forward pass, and where to put their products with these."""
-    rows, spans, heads, dim, size = added.shape
-    numbers = dim * size
+    """Scan the contributions of the spans: fill `states` with the states at span starts (backward:
+    their gradients at span ends) and return the final state [rows, heads, head_dim, state_size].
 
-    def walk(start: Tensor | None, *, write: bool) -> Tensor:
-        end = added.new_empty(rows, heads, dim, size)
-        _programs()[0].carry[(-(-numbers // BLOCK), heads, rows)](
-            added, states, added if start is None else start.float().contiguous(), keep, end,
-            *(met or (states, added)), spans, heads, numbers, START=start is not None,
-            BACKWARD=met is not None, WRITE=write, BLOCK=BLOCK, AHEAD=AHEAD,
+    `backward_states`, in the backward pass: the states of the forward pass, and the tensor that
+    receives their products with the gradients.
+    """
+    rows, spans, heads, head_dim, state_size = contributions.shape
+    state_numbers = head_dim * state_size
+
+    def scan(initial: Tensor | None, *, write: bool) -> Tensor:
+        final = contributions.new_empty(rows, heads, head_dim, state_size)
+        _programs()[0].ssd_scan_states[(-(-state_numbers // STATE_BLOCK), heads, rows)](
+            contributions, states,
+            contributions if initial is None else initial.float().contiguous(), span_decays, final,
+            *(backward_states or (states, contributions)), spans, heads, state_numbers,
+            START=initial is not None, BACKWARD=backward_states is not None, WRITE=write,
+            BLOCK=STATE_BLOCK, AHEAD=AHEAD,
         )  # fmt: skip
-        return end
+        return final
 
-    if (parts := named(axis)).size > 1:
-        kept = keep.prod(1)[..., None, None]
-        others = entering(walk(start, write=False), kept, parts, backward=met is not None)
-        start = others if start is None else start + others
-    return walk(start, write=True)
+    if (context := named(axis)).size > 1:
+        rank_decay = span_decays.prod(1)[..., None, None]
+        received = entering(
+            scan(initial, write=False), rank_decay, context, backward=backward_states is not None
+        )
+        initial = received if initial is None else initial + received
+    return scan(initial, write=True)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    mixed, dt, bias, A_log, D, state, positions, *ctx.switches = inputs
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    xBC, dt, dt_bias, A_log, D, state, positions, *ctx.options = inputs
     ctx.mark_non_differentiable(*output[2:])
     ctx.set_materialize_grads(False)
     ctx.has_state = state is not None
-    ctx.save_for_backward(mixed, dt, bias, A_log, D, *output[2:], positions)
+    ctx.save_for_backward(xBC, dt, dt_bias, A_log, D, *output[2:], positions)
 
 
-def _differentiate(
-    ctx: Any, grad: Tensor | None, grad_final: Tensor | None, *_: Any
+def _autograd_backward(
+    ctx: Any, dy: Tensor | None, grad_final_state: Tensor | None, *_: Any
 ) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors  # recompute allows one read
-    mixed, dt, *parameters = saved[:5]
-    if grad is None:
-        grad = mixed.new_zeros(*mixed.shape[:2], dt.shape[2] * ctx.switches[0])
-    grad_mixed, grad_dt, sums, before = _backward(grad, grad_final, *saved, *ctx.switches)
+    xBC, dt, *parameters = saved[:5]
+    if dy is None:
+        dy = xBC.new_zeros(*xBC.shape[:2], dt.shape[2] * ctx.options[0])
+    grad_xBC, grad_dt, param_grads, grad_state = _backward(
+        dy, grad_final_state, *saved, *ctx.options
+    )
     return (
-        grad_mixed,
+        grad_xBC,
         grad_dt,
-        *(given.to(like.dtype) for given, like in zip(sums, parameters, strict=True)),
-        before if ctx.has_state else None,
+        *(g.to(p.dtype) for g, p in zip(param_grads, parameters, strict=True)),
+        grad_state if ctx.has_state else None,
         *(None, None, None, None),
     )
 
 
-ssd.register_autograd(_differentiate, setup_context=_keep)
+ssd.register_autograd(_autograd_backward, setup_context=_setup_context)

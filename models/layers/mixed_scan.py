@@ -1,7 +1,6 @@
-"""Mamba-2's scan of x, B and C as one tensor, with softplus and D, by the fused kernel or in plain
-torch.
+"""Mamba-2's scan of x, B and C as one tensor, with softplus and D: fused kernel, or plain torch.
 
-Δ = softplus(dt + bias),  y = scan(x, Δ, −exp(A_log), B, C) + D·x
+Δ = softplus(dt + dt_bias),  y = scan(x, Δ, −exp(A_log), B, C) + D·x
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from ..config.options.names import Kernel
 from ..config.precision import widen
 from ..documents import Documents
 from ..kernels import ssd as kernels
-from ..kernels.choice import chosen
+from ..kernels.choice import uses_kernel
 from ..parallel.axes import ALONE, Axis
 from .scan import ssd
 
 
 def mixed_scan(
-    mixed: Tensor,
+    xBC: Tensor,
     dt: Tensor,
-    bias: Tensor,
+    dt_bias: Tensor,
     A_log: Tensor,
     D: Tensor,
     documents: Documents | None = None,
@@ -34,16 +33,18 @@ def mixed_scan(
     chunk: int = 64,
     kernel: Kernel = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """mixed [rows, length, x | B | C], for x heads · head_dim channels and for B and C groups ·
-    state_size; dt [rows, length, heads]; bias, A_log and D [heads]. Return y [rows, length,
-    heads · head_dim] and the state, which is [rows, heads, head_dim, state_size]. `axis` is the
-    context-parallel axis. Plain torch alone uses `chunk`.
+    """Return y [rows, length, heads · head_dim] and the final state [rows, heads, head_dim,
+    state_size].
+
+    xBC [rows, length, heads · head_dim + 2 · groups · state_size] holds x, B and C; dt [rows,
+    length, heads]; dt_bias, A_log, D [heads]; state, the initial one, like the final one. `axis` is
+    the context-parallel axis. Only plain torch reads `chunk`.
     """
-    if not chosen(kernel, "ssd", mixed, kernels.beyond(head_dim, state_size)):
+    if not uses_kernel(kernel, "ssd", xBC, kernels.unsupported_reason(head_dim, state_size)):
         return plain(
-            mixed,
+            xBC,
             dt,
-            bias,
+            dt_bias,
             A_log,
             D,
             documents,
@@ -55,15 +56,15 @@ def mixed_scan(
         )
     positions = documents.positions if documents is not None else None
     y, final, *_ = kernels.ssd(
-        mixed, dt, bias, A_log, D, state, positions, head_dim, state_size, axis.name
+        xBC, dt, dt_bias, A_log, D, state, positions, head_dim, state_size, axis.name
     )
     return y, final
 
 
 def plain(
-    mixed: Tensor,
+    xBC: Tensor,
     dt: Tensor,
-    bias: Tensor,
+    dt_bias: Tensor,
     A_log: Tensor,
     D: Tensor,
     documents: Documents | None = None,
@@ -74,14 +75,14 @@ def plain(
     axis: Axis = ALONE,
     chunk: int = 64,
 ) -> tuple[Tensor, Tensor]:
-    """Reference implementation of the kernel in torch."""
+    """Reference implementation of the kernel in torch; shapes as in `mixed_scan`."""
     inner = dt.shape[-1] * head_dim
-    shared = (mixed.shape[-1] - inner) // 2
-    x, B, C = mixed.split([inner, shared, shared], dim=-1)
+    BC_width = (xBC.shape[-1] - inner) // 2
+    x, B, C = xBC.split([inner, BC_width, BC_width], dim=-1)
     x = x.unflatten(-1, (-1, head_dim))
     B, C = (widen(t.unflatten(-1, (-1, state_size))) for t in (B, C))
-    step = F.softplus(widen(dt) + widen(bias))
+    delta = F.softplus(widen(dt) + widen(dt_bias))
     A = -torch.exp(widen(A_log))
-    y, final = ssd(widen(x), step, A, B, C, documents, state=state, axis=axis, chunk=chunk)
+    y, final = ssd(widen(x), delta, A, B, C, documents, state=state, axis=axis, chunk=chunk)
     y = y + widen(D).unsqueeze(-1) * widen(x)
-    return y.flatten(2).to(mixed.dtype), final
+    return y.flatten(2).to(xBC.dtype), final

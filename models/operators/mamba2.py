@@ -29,12 +29,12 @@ class Mamba2(Operator):
 
     def __init__(self, options: Mamba2Options, width: int) -> None:
         super().__init__(options, width)
-        inner = options.expand * width
+        inner = options.expand * width  # h·p
         self.heads = heads = inner // options.head_dim
-        shared = options.groups * options.state_size
-        parts = {"z": inner, "x": inner, "B": shared, "C": shared, "dt": heads}
-        self.input = SplitLinear(width, parts, bias=options.bias, wide=("B", "C", "dt"))
-        self.conv = ShortConvolution(inner + 2 * shared, options.conv, bias=True)
+        BC_width = options.groups * options.state_size  # g·n
+        widths = {"z": inner, "x": inner, "B": BC_width, "C": BC_width, "dt": heads}
+        self.input = SplitLinear(width, widths, bias=options.bias, wide=("B", "C", "dt"))
+        self.conv = ShortConvolution(inner + 2 * BC_width, options.conv, bias=True)
         self.dt_bias = nn.Parameter(torch.empty(heads))
         self.A_log = nn.Parameter(torch.empty(heads))
         self.D = nn.Parameter(torch.empty(heads))
@@ -43,18 +43,21 @@ class Mamba2(Operator):
         self.output = OutputLinear(inner, width, bias=options.bias)
 
     def forward(self, u: Tensor, batch: BatchContext) -> Tensor:
-        options, axis = self.options, batch.axes.tensor
-        z_width, *mixed_widths, heads = self.input.parts.values()
-        parts = [z_width, sum(mixed_widths), heads]
-        z, mixed, dt = self.input(u, batch.stored, sizes=parts)
-        mixed = self.conv(mixed, batch, silu=True, kernel=options.kernel)
-        if options.groups % axis.size:
-            x, *shared = mixed.split(mixed_widths, dim=-1)
-            own = (own_groups(t, options.groups, self.heads, axis).flatten(-2) for t in shared)
-            mixed = torch.cat([x, *own], dim=-1)
-        tensors = batch.state.tensors if batch.state is not None else {}
-        y, tensors["ssm"] = mixed_scan(
-            mixed,
+        """Map u [b, t, width] to the same shape. This rank holds h heads of p channels, and g
+        groups with n numbers of state."""
+        options, tp = self.options, batch.axes.tensor
+        z_width, *xBC_widths, dt_width = self.input.parts.values()
+        # z [b, t, h·p]   xBC [b, t, h·p + 2·g·n]   dt [b, t, h]
+        z, xBC, dt = self.input(u, batch.stored, sizes=[z_width, sum(xBC_widths), dt_width])
+        xBC = self.conv(xBC, batch, silu=True, kernel=options.kernel)
+        if options.groups % tp.size:  # the heads of a rank share groups with those of others
+            x, *BC = xBC.split(xBC_widths, dim=-1)
+            local_BC = (own_groups(t, options.groups, self.heads, tp).flatten(-2) for t in BC)
+            xBC = torch.cat([x, *local_BC], dim=-1)
+        cache = batch.state.tensors if batch.state is not None else {}
+        # y [b, t, h·p]   state S [b, h, p, n]
+        y, cache["ssm"] = mixed_scan(
+            xBC,
             dt,
             self.dt_bias,
             self.A_log,
@@ -62,15 +65,15 @@ class Mamba2(Operator):
             batch.documents,
             head_dim=options.head_dim,
             state_size=options.state_size,
-            state=tensors.get("ssm"),
+            state=cache.get("ssm"),
             axis=batch.axes.context,
             chunk=options.chunk,
             kernel="torch" if batch.state is not None else options.kernel,
         )
         store = self.output.takes_stored
-        normal = self.norm(y, z, axis, store=store)
-        result: Tensor = self.output(*normal) if store else self.output(normal)
-        return result
+        normed = self.norm(y, z, tp, store=store)
+        out: Tensor = self.output(*normed) if store else self.output(normed)
+        return out
 
     def init_weights(self, init: Initializers) -> None:
         init.linear(self.input)
@@ -83,35 +86,36 @@ class Mamba2(Operator):
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
         """Shard by heads. B and C are sharded evenly and gathered where heads need them."""
-        parts = self.input.parts
-        mixed = Sharded(0, (parts["x"], parts["B"], parts["C"]))
+        widths = self.input.parts
+        xBC = Sharded(0, (widths["x"], widths["B"], widths["C"]))
         return {
             **outputs("input", self.input),
-            **dict.fromkeys(("conv.taps", "conv.bias"), mixed),
+            **dict.fromkeys(("conv.taps", "conv.bias"), xBC),
             **dict.fromkeys(("dt_bias", "A_log", "D", "norm.weight"), Sharded(0)),
             **inputs("output"),
         }
 
     def flops(self, length: int) -> dict[str, float]:
-        """The blocked scan, for each token: C·B, mixing within the chunk, and the states twice."""
-        chunk, size = min(self.options.chunk, length), self.options.state_size
+        """FLOPs per token of the chunked scan: C·B, the product of scores and x within a chunk, and
+        the states in and out."""
+        chunk, state_size = min(self.options.chunk, length), self.options.state_size
         inner = self.heads * self.options.head_dim
-        scores = 2.0 * chunk * size * self.options.groups
+        scores = 2.0 * chunk * state_size * self.options.groups
         return {
             "convolution": 2.0 * self.conv.taps.numel(),
-            "scan": scores + 2.0 * chunk * inner + 4.0 * size * inner,
+            "scan": scores + 2.0 * chunk * inner + 4.0 * state_size * inner,
         }
 
     def step_flops(self, seen: int) -> dict[str, float]:
-        """The recurrence: for each state element the decay, a product and a sum in, and out."""
-        states = self.options.state_size * self.heads * self.options.head_dim
-        return {"convolution": 2.0 * self.conv.taps.numel(), "scan": 5.0 * states}
+        """FLOPs per token of the recurrence: 5 for each number of state (decay, in, out)."""
+        state_numbers = self.options.state_size * self.heads * self.options.head_dim
+        return {"convolution": 2.0 * self.conv.taps.numel(), "scan": 5.0 * state_numbers}
 
 
 def init_dt_bias(
     bias: Tensor, init: Initializers, low: float = 1e-3, high: float = 0.1, floor: float = 1e-4
 ) -> None:
-    """Initialise such that softplus(bias) is log-uniform in [low, high)."""
+    """Draw `bias` such that Δ = softplus(bias) is log-uniform in [low, high)."""
 
     def inverse_softplus(logs: Tensor) -> Tensor:
         dt = logs.exp().clamp(min=floor)

@@ -139,9 +139,9 @@ def ssd(draw: Draw, size: int) -> Work:
     heads = max(draw.width // 64, 1)
     dim = draw.width // heads
     inputs = {
-        "mixed": draw.over(heads * dim + 2 * size),
+        "xBC": draw.over(heads * dim + 2 * size),
         "dt": draw.over(heads),
-        "bias": draw.exact(heads, low=-4, high=-3),
+        "dt_bias": draw.exact(heads, low=-4, high=-3),
         "A_log": draw.exact(heads),
         "D": draw.exact(heads),
     }

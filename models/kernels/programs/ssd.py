@@ -1,10 +1,15 @@
-"""Triton programs of ssd.py: the steps, and the passes that run forward and backward alike.
+"""Triton programs of ssd.py: Δ, and the passes that run forward and backward alike.
 
-A row is cut into chunks of CHUNK tokens, CHUNKS of which are a span. A program walks along the
-chunks of one head's span and keeps the state in registers; BACKWARD walks from the end.
+    S_t = exp(Δ_t·A)·S_{t−1} + Δ_t·x_t⊗B_t,  y_t = S_t·C_t + D·x_t
 
-total_t is the logarithm of the decay from the chunk's start to t. `carried` is that decay, `fade`
-the decay from a token to the chunk's end; across a document's start both are zero.
+A chunk has CHUNK tokens, a span CHUNKS chunks. A program walks along the chunks of a span of one
+head and keeps the state S [HEAD_DIM, STATE_SIZE] in registers; BACKWARD walks from the span's end
+and scans the gradient of the state.
+
+Within a chunk that begins at token k, dA_cumsum_t = Σ_{k≤r≤t} Δ_r·A. `decay_from_start` is
+exp(dA_cumsum_t), `decay_to_end` the decay from t to the chunk's end; both are zero across a
+document's start. In fp32: delta and dA_cumsum [rows, heads, padded_length], states, contributions
+[rows, spans, heads, head_dim, state_size], span_decays [rows, spans, heads].
 """
 
 from __future__ import annotations
@@ -16,238 +21,288 @@ from .selective import softplus
 
 
 @triton.jit
-def steps(
-    dt, bias, A_log, steps, totals, length, heads, padded, dt_row, dt_token,
+def ssd_delta(
+    dt, dt_bias, A_log, delta, dA_cumsum, length, num_heads, padded_length, dt_row_stride,
+    dt_token_stride,
     CHUNK: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Write each token's step Δ = softplus(dt + bias) and its total; zero steps outside the row."""
+    """Δ = softplus(dt + dt_bias), zero outside the row, and its cumulative sum Δ·A over a chunk."""
     chunk, row = tl.program_id(0), tl.program_id(2).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[None, :]
     token = chunk * CHUNK + tl.arange(0, CHUNK)[:, None]
-    here = (token < length) & (head < heads)
-    offset = tl.load(bias + head, mask=head < heads, other=0.0).to(tl.float32)
-    step, _ = softplus(dt + row * dt_row, token.to(tl.int64) * dt_token + head, here, offset)
-    rate = -tl.exp(tl.load(A_log + head, mask=head < heads, other=0.0).to(tl.float32))
-    to = (row * heads + head) * padded + token
-    tl.store(steps + to, step, mask=head < heads)
-    tl.store(totals + to, tl.cumsum(step * rate, axis=0), mask=head < heads)
+    mask = (token < length) & (head < num_heads)
+    bias = tl.load(dt_bias + head, mask=head < num_heads, other=0.0).to(tl.float32)
+    delta_t, _ = softplus(
+        dt + row * dt_row_stride, token.to(tl.int64) * dt_token_stride + head, mask, bias
+    )
+    A = -tl.exp(tl.load(A_log + head, mask=head < num_heads, other=0.0).to(tl.float32))
+    offsets = (row * num_heads + head) * padded_length + token
+    tl.store(delta + offsets, delta_t, mask=head < num_heads)
+    tl.store(dA_cumsum + offsets, tl.cumsum(delta_t * A, axis=0), mask=head < num_heads)
 
 
 @triton.jit
-def marks(positions, first, length, CHUNK: tl.constexpr, PACKED: tl.constexpr):
-    """Return, for a chunk's tokens, 1 if a document that began earlier reaches the token, and 1 if
-    none begins after it; and 1 if none begins in the chunk."""
-    at = tl.arange(0, CHUNK)
-    entered = at >= 0
-    leaves = at >= 0
+def document_masks(positions, first_token, length, CHUNK: tl.constexpr, PACKED: tl.constexpr):
+    """Return where a token and the chunk's start are in one document, where a token and the
+    chunk's end are, both [CHUNK], and 1 if no document begins in the chunk, else 0."""
+    token = tl.arange(0, CHUNK)
+    start_mask = token >= 0
+    end_mask = token >= 0
     unbroken = 1.0
     if PACKED:
-        position = tl.load(positions + first + at, mask=first + at < length, other=1).to(tl.int32)
-        latest = tl.max(tl.where(position == 0, at, -1), axis=0)
-        entered = position > at
-        leaves = at >= latest
-        unbroken = (latest < 0).to(tl.float32)
-    return entered, leaves, unbroken
+        position = tl.load(
+            positions + first_token + token, mask=first_token + token < length, other=1
+        ).to(tl.int32)
+        last_start = tl.max(tl.where(position == 0, token, -1), axis=0)
+        start_mask = position > token
+        end_mask = token >= last_start
+        unbroken = (last_start < 0).to(tl.float32)
+    return start_mask, end_mask, unbroken
 
 
 @triton.jit
-def decays(
-    steps, totals, positions, first, length, CHUNK: tl.constexpr, PACKED: tl.constexpr
+def chunk_decays(
+    delta, dA_cumsum, positions, first_token, length,
+    CHUNK: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Return a chunk's steps, totals, `fade`, `carried`, and the decay over the chunk."""
-    at = tl.arange(0, CHUNK)
-    step = tl.load(steps + first + at)
-    total = tl.load(totals + first + at)
-    end = tl.load(totals + first + CHUNK - 1)
-    entered, leaves, unbroken = marks(positions, first, length, CHUNK, PACKED)
-    fade = tl.where(leaves, tl.exp(end - total), 0.0)
-    carried = tl.where(entered, tl.exp(total), 0.0)
-    return step, total, fade, carried, tl.exp(end) * unbroken
+    """Return Δ, dA_cumsum, decay_to_end and decay_from_start [CHUNK], and the chunk's decay."""
+    token = tl.arange(0, CHUNK)
+    delta_t = tl.load(delta + first_token + token)
+    cumsum_t = tl.load(dA_cumsum + first_token + token)
+    cumsum_end = tl.load(dA_cumsum + first_token + CHUNK - 1)
+    start_mask, end_mask, unbroken = document_masks(positions, first_token, length, CHUNK, PACKED)
+    decay_to_end = tl.where(end_mask, tl.exp(cumsum_end - cumsum_t), 0.0)
+    decay_from_start = tl.where(start_mask, tl.exp(cumsum_t), 0.0)
+    return delta_t, cumsum_t, decay_to_end, decay_from_start, tl.exp(cumsum_end) * unbroken
 
 
 @triton.jit
-def positions_at(positions, first, length, CHUNK: tl.constexpr, PACKED: tl.constexpr):
-    """Return the positions of a chunk's tokens in their documents, if PACKED."""
-    at = tl.arange(0, CHUNK)
+def load_positions(positions, first_token, length, CHUNK: tl.constexpr, PACKED: tl.constexpr):
+    """Load the positions of a chunk's tokens in their documents, if PACKED."""
+    position = tl.arange(0, CHUNK)
     if PACKED:
-        at = tl.load(positions + first + at, mask=first + at < length, other=0).to(tl.int32)
-    return at
+        position = tl.load(
+            positions + first_token + position, mask=first_token + position < length, other=0
+        ).to(tl.int32)
+    return position
 
 
 @triton.jit
-def within(
-    total, position, CHUNK: tl.constexpr, PACKED: tl.constexpr, BACKWARD: tl.constexpr
+def decay_matrix(
+    cumsum_t, position,
+    CHUNK: tl.constexpr, PACKED: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """Return [t, s], or [s, t] if BACKWARD: the decay from s to t, tokens of one chunk."""
-    at = tl.arange(0, CHUNK)
-    ahead = at[:, None] - at[None, :]
-    apart = total[:, None] - total[None, :]
+    """Return L_ts = exp(Σ_{s<r≤t} Δ_r·A) for tokens s ≤ t of a chunk and a document, else 0:
+    [t, s], or [s, t] if BACKWARD."""
+    token = tl.arange(0, CHUNK)
+    distance = token[:, None] - token[None, :]
+    log_decay = cumsum_t[:, None] - cumsum_t[None, :]
     if BACKWARD:
-        ahead, apart = -ahead, -apart
-    seen = ahead >= 0
+        distance, log_decay = -distance, -log_decay
+    mask = distance >= 0
     if PACKED:
         if BACKWARD:
-            seen = seen & (ahead <= position[None, :])
+            mask = mask & (distance <= position[None, :])
         else:
-            seen = seen & (ahead <= position[:, None])
-    return tl.exp(tl.where(seen, apart, float("-inf")))
+            mask = mask & (distance <= position[:, None])
+    return tl.exp(tl.where(mask, log_decay, float("-inf")))
 
 
 @triton.jit
-def tile(x, stride, first, length, size, CHUNK: tl.constexpr, SIDE: tl.constexpr):
-    """Load [CHUNK, SIDE]: a chunk's tokens, zeros outside the row."""
-    at = tl.arange(0, CHUNK)[:, None]
-    side = tl.arange(0, SIDE)[None, :]
-    here = (first + at < length) & (side < size)
-    return tl.load(x + first.to(tl.int64) * stride + at * stride + side, mask=here, other=0.0)
+def load_tile(
+    x, token_stride, first_token, length, width, CHUNK: tl.constexpr, WIDTH: tl.constexpr
+):
+    """Load a chunk's tokens [CHUNK, WIDTH], with zeros outside the row."""
+    token = tl.arange(0, CHUNK)[:, None]
+    column = tl.arange(0, WIDTH)[None, :]
+    mask = (first_token + token < length) & (column < width)
+    return tl.load(
+        x + first_token.to(tl.int64) * token_stride + token * token_stride + column,
+        mask=mask,
+        other=0.0,
+    )
 
 
 @triton.jit
-def state_at(states, dim, size, DIM: tl.constexpr, SIZE: tl.constexpr):
-    """Return the offsets of a state's numbers, and their mask."""
-    row = tl.arange(0, DIM)[:, None]
-    column = tl.arange(0, SIZE)[None, :]
-    return states + row * size + column, (row < dim) & (column < size)
+def state_ptrs(states, head_dim, state_size, HEAD_DIM: tl.constexpr, STATE_SIZE: tl.constexpr):
+    """Return the pointers to a state [HEAD_DIM, STATE_SIZE], and their mask."""
+    channel = tl.arange(0, HEAD_DIM)[:, None]
+    state_index = tl.arange(0, STATE_SIZE)[None, :]
+    return states + channel * state_size + state_index, (channel < head_dim) & (
+        state_index < state_size
+    )
 
 
 @triton.jit
-def plus(total, a, b, PRECISION: tl.constexpr):
-    return tl.dot(a, b, total, input_precision=PRECISION, out_dtype=tl.float32)
+def dot_add(accumulator, a, b, PRECISION: tl.constexpr):
+    return tl.dot(a, b, accumulator, input_precision=PRECISION, out_dtype=tl.float32)
 
 
 @triton.jit
-def summaries(
-    x, B, steps, totals, positions, added, keep, length, padded, spans, heads, share, dim, size,
-    x_row, x_token, b_row, b_token,
+def ssd_span_states(
+    x, B, delta, dA_cumsum, positions, contributions, span_decays, length, padded_length, num_spans,
+    num_heads, heads_per_group, head_dim, state_size, x_row_stride, x_token_stride, B_row_stride,
+    B_token_stride,
     PACKED: tl.constexpr, BACKWARD: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
-    DIM: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
+    HEAD_DIM: tl.constexpr, STATE_SIZE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Write a span's contribution to the state after it; if BACKWARD, with the gradient of y for x
-    and C for B, to the gradient of the state before it."""
+    """Sum a span's contribution to the state at its end e, and write the span's decay.
+
+    contribution = Σ_t exp(Σ_{t<r≤e} Δ_r·A)·Δ_t·x_t⊗B_t.  BACKWARD: the contribution to the gradient
+    of the state before the span's start k, Σ_t exp(Σ_{k≤r≤t} Δ_r·A)·dy_t⊗C_t; x and B then hold dy
+    and C.
+    """
     span, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    kind: tl.constexpr = x.dtype.element_ty
-    x += row * x_row + head * dim
-    B += row * b_row + head // share * size
-    steps += (row * heads + head) * padded
-    totals += (row * heads + head) * padded
+    dtype: tl.constexpr = x.dtype.element_ty
+    x += row * x_row_stride + head * head_dim
+    B += row * B_row_stride + head // heads_per_group * state_size
+    delta += (row * num_heads + head) * padded_length
+    dA_cumsum += (row * num_heads + head) * padded_length
     positions += row * length
-    start = span * CHUNKS
-    end = tl.minimum(start + CHUNKS, tl.cdiv(length, CHUNK))
-    state = tl.zeros([DIM, SIZE], dtype=tl.float32)
-    kept = 1.0
-    for number in range(start, end):
-        first = (start + end - 1 - number if BACKWARD else number) * CHUNK
-        step, _, fade, carried, keeps = decays(
-            steps, totals, positions, first, length, CHUNK, PACKED
+    start_chunk = span * CHUNKS
+    end_chunk = tl.minimum(start_chunk + CHUNKS, tl.cdiv(length, CHUNK))
+    state = tl.zeros([HEAD_DIM, STATE_SIZE], dtype=tl.float32)
+    span_decay = 1.0
+    for index in range(start_chunk, end_chunk):
+        first_token = (start_chunk + end_chunk - 1 - index if BACKWARD else index) * CHUNK
+        delta_t, _, decay_to_end, decay_from_start, chunk_decay = chunk_decays(
+            delta, dA_cumsum, positions, first_token, length, CHUNK, PACKED
         )
-        inputs = tile(x, x_token, first, length, dim, CHUNK, DIM).to(tl.float32)
-        into = tile(B, b_token, first, length, size, CHUNK, SIZE)
-        weight = carried if BACKWARD else step * fade
-        pushed = tl.trans((inputs * weight[:, None]).to(kind))
-        state = plus(state * keeps, pushed, into, PRECISION)
-        kept *= keeps
-    place = (row * spans + span) * heads + head
-    to, real = state_at(added + place * dim * size, dim, size, DIM, SIZE)
-    tl.store(to, state, mask=real)
+        x_tile = load_tile(x, x_token_stride, first_token, length, head_dim, CHUNK, HEAD_DIM).to(
+            tl.float32
+        )
+        B_tile = load_tile(B, B_token_stride, first_token, length, state_size, CHUNK, STATE_SIZE)
+        token_weight = decay_from_start if BACKWARD else delta_t * decay_to_end
+        weighted_x = tl.trans((x_tile * token_weight[:, None]).to(dtype))
+        state = dot_add(state * chunk_decay, weighted_x, B_tile, PRECISION)
+        span_decay *= chunk_decay
+    span_offset = (row * num_spans + span) * num_heads + head
+    out_ptrs, mask = state_ptrs(
+        contributions + span_offset * head_dim * state_size,
+        head_dim,
+        state_size,
+        HEAD_DIM,
+        STATE_SIZE,
+    )
+    tl.store(out_ptrs, state, mask=mask)
     if not BACKWARD:
-        tl.store(keep + place, kept)
+        tl.store(span_decays + span_offset, span_decay)
 
 
 @triton.jit
-def carry(
-    added, states, start, keep, end, others, met, spans, heads, numbers,
+def ssd_scan_states(
+    contributions, states, initial, span_decays, final, forward_states, spanning_pairs, num_spans,
+    num_heads, state_numbers,
     START: tl.constexpr, BACKWARD: tl.constexpr, WRITE: tl.constexpr, BLOCK: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Scan the spans' contributions `added`. Write the states after the last span to `end` and, if
-    WRITE, those at each span's start (BACKWARD: its end) to `states`; if BACKWARD, also a part of
-    what passes over the span to `met`: the product with the state at its start, of `others`."""
-    part, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    at = part * BLOCK + tl.arange(0, BLOCK)
-    real = at < numbers
-    parts = tl.num_programs(0)
-    current = tl.zeros([BLOCK], dtype=tl.float32)
+    """Scan over spans: S ← span_decay·S + contribution, from `initial` (START) or zeros to `final`.
+
+    WRITE stores S at each span's start (BACKWARD: the gradient dS at its end) in `states`.
+    BACKWARD walks from the last span and also writes span_decay·⟨dS, S⟩, with S from
+    `forward_states`: the terms of the pairs (s, t) with s before and t after the span, summed over
+    BLOCK numbers of the state.
+    """
+    block, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    offsets = block * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < state_numbers
+    num_blocks = tl.num_programs(0)
+    state = tl.zeros([BLOCK], dtype=tl.float32)
     if START:
-        current += tl.load(start + (row * heads + head) * numbers + at, mask=real, other=0.0)
-    for block in range(tl.cdiv(spans, AHEAD)):
-        adds = ()
-        keeps = ()
-        facing = ()
-        for step in tl.static_range(AHEAD):  # all loads before the first use
-            number = tl.minimum(block * AHEAD + step, spans - 1)
-            span = spans - 1 - number if BACKWARD else number
-            place = (row * spans + span) * heads + head
-            adds = adds + (tl.load(added + place * numbers + at, mask=real, other=0.0),)
-            keeps = keeps + (tl.load(keep + place),)
+        state += tl.load(
+            initial + (row * num_heads + head) * state_numbers + offsets, mask=mask, other=0.0
+        )
+    for group in range(tl.cdiv(num_spans, AHEAD)):
+        loaded = ()
+        decays = ()
+        forward_loaded = ()
+        for index in tl.static_range(AHEAD):  # all loads before the first use
+            span_index = tl.minimum(group * AHEAD + index, num_spans - 1)
+            span = num_spans - 1 - span_index if BACKWARD else span_index
+            span_offset = (row * num_spans + span) * num_heads + head
+            ptrs = contributions + span_offset * state_numbers + offsets
+            loaded = loaded + (tl.load(ptrs, mask=mask, other=0.0),)
+            decays = decays + (tl.load(span_decays + span_offset),)
             if WRITE and BACKWARD:
-                facing = facing + (tl.load(others + place * numbers + at, mask=real, other=0.0),)
-        for step in tl.static_range(AHEAD):
-            number = block * AHEAD + step
-            if number < spans:
+                ptrs = forward_states + span_offset * state_numbers + offsets
+                forward_loaded = forward_loaded + (tl.load(ptrs, mask=mask, other=0.0),)
+        for index in tl.static_range(AHEAD):
+            span_index = group * AHEAD + index
+            if span_index < num_spans:
                 if WRITE:
-                    span = spans - 1 - number if BACKWARD else number
-                    place = (row * spans + span) * heads + head
-                    value = current.to(states.dtype.element_ty)
-                    tl.store(states + place * numbers + at, value, mask=real)
+                    span = num_spans - 1 - span_index if BACKWARD else span_index
+                    span_offset = (row * num_spans + span) * num_heads + head
+                    stored = state.to(states.dtype.element_ty)
+                    tl.store(states + span_offset * state_numbers + offsets, stored, mask=mask)
                     if BACKWARD:
-                        product = tl.sum(current * facing[step].to(tl.float32), axis=0)
-                        tl.store(met + place * parts + part, product * keeps[step])
-                current = current * keeps[step] + adds[step]
-    tl.store(end + (row * heads + head) * numbers + at, current, mask=real)
+                        pair_sum = tl.sum(state * forward_loaded[index].to(tl.float32), axis=0)
+                        pair_ptr = spanning_pairs + span_offset * num_blocks + block
+                        tl.store(pair_ptr, pair_sum * decays[index])
+                state = state * decays[index] + loaded[index]
+    tl.store(final + (row * num_heads + head) * state_numbers + offsets, state, mask=mask)
 
 
 @triton.jit
-def outputs(
-    x, outof, into, steps, totals, D, positions, states, out,
-    length, padded, spans, heads, share, dim, size,
-    x_row, x_token, b_row, b_token, out_row, out_token,
+def ssd_outputs(
+    x, C, B, delta, dA_cumsum, D, positions, states, out, length, padded_length, num_spans,
+    num_heads, heads_per_group, head_dim, state_size, x_row_stride, x_token_stride, B_row_stride,
+    B_token_stride, out_row_stride, out_token_stride,
     PACKED: tl.constexpr, BACKWARD: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
-    DIM: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
+    HEAD_DIM: tl.constexpr, STATE_SIZE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Write y from x, C and B; if BACKWARD, the gradient of x from that of y, B and C."""
+    """y_t = Σ_{s≤t} (C_t·B_s)·L_ts·Δ_s·x_s + exp(dA_cumsum_t)·S·C_t + D·x_t, with S the state
+    before the chunk.
+
+    BACKWARD: dx_s = Δ_s·(Σ_{t≥s} (C_t·B_s)·L_ts·dy_t + decay_to_end_s·dS·B_s) + D·dy_s; x, C, B and
+    states then hold dy, B, C and the gradients of the states.
+    """
     span, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    kind: tl.constexpr = x.dtype.element_ty
-    x += row * x_row + head * dim
-    outof += row * b_row + head // share * size
-    into += row * b_row + head // share * size
-    out += row * out_row + head * dim
-    steps += (row * heads + head) * padded
-    totals += (row * heads + head) * padded
+    dtype: tl.constexpr = x.dtype.element_ty
+    x += row * x_row_stride + head * head_dim
+    C += row * B_row_stride + head // heads_per_group * state_size
+    B += row * B_row_stride + head // heads_per_group * state_size
+    out += row * out_row_stride + head * head_dim
+    delta += (row * num_heads + head) * padded_length
+    dA_cumsum += (row * num_heads + head) * padded_length
     positions += row * length
-    place = (row * spans + span) * heads + head
-    at, real = state_at(states + place * dim * size, dim, size, DIM, SIZE)
-    state = tl.load(at, mask=real, other=0.0).to(tl.float32)
-    skip = tl.load(D + head).to(tl.float32)
-    start = span * CHUNKS
-    end = tl.minimum(start + CHUNKS, tl.cdiv(length, CHUNK))
-    for number in range(start, end):
-        first = (start + end - 1 - number if BACKWARD else number) * CHUNK
-        step, total, fade, carried, keeps = decays(
-            steps, totals, positions, first, length, CHUNK, PACKED
+    span_offset = (row * num_spans + span) * num_heads + head
+    initial_ptrs, state_mask = state_ptrs(
+        states + span_offset * head_dim * state_size, head_dim, state_size, HEAD_DIM, STATE_SIZE
+    )
+    state = tl.load(initial_ptrs, mask=state_mask, other=0.0).to(tl.float32)
+    D_head = tl.load(D + head).to(tl.float32)
+    start_chunk = span * CHUNKS
+    end_chunk = tl.minimum(start_chunk + CHUNKS, tl.cdiv(length, CHUNK))
+    for index in range(start_chunk, end_chunk):
+        first_token = (start_chunk + end_chunk - 1 - index if BACKWARD else index) * CHUNK
+        delta_t, cumsum_t, decay_to_end, decay_from_start, chunk_decay = chunk_decays(
+            delta, dA_cumsum, positions, first_token, length, CHUNK, PACKED
         )
-        queries = tile(outof, b_token, first, length, size, CHUNK, SIZE)
-        keys = tile(into, b_token, first, length, size, CHUNK, SIZE)
-        mixing = tl.dot(
-            queries, tl.trans(keys), input_precision=PRECISION, out_dtype=tl.float32
+        C_tile = load_tile(C, B_token_stride, first_token, length, state_size, CHUNK, STATE_SIZE)
+        B_tile = load_tile(B, B_token_stride, first_token, length, state_size, CHUNK, STATE_SIZE)
+        scores = tl.dot(
+            C_tile, tl.trans(B_tile), input_precision=PRECISION, out_dtype=tl.float32,
         )  # fmt: skip
-        position = positions_at(positions, first, length, CHUNK, PACKED)
-        mixing *= within(total, position, CHUNK, PACKED, BACKWARD)
+        position = load_positions(positions, first_token, length, CHUNK, PACKED)
+        scores *= decay_matrix(cumsum_t, position, CHUNK, PACKED, BACKWARD)
         if not BACKWARD:
-            mixing *= step[None, :]
+            scores *= delta_t[None, :]
         y = tl.dot(
-            queries, tl.trans(state.to(kind)), input_precision=PRECISION, out_dtype=tl.float32
+            C_tile, tl.trans(state.to(dtype)), input_precision=PRECISION, out_dtype=tl.float32,
         )  # fmt: skip
-        y *= (fade if BACKWARD else carried)[:, None]
-        inputs = tile(x, x_token, first, length, dim, CHUNK, DIM)
-        y = plus(y, mixing.to(kind), inputs, PRECISION)
+        y *= (decay_to_end if BACKWARD else decay_from_start)[:, None]
+        x_tile = load_tile(x, x_token_stride, first_token, length, head_dim, CHUNK, HEAD_DIM)
+        y = dot_add(y, scores.to(dtype), x_tile, PRECISION)
         if BACKWARD:
-            y *= step[:, None]
-        y += skip * inputs.to(tl.float32)
+            y *= delta_t[:, None]
+        y += D_head * x_tile.to(tl.float32)
         token = tl.arange(0, CHUNK)[:, None]
-        channel = tl.arange(0, DIM)[None, :]
-        to = out + first.to(tl.int64) * out_token + token * out_token + channel
-        here = (first + token < length) & (channel < dim)
-        tl.store(to, y.to(out.dtype.element_ty), mask=here)
-        weight = carried if BACKWARD else step * fade
-        pushed = tl.trans((inputs.to(tl.float32) * weight[:, None]).to(kind))
-        state = plus(state * keeps, pushed, keys, PRECISION)
+        channel = tl.arange(0, HEAD_DIM)[None, :]
+        out_ptrs = (
+            out + first_token.to(tl.int64) * out_token_stride + token * out_token_stride + channel
+        )
+        mask = (first_token + token < length) & (channel < head_dim)
+        tl.store(out_ptrs, y.to(out.dtype.element_ty), mask=mask)
+        token_weight = decay_from_start if BACKWARD else delta_t * decay_to_end
+        weighted_x = tl.trans((x_tile.to(tl.float32) * token_weight[:, None]).to(dtype))
+        state = dot_add(state * chunk_decay, weighted_x, B_tile, PRECISION)

@@ -1,8 +1,20 @@
-"""Triton programs of ssd.py's backward pass: the gradients of B, C, dt, A and D.
+"""Triton programs of ssd.py's backward pass: the gradients of B, C, dt, A_log and D.
 
-B and C belong to groups of heads. A program sums over HEADS heads of a group: `pairs` the gradients
-of C_t·B_s, for pairs of tokens of a span, and `shared` what they and the states at the span's
-boundary contribute to the gradients of B and C.
+A pair of tokens s ≤ t of a document adds (C_t·B_s)·L_ts·Δ_s·x_s to y_t, with the decay
+L_ts = exp(Σ_{s<r≤t} Δ_r·A). Its term of the loss's gradient is
+
+    P_ts = (dy_t·x_s)·(C_t·B_s)·L_ts·Δ_s                   dy: the gradient of y
+
+All gradients are sums of such terms:
+
+    d(C_t·B_s) = Σ_heads (dy_t·x_s)·L_ts·Δ_s
+    dC_t = Σ_s d(C_t·B_s)·B_s,  dB_s = Σ_t d(C_t·B_s)·C_t
+    dΔ_r = Σ_{t≥r} P_tr/Δ_r + A·Σ_{s<r≤t} P_ts,  dA = Σ_r Δ_r·Σ_{s<r≤t} P_ts
+
+Pairs within a span are computed as such (ssd_backward_pairs); if one of the two is outside, the
+state at the span's boundary S, or its gradient dS, stands for all tokens beyond
+(ssd_backward_BC); if both are, ssd_scan_states has summed them. B and C belong to groups of heads,
+so programs sum over HEADS heads of a group, and ssd_backward_sum_BC over these blocks.
 """
 
 from __future__ import annotations
@@ -11,262 +23,332 @@ import triton
 import triton.language as tl
 
 from .selective import softplus
-from .ssd import marks, plus, positions_at, state_at, tile, within
+from .ssd import decay_matrix, document_masks, dot_add, load_positions, load_tile, state_ptrs
 
 
 @triton.jit
-def _between(totals, start, low, high, CHUNK: tl.constexpr, CHUNKS: tl.constexpr):
-    """Return the decay over the chunks of a span between two others."""
-    chunk = start + tl.arange(0, CHUNKS)
-    ends = totals + chunk * CHUNK + CHUNK - 1
-    return tl.exp(tl.sum(tl.load(ends, mask=(chunk > low) & (chunk < high), other=0.0), axis=0))
+def _gap_decay(
+    dA_cumsum, start_chunk, earlier_chunk, later_chunk, CHUNK: tl.constexpr, CHUNKS: tl.constexpr
+):
+    """Return the decay over the chunks between two chunks of a span."""
+    chunk = start_chunk + tl.arange(0, CHUNKS)
+    end_ptrs = dA_cumsum + chunk * CHUNK + CHUNK - 1
+    return tl.exp(
+        tl.sum(
+            tl.load(end_ptrs, mask=(chunk > earlier_chunk) & (chunk < later_chunk), other=0.0),
+            axis=0,
+        )
+    )
 
 
 @triton.jit
-def _reach(totals, first, mark, LATER: tl.constexpr, CHUNK: tl.constexpr):
-    """Return the decay from a chunk's start to its tokens; if LATER, from them to its end."""
-    total = tl.load(totals + first + tl.arange(0, CHUNK))
-    if LATER:
-        total = tl.load(totals + first + CHUNK - 1) - total
-    return tl.where(mark, tl.exp(total), 0.0)
+def _edge_decay(dA_cumsum, first_token, mask, TO_END: tl.constexpr, CHUNK: tl.constexpr):
+    """Return the decay from a chunk's start to its tokens; if TO_END, from them to its end."""
+    log_decay = tl.load(dA_cumsum + first_token + tl.arange(0, CHUNK))
+    if TO_END:
+        log_decay = tl.load(dA_cumsum + first_token + CHUNK - 1) - log_decay
+    return tl.where(mask, tl.exp(log_decay), 0.0)
 
 
 @triton.jit
-def pairs(
-    grad, x, B, C, steps, totals, positions, outs, directs, of_D, weights,
-    length, padded, heads, share, dim, size, grad_row, grad_token, x_row, x_token,
+def ssd_backward_pairs(
+    dy, x, B, C, delta, dA_cumsum, positions, pair_sums_t, pair_sums_s, D_terms, score_grads,
+    length, padded_length, num_heads, heads_per_group, head_dim, state_size, dy_row_stride,
+    dy_token_stride, x_row_stride, x_token_stride,
     SAME: tl.constexpr, PACKED: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
-    DIM: tl.constexpr, SIZE: tl.constexpr, HEADS: tl.constexpr, PRECISION: tl.constexpr,
+    HEAD_DIM: tl.constexpr, STATE_SIZE: tl.constexpr, HEADS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradients of C_t·B_s for a chunk's tokens t and tokens s of the same chunk (SAME)
-    or of an earlier one of the span, summed over HEADS heads.
+    """d(C_t·B_s) = Σ_heads (dy_t·x_s)·L_ts·Δ_s for the tokens t of a chunk and s of the same chunk
+    (SAME) or of the chunk `distance` before it.
 
-    The product of a pair is that of the gradient of y at t and what x at s adds to y. For each
-    head, `directs` receives its sums over t, divided by the step, and `outs` those over s; if SAME,
-    `outs` receives the sum over all pairs around a token, and `of_D` its part of D's gradient.
+    score_grads [rows, chunks, distance, blocks, t, s] are sums over HEADS heads. For each head and
+    distance, pair_sums_s = Σ_t P_ts/Δ_s and pair_sums_t = Σ_s P_ts. SAME: pair_sums_t holds the sum
+    over the pairs that enclose a token r, Σ_{s<r≤t} P_ts, and D_terms = dy_t·x_t.
     """
     chunk, row = tl.program_id(0), tl.program_id(2).to(tl.int64)
-    kind: tl.constexpr = x.dtype.element_ty
+    dtype: tl.constexpr = x.dtype.element_ty
     distance = 0 if SAME else tl.program_id(1) % (CHUNKS - 1) + 1
     block = tl.program_id(1) if SAME else tl.program_id(1) // (CHUNKS - 1)
-    blocks = heads // HEADS
+    num_blocks = num_heads // HEADS
     head = block * HEADS
-    grad += row * grad_row + head * dim
-    x += row * x_row + head * dim
-    B += row * x_row + head // share * size
-    C += row * x_row + head // share * size
+    dy += row * dy_row_stride + head * head_dim
+    x += row * x_row_stride + head * head_dim
+    B += row * x_row_stride + head // heads_per_group * state_size
+    C += row * x_row_stride + head // heads_per_group * state_size
     positions += row * length
-    steps += (row * heads + head) * padded
-    totals += (row * heads + head) * padded
-    of_D += (row * heads + head) * padded
-    outs += ((row * CHUNKS + distance) * heads + head) * padded
-    directs += ((row * CHUNKS + distance) * heads + head) * padded
-    start = chunk // CHUNKS * CHUNKS
-    earlier = chunk - distance
-    at = tl.arange(0, CHUNK)
-    if earlier >= start:
-        first, there = chunk * CHUNK, earlier * CHUNK
+    delta += (row * num_heads + head) * padded_length
+    dA_cumsum += (row * num_heads + head) * padded_length
+    D_terms += (row * num_heads + head) * padded_length
+    pair_sums_t += ((row * CHUNKS + distance) * num_heads + head) * padded_length
+    pair_sums_s += ((row * CHUNKS + distance) * num_heads + head) * padded_length
+    start_chunk = chunk // CHUNKS * CHUNKS
+    chunk_s = chunk - distance
+    token = tl.arange(0, CHUNK)
+    if chunk_s >= start_chunk:
+        first_t, first_s = chunk * CHUNK, chunk_s * CHUNK
         scores = tl.dot(
-            tile(C, x_token, first, length, size, CHUNK, SIZE),
-            tl.trans(tile(B, x_token, there, length, size, CHUNK, SIZE)),
+            load_tile(C, x_token_stride, first_t, length, state_size, CHUNK, STATE_SIZE),
+            tl.trans(load_tile(B, x_token_stride, first_s, length, state_size, CHUNK, STATE_SIZE)),
             input_precision=PRECISION, out_dtype=tl.float32,
         )  # fmt: skip
-        entered, _, _ = marks(positions, first, length, CHUNK, PACKED)
-        _, leaves, _ = marks(positions, there, length, CHUNK, PACKED)
-        open_ = _open(positions, earlier + 1, chunk, length, CHUNK, PACKED)
-        position = positions_at(positions, first, length, CHUNK, PACKED)
-        summed = tl.zeros([CHUNK, CHUNK], dtype=tl.float32)
-        for number in range(HEADS):
-            of_head = number * padded
-            above = tile(grad + number * dim, grad_token, first, length, dim, CHUNK, DIM)
-            inputs = tile(x + number * dim, x_token, there, length, dim, CHUNK, DIM)
-            met = tl.dot(above, tl.trans(inputs), input_precision=PRECISION, out_dtype=tl.float32)
+        start_mask, _, _ = document_masks(positions, first_t, length, CHUNK, PACKED)
+        _, end_mask, _ = document_masks(positions, first_s, length, CHUNK, PACKED)
+        unbroken = _unbroken(positions, chunk_s + 1, chunk, length, CHUNK, PACKED)
+        position_t = load_positions(positions, first_t, length, CHUNK, PACKED)
+        score_grad = tl.zeros([CHUNK, CHUNK], dtype=tl.float32)
+        for h in range(HEADS):
+            head_offset = h * padded_length
+            dy_tile = load_tile(
+                dy + h * head_dim, dy_token_stride, first_t, length, head_dim, CHUNK, HEAD_DIM
+            )
+            x_tile = load_tile(
+                x + h * head_dim, x_token_stride, first_s, length, head_dim, CHUNK, HEAD_DIM
+            )
+            P = tl.dot(dy_tile, tl.trans(x_tile), input_precision=PRECISION, out_dtype=tl.float32)
             if SAME:
-                diagonal = tl.where(at[:, None] == at[None, :], met, 0.0)
-                tl.store(of_D + of_head + first + at, tl.sum(diagonal, 1))
-                total = tl.load(totals + of_head + first + at)
-                met *= within(total, position, CHUNK, PACKED, False)
+                diagonal = tl.where(token[:, None] == token[None, :], P, 0.0)
+                tl.store(D_terms + head_offset + first_t + token, tl.sum(diagonal, 1))
+                cumsum_t = tl.load(dA_cumsum + head_offset + first_t + token)
+                P *= decay_matrix(cumsum_t, position_t, CHUNK, PACKED, False)
             else:
-                gap = _between(totals + of_head, start, earlier, chunk, CHUNK, CHUNKS) * open_
-                met *= (_reach(totals + of_head, first, entered, False, CHUNK) * gap)[:, None]
-                met *= _reach(totals + of_head, there, leaves, True, CHUNK)[None, :]
-            tl.store(directs + of_head + there + at, tl.sum(met * scores, 0))
-            met *= tl.load(steps + of_head + there + at)[None, :]
-            summed += met
-            met *= scores
+                decay_ptr = dA_cumsum + head_offset
+                gap = _gap_decay(decay_ptr, start_chunk, chunk_s, chunk, CHUNK, CHUNKS) * unbroken
+                P *= (_edge_decay(decay_ptr, first_t, start_mask, False, CHUNK) * gap)[:, None]
+                P *= _edge_decay(decay_ptr, first_s, end_mask, True, CHUNK)[None, :]
+            tl.store(pair_sums_s + head_offset + first_s + token, tl.sum(P * scores, 0))
+            P *= tl.load(delta + head_offset + first_s + token)[None, :]
+            score_grad += P
+            P *= scores
             if SAME:
-                before = tl.where(at[:, None] < at[None, :], 1.0, 0.0).to(kind)
-                met = tl.dot(
-                    met.to(kind), before, input_precision=PRECISION, out_dtype=tl.float32
+                earlier = tl.where(token[:, None] < token[None, :], 1.0, 0.0).to(dtype)
+                P = tl.dot(
+                    P.to(dtype), earlier, input_precision=PRECISION, out_dtype=tl.float32,
                 )  # fmt: skip
-                met = tl.where(at[:, None] >= at[None, :], met, 0.0)
-                tl.store(outs + of_head + first + at, tl.sum(met, 0))
+                P = tl.where(token[:, None] >= token[None, :], P, 0.0)
+                tl.store(pair_sums_t + head_offset + first_t + token, tl.sum(P, 0))
             else:
-                tl.store(outs + of_head + first + at, tl.sum(met, 1))
-        place = ((row * tl.cdiv(length, CHUNK) + chunk) * CHUNKS + distance) * blocks + block
-        to = weights + place * CHUNK * CHUNK + at[:, None] * CHUNK + at[None, :]
-        tl.store(to, summed.to(kind))
+                tl.store(pair_sums_t + head_offset + first_t + token, tl.sum(P, 1))
+        tile_index = (
+            (row * tl.cdiv(length, CHUNK) + chunk) * CHUNKS + distance
+        ) * num_blocks + block
+        score_grad_ptrs = (
+            score_grads + tile_index * CHUNK * CHUNK + token[:, None] * CHUNK + token[None, :]
+        )
+        tl.store(score_grad_ptrs, score_grad.to(dtype))
 
 
 @triton.jit
-def _open(positions, low, high, length, CHUNK: tl.constexpr, PACKED: tl.constexpr):
-    """Return 1 if no document begins in the chunks from `low` to before `high`, else 0."""
-    open_ = 1.0
+def _unbroken(positions, start_chunk, end_chunk, length, CHUNK: tl.constexpr, PACKED: tl.constexpr):
+    """Return 1 if no document begins in the chunks [start_chunk, end_chunk), else 0."""
+    unbroken = 1.0
     if PACKED:
-        for chunk in range(low, high):
-            _, _, unbroken = marks(positions, chunk * CHUNK, length, CHUNK, True)
-            open_ *= unbroken
-    return open_
+        for chunk in range(start_chunk, end_chunk):
+            _, _, chunk_unbroken = document_masks(positions, chunk * CHUNK, length, CHUNK, True)
+            unbroken *= chunk_unbroken
+    return unbroken
 
 
 @triton.jit
-def shared(
-    mine, own, other, steps, totals, positions, states, weights, scalars, partial,
-    length, padded, spans, heads, share, dim, size, mine_row, mine_token, b_row, b_token,
+def ssd_backward_BC(
+    values, target, source, delta, dA_cumsum, positions, states, score_grads, state_pair_sums,
+    partial_grads, length, padded_length, num_spans, num_heads, heads_per_group, head_dim,
+    state_size, values_row_stride, values_token_stride, B_row_stride, B_token_stride,
     PACKED: tl.constexpr, BACKWARD: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
-    DIM: tl.constexpr, SIZE: tl.constexpr, HEADS: tl.constexpr, PRECISION: tl.constexpr,
+    HEAD_DIM: tl.constexpr, STATE_SIZE: tl.constexpr, HEADS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradient of C (`own`; `mine` is the gradient of y, and `states` those at the start
-    of the spans); if BACKWARD, of B (x, and the gradients of the states at their ends).
+    """dC_t = Σ_{s≤t} d(C_t·B_s)·B_s + Σ_heads decay_t·Sᵀ·dy_t, summed over HEADS heads.
 
-    `scalars` receives the sums of the products of a token with all those before the span (BACKWARD:
-    after it, divided by the step).
+    s is in the span, decay_t leads from the span's start to t, and S [head_dim, state_size] is the
+    state at that start. state_pair_sums = C_t·(decay_t·Sᵀ·dy_t) = Σ_s P_ts over s before the span.
+
+    `target` is C, `source` B, `values` dy. BACKWARD computes dB_s in the same way:
+    dB_s = Σ_{t≥s} d(C_t·B_s)·C_t + Σ_heads Δ_s·decay_s·dSᵀ·x_s, where target is B, source C, values
+    x, decay_s leads from s to the span's end, and `states` holds dS at that end. state_pair_sums is
+    then Σ_t P_ts/Δ_s over t after the span.
     """
     chunk, block, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    kind: tl.constexpr = mine.dtype.element_ty
+    dtype: tl.constexpr = values.dtype.element_ty
     head = block * HEADS
-    blocks = heads // HEADS
-    first = chunk * CHUNK
-    mine += row * mine_row + head * dim
-    own += row * b_row + head // share * size
-    other += row * b_row + head // share * size
-    steps += (row * heads + head) * padded + first
-    totals += (row * heads + head) * padded
-    scalars += (row * heads + head) * padded + first
+    num_blocks = num_heads // HEADS
+    first_token = chunk * CHUNK
+    values += row * values_row_stride + head * head_dim
+    target += row * B_row_stride + head // heads_per_group * state_size
+    source += row * B_row_stride + head // heads_per_group * state_size
+    delta += (row * num_heads + head) * padded_length + first_token
+    dA_cumsum += (row * num_heads + head) * padded_length
+    state_pair_sums += (row * num_heads + head) * padded_length + first_token
     positions += row * length
-    chunks = tl.cdiv(length, CHUNK)
-    start = chunk // CHUNKS * CHUNKS
-    end = tl.minimum(start + CHUNKS, chunks)
-    side = tl.arange(0, CHUNK)
-    at = side[:, None] * CHUNK + side[None, :]
-    summed = tl.zeros([CHUNK, SIZE], dtype=tl.float32)
-    for distance in range(end - chunk if BACKWARD else chunk - start + 1):
-        later = chunk + distance if BACKWARD else chunk
-        place = ((row * chunks + later) * CHUNKS + distance) * blocks + block
-        weight = tl.load(weights + place * CHUNK * CHUNK + at)
-        across = (later if BACKWARD else chunk - distance) * CHUNK
-        facing = tile(other, b_token, across, length, size, CHUNK, SIZE)
-        summed = plus(summed, tl.trans(weight) if BACKWARD else weight, facing, PRECISION)
-    low, high = start - 1, chunk
+    num_chunks = tl.cdiv(length, CHUNK)
+    start_chunk = chunk // CHUNKS * CHUNKS
+    end_chunk = tl.minimum(start_chunk + CHUNKS, num_chunks)
+    chunk_token = tl.arange(0, CHUNK)
+    tile_offsets = chunk_token[:, None] * CHUNK + chunk_token[None, :]
+    grad = tl.zeros([CHUNK, STATE_SIZE], dtype=tl.float32)
+    for distance in range(end_chunk - chunk if BACKWARD else chunk - start_chunk + 1):
+        chunk_t = chunk + distance if BACKWARD else chunk
+        tile_index = ((row * num_chunks + chunk_t) * CHUNKS + distance) * num_blocks + block
+        score_grad = tl.load(score_grads + tile_index * CHUNK * CHUNK + tile_offsets)
+        source_first = (chunk_t if BACKWARD else chunk - distance) * CHUNK
+        source_tile = load_tile(
+            source, B_token_stride, source_first, length, state_size, CHUNK, STATE_SIZE
+        )
+        grad = dot_add(
+            grad, tl.trans(score_grad) if BACKWARD else score_grad, source_tile, PRECISION
+        )
+    earlier_chunk, later_chunk = start_chunk - 1, chunk
     if BACKWARD:
-        low, high = chunk, end
-    entered, leaves, _ = marks(positions, first, length, CHUNK, PACKED)
-    mark = leaves if BACKWARD else entered
-    open_ = _open(positions, low + 1, high, length, CHUNK, PACKED)
-    ours = tile(own, b_token, first, length, size, CHUNK, SIZE)
-    states += ((row * spans + chunk // CHUNKS) * heads + head) * dim * size
-    for number in range(HEADS):
-        of_head = number * padded
-        gap = _between(totals + of_head, start, low, high, CHUNK, CHUNKS) * open_
-        reach = _reach(totals + of_head, first, mark, BACKWARD, CHUNK) * gap
-        here = tile(mine + number * dim, mine_token, first, length, dim, CHUNK, DIM)
-        place, real = state_at(states + number * dim * size, dim, size, DIM, SIZE)
-        pushed = (here.to(tl.float32) * reach[:, None]).to(kind)
-        through = tl.dot(
-            pushed, tl.load(place, mask=real, other=0.0), input_precision=PRECISION,
+        earlier_chunk, later_chunk = chunk, end_chunk
+    start_mask, end_mask, _ = document_masks(positions, first_token, length, CHUNK, PACKED)
+    mask = end_mask if BACKWARD else start_mask
+    unbroken = _unbroken(positions, earlier_chunk + 1, later_chunk, length, CHUNK, PACKED)
+    target_tile = load_tile(
+        target, B_token_stride, first_token, length, state_size, CHUNK, STATE_SIZE
+    )
+    states += ((row * num_spans + chunk // CHUNKS) * num_heads + head) * head_dim * state_size
+    for h in range(HEADS):
+        head_offset = h * padded_length
+        gap_decay = (
+            _gap_decay(
+                dA_cumsum + head_offset, start_chunk, earlier_chunk, later_chunk, CHUNK, CHUNKS
+            )
+            * unbroken
+        )
+        decay = _edge_decay(dA_cumsum + head_offset, first_token, mask, BACKWARD, CHUNK) * gap_decay
+        value_tile = load_tile(
+            values + h * head_dim,
+            values_token_stride,
+            first_token,
+            length,
+            head_dim,
+            CHUNK,
+            HEAD_DIM,
+        )
+        ptrs, state_mask = state_ptrs(
+            states + h * head_dim * state_size, head_dim, state_size, HEAD_DIM, STATE_SIZE
+        )
+        weighted = (value_tile.to(tl.float32) * decay[:, None]).to(dtype)
+        state_grad = tl.dot(
+            weighted, tl.load(ptrs, mask=state_mask, other=0.0), input_precision=PRECISION,
             out_dtype=tl.float32,
         )  # fmt: skip
-        tl.store(scalars + of_head + side, tl.sum(through * ours.to(tl.float32), 1))
+        tl.store(
+            state_pair_sums + head_offset + chunk_token,
+            tl.sum(state_grad * target_tile.to(tl.float32), 1),
+        )
         if BACKWARD:
-            through *= tl.load(steps + of_head + side)[:, None]
-        summed += through
-    token = first + side[:, None]
-    mode = tl.arange(0, SIZE)[None, :]
-    to = ((block * tl.num_programs(2) + row) * length + token) * size + mode
-    tl.store(partial + to, summed, mask=(token < length) & (mode < size))
+            state_grad *= tl.load(delta + head_offset + chunk_token)[:, None]
+        grad += state_grad
+    token = first_token + chunk_token[:, None]
+    state_index = tl.arange(0, STATE_SIZE)[None, :]
+    offsets = ((block * tl.num_programs(2) + row) * length + token) * state_size + state_index
+    tl.store(partial_grads + offsets, grad, mask=(token < length) & (state_index < state_size))
 
 
 @triton.jit
-def collect(
-    partial, out, length, groups, blocks, size, out_row, out_token,
-    CHUNK: tl.constexpr, SIZE: tl.constexpr,
+def ssd_backward_sum_BC(
+    partial_grads, out, length, num_groups, num_blocks, state_size, out_row_stride,
+    out_token_stride,
+    CHUNK: tl.constexpr, STATE_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Sum the gradients of B and C over the blocks of a group's heads."""
+    """dB, or dC, of a group = Σ_blocks partial_grads, which is [groups · blocks, rows, length,
+    state_size] in fp32."""
     chunk, group, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     token = chunk * CHUNK + tl.arange(0, CHUNK)[:, None]
-    mode = tl.arange(0, SIZE)[None, :]
-    here = (token < length) & (mode < size)
-    summed = tl.zeros([CHUNK, SIZE], dtype=tl.float32)
-    for number in range(blocks):
-        place = (group * blocks + number) * tl.num_programs(2) + row
-        summed += tl.load(partial + (place * length + token) * size + mode, mask=here, other=0.0)
-    to = out + row * out_row + token.to(tl.int64) * out_token + group * size + mode
-    tl.store(to, summed.to(out.dtype.element_ty), mask=here)
+    state_index = tl.arange(0, STATE_SIZE)[None, :]
+    mask = (token < length) & (state_index < state_size)
+    grad = tl.zeros([CHUNK, STATE_SIZE], dtype=tl.float32)
+    for block in range(num_blocks):
+        partial_row = (group * num_blocks + block) * tl.num_programs(2) + row
+        grad += tl.load(
+            partial_grads + (partial_row * length + token) * state_size + state_index,
+            mask=mask,
+            other=0.0,
+        )
+    out_ptrs = (
+        out
+        + row * out_row_stride
+        + token.to(tl.int64) * out_token_stride
+        + group * state_size
+        + state_index
+    )
+    tl.store(out_ptrs, grad.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def steps_backward(
-    dt, bias, A_log, steps, outs, directs, entries, exits, of_D, met, grad_dt, sums,
-    length, heads, padded, spans, parts, dt_row, dt_token,
+def ssd_backward_dt(
+    dt, dt_bias, A_log, delta, pair_sums_t, pair_sums_s, state_pairs_t, state_pairs_s, D_terms,
+    spanning_pairs, grad_dt, param_grads, length, num_heads, padded_length, num_spans, num_parts,
+    dt_row_stride, dt_token_stride,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradient of dt and, summed over a span, those of the bias, A_log and D.
+    """Gradient of dt; per-span sums of the gradients of dt_bias, A_log and D.
 
-    A step enters the decays between the tokens before it and those from it on. Of the products of
-    these pairs, `met` has those of pairs around the whole span.
+    Δ_r = softplus(dt_r + dt_bias) scales x_r, and the decay of every pair s < r ≤ t:
+
+        dΔ_r = Σ_{t≥r} P_tr/Δ_r + A·enclosing_r,  enclosing_r = Σ_{s<r≤t} P_ts
+        d(dt_r) = dΔ_r·softplus'(dt_r + dt_bias),  dA_log = A·Σ_r Δ_r·enclosing_r
+
+    The chunks of the span are visited from the last. Of the pairs that enclose r, those within its
+    chunk come from ssd_backward_pairs; `crossing` holds those that enclose the whole chunk up to
+    its end, first of all the spanning_pairs; `beginning` and `ending` are the sums over pairs that
+    leave the chunk at the end, by their s, or enter it at the start, by their t.
     """
     span, row = tl.program_id(0), tl.program_id(2).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[None, :]
-    real = head < heads
-    offset = tl.load(bias + head, mask=real, other=0.0).to(tl.float32)
-    rate = -tl.exp(tl.load(A_log + head, mask=real, other=0.0).to(tl.float32))
-    start = span * CHUNKS
-    end = tl.minimum(start + CHUNKS, tl.cdiv(length, CHUNK))
-    across = tl.zeros([1, HEADS], dtype=tl.float32)  # pairs around the end of the chunk
-    for part in range(parts):
-        place = ((row * spans + span) * heads + head) * parts + part
-        across += tl.load(met + place, mask=real, other=0.0)
-    for chunk in range(start, end):
+    head_mask = head < num_heads
+    bias = tl.load(dt_bias + head, mask=head_mask, other=0.0).to(tl.float32)
+    A = -tl.exp(tl.load(A_log + head, mask=head_mask, other=0.0).to(tl.float32))
+    start_chunk = span * CHUNKS
+    end_chunk = tl.minimum(start_chunk + CHUNKS, tl.cdiv(length, CHUNK))
+    crossing = tl.zeros([1, HEADS], dtype=tl.float32)
+    for block in range(num_parts):
+        offsets = ((row * num_spans + span) * num_heads + head) * num_parts + block
+        crossing += tl.load(spanning_pairs + offsets, mask=head_mask, other=0.0)
+    for chunk in range(start_chunk, end_chunk):
         token = chunk * CHUNK + tl.arange(0, CHUNK)[:, None]
-        place = (row * heads + head) * padded + token
-        leaving = tl.load(exits + place, mask=real, other=0.0)
-        leaving *= tl.load(steps + place, mask=real, other=0.0)
-        across += tl.sum(leaving, axis=0)[None, :]
-    of_bias = tl.zeros([1, HEADS], dtype=tl.float32)
-    of_rate = tl.zeros([1, HEADS], dtype=tl.float32)
-    of_skip = tl.zeros([1, HEADS], dtype=tl.float32)
-    for number in range(start, end):
-        chunk = start + end - 1 - number
+        offsets = (row * num_heads + head) * padded_length + token
+        beginning = tl.load(state_pairs_s + offsets, mask=head_mask, other=0.0)
+        beginning *= tl.load(delta + offsets, mask=head_mask, other=0.0)
+        crossing += tl.sum(beginning, axis=0)[None, :]
+    grad_bias = tl.zeros([1, HEADS], dtype=tl.float32)
+    grad_A = tl.zeros([1, HEADS], dtype=tl.float32)
+    grad_D = tl.zeros([1, HEADS], dtype=tl.float32)
+    for index in range(start_chunk, end_chunk):
+        chunk = start_chunk + end_chunk - 1 - index
         token = chunk * CHUNK + tl.arange(0, CHUNK)[:, None]
-        here = (token < length) & real
-        place = (row * heads + head) * padded + token
-        step = tl.load(steps + place, mask=real, other=0.0)
-        slot = (row * CHUNKS * heads + head) * padded + token
-        entering = tl.load(entries + place, mask=real, other=0.0)
-        leaving = tl.load(exits + place, mask=real, other=0.0)
+        mask = (token < length) & head_mask
+        offsets = (row * num_heads + head) * padded_length + token
+        delta_t = tl.load(delta + offsets, mask=head_mask, other=0.0)
+        pair_offsets = (row * CHUNKS * num_heads + head) * padded_length + token
+        ending = tl.load(state_pairs_t + offsets, mask=head_mask, other=0.0)
+        beginning = tl.load(state_pairs_s + offsets, mask=head_mask, other=0.0)
         for distance in tl.static_range(1, CHUNKS):
-            far = distance * heads * padded
-            from_ = real & (token - distance * CHUNK >= start * CHUNK)
-            onto = real & (token + distance * CHUNK < end * CHUNK)
-            entering += tl.load(outs + slot + far, mask=from_, other=0.0)
-            leaving += tl.load(directs + slot + far, mask=onto, other=0.0)
-        direct = tl.load(directs + slot, mask=real, other=0.0) + leaving
-        leaving *= step
-        entered = tl.sum(entering, axis=0)[None, :]
-        across -= tl.sum(leaving, axis=0)[None, :]
-        around = tl.load(outs + slot, mask=real, other=0.0) + across
-        around += tl.cumsum(leaving, axis=0) - leaving  # pairs that begin before the token
-        around += entered - tl.cumsum(entering, axis=0) + entering  # that end at it or later
-        across += entered
-        at = token.to(tl.int64) * dt_token + head
-        _, slope = softplus(dt + row * dt_row, at, here, offset)
-        of_raw = tl.where(here, (direct + around * rate) * slope, 0.0)
-        to = grad_dt + (row * length + token) * heads + head
-        tl.store(to, of_raw.to(grad_dt.dtype.element_ty), mask=here)
-        of_bias += tl.sum(of_raw, axis=0)[None, :]
-        of_rate += tl.sum(around * step, axis=0)[None, :]
-        of_skip += tl.sum(tl.load(of_D + place, mask=real, other=0.0), axis=0)[None, :]
-    to = sums + (row * spans + span) * 3 * heads + head
-    tl.store(to, of_bias, mask=real)
-    tl.store(to + heads, of_rate * rate, mask=real)
-    tl.store(to + 2 * heads, of_skip, mask=real)
+            distance_offset = distance * num_heads * padded_length
+            earlier_mask = head_mask & (token - distance * CHUNK >= start_chunk * CHUNK)
+            later_mask = head_mask & (token + distance * CHUNK < end_chunk * CHUNK)
+            ending += tl.load(
+                pair_sums_t + pair_offsets + distance_offset, mask=earlier_mask, other=0.0
+            )
+            beginning += tl.load(
+                pair_sums_s + pair_offsets + distance_offset, mask=later_mask, other=0.0
+            )
+        grad_input = tl.load(pair_sums_s + pair_offsets, mask=head_mask, other=0.0) + beginning
+        beginning *= delta_t
+        chunk_ending = tl.sum(ending, axis=0)[None, :]
+        crossing -= tl.sum(beginning, axis=0)[None, :]
+        enclosing = tl.load(pair_sums_t + pair_offsets, mask=head_mask, other=0.0) + crossing
+        enclosing += tl.cumsum(beginning, axis=0) - beginning  # pairs that begin before the token
+        enclosing += chunk_ending - tl.cumsum(ending, axis=0) + ending  # that end at it or later
+        crossing += chunk_ending
+        dt_offsets = token.to(tl.int64) * dt_token_stride + head
+        _, slope = softplus(dt + row * dt_row_stride, dt_offsets, mask, bias)
+        grad_raw = tl.where(mask, (grad_input + enclosing * A) * slope, 0.0)
+        out_ptrs = grad_dt + (row * length + token) * num_heads + head
+        tl.store(out_ptrs, grad_raw.to(grad_dt.dtype.element_ty), mask=mask)
+        grad_bias += tl.sum(grad_raw, axis=0)[None, :]
+        grad_A += tl.sum(enclosing * delta_t, axis=0)[None, :]
+        grad_D += tl.sum(tl.load(D_terms + offsets, mask=head_mask, other=0.0), axis=0)[None, :]
+    out_ptrs = param_grads + (row * num_spans + span) * 3 * num_heads + head
+    tl.store(out_ptrs, grad_bias, mask=head_mask)
+    tl.store(out_ptrs + num_heads, grad_A * A, mask=head_mask)
+    tl.store(out_ptrs + 2 * num_heads, grad_D, mask=head_mask)

@@ -28,7 +28,7 @@ def ssd(groups: int, heads: int, *, state: bool, packed: bool) -> Case:
         inputs: Inputs = {
             "x": draw.normal("x", *over, heads * dim),
             "dt": draw.normal("dt", *over, heads + 8),
-            "bias": draw.normal("bias", heads) - 2,
+            "dt_bias": draw.normal("bias", heads) - 2,
             "A_log": draw.normal("A", heads).float(),
             "B": draw.normal("B", *over, groups * size, scale=size**-0.5),
             "C": draw.normal("C", *over, groups * size),
@@ -42,9 +42,9 @@ def ssd(groups: int, heads: int, *, state: bool, packed: bool) -> Case:
 
     def by(kernel: Kernel) -> Callable[..., Any]:
         def run(x: Tensor, dt: Tensor, B: Tensor, C: Tensor, **inputs: Any) -> Any:
-            mixed = torch.cat([x, B, C], dim=-1)
+            xBC = torch.cat([x, B, C], dim=-1)
             sizes = {"head_dim": x.shape[2] // heads, "state_size": B.shape[2] // groups}
-            return mixed_scan(mixed, dt[..., 8:], **inputs, **sizes, kernel=kernel)
+            return mixed_scan(xBC, dt[..., 8:], **inputs, **sizes, kernel=kernel)
 
         return run
 
