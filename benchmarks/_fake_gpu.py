@@ -64,7 +64,7 @@ class Launch:
     """An operation on the device."""
 
     name: str
-    """`aten::mm`, or `triton::rms_norm.forward`."""
+    """`aten::mm`, or `triton::rms_norm_forward`."""
     bytes: int
     """Each distinct argument and result once, and once more if it is updated in place."""
     flops: int
@@ -200,9 +200,8 @@ class FakeGpu(TorchDispatchMode):
 
     def program(self, program: Any, *args: Any, **options: Any) -> None:
         """Record a launch of a Triton program."""
-        module = program.fn.__module__.rpartition(".")[2]
         tensors = [each for each in (*args, *options.values()) if isinstance(each, Tensor)]
-        name = f"triton::{module}.{program.fn.__name__}"
+        name = f"triton::{program.fn.__name__}"
         self.launches.append(Launch(name, _bytes(tensors), 0, *_place()))
 
 

@@ -18,7 +18,7 @@ from torch.compiler import is_compiling
 from ...console.errors import LayoutError
 from ..config.options.names import Kernel
 
-TYPES = (torch.float32, torch.bfloat16, torch.float16)
+SUPPORTED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FAILED: dict[str, str] = {}
 """Kernels that failed on this device, with the reason; `kernel: auto` runs their twins."""
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -52,26 +52,26 @@ def as_on_gpu() -> Iterator[None]:
         _as_on_gpu.reset(token)
 
 
-def wanted(kernel: Kernel, device: torch.device) -> bool:
+def requests_kernel(kernel: Kernel, device: torch.device) -> bool:
     """Return True if the configuration asks for kernels on this device."""
     on_gpu = device.type == "cuda" or _as_on_gpu.get()
     return kernel == "triton" or (kernel == "auto" and on_gpu)
 
 
-def chosen(kernel: Kernel, name: str, x: Tensor, problem: str | None = None) -> bool:
+def uses_kernel(kernel: Kernel, name: str, x: Tensor, problem: str | None = None) -> bool:
     """Return True if the kernel of this name runs, False if its twin does.
 
     `problem` is the reason why the kernel cannot do the work. `kernel: auto` then warns and runs
     the twin; `kernel: triton` raises. Fake tensors have shapes and no device: with `kernel: triton`
     they take the kernel's path on any machine.
     """
-    if not wanted(kernel, x.device):
+    if not requests_kernel(kernel, x.device):
         return False
-    if x.dtype not in TYPES:
+    if x.dtype not in SUPPORTED_DTYPES:
         problem = f"it supports fp32, bf16 and fp16, not {x.dtype}"
     # Shapes alone need no device, and under torch.compile a query of the driver breaks the graph.
     if not (is_compiling() or isinstance(x, FakeTensor)):
-        problem = unfit(x.device) or problem
+        problem = find_device_problem(x.device) or problem
     problem = FAILED.get(name, problem)
     if problem is None:
         return True
@@ -85,17 +85,17 @@ def chosen(kernel: Kernel, name: str, x: Tensor, problem: str | None = None) -> 
     return False
 
 
-def unfit(device: torch.device) -> str | None:
+def find_device_problem(device: torch.device) -> str | None:
     """Return why no kernel can run on a device, or None."""
     if INTERPRETED:
         return None
     if device.type != "cuda":
         return f"the tensors are on {device.type}, and Triton needs a GPU"
-    return _unfit(device)
+    return _find_gpu_problem(device)
 
 
 @cache
-def _unfit(gpu: torch.device) -> str | None:
+def _find_gpu_problem(gpu: torch.device) -> str | None:
     if torch.version.hip is not None:
         return "kernels support NVIDIA GPUs, and this GPU is from AMD"
     capability = torch.cuda.get_device_capability(gpu)

@@ -47,7 +47,7 @@ def _programs() -> Any:
     return fft_convolution
 
 
-def beyond(*, bias: bool, silu: bool, history: bool) -> str | None:
+def unsupported_reason(*, bias: bool, silu: bool, history: bool) -> str | None:
     """Return why the kernel cannot compute this convolution, or None."""
     if bias or silu:
         return "it has no bias and no SiLU after a long filter"
@@ -70,10 +70,17 @@ def fft_convolution(
     programs = _programs()
     for piece in _pieces(out, taps, positions):
         w = piece.empty(x)
-        piece.run(programs.spread, piece.size, x, w, GATED=gated)
+        piece.run(programs.fft_convolution_gather, piece.size, x, w, GATED=gated)
         y = piece.back(piece.transformed(w).mul_(piece.spectrum(taps)))
         piece.run(
-            programs.collect, piece.longest, y, x, through, out, GATED=gated, SKIP=skip is not None
+            programs.fft_convolution_scatter,
+            piece.longest,
+            y,
+            x,
+            through,
+            out,
+            GATED=gated,
+            SKIP=skip is not None,
         )
     return out
 
@@ -103,7 +110,16 @@ def _backward(
     programs = _programs()
     for piece in _pieces(grad, taps, positions):
         w, pulls, partial = piece.empty(x), piece.empty(x), piece.partial(x)
-        piece.run(programs.backward_spread, piece.size, grad, x, w, pulls, partial, GATED=gated)
+        piece.run(
+            programs.fft_convolution_backward_gather,
+            piece.size,
+            grad,
+            x,
+            w,
+            pulls,
+            partial,
+            GATED=gated,
+        )
         inputs, pulled = piece.transformed(w), piece.transformed(pulls)
         used = slice(len(piece.begins))
         met = piece.back((inputs[used].conj() * pulled[used]).sum(0))
@@ -112,7 +128,7 @@ def _backward(
         spectrum = piece.spectrum(taps)
         y = piece.back(inputs.mul_(spectrum)) if gated else w
         piece.run(
-            programs.backward_collect, piece.longest, grad, x, through, y,
+            programs.fft_convolution_backward_scatter, piece.longest, grad, x, through, y,
             piece.back(pulled.mul_(spectrum.conj())), grad_x, GATED=gated, SKIP=skip is not None,
         )  # fmt: skip
         if skip is not None:

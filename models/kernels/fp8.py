@@ -40,7 +40,7 @@ def _programs() -> Any:
     return fp8
 
 
-def beyond(width: int) -> str | None:
+def unsupported_reason(width: int) -> str | None:
     """Return why the kernel cannot take rows of this width, or None."""
     return f"a row has {width} numbers, and its limit is {WIDEST}" if width > WIDEST else None
 
@@ -51,8 +51,8 @@ def fp8_rows(x: Tensor, gains: Tensor | None, highest: Tensor | None) -> tuple[T
     of each row, where ranks share the row."""
     rows = x.contiguous().view(-1, x.shape[-1])
     out, scales = empty(x)
-    block, tile, warps = layout.row_tiles(rows.shape[1])
-    _programs().rows[(-(-len(rows) // tile),)](
+    block, tile, warps = layout.row_tile_sizes(rows.shape[1])
+    _programs().fp8_quantize_rows[(-(-len(rows) // tile),)](
         rows, rows if gains is None else gains.contiguous(),
         rows if highest is None else highest.contiguous(), out, scales, *rows.shape,
         GAINS=gains is not None, HIGHEST=highest is not None, ROWS=tile, BLOCK=block,

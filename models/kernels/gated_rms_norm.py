@@ -30,7 +30,7 @@ def _programs() -> Any:
 
 def _rows(x: Tensor) -> Tensor:
     """Return x as [rows · length, width], without a copy if a token's channels are adjacent."""
-    return layout.by_token(x).flatten(0, -2)
+    return layout.to_channels_last(x).flatten(0, -2)
 
 
 @op("gated_rms_norm")
@@ -44,7 +44,7 @@ def gated_rms_norm(
 
 @gated_rms_norm.register_fake
 def _(y: Tensor, z: Tensor, weight: Tensor, *_: Any) -> Tensor:
-    return y.new_empty(y.shape, dtype=layout.kind(y, weight))
+    return y.new_empty(y.shape, dtype=layout.promote_dtypes(y, weight))
 
 
 @op("gated_rms_norm_fp8")
@@ -58,7 +58,7 @@ def gated_rms_norm_fp8(
 
 @gated_rms_norm_fp8.register_fake
 def _(y: Tensor, z: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    return y.new_empty(y.shape, dtype=layout.kind(y, weight)), *fp8.empty(y)
+    return y.new_empty(y.shape, dtype=layout.promote_dtypes(y, weight)), *fp8.empty(y)
 
 
 def _forward(
@@ -75,10 +75,10 @@ def _forward(
     rows, width = y_.shape
     runs, members, cut = _runs(width, groups, axis)
     share = width // runs
-    out = torch.empty(rows, width, dtype=layout.kind(y, weight), device=y.device)
+    out = torch.empty(rows, width, dtype=layout.promote_dtypes(y, weight), device=y.device)
     powers = _sums(None, y_, z_, weight, runs, groups, axis)[0] if cut else y_
-    block, tile, warps = layout.row_tiles(share)
-    _programs().forward[(-(-rows // tile), runs)](
+    block, tile, warps = layout.row_tile_sizes(share)
+    _programs().gated_rms_norm_forward[(-(-rows // tile), runs)](
         y_, z_, weight, powers, out, *(stored or (out, out)), rows, width, share, members,
         y_.stride(0), z_.stride(0), eps,
         CUT=cut, FP8=stored is not None, ROWS=tile, BLOCK=block, num_warps=warps,
@@ -97,11 +97,11 @@ def _backward(
     powers, pulls = _sums(grad, y_, z_, weight, runs, groups, axis) if cut else (y_, y_)
     grad_y = torch.empty(rows, width, dtype=y.dtype, device=y.device)
     grad_z = torch.empty(rows, width, dtype=z.dtype, device=y.device)
-    block, tile, warps = layout.row_tiles(share)
+    block, tile, warps = layout.row_tile_sizes(share)
     tiles = -(-rows // tile)
-    programs, each = layout.turns(tiles, SUMMED)
+    programs, each = layout.share_tiles(tiles, SUMMED)
     partial = torch.empty(programs, width, dtype=torch.float32, device=y.device)
-    _programs().backward[(programs, runs)](
+    _programs().gated_rms_norm_backward[(programs, runs)](
         grad, y_, z_, weight, powers, pulls, grad_y, grad_z, partial, rows, each, width, share,
         members, y_.stride(0), z_.stride(0), eps, CUT=cut, ROWS=tile, BLOCK=block, num_warps=warps,
     )  # fmt: skip
@@ -129,8 +129,8 @@ def _sums(
     given a gradient, the sum of its products with the normed input."""
     ranks, (rows, width) = named(axis), y.shape
     sums = y.new_empty(1 if grad is None else 2, rows, runs, dtype=torch.float32)
-    block, tile, warps = layout.row_tiles(width // runs)
-    _programs().sums[(-(-rows // tile), runs)](
+    block, tile, warps = layout.row_tile_sizes(width // runs)
+    _programs().gated_rms_norm_sums[(-(-rows // tile), runs)](
         y if grad is None else grad, y, z, weight, sums, rows, width, width // runs,
         y.stride(0), z.stride(0), BACKWARD=grad is not None, ROWS=tile, BLOCK=block,
         num_warps=warps,

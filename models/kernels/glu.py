@@ -31,7 +31,7 @@ def glu(x: Tensor, activation: str) -> Tensor:
     """Map x [..., 2·width] to [..., width]."""
     rows, width, grid = _laid_out(x)
     out = torch.empty(*x.shape[:-1], width, dtype=x.dtype, device=x.device)
-    _programs().forward[grid](
+    _programs().glu_forward[grid](
         rows, out, len(rows), width, rows.stride(0), ACTIVATION=activation, ROWS=ROWS, BLOCK=BLOCK
     )
     return out
@@ -48,8 +48,8 @@ def glu_fp8(x: Tensor, activation: str) -> tuple[Tensor, Tensor, Tensor]:
     rows, width, _ = _laid_out(x)
     out = torch.empty(*x.shape[:-1], width, dtype=x.dtype, device=x.device)
     values, scales = fp8.empty(out)
-    block, tile, warps = layout.row_tiles(width)
-    _programs().forward_fp8[(-(-len(rows) // tile),)](
+    block, tile, warps = layout.row_tile_sizes(width)
+    _programs().glu_forward_fp8[(-(-len(rows) // tile),)](
         rows, out, values, scales, len(rows), width, rows.stride(0),
         ACTIVATION=activation, ROWS=tile, BLOCK=block, num_warps=warps,
     )  # fmt: skip
@@ -66,7 +66,7 @@ def _(x: Tensor, activation: str) -> tuple[Tensor, Tensor, Tensor]:
 def _backward(grad: Tensor, x: Tensor, activation: str) -> Tensor:
     rows, width, grid = _laid_out(x)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _programs().backward[grid](
+    _programs().glu_backward[grid](
         grad.contiguous(), rows, out, len(rows), width, rows.stride(0),
         ACTIVATION=activation, ROWS=ROWS, BLOCK=BLOCK,
     )  # fmt: skip
@@ -79,7 +79,7 @@ def _(grad: Tensor, x: Tensor, activation: str) -> Tensor:
 
 
 def _laid_out(x: Tensor) -> tuple[Tensor, int, tuple[int]]:
-    rows = layout.by_token(x).flatten(0, -2)
+    rows = layout.to_channels_last(x).flatten(0, -2)
     width = x.shape[-1] // 2
     return rows, width, (-(-len(rows) // ROWS) * -(-width // BLOCK),)
 

@@ -10,36 +10,36 @@ PROGRAMS = 2048
 multiprocessor of a large GPU, and few enough that their partial sums are small beside their
 inputs."""
 
-FARTHEST = 1 << 20
+MAX_TOKEN_STRIDE = 1 << 20
 """Largest stride from a token to the next: programs compute offsets within a tile in 32 bits."""
 
 
-def kind(a: Tensor, b: Tensor) -> torch.dtype:
+def promote_dtypes(a: Tensor, b: Tensor) -> torch.dtype:
     """Return the type of an expression of both, by torch's promotion."""
     return torch.promote_types(a.dtype, b.dtype)
 
 
-def by_token(x: Tensor) -> Tensor:
+def to_channels_last(x: Tensor) -> Tensor:
     """Return x [rows, length, width] with adjacent channels; a slice of wider tokens is kept."""
-    return x if x.stride(-1) == 1 and x.stride(-2) <= FARTHEST else x.contiguous()
+    return x if x.stride(-1) == 1 and x.stride(-2) <= MAX_TOKEN_STRIDE else x.contiguous()
 
 
-def splits(tiles: int, others: int) -> tuple[int, int]:
+def split_tiles(num_tiles: int, num_columns: int) -> tuple[int, int]:
     """Return the number of parts into which to cut `tiles`, for each of `others`, and the tiles of
     a part."""
-    each = max(1, tiles * others // PROGRAMS)
-    return -(-tiles // each), each
+    tiles_per_part = max(1, num_tiles * num_columns // PROGRAMS)
+    return -(-num_tiles // tiles_per_part), tiles_per_part
 
 
-def turns(tiles: int, programs: int) -> tuple[int, int]:
+def share_tiles(num_tiles: int, max_programs: int) -> tuple[int, int]:
     """Return how many programs (at most `programs`) share `tiles`, and the tiles of each."""
-    each = max(1, -(-tiles // min(programs, PROGRAMS)))
-    return -(-tiles // each), each
+    tiles_per_program = max(1, -(-num_tiles // min(max_programs, PROGRAMS)))
+    return -(-num_tiles // tiles_per_program), tiles_per_program
 
 
-def row_tiles(width: int) -> tuple[int, int, int]:
+def row_tile_sizes(width: int) -> tuple[int, int, int]:
     """Return, for a program that takes whole rows: their width as a power of two, the rows at a
     time, and the warps that share them (16 numbers for each thread, if possible)."""
     block = 1 << max(width - 1, 1).bit_length()
-    rows = max(1, min(16, 2048 // block))
-    return block, rows, min(max(rows * block // 512, 4), 32)
+    num_rows = max(1, min(16, 2048 // block))
+    return block, num_rows, min(max(num_rows * block // 512, 4), 32)

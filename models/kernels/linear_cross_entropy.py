@@ -113,7 +113,7 @@ def linear_cross_entropy(
         losses[part].masked_fill_(unread, 0)
         if not gradients:
             continue
-        _programs().gradients[(len(inputs),)](
+        _programs().linear_cross_entropy_gradients[(len(inputs),)](
             logits, target, scale, log_z, len(weight), logits.stride(0), first, z_loss,
             BLOCK=BLOCK, num_warps=8,
         )  # fmt: skip
@@ -140,7 +140,7 @@ def _statistics(
 ) -> tuple[Tensor, Tensor]:
     """Return log Z and the target's logit of each token, over all shards of the vocabulary."""
     statistics = torch.empty(1, 3, len(logits), dtype=torch.float32, device=logits.device)
-    _programs().statistics[(len(logits),)](
+    _programs().linear_cross_entropy_statistics[(len(logits),)](
         logits, targets, weights, *statistics[0], *logits.shape[1:], logits.stride(0), first,
         BLOCK=BLOCK, num_warps=8,
     )  # fmt: skip
@@ -170,7 +170,9 @@ def _backward(
     def scaled(x: Tensor) -> Tensor:
         """Scale in fp32 and round once; torch would round the scale first."""
         out = torch.empty_like(x)
-        _programs().scaled[(-(-x.numel() // BLOCK),)](x, scale, out, x.numel(), BLOCK=BLOCK)
+        _programs().linear_cross_entropy_scale[(-(-x.numel() // BLOCK),)](
+            x, scale, out, x.numel(), BLOCK=BLOCK
+        )
         return out
 
     return scaled(grad_hidden), scaled(grad_weight)

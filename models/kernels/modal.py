@@ -37,7 +37,7 @@ from torch.nn import functional as F
 
 from ..parallel.groups import named
 from ..parallel.states import entering
-from .layout import by_token, splits
+from .layout import split_tiles, to_channels_last
 from .op import op
 
 MODES = 32
@@ -65,7 +65,7 @@ def _programs() -> Any:
     return modal
 
 
-def beyond(rates: Tensor, length: int, axis: str) -> str | None:
+def unsupported_reason(rates: Tensor, length: int, axis: str) -> str | None:
     """Return why the kernel cannot compute this filter, or rows sharded by an axis; else None."""
     if rates.is_complex():
         return "it supports real poles, and these are complex"
@@ -103,13 +103,15 @@ def modal(
     out = torch.empty(rows, length, width, dtype=x.dtype, device=x.device)
     programs, strides = _programs(), x.stride()[:2]
     first, second = (x[..., width:], x[..., 2 * width :]) if gated else (x, x)
-    programs.summaries[grid](
+    programs.modal_chunk_states[grid](
         first, second, where, *filters[:2], between, *sizes, *strides, *strides, BACKWARD=False,
         **switches,
     )  # fmt: skip
     start = None if state is None else _by_mode(state, held)
     end = _carry(between, start, filters[0], unbroken, sizes, axis, backward=False)
-    programs.forward[grid](x, where, *filters, between, states, out, *sizes, *strides, **switches)
+    programs.modal_forward[grid](
+        x, where, *filters, between, states, out, *sizes, *strides, **switches
+    )
     return out, _by_channel(end, modes), states
 
 
@@ -147,14 +149,14 @@ def _backward(
     sums = x.new_empty(rows, chunks, 2, held, width, dtype=torch.float32)
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     programs, strides = _programs(), x.stride()[:2]
-    programs.summaries[grid](
+    programs.modal_chunk_states[grid](
         grad, x, where, *filters[:2], between, *sizes, *grad.stride()[:2], *strides, BACKWARD=True,
         **switches,
     )  # fmt: skip
     unbroken = _unbroken(x, positions, sizes)
     behind = None if grad_final is None else _by_mode(grad_final, held)
     before = _carry(between, behind, filters[0], unbroken, sizes, axis, backward=True)
-    programs.backward[grid](
+    programs.modal_backward[grid](
         grad, x, where, *filters, states, between, grad_x, pairs, sums, *sizes, *strides, **switches
     )
     # The gradient of a tap is the sum over all pairs at its distance; w has the columns.
@@ -201,7 +203,7 @@ def _carry(
 
     def walk(start: Tensor | None, *, write: bool) -> Tensor:
         end = states.new_empty(rows, modes, width)
-        _programs().carry[(-(-numbers // NUMBERS) * rows,)](
+        _programs().modal_scan_states[(-(-numbers // NUMBERS) * rows,)](
             states, states if start is None else start, powers, unbroken, end, chunks, numbers,
             START=start is not None, BACKWARD=backward, WRITE=write, BLOCK=NUMBERS, AHEAD=AHEAD,
         )  # fmt: skip
@@ -223,14 +225,14 @@ def _laid_out(
     gated: bool,
     span: int,
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...], tuple[int, ...], dict[str, Any], tuple[int]]:
-    x = by_token(x)
+    x = to_channels_last(x)
     (rows, length), (width, modes) = x.shape[:2], rates.shape
     assert length % BLOCK == 0, length
     held = _held(modes)
     parts = held // PART
     channels = span // x.itemsize // parts
     columns = rows * -(-width // channels)
-    chunks, each = splits(-(-length // (BLOCK * BLOCKS)), columns)
+    chunks, each = split_tiles(-(-length // (BLOCK * BLOCKS)), columns)
     taps = (residues.float().unsqueeze(-1) * _decays(rates)).sum(1)
     if skip is not None:
         taps[:, 0] += skip

@@ -10,7 +10,7 @@ import torch
 from torch._library.custom_ops import CustomOpDef
 
 from ...console.errors import LayoutError
-from .choice import KernelFailed, unfit
+from .choice import KernelFailed, find_device_problem
 
 OF_TRITON = ("Triton Error", "PassManager::run failed")
 """Beginnings of the messages of Triton that are no TritonError: errors of the driver and of the
@@ -27,7 +27,7 @@ def op(name: str, **options: Any) -> Callable[[Callable[..., Any]], CustomOpDef]
     def define(function: Callable[..., Any]) -> CustomOpDef:
         @wraps(function)
         def run(*arguments: Any) -> Any:
-            problem = unfit(arguments[0].device)
+            problem = find_device_problem(arguments[0].device)
             if problem is not None:
                 raise _cannot(name, problem)
             try:

@@ -31,7 +31,7 @@ def _programs() -> Any:
     return rms_norm
 
 
-def beyond(width: int) -> str | None:
+def unsupported_reason(width: int) -> str | None:
     """Return why the kernel cannot take rows of this width, or None."""
     return f"a row has {width} numbers, and its limit is {WIDEST}" if width > WIDEST else None
 
@@ -40,14 +40,14 @@ def beyond(width: int) -> str | None:
 def rms_norm(x: Tensor, weight: Tensor, eps: float, eps_outside: bool) -> Tensor:
     """Return weight · x / √(mean(x²) + eps), or with eps outside the root."""
     rows = _rows(x)
-    out = torch.empty_like(rows, dtype=layout.kind(x, weight))
+    out = torch.empty_like(rows, dtype=layout.promote_dtypes(x, weight))
     _forward(rows, None, weight, out, rows, eps, eps_outside)
     return out.view(x.shape)
 
 
 @rms_norm.register_fake
 def _(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
-    return x.new_empty(x.shape, dtype=layout.kind(x, weight))
+    return x.new_empty(x.shape, dtype=layout.promote_dtypes(x, weight))
 
 
 @op("add_rms_norm")
@@ -56,16 +56,16 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return residual + x, and its `rms_norm`."""
     rows = _rows(x)
-    summed = torch.empty_like(rows, dtype=layout.kind(residual, x))
-    out = torch.empty_like(rows, dtype=layout.kind(summed, weight))
+    summed = torch.empty_like(rows, dtype=layout.promote_dtypes(residual, x))
+    out = torch.empty_like(rows, dtype=layout.promote_dtypes(summed, weight))
     _forward(rows, residual.contiguous(), weight, out, summed, eps, eps_outside)
     return summed.view(x.shape), out.view(x.shape)
 
 
 @add_rms_norm.register_fake
 def _(residual: Tensor, x: Tensor, weight: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    summed = x.new_empty(x.shape, dtype=layout.kind(residual, x))
-    return summed, x.new_empty(x.shape, dtype=layout.kind(summed, weight))
+    summed = x.new_empty(x.shape, dtype=layout.promote_dtypes(residual, x))
+    return summed, x.new_empty(x.shape, dtype=layout.promote_dtypes(summed, weight))
 
 
 @op("rms_norm_fp8")
@@ -92,9 +92,9 @@ def _(
 def _empty(residual: Tensor | None, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return memory for the sum and its norm; none for the sum without a residual."""
     if residual is None:
-        return x.new_empty(0), x.new_empty(x.shape, dtype=layout.kind(x, weight))
-    summed = x.new_empty(x.shape, dtype=layout.kind(residual, x))
-    return summed, x.new_empty(x.shape, dtype=layout.kind(summed, weight))
+        return x.new_empty(0), x.new_empty(x.shape, dtype=layout.promote_dtypes(x, weight))
+    summed = x.new_empty(x.shape, dtype=layout.promote_dtypes(residual, x))
+    return summed, x.new_empty(x.shape, dtype=layout.promote_dtypes(summed, weight))
 
 
 @op("rms_norm_backward")
@@ -110,11 +110,11 @@ def _backward(
     rows = _rows(x)
     grads = grad.contiguous()
     out = torch.empty_like(rows)
-    block, tile, warps = layout.row_tiles(rows.shape[1])
+    block, tile, warps = layout.row_tile_sizes(rows.shape[1])
     tiles = -(-len(rows) // tile)
-    programs, each = layout.turns(tiles, SUMMED)
+    programs, each = layout.share_tiles(tiles, SUMMED)
     partial = torch.empty(programs, rows.shape[1], dtype=torch.float32, device=x.device)
-    _programs().backward[(programs,)](
+    _programs().rms_norm_backward[(programs,)](
         grads, grads if grad_summed is None else grad_summed.contiguous(), rows,
         weight.contiguous(), out, partial, len(rows), each, rows.shape[1], eps,
         ADD=grad_summed is not None, EPS_OUTSIDE=eps_outside, ROWS=tile, BLOCK=block,
@@ -145,8 +145,8 @@ def _forward(
     stored: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     """`stored` takes the values and scales of `out` in FP8."""
-    block, tile, warps = layout.row_tiles(rows.shape[1])
-    _programs().forward[(-(-len(rows) // tile),)](
+    block, tile, warps = layout.row_tile_sizes(rows.shape[1])
+    _programs().rms_norm_forward[(-(-len(rows) // tile),)](
         rows, rows if residual is None else residual, weight.contiguous(), out, summed,
         *(stored or (out, out)), *rows.shape, eps,
         ADD=residual is not None, EPS_OUTSIDE=eps_outside, FP8=stored is not None, ROWS=tile,

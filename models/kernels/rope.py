@@ -34,7 +34,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> Tensor:
     half = cos.shape[-1]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rest = dim - 2 * half
-    _programs().forward[(length * rows,)](
+    _programs().rope_rotate[(length * rows,)](
         x, cos.contiguous(), sin.contiguous(), out, heads, dim, length, half,
         *x.stride()[:3], 0 if len(cos) == 1 else length * half,
         INVERSE=inverse, HEADS=min(HEADS, _power(heads)), HALF=_power(half),

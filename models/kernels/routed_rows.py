@@ -79,8 +79,8 @@ def _spread(
     weighted = weights is not None and rows is not None
     weights, rows = (x if each is None else each.contiguous() for each in (weights, rows))
     of_weights = torch.empty_like(weights) if weighted else x
-    block, tile, warps = layout.row_tiles(x.shape[1])
-    _programs().spread[(-(-len(x) // tile),)](
+    block, tile, warps = layout.row_tile_sizes(x.shape[1])
+    _programs().routed_rows_dispatch[(-(-len(x) // tile),)](
         x, rows, weights, places, out, of_weights, *x.shape,
         K=places.shape[1], WEIGHTED=weighted, ROWS=tile, BLOCK=block, num_warps=warps,
     )  # fmt: skip
@@ -90,8 +90,8 @@ def _spread(
 def _collect(rows: Tensor, places: Tensor, weights: Tensor | None) -> Tensor:
     rows, places = rows.contiguous(), places.contiguous()
     out = rows.new_empty(len(places), rows.shape[1])
-    block, tile, warps = layout.row_tiles(rows.shape[1])
-    _programs().collect[(-(-len(places) // tile),)](
+    block, tile, warps = layout.row_tile_sizes(rows.shape[1])
+    _programs().routed_rows_combine[(-(-len(places) // tile),)](
         rows, rows if weights is None else weights.contiguous(), places, out, *out.shape,
         K=places.shape[1], WEIGHTED=weights is not None, ROWS=tile, BLOCK=block, num_warps=warps,
     )  # fmt: skip

@@ -32,7 +32,7 @@ from torch.nn import functional as F
 
 from ..parallel.groups import named
 from ..parallel.states import entering
-from .layout import by_token
+from .layout import to_channels_last
 from .op import op
 
 MODES = 64
@@ -65,7 +65,7 @@ def _programs_backward() -> Any:
     return selective_scan_backward
 
 
-def beyond(B: Tensor) -> str | None:
+def unsupported_reason(B: Tensor) -> str | None:
     """Return why the kernel cannot hold states of this size, or None."""
     if B.shape[-1] > MODES:
         return f"a channel has {B.shape[-1]} numbers of state, and the limit is {MODES}"
@@ -95,18 +95,20 @@ def selective_scan(
     empty.
     """
     x, dt, bias, B, C, D = (t.contiguous() for t in (x, dt, bias, B, C, D))
-    z, where = by_token(z), x if positions is None else positions.contiguous()
+    z, where = to_channels_last(z), x if positions is None else positions.contiguous()
     sizes, switches, grid = _laid_out(x, B, positions)
     rows, chunks, width, modes = len(x), grid[0], z.shape[2], switches["MODES"]
     rates = _by_mode(A, modes) / math.log(2)
     states = x.new_empty(rows, chunks, modes, width, dtype=torch.float32)
     spans = x.new_empty(rows, chunks, width, dtype=torch.float32)
-    programs = _programs()
-    programs.summaries[grid](x, dt, bias, rates, B, where, states, spans, *sizes, **switches)
+    forward_programs = _programs()
+    forward_programs.selective_scan_chunk_states[grid](
+        x, dt, bias, rates, B, where, states, spans, *sizes, **switches
+    )
     start = None if state is None else _by_mode(state, modes)
     final = _carry(states, spans, rates, start, axis, backward=False)
     out = x.new_empty(z.shape)
-    programs.forward[grid](
+    forward_programs.selective_scan_forward[grid](
         x, dt, z, bias, rates, B, C, D, where, states, out, *sizes, z.stride(0), z.stride(1),
         **switches,
     )  # fmt: skip
@@ -144,14 +146,14 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of the inputs, in order; those of parameters and states in fp32."""
     grad, x, dt, bias, B, C, D = (t.contiguous() for t in (grad, x, dt, bias, B, C, D))
-    z, where = by_token(z), x if positions is None else positions.contiguous()
+    z, where = to_channels_last(z), x if positions is None else positions.contiguous()
     sizes, switches, grid = _laid_out(x, B, positions)
     rows, chunks, modes, width = states.shape
     rates = _by_mode(A, modes) / math.log(2)
     gate = (z.stride(0), z.stride(1))
     adjoints = torch.empty_like(states)
-    programs = _programs_backward()
-    programs.summaries[grid](
+    backward_programs = _programs_backward()
+    backward_programs.selective_scan_backward_chunk_states[grid](
         grad, dt, z, bias, rates, C, where, adjoints, *sizes, *gate, **switches
     )
     end = None if grad_final is None else _by_mode(grad_final, modes)
@@ -162,7 +164,7 @@ def _backward(
     of_D, of_bias = spans.new_empty(2, rows, chunks, width)
     blocks = sizes[-1]
     of_B, of_C = spans.new_empty(2, blocks, *B.shape)
-    programs.backward[grid](
+    backward_programs.selective_scan_backward[grid](
         grad, x, dt, z, bias, rates, B, C, D, where, states, adjoints, shared,
         grad_x, grad_dt, grad_z, of_A, of_D, of_bias, of_B, of_C, *sizes, *gate,
         **{**switches, "UNROLL": 1},
@@ -204,7 +206,7 @@ def _carry(
 
     def walk(start: Tensor | None, *, write: bool) -> Tensor:
         end = states.new_empty(rows, modes, width)
-        _programs().carry[(-(-numbers // BLOCK), rows)](
+        _programs().selective_scan_scan_states[(-(-numbers // BLOCK), rows)](
             states, spans, rates, states if start is None else start, end, width, chunks, numbers,
             START=start is not None, BACKWARD=backward, WRITE=write, BLOCK=BLOCK, UNROLL=AHEAD,
             num_warps=4,

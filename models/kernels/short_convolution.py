@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .layout import by_token
+from .layout import to_channels_last
 from .op import op
 
 REACHES = 16
@@ -41,7 +41,7 @@ def _programs() -> Any:
     return short_convolution
 
 
-def beyond(taps: Tensor) -> str | None:
+def unsupported_reason(taps: Tensor) -> str | None:
     """Return why the kernel cannot compute this filter, or None."""
     if taps.shape[1] > REACHES:
         return f"the filter has {taps.shape[1]} taps, and the limit is {REACHES}"
@@ -65,7 +65,7 @@ def short_convolution(
     )
     history_, bias_, skip_, positions_ = optional
     out = torch.empty(*x.shape[:2], sizes[1], dtype=x.dtype, device=x.device)
-    _programs().forward[(programs,)](
+    _programs().short_convolution_forward[(programs,)](
         x, history_, taps.contiguous(), bias_, skip_, positions_, out, *sizes, **switches
     )  # fmt: skip
     return out
@@ -100,7 +100,7 @@ def _backward(
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     grad_history = x.new_empty(0) if history is None else torch.empty_like(history_)
     partial = torch.empty(spans, reach + 1, width, dtype=torch.float32, device=x.device)
-    _programs().backward[(programs,)](
+    _programs().short_convolution_backward[(programs,)](
         grad.contiguous(), x, history_, taps.contiguous(), bias_, skip_, positions_,
         grad_x, grad_history, partial, *sizes, **switches,
     )  # fmt: skip
@@ -125,7 +125,7 @@ def _laid_out(
     silu: bool,
 ) -> tuple[Tensor, list[Tensor], tuple[int, ...], dict[str, Any], int]:
     """Return tensors and constants of a launch. `given`: history, bias, skip and positions."""
-    x = by_token(x)
+    x = to_channels_last(x)
     rows, length = x.shape[:2]
     width = x.shape[2] // 3 if gated else x.shape[2]
     divided = 2 if taps.shape[1] > 8 else 1

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .layout import by_token, splits
+from .layout import split_tiles, to_channels_last
 from .op import op
 
 CHUNK = 64
@@ -54,7 +54,7 @@ def _programs_backward() -> Any:
     return toeplitz_backward
 
 
-def beyond(taps: Tensor, *, bias: bool = False, silu: bool = False) -> str | None:
+def unsupported_reason(taps: Tensor, *, bias: bool = False, silu: bool = False) -> str | None:
     """Return why the kernel cannot compute this filter, or None."""
     if taps.shape[1] > REACHES:
         return f"the filter has {taps.shape[1]} taps, and the limit is {REACHES}"
@@ -73,13 +73,13 @@ def toeplitz(
     gated: bool,
 ) -> Tensor:
     """Filter x [rows, length, width or 3·width]; taps [groups, K], history [rows, K−1, width]."""
-    x = by_token(x)
+    x = to_channels_last(x)
     length, width, switches = _laid_out(x, taps, (history, skip, positions), gated, of_chunk=2)
     history_, skip_, positions_ = _given(x, history, skip, positions)
     columns = taps.shape[0] * switches["BLOCKS"] * len(x)
-    parts, each = splits(_tiles(length, switches), columns)
+    parts, each = split_tiles(_tiles(length, switches), columns)
     out = torch.empty(len(x), length, width, dtype=x.dtype, device=x.device)
-    _programs().forward[(parts * columns,)](
+    _programs().toeplitz_forward[(parts * columns,)](
         x, history_, taps.to(x.dtype).contiguous(), skip_, positions_, out, length, width,
         x.stride(0), x.stride(1), parts, each, **switches, num_stages=1,
     )  # fmt: skip
@@ -109,7 +109,7 @@ def _backward(
     rows, groups = len(x), taps.shape[0]
     blocks, passes, chunk = (switches[name] for name in ("BLOCKS", "PASSES", "CHUNK"))
     before = (passes - 1) * chunk if history is not None else 0
-    parts, each = splits(_tiles(length + before, switches), groups * blocks * rows)
+    parts, each = split_tiles(_tiles(length + before, switches), groups * blocks * rows)
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     grad_history = x.new_empty(0) if history is None else torch.empty_like(history_)
     shape = (rows * parts, groups, blocks, passes, chunk, chunk)
@@ -118,12 +118,12 @@ def _backward(
     near = passes if passes * chunk <= NEAR else FIRST // chunk
     switches |= {"SUMS": near, "num_warps": 4, "num_stages": 1, "maxnreg": REGISTERS}
     grad, programs, grid = grad.contiguous(), _programs_backward(), parts * groups * blocks * rows
-    programs.backward[(grid,)](
+    programs.toeplitz_backward[(grid,)](
         grad, x, history_, taps.to(x.dtype).contiguous(), skip_, positions_, grad_x, grad_history,
         met, partial, length, width, parts, each, **switches,
     )  # fmt: skip
     if near < passes:
-        programs.far_sums[(grid,)](
+        programs.toeplitz_backward_far_sums[(grid,)](
             grad, x, history_, positions_, met, length, width, parts, each, **switches
         )
     return grad_x, diagonals(met.sum((0, 2)), taps.shape[1]), partial.sum(0), grad_history

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..kernels import fp8 as kernel
-from ..kernels.choice import chosen
+from ..kernels.choice import uses_kernel
 from ..kernels.fp8 import E4M3, Quantized
 from ..parallel.axes import ALONE, Axis
 from ..parallel.groups import named
@@ -45,7 +45,7 @@ def quantize(x: Tensor, axis: Axis = ALONE, gains: Tensor | None = None) -> Quan
     top = None
     if axis.size > 1:
         top = highest(tops_of(x if gains is None else x * gains), axis)
-    if chosen("auto", "fp8", x, kernel.beyond(x.shape[-1])):
+    if uses_kernel("auto", "fp8", x, kernel.unsupported_reason(x.shape[-1])):
         return Quantized(*kernel.fp8_rows(x, gains, top))
     return plain(x, gains, top)
 

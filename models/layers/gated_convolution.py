@@ -15,7 +15,7 @@ from ..config.options.names import Kernel, Method
 from ..config.precision import widen
 from ..documents import Documents
 from ..kernels import fft_convolution, modal, short_convolution, toeplitz
-from ..kernels.choice import chosen
+from ..kernels.choice import uses_kernel
 from ..parallel.axes import ALONE, Axis
 from .convolution import causal_convolution
 from .scan import modal_few, modal_scan
@@ -41,22 +41,22 @@ def gated_convolution(
     positions = documents.positions if documents is not None else None
     fused: Tensor
     if taps.shape[1] <= short_convolution.REACHES:
-        beyond = short_convolution.beyond(taps)
-        if chosen(kernel, "short_convolution", x, beyond):
+        problem = short_convolution.unsupported_reason(taps)
+        if uses_kernel(kernel, "short_convolution", x, problem):
             fused = short_convolution.short_convolution(
                 x, taps, bias, skip, history, positions, gated, silu
             )
             return fused
     elif taps.shape[1] <= toeplitz.REACHES:
-        beyond = toeplitz.beyond(taps, bias=bias is not None, silu=silu)
-        if chosen(kernel, "toeplitz", x, beyond):
+        problem = toeplitz.unsupported_reason(taps, bias=bias is not None, silu=silu)
+        if uses_kernel(kernel, "toeplitz", x, problem):
             fused = toeplitz.toeplitz(x, taps, skip, history, positions, gated)
             return fused
     else:
-        beyond = fft_convolution.beyond(
+        problem = fft_convolution.unsupported_reason(
             bias=bias is not None, silu=silu, history=history is not None
         )
-        if chosen(kernel, "fft_convolution", x, beyond):
+        if uses_kernel(kernel, "fft_convolution", x, problem):
             on_host = (documents.host or documents).positions if documents is not None else None
             fused = fft_convolution.fft_convolution(x, taps, skip, on_host, gated)
             return fused
@@ -117,8 +117,8 @@ def gated_modal(
     rates and residues [width, N], state [rows, width, N]. `axis` is the context-parallel axis.
     Plain torch alone uses `chunk`.
     """
-    problem = modal.beyond(rates, x.shape[1], axis.name)
-    if chosen(kernel, "modal", x, problem):
+    problem = modal.unsupported_reason(rates, x.shape[1], axis.name)
+    if uses_kernel(kernel, "modal", x, problem):
         fused, end = _fused_modal(x, rates, residues, skip, documents, state, axis, gated)
         return fused, end if final_state else None
     w = gated_input(x) if gated else x

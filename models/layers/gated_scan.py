@@ -12,7 +12,7 @@ from ..config.options.names import Kernel
 from ..config.precision import widen
 from ..documents import Documents
 from ..kernels import selective_scan as kernels
-from ..kernels.choice import chosen
+from ..kernels.choice import uses_kernel
 from ..parallel.axes import ALONE, Axis
 from .scan import selective_scan
 
@@ -38,7 +38,7 @@ def gated_scan(
     zero. The state, before and after, is [rows, heads, channels, N]. `axis` is the
     context-parallel axis. Plain torch alone uses `chunk`.
     """
-    if not chosen(kernel, "selective_scan", x, kernels.beyond(B)):
+    if not uses_kernel(kernel, "selective_scan", x, kernels.unsupported_reason(B)):
         return plain(x, dt, bias, A, B, C, D, z, documents, state=state, axis=axis, chunk=chunk)
     positions = documents.positions if documents is not None else None
     y, final, *_ = kernels.selective_scan(x, dt, bias, A, B, C, D, z, state, positions, axis.name)

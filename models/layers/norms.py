@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from ..config.options.names import Kernel, NormKind
 from ..config.precision import widen
 from ..kernels import gated_rms_norm, rms_norm
-from ..kernels.choice import chosen
+from ..kernels.choice import uses_kernel
 from ..kernels.fp8 import Quantized
 from ..parallel.axes import ALONE, Axis
 from ..parallel.tensor import group_runs, sums_of_groups
@@ -54,7 +54,7 @@ class RMSNorm(nn.Module):
         return total, normal, Quantized(*stored) if stored else None
 
     def fused(self, x: Tensor) -> bool:
-        return chosen(self.kernel, "rms_norm", x, rms_norm.beyond(x.shape[-1]))
+        return uses_kernel(self.kernel, "rms_norm", x, rms_norm.unsupported_reason(x.shape[-1]))
 
     def plain(self, x: Tensor) -> Tensor:
         """Reference implementation of the kernel in torch."""
@@ -83,8 +83,8 @@ class GatedRMSNorm(nn.Module):
     ) -> Tensor | tuple[Tensor, Quantized | None]:
         """y and z hold this rank's channels of the axis. `store` returns also the norm in FP8, if
         the kernel stores it: its programs must hold whole rows."""
-        beyond = rms_norm.beyond(self.width // self.groups)
-        fuses = chosen(self.kernel, "gated_rms_norm", y, beyond)
+        problem = rms_norm.unsupported_reason(self.width // self.groups)
+        fuses = uses_kernel(self.kernel, "gated_rms_norm", y, problem)
         if store and fuses and self.groups == axis.size == 1:
             normal, *stored = gated_rms_norm.gated_rms_norm_fp8(y, z, self.weight, self.eps)
             return normal, Quantized(*stored)

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..config.options.names import Kernel
 from ..config.options.rope import Rope
 from ..kernels import rope as rope_kernel
-from ..kernels.choice import chosen
+from ..kernels.choice import uses_kernel
 
 
 def frequencies(rope: Rope, dim: int, device: torch.device) -> tuple[Tensor, float]:
@@ -53,7 +53,7 @@ def rotation(rope: Rope, positions: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, kernel: Kernel = "auto") -> Tensor:
     """Rotate x [rows, length, heads, dim]; angles are fp32, products fp32 or wider."""
-    if chosen(kernel, "rope", x):
+    if uses_kernel(kernel, "rope", x):
         fused: Tensor = rope_kernel.rope(x, cos, sin, False)
         return fused
     return plain(x, cos, sin)

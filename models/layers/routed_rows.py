@@ -12,7 +12,7 @@ from torch import Tensor
 from ..config.options.names import Kernel
 from ..kernels import rms_norm
 from ..kernels import routed_rows as kernels
-from ..kernels.choice import chosen
+from ..kernels.choice import uses_kernel
 
 
 def places_of(experts: Tensor) -> Tensor:
@@ -44,4 +44,4 @@ def collect(rows: Tensor, places: Tensor, weights: Tensor, kernel: Kernel = "aut
 
 
 def _fused(x: Tensor, kernel: Kernel) -> bool:
-    return chosen(kernel, "routed_rows", x, rms_norm.beyond(x.shape[-1]))
+    return uses_kernel(kernel, "routed_rows", x, rms_norm.unsupported_reason(x.shape[-1]))

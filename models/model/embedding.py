@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..config.options.names import Kernel
-from ..kernels.choice import chosen
+from ..kernels.choice import uses_kernel
 from ..operators import BatchContext
 from ..parallel.axes import Axis
 from ..parallel.local_shard import Sharded, ShardingSpec
@@ -83,7 +83,7 @@ class Unembedding:
             "axis": axis,
             "vocab_size": self.table.rows,
         }
-        if chosen(self.kernel, "linear_cross_entropy", hidden):
+        if uses_kernel(self.kernel, "linear_cross_entropy", hidden):
             use = partial(fused_loss, targets=targets, weights=weights, **options)
             fused: tuple[Tensor, Tensor] = self.table(gather(hidden, axis), use)
             return fused

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..config.options.base import FusedOptions, OperatorOptions
 from ..documents import Documents
-from ..kernels.choice import wanted
+from ..kernels.choice import requests_kernel
 from ..kernels.fp8 import Quantized
 from ..layers.initializers import Initializers
 from ..layers.recompute import Recomputable
@@ -122,7 +122,9 @@ class Operator(nn.Module, ABC):
 
     def fused(self, device: torch.device) -> bool:
         """True if fused kernels are asked for on this device."""
-        return isinstance(self.options, FusedOptions) and wanted(self.options.kernel, device)
+        return isinstance(self.options, FusedOptions) and requests_kernel(
+            self.options.kernel, device
+        )
 
     def untraced(self, axes: Axes, device: torch.device) -> str | None:
         """Return the part of a call that torch.compile cannot trace with these axes, or None."""

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from ..config.options.mlp import GLUOptions, MLPOptions
 from ..config.options.names import Activation, Kernel
 from ..kernels import fp8, glu
-from ..kernels.choice import chosen
+from ..kernels.choice import uses_kernel
 from ..kernels.fp8 import Quantized
 from ..layers.initializers import Initializers
 from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
@@ -30,7 +30,9 @@ def gated_for(
     linear: OutputLinear, x: Tensor, activation: Activation, kernel: Kernel
 ) -> tuple[Tensor, Quantized | None]:
     """Return `gated`, also in FP8 if `linear` reads it so and the kernel stores it."""
-    if linear.takes_stored and chosen(kernel, "glu", x, fp8.beyond(x.shape[-1] // 2)):
+    if linear.takes_stored and uses_kernel(
+        kernel, "glu", x, fp8.unsupported_reason(x.shape[-1] // 2)
+    ):
         hidden, *stored = glu.glu_fp8(x, activation)
         return hidden, Quantized(*stored)
     return gated(x, activation, kernel), None
@@ -38,7 +40,7 @@ def gated_for(
 
 def gated(x: Tensor, activation: Activation, kernel: Kernel = "auto") -> Tensor:
     """act(gate) ⊙ up, for x [..., 2·width] = [gate, up]."""
-    if chosen(kernel, "glu", x):
+    if uses_kernel(kernel, "glu", x):
         fused: Tensor = glu.glu(x, activation)
         return fused
     gate, up = x.chunk(2, dim=-1)

@@ -20,7 +20,7 @@ from torch.compiler import is_compiling
 
 from ..config.options.attention import AttentionOptions
 from ..config.options.zamba import ZambaBlockOptions
-from ..kernels.choice import wanted
+from ..kernels.choice import requests_kernel
 from ..layers.initializers import Initializers
 from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
 from ..layers.norms import RMSNorm
@@ -50,7 +50,7 @@ class ZambaBlock(SharedOperator):
         adapters, axis = batch.adapters, batch.axes.tensor
         x = gather(self.norm(torch.cat([h, batch.embeddings], dim=-1)), axis)
         # A compiled graph fuses the sums itself.
-        fused = wanted(self.options.kernel, x.device) and not is_compiling()
+        fused = requests_kernel(self.options.kernel, x.device) and not is_compiling()
         joined = self.attention.qkv(x, joined=True)
         widths = list(self.attention.qkv.parts.values())
         if adapters.qkv is not None and fused:

@@ -256,7 +256,7 @@ def test_a_wrong_kernel_is_reported() -> None:
 import sys
 from unittest import mock
 import torch
-from bf16_interpreter import correct_bf16
+from support.kernels.bf16_interpreter import correct_bf16
 correct_bf16()
 from benchmarks.long import _gpu_smoke
 from benchmarks.long._gpu_run import leave

@@ -16,7 +16,7 @@ import torch
 from ... import __version__
 from ...console import config as reader
 from ...console import sources
-from ...models.kernels.choice import unfit
+from ...models.kernels.choice import find_device_problem
 from ..layout.devices import local_device
 from ..run.job import Job
 from .options import StartOptions
@@ -60,7 +60,7 @@ def facts_of(job: Job, options: StartOptions) -> dict[str, Any]:
         },
         "held_out": _held_out(job),
         "versions": versions,
-        "kernels": unfit(local_device(job.run.device)) or "fused",
+        "kernels": find_device_problem(local_device(job.run.device)) or "fused",
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "environment": {name: os.environ.get(name) for name in ENVIRONMENT},
         "start": {name: started[name] for name in started if name not in ("began", "debug")},

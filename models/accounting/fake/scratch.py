@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...kernels.choice import wanted
+from ...kernels.choice import requests_kernel
 from ...kernels.linear_cross_entropy import held_bytes
 
 SMALLEST_PRODUCT = 16**3
@@ -42,14 +42,14 @@ def _outer_scratch(y: Tensor, x: Tensor, ends: Tensor) -> int:
 def _pieces_of_groups(x: Tensor, numbers: int) -> int:
     """Return the bytes of the groups' results, which a loop over the groups (layers/grouped.py)
     joins: as many as those of the whole result."""
-    one_launch = wanted("auto", x.device) and x.dtype == torch.bfloat16
+    one_launch = requests_kernel("auto", x.device) and x.dtype == torch.bfloat16
     return 0 if one_launch else numbers * x.element_size()
 
 
 def _attention_scratch(q: Tensor, k: Tensor, *_: Any) -> int:
     """Return the bytes that a CPU's threads hold in attention: the scores of a block, their sums,
     and the block's result in fp32. Scores in bf16 are a copy."""
-    if wanted("auto", q.device):  # as on a GPU
+    if requests_kernel("auto", q.device):  # as on a GPU
         return 0
     queries, keys = _block(q, k)
     scores = queries * keys * (4 if q.dtype == torch.float32 else 6)
@@ -58,7 +58,7 @@ def _attention_scratch(q: Tensor, k: Tensor, *_: Any) -> int:
 
 def _attention_backward_scratch(_: Tensor, q: Tensor, k: Tensor, *__: Any) -> int:
     """Return the bytes of the scores of a block and their gradients, and of a copy like q."""
-    if wanted("auto", q.device):
+    if requests_kernel("auto", q.device):
         return 0
     queries, keys = _block(q, k)
     scores = queries * keys * (4 if q.dtype == torch.float32 else 6)
@@ -75,7 +75,7 @@ def _bf16_product_scratch(left: Tensor, right: Tensor) -> int:
     """Return the bytes of a CPU's threads in a product in bf16: a block of sums in fp32, a packed
     block of the right matrix, and a copy of the left one's rows if they are columns in memory, as
     in the gradient of a weight."""
-    if left.dtype != torch.bfloat16 or wanted("auto", left.device):
+    if left.dtype != torch.bfloat16 or requests_kernel("auto", left.device):
         return 0
     (height, inner), width = left.shape, right.shape[1]
     if height * inner * width <= SMALLEST_PRODUCT:

@@ -14,7 +14,7 @@ import triton.language as tl
 
 
 @triton.jit
-def terms(x, kind: tl.constexpr, COUNT: tl.constexpr):
+def split_terms(x, kind: tl.constexpr, COUNT: tl.constexpr):
     """Split x into a sum of terms of one type, largest first; for fp32, terms that tf32 holds."""
     found = ()
     for _ in tl.static_range(COUNT):
@@ -28,7 +28,7 @@ def terms(x, kind: tl.constexpr, COUNT: tl.constexpr):
 
 
 @triton.jit
-def plus_product(total, a, b, A: tl.constexpr, B: tl.constexpr):
+def dot_add(total, a, b, A: tl.constexpr, B: tl.constexpr):
     """Return total + a·b for a of A and b of B ≤ A terms, without products of two small terms."""
     for rank in tl.static_range(A - 1, -1, -1):  # smallest first
         for one in tl.static_range(A):
@@ -41,19 +41,19 @@ def plus_product(total, a, b, A: tl.constexpr, B: tl.constexpr):
 
 
 @triton.jit
-def plus_pairs(total, a, b, TERMS: tl.constexpr):
+def dot_transposed_add(total, a, b, TERMS: tl.constexpr):
     """Return total + a·bᵀ."""
     turned = ()
     for term in tl.static_range(TERMS):
         turned = turned + (tl.permute(b[term], 0, 2, 1),)
-    return plus_product(total, a, turned, TERMS, TERMS)
+    return dot_add(total, a, turned, TERMS, TERMS)
 
 
 # Work of a program: a chunk of a row, from `start` to `end`, one tile at a time
 
 
 @triton.jit
-def chunk_of(length, width, each, chunks, TOKENS: tl.constexpr, CHANNELS: tl.constexpr):
+def program_chunk(length, width, each, chunks, TOKENS: tl.constexpr, CHANNELS: tl.constexpr):
     """Return the row, the chunk's number in it and among all, its start and end, the channels."""
     program = tl.program_id(0)  # adjacent programs read adjacent channels
     parts = tl.cdiv(width, CHANNELS)
@@ -65,7 +65,7 @@ def chunk_of(length, width, each, chunks, TOKENS: tl.constexpr, CHANNELS: tl.con
 
 
 @triton.jit
-def places(BLOCK: tl.constexpr, BLOCKS: tl.constexpr, TURNED: tl.constexpr):
+def tile_tokens(BLOCK: tl.constexpr, BLOCKS: tl.constexpr, TURNED: tl.constexpr):
     """Return each token's place in its tile; TURNED reverses the tokens of each block."""
     token = tl.arange(0, BLOCK)
     if TURNED:
@@ -74,7 +74,7 @@ def places(BLOCK: tl.constexpr, BLOCKS: tl.constexpr, TURNED: tl.constexpr):
 
 
 @triton.jit
-def read(x, stride, tile, at, start, end, channel, width):
+def load_tile(x, stride, tile, at, start, end, channel, width):
     """Load the tile's tokens; zeros outside the chunk."""
     here = (tile + at >= start) & (tile + at < end)
     here = here[None, :, :] & (channel < width)[:, None, None]
@@ -83,26 +83,26 @@ def read(x, stride, tile, at, start, end, channel, width):
 
 
 @triton.jit
-def read_product(
+def load_product(
     a, b, a_stride, b_stride, tile, at, start, end, channel, width, GATED: tl.constexpr
 ):  # fmt: skip
     """Return a ⊙ b in their own type, or a alone without gates."""
-    found = read(a, a_stride, tile, at, start, end, channel, width)
+    found = load_tile(a, a_stride, tile, at, start, end, channel, width)
     if GATED:
-        other = read(b, b_stride, tile, at, start, end, channel, width)
+        other = load_tile(b, b_stride, tile, at, start, end, channel, width)
         found = (found.to(tl.float32) * other.to(tl.float32)).to(found.dtype)
     return found
 
 
 @triton.jit
-def write(x, stride, tile, at, end, channel, width, values):
+def store_tile(x, stride, tile, at, end, channel, width, values):
     here = (tile + at < end)[None, :, :] & (channel < width)[:, None, None]
     place = x + tile.to(tl.int64) * stride + at[None, :, :] * stride + channel[:, None, None]
     tl.store(place, values.to(x.dtype.element_ty), mask=here)
 
 
 @triton.jit
-def _modes_at(numbers, channel, width, MODES: tl.constexpr, PARTS: tl.constexpr):
+def _mode_offsets(numbers, channel, width, MODES: tl.constexpr, PARTS: tl.constexpr):
     mode = tl.arange(0, MODES)[None, :]
     if PARTS > 1:
         part = tl.arange(0, channel.shape[0] * PARTS) % PARTS
@@ -113,20 +113,20 @@ def _modes_at(numbers, channel, width, MODES: tl.constexpr, PARTS: tl.constexpr)
 
 
 @triton.jit
-def read_modes(numbers, channel, width, MODES: tl.constexpr, PARTS: tl.constexpr):
+def load_modes(numbers, channel, width, MODES: tl.constexpr, PARTS: tl.constexpr):
     """Load [CHANNELS · PARTS, MODES] of a tensor that is stored mode by mode."""
-    place, here = _modes_at(numbers, channel, width, MODES, PARTS)
+    place, here = _mode_offsets(numbers, channel, width, MODES, PARTS)
     return tl.load(place, mask=here, other=0.0)
 
 
 @triton.jit
-def write_modes(numbers, channel, width, values, MODES: tl.constexpr, PARTS: tl.constexpr):
-    place, here = _modes_at(numbers, channel, width, MODES, PARTS)
+def store_modes(numbers, channel, width, values, MODES: tl.constexpr, PARTS: tl.constexpr):
+    place, here = _mode_offsets(numbers, channel, width, MODES, PARTS)
     tl.store(place, values, mask=here)
 
 
 @triton.jit
-def by_part(x, PARTS: tl.constexpr):
+def repeat_for_parts(x, PARTS: tl.constexpr):
     """Repeat the tokens of each channel for its parts."""
     if PARTS > 1:
         apart = tl.broadcast_to(x[:, None, :, :], [x.shape[0], PARTS, x.shape[1], x.shape[2]])
@@ -138,7 +138,7 @@ def by_part(x, PARTS: tl.constexpr):
 
 
 @triton.jit
-def segments(positions, tile, at, start, end, TURNED: tl.constexpr):
+def document_segments(positions, tile, at, start, end, TURNED: tl.constexpr):
     """Count the document starts in a token's block up to the token, and in each block."""
     here = (tile + at >= start) & (tile + at < end)
     begins = (tl.load(positions + tile + at, mask=here, other=1) == 0).to(tl.int32)
@@ -150,7 +150,7 @@ def segments(positions, tile, at, start, end, TURNED: tl.constexpr):
 
 
 @triton.jit
-def only(x, segment, number, PACKED: tl.constexpr):
+def select_segment(x, segment, number, PACKED: tl.constexpr):
     """Keep the values of x in the segments of this number, zero the others."""
     if PACKED:
         x = tl.where((segment == number)[None, :, :], x, 0.0)
@@ -161,7 +161,7 @@ def only(x, segment, number, PACKED: tl.constexpr):
 
 
 @triton.jit
-def powers(rate, ages, SPREAD: tl.constexpr):
+def decay_powers(rate, ages, SPREAD: tl.constexpr):
     """Return λ^age for each age, [CHANNELS, MODES, AGES]; SPREAD swaps the last two axes."""
     if SPREAD:
         exponents = rate[:, None, :] * ages[None, :, None]
@@ -171,7 +171,7 @@ def powers(rate, ages, SPREAD: tl.constexpr):
 
 
 @triton.jit
-def matrix_of(taps, channel, width, BLOCK: tl.constexpr):
+def load_matrix(taps, channel, width, BLOCK: tl.constexpr):
     """Return [CHANNELS, BLOCK, BLOCK]: the tap from each token of a block to each other."""
     side = tl.arange(0, BLOCK)
     lag = (side[:, None] - side[None, :])[None, :, :]
@@ -180,29 +180,29 @@ def matrix_of(taps, channel, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def filtered(
+def filter_block(
     matrix, spread, x, states, segment, met, most,
     INPUTS: tl.constexpr, PACKED: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Return the filter's outputs: from the tokens of the block, and from the states at its start
     for tokens in the segment `met`."""
     y = tl.zeros([states.shape[0], x.shape[1], x.shape[2]], dtype=tl.float32)
-    y = plus_product(y, spread, terms(states, tl.float32, 2), 2, 2)
+    y = dot_add(y, spread, split_terms(states, tl.float32, 2), 2, 2)
     if PARTS > 1:
         y = tl.sum(tl.reshape(y, [x.shape[0], PARTS, x.shape[1], x.shape[2]]), 1)
     if PACKED:
-        y = only(y, segment, met, True)
+        y = select_segment(y, segment, met, True)
         for number in range(most + 1):
-            part = terms(only(x, segment, number, True), x.dtype, INPUTS)
-            given = plus_product(tl.zeros(x.shape, dtype=tl.float32), matrix, part, 2, INPUTS)
-            y += only(given, segment, number, True)
+            part = split_terms(select_segment(x, segment, number, True), x.dtype, INPUTS)
+            given = dot_add(tl.zeros(x.shape, dtype=tl.float32), matrix, part, 2, INPUTS)
+            y += select_segment(given, segment, number, True)
     else:
-        y = plus_product(y, matrix, terms(x, x.dtype, INPUTS), 2, INPUTS)
+        y = dot_add(y, matrix, split_terms(x, x.dtype, INPUTS), 2, INPUTS)
     return y
 
 
 @triton.jit
-def scan(
+def scan_blocks(
     added, decay, unbroken, state,
     CHANNELS: tl.constexpr, MODES: tl.constexpr, BLOCKS: tl.constexpr, LEVELS: tl.constexpr,
     PACKED: tl.constexpr, BACKWARD: tl.constexpr,

@@ -38,7 +38,7 @@ def _input(x, token, channel, width, inside, GATED: tl.constexpr):
 
 
 @triton.jit
-def spread(
+def fft_convolution_gather(
     begins, counts, start, width, channels, size, tiles, x, out,
     GATED: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
@@ -50,7 +50,7 @@ def spread(
 
 
 @triton.jit
-def collect(
+def fft_convolution_scatter(
     begins, counts, start, width, channels, size, tiles, y, x, skip, out,
     GATED: tl.constexpr, SKIP: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
@@ -79,7 +79,7 @@ def _pulled(grad, x, token, channel, width, inside, GATED: tl.constexpr):
 
 
 @triton.jit
-def backward_spread(
+def fft_convolution_backward_gather(
     begins, counts, start, width, channels, size, tiles, grad, x, inputs, pulls, grad_skip,
     GATED: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
@@ -97,7 +97,7 @@ def backward_spread(
 
 
 @triton.jit
-def backward_collect(
+def fft_convolution_backward_scatter(
     begins, counts, start, width, channels, size, tiles, grad, x, skip, y, pulled, grad_x,
     GATED: tl.constexpr, SKIP: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip

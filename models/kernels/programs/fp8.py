@@ -15,34 +15,34 @@ def row_scale(highest):
 
 
 @triton.jit
-def store(value, highest, values, scales, row, width, at, rows, inside):
+def store_fp8(value, highest, values, scales, row, width, at, num_rows, inside):
     """Store whole rows of fp32, of which `highest` [ROWS, 1] are the largest absolute values."""
     scale = row_scale(highest)
     tl.store(values + row * width + at, (value / scale).to(tl.float8e4nv), mask=inside)
-    tl.store(scales + row, scale, mask=row < rows)
+    tl.store(scales + row, scale, mask=row < num_rows)
 
 
 @triton.jit
-def store_rows(stored, values, scales, row, width, at, rows, inside):
+def store_fp8_rows(stored, values, scales, row, width, at, num_rows, inside):
     """Store whole rows that a program has stored in half precision."""
     value = stored.to(tl.float32)
     top = tl.max(tl.where(inside, tl.abs(value), 0.0), axis=1)[:, None]
-    store(value, top, values, scales, row, width, at, rows, inside)
+    store_fp8(value, top, values, scales, row, width, at, num_rows, inside)
 
 
 @triton.jit
-def rows(
-    x, gains, highest, values, scales, rows, width,
+def fp8_quantize_rows(
+    x, gains, highest, values, scales, num_rows, width,
     GAINS: tl.constexpr, HIGHEST: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = tl.arange(0, BLOCK)[None, :]
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    inside = (row < rows) & (at < width)
+    inside = (row < num_rows) & (at < width)
     value = tl.load(x + row * width + at, mask=inside, other=0.0).to(tl.float32)
     if GAINS:
         value *= tl.load(gains + at, mask=at < width, other=0.0).to(tl.float32)
     if HIGHEST:
-        top = tl.load(highest + row, mask=row < rows, other=0.0)
+        top = tl.load(highest + row, mask=row < num_rows, other=0.0)
     else:
         top = tl.max(tl.where(inside, tl.abs(value), 0.0), axis=1)[:, None]
-    store(value, top, values, scales, row, width, at, rows, inside)
+    store_fp8(value, top, values, scales, row, width, at, num_rows, inside)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .fp8 import store_rows
+from .fp8 import store_fp8_rows
 
 
 @triton.jit
@@ -30,7 +30,7 @@ def _given(totals, row, rows):
 
 
 @triton.jit
-def sums(
+def gated_rms_norm_sums(
     grad, y, z, weight, out, rows, width, share, y_stride, z_stride,
     BACKWARD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -50,7 +50,7 @@ def sums(
 
 
 @triton.jit
-def forward(
+def gated_rms_norm_forward(
     y, z, weight, powers, out, values, scales, rows, width, share, members, y_stride, z_stride, eps,
     CUT: tl.constexpr, FP8: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -67,11 +67,11 @@ def forward(
     stored = (normal * gain).to(out.dtype.element_ty)
     tl.store(out + row * width + first + at, stored, mask=inside)
     if FP8:
-        store_rows(stored, values, scales, row, width, at, rows, inside)
+        store_fp8_rows(stored, values, scales, row, width, at, rows, inside)
 
 
 @triton.jit
-def backward(
+def gated_rms_norm_backward(
     grad, y, z, weight, powers, pulls, grad_y, grad_z, partial, rows, each, width, share, members,
     y_stride, z_stride, eps,
     CUT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,

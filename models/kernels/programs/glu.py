@@ -5,11 +5,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .fp8 import store_rows
+from .fp8 import store_fp8_rows
 
 
 @triton.jit
-def _activated(gate, ACTIVATION: tl.constexpr):
+def _activate(gate, ACTIVATION: tl.constexpr):
     """Return act(gate) and its derivative."""
     if ACTIVATION == "silu":
         open_ = tl.sigmoid(gate)
@@ -28,7 +28,7 @@ def _activated(gate, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def forward(
+def glu_forward(
     x, out, rows, width, stride,
     ACTIVATION: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -39,12 +39,12 @@ def forward(
     place = row * stride + at
     gate = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x + place + width, mask=inside, other=0.0).to(tl.float32)
-    value, _ = _activated(gate, ACTIVATION)
+    value, _ = _activate(gate, ACTIVATION)
     tl.store(out + row * width + at, (value * up).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def forward_fp8(
+def glu_forward_fp8(
     x, out, values, scales, rows, width, stride,
     ACTIVATION: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -55,14 +55,14 @@ def forward_fp8(
     place = row * stride + at
     gate = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x + place + width, mask=inside, other=0.0).to(tl.float32)
-    value, _ = _activated(gate, ACTIVATION)
+    value, _ = _activate(gate, ACTIVATION)
     stored = (value * up).to(out.dtype.element_ty)
     tl.store(out + row * width + at, stored, mask=inside)
-    store_rows(stored, values, scales, row, width, at, rows, inside)
+    store_fp8_rows(stored, values, scales, row, width, at, rows, inside)
 
 
 @triton.jit
-def backward(
+def glu_backward(
     grad, x, out, rows, width, stride,
     ACTIVATION: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -74,7 +74,7 @@ def backward(
     gate = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x + place + width, mask=inside, other=0.0).to(tl.float32)
     above = tl.load(grad + row * width + at, mask=inside, other=0.0).to(tl.float32)
-    value, slope = _activated(gate, ACTIVATION)
+    value, slope = _activate(gate, ACTIVATION)
     to = out + row * (2 * width) + at
     kind = out.dtype.element_ty
     tl.store(to, (above * up * slope).to(kind), mask=inside)

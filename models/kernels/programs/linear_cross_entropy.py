@@ -12,7 +12,7 @@ import triton.language as tl
 
 
 @triton.jit
-def statistics(
+def linear_cross_entropy_statistics(
     logits, targets, weights, top, total, chosen, vocabulary, stride, first, BLOCK: tl.constexpr
 ):
     """Write the largest logit m, Σ exp(logit − m), and the target's logit (0 in other shards)."""
@@ -40,7 +40,7 @@ def statistics(
 
 
 @triton.jit
-def gradients(
+def linear_cross_entropy_gradients(
     logits, targets, weights, log_z, vocabulary, stride, first, z_loss, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Replace logits by the gradients of w·(log Z − chosen + z_loss·log²Z), in place."""
@@ -62,7 +62,7 @@ def gradients(
 
 
 @triton.jit
-def scaled(x, scale, out, numbers, BLOCK: tl.constexpr):
+def linear_cross_entropy_scale(x, scale, out, numbers, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + at, mask=at < numbers, other=0.0).to(tl.float32) * tl.load(scale)
     tl.store(out + at, value.to(out.dtype.element_ty), mask=at < numbers)

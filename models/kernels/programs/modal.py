@@ -24,28 +24,28 @@ import triton
 import triton.language as tl
 
 from .blocks import (
-    by_part,
-    chunk_of,
-    filtered,
-    matrix_of,
-    only,
-    places,
-    plus_pairs,
-    plus_product,
-    powers,
-    read,
-    read_modes,
-    read_product,
-    scan,
-    segments,
-    terms,
-    write,
-    write_modes,
+    decay_powers,
+    document_segments,
+    dot_add,
+    dot_transposed_add,
+    filter_block,
+    load_matrix,
+    load_modes,
+    load_product,
+    load_tile,
+    program_chunk,
+    repeat_for_parts,
+    scan_blocks,
+    select_segment,
+    split_terms,
+    store_modes,
+    store_tile,
+    tile_tokens,
 )
 
 
 @triton.jit
-def summaries(
+def modal_chunk_states(
     a, b, positions, rates, residues, added, length, width, each, chunks,
     a_row, a_stride, b_row, b_stride,
     GATED: tl.constexpr, PACKED: tl.constexpr, BACKWARD: tl.constexpr, BLOCK: tl.constexpr,
@@ -56,43 +56,45 @@ def summaries(
     the gradients of the states before it. Tiles are aligned to the chunk's end on that side."""
     TOKENS: tl.constexpr = BLOCK * BLOCKS
     kind: tl.constexpr = a.dtype.element_ty
-    row, number, start, end, channel = chunk_of(length, width, each, chunks, TOKENS, CHANNELS)
+    row, number, start, end, channel = program_chunk(length, width, each, chunks, TOKENS, CHANNELS)
     a += row * a_row
     b += row * b_row
     positions += row * length
-    rate = read_modes(rates, channel, width, MODES, PARTS)
-    gather = terms(powers(rate, BLOCK - 1 - tl.arange(0, BLOCK), False), kind, POWERS)
+    rate = load_modes(rates, channel, width, MODES, PARTS)
+    gather = split_terms(decay_powers(rate, BLOCK - 1 - tl.arange(0, BLOCK), False), kind, POWERS)
     fade = tl.exp(-rate * TOKENS)[:, :, None]
-    at = places(BLOCK, BLOCKS, BACKWARD)
+    at = tile_tokens(BLOCK, BLOCKS, BACKWARD)
     tiles = tl.cdiv(end - start, TOKENS)
     tile = start + (tiles - 1) * TOKENS if BACKWARD else end - tiles * TOKENS
     step = -TOKENS if BACKWARD else TOKENS
     sums = tl.zeros([CHANNELS * PARTS, MODES, BLOCKS], dtype=tl.float32)  # over all tiles, by block
-    x = read_product(a, b, a_stride, b_stride, tile, at, start, end, channel, width, GATED)
+    x = load_product(a, b, a_stride, b_stride, tile, at, start, end, channel, width, GATED)
     for _ in range(tiles):
-        ahead = read_product(
+        ahead = load_product(
             a, b, a_stride, b_stride, tile + step, at, start, end, channel, width, GATED
         )
         sums *= fade
         if PACKED:
-            segment, count = segments(positions, tile, at, start, end, BACKWARD)
+            segment, count = document_segments(positions, tile, at, start, end, BACKWARD)
             begun = tl.sum(count, 0)
             segment += (tl.cumsum(count, 0) - count)[None, :]  # in the tile
-            x = only(x, segment, 0 if BACKWARD else begun, True)
+            x = select_segment(x, segment, 0 if BACKWARD else begun, True)
             sums = tl.where(begun == 0, sums, 0.0)
-        sums = plus_product(sums, gather, terms(by_part(x, PARTS), kind, INPUTS), POWERS, INPUTS)
+        sums = dot_add(
+            sums, gather, split_terms(repeat_for_parts(x, PARTS), kind, INPUTS), POWERS, INPUTS
+        )
         x = ahead
         tile += step
     age = tl.arange(0, BLOCKS) if BACKWARD else BLOCKS - 1 - tl.arange(0, BLOCKS)
-    state = tl.sum(sums * powers(rate, BLOCK * age, False), 2)
+    state = tl.sum(sums * decay_powers(rate, BLOCK * age, False), 2)
     if BACKWARD:
-        state *= tl.exp(-rate) * read_modes(residues, channel, width, MODES, PARTS)
-    write_modes(added + number * MODES * PARTS * width, channel, width, state, MODES, PARTS)
+        state *= tl.exp(-rate) * load_modes(residues, channel, width, MODES, PARTS)
+    store_modes(added + number * MODES * PARTS * width, channel, width, state, MODES, PARTS)
 
 
 @triton.jit
-def carry(
-    states, start, powers, unbroken, end, chunks, numbers,
+def modal_scan_states(
+    states, start, chunk_decays, unbroken, end, chunks, numbers,
     START: tl.constexpr, BACKWARD: tl.constexpr, WRITE: tl.constexpr, BLOCK: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
@@ -102,8 +104,8 @@ def carry(
     row = (tl.program_id(0) // parts).to(tl.int64)
     at = tl.program_id(0) % parts * BLOCK + tl.arange(0, BLOCK)
     real = at < numbers  # MODES · width
-    whole = tl.load(powers + at, mask=real, other=0.0)
-    rest = tl.load(powers + numbers + at, mask=real, other=0.0)
+    whole = tl.load(chunk_decays + at, mask=real, other=0.0)
+    rest = tl.load(chunk_decays + numbers + at, mask=real, other=0.0)
     current = tl.zeros([BLOCK], dtype=tl.float32)
     if START:
         current += tl.load(start + row * numbers + at, mask=real, other=0.0)
@@ -127,7 +129,7 @@ def carry(
 
 
 @triton.jit
-def forward(
+def modal_forward(
     x, positions, rates, residues, taps, between, states, out,
     length, width, each, chunks, row_stride, stride,
     GATED: tl.constexpr, PACKED: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
@@ -137,7 +139,7 @@ def forward(
     """Write the outputs, and the states at each tile's start; `between` has those of each chunk."""
     TOKENS: tl.constexpr = BLOCK * BLOCKS
     kind: tl.constexpr = x.dtype.element_ty
-    row, number, start, end, channel = chunk_of(length, width, each, chunks, TOKENS, CHANNELS)
+    row, number, start, end, channel = program_chunk(length, width, each, chunks, TOKENS, CHANNELS)
     x += row * row_stride
     key = x + width if GATED else x
     value = x + 2 * width
@@ -145,47 +147,47 @@ def forward(
     states += row * tl.cdiv(length, TOKENS) * MODES * PARTS * width
     out += row * length * width
     side = tl.arange(0, BLOCK)
-    rate = read_modes(rates, channel, width, MODES, PARTS)
-    weight = (tl.exp(-rate) * read_modes(residues, channel, width, MODES, PARTS))[:, :, None]
+    rate = load_modes(rates, channel, width, MODES, PARTS)
+    weight = (tl.exp(-rate) * load_modes(residues, channel, width, MODES, PARTS))[:, :, None]
     fade = tl.exp(-rate * BLOCK)
-    gather = terms(powers(rate, BLOCK - 1 - side, False), kind, POWERS)
-    spread = terms(powers(rate, side, True), tl.float32, 2)
-    matrix = terms(matrix_of(taps, channel, width, BLOCK), kind, 2)
-    at = places(BLOCK, BLOCKS, False)
+    gather = split_terms(decay_powers(rate, BLOCK - 1 - side, False), kind, POWERS)
+    spread = split_terms(decay_powers(rate, side, True), tl.float32, 2)
+    matrix = split_terms(load_matrix(taps, channel, width, BLOCK), kind, 2)
+    at = tile_tokens(BLOCK, BLOCKS, False)
     segment, count, most = at, tl.arange(0, BLOCKS), 0
     unbroken = tl.full([BLOCKS], 1.0, dtype=tl.float32)
-    state = read_modes(between + number * MODES * PARTS * width, channel, width, MODES, PARTS)
+    state = load_modes(between + number * MODES * PARTS * width, channel, width, MODES, PARTS)
     tile = start
-    w = read_product(key, value, stride, stride, tile, at, start, end, channel, width, GATED)
+    w = load_product(key, value, stride, stride, tile, at, start, end, channel, width, GATED)
     for _ in range(tl.cdiv(end - start, TOKENS)):
-        ahead = read_product(
+        ahead = load_product(
             key, value, stride, stride, tile + TOKENS, at, start, end, channel, width, GATED
         )
         if GATED:
-            gate = read(x, stride, tile, at, start, end, channel, width)
+            gate = load_tile(x, stride, tile, at, start, end, channel, width)
         own = states + (tile // TOKENS).to(tl.int64) * MODES * PARTS * width
-        write_modes(own, channel, width, state, MODES, PARTS)
+        store_modes(own, channel, width, state, MODES, PARTS)
         if PACKED:
-            segment, count = segments(positions, tile, at, start, end, False)
+            segment, count = document_segments(positions, tile, at, start, end, False)
             unbroken = (count == 0).to(tl.float32)
             most = tl.max(count, 0)
-        last = by_part(only(w, segment, count[None, :], PACKED), PARTS)
-        last = terms(last, kind, INPUTS)
+        last = repeat_for_parts(select_segment(w, segment, count[None, :], PACKED), PARTS)
+        last = split_terms(last, kind, INPUTS)
         added = tl.zeros([CHANNELS * PARTS, MODES, BLOCKS], dtype=tl.float32)
-        added = plus_product(added, gather, last, POWERS, INPUTS)
-        came, state = scan(
+        added = dot_add(added, gather, last, POWERS, INPUTS)
+        came, state = scan_blocks(
             added, fade, unbroken, state, CHANNELS * PARTS, MODES, BLOCKS, LEVELS, PACKED, False
         )
-        y = filtered(matrix, spread, w, came * weight, segment, 0, most, INPUTS, PACKED, PARTS)
+        y = filter_block(matrix, spread, w, came * weight, segment, 0, most, INPUTS, PACKED, PARTS)
         if GATED:
             y *= gate.to(tl.float32)
-        write(out, width, tile, at, end, channel, width, y)
+        store_tile(out, width, tile, at, end, channel, width, y)
         w = ahead
         tile += TOKENS
 
 
 @triton.jit
-def backward(
+def modal_backward(
     grad, x, positions, rates, residues, taps, states, between, grad_x, pairs, sums,
     length, width, each, chunks, row_stride, stride,
     GATED: tl.constexpr, PACKED: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
@@ -202,7 +204,7 @@ def backward(
     """
     TOKENS: tl.constexpr = BLOCK * BLOCKS
     kind: tl.constexpr = x.dtype.element_ty
-    row, number, start, end, channel = chunk_of(length, width, each, chunks, TOKENS, CHANNELS)
+    row, number, start, end, channel = program_chunk(length, width, each, chunks, TOKENS, CHANNELS)
     x += row * row_stride
     key = x + width if GATED else x
     value = x + 2 * width
@@ -212,16 +214,16 @@ def backward(
     out_stride = width * (3 if GATED else 1)
     grad_x += row * length * out_stride
     side = tl.arange(0, BLOCK)
-    rate = read_modes(rates, channel, width, MODES, PARTS)
-    weight = (tl.exp(-rate) * read_modes(residues, channel, width, MODES, PARTS))[:, :, None]
+    rate = load_modes(rates, channel, width, MODES, PARTS)
+    weight = (tl.exp(-rate) * load_modes(residues, channel, width, MODES, PARTS))[:, :, None]
     fade = tl.exp(-rate * BLOCK)
-    gathers = powers(rate, BLOCK - 1 - side, False)
-    gather = terms(gathers, kind, POWERS)
-    slopes = terms(gathers * (BLOCK - 1 - side)[None, None, :], kind, 2)
-    spread = terms(powers(rate, side, True), tl.float32, 2)
-    matrix = terms(matrix_of(taps, channel, width, BLOCK), kind, 2)
-    at = places(BLOCK, BLOCKS, False)
-    turned = places(BLOCK, BLOCKS, True)
+    gathers = decay_powers(rate, BLOCK - 1 - side, False)
+    gather = split_terms(gathers, kind, POWERS)
+    slopes = split_terms(gathers * (BLOCK - 1 - side)[None, None, :], kind, 2)
+    spread = split_terms(decay_powers(rate, side, True), tl.float32, 2)
+    matrix = split_terms(load_matrix(taps, channel, width, BLOCK), kind, 2)
+    at = tile_tokens(BLOCK, BLOCKS, False)
+    turned = tile_tokens(BLOCK, BLOCKS, True)
     segment, turned_segment, count, most = at, at, tl.arange(0, BLOCKS), 0
     unbroken = tl.full([BLOCKS], 1.0, dtype=tl.float32)
     nothing = tl.zeros([CHANNELS * PARTS, MODES, BLOCKS], dtype=tl.float32)
@@ -230,67 +232,71 @@ def backward(
     lags = tl.zeros([CHANNELS * PARTS, MODES], dtype=tl.float32)
     tiles = tl.cdiv(end - start, TOKENS)
     tile = start + (tiles - 1) * TOKENS
-    behind = read_modes(between + number * MODES * PARTS * width, channel, width, MODES, PARTS)
+    behind = load_modes(between + number * MODES * PARTS * width, channel, width, MODES, PARTS)
     adjoint = tl.where(tile + TOKENS == end, behind, 0.0)
-    w = read_product(key, value, stride, stride, tile, at, start, end, channel, width, GATED)
-    p = read_product(grad, x, width, stride, tile, turned, start, end, channel, width, GATED)
+    w = load_product(key, value, stride, stride, tile, at, start, end, channel, width, GATED)
+    p = load_product(grad, x, width, stride, tile, turned, start, end, channel, width, GATED)
     for _ in range(tiles):
-        next_w = read_product(
+        next_w = load_product(
             key, value, stride, stride, tile - TOKENS, at, start, end, channel, width, GATED
         )
-        next_p = read_product(
+        next_p = load_product(
             grad, x, width, stride, tile - TOKENS, turned, start, end, channel, width, GATED
         )
         own = states + (tile // TOKENS).to(tl.int64) * MODES * PARTS * width
-        state = read_modes(own, channel, width, MODES, PARTS)
+        state = load_modes(own, channel, width, MODES, PARTS)
         if PACKED:
-            segment, count = segments(positions, tile, at, start, end, False)
-            turned_segment, _ = segments(positions, tile, turned, start, end, True)
+            segment, count = document_segments(positions, tile, at, start, end, False)
+            turned_segment, _ = document_segments(positions, tile, turned, start, end, True)
             unbroken = (count == 0).to(tl.float32)
             most = tl.max(count, 0)
             for part in range(most + 1):
-                ours = terms(only(w, segment, part, True), kind, INPUTS)
-                theirs = terms(only(p, turned_segment, part, True), kind, INPUTS)
-                met = plus_pairs(met, theirs, ours, INPUTS)
+                ours = split_terms(select_segment(w, segment, part, True), kind, INPUTS)
+                theirs = split_terms(select_segment(p, turned_segment, part, True), kind, INPUTS)
+                met = dot_transposed_add(met, theirs, ours, INPUTS)
         else:
-            met = plus_pairs(met, terms(p, kind, INPUTS), terms(w, kind, INPUTS), INPUTS)
+            met = dot_transposed_add(
+                met, split_terms(p, kind, INPUTS), split_terms(w, kind, INPUTS), INPUTS
+            )
 
-        last = by_part(only(w, segment, count[None, :], PACKED), PARTS)
-        last = terms(last, kind, INPUTS)
-        added = plus_product(nothing, gather, last, POWERS, INPUTS)
-        came, _ = scan(
+        last = repeat_for_parts(select_segment(w, segment, count[None, :], PACKED), PARTS)
+        last = split_terms(last, kind, INPUTS)
+        added = dot_add(nothing, gather, last, POWERS, INPUTS)
+        came, _ = scan_blocks(
             added, fade, unbroken, state, CHANNELS * PARTS, MODES, BLOCKS, LEVELS, PACKED, False
         )
         if GATED:
-            y = filtered(matrix, spread, w, came * weight, segment, 0, most, INPUTS, PACKED, PARTS)
-            y *= read(grad, width, tile, at, start, end, channel, width).to(tl.float32)
-            write(grad_x, out_stride, tile, at, end, channel, width, y)
+            y = filter_block(
+                matrix, spread, w, came * weight, segment, 0, most, INPUTS, PACKED, PARTS
+            )
+            y *= load_tile(grad, width, tile, at, start, end, channel, width).to(tl.float32)
+            store_tile(grad_x, out_stride, tile, at, end, channel, width, y)
 
-        first = by_part(only(p, turned_segment, 0, PACKED), PARTS)
-        first = terms(first, kind, INPUTS)
-        pulled = plus_product(nothing, gather, first, POWERS, INPUTS)
+        first = repeat_for_parts(select_segment(p, turned_segment, 0, PACKED), PARTS)
+        first = split_terms(first, kind, INPUTS)
+        pulled = dot_add(nothing, gather, first, POWERS, INPUTS)
         # If the row ends within the tile, the block after its last holds the incoming gradients.
         after = (tl.arange(0, BLOCKS) == (end - tile) // BLOCK)[None, None, :]
         pulls = pulled * weight + tl.where(after, behind[:, :, None], 0.0)
-        back, adjoint = scan(
+        back, adjoint = scan_blocks(
             pulls, fade, unbroken, adjoint, CHANNELS * PARTS, MODES, BLOCKS, LEVELS, PACKED, True
         )
         decays += tl.sum(pulled * came, 2)
-        from_w = plus_product(nothing, slopes, last, 2, INPUTS)
-        to_p = plus_product(pulled, slopes, first, 2, INPUTS) * weight
+        from_w = dot_add(nothing, slopes, last, 2, INPUTS)
+        to_p = dot_add(pulled, slopes, first, 2, INPUTS) * weight
         whole = BLOCK * fade[:, :, None] * unbroken[None, None, :]
         lags += tl.sum(from_w * back + whole * back * came + to_p * came, 2)
 
-        dw = filtered(
+        dw = filter_block(
             matrix, spread, p, back, turned_segment, count[None, :], most, INPUTS, PACKED, PARTS
         )
         if GATED:
-            k = read(key, stride, tile, turned, start, end, channel, width).to(tl.float32)
-            v = read(value, stride, tile, turned, start, end, channel, width).to(tl.float32)
-            write(grad_x + width, out_stride, tile, turned, end, channel, width, dw * v)
-            write(grad_x + 2 * width, out_stride, tile, turned, end, channel, width, dw * k)
+            k = load_tile(key, stride, tile, turned, start, end, channel, width).to(tl.float32)
+            v = load_tile(value, stride, tile, turned, start, end, channel, width).to(tl.float32)
+            store_tile(grad_x + width, out_stride, tile, turned, end, channel, width, dw * v)
+            store_tile(grad_x + 2 * width, out_stride, tile, turned, end, channel, width, dw * k)
         else:
-            write(grad_x, out_stride, tile, turned, end, channel, width, dw)
+            store_tile(grad_x, out_stride, tile, turned, end, channel, width, dw)
         w = next_w
         p = next_p
         tile -= TOKENS
@@ -299,5 +305,5 @@ def backward(
     there = (channel < width)[:, None, None]
     tl.store(pairs + channels * (BLOCK * BLOCK) + cell, met, mask=there)
     sums += number * 2 * MODES * PARTS * width
-    write_modes(sums, channel, width, decays, MODES, PARTS)
-    write_modes(sums + MODES * PARTS * width, channel, width, lags, MODES, PARTS)
+    store_modes(sums, channel, width, decays, MODES, PARTS)
+    store_modes(sums + MODES * PARTS * width, channel, width, lags, MODES, PARTS)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .fp8 import store_rows
+from .fp8 import store_fp8_rows
 
 
 @triton.jit
-def forward(
+def rms_norm_forward(
     x, residual, weight, out, summed, values, scales, rows, width, eps,
     ADD: tl.constexpr, EPS_OUTSIDE: tl.constexpr, FP8: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
@@ -32,11 +32,11 @@ def forward(
     stored = (normal * gain).to(out.dtype.element_ty)
     tl.store(out + place, stored, mask=inside)
     if FP8:
-        store_rows(stored, values, scales, row, width, at, rows, inside)
+        store_fp8_rows(stored, values, scales, row, width, at, rows, inside)
 
 
 @triton.jit
-def backward(
+def rms_norm_backward(
     grad, grad_summed, x, weight, out, partial, rows, each, width, eps,
     ADD: tl.constexpr, EPS_OUTSIDE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip

@@ -7,7 +7,7 @@ import triton.language as tl
 
 
 @triton.jit
-def forward(
+def rope_rotate(
     x, cos, sin, out, heads, dim, length, half, row_stride, token_stride, head_stride,
     angle_stride,
     INVERSE: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,

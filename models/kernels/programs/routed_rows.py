@@ -10,7 +10,7 @@ import triton.language as tl
 
 
 @triton.jit
-def spread(
+def routed_rows_dispatch(
     x, rows, weights, places, out, of_weights, tokens, width,
     K: tl.constexpr, WEIGHTED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -35,7 +35,7 @@ def spread(
 
 
 @triton.jit
-def collect(
+def routed_rows_combine(
     rows, weights, places, out, tokens, width,
     K: tl.constexpr, WEIGHTED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip

@@ -7,7 +7,7 @@ import triton.language as tl
 
 
 @triton.jit
-def channel_block(channels, blocks, CHANNELS: tl.constexpr):
+def program_channels(channels, blocks, CHANNELS: tl.constexpr):
     """Return the head of a program, its channels, and their mask."""
     head = tl.program_id(1) // blocks
     own = tl.program_id(1) % blocks * CHANNELS + tl.arange(0, CHANNELS)
@@ -15,21 +15,21 @@ def channel_block(channels, blocks, CHANNELS: tl.constexpr):
 
 
 @triton.jit
-def states_at(row, chunk, chunks, width, channel, MODES: tl.constexpr):
+def state_offsets(row, chunk, chunks, width, channel, MODES: tl.constexpr):
     """Return the offsets of a chunk's states in [rows, chunks, MODES, width]."""
     mode = tl.arange(0, MODES)[:, None]
     return ((row * chunks + chunk) * MODES + mode) * width + channel[None, :]
 
 
 @triton.jit
-def document_starts(positions, token, length):
+def document_start_log_decay(positions, token, length):
     """Return −∞ if a document begins at the token, else 0."""
     position = tl.load(positions + token, mask=token < length, other=1)
     return tl.where(position == 0, float("-inf"), 0.0)
 
 
 @triton.jit
-def by_mode(x, token, tokens, stride, size, MODES: tl.constexpr):
+def load_token_modes(x, token, tokens, stride, size, MODES: tl.constexpr):
     """Load B or C of a token: [MODES]."""
     mode = tl.arange(0, MODES)
     at = token * stride + mode

@@ -13,11 +13,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .selective import by_mode, channel_block, document_starts, softplus, states_at
+from .selective import (
+    document_start_log_decay,
+    load_token_modes,
+    program_channels,
+    softplus,
+    state_offsets,
+)
 
 
 @triton.jit
-def summaries(
+def selective_scan_chunk_states(
     x, dt, bias, A, B, positions, added, spans, length, chunks, channels, heads, size, blocks,
     PACKED: tl.constexpr, MODES: tl.constexpr, CHANNELS: tl.constexpr, CHUNK: tl.constexpr,
     UNROLL: tl.constexpr,
@@ -25,7 +31,7 @@ def summaries(
     """Write each chunk's contribution to the states, from zeros, and the sum of its Δ: ∞ if a
     document begins in it, because then no state passes through."""
     row, chunk = tl.program_id(2).to(tl.int64), tl.program_id(0)
-    head, channel, some = channel_block(channels, blocks, CHANNELS)
+    head, channel, some = program_channels(channels, blocks, CHANNELS)
     width = channels * heads
     first = chunk * CHUNK
     tokens = tl.minimum(length - first, CHUNK)
@@ -35,7 +41,7 @@ def summaries(
     B += (origin * heads + head) * size
     positions += row * length
     real = (tl.arange(0, MODES)[:, None] >= 0) & some[None, :]
-    decay = tl.load(A + states_at(0, 0, 1, width, channel, MODES), mask=real, other=0.0)
+    decay = tl.load(A + state_offsets(0, 0, 1, width, channel, MODES), mask=real, other=0.0)
     offset = tl.load(bias + channel, mask=some, other=0.0).to(tl.float32)
     state = tl.zeros([MODES, CHANNELS], dtype=tl.float32)
     span = tl.zeros([CHANNELS], dtype=tl.float32)
@@ -49,20 +55,20 @@ def summaries(
             steps = steps + (step,)
             inputs = inputs + (tl.load(x + at, mask=here, other=0.0),)
         for k in tl.static_range(UNROLL):
-            into = by_mode(B, start + k, tokens, heads * size, size, MODES)
+            into = load_token_modes(B, start + k, tokens, heads * size, size, MODES)
             shut = 0.0
             if PACKED:
-                shut = document_starts(positions, first + start + k, length)
+                shut = document_start_log_decay(positions, first + start + k, length)
             keep = tl.exp2(steps[k][None, :] * decay + shut)
             adds = steps[k] * inputs[k].to(tl.float32)
             state = keep * state + adds[None, :] * into[:, None]
             span += steps[k] - shut
-    tl.store(added + states_at(row, chunk, chunks, width, channel, MODES), state, mask=real)
+    tl.store(added + state_offsets(row, chunk, chunks, width, channel, MODES), state, mask=real)
     tl.store(spans + (row * chunks + chunk) * width + channel, span, mask=some)
 
 
 @triton.jit
-def carry(
+def selective_scan_scan_states(
     states, spans, A, start, end, width, chunks, numbers,
     START: tl.constexpr, BACKWARD: tl.constexpr, WRITE: tl.constexpr, BLOCK: tl.constexpr,
     UNROLL: tl.constexpr,
@@ -107,14 +113,14 @@ def carry(
 
 
 @triton.jit
-def forward(
+def selective_scan_forward(
     x, dt, z, bias, A, B, C, D, positions, states, out, length, chunks, channels, heads, size,
     blocks, z_row, z_token,
     PACKED: tl.constexpr, MODES: tl.constexpr, CHANNELS: tl.constexpr, CHUNK: tl.constexpr,
     UNROLL: tl.constexpr,
 ):  # fmt: skip
     row, chunk = tl.program_id(2).to(tl.int64), tl.program_id(0)
-    head, channel, some = channel_block(channels, blocks, CHANNELS)
+    head, channel, some = program_channels(channels, blocks, CHANNELS)
     width = channels * heads
     first = chunk * CHUNK
     tokens = tl.minimum(length - first, CHUNK)
@@ -127,8 +133,8 @@ def forward(
     C += (origin * heads + head) * size
     positions += row * length
     real = (tl.arange(0, MODES)[:, None] >= 0) & some[None, :]
-    own = states_at(row, chunk, chunks, width, channel, MODES)
-    decay = tl.load(A + states_at(0, 0, 1, width, channel, MODES), mask=real, other=0.0)
+    own = state_offsets(row, chunk, chunks, width, channel, MODES)
+    decay = tl.load(A + state_offsets(0, 0, 1, width, channel, MODES), mask=real, other=0.0)
     state = tl.load(states + own, mask=real, other=0.0)
     offset = tl.load(bias + channel, mask=some, other=0.0).to(tl.float32)
     through = tl.load(D + channel, mask=some, other=0.0).to(tl.float32)
@@ -146,11 +152,11 @@ def forward(
             gates = gates + (gate,)
         outputs = ()
         for k in tl.static_range(UNROLL):
-            into = by_mode(B, start + k, tokens, heads * size, size, MODES)
-            outof = by_mode(C, start + k, tokens, heads * size, size, MODES)
+            into = load_token_modes(B, start + k, tokens, heads * size, size, MODES)
+            outof = load_token_modes(C, start + k, tokens, heads * size, size, MODES)
             shut = 0.0
             if PACKED:
-                shut = document_starts(positions, first + start + k, length)
+                shut = document_start_log_decay(positions, first + start + k, length)
             value = inputs[k].to(tl.float32)
             keep = tl.exp2(steps[k][None, :] * decay + shut)
             state = keep * state + (steps[k] * value)[None, :] * into[:, None]

@@ -5,13 +5,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .selective import by_mode, channel_block, document_starts, softplus, states_at
+from .selective import (
+    document_start_log_decay,
+    load_token_modes,
+    program_channels,
+    softplus,
+    state_offsets,
+)
 
 LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def summaries(
+def selective_scan_backward_chunk_states(
     grad, dt, z, bias, A, C, positions, adjoints, length, chunks, channels, heads, size, blocks,
     z_row, z_token,
     PACKED: tl.constexpr, MODES: tl.constexpr, CHANNELS: tl.constexpr, CHUNK: tl.constexpr,
@@ -19,7 +25,7 @@ def summaries(
 ):  # fmt: skip
     """Write each chunk's contribution to the gradients of the states at its start."""
     row, chunk = tl.program_id(2).to(tl.int64), tl.program_id(0)
-    head, channel, some = channel_block(channels, blocks, CHANNELS)
+    head, channel, some = program_channels(channels, blocks, CHANNELS)
     width = channels * heads
     first = chunk * CHUNK
     tokens = tl.minimum(length - first, CHUNK)
@@ -30,7 +36,7 @@ def summaries(
     C += (origin * heads + head) * size
     positions += row * length
     real = (tl.arange(0, MODES)[:, None] >= 0) & some[None, :]
-    decay = tl.load(A + states_at(0, 0, 1, width, channel, MODES), mask=real, other=0.0)
+    decay = tl.load(A + state_offsets(0, 0, 1, width, channel, MODES), mask=real, other=0.0)
     offset = tl.load(bias + channel, mask=some, other=0.0).to(tl.float32)
     adjoint = tl.zeros([MODES, CHANNELS], dtype=tl.float32)
     for start in range(0, CHUNK, UNROLL):
@@ -47,17 +53,19 @@ def summaries(
             pulls = pulls + (above * gate * tl.sigmoid(gate),)
         for k in tl.static_range(UNROLL):
             token = CHUNK - 1 - start - k
-            outof = by_mode(C, token, tokens, heads * size, size, MODES)
+            outof = load_token_modes(C, token, tokens, heads * size, size, MODES)
             shut = 0.0
             if PACKED:
-                shut = document_starts(positions, first + token, length)
+                shut = document_start_log_decay(positions, first + token, length)
             keep = tl.exp2(steps[k][None, :] * decay + shut)
             adjoint = keep * (adjoint + outof[:, None] * pulls[k][None, :])
-    tl.store(adjoints + states_at(row, chunk, chunks, width, channel, MODES), adjoint, mask=real)
+    tl.store(
+        adjoints + state_offsets(row, chunk, chunks, width, channel, MODES), adjoint, mask=real
+    )
 
 
 @triton.jit
-def backward(
+def selective_scan_backward(
     grad, x, dt, z, bias, A, B, C, D, positions, states, adjoints, shares,
     grad_x, grad_dt, grad_z, grad_A, grad_D, grad_bias, grad_B, grad_C,
     length, chunks, channels, heads, size, blocks, z_row, z_token,
@@ -74,7 +82,7 @@ def backward(
     term: P = ∂S/∂A is scanned beside S.
     """
     row, chunk = tl.program_id(2).to(tl.int64), tl.program_id(0)
-    head, channel, some = channel_block(channels, blocks, CHANNELS)
+    head, channel, some = program_channels(channels, blocks, CHANNELS)
     width = channels * heads
     first = chunk * CHUNK
     tokens = tl.minimum(length - first, CHUNK)
@@ -100,7 +108,9 @@ def backward(
     grad_A += of_chunk
     mode = tl.arange(0, MODES)
     real = (mode[:, None] >= 0) & some[None, :]
-    own = states_at(0, 0, 1, width, channel, MODES)  # 32 bits: they stay in registers to the end
+    own = state_offsets(
+        0, 0, 1, width, channel, MODES
+    )  # 32 bits: they stay in registers to the end
     decay = tl.load(A + own, mask=real, other=0.0)
     offset = tl.load(bias + channel, mask=some, other=0.0).to(tl.float32)
     through = tl.load(D + channel, mask=some, other=0.0).to(tl.float32)
@@ -126,11 +136,11 @@ def backward(
         of_gates = ()
         given = ()
         for k in tl.static_range(UNROLL):
-            into = by_mode(B, start + k, tokens, heads * size, size, MODES)
-            outof = by_mode(C, start + k, tokens, heads * size, size, MODES)
+            into = load_token_modes(B, start + k, tokens, heads * size, size, MODES)
+            outof = load_token_modes(C, start + k, tokens, heads * size, size, MODES)
             shut = 0.0
             if PACKED:
-                shut = document_starts(positions, first + start + k, length)
+                shut = document_start_log_decay(positions, first + start + k, length)
             value = inputs[k].to(tl.float32)
             keep = tl.exp2(steps[k][None, :] * decay + shut)
             slope = keep * (slope + steps[k][None, :] * state)
@@ -181,11 +191,11 @@ def backward(
         of_steps = ()
         for k in tl.static_range(UNROLL):
             token = CHUNK - 1 - start - k
-            into = by_mode(B, token, tokens, heads * size, size, MODES)
-            outof = by_mode(C, token, tokens, heads * size, size, MODES)
+            into = load_token_modes(B, token, tokens, heads * size, size, MODES)
+            outof = load_token_modes(C, token, tokens, heads * size, size, MODES)
             shut = 0.0
             if PACKED:
-                shut = document_starts(positions, first + token, length)
+                shut = document_start_log_decay(positions, first + token, length)
             value = inputs[k].to(tl.float32)
             adjoint += outof[:, None] * pulls[k][None, :]
             takes = into[:, None] * adjoint

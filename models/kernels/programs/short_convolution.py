@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .walk import earlier_input, inputs_of, plus_products, read, there, zeros
+from .walk import add_products, load_earlier_input, load_inputs, load_tokens, token_mask, zero_sums
 
 
 @triton.jit
@@ -54,7 +54,7 @@ def _behind(
     """Load the inputs before a span that its first token sees, latest first; zeros elsewhere."""
     found = ()
     for lag in tl.static_range(1, REACH):
-        w = earlier_input(
+        w = load_earlier_input(
             x, history, start, channel * 0 - lag, channel, length, width, token_stride, REACH - 1,
             GATED, HISTORY,
         )  # fmt: skip
@@ -100,9 +100,9 @@ def _spread(pulled, taps, g, positions, token, CARE: tl.constexpr, REACH: tl.con
 
 
 @triton.jit
-def _put(to, value, there, CARE: tl.constexpr):
+def _put(to, value, token_mask, CARE: tl.constexpr):
     if CARE:
-        tl.store(to, value.to(to.dtype.element_ty), mask=there)
+        tl.store(to, value.to(to.dtype.element_ty), mask=token_mask)
     else:
         tl.store(to, value.to(to.dtype.element_ty))
 
@@ -117,10 +117,10 @@ def _forward_block(
     real = None
     if CARE:
         real = channel < width
-    inputs = inputs_of(x, first, end, channel, real, width, token_stride, GATED, not CARE, UNROLL)
+    inputs = load_inputs(x, first, end, channel, real, width, token_stride, GATED, not CARE, UNROLL)
     gates = inputs
     if GATED:
-        gates = read(x, first, end, channel, real, token_stride, not CARE, UNROLL)
+        gates = load_tokens(x, first, end, channel, real, token_stride, not CARE, UNROLL)
     for step in tl.static_range(UNROLL):
         token = first + step
         window = _shifted(window, inputs[step], positions, tl.minimum(token, end - 1), CARE, REACH)
@@ -129,13 +129,13 @@ def _forward_block(
             y *= tl.sigmoid(y)
         if GATED:
             y *= gates[step].to(tl.float32)
-        here = there(token, 0, end, channel, width)
+        here = token_mask(token, 0, end, channel, width)
         _put(out + token * width + channel, y, here, CARE)
     return window
 
 
 @triton.jit
-def forward(
+def short_convolution_forward(
     x, history, taps, bias, skip, positions, out, length, width, share, row_stride, token_stride,
     REACH: tl.constexpr, GATED: tl.constexpr, SILU: tl.constexpr, BIAS: tl.constexpr,
     SKIP: tl.constexpr, HISTORY: tl.constexpr, PACKED: tl.constexpr,
@@ -184,22 +184,24 @@ def _backward_block(
     real = None
     if CARE:
         real = channel < width
-    inputs = inputs_of(x, first, end, channel, real, width, token_stride, GATED, not CARE, UNROLL)
-    above = read(grad, first, end, channel, real, width, not CARE, UNROLL)
+    inputs = load_inputs(x, first, end, channel, real, width, token_stride, GATED, not CARE, UNROLL)
+    above = load_tokens(grad, first, end, channel, real, width, not CARE, UNROLL)
     gates = above
     keys = above
     values = above
     if GATED:
-        gates = read(x, first, end, channel, real, token_stride, not CARE, UNROLL)
+        gates = load_tokens(x, first, end, channel, real, token_stride, not CARE, UNROLL)
         done = first - REACH + 1  # finished in this block
-        keys = read(x + width, done, last, channel, real, token_stride, not CARE, UNROLL)
-        values = read(x + 2 * width, done, last, channel, real, token_stride, not CARE, UNROLL)
+        keys = load_tokens(x + width, done, last, channel, real, token_stride, not CARE, UNROLL)
+        values = load_tokens(
+            x + 2 * width, done, last, channel, real, token_stride, not CARE, UNROLL
+        )
     for step in tl.static_range(UNROLL):
         token = first + step
         at = tl.minimum(token, end - 1)
         window = _shifted(window, inputs[step], positions, at, CARE, REACH)
         g = above[step].to(tl.float32)
-        here = there(token, 0, last, channel, width)
+        here = token_mask(token, 0, last, channel, width)
         if GATED or SILU:
             y = _filtered(window, taps, REACH) + offset
             open_ = tl.sigmoid(y)
@@ -211,15 +213,15 @@ def _backward_block(
                 g *= open_ + y * open_ * (1.0 - open_)
         own = g
         if CARE:
-            g = tl.where(there(token, 0, end, channel, width), g, 0.0)
+            g = tl.where(token_mask(token, 0, end, channel, width), g, 0.0)
             own = tl.where(here, g, 0.0)
-        of_taps = plus_products(of_taps, window, own, REACH)
+        of_taps = add_products(of_taps, window, own, REACH)
         of_bias += own
         pulled = _spread(pulled, taps, g, positions, at, CARE, REACH)
 
         token = first + step - REACH + 1  # finished now
         dw = pulled[REACH - 1]
-        here = there(token, 0, last, channel, width)
+        here = token_mask(token, 0, last, channel, width)
         if GATED:
             to = grad_x + token * 3 * width + channel
             _put(to + width, dw * values[step].to(tl.float32), here, CARE)
@@ -227,13 +229,13 @@ def _backward_block(
         else:
             _put(grad_x + token * width + channel, dw, here, CARE)
         if HISTORY and CARE:
-            before = there(token + start, 1 - REACH, -start, channel, width)
+            before = token_mask(token + start, 1 - REACH, -start, channel, width)
             _put(grad_history + (token + REACH - 1) * width + channel, dw, before, True)
     return window, pulled, of_taps, of_bias
 
 
 @triton.jit
-def backward(
+def short_convolution_backward(
     grad, x, history, taps, bias, skip, positions, grad_x, grad_history, partial,
     length, width, share, row_stride, token_stride,
     REACH: tl.constexpr, GATED: tl.constexpr, SILU: tl.constexpr, BIAS: tl.constexpr,
@@ -267,8 +269,8 @@ def backward(
         x, history + row * (REACH - 1) * width, where, start, channel, length, width,
         token_stride, REACH, GATED, HISTORY, PACKED,
     )  # fmt: skip
-    pulled = zeros(REACH, CHANNELS)
-    of_taps = zeros(REACH, CHANNELS)
+    pulled = zero_sums(REACH, CHANNELS)
+    of_taps = zero_sums(REACH, CHANNELS)
     of_bias = tl.zeros([CHANNELS], dtype=tl.float32)
     for block in range(tl.cdiv(last + REACH - 1, UNROLL)):
         first = block * UNROLL

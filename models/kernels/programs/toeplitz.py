@@ -18,7 +18,7 @@ import triton.language as tl
 
 
 @triton.jit
-def matrices_of(
+def load_matrices(
     taps, REACH: tl.constexpr, PASSES: tl.constexpr, CHUNK: tl.constexpr
 ):  # fmt: skip
     side = tl.arange(0, CHUNK)
@@ -31,14 +31,14 @@ def matrices_of(
 
 
 @triton.jit
-def spread(of_streams, CHUNKS: tl.constexpr, SIDE: tl.constexpr):
+def repeat_for_channels(of_streams, CHUNKS: tl.constexpr, SIDE: tl.constexpr):
     """Repeat a number of each stream for each of its channels, as a matrix."""
     each = tl.broadcast_to(of_streams[:, None], [CHUNKS, SIDE])
     return tl.reshape(each, [CHUNKS * SIDE])[None, :]
 
 
 @triton.jit
-def begins_of(positions, start, length, CHUNK: tl.constexpr):
+def load_document_starts(positions, start, length, CHUNK: tl.constexpr):
     """Return [CHUNK, CHUNKS]: true where a document begins, in the chunks at `start`.
 
     The first document of a row may begin before the row.
@@ -49,50 +49,50 @@ def begins_of(positions, start, length, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def open_before(positions, start, length):
+def tokens_before(positions, start, length):
     """Count the tokens before each chunk that belong to the document that continues in it."""
     position = tl.load(positions + tl.maximum(start, 0), mask=start < length, other=0)
     return position + tl.minimum(start, 0)
 
 
 @triton.jit
-def next_begin(begins, token, CHUNK: tl.constexpr):
+def next_document_start(begins, token, CHUNK: tl.constexpr):
     """Return [CHUNKS]: the start of the next document after a token of each chunk, or CHUNK."""
     time = tl.arange(0, CHUNK)[:, None]
     return tl.min(tl.where(begins & (time > token), time, CHUNK), axis=0)
 
 
 @triton.jit
-def last_begin(begins, CHUNK: tl.constexpr):
+def last_document_start(begins, CHUNK: tl.constexpr):
     """Return [CHUNKS]: the start of the last document in each chunk, or 0."""
     time = tl.arange(0, CHUNK)[:, None]
     return tl.max(tl.where(begins, time, 0), axis=0)
 
 
 @triton.jit
-def product(a, b, to, PRECISION: tl.constexpr):
+def dot_add(a, b, to, PRECISION: tl.constexpr):
     return tl.dot(a, b, to, input_precision=PRECISION, out_dtype=tl.float32)
 
 
 @triton.jit
-def most(begins):
+def max_starts(begins):
     """Return the largest number of documents that begin in one chunk."""
     return tl.max(tl.sum(begins.to(tl.int32), axis=0), axis=0)
 
 
 @triton.jit
-def inside_of(start, channel, last, length, CHUNK: tl.constexpr):
+def token_mask(start, channel, last, length, CHUNK: tl.constexpr):
     token = start + tl.arange(0, CHUNK)[:, None]
     return (channel < last) & (token >= 0) & (token < length)
 
 
 @triton.jit
-def inputs_of(
+def load_inputs(
     x, history, at, start, channel, last, length, width,
     REACH: tl.constexpr, CHUNK: tl.constexpr, GATED: tl.constexpr, HISTORY: tl.constexpr,
 ):  # fmt: skip
     """Load w = k ⊙ v of the chunks at `start`, at offsets `at` of x; zeros outside the row."""
-    here = inside_of(start, channel, last, length, CHUNK)
+    here = token_mask(start, channel, last, length, CHUNK)
     if GATED:
         k = tl.load(x + width + at, mask=here, other=0.0).to(tl.float32)
         w = k * tl.load(x + 2 * width + at, mask=here, other=0.0).to(tl.float32)
@@ -106,7 +106,7 @@ def inputs_of(
 
 
 @triton.jit
-def forward(
+def toeplitz_forward(
     x, history, taps, skip, positions, out, length, width, row_stride, token_stride, parts, each,
     SHARE: tl.constexpr, BLOCKS: tl.constexpr, REACH: tl.constexpr, PASSES: tl.constexpr,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, SIDE: tl.constexpr, GATED: tl.constexpr,
@@ -129,44 +129,50 @@ def forward(
     out += row * length * width
     positions += row * length
     history += row * (REACH - 1) * width
-    matrices = matrices_of(taps + group * REACH, REACH, PASSES, CHUNK)
+    matrices = load_matrices(taps + group * REACH, REACH, PASSES, CHUNK)
     if SKIP:
         scale = tl.load(skip + channel, mask=channel < last, other=0.0).to(tl.float32)
     before = ()  # W of earlier chunks, as far as this chunk sees it
     for back in tl.static_range(1, PASSES):
-        w = inputs_of(
+        w = load_inputs(
             x - (back * CHUNK) * token_stride, history, at, start - back * CHUNK, channel, last,
             length, width, REACH, CHUNK, GATED, HISTORY,
         )  # fmt: skip
         if PACKED:
-            open = open_before(positions, start, length)
+            open = tokens_before(positions, start, length)
             w = tl.where(time - back * CHUNK >= -open, w, 0.0)
         before = before + (w.to(kind),)
     for _ in range(each):
-        now = inputs_of(
+        now = load_inputs(
             x, history, at, start, channel, last, length, width, REACH, CHUNK, GATED, HISTORY
         ).to(kind)
         y = tl.zeros([CHUNK, CHUNKS * SIDE], dtype=tl.float32)
         for back in tl.static_range(1, PASSES):
-            y = product(matrices[back], before[back - 1], y, PRECISION)
+            y = dot_add(matrices[back], before[back - 1], y, PRECISION)
         left = now
         if PACKED:
-            begins = begins_of(positions, starts, length, CHUNK)
-            begin, end = tl.zeros([CHUNKS], tl.int32), next_begin(begins, -1, CHUNK)
-            unbroken = spread(end, CHUNKS, SIDE) == CHUNK
-            documents = most(begins) + 1
+            begins = load_document_starts(positions, starts, length, CHUNK)
+            begin, end = tl.zeros([CHUNKS], tl.int32), next_document_start(begins, -1, CHUNK)
+            unbroken = repeat_for_channels(end, CHUNKS, SIDE) == CHUNK
+            documents = max_starts(begins) + 1
             while documents > 0:
-                to_end = time < spread(end, CHUNKS, SIDE)
-                own = tl.where(to_end & (time >= spread(begin, CHUNKS, SIDE)), now, 0.0)
-                y = tl.where(to_end, product(matrices[0], own, y, PRECISION), 0.0)
-                begin, end = end, next_begin(begins, end[None, :], CHUNK)
+                to_end = time < repeat_for_channels(end, CHUNKS, SIDE)
+                own = tl.where(
+                    to_end & (time >= repeat_for_channels(begin, CHUNKS, SIDE)), now, 0.0
+                )
+                y = tl.where(to_end, dot_add(matrices[0], own, y, PRECISION), 0.0)
+                begin, end = end, next_document_start(begins, end[None, :], CHUNK)
                 documents -= 1
-            left = tl.where(time >= spread(last_begin(begins, CHUNK), CHUNKS, SIDE), now, 0.0)
+            left = tl.where(
+                time >= repeat_for_channels(last_document_start(begins, CHUNK), CHUNKS, SIDE),
+                now,
+                0.0,
+            )
         else:
-            y = product(matrices[0], now, y, PRECISION)
+            y = dot_add(matrices[0], now, y, PRECISION)
         if SKIP:
             y += now.to(tl.float32) * scale
-        here = inside_of(start, channel, last, length, CHUNK)
+        here = token_mask(start, channel, last, length, CHUNK)
         if GATED:
             y *= tl.load(x + at, mask=here, other=0.0).to(tl.float32)
         tl.store(out + to, y.to(kind), mask=here)

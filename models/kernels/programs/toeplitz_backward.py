@@ -6,25 +6,25 @@ import triton
 import triton.language as tl
 
 from .toeplitz import (
-    begins_of,
-    inputs_of,
-    inside_of,
-    last_begin,
-    matrices_of,
-    most,
-    next_begin,
-    open_before,
-    product,
-    spread,
+    dot_add,
+    last_document_start,
+    load_document_starts,
+    load_inputs,
+    load_matrices,
+    max_starts,
+    next_document_start,
+    repeat_for_channels,
+    token_mask,
+    tokens_before,
 )
 
 
 @triton.jit
-def _pulls(
+def _load_filter_grads(
     grad, x, to, at, start, channel, last, length, CHUNK: tl.constexpr, GATED: tl.constexpr
 ):  # fmt: skip
     """Load G, the gradients of the filter's output, of the chunks at `start`."""
-    here = inside_of(start, channel, last, length, CHUNK)
+    here = token_mask(start, channel, last, length, CHUNK)
     pulled = tl.load(grad + to, mask=here, other=0.0)
     if GATED:
         q = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
@@ -33,13 +33,13 @@ def _pulls(
 
 
 @triton.jit
-def _again(x, here):
+def _reload(x, here):
     """Load again, from the cache, what was read before: keeping it would fill the registers."""
     return tl.load(x, mask=here, other=0.0, eviction_policy="evict_first").to(tl.float32)
 
 
 @triton.jit
-def _streams(
+def _program_streams(
     width, parts, each, SHARE: tl.constexpr, BLOCKS: tl.constexpr, PASSES: tl.constexpr,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, SIDE: tl.constexpr, HISTORY: tl.constexpr,
 ):  # fmt: skip
@@ -59,7 +59,7 @@ def _streams(
 
 
 @triton.jit
-def backward(
+def toeplitz_backward(
     grad, x, history, taps, skip, positions, grad_x, grad_history, partial, grad_skip,
     length, width, parts, each,
     SHARE: tl.constexpr, BLOCKS: tl.constexpr, REACH: tl.constexpr, PASSES: tl.constexpr,
@@ -75,7 +75,7 @@ def backward(
     """
     token_stride = width * (3 if GATED else 1)
     kind = x.dtype.element_ty
-    group, row, part, first, channel, start, down = _streams(
+    group, row, part, first, channel, start, down = _program_streams(
         width, parts, each, SHARE, BLOCKS, PASSES, CHUNK, CHUNKS, SIDE, HISTORY
     )
     last = (group + 1) * SHARE
@@ -90,7 +90,7 @@ def backward(
     positions += row * length
     history += row * (REACH - 1) * width
     grad_history += row * (REACH - 1) * width
-    matrices = matrices_of(taps + group * REACH, REACH, PASSES, CHUNK)
+    matrices = load_matrices(taps + group * REACH, REACH, PASSES, CHUNK)
     skipped = tl.zeros([CHUNKS * SIDE], dtype=tl.float32)
     sums = ()
     for _ in tl.static_range(SUMS):
@@ -101,90 +101,92 @@ def backward(
     for ahead in tl.static_range(1, PASSES):
         sees = sees + (linked * CHUNK,)
         if PACKED:
-            begins = begins_of(positions, starts + ahead * CHUNK, length, CHUNK)
-            sees = sees[:-1] + (linked * next_begin(begins, -1, CHUNK),)
+            begins = load_document_starts(positions, starts + ahead * CHUNK, length, CHUNK)
+            sees = sees[:-1] + (linked * next_document_start(begins, -1, CHUNK),)
             linked *= (sees[ahead - 1] == CHUNK).to(tl.int32)
 
     for _ in range(each):
-        here = inside_of(start, channel, last, length, CHUNK)
-        g = _pulls(grad, x, to, at, start, channel, last, length, CHUNK, GATED)
+        here = token_mask(start, channel, last, length, CHUNK)
+        g = _load_filter_grads(grad, x, to, at, start, channel, last, length, CHUNK, GATED)
         far = g  # its part that sees earlier chunks: of the document that spans both
         if PACKED:
-            begins = begins_of(positions, starts, length, CHUNK)
-            opened = next_begin(begins, -1, CHUNK)
-            far = tl.where(time < spread(opened, CHUNKS, SIDE), g, 0.0)
-            open = open_before(positions, start, length)
+            begins = load_document_starts(positions, starts, length, CHUNK)
+            opened = next_document_start(begins, -1, CHUNK)
+            far = tl.where(time < repeat_for_channels(opened, CHUNKS, SIDE), g, 0.0)
+            open = tokens_before(positions, start, length)
 
         y = tl.zeros([CHUNK, CHUNKS * SIDE], dtype=tl.float32)  # the filtered row, recomputed
         new = ()
         for back in tl.static_range(1, PASSES):
-            w = inputs_of(
+            w = load_inputs(
                 x - (back * CHUNK) * token_stride, history, at, start - back * CHUNK, channel, last,
                 length, width, REACH, CHUNK, GATED, HISTORY,
             ).to(kind)  # fmt: skip
             if PACKED:
                 w = tl.where(time - back * CHUNK >= -open, w, 0.0)
             if GATED:
-                y = product(matrices[back], w, y, PRECISION)
+                y = dot_add(matrices[back], w, y, PRECISION)
             if back < SUMS:
-                new = new + (product(far, tl.trans(w), sums[back], PRECISION),)
-        w = inputs_of(
+                new = new + (dot_add(far, tl.trans(w), sums[back], PRECISION),)
+        w = load_inputs(
             x, history, at, start, channel, last, length, width, REACH, CHUNK, GATED, HISTORY
         ).to(kind)
         met = sums[0]
         if PACKED:
             begin, end = tl.zeros([CHUNKS], tl.int32), opened
-            documents = most(begins) + 1
+            documents = max_starts(begins) + 1
             while documents > 0:
-                to_end = time < spread(end, CHUNKS, SIDE)
-                inside = to_end & (time >= spread(begin, CHUNKS, SIDE))
+                to_end = time < repeat_for_channels(end, CHUNKS, SIDE)
+                inside = to_end & (time >= repeat_for_channels(begin, CHUNKS, SIDE))
                 own = tl.where(inside, w, 0.0)
-                met = product(tl.where(inside, g, 0.0), tl.trans(own), met, PRECISION)
+                met = dot_add(tl.where(inside, g, 0.0), tl.trans(own), met, PRECISION)
                 if GATED:
-                    y = tl.where(to_end, product(matrices[0], own, y, PRECISION), 0.0)
-                begin, end = end, next_begin(begins, end[None, :], CHUNK)
+                    y = tl.where(to_end, dot_add(matrices[0], own, y, PRECISION), 0.0)
+                begin, end = end, next_document_start(begins, end[None, :], CHUNK)
                 documents -= 1
         else:
-            met = product(g, tl.trans(w), met, PRECISION)
+            met = dot_add(g, tl.trans(w), met, PRECISION)
             if GATED:
-                y = product(matrices[0], w, y, PRECISION)
+                y = dot_add(matrices[0], w, y, PRECISION)
         sums = (met,) + new
         if SKIP:
             scale = tl.load(skip + channel, mask=channel < last, other=0.0).to(tl.float32)
             y += w.to(tl.float32) * scale
             skipped += tl.sum(g.to(tl.float32) * w.to(tl.float32), axis=0)
         if GATED:
-            y *= _again(grad + to, here)
+            y *= _reload(grad + to, here)
             tl.store(grad_x + at, y.to(kind), mask=here)
 
         pulled = tl.zeros([CHUNK, CHUNKS * SIDE], dtype=tl.float32)  # the gradient of w
         for ahead in tl.static_range(1, PASSES):
-            later = _pulls(
+            later = _load_filter_grads(
                 grad + (ahead * CHUNK) * width, x + (ahead * CHUNK) * token_stride, to, at,
                 start + ahead * CHUNK, channel, last, length, CHUNK, GATED,
             )  # fmt: skip
             if PACKED:
-                later = tl.where(time < spread(sees[ahead - 1], CHUNKS, SIDE), later, 0.0)
-            pulled = product(tl.trans(matrices[ahead]), later, pulled, PRECISION)
-        g = _pulls(grad, x, to, at, start, channel, last, length, CHUNK, GATED)
+                later = tl.where(
+                    time < repeat_for_channels(sees[ahead - 1], CHUNKS, SIDE), later, 0.0
+                )
+            pulled = dot_add(tl.trans(matrices[ahead]), later, pulled, PRECISION)
+        g = _load_filter_grads(grad, x, to, at, start, channel, last, length, CHUNK, GATED)
         if PACKED:
-            begin, end = last_begin(begins, CHUNK), tl.full([CHUNKS], CHUNK, tl.int32)
-            documents = most(begins) + 1
+            begin, end = last_document_start(begins, CHUNK), tl.full([CHUNKS], CHUNK, tl.int32)
+            documents = max_starts(begins) + 1
             while documents > 0:
-                from_begin = time >= spread(begin, CHUNKS, SIDE)
-                inside = from_begin & (time < spread(end, CHUNKS, SIDE))
+                from_begin = time >= repeat_for_channels(begin, CHUNKS, SIDE)
+                inside = from_begin & (time < repeat_for_channels(end, CHUNKS, SIDE))
                 own = tl.where(inside, g, 0.0)
-                pulled = product(tl.trans(matrices[0]), own, pulled, PRECISION)
+                pulled = dot_add(tl.trans(matrices[0]), own, pulled, PRECISION)
                 pulled = tl.where(from_begin, pulled, 0.0)
-                begin, end = last_begin(begins & (time < begin[None, :]), CHUNK), begin
+                begin, end = last_document_start(begins & (time < begin[None, :]), CHUNK), begin
                 documents -= 1
         else:
-            pulled = product(tl.trans(matrices[0]), g, pulled, PRECISION)
+            pulled = dot_add(tl.trans(matrices[0]), g, pulled, PRECISION)
         if SKIP:
             scale = tl.load(skip + channel, mask=channel < last, other=0.0).to(tl.float32)
             pulled += g.to(tl.float32) * scale
         if GATED:
-            k, v = _again(x + width + at, here), _again(x + 2 * width + at, here)
+            k, v = _reload(x + width + at, here), _reload(x + 2 * width + at, here)
             tl.store(grad_x + width + at, (pulled * v).to(kind), mask=here)
             tl.store(grad_x + 2 * width + at, (pulled * k).to(kind), mask=here)
         else:
@@ -209,7 +211,7 @@ def backward(
         grad -= CHUNK * width
         grad_x -= CHUNK * token_stride
 
-    _store(partial, sums, 0, PASSES, CHUNK)
+    _store_sums(partial, sums, 0, PASSES, CHUNK)
     if SKIP:
         by_channel = tl.sum(tl.reshape(skipped, [CHUNKS, SIDE]), axis=0)
         own = first + tl.arange(0, SIDE)
@@ -217,7 +219,7 @@ def backward(
 
 
 @triton.jit
-def far_sums(
+def toeplitz_backward_far_sums(
     grad, x, history, positions, partial, length, width, parts, each,
     SHARE: tl.constexpr, BLOCKS: tl.constexpr, REACH: tl.constexpr, PASSES: tl.constexpr,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, SIDE: tl.constexpr, GATED: tl.constexpr,
@@ -227,7 +229,7 @@ def far_sums(
     """Write to `partial` the sums that `backward` leaves out: those of p from SUMS on."""
     token_stride = width * (3 if GATED else 1)
     kind = x.dtype.element_ty
-    group, row, part, _, channel, start, down = _streams(
+    group, row, part, _, channel, start, down = _program_streams(
         width, parts, each, SHARE, BLOCKS, PASSES, CHUNK, CHUNKS, SIDE, HISTORY
     )
     last = (group + 1) * SHARE
@@ -244,30 +246,32 @@ def far_sums(
     for _ in tl.static_range(SUMS, PASSES):
         sums = sums + (tl.zeros([CHUNK, CHUNK], dtype=tl.float32),)
     for _ in range(each):
-        far = _pulls(grad, x, to, at, start, channel, last, length, CHUNK, GATED)
+        far = _load_filter_grads(grad, x, to, at, start, channel, last, length, CHUNK, GATED)
         if PACKED:
-            opened = next_begin(begins_of(positions, starts, length, CHUNK), -1, CHUNK)
-            far = tl.where(time < spread(opened, CHUNKS, SIDE), far, 0.0)
-            open = open_before(positions, start, length)
+            opened = next_document_start(
+                load_document_starts(positions, starts, length, CHUNK), -1, CHUNK
+            )
+            far = tl.where(time < repeat_for_channels(opened, CHUNKS, SIDE), far, 0.0)
+            open = tokens_before(positions, start, length)
         new = ()
         for back in tl.static_range(SUMS, PASSES):
-            w = inputs_of(
+            w = load_inputs(
                 x - (back * CHUNK) * token_stride, history, at, start - back * CHUNK, channel, last,
                 length, width, REACH, CHUNK, GATED, HISTORY,
             ).to(kind)  # fmt: skip
             if PACKED:
                 w = tl.where(time - back * CHUNK >= -open, w, 0.0)
-            new = new + (product(far, tl.trans(w), sums[back - SUMS], PRECISION),)
+            new = new + (dot_add(far, tl.trans(w), sums[back - SUMS], PRECISION),)
         sums = new
         start -= CHUNK
         starts -= CHUNK
         x -= CHUNK * token_stride
         grad -= CHUNK * width
-    _store(partial, sums, SUMS, PASSES, CHUNK)
+    _store_sums(partial, sums, SUMS, PASSES, CHUNK)
 
 
 @triton.jit
-def _store(partial, sums, FROM: tl.constexpr, PASSES: tl.constexpr, CHUNK: tl.constexpr):
+def _store_sums(partial, sums, FROM: tl.constexpr, PASSES: tl.constexpr, CHUNK: tl.constexpr):
     side = tl.arange(0, CHUNK)
     partial += tl.program_id(0).to(tl.int64) * (PASSES * CHUNK * CHUNK)
     for number in tl.static_range(len(sums)):

@@ -12,14 +12,14 @@ import triton.language as tl
 
 
 @triton.jit
-def there(token, first, end, channel, width):
+def token_mask(token, first, end, channel, width):
     """Return true for each real channel if a token lies between `first` and `end`."""
     tokens = channel * 0 + token  # a vector: the interpreter takes no scalar comparison as a mask
     return (channel < width) & (tokens >= first) & (tokens < end)
 
 
 @triton.jit
-def read(x, first, end, channel, real, stride, ALL: tl.constexpr, UNROLL: tl.constexpr):
+def load_tokens(x, first, end, channel, real, stride, ALL: tl.constexpr, UNROLL: tl.constexpr):
     """Load a tensor unchanged."""
     found = ()
     for step in tl.static_range(UNROLL):
@@ -35,15 +35,15 @@ def read(x, first, end, channel, real, stride, ALL: tl.constexpr, UNROLL: tl.con
 
 
 @triton.jit
-def inputs_of(
+def load_inputs(
     x, first, end, channel, real, width, stride, GATED: tl.constexpr, ALL: tl.constexpr,
     UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Load w = k ⊙ v, or x itself, in fp32."""
-    left = read(x + (width if GATED else 0), first, end, channel, real, stride, ALL, UNROLL)
+    left = load_tokens(x + (width if GATED else 0), first, end, channel, real, stride, ALL, UNROLL)
     right = left
     if GATED:
-        right = read(x + 2 * width, first, end, channel, real, stride, ALL, UNROLL)
+        right = load_tokens(x + 2 * width, first, end, channel, real, stride, ALL, UNROLL)
     found = ()
     for step in tl.static_range(UNROLL):
         w = left[step].to(tl.float32)
@@ -54,7 +54,7 @@ def inputs_of(
 
 
 @triton.jit
-def earlier_input(
+def load_earlier_input(
     x, history, start, token, channel, length, width, token_stride, kept,
     GATED: tl.constexpr, HISTORY: tl.constexpr,
 ):  # fmt: skip
@@ -76,7 +76,7 @@ def earlier_input(
 
 
 @triton.jit
-def zeros(COUNT: tl.constexpr, CHANNELS: tl.constexpr):
+def zero_sums(COUNT: tl.constexpr, CHANNELS: tl.constexpr):
     """Return zeros for sums of a thread's channels: a tuple, so that each stays in its thread."""
     found = ()
     for _ in tl.static_range(COUNT):
@@ -85,7 +85,7 @@ def zeros(COUNT: tl.constexpr, CHANNELS: tl.constexpr):
 
 
 @triton.jit
-def plus_products(sums, values, factor, COUNT: tl.constexpr):
+def add_products(sums, values, factor, COUNT: tl.constexpr):
     found = ()
     for number in tl.static_range(COUNT):
         found = found + (sums[number] + values[number] * factor,)

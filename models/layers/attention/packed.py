@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ...config.options.names import Kernel
 from ...documents import Spans
-from ...kernels.choice import wanted
+from ...kernels.choice import requests_kernel
 
 TYPES = (torch.bfloat16, torch.float16)
 WIDEST = 256
@@ -26,7 +26,7 @@ def applies(kernel: Kernel, q: Tensor) -> bool:
     """Return True if one call can compute the attention of q [rows, length, heads, dim]."""
     fits = q.dtype in TYPES and q.shape[-1] % 8 == 0 and q.shape[-1] <= WIDEST
     on_gpu = q.device.type == "cuda" or q.is_meta or isinstance(q, FakeTensor)
-    return wanted(kernel, q.device) and on_gpu and fits
+    return requests_kernel(kernel, q.device) and on_gpu and fits
 
 
 def packed_attention(

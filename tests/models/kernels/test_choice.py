@@ -9,7 +9,7 @@ import torch
 
 from headrace.console.errors import LayoutError
 from headrace.models.kernels import choice, ssd
-from headrace.models.kernels.choice import chosen, unfit, wanted
+from headrace.models.kernels.choice import find_device_problem, requests_kernel, uses_kernel
 
 GPU = torch.device("cuda", 0)
 
@@ -30,12 +30,12 @@ def h200() -> object:
 
 
 def test_kernels_are_wanted_by_device_or_by_name() -> None:
-    assert wanted("auto", GPU) and not wanted("auto", torch.device("cpu"))
-    assert wanted("triton", torch.device("cpu")) and not wanted("torch", GPU)
+    assert requests_kernel("auto", GPU) and not requests_kernel("auto", torch.device("cpu"))
+    assert requests_kernel("triton", torch.device("cpu")) and not requests_kernel("torch", GPU)
 
 
 def test_a_suitable_gpu_runs_kernels() -> None:
-    assert chosen("auto", "glu", OnGPU())  # type: ignore[arg-type]
+    assert uses_kernel("auto", "glu", OnGPU())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -50,22 +50,22 @@ def test_unsuitable_devices_are_reported(
     owner: object, name: str, value: object, message: str
 ) -> None:
     with mock.patch.object(owner, name, value):
-        assert message in str(unfit(GPU))
+        assert message in str(find_device_problem(GPU))
         with pytest.warns(RuntimeWarning, match=message):
-            assert not chosen("auto", "glu", OnGPU())  # type: ignore[arg-type]
+            assert not uses_kernel("auto", "glu", OnGPU())  # type: ignore[arg-type]
         with pytest.raises(LayoutError, match=message):
-            chosen("triton", "glu", OnGPU())  # type: ignore[arg-type]
+            uses_kernel("triton", "glu", OnGPU())  # type: ignore[arg-type]
 
 
 def test_a_head_of_ssd_must_fit_the_shared_memory() -> None:
     for dim, size, fits in ((128, 128, True), (64, 256, True), (65, 256, False), (1, 257, False)):
-        assert (ssd.beyond(dim, size) is None) == fits
+        assert (ssd.unsupported_reason(dim, size) is None) == fits
 
 
 def test_limits_of_a_kernel_are_reported() -> None:
     with pytest.warns(RuntimeWarning, match="too wide"):
-        assert not chosen("auto", "glu", OnGPU(), "too wide")  # type: ignore[arg-type]
+        assert not uses_kernel("auto", "glu", OnGPU(), "too wide")  # type: ignore[arg-type]
     with pytest.raises(LayoutError, match="on cpu"):
-        chosen("triton", "glu", torch.ones(2))
+        uses_kernel("triton", "glu", torch.ones(2))
     with mock.patch.object(OnGPU, "dtype", torch.float64), pytest.warns(match="float64"):
-        assert not chosen("auto", "glu", OnGPU())  # type: ignore[arg-type]
+        assert not uses_kernel("auto", "glu", OnGPU())  # type: ignore[arg-type]

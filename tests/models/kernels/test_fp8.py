@@ -15,10 +15,10 @@ TESTS = str(Path(__file__).parents[2])
 INTERPRETED = """
 import sys
 import torch
-from bf16_interpreter import correct_bf16
-from kernel_cases.case import Draw, Shape
-from kernel_cases.compare import evaluate
-from kernel_cases.fp8 import fp8_cases
+from support.kernels.bf16_interpreter import correct_bf16
+from support.kernels.cases.case import Draw, Shape
+from support.kernels.cases.compare import evaluate
+from support.kernels.cases.fp8 import fp8_cases
 from headrace.models.kernels.fp8 import E4M3
 from headrace.models.layers import fp8
 
@@ -77,8 +77,8 @@ print("equal")
 
 COMPILED = """
 import torch
-from kernel_binaries import LONG, compiled, launches
-from kernel_cases.fp8 import fp8_cases
+from support.kernels.binaries import LONG, compiled, launches
+from support.kernels.cases.fp8 import fp8_cases
 
 for case in fp8_cases():
     for launch in launches(case, LONG, torch.bfloat16):

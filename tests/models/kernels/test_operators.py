@@ -16,7 +16,7 @@ PATH = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
 PROGRAM = """
 import dataclasses, json
 import torch
-from operator_checks import context, make, normal
+from support.kernels.operator_checks import context, make, normal
 from headrace.console.errors import LayoutError
 from headrace.models.layers.gated_convolution import gated_convolution
 from headrace.models.layers.gated_scan import gated_scan

@@ -65,14 +65,17 @@ class Launch:
 
     @property
     def name(self) -> str:
-        return f"{self.program.fn.__module__.rpartition('.')[2]}.{self.program.fn.__name__}"
+        name: str = self.program.fn.__name__
+        return name
 
     @property
     def multiplies(self) -> bool:
         """True if it has matrix products, which must run on the matrix units."""
-        _, _, program = self.name.partition(".")
-        scalar = ("carry", "collect", "steps", "steps_backward")
-        return self.name.startswith(("modal.", "ssd", "toeplitz")) and program not in scalar
+        scalar = (
+            *("modal_scan_states", "ssd_scan_states"),
+            *("ssd_delta", "ssd_backward_dt", "ssd_backward_sum_BC"),
+        )
+        return self.name.startswith(("modal", "ssd", "toeplitz")) and self.name not in scalar
 
     @property
     def configuration(self) -> str:

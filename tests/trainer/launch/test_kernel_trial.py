@@ -39,7 +39,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
             raise RuntimeError("Triton Error [CUDA]: invalid device function")
 
     monkeypatch.setattr(choice, "INTERPRETED", True)
-    monkeypatch.setattr(choice, "wanted", lambda kernel, _: kernel != "torch")
+    monkeypatch.setattr(choice, "requests_kernel", lambda kernel, _: kernel != "torch")
     with (
         mock.patch.dict(choice.FAILED, clear=True),
         mock.patch.object(JITFunction, "run", launch),
@@ -58,7 +58,7 @@ def test_kernels_that_fail_are_replaced(launched: list[str]) -> None:
     assert launched and not {"toeplitz", "rope", "modal"} & set(launched)
     x = torch.ones(1)
     with pytest.warns(RuntimeWarning, match="rope runs as plain torch: rope: Triton Error"):
-        assert not choice.chosen("auto", "rope", x)
+        assert not choice.uses_kernel("auto", "rope", x)
 
 
 @pytest.mark.filterwarnings("ignore:.*runs as plain torch:RuntimeWarning")
