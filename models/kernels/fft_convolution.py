@@ -73,15 +73,9 @@ def fft_convolution(
         piece.run(programs.fft_convolution_gather, piece.size, x, w, GATED=gated)
         y = piece.back(piece.transformed(w).mul_(piece.spectrum(taps)))
         piece.run(
-            programs.fft_convolution_scatter,
-            piece.longest,
-            y,
-            x,
-            through,
-            out,
-            GATED=gated,
+            programs.fft_convolution_scatter, piece.longest, y, x, through, out, GATED=gated,
             SKIP=skip is not None,
-        )
+        )  # fmt: skip
     return out
 
 
@@ -111,15 +105,9 @@ def _backward(
     for piece in _pieces(grad, taps, positions):
         w, pulls, partial = piece.empty(x), piece.empty(x), piece.partial(x)
         piece.run(
-            programs.fft_convolution_backward_gather,
-            piece.size,
-            grad,
-            x,
-            w,
-            pulls,
-            partial,
+            programs.fft_convolution_backward_gather, piece.size, grad, x, w, pulls, partial,
             GATED=gated,
-        )
+        )  # fmt: skip
         inputs, pulled = piece.transformed(w), piece.transformed(pulls)
         used = slice(len(piece.begins))
         met = piece.back((inputs[used].conj() * pulled[used]).sum(0))

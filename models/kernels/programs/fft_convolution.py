@@ -2,7 +2,7 @@
 
 In rows the channels of a token are adjacent; before and after a transform the tokens of a channel
 are, [documents, channels, size] in fp32. A program transposes a tile of a document, TOKENS by
-CHANNELS. A launch processes the channels from `start` on, of `width`.
+CHANNELS. A launch processes `num_channels` of the `width` channels, from `first_channel` on.
 """
 
 from __future__ import annotations
@@ -12,113 +12,131 @@ import triton.language as tl
 
 
 @triton.jit
-def _tile(
-    begins, counts, start, width, channels, size, tiles,
-    TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
+def _document_tile(
+    document_begins, document_lengths, first_channel, width, num_channels, transform_size,
+    num_tiles, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Return a document's first token among those of all rows, the tokens and channels of a tile,
     the tile's offsets in a transform's input, and the masks there and in the rows."""
-    document = (tl.program_id(0) // tiles).to(tl.int64)
-    token = tl.program_id(0) % tiles * TOKENS + tl.arange(0, TOKENS)[:, None]
+    document = (tl.program_id(0) // num_tiles).to(tl.int64)
+    token = tl.program_id(0) % num_tiles * TOKENS + tl.arange(0, TOKENS)[:, None]
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
-    apart = (document * channels + channel) * size + token
-    real = (channel < channels) & (token < size)
-    inside = (channel < channels) & (token < tl.load(counts + document))
-    return tl.load(begins + document) + token, start + channel, apart, real, inside
+    transform_offsets = (document * num_channels + channel) * transform_size + token
+    transform_mask = (channel < num_channels) & (token < transform_size)
+    row_mask = (channel < num_channels) & (token < tl.load(document_lengths + document))
+    return (
+        tl.load(document_begins + document) + token,
+        first_channel + channel,
+        transform_offsets,
+        transform_mask,
+        row_mask,
+    )
 
 
 @triton.jit
-def _input(x, token, channel, width, inside, GATED: tl.constexpr):
+def _load_input(x, token, channel, width, mask, GATED: tl.constexpr):
     """Load w = k ⊙ v, or w."""
     if GATED:
-        at = token * (3 * width) + channel
-        k = tl.load(x + at + width, mask=inside, other=0.0).to(tl.float32)
-        return k * tl.load(x + at + 2 * width, mask=inside, other=0.0).to(tl.float32)
-    return tl.load(x + token * width + channel, mask=inside, other=0.0).to(tl.float32)
+        offsets = token * (3 * width) + channel
+        k = tl.load(x + offsets + width, mask=mask, other=0.0).to(tl.float32)
+        return k * tl.load(x + offsets + 2 * width, mask=mask, other=0.0).to(tl.float32)
+    return tl.load(x + token * width + channel, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def fft_convolution_gather(
-    begins, counts, start, width, channels, size, tiles, x, out,
+    document_begins, document_lengths, first_channel, width, num_channels, transform_size,
+    num_tiles, x, out,
     GATED: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Write w of each document, padded with zeros."""
-    token, channel, apart, real, inside = _tile(
-        begins, counts, start, width, channels, size, tiles, TOKENS, CHANNELS
+    """out[document, channel, t] = w_t = k_t·v_t, padded with zeros to transform_size."""
+    token, channel, transform_offsets, transform_mask, row_mask = _document_tile(
+        document_begins, document_lengths, first_channel, width, num_channels, transform_size,
+        num_tiles, TOKENS, CHANNELS,
+    )  # fmt: skip
+    tl.store(
+        out + transform_offsets,
+        _load_input(x, token, channel, width, row_mask, GATED),
+        mask=transform_mask,
     )
-    tl.store(out + apart, _input(x, token, channel, width, inside, GATED), mask=real)
 
 
 @triton.jit
 def fft_convolution_scatter(
-    begins, counts, start, width, channels, size, tiles, y, x, skip, out,
+    document_begins, document_lengths, first_channel, width, num_channels, transform_size,
+    num_tiles, y, x, skip, out,
     GATED: tl.constexpr, SKIP: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Write q ⊙ (y + skip ⊙ w)."""
-    token, channel, apart, _, inside = _tile(
-        begins, counts, start, width, channels, size, tiles, TOKENS, CHANNELS
-    )
-    value = tl.load(y + apart, mask=inside, other=0.0)
+    """out = q ⊙ (y + skip ⊙ w), from transforms back into rows."""
+    token, channel, transform_offsets, _, row_mask = _document_tile(
+        document_begins, document_lengths, first_channel, width, num_channels, transform_size,
+        num_tiles, TOKENS, CHANNELS,
+    )  # fmt: skip
+    value = tl.load(y + transform_offsets, mask=row_mask, other=0.0)
     if SKIP:
-        through = tl.load(skip + channel, mask=channel < width, other=0.0).to(tl.float32)
-        value += through * _input(x, token, channel, width, inside, GATED)
+        skip_scale = tl.load(skip + channel, mask=channel < width, other=0.0).to(tl.float32)
+        value += skip_scale * _load_input(x, token, channel, width, row_mask, GATED)
     if GATED:
-        q = tl.load(x + token * (3 * width) + channel, mask=inside, other=0.0)
+        q = tl.load(x + token * (3 * width) + channel, mask=row_mask, other=0.0)
         value *= q.to(tl.float32)
-    tl.store(out + token * width + channel, value.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + token * width + channel, value.to(out.dtype.element_ty), mask=row_mask)
 
 
 @triton.jit
-def _pulled(grad, x, token, channel, width, inside, GATED: tl.constexpr):
-    """Return the gradient of the filter's output, before the gate q."""
-    g = tl.load(grad + token * width + channel, mask=inside, other=0.0).to(tl.float32)
+def _load_filter_grad(dy, x, token, channel, width, mask, GATED: tl.constexpr):
+    """Return q ⊙ dy, the gradient of the filter's output."""
+    filter_grad = tl.load(dy + token * width + channel, mask=mask, other=0.0).to(tl.float32)
     if GATED:
-        q = tl.load(x + token * (3 * width) + channel, mask=inside, other=0.0)
-        g *= q.to(tl.float32)
-    return g
+        q = tl.load(x + token * (3 * width) + channel, mask=mask, other=0.0)
+        filter_grad *= q.to(tl.float32)
+    return filter_grad
 
 
 @triton.jit
 def fft_convolution_backward_gather(
-    begins, counts, start, width, channels, size, tiles, grad, x, inputs, pulls, grad_skip,
+    document_begins, document_lengths, first_channel, width, num_channels, transform_size,
+    num_tiles, dy, x, inputs, filter_grads, grad_skip,
     GATED: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Write w, the gradient of y, and the sum of their products over the tile."""
-    token, channel, apart, real, inside = _tile(
-        begins, counts, start, width, channels, size, tiles, TOKENS, CHANNELS
-    )
-    w = _input(x, token, channel, width, inside, GATED)
-    g = _pulled(grad, x, token, channel, width, inside, GATED)
-    tl.store(inputs + apart, w, mask=real)
-    tl.store(pulls + apart, g, mask=real)
-    own = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    to = grad_skip + tl.program_id(0).to(tl.int64) * channels + own
-    tl.store(to, tl.sum(w * g, axis=0), mask=own < channels)
+    """w = k ⊙ v, g = q ⊙ dy, and Σ_t w·g over a tile for the gradient of the skip."""
+    token, channel, transform_offsets, transform_mask, row_mask = _document_tile(
+        document_begins, document_lengths, first_channel, width, num_channels, transform_size,
+        num_tiles, TOKENS, CHANNELS,
+    )  # fmt: skip
+    w = _load_input(x, token, channel, width, row_mask, GATED)
+    filter_grad = _load_filter_grad(dy, x, token, channel, width, row_mask, GATED)
+    tl.store(inputs + transform_offsets, w, mask=transform_mask)
+    tl.store(filter_grads + transform_offsets, filter_grad, mask=transform_mask)
+    tile_channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    skip_ptrs = grad_skip + tl.program_id(0).to(tl.int64) * num_channels + tile_channel
+    tl.store(skip_ptrs, tl.sum(w * filter_grad, axis=0), mask=tile_channel < num_channels)
 
 
 @triton.jit
 def fft_convolution_backward_scatter(
-    begins, counts, start, width, channels, size, tiles, grad, x, skip, y, pulled, grad_x,
+    document_begins, document_lengths, first_channel, width, num_channels, transform_size,
+    num_tiles, dy, x, skip, y, w_grads, grad_x,
     GATED: tl.constexpr, SKIP: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Write the inputs' gradients from y, the filtered row, and `pulled`, the gradient of w."""
-    token, channel, apart, _, inside = _tile(
-        begins, counts, start, width, channels, size, tiles, TOKENS, CHANNELS
-    )
-    of_w = tl.load(pulled + apart, mask=inside, other=0.0)
-    through = 0.0
+    """dq = dy ⊙ (y + skip ⊙ w),  dk = dw ⊙ v,  dv = dw ⊙ k,  dw = w_grads + skip ⊙ q ⊙ dy."""
+    token, channel, transform_offsets, _, row_mask = _document_tile(
+        document_begins, document_lengths, first_channel, width, num_channels, transform_size,
+        num_tiles, TOKENS, CHANNELS,
+    )  # fmt: skip
+    w_grad = tl.load(w_grads + transform_offsets, mask=row_mask, other=0.0)
+    skip_scale = 0.0
     if SKIP:
-        through = tl.load(skip + channel, mask=channel < width, other=0.0).to(tl.float32)
-        of_w += through * _pulled(grad, x, token, channel, width, inside, GATED)
-    kind = grad_x.dtype.element_ty
+        skip_scale = tl.load(skip + channel, mask=channel < width, other=0.0).to(tl.float32)
+        w_grad += skip_scale * _load_filter_grad(dy, x, token, channel, width, row_mask, GATED)
+    dtype = grad_x.dtype.element_ty
     if GATED:
-        at = token * (3 * width) + channel
-        k = tl.load(x + at + width, mask=inside, other=0.0).to(tl.float32)
-        v = tl.load(x + at + 2 * width, mask=inside, other=0.0).to(tl.float32)
-        between = tl.load(y + apart, mask=inside, other=0.0) + through * (k * v)
-        g = tl.load(grad + token * width + channel, mask=inside, other=0.0).to(tl.float32)
-        tl.store(grad_x + at, (g * between).to(kind), mask=inside)
-        tl.store(grad_x + at + width, (of_w * v).to(kind), mask=inside)
-        tl.store(grad_x + at + 2 * width, (of_w * k).to(kind), mask=inside)
+        offsets = token * (3 * width) + channel
+        k = tl.load(x + offsets + width, mask=row_mask, other=0.0).to(tl.float32)
+        v = tl.load(x + offsets + 2 * width, mask=row_mask, other=0.0).to(tl.float32)
+        filtered = tl.load(y + transform_offsets, mask=row_mask, other=0.0) + skip_scale * (k * v)
+        dy_t = tl.load(dy + token * width + channel, mask=row_mask, other=0.0).to(tl.float32)
+        tl.store(grad_x + offsets, (dy_t * filtered).to(dtype), mask=row_mask)
+        tl.store(grad_x + offsets + width, (w_grad * v).to(dtype), mask=row_mask)
+        tl.store(grad_x + offsets + 2 * width, (w_grad * k).to(dtype), mask=row_mask)
     else:
-        tl.store(grad_x + token * width + channel, of_w.to(kind), mask=inside)
+        tl.store(grad_x + token * width + channel, w_grad.to(dtype), mask=row_mask)

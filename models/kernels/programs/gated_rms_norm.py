@@ -1,7 +1,7 @@
 """Triton programs of gated_rms_norm.py: ROWS rows and one run of channels at a time.
 
-A run is a group of channels, or this rank's shard of one: `share` of the group's `members`.
-CUT: sums over whole groups are inputs; `sums` computed them for the runs of each rank.
+A run is a group of channels, or this rank's shard of one: `run_width` of `group_width` channels.
+CUT: sums over whole groups are inputs; gated_rms_norm_sums computed them for the runs of each rank.
 """
 
 from __future__ import annotations
@@ -13,97 +13,123 @@ from .fp8 import store_fp8_rows
 
 
 @triton.jit
-def _tile(x, row, stride, first, at, inside):
-    return tl.load(x + row * stride + first + at, mask=inside, other=0.0).to(tl.float32)
+def _load_tile(x, row, stride, first_channel, channel, mask):
+    return tl.load(x + row * stride + first_channel + channel, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _gated(y, z, row, y_stride, z_stride, first, at, inside):
-    gate = _tile(z, row, z_stride, first, at, inside)
-    return _tile(y, row, y_stride, first, at, inside) * (gate * tl.sigmoid(gate))
+def _load_gated(y, z, row, y_stride, z_stride, first_channel, channel, mask):
+    gate = _load_tile(z, row, z_stride, first_channel, channel, mask)
+    return _load_tile(y, row, y_stride, first_channel, channel, mask) * (gate * tl.sigmoid(gate))
 
 
 @triton.jit
-def _given(totals, row, rows):
-    """Return the offsets of one number of each row for this run."""
-    return tl.load(totals + row * tl.num_programs(1) + tl.program_id(1), mask=row < rows, other=0.0)
+def _load_run_sum(run_sums, row, num_rows):
+    """Load one number for each row of this run, [ROWS, 1]."""
+    return tl.load(
+        run_sums + row * tl.num_programs(1) + tl.program_id(1), mask=row < num_rows, other=0.0
+    )
 
 
 @triton.jit
 def gated_rms_norm_sums(
-    grad, y, z, weight, out, rows, width, share, y_stride, z_stride,
+    dy, y, z, weight, out, num_rows, width, run_width, y_stride, z_stride,
     BACKWARD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Sum the squares of a run; if BACKWARD, also the products of gradient and normed input."""
-    first = tl.program_id(1) * share
-    at = tl.arange(0, BLOCK)[None, :]
+    """Σ v² over a run, v = y·silu(z); BACKWARD: also Σ dy·weight·v. out [1 or 2, rows, runs]."""
+    first_channel = tl.program_id(1) * run_width
+    channel = tl.arange(0, BLOCK)[None, :]
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    inside = (row < rows) & (at < share)
-    gated = _gated(y, z, row, y_stride, z_stride, first, at, inside)
-    to = out + row * tl.num_programs(1) + tl.program_id(1)
-    tl.store(to, tl.sum(gated * gated, axis=1)[:, None], mask=row < rows)
+    mask = (row < num_rows) & (channel < run_width)
+    gated = _load_gated(y, z, row, y_stride, z_stride, first_channel, channel, mask)
+    out_ptrs = out + row * tl.num_programs(1) + tl.program_id(1)
+    tl.store(out_ptrs, tl.sum(gated * gated, axis=1)[:, None], mask=row < num_rows)
     if BACKWARD:
-        gain = tl.load(weight + first + at, mask=at < share, other=0.0).to(tl.float32)
-        pulled = _tile(grad, row, width, first, at, inside) * gain
-        to = out + (rows + row) * tl.num_programs(1) + tl.program_id(1)
-        tl.store(to, tl.sum(pulled * gated, axis=1)[:, None], mask=row < rows)
+        gain = tl.load(weight + first_channel + channel, mask=channel < run_width, other=0.0).to(
+            tl.float32
+        )
+        normed_grad = _load_tile(dy, row, width, first_channel, channel, mask) * gain
+        out_ptrs = out + (num_rows + row) * tl.num_programs(1) + tl.program_id(1)
+        tl.store(out_ptrs, tl.sum(normed_grad * gated, axis=1)[:, None], mask=row < num_rows)
 
 
 @triton.jit
 def gated_rms_norm_forward(
-    y, z, weight, powers, out, values, scales, rows, width, share, members, y_stride, z_stride, eps,
+    y, z, weight, square_sums, out, values, scales, num_rows, width, run_width, group_width,
+    y_stride, z_stride, eps,
     CUT: tl.constexpr, FP8: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """FP8: a run is a whole row."""
-    first = tl.program_id(1) * share
-    at = tl.arange(0, BLOCK)[None, :]
+    """out = weight · v / √(mean(v²) + eps),  v = y·silu(z), with the mean over a group of channels.
+
+    FP8 also stores `out` in FP8: a run is then a whole row.
+    """
+    first_channel = tl.program_id(1) * run_width
+    channel = tl.arange(0, BLOCK)[None, :]
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    inside = (row < rows) & (at < share)
-    value = _gated(y, z, row, y_stride, z_stride, first, at, inside)
-    power = _given(powers, row, rows) if CUT else tl.sum(value * value, axis=1)[:, None]
-    scale = 1.0 / tl.sqrt(power / members + eps)
-    gain = tl.load(weight + first + at, mask=at < share, other=0.0).to(tl.float32)
-    normal = (value * scale).to(y.dtype.element_ty).to(tl.float32)
-    stored = (normal * gain).to(out.dtype.element_ty)
-    tl.store(out + row * width + first + at, stored, mask=inside)
+    mask = (row < num_rows) & (channel < run_width)
+    value = _load_gated(y, z, row, y_stride, z_stride, first_channel, channel, mask)
+    square_sum = (
+        _load_run_sum(square_sums, row, num_rows) if CUT else tl.sum(value * value, axis=1)[:, None]
+    )
+    scale = 1.0 / tl.sqrt(square_sum / group_width + eps)
+    gain = tl.load(weight + first_channel + channel, mask=channel < run_width, other=0.0).to(
+        tl.float32
+    )
+    normed = (value * scale).to(y.dtype.element_ty).to(tl.float32)
+    stored = (normed * gain).to(out.dtype.element_ty)
+    tl.store(out + row * width + first_channel + channel, stored, mask=mask)
     if FP8:
-        store_fp8_rows(stored, values, scales, row, width, at, rows, inside)
+        store_fp8_rows(stored, values, scales, row, width, channel, num_rows, mask)
 
 
 @triton.jit
 def gated_rms_norm_backward(
-    grad, y, z, weight, powers, pulls, grad_y, grad_z, partial, rows, each, width, share, members,
-    y_stride, z_stride, eps,
+    dy, y, z, weight, square_sums, product_sums, grad_y, grad_z, weight_grads, num_rows,
+    tiles_per_program, width, run_width, group_width, y_stride, z_stride, eps,
     CUT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    first = tl.program_id(1) * share
-    at = tl.arange(0, BLOCK)[None, :]
+    """dv = s·(u − v·s²·mean(u·v)),  u = dy·weight,  v = y·silu(z),  s = 1/√(mean(v²) + eps).
+
+    dy_value = dv·silu(z), dz_value = dv·y·silu'(z); weight_grads = Σ dy·v·s over the rows of a
+    program, fp32 [programs, width].
+    """
+    first_channel = tl.program_id(1) * run_width
+    channel = tl.arange(0, BLOCK)[None, :]
     program = tl.program_id(0).to(tl.int64)
-    gain = tl.load(weight + first + at, mask=at < share, other=0.0).to(tl.float32)
-    summed = tl.zeros([BLOCK], dtype=tl.float32)
-    for number in range(each):
-        row = (program * each + number) * ROWS + tl.arange(0, ROWS)[:, None]
-        inside = (row < rows) & (at < share)
-        gate = _tile(z, row, z_stride, first, at, inside)
-        value = _tile(y, row, y_stride, first, at, inside)
-        above = _tile(grad, row, width, first, at, inside)
-        open_ = tl.sigmoid(gate)
-        gated = value * gate * open_
-        pulled = above * gain
+    gain = tl.load(weight + first_channel + channel, mask=channel < run_width, other=0.0).to(
+        tl.float32
+    )
+    weight_grad = tl.zeros([BLOCK], dtype=tl.float32)
+    for index in range(tiles_per_program):
+        row = (program * tiles_per_program + index) * ROWS + tl.arange(0, ROWS)[:, None]
+        mask = (row < num_rows) & (channel < run_width)
+        gate = _load_tile(z, row, z_stride, first_channel, channel, mask)
+        value = _load_tile(y, row, y_stride, first_channel, channel, mask)
+        dy_tile = _load_tile(dy, row, width, first_channel, channel, mask)
+        sigmoid = tl.sigmoid(gate)
+        gated = value * gate * sigmoid
+        normed_grad = dy_tile * gain
         if CUT:
-            power, pull = _given(powers, row, rows), _given(pulls, row, rows)
+            square_sum, product_sum = (
+                _load_run_sum(square_sums, row, num_rows),
+                _load_run_sum(product_sums, row, num_rows),
+            )
         else:
-            power = tl.sum(gated * gated, axis=1)[:, None]
-            pull = tl.sum(pulled * gated, axis=1)[:, None]
-        scale = 1.0 / tl.sqrt(power / members + eps)
-        normal = gated * scale
-        change = scale * (pulled - normal * (pull * scale / members))
-        of_y = change * gate * open_
-        place = row * width + first + at
-        tl.store(grad_y + place, of_y.to(grad_y.dtype.element_ty), mask=inside)
-        slope = open_ * (1.0 + gate * (1.0 - open_))
-        of_z = change * value * slope
-        tl.store(grad_z + place, of_z.to(grad_z.dtype.element_ty), mask=inside)
-        summed += tl.sum(above * normal, axis=0)
-    to = tl.arange(0, BLOCK)
-    tl.store(partial + program * width + first + to, summed, mask=to < share)
+            square_sum = tl.sum(gated * gated, axis=1)[:, None]
+            product_sum = tl.sum(normed_grad * gated, axis=1)[:, None]
+        scale = 1.0 / tl.sqrt(square_sum / group_width + eps)
+        normed = gated * scale
+        gated_grad = scale * (normed_grad - normed * (product_sum * scale / group_width))
+        dy_value = gated_grad * gate * sigmoid
+        offsets = row * width + first_channel + channel
+        tl.store(grad_y + offsets, dy_value.to(grad_y.dtype.element_ty), mask=mask)
+        slope = sigmoid * (1.0 + gate * (1.0 - sigmoid))
+        dz_value = gated_grad * value * slope
+        tl.store(grad_z + offsets, dz_value.to(grad_z.dtype.element_ty), mask=mask)
+        weight_grad += tl.sum(dy_tile * normed, axis=0)
+    weight_channel = tl.arange(0, BLOCK)
+    tl.store(
+        weight_grads + program * width + first_channel + weight_channel,
+        weight_grad,
+        mask=weight_channel < run_width,
+    )

@@ -12,16 +12,16 @@ from .fp8 import store_fp8_rows
 def _activate(gate, ACTIVATION: tl.constexpr):
     """Return act(gate) and its derivative."""
     if ACTIVATION == "silu":
-        open_ = tl.sigmoid(gate)
-        return gate * open_, open_ * (1.0 + gate * (1.0 - open_))
+        sigmoid = tl.sigmoid(gate)
+        return gate * sigmoid, sigmoid * (1.0 + gate * (1.0 - sigmoid))
     if ACTIVATION == "gelu":
-        part = 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476))
-        return gate * part, part + gate * tl.exp(-0.5 * gate * gate) * 0.3989422804014327
+        cdf = 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476))
+        return gate * cdf, cdf + gate * tl.exp(-0.5 * gate * gate) * 0.3989422804014327
     if ACTIVATION == "gelu-tanh":  # (1 + tanh(a))/2 = sigmoid(2a)
         inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-        part = tl.sigmoid(inner)
+        cdf = tl.sigmoid(inner)
         slope = 1.5957691216057308 * (1.0 + 0.134145 * gate * gate)
-        return gate * part, part + gate * part * (1.0 - part) * slope
+        return gate * cdf, cdf + gate * cdf * (1.0 - cdf) * slope
     if ACTIVATION == "relu":
         return tl.maximum(gate, 0.0), (gate > 0.0).to(tl.float32)
     return gate, gate * 0.0 + 1.0
@@ -29,53 +29,55 @@ def _activate(gate, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def glu_forward(
-    x, out, rows, width, stride,
+    x, out, num_rows, width, row_stride,
     ACTIVATION: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    blocks = tl.cdiv(width, BLOCK)
-    at = (tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK))[None, :]
-    row = (tl.program_id(0) // blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    inside = (row < rows) & (at < width)
-    place = row * stride + at
-    gate = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(x + place + width, mask=inside, other=0.0).to(tl.float32)
-    value, _ = _activate(gate, ACTIVATION)
-    tl.store(out + row * width + at, (value * up).to(out.dtype.element_ty), mask=inside)
+    """out = act(gate) ⊙ up, for x [rows, 2·width] = [gate, up]."""
+    num_blocks = tl.cdiv(width, BLOCK)
+    column = (tl.program_id(0) % num_blocks * BLOCK + tl.arange(0, BLOCK))[None, :]
+    row = (tl.program_id(0) // num_blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    mask = (row < num_rows) & (column < width)
+    offsets = row * row_stride + column
+    gate = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(x + offsets + width, mask=mask, other=0.0).to(tl.float32)
+    activated, _ = _activate(gate, ACTIVATION)
+    tl.store(out + row * width + column, (activated * up).to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def glu_forward_fp8(
-    x, out, values, scales, rows, width, stride,
+    x, out, values, scales, num_rows, width, row_stride,
     ACTIVATION: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Store whole rows also in FP8."""
-    at = tl.arange(0, BLOCK)[None, :]
+    """out = act(gate) ⊙ up, stored also in FP8: a program holds whole rows."""
+    column = tl.arange(0, BLOCK)[None, :]
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    inside = (row < rows) & (at < width)
-    place = row * stride + at
-    gate = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(x + place + width, mask=inside, other=0.0).to(tl.float32)
-    value, _ = _activate(gate, ACTIVATION)
-    stored = (value * up).to(out.dtype.element_ty)
-    tl.store(out + row * width + at, stored, mask=inside)
-    store_fp8_rows(stored, values, scales, row, width, at, rows, inside)
+    mask = (row < num_rows) & (column < width)
+    offsets = row * row_stride + column
+    gate = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(x + offsets + width, mask=mask, other=0.0).to(tl.float32)
+    activated, _ = _activate(gate, ACTIVATION)
+    stored = (activated * up).to(out.dtype.element_ty)
+    tl.store(out + row * width + column, stored, mask=mask)
+    store_fp8_rows(stored, values, scales, row, width, column, num_rows, mask)
 
 
 @triton.jit
 def glu_backward(
-    grad, x, out, rows, width, stride,
+    dy, x, grad_x, num_rows, width, row_stride,
     ACTIVATION: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    blocks = tl.cdiv(width, BLOCK)
-    at = (tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK))[None, :]
-    row = (tl.program_id(0) // blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    inside = (row < rows) & (at < width)
-    place = row * stride + at
-    gate = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(x + place + width, mask=inside, other=0.0).to(tl.float32)
-    above = tl.load(grad + row * width + at, mask=inside, other=0.0).to(tl.float32)
-    value, slope = _activate(gate, ACTIVATION)
-    to = out + row * (2 * width) + at
-    kind = out.dtype.element_ty
-    tl.store(to, (above * up * slope).to(kind), mask=inside)
-    tl.store(to + width, (above * value).to(kind), mask=inside)
+    """dgate = dy·up·act'(gate),  dup = dy·act(gate); grad_x [rows, 2·width] holds both."""
+    num_blocks = tl.cdiv(width, BLOCK)
+    column = (tl.program_id(0) % num_blocks * BLOCK + tl.arange(0, BLOCK))[None, :]
+    row = (tl.program_id(0) // num_blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    mask = (row < num_rows) & (column < width)
+    offsets = row * row_stride + column
+    gate = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(x + offsets + width, mask=mask, other=0.0).to(tl.float32)
+    dy_tile = tl.load(dy + row * width + column, mask=mask, other=0.0).to(tl.float32)
+    activated, slope = _activate(gate, ACTIVATION)
+    grad_ptrs = grad_x + row * (2 * width) + column
+    dtype = grad_x.dtype.element_ty
+    tl.store(grad_ptrs, (dy_tile * up * slope).to(dtype), mask=mask)
+    tl.store(grad_ptrs + width, (dy_tile * activated).to(dtype), mask=mask)

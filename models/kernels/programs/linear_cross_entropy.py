@@ -13,56 +13,74 @@ import triton.language as tl
 
 @triton.jit
 def linear_cross_entropy_statistics(
-    logits, targets, weights, top, total, chosen, vocabulary, stride, first, BLOCK: tl.constexpr
+    logits,
+    targets,
+    weights,
+    max_logits,
+    exp_sums,
+    target_logits,
+    vocabulary,
+    row_stride,
+    first_id,
+    BLOCK: tl.constexpr,
 ):
-    """Write the largest logit m, Σ exp(logit − m), and the target's logit (0 in other shards)."""
+    """m = max_i logit_i,  Σ_i exp(logit_i − m), and the target's logit (0 in other shards)."""
     token = tl.program_id(0).to(tl.int64)
-    logits += token * stride
-    at = tl.arange(0, BLOCK)
-    highest = tl.full([BLOCK], float("-inf"), dtype=tl.float32)
-    sums = tl.zeros([BLOCK], dtype=tl.float32)
+    logits += token * row_stride
+    column = tl.arange(0, BLOCK)
+    running_max = tl.full([BLOCK], float("-inf"), dtype=tl.float32)
+    running_sum = tl.zeros([BLOCK], dtype=tl.float32)
     for block in range(tl.cdiv(vocabulary, BLOCK)):
-        place = block * BLOCK + at
-        value = tl.load(logits + place, mask=place < stride, other=0.0).to(tl.float32)
-        value = tl.where(place < vocabulary, value, float("-inf"))
-        higher = tl.maximum(highest, value)
+        ids = block * BLOCK + column
+        value = tl.load(logits + ids, mask=ids < row_stride, other=0.0).to(tl.float32)
+        value = tl.where(ids < vocabulary, value, float("-inf"))
+        new_max = tl.maximum(running_max, value)
         # A column without a logit so far has no sum to rescale.
-        base = tl.where(higher == float("-inf"), 0.0, higher)
-        sums = sums * tl.exp(highest - base) + tl.exp(value - base)
-        highest = higher
-    most = tl.max(highest, axis=0)
-    base = tl.where(most == float("-inf"), 0.0, most)
-    tl.store(top + token, most)
-    tl.store(total + token, tl.sum(sums * tl.exp(highest - base), axis=0))
-    target = tl.load(targets + token) - first
-    known = (target >= 0) & (target < vocabulary) & (tl.load(weights + token) != 0.0)
-    tl.store(chosen + token, tl.load(logits + target, mask=known, other=0.0).to(tl.float32))
+        base = tl.where(new_max == float("-inf"), 0.0, new_max)
+        running_sum = running_sum * tl.exp(running_max - base) + tl.exp(value - base)
+        running_max = new_max
+    row_max = tl.max(running_max, axis=0)
+    base = tl.where(row_max == float("-inf"), 0.0, row_max)
+    tl.store(max_logits + token, row_max)
+    tl.store(exp_sums + token, tl.sum(running_sum * tl.exp(running_max - base), axis=0))
+    target = tl.load(targets + token) - first_id
+    is_local = (target >= 0) & (target < vocabulary) & (tl.load(weights + token) != 0.0)
+    tl.store(
+        target_logits + token, tl.load(logits + target, mask=is_local, other=0.0).to(tl.float32)
+    )
 
 
 @triton.jit
 def linear_cross_entropy_gradients(
-    logits, targets, weights, log_z, vocabulary, stride, first, z_loss, BLOCK: tl.constexpr
+    logits, targets, weights, log_z, vocabulary, row_stride, first_id, z_loss,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Replace logits by the gradients of w·(log Z − chosen + z_loss·log²Z), in place."""
+    """Replace logits by d/dlogit_i of w·(log Z − logit_target + z_loss·log²Z), in place:
+
+    w·(1 + 2·z_loss·log Z)·exp(logit_i − log Z) − w·[i = target].
+    """
     token = tl.program_id(0).to(tl.int64)
-    logits += token * stride
+    logits += token * row_stride
     weight = tl.load(weights + token)
-    normal = tl.load(log_z + token)
-    target = tl.load(targets + token) - first
-    at = tl.arange(0, BLOCK)
-    scale = weight * (1.0 + 2.0 * z_loss * normal)
+    log_z_t = tl.load(log_z + token)
+    target = tl.load(targets + token) - first_id
+    column = tl.arange(0, BLOCK)
+    scale = weight * (1.0 + 2.0 * z_loss * log_z_t)
     for block in range(tl.cdiv(vocabulary, BLOCK)):
-        place = block * BLOCK + at
-        inside = place < stride
-        value = tl.load(logits + place, mask=inside, other=0.0).to(tl.float32)
-        value = tl.where(place < vocabulary, value, float("-inf"))
-        change = scale * tl.exp(value - normal) - tl.where(place == target, weight, 0.0)
-        change = tl.where(weight != 0.0, change, 0.0)
-        tl.store(logits + place, change.to(logits.dtype.element_ty), mask=inside)
+        ids = block * BLOCK + column
+        mask = ids < row_stride
+        value = tl.load(logits + ids, mask=mask, other=0.0).to(tl.float32)
+        value = tl.where(ids < vocabulary, value, float("-inf"))
+        grad = scale * tl.exp(value - log_z_t) - tl.where(ids == target, weight, 0.0)
+        grad = tl.where(weight != 0.0, grad, 0.0)
+        tl.store(logits + ids, grad.to(logits.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def linear_cross_entropy_scale(x, scale, out, numbers, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(x + at, mask=at < numbers, other=0.0).to(tl.float32) * tl.load(scale)
-    tl.store(out + at, value.to(out.dtype.element_ty), mask=at < numbers)
+def linear_cross_entropy_scale(x, scale, out, num_elements, BLOCK: tl.constexpr):
+    """out = scale · x, in fp32 before the rounding."""
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + offsets, mask=offsets < num_elements, other=0.0).to(tl.float32) * tl.load(
+        scale
+    )
+    tl.store(out + offsets, value.to(out.dtype.element_ty), mask=offsets < num_elements)

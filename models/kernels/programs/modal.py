@@ -46,264 +46,322 @@ from .blocks import (
 
 @triton.jit
 def modal_chunk_states(
-    a, b, positions, rates, residues, added, length, width, each, chunks,
-    a_row, a_stride, b_row, b_stride,
+    a, b, positions, rates, residues, contributions, length, width, tiles_per_chunk, num_chunks,
+    a_row_stride, a_token_stride, b_row_stride, b_token_stride,
     GATED: tl.constexpr, PACKED: tl.constexpr, BACKWARD: tl.constexpr, BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr, LEVELS: tl.constexpr, CHANNELS: tl.constexpr, MODES: tl.constexpr,
     INPUTS: tl.constexpr, POWERS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Write each chunk's contribution to the states after it, from inputs a ⊙ b; if BACKWARD, to
-    the gradients of the states before it. Tiles are aligned to the chunk's end on that side."""
+    """Contribution of each chunk to the states at its end e: Σ_t λ^{e−t}·w_t,  w = a ⊙ b.
+
+    BACKWARD: to the gradients of the states before its start k, R·Σ_t λ^{t−k+1}·p_t, with p = a ⊙ b
+    the gradient of the filter's output. Tiles are aligned to the chunk's end on that side.
+    """
     TOKENS: tl.constexpr = BLOCK * BLOCKS
-    kind: tl.constexpr = a.dtype.element_ty
-    row, number, start, end, channel = program_chunk(length, width, each, chunks, TOKENS, CHANNELS)
-    a += row * a_row
-    b += row * b_row
+    dtype: tl.constexpr = a.dtype.element_ty
+    row, chunk, start, end, channel = program_chunk(
+        length, width, tiles_per_chunk, num_chunks, TOKENS, CHANNELS
+    )
+    a += row * a_row_stride
+    b += row * b_row_stride
     positions += row * length
     rate = load_modes(rates, channel, width, MODES, PARTS)
-    gather = split_terms(decay_powers(rate, BLOCK - 1 - tl.arange(0, BLOCK), False), kind, POWERS)
-    fade = tl.exp(-rate * TOKENS)[:, :, None]
-    at = tile_tokens(BLOCK, BLOCKS, BACKWARD)
-    tiles = tl.cdiv(end - start, TOKENS)
-    tile = start + (tiles - 1) * TOKENS if BACKWARD else end - tiles * TOKENS
+    gather = split_terms(decay_powers(rate, BLOCK - 1 - tl.arange(0, BLOCK), False), dtype, POWERS)
+    tile_decay = tl.exp(-rate * TOKENS)[:, :, None]
+    token = tile_tokens(BLOCK, BLOCKS, BACKWARD)
+    num_tiles = tl.cdiv(end - start, TOKENS)
+    tile = start + (num_tiles - 1) * TOKENS if BACKWARD else end - num_tiles * TOKENS
     step = -TOKENS if BACKWARD else TOKENS
     sums = tl.zeros([CHANNELS * PARTS, MODES, BLOCKS], dtype=tl.float32)  # over all tiles, by block
-    x = load_product(a, b, a_stride, b_stride, tile, at, start, end, channel, width, GATED)
-    for _ in range(tiles):
-        ahead = load_product(
-            a, b, a_stride, b_stride, tile + step, at, start, end, channel, width, GATED
-        )
-        sums *= fade
+    x = load_product(
+        a, b, a_token_stride, b_token_stride, tile, token, start, end, channel, width, GATED
+    )
+    for _ in range(num_tiles):
+        next_x = load_product(
+            a, b, a_token_stride, b_token_stride, tile + step, token, start, end, channel, width,
+            GATED,
+        )  # fmt: skip
+        sums *= tile_decay
         if PACKED:
-            segment, count = document_segments(positions, tile, at, start, end, BACKWARD)
-            begun = tl.sum(count, 0)
+            segment, count = document_segments(positions, tile, token, start, end, BACKWARD)
+            num_starts = tl.sum(count, 0)
             segment += (tl.cumsum(count, 0) - count)[None, :]  # in the tile
-            x = select_segment(x, segment, 0 if BACKWARD else begun, True)
-            sums = tl.where(begun == 0, sums, 0.0)
+            x = select_segment(x, segment, 0 if BACKWARD else num_starts, True)
+            sums = tl.where(num_starts == 0, sums, 0.0)
         sums = dot_add(
-            sums, gather, split_terms(repeat_for_parts(x, PARTS), kind, INPUTS), POWERS, INPUTS
+            sums, gather, split_terms(repeat_for_parts(x, PARTS), dtype, INPUTS), POWERS, INPUTS
         )
-        x = ahead
+        x = next_x
         tile += step
     age = tl.arange(0, BLOCKS) if BACKWARD else BLOCKS - 1 - tl.arange(0, BLOCKS)
     state = tl.sum(sums * decay_powers(rate, BLOCK * age, False), 2)
     if BACKWARD:
         state *= tl.exp(-rate) * load_modes(residues, channel, width, MODES, PARTS)
-    store_modes(added + number * MODES * PARTS * width, channel, width, state, MODES, PARTS)
+    store_modes(contributions + chunk * MODES * PARTS * width, channel, width, state, MODES, PARTS)
 
 
 @triton.jit
 def modal_scan_states(
-    states, start, chunk_decays, unbroken, end, chunks, numbers,
+    states, initial, chunk_decays, unbroken, final, num_chunks, state_numbers,
     START: tl.constexpr, BACKWARD: tl.constexpr, WRITE: tl.constexpr, BLOCK: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Write the states after the last chunk to `end`; if WRITE, replace each chunk's contribution
-    by the states at its start. `powers`: λ to the length of a chunk, and to that of the last."""
-    parts = tl.cdiv(numbers, BLOCK)
-    row = (tl.program_id(0) // parts).to(tl.int64)
-    at = tl.program_id(0) % parts * BLOCK + tl.arange(0, BLOCK)
-    real = at < numbers  # MODES · width
-    whole = tl.load(chunk_decays + at, mask=real, other=0.0)
-    rest = tl.load(chunk_decays + numbers + at, mask=real, other=0.0)
-    current = tl.zeros([BLOCK], dtype=tl.float32)
+    """Scan over chunks: S ← λ^length·unbroken·S + contribution, from `initial` (START) or zeros.
+
+    WRITE replaces each contribution in `states` by S at the chunk's start; `final` receives the
+    last S. `chunk_decays` holds λ to the length of a chunk, and to that of the last one.
+    """
+    num_blocks = tl.cdiv(state_numbers, BLOCK)
+    row = (tl.program_id(0) // num_blocks).to(tl.int64)
+    offsets = tl.program_id(0) % num_blocks * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < state_numbers  # MODES · width
+    chunk_decay = tl.load(chunk_decays + offsets, mask=mask, other=0.0)
+    last_decay = tl.load(chunk_decays + state_numbers + offsets, mask=mask, other=0.0)
+    state = tl.zeros([BLOCK], dtype=tl.float32)
     if START:
-        current += tl.load(start + row * numbers + at, mask=real, other=0.0)
-    for block in range(tl.cdiv(chunks, AHEAD)):
-        adds = ()
-        keeps = ()
-        for step in tl.static_range(AHEAD):  # all loads before the first use
-            number = tl.minimum(block * AHEAD + step, chunks - 1)
-            chunk = row * chunks + (chunks - 1 - number if BACKWARD else number)
-            adds = adds + (tl.load(states + chunk * numbers + at, mask=real, other=0.0),)
-            kept = tl.where(chunk == row * chunks + chunks - 1, rest, whole)
-            keeps = keeps + (tl.load(unbroken + chunk) * kept,)
-        for step in tl.static_range(AHEAD):
-            number = block * AHEAD + step
-            if number < chunks:
+        state += tl.load(initial + row * state_numbers + offsets, mask=mask, other=0.0)
+    for group in range(tl.cdiv(num_chunks, AHEAD)):
+        loaded = ()
+        decays = ()
+        for index in tl.static_range(AHEAD):  # all loads before the first use
+            chunk_index = tl.minimum(group * AHEAD + index, num_chunks - 1)
+            chunk = row * num_chunks + (num_chunks - 1 - chunk_index if BACKWARD else chunk_index)
+            loaded = loaded + (
+                tl.load(states + chunk * state_numbers + offsets, mask=mask, other=0.0),
+            )
+            decay = tl.where(chunk == row * num_chunks + num_chunks - 1, last_decay, chunk_decay)
+            decays = decays + (tl.load(unbroken + chunk) * decay,)
+        for index in tl.static_range(AHEAD):
+            chunk_index = group * AHEAD + index
+            if chunk_index < num_chunks:
                 if WRITE:
-                    chunk = row * chunks + (chunks - 1 - number if BACKWARD else number)
-                    tl.store(states + chunk * numbers + at, current, mask=real)
-                current = current * keeps[step] + adds[step]
-    tl.store(end + row * numbers + at, current, mask=real)
+                    chunk = row * num_chunks + (
+                        num_chunks - 1 - chunk_index if BACKWARD else chunk_index
+                    )
+                    tl.store(states + chunk * state_numbers + offsets, state, mask=mask)
+                state = state * decays[index] + loaded[index]
+    tl.store(final + row * state_numbers + offsets, state, mask=mask)
 
 
 @triton.jit
 def modal_forward(
-    x, positions, rates, residues, taps, between, states, out,
-    length, width, each, chunks, row_stride, stride,
+    x, positions, rates, residues, taps, chunk_states, states, out, length, width, tiles_per_chunk,
+    num_chunks, row_stride, token_stride,
     GATED: tl.constexpr, PACKED: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
     LEVELS: tl.constexpr, CHANNELS: tl.constexpr, MODES: tl.constexpr, INPUTS: tl.constexpr,
     POWERS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Write the outputs, and the states at each tile's start; `between` has those of each chunk."""
+    """y_t = q_t·(Σ_{s≤t} taps[t−s]·w_s + Σ_n R_n·λ_n^{t−k+1}·S_n),  w = k ⊙ v, by block.
+
+    s is in the block that begins at token k, S [MODES, CHANNELS] the state before it, and taps hold
+    the first BLOCK values of the filter with the skip. `chunk_states` holds S at chunk starts;
+    `states` receives S at tile starts.
+    """
     TOKENS: tl.constexpr = BLOCK * BLOCKS
-    kind: tl.constexpr = x.dtype.element_ty
-    row, number, start, end, channel = program_chunk(length, width, each, chunks, TOKENS, CHANNELS)
+    dtype: tl.constexpr = x.dtype.element_ty
+    row, chunk, start, end, channel = program_chunk(
+        length, width, tiles_per_chunk, num_chunks, TOKENS, CHANNELS
+    )
     x += row * row_stride
     key = x + width if GATED else x
     value = x + 2 * width
     positions += row * length
     states += row * tl.cdiv(length, TOKENS) * MODES * PARTS * width
     out += row * length * width
-    side = tl.arange(0, BLOCK)
+    block_token = tl.arange(0, BLOCK)
     rate = load_modes(rates, channel, width, MODES, PARTS)
     weight = (tl.exp(-rate) * load_modes(residues, channel, width, MODES, PARTS))[:, :, None]
-    fade = tl.exp(-rate * BLOCK)
-    gather = split_terms(decay_powers(rate, BLOCK - 1 - side, False), kind, POWERS)
-    spread = split_terms(decay_powers(rate, side, True), tl.float32, 2)
-    matrix = split_terms(load_matrix(taps, channel, width, BLOCK), kind, 2)
-    at = tile_tokens(BLOCK, BLOCKS, False)
-    segment, count, most = at, tl.arange(0, BLOCKS), 0
+    block_decay = tl.exp(-rate * BLOCK)
+    gather = split_terms(decay_powers(rate, BLOCK - 1 - block_token, False), dtype, POWERS)
+    spread = split_terms(decay_powers(rate, block_token, True), tl.float32, 2)
+    matrix = split_terms(load_matrix(taps, channel, width, BLOCK), dtype, 2)
+    token = tile_tokens(BLOCK, BLOCKS, False)
+    segment, count, last_segment = token, tl.arange(0, BLOCKS), 0
     unbroken = tl.full([BLOCKS], 1.0, dtype=tl.float32)
-    state = load_modes(between + number * MODES * PARTS * width, channel, width, MODES, PARTS)
+    state = load_modes(chunk_states + chunk * MODES * PARTS * width, channel, width, MODES, PARTS)
     tile = start
-    w = load_product(key, value, stride, stride, tile, at, start, end, channel, width, GATED)
+    w = load_product(
+        key, value, token_stride, token_stride, tile, token, start, end, channel, width, GATED
+    )
     for _ in range(tl.cdiv(end - start, TOKENS)):
-        ahead = load_product(
-            key, value, stride, stride, tile + TOKENS, at, start, end, channel, width, GATED
-        )
+        next_w = load_product(
+            key, value, token_stride, token_stride, tile + TOKENS, token, start, end, channel,
+            width, GATED,
+        )  # fmt: skip
         if GATED:
-            gate = load_tile(x, stride, tile, at, start, end, channel, width)
-        own = states + (tile // TOKENS).to(tl.int64) * MODES * PARTS * width
-        store_modes(own, channel, width, state, MODES, PARTS)
+            gate = load_tile(x, token_stride, tile, token, start, end, channel, width)
+        tile_states = states + (tile // TOKENS).to(tl.int64) * MODES * PARTS * width
+        store_modes(tile_states, channel, width, state, MODES, PARTS)
         if PACKED:
-            segment, count = document_segments(positions, tile, at, start, end, False)
+            segment, count = document_segments(positions, tile, token, start, end, False)
             unbroken = (count == 0).to(tl.float32)
-            most = tl.max(count, 0)
-        last = repeat_for_parts(select_segment(w, segment, count[None, :], PACKED), PARTS)
-        last = split_terms(last, kind, INPUTS)
-        added = tl.zeros([CHANNELS * PARTS, MODES, BLOCKS], dtype=tl.float32)
-        added = dot_add(added, gather, last, POWERS, INPUTS)
-        came, state = scan_blocks(
-            added, fade, unbroken, state, CHANNELS * PARTS, MODES, BLOCKS, LEVELS, PACKED, False
+            last_segment = tl.max(count, 0)
+        last_inputs = repeat_for_parts(select_segment(w, segment, count[None, :], PACKED), PARTS)
+        last_inputs = split_terms(last_inputs, dtype, INPUTS)
+        contributions = tl.zeros([CHANNELS * PARTS, MODES, BLOCKS], dtype=tl.float32)
+        contributions = dot_add(contributions, gather, last_inputs, POWERS, INPUTS)
+        entering, state = scan_blocks(
+            contributions, block_decay, unbroken, state, CHANNELS * PARTS, MODES, BLOCKS, LEVELS,
+            PACKED, False,
+        )  # fmt: skip
+        y = filter_block(
+            matrix, spread, w, entering * weight, segment, 0, last_segment, INPUTS, PACKED, PARTS
         )
-        y = filter_block(matrix, spread, w, came * weight, segment, 0, most, INPUTS, PACKED, PARTS)
         if GATED:
             y *= gate.to(tl.float32)
-        store_tile(out, width, tile, at, end, channel, width, y)
-        w = ahead
+        store_tile(out, width, tile, token, end, channel, width, y)
+        w = next_w
         tile += TOKENS
 
 
 @triton.jit
 def modal_backward(
-    grad, x, positions, rates, residues, taps, states, between, grad_x, pairs, sums,
-    length, width, each, chunks, row_stride, stride,
+    dy, x, positions, rates, residues, taps, states, chunk_grads, grad_x, pair_sums, state_sums,
+    length, width, tiles_per_chunk, num_chunks, row_stride, token_stride,
     GATED: tl.constexpr, PACKED: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
     LEVELS: tl.constexpr, CHANNELS: tl.constexpr, MODES: tl.constexpr, INPUTS: tl.constexpr,
     POWERS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradients of the inputs and of the filter. `between`: the gradients of the states
-    at each chunk's end.
+    """dw_s = Σ_{t≥s} h_{t−s}·p_t,  dR = Σ λ^lag·w·p,  dλ from R·Σ lag·λ^lag·w·p,  p = q ⊙ dy.
 
-    The filter's gradients are sums over pairs of an input w and a later p, the gradient of the
-    filter's output. Pairs within a block go to `pairs`, by their places. Pairs across blocks go to
-    `sums`: Σ λ^{lag−1}·w·p, by way of the states; and R·Σ lag·λ^lag·w·p, where a lag has three
-    parts: from w to its block's end, the blocks between, and from there to p.
+    p is the gradient of the filter's output, and the sums are over pairs of an input w and a later
+    p. Pairs within a block go to `pair_sums`, by their places. Pairs across blocks go to
+    `state_sums`: Σ λ^{lag−1}·w·p, by way of the states; and R·Σ lag·λ^lag·w·p, where a lag has
+    three parts: from w to its block's end, the blocks between, and from there to p. `chunk_grads`
+    holds the gradients of the states at chunk ends.
     """
     TOKENS: tl.constexpr = BLOCK * BLOCKS
-    kind: tl.constexpr = x.dtype.element_ty
-    row, number, start, end, channel = program_chunk(length, width, each, chunks, TOKENS, CHANNELS)
+    dtype: tl.constexpr = x.dtype.element_ty
+    row, chunk, start, end, channel = program_chunk(
+        length, width, tiles_per_chunk, num_chunks, TOKENS, CHANNELS
+    )
     x += row * row_stride
     key = x + width if GATED else x
     value = x + 2 * width
     positions += row * length
     states += row * tl.cdiv(length, TOKENS) * MODES * PARTS * width
-    grad += row * length * width
+    dy += row * length * width
     out_stride = width * (3 if GATED else 1)
     grad_x += row * length * out_stride
-    side = tl.arange(0, BLOCK)
+    block_token = tl.arange(0, BLOCK)
     rate = load_modes(rates, channel, width, MODES, PARTS)
     weight = (tl.exp(-rate) * load_modes(residues, channel, width, MODES, PARTS))[:, :, None]
-    fade = tl.exp(-rate * BLOCK)
-    gathers = decay_powers(rate, BLOCK - 1 - side, False)
-    gather = split_terms(gathers, kind, POWERS)
-    slopes = split_terms(gathers * (BLOCK - 1 - side)[None, None, :], kind, 2)
-    spread = split_terms(decay_powers(rate, side, True), tl.float32, 2)
-    matrix = split_terms(load_matrix(taps, channel, width, BLOCK), kind, 2)
-    at = tile_tokens(BLOCK, BLOCKS, False)
-    turned = tile_tokens(BLOCK, BLOCKS, True)
-    segment, turned_segment, count, most = at, at, tl.arange(0, BLOCKS), 0
+    block_decay = tl.exp(-rate * BLOCK)
+    gather_powers = decay_powers(rate, BLOCK - 1 - block_token, False)
+    gather = split_terms(gather_powers, dtype, POWERS)
+    gather_slopes = split_terms(gather_powers * (BLOCK - 1 - block_token)[None, None, :], dtype, 2)
+    spread = split_terms(decay_powers(rate, block_token, True), tl.float32, 2)
+    matrix = split_terms(load_matrix(taps, channel, width, BLOCK), dtype, 2)
+    token = tile_tokens(BLOCK, BLOCKS, False)
+    reversed_token = tile_tokens(BLOCK, BLOCKS, True)
+    segment, reversed_segment, count, last_segment = token, token, tl.arange(0, BLOCKS), 0
     unbroken = tl.full([BLOCKS], 1.0, dtype=tl.float32)
-    nothing = tl.zeros([CHANNELS * PARTS, MODES, BLOCKS], dtype=tl.float32)
-    met = tl.zeros([CHANNELS, BLOCK, BLOCK], dtype=tl.float32)
+    zeros = tl.zeros([CHANNELS * PARTS, MODES, BLOCKS], dtype=tl.float32)
+    pair_sum = tl.zeros([CHANNELS, BLOCK, BLOCK], dtype=tl.float32)
     decays = tl.zeros([CHANNELS * PARTS, MODES], dtype=tl.float32)
     lags = tl.zeros([CHANNELS * PARTS, MODES], dtype=tl.float32)
-    tiles = tl.cdiv(end - start, TOKENS)
-    tile = start + (tiles - 1) * TOKENS
-    behind = load_modes(between + number * MODES * PARTS * width, channel, width, MODES, PARTS)
-    adjoint = tl.where(tile + TOKENS == end, behind, 0.0)
-    w = load_product(key, value, stride, stride, tile, at, start, end, channel, width, GATED)
-    p = load_product(grad, x, width, stride, tile, turned, start, end, channel, width, GATED)
-    for _ in range(tiles):
+    num_tiles = tl.cdiv(end - start, TOKENS)
+    tile = start + (num_tiles - 1) * TOKENS
+    final_grad = load_modes(
+        chunk_grads + chunk * MODES * PARTS * width, channel, width, MODES, PARTS
+    )
+    grad_state = tl.where(tile + TOKENS == end, final_grad, 0.0)
+    w = load_product(
+        key, value, token_stride, token_stride, tile, token, start, end, channel, width, GATED
+    )
+    p = load_product(
+        dy, x, width, token_stride, tile, reversed_token, start, end, channel, width, GATED
+    )
+    for _ in range(num_tiles):
         next_w = load_product(
-            key, value, stride, stride, tile - TOKENS, at, start, end, channel, width, GATED
-        )
+            key, value, token_stride, token_stride, tile - TOKENS, token, start, end, channel,
+            width, GATED,
+        )  # fmt: skip
         next_p = load_product(
-            grad, x, width, stride, tile - TOKENS, turned, start, end, channel, width, GATED
-        )
-        own = states + (tile // TOKENS).to(tl.int64) * MODES * PARTS * width
-        state = load_modes(own, channel, width, MODES, PARTS)
+            dy, x, width, token_stride, tile - TOKENS, reversed_token, start, end, channel, width,
+            GATED,
+        )  # fmt: skip
+        tile_states = states + (tile // TOKENS).to(tl.int64) * MODES * PARTS * width
+        state = load_modes(tile_states, channel, width, MODES, PARTS)
         if PACKED:
-            segment, count = document_segments(positions, tile, at, start, end, False)
-            turned_segment, _ = document_segments(positions, tile, turned, start, end, True)
+            segment, count = document_segments(positions, tile, token, start, end, False)
+            reversed_segment, _ = document_segments(
+                positions, tile, reversed_token, start, end, True
+            )
             unbroken = (count == 0).to(tl.float32)
-            most = tl.max(count, 0)
-            for part in range(most + 1):
-                ours = split_terms(select_segment(w, segment, part, True), kind, INPUTS)
-                theirs = split_terms(select_segment(p, turned_segment, part, True), kind, INPUTS)
-                met = dot_transposed_add(met, theirs, ours, INPUTS)
+            last_segment = tl.max(count, 0)
+            for index in range(last_segment + 1):
+                w_terms = split_terms(select_segment(w, segment, index, True), dtype, INPUTS)
+                p_terms = split_terms(
+                    select_segment(p, reversed_segment, index, True), dtype, INPUTS
+                )
+                pair_sum = dot_transposed_add(pair_sum, p_terms, w_terms, INPUTS)
         else:
-            met = dot_transposed_add(
-                met, split_terms(p, kind, INPUTS), split_terms(w, kind, INPUTS), INPUTS
+            pair_sum = dot_transposed_add(
+                pair_sum, split_terms(p, dtype, INPUTS), split_terms(w, dtype, INPUTS), INPUTS
             )
 
-        last = repeat_for_parts(select_segment(w, segment, count[None, :], PACKED), PARTS)
-        last = split_terms(last, kind, INPUTS)
-        added = dot_add(nothing, gather, last, POWERS, INPUTS)
-        came, _ = scan_blocks(
-            added, fade, unbroken, state, CHANNELS * PARTS, MODES, BLOCKS, LEVELS, PACKED, False
-        )
+        last_inputs = repeat_for_parts(select_segment(w, segment, count[None, :], PACKED), PARTS)
+        last_inputs = split_terms(last_inputs, dtype, INPUTS)
+        contributions = dot_add(zeros, gather, last_inputs, POWERS, INPUTS)
+        entering, _ = scan_blocks(
+            contributions, block_decay, unbroken, state, CHANNELS * PARTS, MODES, BLOCKS, LEVELS,
+            PACKED, False,
+        )  # fmt: skip
         if GATED:
             y = filter_block(
-                matrix, spread, w, came * weight, segment, 0, most, INPUTS, PACKED, PARTS
-            )
-            y *= load_tile(grad, width, tile, at, start, end, channel, width).to(tl.float32)
-            store_tile(grad_x, out_stride, tile, at, end, channel, width, y)
+                matrix, spread, w, entering * weight, segment, 0, last_segment, INPUTS, PACKED,
+                PARTS,
+            )  # fmt: skip
+            y *= load_tile(dy, width, tile, token, start, end, channel, width).to(tl.float32)
+            store_tile(grad_x, out_stride, tile, token, end, channel, width, y)
 
-        first = repeat_for_parts(select_segment(p, turned_segment, 0, PACKED), PARTS)
-        first = split_terms(first, kind, INPUTS)
-        pulled = dot_add(nothing, gather, first, POWERS, INPUTS)
+        first_grads = repeat_for_parts(select_segment(p, reversed_segment, 0, PACKED), PARTS)
+        first_grads = split_terms(first_grads, dtype, INPUTS)
+        grad_contributions = dot_add(zeros, gather, first_grads, POWERS, INPUTS)
         # If the row ends within the tile, the block after its last holds the incoming gradients.
-        after = (tl.arange(0, BLOCKS) == (end - tile) // BLOCK)[None, None, :]
-        pulls = pulled * weight + tl.where(after, behind[:, :, None], 0.0)
-        back, adjoint = scan_blocks(
-            pulls, fade, unbroken, adjoint, CHANNELS * PARTS, MODES, BLOCKS, LEVELS, PACKED, True
+        final_mask = (tl.arange(0, BLOCKS) == (end - tile) // BLOCK)[None, None, :]
+        scaled_grads = grad_contributions * weight + tl.where(
+            final_mask, final_grad[:, :, None], 0.0
         )
-        decays += tl.sum(pulled * came, 2)
-        from_w = dot_add(nothing, slopes, last, 2, INPUTS)
-        to_p = dot_add(pulled, slopes, first, 2, INPUTS) * weight
-        whole = BLOCK * fade[:, :, None] * unbroken[None, None, :]
-        lags += tl.sum(from_w * back + whole * back * came + to_p * came, 2)
+        entering_grad, grad_state = scan_blocks(
+            scaled_grads, block_decay, unbroken, grad_state, CHANNELS * PARTS, MODES, BLOCKS,
+            LEVELS, PACKED, True,
+        )  # fmt: skip
+        decays += tl.sum(grad_contributions * entering, 2)
+        from_w = dot_add(zeros, gather_slopes, last_inputs, 2, INPUTS)
+        to_p = dot_add(grad_contributions, gather_slopes, first_grads, 2, INPUTS) * weight
+        block_lag = BLOCK * block_decay[:, :, None] * unbroken[None, None, :]
+        lags += tl.sum(
+            from_w * entering_grad + block_lag * entering_grad * entering + to_p * entering, 2
+        )
 
         dw = filter_block(
-            matrix, spread, p, back, turned_segment, count[None, :], most, INPUTS, PACKED, PARTS
-        )
+            matrix, spread, p, entering_grad, reversed_segment, count[None, :], last_segment,
+            INPUTS, PACKED, PARTS,
+        )  # fmt: skip
         if GATED:
-            k = load_tile(key, stride, tile, turned, start, end, channel, width).to(tl.float32)
-            v = load_tile(value, stride, tile, turned, start, end, channel, width).to(tl.float32)
-            store_tile(grad_x + width, out_stride, tile, turned, end, channel, width, dw * v)
-            store_tile(grad_x + 2 * width, out_stride, tile, turned, end, channel, width, dw * k)
+            k = load_tile(key, token_stride, tile, reversed_token, start, end, channel, width).to(
+                tl.float32
+            )
+            v = load_tile(value, token_stride, tile, reversed_token, start, end, channel, width).to(
+                tl.float32
+            )
+            store_tile(
+                grad_x + width, out_stride, tile, reversed_token, end, channel, width, dw * v
+            )
+            store_tile(
+                grad_x + 2 * width, out_stride, tile, reversed_token, end, channel, width, dw * k
+            )
         else:
-            store_tile(grad_x, out_stride, tile, turned, end, channel, width, dw)
+            store_tile(grad_x, out_stride, tile, reversed_token, end, channel, width, dw)
         w = next_w
         p = next_p
         tile -= TOKENS
-    cell = (side[:, None] * BLOCK + side[None, :])[None, :, :]
-    channels = number * width + channel[:, None, None]
-    there = (channel < width)[:, None, None]
-    tl.store(pairs + channels * (BLOCK * BLOCK) + cell, met, mask=there)
-    sums += number * 2 * MODES * PARTS * width
-    store_modes(sums, channel, width, decays, MODES, PARTS)
-    store_modes(sums + MODES * PARTS * width, channel, width, lags, MODES, PARTS)
+    pair_offsets = (block_token[:, None] * BLOCK + block_token[None, :])[None, :, :]
+    channels = chunk * width + channel[:, None, None]
+    mask = (channel < width)[:, None, None]
+    tl.store(pair_sums + channels * (BLOCK * BLOCK) + pair_offsets, pair_sum, mask=mask)
+    state_sums += chunk * 2 * MODES * PARTS * width
+    store_modes(state_sums, channel, width, decays, MODES, PARTS)
+    store_modes(state_sums + MODES * PARTS * width, channel, width, lags, MODES, PARTS)

@@ -10,60 +10,71 @@ from .fp8 import store_fp8_rows
 
 @triton.jit
 def rms_norm_forward(
-    x, residual, weight, out, summed, values, scales, rows, width, eps,
-    ADD: tl.constexpr, EPS_OUTSIDE: tl.constexpr, FP8: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    x, residual, weight, out, summed, values, scales, num_rows, width, eps,
+    ADD: tl.constexpr, EPS_OUTSIDE: tl.constexpr, FP8: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    at = tl.arange(0, BLOCK)[None, :]
+    """out = weight · x / √(mean(x²) + eps), by row; EPS_OUTSIDE: / (√mean(x²) + eps).
+
+    ADD: x + residual takes the place of x, and is stored in `summed`. FP8 also stores `out` in FP8.
+    """
+    column = tl.arange(0, BLOCK)[None, :]
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    inside = (row < rows) & (at < width)
-    place = row * width + at
-    value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    mask = (row < num_rows) & (column < width)
+    offsets = row * width + column
+    value = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32)
     if ADD:
-        value += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
-        kept = value.to(summed.dtype.element_ty)
-        tl.store(summed + place, kept, mask=inside)
-        value = kept.to(tl.float32)
-    power = (tl.sum(value * value, axis=1) / width)[:, None]
-    scale = 1.0 / (tl.sqrt(power) + eps) if EPS_OUTSIDE else 1.0 / tl.sqrt(power + eps)
-    gain = tl.load(weight + at, mask=at < width, other=0.0).to(tl.float32)
+        value += tl.load(residual + offsets, mask=mask, other=0.0).to(tl.float32)
+        rounded = value.to(summed.dtype.element_ty)
+        tl.store(summed + offsets, rounded, mask=mask)
+        value = rounded.to(tl.float32)
+    mean_square = (tl.sum(value * value, axis=1) / width)[:, None]
+    scale = 1.0 / (tl.sqrt(mean_square) + eps) if EPS_OUTSIDE else 1.0 / tl.sqrt(mean_square + eps)
+    gain = tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32)
     # Round the normalised row before the weight, as the twin does.
-    normal = (value * scale).to(summed.dtype.element_ty).to(tl.float32)
-    stored = (normal * gain).to(out.dtype.element_ty)
-    tl.store(out + place, stored, mask=inside)
+    normed = (value * scale).to(summed.dtype.element_ty).to(tl.float32)
+    stored = (normed * gain).to(out.dtype.element_ty)
+    tl.store(out + offsets, stored, mask=mask)
     if FP8:
-        store_fp8_rows(stored, values, scales, row, width, at, rows, inside)
+        store_fp8_rows(stored, values, scales, row, width, column, num_rows, mask)
 
 
 @triton.jit
 def rms_norm_backward(
-    grad, grad_summed, x, weight, out, partial, rows, each, width, eps,
+    dy, grad_sum, x, weight, grad_x, weight_grads, num_rows, tiles_per_program, width, eps,
     ADD: tl.constexpr, EPS_OUTSIDE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    at = tl.arange(0, BLOCK)[None, :]
+    """dx = s·u − x·mean(u·x)·c (+ grad_sum),  u = dy·weight,  s the scale of the row.
+
+    c, `curvature`, is s³; EPS_OUTSIDE: s²/√mean(x²). weight_grads = Σ dy·x·s over the rows of a
+    program, fp32 [programs, width].
+    """
+    column = tl.arange(0, BLOCK)[None, :]
     program = tl.program_id(0).to(tl.int64)
-    gain = tl.load(weight + at, mask=at < width, other=0.0).to(tl.float32)
-    summed = tl.zeros([BLOCK], dtype=tl.float32)
-    for number in range(each):
-        row = (program * each + number) * ROWS + tl.arange(0, ROWS)[:, None]
-        inside = (row < rows) & (at < width)
-        place = row * width + at
-        value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-        above = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
-        power = (tl.sum(value * value, axis=1) / width)[:, None]
-        pulled = above * gain
-        along = (tl.sum(pulled * value, axis=1) / width)[:, None]
+    gain = tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32)
+    weight_grad = tl.zeros([BLOCK], dtype=tl.float32)
+    for index in range(tiles_per_program):
+        row = (program * tiles_per_program + index) * ROWS + tl.arange(0, ROWS)[:, None]
+        mask = (row < num_rows) & (column < width)
+        offsets = row * width + column
+        value = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32)
+        dy_tile = tl.load(dy + offsets, mask=mask, other=0.0).to(tl.float32)
+        mean_square = (tl.sum(value * value, axis=1) / width)[:, None]
+        normed_grad = dy_tile * gain
+        projection = (tl.sum(normed_grad * value, axis=1) / width)[:, None]
         if EPS_OUTSIDE:
-            root = tl.sqrt(power)
+            root = tl.sqrt(mean_square)
             scale = 1.0 / (root + eps)
-            bend = tl.where(root > 0.0, scale * scale / tl.where(root > 0.0, root, 1.0), 0.0)
+            curvature = tl.where(root > 0.0, scale * scale / tl.where(root > 0.0, root, 1.0), 0.0)
         else:
-            scale = 1.0 / tl.sqrt(power + eps)
-            bend = scale * scale * scale
-        change = pulled * scale - value * along * bend
+            scale = 1.0 / tl.sqrt(mean_square + eps)
+            curvature = scale * scale * scale
+        dx = normed_grad * scale - value * projection * curvature
         if ADD:
-            change += tl.load(grad_summed + place, mask=inside, other=0.0).to(tl.float32)
-        tl.store(out + place, change.to(out.dtype.element_ty), mask=inside)
-        summed += tl.sum(above * value * scale, axis=0)
-    to = tl.arange(0, BLOCK)
-    tl.store(partial + program * width + to, summed, mask=to < width)
+            dx += tl.load(grad_sum + offsets, mask=mask, other=0.0).to(tl.float32)
+        tl.store(grad_x + offsets, dx.to(grad_x.dtype.element_ty), mask=mask)
+        weight_grad += tl.sum(dy_tile * value * scale, axis=0)
+    weight_column = tl.arange(0, BLOCK)
+    tl.store(
+        weight_grads + program * width + weight_column, weight_grad, mask=weight_column < width
+    )

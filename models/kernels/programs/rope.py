@@ -8,32 +8,40 @@ import triton.language as tl
 
 @triton.jit
 def rope_rotate(
-    x, cos, sin, out, heads, dim, length, half, row_stride, token_stride, head_stride,
+    x, cos, sin, out, num_heads, dim, length, half, row_stride, token_stride, head_stride,
     angle_stride,
     INVERSE: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
+    """(a, b) → (a·cos − b·sin, b·cos + a·sin), where channels 0 to 2·half are [a, b].
+
+    INVERSE negates the angles. The REST channels behind them are copied.
+    """
     row = (tl.program_id(0) // length).to(tl.int64)
     token = (tl.program_id(0) % length).to(tl.int64)
-    at = tl.arange(0, HALF)[None, :]
-    angle = row * angle_stride + token * half + at
-    c = tl.load(cos + angle, mask=at < half, other=0.0)
-    s = tl.load(sin + angle, mask=at < half, other=0.0)
+    channel = tl.arange(0, HALF)[None, :]
+    angle_offsets = row * angle_stride + token * half + channel
+    c = tl.load(cos + angle_offsets, mask=channel < half, other=0.0)
+    s = tl.load(sin + angle_offsets, mask=channel < half, other=0.0)
     if INVERSE:
         s = -s
     x += row * row_stride + token * token_stride
-    out += (row * length + token) * heads * dim
-    kind = out.dtype.element_ty
-    for first in range(tl.cdiv(heads, HEADS)):
-        head = first * HEADS + tl.arange(0, HEADS)[:, None]
-        turning = (head < heads) & (at < half)
-        place = head * dim + at
-        from_ = x + head.to(tl.int64) * head_stride + at
-        a = tl.load(from_, mask=turning, other=0.0).to(tl.float32)
-        b = tl.load(from_ + half, mask=turning, other=0.0).to(tl.float32)
-        tl.store(out + place, (a * c - b * s).to(kind), mask=turning)
-        tl.store(out + place + half, (b * c + a * s).to(kind), mask=turning)
+    out += (row * length + token) * num_heads * dim
+    dtype = out.dtype.element_ty
+    for head_block in range(tl.cdiv(num_heads, HEADS)):
+        head = head_block * HEADS + tl.arange(0, HEADS)[:, None]
+        mask = (head < num_heads) & (channel < half)
+        out_offsets = head * dim + channel
+        x_ptrs = x + head.to(tl.int64) * head_stride + channel
+        a = tl.load(x_ptrs, mask=mask, other=0.0).to(tl.float32)
+        b = tl.load(x_ptrs + half, mask=mask, other=0.0).to(tl.float32)
+        tl.store(out + out_offsets, (a * c - b * s).to(dtype), mask=mask)
+        tl.store(out + out_offsets + half, (b * c + a * s).to(dtype), mask=mask)
         if REST > 0:  # channels without rotation
-            still = 2 * half + tl.arange(0, REST)[None, :]
-            there = (head < heads) & (still < dim)
-            from_ = x + head.to(tl.int64) * head_stride + still
-            tl.store(out + head * dim + still, tl.load(from_, mask=there, other=0.0), mask=there)
+            rest_channel = 2 * half + tl.arange(0, REST)[None, :]
+            rest_mask = (head < num_heads) & (rest_channel < dim)
+            x_ptrs = x + head.to(tl.int64) * head_stride + rest_channel
+            tl.store(
+                out + head * dim + rest_channel,
+                tl.load(x_ptrs, mask=rest_mask, other=0.0),
+                mask=rest_mask,
+            )

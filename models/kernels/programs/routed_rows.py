@@ -11,45 +11,50 @@ import triton.language as tl
 
 @triton.jit
 def routed_rows_dispatch(
-    x, rows, weights, places, out, of_weights, tokens, width,
+    x, rows, weights, row_ids, out, grad_weights, num_tokens, width,
     K: tl.constexpr, WEIGHTED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write each token to its K rows. With weights: times the weight of each, and the product of
-    the token with the K rows that stood there."""
-    at = tl.arange(0, BLOCK)[None, :]
+    """out[row_ids[t, k]] = x[t] for each of the K choices of a token.
+
+    WEIGHTED: out[row_ids[t, k]] = weights[t, k]·x[t], and
+    grad_weights[t, k] = x[t]·rows[row_ids[t, k]].
+    """
+    column = tl.arange(0, BLOCK)[None, :]
     token = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    here = token < tokens
-    inside = here[:, None] & (at < width)
-    value = tl.load(x + token[:, None] * width + at, mask=inside, other=0.0)
-    for number in tl.static_range(K):
-        choice = token * K + number
-        place = tl.load(places + choice, mask=here, other=0)[:, None] * width + at
+    token_mask = token < num_tokens
+    mask = token_mask[:, None] & (column < width)
+    value = tl.load(x + token[:, None] * width + column, mask=mask, other=0.0)
+    for k in tl.static_range(K):
+        choice = token * K + k
+        row_offsets = tl.load(row_ids + choice, mask=token_mask, other=0)[:, None] * width + column
         if WEIGHTED:
-            wide = value.to(tl.float32)
-            stood = tl.load(rows + place, mask=inside, other=0.0).to(tl.float32)
-            tl.store(of_weights + choice, tl.sum(wide * stood, axis=1), mask=here)
-            weight = tl.load(weights + choice, mask=here, other=0.0).to(tl.float32)
-            tl.store(out + place, (wide * weight[:, None]).to(out.dtype.element_ty), mask=inside)
+            x_row = value.to(tl.float32)
+            expert_row = tl.load(rows + row_offsets, mask=mask, other=0.0).to(tl.float32)
+            tl.store(grad_weights + choice, tl.sum(x_row * expert_row, axis=1), mask=token_mask)
+            weight = tl.load(weights + choice, mask=token_mask, other=0.0).to(tl.float32)
+            tl.store(
+                out + row_offsets, (x_row * weight[:, None]).to(out.dtype.element_ty), mask=mask
+            )
         else:
-            tl.store(out + place, value, mask=inside)
+            tl.store(out + row_offsets, value, mask=mask)
 
 
 @triton.jit
 def routed_rows_combine(
-    rows, weights, places, out, tokens, width,
+    rows, weights, row_ids, out, num_tokens, width,
     K: tl.constexpr, WEIGHTED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Sum the K rows of each token, with weights or without."""
-    at = tl.arange(0, BLOCK)[None, :]
+    """out[t] = Σ_k weights[t, k]·rows[row_ids[t, k]]; without WEIGHTED all weights are 1."""
+    column = tl.arange(0, BLOCK)[None, :]
     token = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    here = token < tokens
-    inside = here[:, None] & (at < width)
+    token_mask = token < num_tokens
+    mask = token_mask[:, None] & (column < width)
     total = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
-    for number in tl.static_range(K):
-        choice = token * K + number
-        place = tl.load(places + choice, mask=here, other=0)[:, None] * width + at
-        value = tl.load(rows + place, mask=inside, other=0.0).to(tl.float32)
+    for k in tl.static_range(K):
+        choice = token * K + k
+        row_offsets = tl.load(row_ids + choice, mask=token_mask, other=0)[:, None] * width + column
+        value = tl.load(rows + row_offsets, mask=mask, other=0.0).to(tl.float32)
         if WEIGHTED:
-            value *= tl.load(weights + choice, mask=here, other=0.0).to(tl.float32)[:, None]
+            value *= tl.load(weights + choice, mask=token_mask, other=0.0).to(tl.float32)[:, None]
         total += value
-    tl.store(out + token[:, None] * width + at, total.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + token[:, None] * width + column, total.to(out.dtype.element_ty), mask=mask)

@@ -15,44 +15,51 @@ from .walk import add_products, load_earlier_input, load_inputs, load_tokens, to
 
 
 @triton.jit
-def _place(length, width, SPAN: tl.constexpr, CHANNELS: tl.constexpr):
+def _program_span(length, width, SPAN: tl.constexpr, CHANNELS: tl.constexpr):
     """Return a program's first token, row, first channel, and its span's number in all rows."""
-    blocks = tl.cdiv(width, CHANNELS)
-    span = tl.program_id(0) // blocks
-    spans = tl.cdiv(length, SPAN)
-    first = tl.program_id(0) % blocks * CHANNELS
-    return span % spans * SPAN, (span // spans).to(tl.int64), first, span.to(tl.int64)
+    num_blocks = tl.cdiv(width, CHANNELS)
+    span = tl.program_id(0) // num_blocks
+    num_spans = tl.cdiv(length, SPAN)
+    first_channel = tl.program_id(0) % num_blocks * CHANNELS
+    return (
+        span % num_spans * SPAN,
+        (span // num_spans).to(tl.int64),
+        first_channel,
+        span.to(tl.int64),
+    )
 
 
 @triton.jit
-def _taps(taps, skip, channel, width, share, REACH: tl.constexpr, SKIP: tl.constexpr):
-    """Load the taps of each channel; the skip is added to the first."""
-    found = ()
+def _load_taps(
+    taps, skip, channel, width, channels_per_group, REACH: tl.constexpr, SKIP: tl.constexpr
+):
+    """Load the taps of each channel, latest token first; the skip is added to the first."""
+    loaded = ()
     for lag in tl.static_range(REACH):
-        place = taps + channel // share * REACH + lag
-        tap = tl.load(place, mask=channel < width, other=0.0).to(tl.float32)
+        ptrs = taps + channel // channels_per_group * REACH + lag
+        tap = tl.load(ptrs, mask=channel < width, other=0.0).to(tl.float32)
         if SKIP and lag == 0:
             tap += tl.load(skip + channel, mask=channel < width, other=0.0).to(tl.float32)
-        found = found + (tap,)
-    return found
+        loaded = loaded + (tap,)
+    return loaded
 
 
 @triton.jit
-def _breaks(positions, end, REACH: tl.constexpr, SPAN: tl.constexpr):
+def _has_document_start(positions, end, REACH: tl.constexpr, SPAN: tl.constexpr):
     """Return true if a document begins within reach of the span or of the tokens after it."""
     token = tl.arange(0, 2 * SPAN)
-    here = (token < end) & (token < SPAN + REACH - 1)
-    position = tl.load(positions + token, mask=here, other=REACH)
+    mask = (token < end) & (token < SPAN + REACH - 1)
+    position = tl.load(positions + token, mask=mask, other=REACH)
     return tl.min(position, axis=0) < REACH - 1
 
 
 @triton.jit
-def _behind(
+def _load_window(
     x, history, positions, start, channel, length, width, token_stride,
     REACH: tl.constexpr, GATED: tl.constexpr, HISTORY: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Load the inputs before a span that its first token sees, latest first; zeros elsewhere."""
-    found = ()
+    window = ()
     for lag in tl.static_range(1, REACH):
         w = load_earlier_input(
             x, history, start, channel * 0 - lag, channel, length, width, token_stride, REACH - 1,
@@ -60,27 +67,28 @@ def _behind(
         )  # fmt: skip
         if PACKED:
             w = tl.where(tl.load(positions) >= lag, w, 0.0)
-        found = found + (w,)
-    return found + (channel.to(tl.float32) * 0.0,)
+        window = window + (w,)
+    return window + (channel.to(tl.float32) * 0.0,)
 
 
 @triton.jit
 def _shifted(window, w, positions, token, CARE: tl.constexpr, REACH: tl.constexpr):
     """Return the window of the next token: w, and the earlier inputs that it sees."""
-    found = (w,)
+    shifted = (w,)
     for lag in tl.static_range(1, REACH):
-        found = found + (window[lag - 1],)
+        shifted = shifted + (window[lag - 1],)
     if CARE and positions is not None:
         position = tl.load(positions + token)
-        kept = (w,)
+        visible = (w,)
         for lag in tl.static_range(1, REACH):
-            kept = kept + (tl.where(position >= lag, found[lag], 0.0),)
-        found = kept
-    return found
+            visible = visible + (tl.where(position >= lag, shifted[lag], 0.0),)
+        shifted = visible
+    return shifted
 
 
 @triton.jit
-def _filtered(window, taps, REACH: tl.constexpr):
+def _filter_window(window, taps, REACH: tl.constexpr):
+    """Return Σ_lag taps[lag] · window[lag]."""
     y = window[0] * taps[0]
     for lag in tl.static_range(1, REACH):
         y += window[lag] * taps[lag]
@@ -88,204 +96,222 @@ def _filtered(window, taps, REACH: tl.constexpr):
 
 
 @triton.jit
-def _spread(pulled, taps, g, positions, token, CARE: tl.constexpr, REACH: tl.constexpr):
-    """Add a new output's gradient g to the gradients of the last inputs, latest first."""
-    found = (taps[0] * g,)
+def _add_output_grad(
+    input_grads, taps, output_grad, positions, token, CARE: tl.constexpr, REACH: tl.constexpr
+):
+    """Add an output's gradient to the gradients of the REACH inputs that it reads, latest first."""
+    new_grads = (taps[0] * output_grad,)
     for lag in tl.static_range(1, REACH):
-        seen = g
+        visible_grad = output_grad
         if CARE and positions is not None:
-            seen = tl.where(tl.load(positions + token) >= lag, g, 0.0)
-        found = found + (pulled[lag - 1] + taps[lag] * seen,)
-    return found
+            visible_grad = tl.where(tl.load(positions + token) >= lag, output_grad, 0.0)
+        new_grads = new_grads + (input_grads[lag - 1] + taps[lag] * visible_grad,)
+    return new_grads
 
 
 @triton.jit
-def _put(to, value, token_mask, CARE: tl.constexpr):
+def _store(ptr, value, mask, CARE: tl.constexpr):
     if CARE:
-        tl.store(to, value.to(to.dtype.element_ty), mask=token_mask)
+        tl.store(ptr, value.to(ptr.dtype.element_ty), mask=mask)
     else:
-        tl.store(to, value.to(to.dtype.element_ty))
+        tl.store(ptr, value.to(ptr.dtype.element_ty))
 
 
 @triton.jit
 def _forward_block(
-    x, positions, out, window, taps, offset, first, end, channel, width, token_stride,
+    x, positions, out, window, taps, bias, first, end, channel, width, token_stride,
     REACH: tl.constexpr, GATED: tl.constexpr, SILU: tl.constexpr, UNROLL: tl.constexpr,
     CARE: tl.constexpr,
 ):  # fmt: skip
     """Write UNROLL outputs; return the window of the last."""
-    real = None
+    channel_mask = None
     if CARE:
-        real = channel < width
-    inputs = load_inputs(x, first, end, channel, real, width, token_stride, GATED, not CARE, UNROLL)
+        channel_mask = channel < width
+    inputs = load_inputs(
+        x, first, end, channel, channel_mask, width, token_stride, GATED, not CARE, UNROLL
+    )
     gates = inputs
     if GATED:
-        gates = load_tokens(x, first, end, channel, real, token_stride, not CARE, UNROLL)
-    for step in tl.static_range(UNROLL):
-        token = first + step
-        window = _shifted(window, inputs[step], positions, tl.minimum(token, end - 1), CARE, REACH)
-        y = _filtered(window, taps, REACH) + offset
+        gates = load_tokens(x, first, end, channel, channel_mask, token_stride, not CARE, UNROLL)
+    for index in tl.static_range(UNROLL):
+        token = first + index
+        window = _shifted(window, inputs[index], positions, tl.minimum(token, end - 1), CARE, REACH)
+        y = _filter_window(window, taps, REACH) + bias
         if SILU:
             y *= tl.sigmoid(y)
         if GATED:
-            y *= gates[step].to(tl.float32)
-        here = token_mask(token, 0, end, channel, width)
-        _put(out + token * width + channel, y, here, CARE)
+            y *= gates[index].to(tl.float32)
+        mask = token_mask(token, 0, end, channel, width)
+        _store(out + token * width + channel, y, mask, CARE)
     return window
 
 
 @triton.jit
 def short_convolution_forward(
-    x, history, taps, bias, skip, positions, out, length, width, share, row_stride, token_stride,
+    x, history, taps, bias, skip, positions, out, length, width, channels_per_group, row_stride,
+    token_stride,
     REACH: tl.constexpr, GATED: tl.constexpr, SILU: tl.constexpr, BIAS: tl.constexpr,
-    SKIP: tl.constexpr, HISTORY: tl.constexpr, PACKED: tl.constexpr,
-    SPAN: tl.constexpr, UNROLL: tl.constexpr, CHANNELS: tl.constexpr,
+    SKIP: tl.constexpr, HISTORY: tl.constexpr, PACKED: tl.constexpr, SPAN: tl.constexpr,
+    UNROLL: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    start, row, first_channel, _ = _place(length, width, SPAN, CHANNELS)
+    """y_t = q_t ⊙ act(Σ_{j<REACH} h[j]·w_{t−j} + bias + skip·w_t),  w = k ⊙ v.
+
+    Without GATED, w is x and there is no q; act is SiLU or the identity.
+    """
+    start, row, first_channel, _ = _program_span(length, width, SPAN, CHANNELS)
     channel = first_channel + tl.arange(0, CHANNELS)
     end = length - start
     x += row * row_stride + start.to(tl.int64) * token_stride
     out += (row * length + start) * width
-    care = first_channel + CHANNELS > width
-    where = None
+    needs_care = first_channel + CHANNELS > width
+    span_positions = None
     if PACKED:
-        where = positions + row * length + start
-        care = care | _breaks(where, end, REACH, SPAN)
-    taps = _taps(taps, skip, channel, width, share, REACH, SKIP)
-    offset = tl.zeros([CHANNELS], dtype=tl.float32)
+        span_positions = positions + row * length + start
+        needs_care = needs_care | _has_document_start(span_positions, end, REACH, SPAN)
+    taps = _load_taps(taps, skip, channel, width, channels_per_group, REACH, SKIP)
+    channel_bias = tl.zeros([CHANNELS], dtype=tl.float32)
     if BIAS:
-        offset += tl.load(bias + channel, mask=channel < width, other=0.0).to(tl.float32)
-    window = _behind(
-        x, history + row * (REACH - 1) * width, where, start, channel, length, width,
+        channel_bias += tl.load(bias + channel, mask=channel < width, other=0.0).to(tl.float32)
+    window = _load_window(
+        x, history + row * (REACH - 1) * width, span_positions, start, channel, length, width,
         token_stride, REACH, GATED, HISTORY, PACKED,
     )  # fmt: skip
     for block in range(tl.cdiv(tl.minimum(SPAN, end), UNROLL)):
         first = block * UNROLL
-        if care | (first + UNROLL > end):
+        if needs_care | (first + UNROLL > end):
             window = _forward_block(
-                x, where, out, window, taps, offset, first, end, channel, width, token_stride,
-                REACH, GATED, SILU, UNROLL, True,
+                x, span_positions, out, window, taps, channel_bias, first, end, channel, width,
+                token_stride, REACH, GATED, SILU, UNROLL, True,
             )  # fmt: skip
         else:
             window = _forward_block(
-                x, where, out, window, taps, offset, first, end, channel, width, token_stride,
-                REACH, GATED, SILU, UNROLL, False,
+                x, span_positions, out, window, taps, channel_bias, first, end, channel, width,
+                token_stride, REACH, GATED, SILU, UNROLL, False,
             )  # fmt: skip
 
 
 @triton.jit
 def _backward_block(
-    grad, x, positions, grad_x, grad_history, window, pulled, of_taps, of_bias, taps, offset, first,
-    start, end, last, channel, width, token_stride,
+    dy, x, positions, grad_x, grad_history, window, input_grads, tap_grads, bias_grad, taps, bias,
+    first, start, end, span_end, channel, width, token_stride,
     REACH: tl.constexpr, GATED: tl.constexpr, SILU: tl.constexpr, HISTORY: tl.constexpr,
     UNROLL: tl.constexpr, CARE: tl.constexpr,
 ):  # fmt: skip
     """Read UNROLL gradients and finish as many; return the unfinished ones."""
-    real = None
+    channel_mask = None
     if CARE:
-        real = channel < width
-    inputs = load_inputs(x, first, end, channel, real, width, token_stride, GATED, not CARE, UNROLL)
-    above = load_tokens(grad, first, end, channel, real, width, not CARE, UNROLL)
-    gates = above
-    keys = above
-    values = above
+        channel_mask = channel < width
+    inputs = load_inputs(
+        x, first, end, channel, channel_mask, width, token_stride, GATED, not CARE, UNROLL
+    )
+    dy_values = load_tokens(dy, first, end, channel, channel_mask, width, not CARE, UNROLL)
+    gates = dy_values
+    keys = dy_values
+    values = dy_values
     if GATED:
-        gates = load_tokens(x, first, end, channel, real, token_stride, not CARE, UNROLL)
-        done = first - REACH + 1  # finished in this block
-        keys = load_tokens(x + width, done, last, channel, real, token_stride, not CARE, UNROLL)
+        gates = load_tokens(x, first, end, channel, channel_mask, token_stride, not CARE, UNROLL)
+        first_finished = first - REACH + 1  # finished in this block
+        keys = load_tokens(
+            x + width, first_finished, span_end, channel, channel_mask, token_stride, not CARE,
+            UNROLL,
+        )  # fmt: skip
         values = load_tokens(
-            x + 2 * width, done, last, channel, real, token_stride, not CARE, UNROLL
-        )
-    for step in tl.static_range(UNROLL):
-        token = first + step
-        at = tl.minimum(token, end - 1)
-        window = _shifted(window, inputs[step], positions, at, CARE, REACH)
-        g = above[step].to(tl.float32)
-        here = token_mask(token, 0, last, channel, width)
+            x + 2 * width, first_finished, span_end, channel, channel_mask, token_stride, not CARE,
+            UNROLL,
+        )  # fmt: skip
+    for index in tl.static_range(UNROLL):
+        token = first + index
+        position_token = tl.minimum(token, end - 1)
+        window = _shifted(window, inputs[index], positions, position_token, CARE, REACH)
+        grad = dy_values[index].to(tl.float32)
+        mask = token_mask(token, 0, span_end, channel, width)
         if GATED or SILU:
-            y = _filtered(window, taps, REACH) + offset
-            open_ = tl.sigmoid(y)
+            y = _filter_window(window, taps, REACH) + bias
+            sigmoid = tl.sigmoid(y)
             if GATED:
-                of_q = g * (y * open_ if SILU else y)
-                _put(grad_x + token * 3 * width + channel, of_q, here, CARE)
-                g *= gates[step].to(tl.float32)
+                q_grad = grad * (y * sigmoid if SILU else y)
+                _store(grad_x + token * 3 * width + channel, q_grad, mask, CARE)
+                grad *= gates[index].to(tl.float32)
             if SILU:
-                g *= open_ + y * open_ * (1.0 - open_)
-        own = g
+                grad *= sigmoid + y * sigmoid * (1.0 - sigmoid)
+        span_grad = grad
         if CARE:
-            g = tl.where(token_mask(token, 0, end, channel, width), g, 0.0)
-            own = tl.where(here, g, 0.0)
-        of_taps = add_products(of_taps, window, own, REACH)
-        of_bias += own
-        pulled = _spread(pulled, taps, g, positions, at, CARE, REACH)
+            grad = tl.where(token_mask(token, 0, end, channel, width), grad, 0.0)
+            span_grad = tl.where(mask, grad, 0.0)
+        tap_grads = add_products(tap_grads, window, span_grad, REACH)
+        bias_grad += span_grad
+        input_grads = _add_output_grad(
+            input_grads, taps, grad, positions, position_token, CARE, REACH
+        )
 
-        token = first + step - REACH + 1  # finished now
-        dw = pulled[REACH - 1]
-        here = token_mask(token, 0, last, channel, width)
+        token = first + index - REACH + 1  # finished now
+        dw = input_grads[REACH - 1]
+        mask = token_mask(token, 0, span_end, channel, width)
         if GATED:
-            to = grad_x + token * 3 * width + channel
-            _put(to + width, dw * values[step].to(tl.float32), here, CARE)
-            _put(to + 2 * width, dw * keys[step].to(tl.float32), here, CARE)
+            grad_ptrs = grad_x + token * 3 * width + channel
+            _store(grad_ptrs + width, dw * values[index].to(tl.float32), mask, CARE)
+            _store(grad_ptrs + 2 * width, dw * keys[index].to(tl.float32), mask, CARE)
         else:
-            _put(grad_x + token * width + channel, dw, here, CARE)
+            _store(grad_x + token * width + channel, dw, mask, CARE)
         if HISTORY and CARE:
-            before = token_mask(token + start, 1 - REACH, -start, channel, width)
-            _put(grad_history + (token + REACH - 1) * width + channel, dw, before, True)
-    return window, pulled, of_taps, of_bias
+            history_mask = token_mask(token + start, 1 - REACH, -start, channel, width)
+            _store(grad_history + (token + REACH - 1) * width + channel, dw, history_mask, True)
+    return window, input_grads, tap_grads, bias_grad
 
 
 @triton.jit
 def short_convolution_backward(
-    grad, x, history, taps, bias, skip, positions, grad_x, grad_history, partial,
-    length, width, share, row_stride, token_stride,
+    dy, x, history, taps, bias, skip, positions, grad_x, grad_history, param_grads, length, width,
+    channels_per_group, row_stride, token_stride,
     REACH: tl.constexpr, GATED: tl.constexpr, SILU: tl.constexpr, BIAS: tl.constexpr,
-    SKIP: tl.constexpr, HISTORY: tl.constexpr, PACKED: tl.constexpr,
-    SPAN: tl.constexpr, UNROLL: tl.constexpr, CHANNELS: tl.constexpr,
+    SKIP: tl.constexpr, HISTORY: tl.constexpr, PACKED: tl.constexpr, SPAN: tl.constexpr,
+    UNROLL: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradients of the inputs, and to `partial` a span's sums for taps and bias.
+    """dw_s = Σ_j h[j]·g_{s+j},  dh[j] = Σ_t g_t·w_{t−j},  dbias = Σ_t g_t.
 
-    With g the gradient of the sum over the taps, the gradient of w[s] is Σ_j h[j]·g[s+j], that of
-    h[j] is Σ_t g[t]·w[t−j]. So a span reads REACH − 1 tokens beyond its end.
+    g_t = dy_t ⊙ q_t ⊙ act' is the gradient of the sum over the taps, so a span reads REACH − 1
+    tokens beyond its end. GATED: dq = dy ⊙ act, dk = dw ⊙ v, dv = dw ⊙ k. `param_grads` holds the
+    sums of a span: REACH rows for the taps, and one for the bias.
     """
-    start, row, first_channel, span = _place(length, width, SPAN, CHANNELS)
+    start, row, first_channel, span = _program_span(length, width, SPAN, CHANNELS)
     channel = first_channel + tl.arange(0, CHANNELS)
     end = length - start
-    last = tl.minimum(SPAN, end)
+    span_end = tl.minimum(SPAN, end)
     x += row * row_stride + start.to(tl.int64) * token_stride
-    grad += (row * length + start) * width
+    dy += (row * length + start) * width
     grad_x += (row * length + start) * width * (3 if GATED else 1)
     grad_history += row * (REACH - 1) * width
-    partial += span * (REACH + 1) * width
-    care = first_channel + CHANNELS > width
-    where = None
+    param_grads += span * (REACH + 1) * width
+    needs_care = first_channel + CHANNELS > width
+    span_positions = None
     if PACKED:
-        where = positions + row * length + start
-        care = care | _breaks(where, end, REACH, SPAN)
-    taps = _taps(taps, skip, channel, width, share, REACH, SKIP)
-    offset = tl.zeros([CHANNELS], dtype=tl.float32)
+        span_positions = positions + row * length + start
+        needs_care = needs_care | _has_document_start(span_positions, end, REACH, SPAN)
+    taps = _load_taps(taps, skip, channel, width, channels_per_group, REACH, SKIP)
+    channel_bias = tl.zeros([CHANNELS], dtype=tl.float32)
     if BIAS:
-        offset += tl.load(bias + channel, mask=channel < width, other=0.0).to(tl.float32)
-    window = _behind(
-        x, history + row * (REACH - 1) * width, where, start, channel, length, width,
+        channel_bias += tl.load(bias + channel, mask=channel < width, other=0.0).to(tl.float32)
+    window = _load_window(
+        x, history + row * (REACH - 1) * width, span_positions, start, channel, length, width,
         token_stride, REACH, GATED, HISTORY, PACKED,
     )  # fmt: skip
-    pulled = zero_sums(REACH, CHANNELS)
-    of_taps = zero_sums(REACH, CHANNELS)
-    of_bias = tl.zeros([CHANNELS], dtype=tl.float32)
-    for block in range(tl.cdiv(last + REACH - 1, UNROLL)):
+    input_grads = zero_sums(REACH, CHANNELS)
+    tap_grads = zero_sums(REACH, CHANNELS)
+    bias_grad = tl.zeros([CHANNELS], dtype=tl.float32)
+    for block in range(tl.cdiv(span_end + REACH - 1, UNROLL)):
         first = block * UNROLL
-        if care | (first < REACH - 1) | (first + UNROLL > last):
-            window, pulled, of_taps, of_bias = _backward_block(
-                grad, x, where, grad_x, grad_history, window, pulled, of_taps, of_bias, taps,
-                offset, first, start, end, last, channel, width, token_stride,
-                REACH, GATED, SILU, HISTORY, UNROLL, True,
+        if needs_care | (first < REACH - 1) | (first + UNROLL > span_end):
+            window, input_grads, tap_grads, bias_grad = _backward_block(
+                dy, x, span_positions, grad_x, grad_history, window, input_grads, tap_grads,
+                bias_grad, taps, channel_bias, first, start, end, span_end, channel, width,
+                token_stride, REACH, GATED, SILU, HISTORY, UNROLL, True,
             )  # fmt: skip
         else:
-            window, pulled, of_taps, of_bias = _backward_block(
-                grad, x, where, grad_x, grad_history, window, pulled, of_taps, of_bias, taps,
-                offset, first, start, end, last, channel, width, token_stride,
-                REACH, GATED, SILU, HISTORY, UNROLL, False,
+            window, input_grads, tap_grads, bias_grad = _backward_block(
+                dy, x, span_positions, grad_x, grad_history, window, input_grads, tap_grads,
+                bias_grad, taps, channel_bias, first, start, end, span_end, channel, width,
+                token_stride, REACH, GATED, SILU, HISTORY, UNROLL, False,
             )  # fmt: skip
     for lag in tl.static_range(REACH):
-        tl.store(partial + lag * width + channel, of_taps[lag], mask=channel < width)
-    tl.store(partial + REACH * width + channel, of_bias, mask=channel < width)
+        tl.store(param_grads + lag * width + channel, tap_grads[lag], mask=channel < width)
+    tl.store(param_grads + REACH * width + channel, bias_grad, mask=channel < width)

@@ -178,12 +178,9 @@ def ssd_span_states(
         span_decay *= chunk_decay
     span_offset = (row * num_spans + span) * num_heads + head
     out_ptrs, mask = state_ptrs(
-        contributions + span_offset * head_dim * state_size,
-        head_dim,
-        state_size,
-        HEAD_DIM,
+        contributions + span_offset * head_dim * state_size, head_dim, state_size, HEAD_DIM,
         STATE_SIZE,
-    )
+    )  # fmt: skip
     tl.store(out_ptrs, state, mask=mask)
     if not BACKWARD:
         tl.store(span_decays + span_offset, span_decay)

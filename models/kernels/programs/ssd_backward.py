@@ -215,14 +215,9 @@ def ssd_backward_BC(
         )
         decay = _edge_decay(dA_cumsum + head_offset, first_token, mask, BACKWARD, CHUNK) * gap_decay
         value_tile = load_tile(
-            values + h * head_dim,
-            values_token_stride,
-            first_token,
-            length,
-            head_dim,
-            CHUNK,
+            values + h * head_dim, values_token_stride, first_token, length, head_dim, CHUNK,
             HEAD_DIM,
-        )
+        )  # fmt: skip
         ptrs, state_mask = state_ptrs(
             states + h * head_dim * state_size, head_dim, state_size, HEAD_DIM, STATE_SIZE
         )

@@ -2,7 +2,7 @@
 
 All loads precede the first use, so that many are in flight. Tokens are counted from the pointers,
 up to `end`. Unless ALL of them exist, tokens outside the range repeat the first or the last one and
-the caller ignores them: that is cheaper than a mask for each. `real` masks the channels; None: all.
+the caller ignores them: that is cheaper than a mask for each. `channel_mask` None: all channels.
 """
 
 from __future__ import annotations
@@ -13,80 +13,88 @@ import triton.language as tl
 
 @triton.jit
 def token_mask(token, first, end, channel, width):
-    """Return true for each real channel if a token lies between `first` and `end`."""
-    tokens = channel * 0 + token  # a vector: the interpreter takes no scalar comparison as a mask
-    return (channel < width) & (tokens >= first) & (tokens < end)
+    """Return true for each channel below `width` if first ≤ token < end."""
+    token_vector = (
+        channel * 0 + token
+    )  # a vector: the interpreter takes no scalar comparison as a mask
+    return (channel < width) & (token_vector >= first) & (token_vector < end)
 
 
 @triton.jit
-def load_tokens(x, first, end, channel, real, stride, ALL: tl.constexpr, UNROLL: tl.constexpr):
-    """Load a tensor unchanged."""
-    found = ()
+def load_tokens(
+    x, first, end, channel, channel_mask, token_stride, ALL: tl.constexpr, UNROLL: tl.constexpr
+):
+    """Load UNROLL tokens of a tensor: a tuple of vectors of channels."""
+    loaded = ()
     for step in tl.static_range(UNROLL):
         token = first + step
         if not ALL:
             token = tl.maximum(tl.minimum(token, end - 1), 0)
-        place = x + token * stride + channel
-        if real is None:
-            found = found + (tl.load(place),)
+        ptrs = x + token * token_stride + channel
+        if channel_mask is None:
+            loaded = loaded + (tl.load(ptrs),)
         else:
-            found = found + (tl.load(place, mask=real, other=0.0),)
-    return found
+            loaded = loaded + (tl.load(ptrs, mask=channel_mask, other=0.0),)
+    return loaded
 
 
 @triton.jit
 def load_inputs(
-    x, first, end, channel, real, width, stride, GATED: tl.constexpr, ALL: tl.constexpr,
-    UNROLL: tl.constexpr,
+    x, first, end, channel, channel_mask, width, token_stride,
+    GATED: tl.constexpr, ALL: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Load w = k ⊙ v, or x itself, in fp32."""
-    left = load_tokens(x + (width if GATED else 0), first, end, channel, real, stride, ALL, UNROLL)
-    right = left
+    """Load w = k ⊙ v, or x itself, of UNROLL tokens in fp32."""
+    k_or_x = load_tokens(
+        x + (width if GATED else 0), first, end, channel, channel_mask, token_stride, ALL, UNROLL
+    )
+    v = k_or_x
     if GATED:
-        right = load_tokens(x + 2 * width, first, end, channel, real, stride, ALL, UNROLL)
-    found = ()
+        v = load_tokens(x + 2 * width, first, end, channel, channel_mask, token_stride, ALL, UNROLL)
+    inputs = ()
     for step in tl.static_range(UNROLL):
-        w = left[step].to(tl.float32)
+        w = k_or_x[step].to(tl.float32)
         if GATED:
-            w *= right[step].to(tl.float32)
-        found = found + (w,)
-    return found
+            w *= v[step].to(tl.float32)
+        inputs = inputs + (w,)
+    return inputs
 
 
 @triton.jit
 def load_earlier_input(
-    x, history, start, token, channel, length, width, token_stride, kept,
+    x, history, start, token, channel, length, width, token_stride, history_length,
     GATED: tl.constexpr, HISTORY: tl.constexpr,
 ):  # fmt: skip
     """Load w of one token, start + token of the row: zeros outside the row, except for HISTORY, the
-    last `kept` inputs before it, already gated. `token` is a vector too."""
-    real = channel < width
-    here = real & (start + token >= 0) & (start + token < length)
-    at = token * token_stride + channel
+    last `history_length` inputs before it, already gated. `token` is a vector too.
+    """
+    channel_mask = channel < width
+    mask = channel_mask & (start + token >= 0) & (start + token < length)
+    offsets = token * token_stride + channel
     if GATED:
-        k = tl.load(x + at + width, mask=here, other=0.0).to(tl.float32)
-        w = k * tl.load(x + at + 2 * width, mask=here, other=0.0).to(tl.float32)
+        k = tl.load(x + offsets + width, mask=mask, other=0.0).to(tl.float32)
+        w = k * tl.load(x + offsets + 2 * width, mask=mask, other=0.0).to(tl.float32)
     else:
-        w = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
+        w = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32)
     if HISTORY:
-        before = real & (start + token < 0) & (start + token >= -kept)
-        place = (kept + start + token) * width + channel
-        w += tl.load(history + place, mask=before, other=0.0).to(tl.float32)
+        history_mask = channel_mask & (start + token < 0) & (start + token >= -history_length)
+        history_offsets = (history_length + start + token) * width + channel
+        w += tl.load(history + history_offsets, mask=history_mask, other=0.0).to(tl.float32)
     return w
 
 
 @triton.jit
 def zero_sums(COUNT: tl.constexpr, CHANNELS: tl.constexpr):
     """Return zeros for sums of a thread's channels: a tuple, so that each stays in its thread."""
-    found = ()
+    sums = ()
     for _ in tl.static_range(COUNT):
-        found = found + (tl.zeros([CHANNELS], dtype=tl.float32),)
-    return found
+        sums = sums + (tl.zeros([CHANNELS], dtype=tl.float32),)
+    return sums
 
 
 @triton.jit
 def add_products(sums, values, factor, COUNT: tl.constexpr):
-    found = ()
+    """Return sums + values · factor, COUNT vectors."""
+    new_sums = ()
     for number in tl.static_range(COUNT):
-        found = found + (sums[number] + values[number] * factor,)
-    return found
+        new_sums = new_sums + (sums[number] + values[number] * factor,)
+    return new_sums
