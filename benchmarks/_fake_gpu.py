@@ -352,8 +352,8 @@ def _pretended(gpu: FakeGpu) -> Iterator[None]:
         patched.enter_context(mock.patch.object(FakeTensor, "is_cuda", is_cuda, create=True))
         for owner, name, answer in answers:
             patched.enter_context(mock.patch.object(owner, name, answer))
-        choice._unfit.cache_clear()
+        choice._find_gpu_problem.cache_clear()
         try:
             yield
         finally:
-            choice._unfit.cache_clear()
+            choice._find_gpu_problem.cache_clear()

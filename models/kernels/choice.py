@@ -44,7 +44,7 @@ _as_on_gpu = ContextVar("as_on_gpu", default=False)
 @contextmanager
 def as_on_gpu() -> Iterator[None]:
     """Inside, `kernel: auto` chooses for fake tensors as on a GPU: fused kernels, and their twins
-    where a kernel cannot do the work."""
+    where a kernel does not apply."""
     token = _as_on_gpu.set(True)
     try:
         yield

@@ -30,11 +30,11 @@ from torch import Tensor
 from ..documents import moved
 from .op import op
 
-NUMBERS = 1 << 26
+MAX_NUMBERS = 1 << 26
 """Approximate numbers that are transformed at a time: 256 MiB in fp32."""
-SHORTEST = 32
+MIN_TRANSFORM_TOKENS = 32
 """Tokens up to which all documents have one transform size."""
-VARIES = (torch.Tag.cudagraph_unsafe,)
+DYNAMIC_TAGS = (torch.Tag.cudagraph_unsafe,)
 """The launches of the op follow the documents, so CUDA graphs must leave it out."""
 TOKENS, CHANNELS = 64, 32
 """Size of a tile: 64 bytes of bf16 in the rows, 256 bytes of fp32 in the transforms."""
@@ -56,25 +56,26 @@ def unsupported_reason(*, bias: bool, silu: bool, history: bool) -> str | None:
     return None
 
 
-@op("fft_convolution", tags=VARIES)
+@op("fft_convolution", tags=DYNAMIC_TAGS)
 def fft_convolution(
     x: Tensor, taps: Tensor, skip: Tensor | None, positions: Tensor | None, gated: bool
 ) -> Tensor:
-    """Filter x [rows, length, width or 3·width] with taps [groups, K].
+    """Return y [rows, length, width] for x [rows, length, width], or [rows, length, 3·width] if
+    `gated`: q, k and v. taps [groups, K], skip [width], positions [rows, length] for packed rows.
 
     The positions are best in host memory, where the sizes of the transforms are computed: on the
     device, the host waits for them.
     """
-    x, through = x.contiguous(), x if skip is None else skip.contiguous()
-    out = x.new_empty(_shape(x, gated))
+    x, skip_or_placeholder = x.contiguous(), x if skip is None else skip.contiguous()
+    out = x.new_empty(_output_shape(x, gated))
     programs = _programs()
-    for piece in _pieces(out, taps, positions):
-        w = piece.empty(x)
-        piece.run(programs.fft_convolution_gather, piece.size, x, w, GATED=gated)
-        y = piece.back(piece.transformed(w).mul_(piece.spectrum(taps)))
-        piece.run(
-            programs.fft_convolution_scatter, piece.longest, y, x, through, out, GATED=gated,
-            SKIP=skip is not None,
+    for transforms in _plan_transforms(out, taps, positions):
+        w = transforms.empty_input(x)
+        transforms.launch(programs.fft_convolution_gather, transforms.size, x, w, GATED=gated)
+        y = transforms.invert(transforms.transform(w).mul_(transforms.filter_spectrum(taps)))
+        transforms.launch(
+            programs.fft_convolution_scatter, transforms.max_length, y, x, skip_or_placeholder, out,
+            GATED=gated, SKIP=skip is not None,
         )  # fmt: skip
     return out
 
@@ -83,44 +84,53 @@ def fft_convolution(
 def _(
     x: Tensor, taps: Tensor, skip: Tensor | None, positions: Tensor | None, gated: bool
 ) -> Tensor:
-    return x.new_empty(_shape(x, gated))
+    return x.new_empty(_output_shape(x, gated))
 
 
-@op("fft_convolution_backward", tags=VARIES)
+@op("fft_convolution_backward", tags=DYNAMIC_TAGS)
 def _backward(
-    grad: Tensor,
+    dy: Tensor,
     x: Tensor,
     taps: Tensor,
     skip: Tensor | None,
     positions: Tensor | None,
     gated: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x, the taps (fp32) and the skip (fp32)."""
-    grad, x, through = grad.contiguous(), x.contiguous(), x if skip is None else skip.contiguous()
-    width = grad.shape[2]
+    """Return the gradients of x, taps (fp32 [groups, K]) and skip (fp32 [width])."""
+    dy, x, skip_or_placeholder = (
+        dy.contiguous(),
+        x.contiguous(),
+        x if skip is None else skip.contiguous(),
+    )
+    width = dy.shape[2]
     grad_x = torch.empty_like(x)
     grad_taps = taps.new_zeros(width, taps.shape[1], dtype=torch.float32)
     grad_skip = taps.new_zeros(0 if skip is None else width, dtype=torch.float32)
     programs = _programs()
-    for piece in _pieces(grad, taps, positions):
-        w, pulls, partial = piece.empty(x), piece.empty(x), piece.partial(x)
-        piece.run(
-            programs.fft_convolution_backward_gather, piece.size, grad, x, w, pulls, partial,
-            GATED=gated,
+    for transforms in _plan_transforms(dy, taps, positions):
+        w, filter_grads, skip_grads = (
+            transforms.empty_input(x),
+            transforms.empty_input(x),
+            transforms.empty_tile_sums(x),
+        )
+        transforms.launch(
+            programs.fft_convolution_backward_gather, transforms.size, dy, x, w, filter_grads,
+            skip_grads, GATED=gated,
         )  # fmt: skip
-        inputs, pulled = piece.transformed(w), piece.transformed(pulls)
-        used = slice(len(piece.begins))
-        met = piece.back((inputs[used].conj() * pulled[used]).sum(0))
-        reach = min(piece.longest, taps.shape[1])
-        grad_taps[piece.own, :reach] += met[:, :reach]
-        spectrum = piece.spectrum(taps)
-        y = piece.back(inputs.mul_(spectrum)) if gated else w
-        piece.run(
-            programs.fft_convolution_backward_scatter, piece.longest, grad, x, through, y,
-            piece.back(pulled.mul_(spectrum.conj())), grad_x, GATED=gated, SKIP=skip is not None,
+        w_spectrum, grad_spectrum = transforms.transform(w), transforms.transform(filter_grads)
+        in_use = slice(len(transforms.document_begins))
+        lag_sums = transforms.invert((w_spectrum[in_use].conj() * grad_spectrum[in_use]).sum(0))
+        reach = min(transforms.max_length, taps.shape[1])
+        grad_taps[transforms.channel_range, :reach] += lag_sums[:, :reach]
+        spectrum = transforms.filter_spectrum(taps)
+        y = transforms.invert(w_spectrum.mul_(spectrum)) if gated else w
+        transforms.launch(
+            programs.fft_convolution_backward_scatter, transforms.max_length, dy, x,
+            skip_or_placeholder, y, transforms.invert(grad_spectrum.mul_(spectrum.conj())), grad_x,
+            GATED=gated, SKIP=skip is not None,
         )  # fmt: skip
         if skip is not None:
-            grad_skip[piece.own] += partial.sum(0)
+            grad_skip[transforms.channel_range] += skip_grads.sum(0)
     return grad_x, grad_taps.unflatten(0, (len(taps), -1)).sum(1), grad_skip
 
 
@@ -144,105 +154,120 @@ def _(
 class TransformBatch:
     """Documents of similar lengths, and a range of the channels."""
 
-    begins: Tensor
+    document_begins: Tensor
     """int64: index of the first token of each document, among the tokens of all rows."""
-    counts: Tensor
+    document_lengths: Tensor
     """int64: tokens of each document."""
-    places: int
-    """Transforms of a channel: at least as many as documents. The others are not used."""
-    longest: int
+    num_transforms: int
+    """Transforms per channel: at least as many as documents. The rest is not used."""
+    max_length: int
     """Upper bound of the tokens of a document."""
     size: int
-    """Numbers of a transform."""
+    """Numbers per transform."""
     width: int
     """Channels of a row."""
-    own: slice
+    channel_range: slice
     """Range of the channels."""
 
     @property
     def channels(self) -> int:
-        channels: int = self.own.stop - self.own.start
+        channels: int = self.channel_range.stop - self.channel_range.start
         return channels
 
-    def empty(self, x: Tensor) -> Tensor:
-        return x.new_empty(self.places, self.channels, self.size, dtype=torch.float32)
+    def empty_input(self, x: Tensor) -> Tensor:
+        return x.new_empty(self.num_transforms, self.channels, self.size, dtype=torch.float32)
 
-    def partial(self, x: Tensor) -> Tensor:
-        """Return room for one sum for each tile of a transform."""
-        tiles = len(self.begins) * -(-self.size // TOKENS)
+    def empty_tile_sums(self, x: Tensor) -> Tensor:
+        """Allocate one sum per tile and channel: [tiles, channels]."""
+        tiles = len(self.document_begins) * -(-self.size // TOKENS)
         return x.new_empty(tiles, self.channels, dtype=torch.float32)
 
-    def spectrum(self, taps: Tensor) -> Tensor:
+    def filter_spectrum(self, taps: Tensor) -> Tensor:
         """Return the transform of each channel's filter, cut to the longest document."""
-        group = torch.arange(self.own.start, self.own.stop, device=taps.device)
+        group = torch.arange(self.channel_range.start, self.channel_range.stop, device=taps.device)
         group //= self.width // len(taps)
-        return self.transformed(taps[group, : self.longest].float())
+        return self.transform(taps[group, : self.max_length].float())
 
-    def transformed(self, x: Tensor) -> Tensor:
+    def transform(self, x: Tensor) -> Tensor:
         spectrum: Tensor = torch.fft.rfft(x, n=self.size)
         return spectrum
 
-    def back(self, x: Tensor) -> Tensor:
+    def invert(self, x: Tensor) -> Tensor:
         y: Tensor = torch.fft.irfft(x, n=self.size)
         return y
 
-    def run(self, program: Any, tokens: int, *tensors: Tensor, **switches: bool) -> None:
-        """Launch a program on the first `tokens` of each document."""
+    def launch(self, program: Any, tokens: int, *tensors: Tensor, **constants: bool) -> None:
+        """Launch a program on the first `tokens` of every document."""
         tiles = -(-tokens // TOKENS)
-        program[(len(self.begins) * tiles, -(-self.channels // CHANNELS))](
-            self.begins, self.counts, self.own.start, self.width, self.channels, self.size, tiles,
-            *tensors, **switches, TOKENS=TOKENS, CHANNELS=CHANNELS, num_warps=4,
+        program[(len(self.document_begins) * tiles, -(-self.channels // CHANNELS))](
+            self.document_begins, self.document_lengths, self.channel_range.start, self.width,
+            self.channels, self.size, tiles, *tensors, **constants, TOKENS=TOKENS,
+            CHANNELS=CHANNELS, num_warps=4,
         )  # fmt: skip
 
 
-def _pieces(y: Tensor, taps: Tensor, positions: Tensor | None) -> Iterator[TransformBatch]:
-    """Yield pieces that cover all documents and channels of rows shaped like y."""
+def _plan_transforms(y: Tensor, taps: Tensor, positions: Tensor | None) -> Iterator[TransformBatch]:
+    """Yield batches that cover all documents and channels of y [rows, length, width]."""
     rows, length, width = y.shape
     if not y.numel():
         return
     if positions is None:
-        begins, counts = torch.arange(rows) * length, torch.full((rows,), length)
-        alike = {length: torch.arange(rows)}
+        document_begins, document_lengths = torch.arange(rows) * length, torch.full((rows,), length)
+        documents_by_length = {length: torch.arange(rows)}
     else:
         starts = positions.cpu() == 0
         starts[:, 0] = True
-        begins = starts.flatten().nonzero().squeeze(1)
-        counts = torch.diff(begins, append=begins.new_tensor([rows * length]))
-        power = 2 ** counts.clamp(min=SHORTEST).double().log2().ceil().long()
-        alike = {int(longest): (power == longest).nonzero()[:, 0] for longest in power.unique()}
-    for longest, those in alike.items():
-        where = moved(begins[those], y.device), moved(counts[those], y.device)
-        size = _rounded(longest + min(longest, taps.shape[1]) - 1, 2)
-        places = len(those) if positions is None else _rounded(len(those), 1)
-        step = max(CHANNELS, NUMBERS // (places * size) // CHANNELS * CHANNELS)
-        for start in range(0, width, step):
-            own = slice(start, min(start + step, width))
-            yield TransformBatch(*where, places, longest, size, width, own)
+        document_begins = starts.flatten().nonzero().squeeze(1)
+        document_lengths = torch.diff(
+            document_begins, append=document_begins.new_tensor([rows * length])
+        )
+        padded_lengths = (
+            2 ** document_lengths.clamp(min=MIN_TRANSFORM_TOKENS).double().log2().ceil().long()
+        )
+        documents_by_length = {
+            int(max_length): (padded_lengths == max_length).nonzero()[:, 0]
+            for max_length in padded_lengths.unique()
+        }
+    for max_length, documents in documents_by_length.items():
+        bounds = (
+            moved(document_begins[documents], y.device),
+            moved(document_lengths[documents], y.device),
+        )
+        size = _round_transform_size(max_length + min(max_length, taps.shape[1]) - 1, 2)
+        num_transforms = (
+            len(documents) if positions is None else _round_transform_size(len(documents), 1)
+        )
+        channels_per_batch = max(
+            CHANNELS, MAX_NUMBERS // (num_transforms * size) // CHANNELS * CHANNELS
+        )
+        for start in range(0, width, channels_per_batch):
+            channel_range = slice(start, min(start + channels_per_batch, width))
+            yield TransformBatch(*bounds, num_transforms, max_length, size, width, channel_range)
 
 
-def _rounded(least: int, step: int) -> int:
+def _round_transform_size(lower_bound: int, multiple: int) -> int:
     """Return 5, 6, 7 or 8 times a power of two (a multiple of `step` below): fast sizes of
     transforms, and few different ones."""
-    eighth = max(1 << max((least - 1).bit_length() - 3, 0), step)
-    return -(-least // eighth) * eighth
+    eighth = max(1 << max((lower_bound - 1).bit_length() - 3, 0), multiple)
+    return -(-lower_bound // eighth) * eighth
 
 
-def _shape(x: Tensor, gated: bool) -> tuple[int, int, int]:
+def _output_shape(x: Tensor, gated: bool) -> tuple[int, int, int]:
     rows, length, width = x.shape
     return rows, length, width // 3 if gated else width
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[:4])
     ctx.gated = inputs[4]
 
 
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _autograd_backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors  # recompute allows one read
     _, taps, skip, _ = saved
-    grad_x, grad_taps, grad_skip = _backward(grad, *saved, ctx.gated)
-    of_skip = None if skip is None else grad_skip.to(skip.dtype)
-    return grad_x, grad_taps.to(taps.dtype), of_skip, None, None
+    grad_x, grad_taps, grad_skip = _backward(dy, *saved, ctx.gated)
+    typed_skip_grad = None if skip is None else grad_skip.to(skip.dtype)
+    return grad_x, grad_taps.to(taps.dtype), typed_skip_grad, None, None
 
 
-fft_convolution.register_autograd(_differentiate, setup_context=_keep)
+fft_convolution.register_autograd(_autograd_backward, setup_context=_setup_context)

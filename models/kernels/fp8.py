@@ -16,8 +16,8 @@ from . import layout
 from .op import op
 
 E4M3 = torch.float8_e4m3fn
-WIDEST = 1 << 16
-"""Numbers of the widest row: it must fit a program's registers."""
+MAX_WIDTH = 1 << 16
+"""Limit of the kernel: numbers of a row, which must fit a program's registers."""
 
 
 class Quantized(NamedTuple):
@@ -42,31 +42,31 @@ def _programs() -> Any:
 
 def unsupported_reason(width: int) -> str | None:
     """Return why the kernel cannot take rows of this width, or None."""
-    return f"a row has {width} numbers, and its limit is {WIDEST}" if width > WIDEST else None
+    return f"a row has {width} numbers, and its limit is {MAX_WIDTH}" if width > MAX_WIDTH else None
 
 
 @op("fp8_rows")
 def fp8_rows(x: Tensor, gains: Tensor | None, highest: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the values and scales of x · gains. `highest` [..., 1] is the largest absolute value
-    of each row, where ranks share the row."""
+    """Return x · gains in FP8: values [..., width] and scales [..., 1]. x [..., width], gains
+    [width]. `highest` [..., 1] is max |x · gains| of a row, where ranks share rows."""
     rows = x.contiguous().view(-1, x.shape[-1])
-    out, scales = empty(x)
-    block, tile, warps = layout.row_tile_sizes(rows.shape[1])
-    _programs().fp8_quantize_rows[(-(-len(rows) // tile),)](
+    values, scales = empty_quantized(x)
+    block, rows_per_program, warps = layout.row_tile_sizes(rows.shape[1])
+    _programs().fp8_quantize_rows[(-(-len(rows) // rows_per_program),)](
         rows, rows if gains is None else gains.contiguous(),
-        rows if highest is None else highest.contiguous(), out, scales, *rows.shape,
-        GAINS=gains is not None, HIGHEST=highest is not None, ROWS=tile, BLOCK=block,
+        rows if highest is None else highest.contiguous(), values, scales, *rows.shape,
+        GAINS=gains is not None, HIGHEST=highest is not None, ROWS=rows_per_program, BLOCK=block,
         num_warps=warps,
     )  # fmt: skip
-    return out, scales
+    return values, scales
 
 
 @fp8_rows.register_fake
 def _(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return empty(x)
+    return empty_quantized(x)
 
 
-def empty(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return memory for the values and the scales of x."""
+def empty_quantized(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Allocate values [..., width] and scales [..., 1] for x [..., width]."""
     values = torch.empty(x.shape, dtype=E4M3, device=x.device)
     return values, torch.empty(*x.shape[:-1], 1, dtype=torch.float32, device=x.device)

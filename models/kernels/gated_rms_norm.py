@@ -18,7 +18,7 @@ from ..parallel.groups import named
 from ..parallel.tensor import group_runs, sums_of_groups
 from . import fp8, layout
 from .op import op
-from .rms_norm import SUMMED
+from .rms_norm import MAX_GRAD_PROGRAMS
 
 
 @cache
@@ -28,7 +28,7 @@ def _programs() -> Any:
     return gated_rms_norm
 
 
-def _rows(x: Tensor) -> Tensor:
+def _flatten_rows(x: Tensor) -> Tensor:
     """Return x as [rows · length, width], without a copy if a token's channels are adjacent."""
     return layout.to_channels_last(x).flatten(0, -2)
 
@@ -37,8 +37,9 @@ def _rows(x: Tensor) -> Tensor:
 def gated_rms_norm(
     y: Tensor, z: Tensor, weight: Tensor, eps: float, groups: int, axis: str
 ) -> Tensor:
-    """Norm y · silu(z), both [rows, length, width]. `axis` names the tensor axis that shards the
-    channels of all groups, or is empty."""
+    """Return RMSNorm(y · silu(z)) by groups of channels. y, z and the result [rows, length, width],
+    weight [width]. `axis` names the tensor axis that shards the channels of all groups, or is
+    empty."""
     return _forward(y, z, weight, eps, groups, axis)
 
 
@@ -51,14 +52,15 @@ def _(y: Tensor, z: Tensor, weight: Tensor, *_: Any) -> Tensor:
 def gated_rms_norm_fp8(
     y: Tensor, z: Tensor, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return `gated_rms_norm` of whole rows, and its values and scales in FP8."""
-    stored = fp8.empty(y)
+    """Return `gated_rms_norm` with one group [rows, length, width], and its values and scales
+    [rows, length, 1] in FP8."""
+    stored = fp8.empty_quantized(y)
     return _forward(y, z, weight, eps, 1, "", stored), *stored
 
 
 @gated_rms_norm_fp8.register_fake
 def _(y: Tensor, z: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    return y.new_empty(y.shape, dtype=layout.promote_dtypes(y, weight)), *fp8.empty(y)
+    return y.new_empty(y.shape, dtype=layout.promote_dtypes(y, weight)), *fp8.empty_quantized(y)
 
 
 def _forward(
@@ -70,42 +72,57 @@ def _forward(
     axis: str,
     stored: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """`stored` takes the values and scales of the result in FP8."""
-    y_, z_, weight = _rows(y), _rows(z), weight.contiguous()
-    rows, width = y_.shape
-    runs, members, cut = _runs(width, groups, axis)
-    share = width // runs
-    out = torch.empty(rows, width, dtype=layout.promote_dtypes(y, weight), device=y.device)
-    powers = _sums(None, y_, z_, weight, runs, groups, axis)[0] if cut else y_
-    block, tile, warps = layout.row_tile_sizes(share)
-    _programs().gated_rms_norm_forward[(-(-rows // tile), runs)](
-        y_, z_, weight, powers, out, *(stored or (out, out)), rows, width, share, members,
-        y_.stride(0), z_.stride(0), eps,
-        CUT=cut, FP8=stored is not None, ROWS=tile, BLOCK=block, num_warps=warps,
+    """Compute the norm; `stored` receives its values and scales in FP8."""
+    y_rows, z_rows, weight = _flatten_rows(y), _flatten_rows(z), weight.contiguous()
+    num_rows, width = y_rows.shape
+    num_runs, group_width, groups_are_cut = _split_runs(width, groups, axis)
+    run_width = width // num_runs
+    out = torch.empty(num_rows, width, dtype=layout.promote_dtypes(y, weight), device=y.device)
+    square_sums = (
+        _sum_groups(None, y_rows, z_rows, weight, num_runs, groups, axis)[0]
+        if groups_are_cut
+        else y_rows
+    )
+    block, rows_per_program, warps = layout.row_tile_sizes(run_width)
+    _programs().gated_rms_norm_forward[(-(-num_rows // rows_per_program), num_runs)](
+        y_rows, z_rows, weight, square_sums, out, *(stored or (out, out)), num_rows, width,
+        run_width, group_width, y_rows.stride(0), z_rows.stride(0), eps, CUT=groups_are_cut,
+        FP8=stored is not None, ROWS=rows_per_program, BLOCK=block, num_warps=warps,
     )  # fmt: skip
     return out.view(y.shape)
 
 
 @op("gated_rms_norm_backward")
 def _backward(
-    grad: Tensor, y: Tensor, z: Tensor, weight: Tensor, eps: float, groups: int, axis: str
+    dy: Tensor, y: Tensor, z: Tensor, weight: Tensor, eps: float, groups: int, axis: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    grad, y_, z_, weight = grad.contiguous(), _rows(y), _rows(z), weight.contiguous()
-    rows, width = y_.shape
-    runs, members, cut = _runs(width, groups, axis)
-    share = width // runs
-    powers, pulls = _sums(grad, y_, z_, weight, runs, groups, axis) if cut else (y_, y_)
-    grad_y = torch.empty(rows, width, dtype=y.dtype, device=y.device)
-    grad_z = torch.empty(rows, width, dtype=z.dtype, device=y.device)
-    block, tile, warps = layout.row_tile_sizes(share)
-    tiles = -(-rows // tile)
-    programs, each = layout.share_tiles(tiles, SUMMED)
-    partial = torch.empty(programs, width, dtype=torch.float32, device=y.device)
-    _programs().gated_rms_norm_backward[(programs, runs)](
-        grad, y_, z_, weight, powers, pulls, grad_y, grad_z, partial, rows, each, width, share,
-        members, y_.stride(0), z_.stride(0), eps, CUT=cut, ROWS=tile, BLOCK=block, num_warps=warps,
+    dy, y_rows, z_rows, weight = (
+        dy.contiguous(),
+        _flatten_rows(y),
+        _flatten_rows(z),
+        weight.contiguous(),
+    )
+    num_rows, width = y_rows.shape
+    num_runs, group_width, groups_are_cut = _split_runs(width, groups, axis)
+    run_width = width // num_runs
+    square_sums, product_sums = (
+        _sum_groups(dy, y_rows, z_rows, weight, num_runs, groups, axis)
+        if groups_are_cut
+        else (y_rows, y_rows)
+    )
+    grad_y = torch.empty(num_rows, width, dtype=y.dtype, device=y.device)
+    grad_z = torch.empty(num_rows, width, dtype=z.dtype, device=y.device)
+    block, rows_per_program, warps = layout.row_tile_sizes(run_width)
+    num_tiles = -(-num_rows // rows_per_program)
+    num_programs, tiles_per_program = layout.share_tiles(num_tiles, MAX_GRAD_PROGRAMS)
+    weight_grads = torch.empty(num_programs, width, dtype=torch.float32, device=y.device)
+    _programs().gated_rms_norm_backward[(num_programs, num_runs)](
+        dy, y_rows, z_rows, weight, square_sums, product_sums, grad_y, grad_z, weight_grads,
+        num_rows, tiles_per_program, width, run_width, group_width, y_rows.stride(0),
+        z_rows.stride(0), eps, CUT=groups_are_cut, ROWS=rows_per_program, BLOCK=block,
+        num_warps=warps,
     )  # fmt: skip
-    return grad_y.view(y.shape), grad_z.view(z.shape), partial.sum(0).to(weight.dtype)
+    return grad_y.view(y.shape), grad_z.view(z.shape), weight_grads.sum(0).to(weight.dtype)
 
 
 @_backward.register_fake
@@ -113,49 +130,49 @@ def _(grad: Tensor, y: Tensor, z: Tensor, weight: Tensor, *_: Any) -> tuple[Tens
     return y.new_empty(y.shape), z.new_empty(z.shape), torch.empty_like(weight)
 
 
-def _runs(width: int, groups: int, axis: str) -> tuple[int, int, bool]:
-    """Return the number of runs of equal length, each within one group, that this rank's channels
-    form; the channels of a whole group; and True if ranks share groups."""
+def _split_runs(width: int, groups: int, axis: str) -> tuple[int, int, bool]:
+    """Return num_runs, group_width, groups_are_cut: this rank's channels form runs of equal length,
+    each within one group; ranks may share groups."""
     ranks = named(axis)
-    channels = width * ranks.size
-    runs = len(group_runs(groups, channels, ranks))
-    return runs, channels // groups, groups % ranks.size != 0
+    total_width = width * ranks.size
+    num_runs = len(group_runs(groups, total_width, ranks))
+    return num_runs, total_width // groups, groups % ranks.size != 0
 
 
-def _sums(
-    grad: Tensor | None, y: Tensor, z: Tensor, weight: Tensor, runs: int, groups: int, axis: str
+def _sum_groups(
+    dy: Tensor | None, y: Tensor, z: Tensor, weight: Tensor, num_runs: int, groups: int, axis: str
 ) -> Tensor:
-    """Return fp32 [1 or 2, rows, runs]: the sum of squares over the whole group of each run and,
-    given a gradient, the sum of its products with the normed input."""
-    ranks, (rows, width) = named(axis), y.shape
-    sums = y.new_empty(1 if grad is None else 2, rows, runs, dtype=torch.float32)
-    block, tile, warps = layout.row_tile_sizes(width // runs)
-    _programs().gated_rms_norm_sums[(-(-rows // tile), runs)](
-        y if grad is None else grad, y, z, weight, sums, rows, width, width // runs,
-        y.stride(0), z.stride(0), BACKWARD=grad is not None, ROWS=tile, BLOCK=block,
+    """Return fp32 [1 or 2, rows, runs]: Σ v² over the whole group of each run and, with dy, Σ
+    dy·weight·v."""
+    ranks, (num_rows, width) = named(axis), y.shape
+    sums = y.new_empty(1 if dy is None else 2, num_rows, num_runs, dtype=torch.float32)
+    block, rows_per_program, warps = layout.row_tile_sizes(width // num_runs)
+    _programs().gated_rms_norm_sums[(-(-num_rows // rows_per_program), num_runs)](
+        y if dy is None else dy, y, z, weight, sums, num_rows, width, width // num_runs,
+        y.stride(0), z.stride(0), BACKWARD=dy is not None, ROWS=rows_per_program, BLOCK=block,
         num_warps=warps,
     )  # fmt: skip
     return sums_of_groups(sums, groups, width * ranks.size, ranks)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[:3])
-    ctx.switches = inputs[3:]
+    ctx.options = inputs[3:]
 
 
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return (*_backward(grad, *ctx.saved_tensors, *ctx.switches), None, None, None)
+def _autograd_backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    return (*_backward(dy, *ctx.saved_tensors, *ctx.options), None, None, None)
 
 
-def _keep_stored(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *kept, ctx.eps = inputs
-    ctx.save_for_backward(*kept)
+def _setup_fp8_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, ctx.eps = inputs
+    ctx.save_for_backward(*tensors)
     ctx.mark_non_differentiable(*output[1:])
 
 
-def _differentiate_stored(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    return *_backward(grad, *ctx.saved_tensors, ctx.eps, 1, ""), None
+def _autograd_fp8_backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    return *_backward(dy, *ctx.saved_tensors, ctx.eps, 1, ""), None
 
 
-gated_rms_norm.register_autograd(_differentiate, setup_context=_keep)
-gated_rms_norm_fp8.register_autograd(_differentiate_stored, setup_context=_keep_stored)
+gated_rms_norm.register_autograd(_autograd_backward, setup_context=_setup_context)
+gated_rms_norm_fp8.register_autograd(_autograd_fp8_backward, setup_context=_setup_fp8_context)

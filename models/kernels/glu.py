@@ -28,8 +28,8 @@ def _programs() -> Any:
 
 @op("glu")
 def glu(x: Tensor, activation: str) -> Tensor:
-    """Map x [..., 2·width] to [..., width]."""
-    rows, width, grid = _laid_out(x)
+    """Return act(gate) ⊙ up [..., width] for x [..., 2·width] = [gate, up]."""
+    rows, width, grid = _flatten_rows(x)
     out = torch.empty(*x.shape[:-1], width, dtype=x.dtype, device=x.device)
     _programs().glu_forward[grid](
         rows, out, len(rows), width, rows.stride(0), ACTIVATION=activation, ROWS=ROWS, BLOCK=BLOCK
@@ -44,14 +44,14 @@ def _(x: Tensor, activation: str) -> Tensor:
 
 @op("glu_fp8")
 def glu_fp8(x: Tensor, activation: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Return `glu`, and its values and scales in FP8."""
-    rows, width, _ = _laid_out(x)
+    """Return `glu` [..., width], and its values [..., width] and scales [..., 1] in FP8."""
+    rows, width, _ = _flatten_rows(x)
     out = torch.empty(*x.shape[:-1], width, dtype=x.dtype, device=x.device)
-    values, scales = fp8.empty(out)
-    block, tile, warps = layout.row_tile_sizes(width)
-    _programs().glu_forward_fp8[(-(-len(rows) // tile),)](
-        rows, out, values, scales, len(rows), width, rows.stride(0),
-        ACTIVATION=activation, ROWS=tile, BLOCK=block, num_warps=warps,
+    values, scales = fp8.empty_quantized(out)
+    block, rows_per_program, warps = layout.row_tile_sizes(width)
+    _programs().glu_forward_fp8[(-(-len(rows) // rows_per_program),)](
+        rows, out, values, scales, len(rows), width, rows.stride(0), ACTIVATION=activation,
+        ROWS=rows_per_program, BLOCK=block, num_warps=warps,
     )  # fmt: skip
     return out, values, scales
 
@@ -59,18 +59,18 @@ def glu_fp8(x: Tensor, activation: str) -> tuple[Tensor, Tensor, Tensor]:
 @glu_fp8.register_fake
 def _(x: Tensor, activation: str) -> tuple[Tensor, Tensor, Tensor]:
     out = x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
-    return out, *fp8.empty(out)
+    return out, *fp8.empty_quantized(out)
 
 
 @op("glu_backward")
-def _backward(grad: Tensor, x: Tensor, activation: str) -> Tensor:
-    rows, width, grid = _laid_out(x)
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+def _backward(dy: Tensor, x: Tensor, activation: str) -> Tensor:
+    rows, width, grid = _flatten_rows(x)
+    grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _programs().glu_backward[grid](
-        grad.contiguous(), rows, out, len(rows), width, rows.stride(0),
-        ACTIVATION=activation, ROWS=ROWS, BLOCK=BLOCK,
+        dy.contiguous(), rows, grad_x, len(rows), width, rows.stride(0), ACTIVATION=activation,
+        ROWS=ROWS, BLOCK=BLOCK,
     )  # fmt: skip
-    return out
+    return grad_x
 
 
 @_backward.register_fake
@@ -78,22 +78,22 @@ def _(grad: Tensor, x: Tensor, activation: str) -> Tensor:
     return x.new_empty(x.shape)
 
 
-def _laid_out(x: Tensor) -> tuple[Tensor, int, tuple[int]]:
+def _flatten_rows(x: Tensor) -> tuple[Tensor, int, tuple[int]]:
     rows = layout.to_channels_last(x).flatten(0, -2)
     width = x.shape[-1] // 2
     return rows, width, (-(-len(rows) // ROWS) * -(-width // BLOCK),)
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, str], output: Any) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Tensor, str], output: Any) -> None:
     ctx.save_for_backward(inputs[0])
     ctx.activation = inputs[1]
     if isinstance(output, tuple):
         ctx.mark_non_differentiable(*output[1:])
 
 
-def _differentiate(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor, None]:
-    return _backward(grad, *ctx.saved_tensors, ctx.activation), None
+def _autograd_backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor, None]:
+    return _backward(dy, *ctx.saved_tensors, ctx.activation), None
 
 
-glu.register_autograd(_differentiate, setup_context=_keep)
-glu_fp8.register_autograd(_differentiate, setup_context=_keep)
+glu.register_autograd(_autograd_backward, setup_context=_setup_context)
+glu_fp8.register_autograd(_autograd_backward, setup_context=_setup_context)

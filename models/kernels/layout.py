@@ -15,31 +15,31 @@ MAX_TOKEN_STRIDE = 1 << 20
 
 
 def promote_dtypes(a: Tensor, b: Tensor) -> torch.dtype:
-    """Return the type of an expression of both, by torch's promotion."""
+    """Return the dtype of an expression of a and b, by torch's promotion."""
     return torch.promote_types(a.dtype, b.dtype)
 
 
 def to_channels_last(x: Tensor) -> Tensor:
-    """Return x [rows, length, width] with adjacent channels; a slice of wider tokens is kept."""
+    """Return x [rows, length, width] with adjacent channels; a slice of wider tokens is no copy."""
     return x if x.stride(-1) == 1 and x.stride(-2) <= MAX_TOKEN_STRIDE else x.contiguous()
 
 
 def split_tiles(num_tiles: int, num_columns: int) -> tuple[int, int]:
-    """Return the number of parts into which to cut `tiles`, for each of `others`, and the tiles of
-    a part."""
+    """Return num_parts, tiles_per_part: cut the tiles of each of num_columns columns such that all
+    parts together need about PROGRAMS programs."""
     tiles_per_part = max(1, num_tiles * num_columns // PROGRAMS)
     return -(-num_tiles // tiles_per_part), tiles_per_part
 
 
 def share_tiles(num_tiles: int, max_programs: int) -> tuple[int, int]:
-    """Return how many programs (at most `programs`) share `tiles`, and the tiles of each."""
+    """Return num_programs ≤ max_programs, tiles_per_program."""
     tiles_per_program = max(1, -(-num_tiles // min(max_programs, PROGRAMS)))
     return -(-num_tiles // tiles_per_program), tiles_per_program
 
 
 def row_tile_sizes(width: int) -> tuple[int, int, int]:
-    """Return, for a program that takes whole rows: their width as a power of two, the rows at a
-    time, and the warps that share them (16 numbers for each thread, if possible)."""
+    """Return block, rows_per_program, num_warps for programs that hold whole rows of `width`: block
+    is the power of two that holds a row, and a thread gets 16 numbers if possible."""
     block = 1 << max(width - 1, 1).bit_length()
     num_rows = max(1, min(16, 2048 // block))
     return block, num_rows, min(max(num_rows * block // 512, 4), 32)

@@ -35,12 +35,12 @@ from .op import op
 SUM_BYTES = 4
 """Bytes of a number of the sum of gradients, which is fp32."""
 BLOCK = 4096
-"""Logits of a token that a program ranks at a time."""
-NUMBERS = 1 << 29
+"""Logits of a token that a program processes at a time."""
+MAX_CHUNK_LOGITS = 1 << 29
 """Largest chunk of logits: 1 GiB in bf16, 4,096 tokens of 128k ids."""
-PARTS = 4
-"""Fewest chunks of a batch, so that its logits never exist whole."""
-PADDED = 64
+MIN_CHUNKS = 4
+"""Lower bound on the chunks of a batch, so that its logits never exist whole."""
+ROW_MULTIPLE = 64
 """Rows of logits are a multiple of this many numbers apart: 128 bytes in bf16."""
 
 
@@ -51,24 +51,23 @@ def _programs() -> Any:
     return linear_cross_entropy
 
 
-def chunk_size(tokens: int, vocabulary: int) -> int:
-    """Return the tokens of a chunk: if possible a multiple of 128, for the matrix units."""
-    most = max(1, min(NUMBERS // vocabulary, -(-tokens // PARTS)))
-    return most if most < 128 else most // 128 * 128
+def chunk_size(num_tokens: int, vocabulary: int) -> int:
+    """Return the tokens per chunk: if possible a multiple of 128, for the matrix units."""
+    max_tokens = max(1, min(MAX_CHUNK_LOGITS // vocabulary, -(-num_tokens // MIN_CHUNKS)))
+    return max_tokens if max_tokens < 128 else max_tokens // 128 * 128
 
 
 def row_stride(vocabulary: int) -> int:
     """Return the distance between the rows of a chunk of logits."""
-    return -(-vocabulary // PADDED) * PADDED
+    return -(-vocabulary // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
-def held_bytes(tokens: int, width: int, vocabulary: int, itemsize: int) -> int:
-    """Return the bytes that a forward pass with gradients holds at most: the logits of a chunk, and
-    the gradients; that of weight also in fp32. Numbers of hidden and weight have `itemsize`
-    bytes."""
-    logits = chunk_size(tokens, vocabulary) * row_stride(vocabulary) * itemsize
+def workspace_bytes(num_tokens: int, width: int, vocabulary: int, itemsize: int) -> int:
+    """Return the peak bytes of a forward pass with gradients: the logits of a chunk and the
+    gradients, that of weight also in fp32. Numbers of hidden and weight have `itemsize` bytes."""
+    logits = chunk_size(num_tokens, vocabulary) * row_stride(vocabulary) * itemsize
     rounded = 0 if itemsize == SUM_BYTES else vocabulary * width * itemsize
-    return logits + tokens * width * itemsize + vocabulary * width * SUM_BYTES + rounded
+    return logits + num_tokens * width * itemsize + vocabulary * width * SUM_BYTES + rounded
 
 
 @op("linear_cross_entropy")
@@ -82,44 +81,48 @@ def linear_cross_entropy(
     vocab_size: int,
     axis: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return Σ w·ℓ; w·ℓ of each token without the z-loss, and that of the z-loss, [2, tokens]; and,
-    if `gradients`, those of hidden and weight for Σ w·ℓ.
+    """Return Σ w·ℓ; per-token terms [2, tokens], without the z-loss and of the z-loss; and, if
+    `gradients`, those of hidden [tokens, width] and weight [vocabulary, width] for Σ w·ℓ.
 
     hidden [tokens, width], weight [vocabulary, width], targets int64 [tokens], weights fp32. A
     target whose weight is zero is not read. All losses are fp32. `axis` names the tensor axis that
     shards the vocabulary of `vocab_size`, or is empty; all its ranks get the same losses.
     """
     ranks = named(axis)
-    first = ranks.part_range(vocab_size).start
+    first_id = ranks.part_range(vocab_size).start
     targets, weights = targets.contiguous(), weights.contiguous()
-    tokens = len(hidden)
-    parts = torch.empty(2, tokens, dtype=torch.float32, device=hidden.device)
-    losses = torch.empty(tokens, dtype=torch.float32, device=hidden.device)
+    num_tokens = len(hidden)
+    token_losses = torch.empty(2, num_tokens, dtype=torch.float32, device=hidden.device)
+    losses = torch.empty(num_tokens, dtype=torch.float32, device=hidden.device)
     grad_hidden = hidden.new_empty(hidden.shape if gradients else 0)
     grad_weight = weight.new_zeros(weight.shape if gradients else 0, dtype=torch.float32)
-    size = chunk_size(tokens, -(-vocab_size // ranks.size))  # the same on all ranks
-    room = hidden.new_empty(size, row_stride(len(weight)))
-    for start in range(0, tokens, size):
-        part = slice(start, start + size)
-        inputs, target, scale = hidden[part], targets[part], weights[part]
-        logits = torch.mm(inputs, weight.T, out=room[: len(inputs), : len(weight)])
-        log_z, chosen = _statistics(logits, target, scale, first, ranks)
-        entropy, penalty = log_z - chosen, z_loss * log_z.square()
-        torch.mul(scale, entropy, out=parts[0, part])
-        torch.mul(scale, penalty, out=parts[1, part])
-        torch.mul(scale, entropy.add_(penalty), out=losses[part])
-        unread = scale == 0
-        parts[:, part].masked_fill_(unread, 0)
-        losses[part].masked_fill_(unread, 0)
+    tokens_per_chunk = chunk_size(num_tokens, -(-vocab_size // ranks.size))  # the same on all ranks
+    logits_buffer = hidden.new_empty(tokens_per_chunk, row_stride(len(weight)))
+    for start in range(0, num_tokens, tokens_per_chunk):
+        chunk = slice(start, start + tokens_per_chunk)
+        chunk_hidden, chunk_targets, chunk_weights = hidden[chunk], targets[chunk], weights[chunk]
+        logits = torch.mm(
+            chunk_hidden, weight.T, out=logits_buffer[: len(chunk_hidden), : len(weight)]
+        )
+        log_z, target_logit = _softmax_statistics(
+            logits, chunk_targets, chunk_weights, first_id, ranks
+        )
+        entropy, penalty = log_z - target_logit, z_loss * log_z.square()
+        torch.mul(chunk_weights, entropy, out=token_losses[0, chunk])
+        torch.mul(chunk_weights, penalty, out=token_losses[1, chunk])
+        torch.mul(chunk_weights, entropy.add_(penalty), out=losses[chunk])
+        ignored = chunk_weights == 0
+        token_losses[:, chunk].masked_fill_(ignored, 0)
+        losses[chunk].masked_fill_(ignored, 0)
         if not gradients:
             continue
-        _programs().linear_cross_entropy_gradients[(len(inputs),)](
-            logits, target, scale, log_z, len(weight), logits.stride(0), first, z_loss,
-            BLOCK=BLOCK, num_warps=8,
+        _programs().linear_cross_entropy_gradients[(len(chunk_hidden),)](
+            logits, chunk_targets, chunk_weights, log_z, len(weight), logits.stride(0), first_id,
+            z_loss, BLOCK=BLOCK, num_warps=8,
         )  # fmt: skip
-        torch.mm(logits, weight, out=grad_hidden[part])
-        _add_product(grad_weight, logits.T, inputs)
-    return losses.sum(), parts, grad_hidden, grad_weight.to(weight.dtype)
+        torch.mm(logits, weight, out=grad_hidden[chunk])
+        _add_product(grad_weight, logits.T, chunk_hidden)
+    return losses.sum(), token_losses, grad_hidden, grad_weight.to(weight.dtype)
 
 
 @linear_cross_entropy.register_fake
@@ -135,19 +138,22 @@ def _(
     )
 
 
-def _statistics(
-    logits: Tensor, targets: Tensor, weights: Tensor, first: int, ranks: Axis
+def _softmax_statistics(
+    logits: Tensor, targets: Tensor, weights: Tensor, first_id: int, ranks: Axis
 ) -> tuple[Tensor, Tensor]:
-    """Return log Z and the target's logit of each token, over all shards of the vocabulary."""
+    """Return log Z and the target's logit [tokens], over all shards of the vocabulary, for logits
+    [tokens, shard of the vocabulary]."""
     statistics = torch.empty(1, 3, len(logits), dtype=torch.float32, device=logits.device)
     _programs().linear_cross_entropy_statistics[(len(logits),)](
-        logits, targets, weights, *statistics[0], *logits.shape[1:], logits.stride(0), first,
+        logits, targets, weights, *statistics[0], *logits.shape[1:], logits.stride(0), first_id,
         BLOCK=BLOCK, num_warps=8,
     )  # fmt: skip
-    top, total, chosen = gather(statistics, ranks, dim=0).unbind(1)  # [ranks, tokens] each
-    highest = top.amax(0)
-    total = (total * torch.exp(top - highest)).sum(0)
-    return highest + total.log(), chosen.sum(0)
+    max_logits, exp_sums, target_logits = gather(statistics, ranks, dim=0).unbind(
+        1
+    )  # [ranks, tokens] each
+    global_max = max_logits.amax(0)
+    exp_sums = (exp_sums * torch.exp(max_logits - global_max)).sum(0)
+    return global_max + exp_sums.log(), target_logits.sum(0)
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
@@ -164,7 +170,7 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 def _backward(
     grad: Tensor, grad_hidden: Tensor, grad_weight: Tensor, axis: str
 ) -> tuple[Tensor, Tensor]:
-    """Scale the kept gradients. Every rank has the loss, so its gradient is summed over ranks."""
+    """Scale the stored gradients. Every rank has the loss, so its gradient is summed over ranks."""
     scale = reduce(grad, named(axis))
 
     def scaled(x: Tensor) -> Tensor:
@@ -183,15 +189,15 @@ def _(grad: Tensor, grad_hidden: Tensor, grad_weight: Tensor, *_: Any) -> tuple[
     return torch.empty_like(grad_hidden), torch.empty_like(grad_weight)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     _, losses, grad_hidden, grad_weight = output
     ctx.mark_non_differentiable(losses, grad_hidden, grad_weight)
     ctx.save_for_backward(grad_hidden, grad_weight)
     ctx.axis = inputs[-1]
 
 
-def _differentiate(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+def _autograd_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     return *_backward(grad, *ctx.saved_tensors, ctx.axis), *[None] * 6
 
 
-linear_cross_entropy.register_autograd(_differentiate, setup_context=_keep)
+linear_cross_entropy.register_autograd(_autograd_backward, setup_context=_setup_context)

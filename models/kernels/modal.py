@@ -40,22 +40,22 @@ from ..parallel.states import entering
 from .layout import split_tiles, to_channels_last
 from .op import op
 
-MODES = 32
-"""Most states of a channel."""
+MAX_MODES = 32
+"""Limit of the kernel: states per channel."""
 BLOCK = 16
 """Tokens of a block; the length of a row must be a multiple."""
 BLOCKS = 16
 """Blocks of a tile."""
-SPAN = 32
+TOKEN_BYTES = 32
 """Bytes of a token that a program reads, the size of one memory access; half of it for more than 16
 states, and half of that in the backward pass, whose numbers do not fit the registers otherwise."""
-PART = 16
-"""States that a warp scans for a channel: more states are divided into parts."""
+MODES_PER_WARP = 16
+"""States per warp and channel: more states are divided into parts."""
 WARPS = 8
-NUMBERS = 256
-"""Numbers of state that a program scans over the chunks."""
+STATE_BLOCK = 256
+"""Numbers of state per program of the scan over chunks."""
 AHEAD = 8
-"""Chunks that it reads ahead."""
+"""Chunks loaded ahead."""
 
 
 @cache
@@ -66,11 +66,12 @@ def _programs() -> Any:
 
 
 def unsupported_reason(rates: Tensor, length: int, axis: str) -> str | None:
-    """Return why the kernel cannot compute this filter, or rows sharded by an axis; else None."""
+    """Return why the kernel does not support rates [width, N], or parts of rows of this length on
+    the named axis; else None."""
     if rates.is_complex():
         return "it supports real poles, and these are complex"
-    if rates.shape[1] > MODES:
-        return f"a channel has {rates.shape[1]} states, and the limit is {MODES}"
+    if rates.shape[1] > MAX_MODES:
+        return f"a channel has {rates.shape[1]} states, and the limit is {MAX_MODES}"
     if axis and length % BLOCK:
         return f"a rank has {length} tokens of a row, and it needs a multiple of {BLOCK}"
     return None
@@ -87,32 +88,38 @@ def modal(
     gated: bool,
     axis: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return y, the states after the rows, and the states at each tile's start (for backward).
+    """Return y [rows, length, width], the final state [rows, width, N] and, for the backward pass,
+    the states at tile starts [rows, tiles, modes, width], modes being N padded to a matrix's side.
 
-    x [rows, length, width or 3·width], rates and residues [width, N], state [rows, width, N].
-    `axis` names the context axis that shards the rows, or is empty; with an axis, the states after
-    the rows have no gradient.
+    x [rows, length, width], or [rows, length, 3·width] if `gated`: q, k and v; rates and residues
+    [width, N], skip [width], state [rows, width, N], positions [rows, length] for packed rows.
+    `axis` names the context axis that shards the rows, or is empty; with an axis, the final state
+    has no gradient.
     """
-    x, where, filters, sizes, switches, grid = _laid_out(
-        x, rates, residues, skip, positions, gated, SPAN
+    x, position_ids, filters, sizes, constants, grid = _launch_layout(
+        x, rates, residues, skip, positions, gated, TOKEN_BYTES
     )
     (rows, length), (width, modes), chunks = x.shape[:2], rates.shape, sizes[3]
-    held, unbroken = _held(modes), _unbroken(x, positions, sizes)
-    between = x.new_empty(rows, chunks, held, width, dtype=torch.float32)
-    states = x.new_empty(rows, -(-length // (BLOCK * BLOCKS)), held, width, dtype=torch.float32)
+    padded_modes, unbroken = _padded_modes(modes), _unbroken_chunks(x, positions, sizes)
+    chunk_states = x.new_empty(rows, chunks, padded_modes, width, dtype=torch.float32)
+    states = x.new_empty(
+        rows, -(-length // (BLOCK * BLOCKS)), padded_modes, width, dtype=torch.float32
+    )
     out = torch.empty(rows, length, width, dtype=x.dtype, device=x.device)
     programs, strides = _programs(), x.stride()[:2]
-    first, second = (x[..., width:], x[..., 2 * width :]) if gated else (x, x)
+    left, right = (x[..., width:], x[..., 2 * width :]) if gated else (x, x)
     programs.modal_chunk_states[grid](
-        first, second, where, *filters[:2], between, *sizes, *strides, *strides, BACKWARD=False,
-        **switches,
+        left, right, position_ids, *filters[:2], chunk_states, *sizes, *strides, *strides,
+        BACKWARD=False, **constants,
     )  # fmt: skip
-    start = None if state is None else _by_mode(state, held)
-    end = _carry(between, start, filters[0], unbroken, sizes, axis, backward=False)
-    programs.modal_forward[grid](
-        x, where, *filters, between, states, out, *sizes, *strides, **switches
+    initial = None if state is None else _modes_first(state, padded_modes)
+    final_state = _scan_states(
+        chunk_states, initial, filters[0], unbroken, sizes, axis, backward=False
     )
-    return out, _by_channel(end, modes), states
+    programs.modal_forward[grid](
+        x, position_ids, *filters, chunk_states, states, out, *sizes, *strides, **constants
+    )
+    return out, _channels_first(final_state, modes), states
 
 
 @modal.register_fake
@@ -121,14 +128,16 @@ def _(x: Tensor, rates: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     return (
         x.new_empty(rows, length, width),
         x.new_empty(rows, width, modes, dtype=torch.float32),
-        x.new_empty(rows, -(-length // (BLOCK * BLOCKS)), _held(modes), width, dtype=torch.float32),
+        x.new_empty(
+            rows, -(-length // (BLOCK * BLOCKS)), _padded_modes(modes), width, dtype=torch.float32
+        ),
     )
 
 
 @op("modal_backward")
 def _backward(
-    grad: Tensor,
-    grad_final: Tensor | None,
+    dy: Tensor,
+    grad_final_state: Tensor | None,
     x: Tensor,
     rates: Tensor,
     residues: Tensor,
@@ -138,41 +147,50 @@ def _backward(
     gated: bool,
     axis: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of x, rates, residues, skip, and the state before the rows."""
-    x, where, filters, sizes, switches, grid = _laid_out(
-        x, rates, residues, skip, positions, gated, SPAN // 2
+    """Return the gradients of x, rates, residues, skip and the initial state."""
+    x, position_ids, filters, sizes, constants, grid = _launch_layout(
+        x, rates, residues, skip, positions, gated, TOKEN_BYTES // 2
     )
-    grad = grad.contiguous()
-    rows, (width, modes), chunks, held = len(x), rates.shape, sizes[3], states.shape[2]
-    between = x.new_empty(rows, chunks, held, width, dtype=torch.float32)
-    pairs = x.new_empty(rows, chunks, width, BLOCK, BLOCK, dtype=torch.float32)
-    sums = x.new_empty(rows, chunks, 2, held, width, dtype=torch.float32)
+    dy = dy.contiguous()
+    rows, (width, modes), chunks, padded_modes = len(x), rates.shape, sizes[3], states.shape[2]
+    chunk_grads = x.new_empty(rows, chunks, padded_modes, width, dtype=torch.float32)
+    pair_sums = x.new_empty(rows, chunks, width, BLOCK, BLOCK, dtype=torch.float32)
+    state_sums = x.new_empty(rows, chunks, 2, padded_modes, width, dtype=torch.float32)
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     programs, strides = _programs(), x.stride()[:2]
     programs.modal_chunk_states[grid](
-        grad, x, where, *filters[:2], between, *sizes, *grad.stride()[:2], *strides, BACKWARD=True,
-        **switches,
+        dy, x, position_ids, *filters[:2], chunk_grads, *sizes, *dy.stride()[:2], *strides,
+        BACKWARD=True, **constants,
     )  # fmt: skip
-    unbroken = _unbroken(x, positions, sizes)
-    behind = None if grad_final is None else _by_mode(grad_final, held)
-    before = _carry(between, behind, filters[0], unbroken, sizes, axis, backward=True)
-    programs.modal_backward[grid](
-        grad, x, where, *filters, states, between, grad_x, pairs, sums, *sizes, *strides, **switches
+    unbroken = _unbroken_chunks(x, positions, sizes)
+    grad_end = None if grad_final_state is None else _modes_first(grad_final_state, padded_modes)
+    grad_state = _scan_states(
+        chunk_grads, grad_end, filters[0], unbroken, sizes, axis, backward=True
     )
+    programs.modal_backward[grid](
+        dy, x, position_ids, *filters, states, chunk_grads, grad_x, pair_sums, state_sums, *sizes,
+        *strides, **constants,
+    )  # fmt: skip
     # The gradient of a tap is the sum over all pairs at its distance; w has the columns.
-    of_pairs = pairs.sum((0, 1)).flip(1)
-    of_taps = torch.stack([of_pairs.diagonal(-lag, 1, 2).sum(-1) for lag in range(BLOCK)], 1)
-    of_decays, of_lags = (_by_channel(each, modes) for each in sums.sum((0, 1)))
-    in_block = _decays(rates) * of_taps.unsqueeze(1)
+    pair_grads = pair_sums.sum((0, 1)).flip(1)
+    tap_grads = torch.stack([pair_grads.diagonal(-lag, 1, 2).sum(-1) for lag in range(BLOCK)], 1)
+    decay_sums, lag_sums = (_channels_first(sums, modes) for sums in state_sums.sum((0, 1)))
+    block_grads = _block_decays(rates) * tap_grads.unsqueeze(1)
     lags = torch.arange(BLOCK, device=x.device)
-    of_residues = of_decays * torch.exp(-rates.float()) + in_block.sum(2)
-    of_rates = -of_lags - residues.float() * (in_block * lags).sum(2)
-    return grad_x, of_rates, of_residues, of_taps[:, 0].clone(), _by_channel(before, modes)
+    grad_residues = decay_sums * torch.exp(-rates.float()) + block_grads.sum(2)
+    grad_rates = -lag_sums - residues.float() * (block_grads * lags).sum(2)
+    return (
+        grad_x,
+        grad_rates,
+        grad_residues,
+        tap_grads[:, 0].clone(),
+        _channels_first(grad_state, modes),
+    )
 
 
 @_backward.register_fake
 def _(
-    grad: Tensor, grad_final: Tensor | None, x: Tensor, rates: Tensor, *_: Any
+    dy: Tensor, grad_final: Tensor | None, x: Tensor, rates: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     like = rates.new_empty(rates.shape, dtype=torch.float32)
     return (
@@ -184,9 +202,9 @@ def _(
     )
 
 
-def _carry(
+def _scan_states(
     states: Tensor,
-    start: Tensor | None,
+    initial: Tensor | None,
     rates: Tensor,
     unbroken: Tensor,
     sizes: tuple[int, ...],
@@ -194,101 +212,111 @@ def _carry(
     *,
     backward: bool,
 ) -> Tensor:
-    """Replace each chunk's contribution by the states at its start, in place. Return the states
-    after the rows."""
-    length, _, each, _ = sizes
+    """Replace each chunk's contribution in `states` by the state at its start. Return the final
+    state [rows, modes, width]."""
+    length, _, tiles_per_chunk, _ = sizes
     rows, chunks, modes, width = states.shape
-    numbers, tokens = modes * width, each * BLOCK * BLOCKS
-    powers = torch.stack([-rates * tokens, -rates * (length - (chunks - 1) * tokens)]).exp()
+    state_numbers, chunk_tokens = modes * width, tiles_per_chunk * BLOCK * BLOCKS
+    chunk_decays = torch.stack(
+        [-rates * chunk_tokens, -rates * (length - (chunks - 1) * chunk_tokens)]
+    ).exp()
 
-    def walk(start: Tensor | None, *, write: bool) -> Tensor:
-        end = states.new_empty(rows, modes, width)
-        _programs().modal_scan_states[(-(-numbers // NUMBERS) * rows,)](
-            states, states if start is None else start, powers, unbroken, end, chunks, numbers,
-            START=start is not None, BACKWARD=backward, WRITE=write, BLOCK=NUMBERS, AHEAD=AHEAD,
+    def scan(initial: Tensor | None, *, write: bool) -> Tensor:
+        final = states.new_empty(rows, modes, width)
+        _programs().modal_scan_states[(-(-state_numbers // STATE_BLOCK) * rows,)](
+            states, states if initial is None else initial, chunk_decays, unbroken, final, chunks,
+            state_numbers, START=initial is not None, BACKWARD=backward, WRITE=write,
+            BLOCK=STATE_BLOCK, AHEAD=AHEAD,
         )  # fmt: skip
-        return end
+        return final
 
-    if (parts := named(axis)).size > 1:
-        kept = torch.exp(-rates * length) * unbroken.prod(1)[:, None, None]
-        others = entering(walk(start, write=False), kept, parts, backward=backward)
-        start = others if start is None else start + others
-    return walk(start, write=True)
+    if (context := named(axis)).size > 1:
+        rank_decay = torch.exp(-rates * length) * unbroken.prod(1)[:, None, None]
+        received = entering(scan(initial, write=False), rank_decay, context, backward=backward)
+        initial = received if initial is None else initial + received
+    return scan(initial, write=True)
 
 
-def _laid_out(
+def _launch_layout(
     x: Tensor,
     rates: Tensor,
     residues: Tensor,
     skip: Tensor | None,
     positions: Tensor | None,
     gated: bool,
-    span: int,
+    token_bytes: int,
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...], tuple[int, ...], dict[str, Any], tuple[int]]:
     x = to_channels_last(x)
     (rows, length), (width, modes) = x.shape[:2], rates.shape
     assert length % BLOCK == 0, length
-    held = _held(modes)
-    parts = held // PART
-    channels = span // x.itemsize // parts
-    columns = rows * -(-width // channels)
-    chunks, each = split_tiles(-(-length // (BLOCK * BLOCKS)), columns)
-    taps = (residues.float().unsqueeze(-1) * _decays(rates)).sum(1)
+    padded_modes = _padded_modes(modes)
+    modes_parts = padded_modes // MODES_PER_WARP
+    channels = token_bytes // x.itemsize // modes_parts
+    num_columns = rows * -(-width // channels)
+    chunks, tiles_per_chunk = split_tiles(-(-length // (BLOCK * BLOCKS)), num_columns)
+    taps = (residues.float().unsqueeze(-1) * _block_decays(rates)).sum(1)
     if skip is not None:
         taps[:, 0] += skip
-    whole = x.dtype == torch.float32  # fp32 inputs take two terms, half precision one
-    switches = {
+    fp32 = x.dtype == torch.float32  # fp32 inputs take two terms, half precision one
+    constants = {
         "GATED": gated,
         "PACKED": positions is not None,
         "BLOCK": BLOCK,
         "BLOCKS": BLOCKS,
         "LEVELS": BLOCKS.bit_length() - 1,
         "CHANNELS": channels,
-        "MODES": PART,
-        "PARTS": parts,
-        "INPUTS": 2 if whole else 1,
-        "POWERS": 2 if whole else 3,
+        "MODES": MODES_PER_WARP,
+        "PARTS": modes_parts,
+        "INPUTS": 2 if fp32 else 1,
+        "POWERS": 2 if fp32 else 3,
         "num_warps": WARPS,
         "num_stages": 1,
     }
-    where = x if positions is None else positions.contiguous()
-    filters = (_by_mode(rates, held), _by_mode(residues, held), taps)
-    return x, where, filters, (length, width, each, chunks), switches, (columns * chunks,)
+    position_ids = x if positions is None else positions.contiguous()
+    filters = (_modes_first(rates, padded_modes), _modes_first(residues, padded_modes), taps)
+    return (
+        x,
+        position_ids,
+        filters,
+        (length, width, tiles_per_chunk, chunks),
+        constants,
+        (num_columns * chunks,),
+    )
 
 
-def _unbroken(x: Tensor, positions: Tensor | None, sizes: tuple[int, ...]) -> Tensor:
+def _unbroken_chunks(x: Tensor, positions: Tensor | None, sizes: tuple[int, ...]) -> Tensor:
     """Return fp32 [rows, chunks]: 1 if no document begins in the chunk, else 0."""
-    length, _, each, chunks = sizes
+    length, _, tiles_per_chunk, chunks = sizes
     if positions is None:
         return x.new_ones(len(x), chunks, dtype=torch.float32)
-    tokens = each * BLOCK * BLOCKS
-    padded = F.pad(positions, (0, chunks * tokens - length), value=1)
-    on: Tensor = (padded != 0).unflatten(1, (chunks, tokens)).all(-1)
-    return on.float()
+    chunk_tokens = tiles_per_chunk * BLOCK * BLOCKS
+    padded = F.pad(positions, (0, chunks * chunk_tokens - length), value=1)
+    unbroken: Tensor = (padded != 0).unflatten(1, (chunks, chunk_tokens)).all(-1)
+    return unbroken.float()
 
 
-def _decays(rates: Tensor) -> Tensor:
+def _block_decays(rates: Tensor) -> Tensor:
     """Return λ^t, fp32 [width, N, BLOCK]."""
     return torch.exp(-rates.float().unsqueeze(-1) * torch.arange(BLOCK, device=rates.device))
 
 
-def _held(modes: int) -> int:
+def _padded_modes(modes: int) -> int:
     """Return the number of states, padded to the side of a matrix."""
     return max(16, 1 << (modes - 1).bit_length())
 
 
-def _by_mode(x: Tensor, held: int) -> Tensor:
+def _modes_first(x: Tensor, padded_modes: int) -> Tensor:
     """Map […, width, N] to fp32 […, held, width], padded with zeros."""
-    return F.pad(x.float(), (0, held - x.shape[-1])).transpose(-1, -2).contiguous()
+    return F.pad(x.float(), (0, padded_modes - x.shape[-1])).transpose(-1, -2).contiguous()
 
 
-def _by_channel(x: Tensor, modes: int) -> Tensor:
+def _channels_first(x: Tensor, modes: int) -> Tensor:
     """Reverse `_by_mode`."""
-    own: Tensor = x.transpose(-1, -2)[..., :modes]
-    return own.clone(memory_format=torch.contiguous_format)
+    by_channel: Tensor = x.transpose(-1, -2)[..., :modes]
+    return by_channel.clone(memory_format=torch.contiguous_format)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, rates, residues, skip, state, positions, ctx.gated, ctx.axis = inputs
     ctx.mark_non_differentiable(*output[1 if ctx.axis else 2 :])
     ctx.set_materialize_grads(False)
@@ -296,24 +324,24 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     ctx.save_for_backward(x, rates, residues, skip, output[2], positions)
 
 
-def _differentiate(
-    ctx: Any, grad: Tensor | None, grad_final: Tensor | None, _: Any
+def _autograd_backward(
+    ctx: Any, dy: Tensor | None, grad_final_state: Tensor | None, _: Any
 ) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors  # recompute allows one read
     x, rates, residues, skip, _, _ = saved
-    if grad is None:
-        grad = x.new_zeros(*x.shape[:2], len(rates))
-    grad_x, of_rates, of_residues, of_skip, before = _backward(
-        grad, grad_final, *saved, ctx.gated, ctx.axis
+    if dy is None:
+        dy = x.new_zeros(*x.shape[:2], len(rates))
+    grad_x, grad_rates, grad_residues, grad_skip, grad_state = _backward(
+        dy, grad_final_state, *saved, ctx.gated, ctx.axis
     )
     return (
         grad_x,
-        of_rates.to(rates.dtype),
-        of_residues.to(residues.dtype),
-        None if skip is None else of_skip.to(skip.dtype),
-        before if ctx.has_state else None,
+        grad_rates.to(rates.dtype),
+        grad_residues.to(residues.dtype),
+        None if skip is None else grad_skip.to(skip.dtype),
+        grad_state if ctx.has_state else None,
         *(None, None, None),
     )
 
 
-modal.register_autograd(_differentiate, setup_context=_keep)
+modal.register_autograd(_autograd_backward, setup_context=_setup_context)

@@ -21,7 +21,7 @@ def op(name: str, **options: Any) -> Callable[[Callable[..., Any]], CustomOpDef]
     """Return a decorator that makes a custom op. The op writes to none of its arguments and runs on
     the device of the first one (Triton itself launches on the current device).
 
-    `chosen` checks the device beforehand, except under torch.compile; the op checks it always.
+    `uses_kernel` checks the device beforehand, except under torch.compile; the op checks it always.
     """
 
     def define(function: Callable[..., Any]) -> CustomOpDef:

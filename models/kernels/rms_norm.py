@@ -17,10 +17,10 @@ from torch.compiler import is_compiling
 from . import fp8, layout
 from .op import op
 
-WIDEST = 1 << 16
-"""Numbers of the widest row: it must fit a program's registers."""
-SUMMED = 512
-"""Most programs of a backward pass: each writes a row of weight gradients."""
+MAX_WIDTH = 1 << 16
+"""Limit of the kernel: numbers of a row, which must fit a program's registers."""
+MAX_GRAD_PROGRAMS = 512
+"""Upper bound on the programs of a backward pass: each writes a row of weight gradients."""
 
 
 @cache
@@ -33,13 +33,14 @@ def _programs() -> Any:
 
 def unsupported_reason(width: int) -> str | None:
     """Return why the kernel cannot take rows of this width, or None."""
-    return f"a row has {width} numbers, and its limit is {WIDEST}" if width > WIDEST else None
+    return f"a row has {width} numbers, and its limit is {MAX_WIDTH}" if width > MAX_WIDTH else None
 
 
 @op("rms_norm")
 def rms_norm(x: Tensor, weight: Tensor, eps: float, eps_outside: bool) -> Tensor:
-    """Return weight · x / √(mean(x²) + eps), or with eps outside the root."""
-    rows = _rows(x)
+    """Return weight · x / √(mean(x²) + eps), or with eps outside the root. x [..., width], weight
+    [width]."""
+    rows = _flatten_rows(x)
     out = torch.empty_like(rows, dtype=layout.promote_dtypes(x, weight))
     _forward(rows, None, weight, out, rows, eps, eps_outside)
     return out.view(x.shape)
@@ -54,12 +55,12 @@ def _(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
 def add_rms_norm(
     residual: Tensor, x: Tensor, weight: Tensor, eps: float, eps_outside: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return residual + x, and its `rms_norm`."""
-    rows = _rows(x)
-    summed = torch.empty_like(rows, dtype=layout.promote_dtypes(residual, x))
-    out = torch.empty_like(rows, dtype=layout.promote_dtypes(summed, weight))
-    _forward(rows, residual.contiguous(), weight, out, summed, eps, eps_outside)
-    return summed.view(x.shape), out.view(x.shape)
+    """Return residual + x and its `rms_norm`, both [..., width]."""
+    rows = _flatten_rows(x)
+    total = torch.empty_like(rows, dtype=layout.promote_dtypes(residual, x))
+    out = torch.empty_like(rows, dtype=layout.promote_dtypes(total, weight))
+    _forward(rows, residual.contiguous(), weight, out, total, eps, eps_outside)
+    return total.view(x.shape), out.view(x.shape)
 
 
 @add_rms_norm.register_fake
@@ -72,55 +73,60 @@ def _(residual: Tensor, x: Tensor, weight: Tensor, *_: Any) -> tuple[Tensor, Ten
 def rms_norm_fp8(
     x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, eps_outside: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return residual + x (nothing without a residual), its `rms_norm`, and the values and scales
-    of that norm in FP8."""
-    rows, summed, out, stored = _rows(x), *_empty(residual, x, weight), fp8.empty(x)
+    """Return residual + x (empty without a residual), its `rms_norm`, and that norm in FP8: values
+    [..., width] and scales [..., 1]."""
+    rows, total, out, stored = (
+        _flatten_rows(x),
+        *_empty_outputs(residual, x, weight),
+        fp8.empty_quantized(x),
+    )
     if residual is None:
         _forward(rows, None, weight, out, rows, eps, eps_outside, stored)
     else:
-        _forward(rows, residual.contiguous(), weight, out, summed, eps, eps_outside, stored)
-    return summed, out, *stored
+        _forward(rows, residual.contiguous(), weight, out, total, eps, eps_outside, stored)
+    return total, out, *stored
 
 
 @rms_norm_fp8.register_fake
 def _(
     x: Tensor, residual: Tensor | None, weight: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return *_empty(residual, x, weight), *fp8.empty(x)
+    return *_empty_outputs(residual, x, weight), *fp8.empty_quantized(x)
 
 
-def _empty(residual: Tensor | None, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return memory for the sum and its norm; none for the sum without a residual."""
+def _empty_outputs(residual: Tensor | None, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Allocate the sum and its norm; the sum is empty without a residual."""
     if residual is None:
         return x.new_empty(0), x.new_empty(x.shape, dtype=layout.promote_dtypes(x, weight))
-    summed = x.new_empty(x.shape, dtype=layout.promote_dtypes(residual, x))
-    return summed, x.new_empty(x.shape, dtype=layout.promote_dtypes(summed, weight))
+    total = x.new_empty(x.shape, dtype=layout.promote_dtypes(residual, x))
+    return total, x.new_empty(x.shape, dtype=layout.promote_dtypes(total, weight))
 
 
 @op("rms_norm_backward")
 def _backward(
-    grad: Tensor,
-    grad_summed: Tensor | None,
+    dy: Tensor,
+    grad_total: Tensor | None,
     x: Tensor,
     weight: Tensor,
     eps: float,
     eps_outside: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient of x, with the gradient of the sum added, and that of the weight."""
-    rows = _rows(x)
-    grads = grad.contiguous()
-    out = torch.empty_like(rows)
-    block, tile, warps = layout.row_tile_sizes(rows.shape[1])
-    tiles = -(-len(rows) // tile)
-    programs, each = layout.share_tiles(tiles, SUMMED)
-    partial = torch.empty(programs, rows.shape[1], dtype=torch.float32, device=x.device)
-    _programs().rms_norm_backward[(programs,)](
-        grads, grads if grad_summed is None else grad_summed.contiguous(), rows,
-        weight.contiguous(), out, partial, len(rows), each, rows.shape[1], eps,
-        ADD=grad_summed is not None, EPS_OUTSIDE=eps_outside, ROWS=tile, BLOCK=block,
+    """Return the gradients of x, with `grad_total` added, and of the weight. dy is the gradient of
+    the norm."""
+    rows = _flatten_rows(x)
+    dy_rows = dy.contiguous()
+    grad_x = torch.empty_like(rows)
+    block, rows_per_program, warps = layout.row_tile_sizes(rows.shape[1])
+    num_tiles = -(-len(rows) // rows_per_program)
+    num_programs, tiles_per_program = layout.share_tiles(num_tiles, MAX_GRAD_PROGRAMS)
+    weight_grads = torch.empty(num_programs, rows.shape[1], dtype=torch.float32, device=x.device)
+    _programs().rms_norm_backward[(num_programs,)](
+        dy_rows, dy_rows if grad_total is None else grad_total.contiguous(), rows,
+        weight.contiguous(), grad_x, weight_grads, len(rows), tiles_per_program, rows.shape[1], eps,
+        ADD=grad_total is not None, EPS_OUTSIDE=eps_outside, ROWS=rows_per_program, BLOCK=block,
         num_warps=warps,
     )  # fmt: skip
-    return out.view(x.shape), partial.sum(0).to(weight.dtype)
+    return grad_x.view(x.shape), weight_grads.sum(0).to(weight.dtype)
 
 
 @_backward.register_fake
@@ -130,7 +136,7 @@ def _(
     return x.new_empty(x.shape), torch.empty_like(weight)
 
 
-def _rows(x: Tensor) -> Tensor:
+def _flatten_rows(x: Tensor) -> Tensor:
     return x.contiguous().view(-1, x.shape[-1])
 
 
@@ -139,74 +145,76 @@ def _forward(
     residual: Tensor | None,
     weight: Tensor,
     out: Tensor,
-    summed: Tensor,
+    total: Tensor,
     eps: float,
     eps_outside: bool,
     stored: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """`stored` takes the values and scales of `out` in FP8."""
-    block, tile, warps = layout.row_tile_sizes(rows.shape[1])
-    _programs().rms_norm_forward[(-(-len(rows) // tile),)](
-        rows, rows if residual is None else residual, weight.contiguous(), out, summed,
-        *(stored or (out, out)), *rows.shape, eps,
-        ADD=residual is not None, EPS_OUTSIDE=eps_outside, FP8=stored is not None, ROWS=tile,
-        BLOCK=block, num_warps=warps,
+    """Write the norm of `rows` (+ residual, into `total`) to `out`, and in FP8 to `stored`."""
+    block, rows_per_program, warps = layout.row_tile_sizes(rows.shape[1])
+    _programs().rms_norm_forward[(-(-len(rows) // rows_per_program),)](
+        rows, rows if residual is None else residual, weight.contiguous(), out, total,
+        *(stored or (out, out)), *rows.shape, eps, ADD=residual is not None,
+        EPS_OUTSIDE=eps_outside, FP8=stored is not None, ROWS=rows_per_program, BLOCK=block,
+        num_warps=warps,
     )  # fmt: skip
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     x, weight, ctx.eps, ctx.eps_outside = inputs
     ctx.save_for_backward(x, weight)
 
 
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    grads = _backward(grad, None, *ctx.saved_tensors, ctx.eps, ctx.eps_outside)
+def _autograd_backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    grads = _backward(dy, None, *ctx.saved_tensors, ctx.eps, ctx.eps_outside)
     return (*grads, None, None)
 
 
-def _keep_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup_sum_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     residual, x, weight, ctx.eps, ctx.eps_outside = inputs
-    ctx.kinds = residual.dtype, x.dtype
+    ctx.dtypes = residual.dtype, x.dtype
     ctx.save_for_backward(output[0], weight)
 
 
-def _differentiate_sum(ctx: Any, grad_summed: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
-    of_sum, of_weight = _backward(grad, grad_summed, *ctx.saved_tensors, ctx.eps, ctx.eps_outside)
-    return *(of_sum.to(kind) for kind in ctx.kinds), of_weight, None, None
+def _autograd_sum_backward(ctx: Any, grad_total: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    grad_input, grad_weight = _backward(
+        dy, grad_total, *ctx.saved_tensors, ctx.eps, ctx.eps_outside
+    )
+    return *(grad_input.to(kind) for kind in ctx.dtypes), grad_weight, None, None
 
 
-def _keep_stored(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _setup_fp8_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, residual, weight, ctx.eps, ctx.eps_outside = inputs
-    ctx.kinds = None if residual is None else (x.dtype, residual.dtype)
+    ctx.dtypes = None if residual is None else (x.dtype, residual.dtype)
     ctx.save_for_backward(x if residual is None else output[0], weight)
     ctx.mark_non_differentiable(*output[2:])
 
 
-def _differentiate_stored(ctx: Any, grad_summed: Tensor, grad: Tensor, *_: Any) -> Any:
-    how = (*ctx.saved_tensors, ctx.eps, ctx.eps_outside)
-    of_sum, of_weight = _backward(grad, None if ctx.kinds is None else grad_summed, *how)
-    if ctx.kinds is None:
-        return of_sum, None, of_weight, None, None
-    return *(of_sum.to(kind) for kind in ctx.kinds), of_weight, None, None
+def _autograd_fp8_backward(ctx: Any, grad_total: Tensor, dy: Tensor, *_: Any) -> Any:
+    arguments = (*ctx.saved_tensors, ctx.eps, ctx.eps_outside)
+    grad_input, grad_weight = _backward(dy, None if ctx.dtypes is None else grad_total, *arguments)
+    if ctx.dtypes is None:
+        return grad_input, None, grad_weight, None, None
+    return *(grad_input.to(kind) for kind in ctx.dtypes), grad_weight, None, None
 
 
-rms_norm_fp8.register_autograd(_differentiate_stored, setup_context=_keep_stored)
-rms_norm.register_autograd(_differentiate, setup_context=_keep)
-add_rms_norm.register_autograd(_differentiate_sum, setup_context=_keep_sum)
+rms_norm_fp8.register_autograd(_autograd_fp8_backward, setup_context=_setup_fp8_context)
+rms_norm.register_autograd(_autograd_backward, setup_context=_setup_context)
+add_rms_norm.register_autograd(_autograd_sum_backward, setup_context=_setup_sum_context)
 
 
-def beside(
+def rms_norm_with_input(
     x: Tensor, weight: Tensor, eps: float, eps_outside: bool, *, store: bool = False
 ) -> tuple[Tensor, ...]:
-    """Return x and its `rms_norm`; with `store`, also the values and scales of the norm in FP8.
-    The gradient of the returned x enters the backward program of the norm."""
+    """Return x and its `rms_norm`, [..., width]; with `store`, also the norm's values and scales in
+    FP8. The gradient of the returned x enters the backward program of the norm."""
     if is_compiling():
-        return x, *_norm(x, weight, eps, eps_outside, store)
-    results: tuple[Tensor, ...] = _Beside.apply(x, weight, eps, eps_outside, store)
+        return x, *_run_norm(x, weight, eps, eps_outside, store)
+    results: tuple[Tensor, ...] = _NormWithInput.apply(x, weight, eps, eps_outside, store)
     return results
 
 
-def _norm(
+def _run_norm(
     x: Tensor, weight: Tensor, eps: float, eps_outside: bool, store: bool
 ) -> tuple[Tensor, ...]:
     if store:
@@ -215,7 +223,7 @@ def _norm(
     return (rms_norm(x, weight, eps, eps_outside),)
 
 
-class _Beside(torch.autograd.Function):
+class _NormWithInput(torch.autograd.Function):
     """A custom op cannot return its input; this function can."""
 
     @staticmethod
@@ -223,9 +231,9 @@ class _Beside(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, eps: float, eps_outside: bool, store: bool
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(x, weight)
-        ctx.how = eps, eps_outside
+        ctx.eps_options = eps, eps_outside
         ctx.set_materialize_grads(False)
-        normal, *stored = _norm(x, weight, eps, eps_outside, store)
+        normal, *stored = _run_norm(x, weight, eps, eps_outside, store)
         ctx.mark_non_differentiable(*stored)
         return x, normal, *stored
 
@@ -235,4 +243,4 @@ class _Beside(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         if grad is None:  # nothing reads the norm
             return grad_x, None, None, None, None
-        return *_backward(grad, grad_x, *ctx.saved_tensors, *ctx.how), None, None, None
+        return *_backward(grad, grad_x, *ctx.saved_tensors, *ctx.eps_options), None, None, None

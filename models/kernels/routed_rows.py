@@ -25,95 +25,97 @@ def _programs() -> Any:
 
 
 @op("spread_rows")
-def spread_rows(x: Tensor, places: Tensor) -> Tensor:
-    """Return rows with rows[places[t, j]] = x[t], for x [tokens, width] and places int64
-    [tokens, k], which name each row once."""
-    return _spread(x, places, None, None)[0]
+def dispatch_rows(x: Tensor, row_ids: Tensor) -> Tensor:
+    """Return rows [tokens · k, width] with rows[row_ids[t, j]] = x[t], for x [tokens, width] and
+    row_ids int64 [tokens, k], a permutation of all rows."""
+    return _launch_dispatch(x, row_ids, None, None)[0]
 
 
-@spread_rows.register_fake
-def _(x: Tensor, places: Tensor) -> Tensor:
-    return x.new_empty(places.numel(), x.shape[1])
+@dispatch_rows.register_fake
+def _(x: Tensor, row_ids: Tensor) -> Tensor:
+    return x.new_empty(row_ids.numel(), x.shape[1])
 
 
 @op("collect_rows")
-def collect_rows(rows: Tensor, places: Tensor, weights: Tensor) -> Tensor:
-    """Return Σ_j weights[t, j] · rows[places[t, j]], [tokens, width]."""
-    return _collect(rows, places, weights)
+def combine_rows(rows: Tensor, row_ids: Tensor, weights: Tensor) -> Tensor:
+    """Return Σ_j weights[t, j] · rows[row_ids[t, j]], [tokens, width], for rows [tokens · k, width]
+    and weights [tokens, k]."""
+    return _launch_combine(rows, row_ids, weights)
 
 
-@collect_rows.register_fake
-def _(rows: Tensor, places: Tensor, weights: Tensor) -> Tensor:
-    return rows.new_empty(len(places), rows.shape[1])
+@combine_rows.register_fake
+def _(rows: Tensor, row_ids: Tensor, weights: Tensor) -> Tensor:
+    return rows.new_empty(len(row_ids), rows.shape[1])
 
 
 @op("spread_rows_backward")
-def _of_spread(grad: Tensor, places: Tensor) -> Tensor:
-    """Return the gradient of x: the sum of the gradients of its rows."""
-    return _collect(grad, places, None)
+def _dispatch_backward(grad: Tensor, row_ids: Tensor) -> Tensor:
+    """Return the gradient of x [tokens, width]: the sum over its rows."""
+    return _launch_combine(grad, row_ids, None)
 
 
-@_of_spread.register_fake
-def _(grad: Tensor, places: Tensor) -> Tensor:
-    return grad.new_empty(len(places), grad.shape[1])
+@_dispatch_backward.register_fake
+def _(grad: Tensor, row_ids: Tensor) -> Tensor:
+    return grad.new_empty(len(row_ids), grad.shape[1])
 
 
 @op("collect_rows_backward")
-def _of_collect(
-    grad: Tensor, rows: Tensor, places: Tensor, weights: Tensor
+def _combine_backward(
+    grad: Tensor, rows: Tensor, row_ids: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of the rows and of the weights."""
-    return _spread(grad, places, weights, rows)
+    """Return the gradients of rows [tokens · k, width] and weights [tokens, k]."""
+    return _launch_dispatch(grad, row_ids, weights, rows)
 
 
-@_of_collect.register_fake
-def _(grad: Tensor, rows: Tensor, places: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+@_combine_backward.register_fake
+def _(grad: Tensor, rows: Tensor, row_ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     return rows.new_empty(rows.shape), weights.new_empty(weights.shape)
 
 
-def _spread(
-    x: Tensor, places: Tensor, weights: Tensor | None, rows: Tensor | None
+def _launch_dispatch(
+    x: Tensor, row_ids: Tensor, weights: Tensor | None, rows: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    x, places = x.contiguous(), places.contiguous()
-    out = x.new_empty(places.numel(), x.shape[1])
+    x, row_ids = x.contiguous(), row_ids.contiguous()
+    out = x.new_empty(row_ids.numel(), x.shape[1])
     weighted = weights is not None and rows is not None
-    weights, rows = (x if each is None else each.contiguous() for each in (weights, rows))
-    of_weights = torch.empty_like(weights) if weighted else x
-    block, tile, warps = layout.row_tile_sizes(x.shape[1])
-    _programs().routed_rows_dispatch[(-(-len(x) // tile),)](
-        x, rows, weights, places, out, of_weights, *x.shape,
-        K=places.shape[1], WEIGHTED=weighted, ROWS=tile, BLOCK=block, num_warps=warps,
+    weights, rows = (x if tensor is None else tensor.contiguous() for tensor in (weights, rows))
+    grad_weights = torch.empty_like(weights) if weighted else x
+    block, tokens_per_program, warps = layout.row_tile_sizes(x.shape[1])
+    _programs().routed_rows_dispatch[(-(-len(x) // tokens_per_program),)](
+        x, rows, weights, row_ids, out, grad_weights, *x.shape, K=row_ids.shape[1],
+        WEIGHTED=weighted, ROWS=tokens_per_program, BLOCK=block, num_warps=warps,
     )  # fmt: skip
-    return out, of_weights
+    return out, grad_weights
 
 
-def _collect(rows: Tensor, places: Tensor, weights: Tensor | None) -> Tensor:
-    rows, places = rows.contiguous(), places.contiguous()
-    out = rows.new_empty(len(places), rows.shape[1])
-    block, tile, warps = layout.row_tile_sizes(rows.shape[1])
-    _programs().routed_rows_combine[(-(-len(places) // tile),)](
-        rows, rows if weights is None else weights.contiguous(), places, out, *out.shape,
-        K=places.shape[1], WEIGHTED=weights is not None, ROWS=tile, BLOCK=block, num_warps=warps,
+def _launch_combine(rows: Tensor, row_ids: Tensor, weights: Tensor | None) -> Tensor:
+    rows, row_ids = rows.contiguous(), row_ids.contiguous()
+    out = rows.new_empty(len(row_ids), rows.shape[1])
+    block, tokens_per_program, warps = layout.row_tile_sizes(rows.shape[1])
+    _programs().routed_rows_combine[(-(-len(row_ids) // tokens_per_program),)](
+        rows, rows if weights is None else weights.contiguous(), row_ids, out, *out.shape,
+        K=row_ids.shape[1], WEIGHTED=weights is not None, ROWS=tokens_per_program, BLOCK=block,
+        num_warps=warps,
     )  # fmt: skip
     return out
 
 
-def _keep_places(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+def _setup_dispatch_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
     ctx.save_for_backward(inputs[1])
 
 
-def _differentiate_spread(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-    return _of_spread(grad, *ctx.saved_tensors), None
+def _autograd_dispatch_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    return _dispatch_backward(grad, *ctx.saved_tensors), None
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+def _setup_combine_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _differentiate_collect(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor]:
-    of_rows, of_weights = _of_collect(grad, *ctx.saved_tensors)
-    return of_rows, None, of_weights
+def _autograd_combine_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor]:
+    grad_rows, grad_weights = _combine_backward(grad, *ctx.saved_tensors)
+    return grad_rows, None, grad_weights
 
 
-spread_rows.register_autograd(_differentiate_spread, setup_context=_keep_places)
-collect_rows.register_autograd(_differentiate_collect, setup_context=_keep)
+dispatch_rows.register_autograd(_autograd_dispatch_backward, setup_context=_setup_dispatch_context)
+combine_rows.register_autograd(_autograd_combine_backward, setup_context=_setup_combine_context)

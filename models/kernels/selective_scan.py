@@ -1,6 +1,6 @@
 """Mamba-1's selective scan, from the softplus of dt to the output gate.
 
-    Δ = softplus(dt + bias),  S_t = exp(Δ_t·A)·S_{t−1} + Δ_t·x_t·B_t
+    Δ = softplus(dt + dt_bias),  S_t = exp(Δ_t·A)·S_{t−1} + Δ_t·x_t·B_t
     y_t = (S_t·C_t + D·x_t)·silu(z_t)
 
 Rows are cut into chunks, so that a single long row fills a GPU. The summary pass computes each
@@ -35,20 +35,20 @@ from ..parallel.states import entering
 from .layout import to_channels_last
 from .op import op
 
-MODES = 64
-"""Most numbers of state of a channel."""
-NUMBERS = 1024
-"""Numbers of state that a warp holds: 32 registers of each thread, four times as many backward."""
-CHANNELS = 64
-"""Most channels of a program."""
+MAX_MODES = 64
+"""Limit of the kernel: numbers of state per channel."""
+STATE_NUMBERS = 1024
+"""Numbers of state per warp: 32 registers of each thread, four times as many backward."""
+MAX_CHANNELS = 64
+"""Upper bound on the channels of a program."""
 CHUNK = 128
 """Tokens of a chunk; one program scans it."""
 UNROLL = 4
-"""Tokens that it reads ahead; in the second pass backward one, for which the registers suffice."""
+"""Tokens loaded ahead; in the second backward pass one, for which the registers suffice."""
 BLOCK = 256
-"""States that a program scans over the chunks."""
+"""Numbers of state per program of the scan over chunks."""
 AHEAD = 8
-"""Chunks that it reads ahead."""
+"""Chunks loaded ahead."""
 
 
 @cache
@@ -66,9 +66,9 @@ def _programs_backward() -> Any:
 
 
 def unsupported_reason(B: Tensor) -> str | None:
-    """Return why the kernel cannot hold states of this size, or None."""
-    if B.shape[-1] > MODES:
-        return f"a channel has {B.shape[-1]} numbers of state, and the limit is {MODES}"
+    """Return why the kernel does not support the states of B [rows, length, heads, N], or None."""
+    if B.shape[-1] > MAX_MODES:
+        return f"a channel has {B.shape[-1]} numbers of state, and the limit is {MAX_MODES}"
     return None
 
 
@@ -76,7 +76,7 @@ def unsupported_reason(B: Tensor) -> str | None:
 def selective_scan(
     x: Tensor,
     dt: Tensor,
-    bias: Tensor,
+    dt_bias: Tensor,
     A: Tensor,
     B: Tensor,
     C: Tensor,
@@ -86,194 +86,196 @@ def selective_scan(
     positions: Tensor | None,
     axis: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return y, the states after the rows and, for the backward pass, the states at each chunk's
-    start and the sum of Δ over each chunk.
+    """Return y [rows, length, heads · channels] and the final state [rows, heads, channels, N]; for
+    the backward pass, the states at chunk starts [rows, chunks, modes, width] and Σ Δ over each
+    chunk [rows, chunks, width]. modes is N as a power of two, width is heads · channels.
 
-    x and dt [rows, length, heads, channels], B and C [rows, length, heads, N], z
-    [rows, length, heads · channels]; bias and D [heads, channels], A [heads, channels, N] and the
-    state [rows, heads, channels, N]. `axis` names the context axis that shards the rows, or is
-    empty.
+    x and dt [rows, length, heads, channels], B and C [rows, length, heads, N], z like y; dt_bias
+    and D [heads, channels], A [heads, channels, N]; state, the initial one, like the final one;
+    positions [rows, length] for packed rows. `axis` names the context axis that shards the rows, or
+    is empty.
     """
-    x, dt, bias, B, C, D = (t.contiguous() for t in (x, dt, bias, B, C, D))
-    z, where = to_channels_last(z), x if positions is None else positions.contiguous()
-    sizes, switches, grid = _laid_out(x, B, positions)
-    rows, chunks, width, modes = len(x), grid[0], z.shape[2], switches["MODES"]
-    rates = _by_mode(A, modes) / math.log(2)
+    x, dt, dt_bias, B, C, D = (t.contiguous() for t in (x, dt, dt_bias, B, C, D))
+    z, position_ids = to_channels_last(z), x if positions is None else positions.contiguous()
+    sizes, constants, grid = _launch_layout(x, B, positions)
+    rows, chunks, width, modes = len(x), grid[0], z.shape[2], constants["MODES"]
+    rates = _modes_first(A, modes) / math.log(2)
     states = x.new_empty(rows, chunks, modes, width, dtype=torch.float32)
-    spans = x.new_empty(rows, chunks, width, dtype=torch.float32)
+    delta_sums = x.new_empty(rows, chunks, width, dtype=torch.float32)
     forward_programs = _programs()
     forward_programs.selective_scan_chunk_states[grid](
-        x, dt, bias, rates, B, where, states, spans, *sizes, **switches
+        x, dt, dt_bias, rates, B, position_ids, states, delta_sums, *sizes, **constants
     )
-    start = None if state is None else _by_mode(state, modes)
-    final = _carry(states, spans, rates, start, axis, backward=False)
+    initial = None if state is None else _modes_first(state, modes)
+    final_state = _scan_states(states, delta_sums, rates, initial, axis, backward=False)
     out = x.new_empty(z.shape)
     forward_programs.selective_scan_forward[grid](
-        x, dt, z, bias, rates, B, C, D, where, states, out, *sizes, z.stride(0), z.stride(1),
-        **switches,
+        x, dt, z, dt_bias, rates, B, C, D, position_ids, states, out, *sizes, z.stride(0),
+        z.stride(1), **constants,
     )  # fmt: skip
-    return out, _by_channel(final, A), states, spans
+    return out, _channels_first(final_state, A), states, delta_sums
 
 
 @selective_scan.register_fake
-def _(x: Tensor, dt: Tensor, bias: Tensor, A: Tensor, *others: Any) -> tuple[Tensor, ...]:
-    z = others[3]
+def _(x: Tensor, dt: Tensor, dt_bias: Tensor, A: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    z = arguments[3]
     rows, chunks, width = len(x), -(-x.shape[1] // CHUNK), z.shape[2]
     return (
         x.new_empty(z.shape),
         A.new_empty(rows, *A.shape, dtype=torch.float32),
-        A.new_empty(rows, chunks, _power(A.shape[2]), width, dtype=torch.float32),
+        A.new_empty(rows, chunks, _round_to_power(A.shape[2]), width, dtype=torch.float32),
         A.new_empty(rows, chunks, width, dtype=torch.float32),
     )
 
 
 @op("selective_scan_backward")
 def _backward(
-    grad: Tensor,
-    grad_final: Tensor | None,
+    dy: Tensor,
+    grad_final_state: Tensor | None,
     x: Tensor,
     dt: Tensor,
-    bias: Tensor,
+    dt_bias: Tensor,
     A: Tensor,
     B: Tensor,
     C: Tensor,
     D: Tensor,
     z: Tensor,
     states: Tensor,
-    spans: Tensor,
+    delta_sums: Tensor,
     positions: Tensor | None,
     axis: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of the inputs, in order; those of parameters and states in fp32."""
-    grad, x, dt, bias, B, C, D = (t.contiguous() for t in (grad, x, dt, bias, B, C, D))
-    z, where = to_channels_last(z), x if positions is None else positions.contiguous()
-    sizes, switches, grid = _laid_out(x, B, positions)
+    """Return the gradients of x, dt, dt_bias, A, B, C, D, z and the initial state; those of
+    parameters and states in fp32. dy is the gradient of y."""
+    dy, x, dt, dt_bias, B, C, D = (t.contiguous() for t in (dy, x, dt, dt_bias, B, C, D))
+    z, position_ids = to_channels_last(z), x if positions is None else positions.contiguous()
+    sizes, constants, grid = _launch_layout(x, B, positions)
     rows, chunks, modes, width = states.shape
-    rates = _by_mode(A, modes) / math.log(2)
-    gate = (z.stride(0), z.stride(1))
-    adjoints = torch.empty_like(states)
+    rates = _modes_first(A, modes) / math.log(2)
+    z_strides = (z.stride(0), z.stride(1))
+    grad_states = torch.empty_like(states)
     backward_programs = _programs_backward()
     backward_programs.selective_scan_backward_chunk_states[grid](
-        grad, dt, z, bias, rates, C, where, adjoints, *sizes, *gate, **switches
+        dy, dt, z, dt_bias, rates, C, position_ids, grad_states, *sizes, *z_strides, **constants
     )
-    end = None if grad_final is None else _by_mode(grad_final, modes)
-    before = _carry(adjoints, spans, rates, end, axis, backward=True)
+    grad_end = None if grad_final_state is None else _modes_first(grad_final_state, modes)
+    grad_state = _scan_states(grad_states, delta_sums, rates, grad_end, axis, backward=True)
     grad_x, grad_dt, grad_z = torch.empty_like(x), torch.empty_like(dt), x.new_empty(z.shape)
-    shared = x.new_empty(z.shape, dtype=torch.float32)
-    of_A = torch.empty_like(states)
-    of_D, of_bias = spans.new_empty(2, rows, chunks, width)
-    blocks = sizes[-1]
-    of_B, of_C = spans.new_empty(2, blocks, *B.shape)
+    state_terms = x.new_empty(z.shape, dtype=torch.float32)
+    grad_A = torch.empty_like(states)
+    grad_D, grad_bias = delta_sums.new_empty(2, rows, chunks, width)
+    num_blocks = sizes[-1]
+    grad_B, grad_C = delta_sums.new_empty(2, num_blocks, *B.shape)
     backward_programs.selective_scan_backward[grid](
-        grad, x, dt, z, bias, rates, B, C, D, where, states, adjoints, shared,
-        grad_x, grad_dt, grad_z, of_A, of_D, of_bias, of_B, of_C, *sizes, *gate,
-        **{**switches, "UNROLL": 1},
+        dy, x, dt, z, dt_bias, rates, B, C, D, position_ids, states, grad_states, state_terms,
+        grad_x, grad_dt, grad_z, grad_A, grad_D, grad_bias, grad_B, grad_C, *sizes, *z_strides,
+        **{**constants, "UNROLL": 1},
     )  # fmt: skip
     return (
         grad_x,
         grad_dt,
-        of_bias.sum((0, 1)).view_as(bias),
-        _by_channel(of_A.sum((0, 1)), A),
-        of_B.sum(0).to(B.dtype),
-        of_C.sum(0).to(C.dtype),
-        of_D.sum((0, 1)).view_as(D),
+        grad_bias.sum((0, 1)).view_as(dt_bias),
+        _channels_first(grad_A.sum((0, 1)), A),
+        grad_B.sum(0).to(B.dtype),
+        grad_C.sum(0).to(C.dtype),
+        grad_D.sum((0, 1)).view_as(D),
         grad_z,
-        _by_channel(before, A),
+        _channels_first(grad_state, A),
     )
 
 
 @_backward.register_fake
-def _(grad: Tensor, grad_final: Tensor | None, *others: Any) -> tuple[Tensor, ...]:
-    x, dt, bias, A, B, C, D, z, _, spans, _, _ = others
-    of_bias, of_A, of_D = (spans.new_empty(t.shape) for t in (bias, A, D))
+def _(grad: Tensor, grad_final: Tensor | None, *arguments: Any) -> tuple[Tensor, ...]:
+    x, dt, dt_bias, A, B, C, D, z, _, spans, _, _ = arguments
+    of_bias, of_A, of_D = (spans.new_empty(t.shape) for t in (dt_bias, A, D))
     of_x, of_dt, of_B, of_C, of_z = (t.new_empty(t.shape) for t in (x, dt, B, C, z))
     return of_x, of_dt, of_bias, of_A, of_B, of_C, of_D, of_z, spans.new_empty(len(x), *A.shape)
 
 
-def _carry(
+def _scan_states(
     states: Tensor,
-    spans: Tensor,
+    delta_sums: Tensor,
     rates: Tensor,
-    start: Tensor | None,
+    initial: Tensor | None,
     axis: str,
     *,
     backward: bool,
 ) -> Tensor:
-    """Replace each chunk's contribution by the states at its start, in place. Return the states
-    after the rows."""
+    """Replace each chunk's contribution in `states` by the state at its start. Return the final
+    state [rows, modes, width]."""
     rows, chunks, modes, width = states.shape
-    numbers = modes * width
+    state_numbers = modes * width
 
-    def walk(start: Tensor | None, *, write: bool) -> Tensor:
-        end = states.new_empty(rows, modes, width)
-        _programs().selective_scan_scan_states[(-(-numbers // BLOCK), rows)](
-            states, spans, rates, states if start is None else start, end, width, chunks, numbers,
-            START=start is not None, BACKWARD=backward, WRITE=write, BLOCK=BLOCK, UNROLL=AHEAD,
-            num_warps=4,
+    def scan(initial: Tensor | None, *, write: bool) -> Tensor:
+        final = states.new_empty(rows, modes, width)
+        _programs().selective_scan_scan_states[(-(-state_numbers // BLOCK), rows)](
+            states, delta_sums, rates, states if initial is None else initial, final, width, chunks,
+            state_numbers, START=initial is not None, BACKWARD=backward, WRITE=write, BLOCK=BLOCK,
+            UNROLL=AHEAD, num_warps=4,
         )  # fmt: skip
-        return end
+        return final
 
-    if (parts := named(axis)).size > 1:
-        whole = spans.sum(1).unsqueeze(1)
-        kept = torch.where(whole.isinf(), 0, torch.exp2(rates * whole))
-        others = entering(walk(start, write=False), kept, parts, backward=backward)
-        start = others if start is None else start + others
-    return walk(start, write=True)
+    if (context := named(axis)).size > 1:
+        total_delta = delta_sums.sum(1).unsqueeze(1)
+        rank_decay = torch.where(total_delta.isinf(), 0, torch.exp2(rates * total_delta))
+        received = entering(scan(initial, write=False), rank_decay, context, backward=backward)
+        initial = received if initial is None else initial + received
+    return scan(initial, write=True)
 
 
-def _laid_out(
+def _launch_layout(
     x: Tensor, B: Tensor, positions: Tensor | None
 ) -> tuple[tuple[int, ...], dict[str, Any], tuple[int, int, int]]:
-    (rows, length, heads, channels), size = x.shape, B.shape[3]
-    modes = _power(size)
-    side = min(CHANNELS, NUMBERS // modes)
-    chunks, blocks = -(-length // CHUNK), -(-channels // side)
-    switches = {
+    (rows, length, heads, channels), state_size = x.shape, B.shape[3]
+    modes = _round_to_power(state_size)
+    channels_per_program = min(MAX_CHANNELS, STATE_NUMBERS // modes)
+    chunks, blocks = -(-length // CHUNK), -(-channels // channels_per_program)
+    constants = {
         "PACKED": positions is not None,
         "MODES": modes,
-        "CHANNELS": side,
+        "CHANNELS": channels_per_program,
         "CHUNK": CHUNK,
         "UNROLL": UNROLL,
         "num_warps": 1,
     }
-    sizes = (length, chunks, channels, heads, size, blocks)
-    return sizes, switches, (chunks, blocks * heads, rows)
+    sizes = (length, chunks, channels, heads, state_size, blocks)
+    return sizes, constants, (chunks, blocks * heads, rows)
 
 
-def _power(modes: int) -> int:
+def _round_to_power(modes: int) -> int:
     return 1 << (modes - 1).bit_length()
 
 
-def _by_mode(x: Tensor, modes: int) -> Tensor:
+def _modes_first(x: Tensor, modes: int) -> Tensor:
     """Map […, heads, channels, N] to fp32 […, modes, width], padded with zeros."""
-    flat = x.float().flatten(-3, -2)
-    return F.pad(flat, (0, modes - x.shape[-1])).transpose(-1, -2).contiguous()
+    by_channel = x.float().flatten(-3, -2)
+    return F.pad(by_channel, (0, modes - x.shape[-1])).transpose(-1, -2).contiguous()
 
 
-def _by_channel(x: Tensor, like: Tensor) -> Tensor:
+def _channels_first(x: Tensor, like: Tensor) -> Tensor:
     """Reverse `_by_mode`, to the shape of `like`."""
-    own: Tensor = x[..., : like.shape[2], :].transpose(-1, -2).unflatten(-2, like.shape[:2])
-    return own.contiguous()
+    by_channel: Tensor = x[..., : like.shape[2], :].transpose(-1, -2).unflatten(-2, like.shape[:2])
+    return by_channel.contiguous()
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *given, state, positions, ctx.axis = inputs
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, state, positions, ctx.axis = inputs
     ctx.mark_non_differentiable(*output[2:])
     ctx.set_materialize_grads(False)
     ctx.has_state = state is not None
-    ctx.save_for_backward(*given, *output[2:], positions)
+    ctx.save_for_backward(*tensors, *output[2:], positions)
 
 
-def _differentiate(
-    ctx: Any, grad: Tensor | None, grad_final: Tensor | None, *_: Any
+def _autograd_backward(
+    ctx: Any, dy: Tensor | None, grad_final_state: Tensor | None, *_: Any
 ) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors  # recompute allows one read
-    given = saved[:8]
-    if grad is None:
-        grad = torch.zeros_like(given[7])
-    *grads, before = _backward(grad, grad_final, *saved, ctx.axis)
-    typed = (g.to(t.dtype) for g, t in zip(grads, given, strict=True))
-    return *typed, before if ctx.has_state else None, None, None
+    inputs = saved[:8]
+    if dy is None:
+        dy = torch.zeros_like(inputs[7])
+    *grads, grad_state = _backward(dy, grad_final_state, *saved, ctx.axis)
+    typed_grads = (g.to(t.dtype) for g, t in zip(grads, inputs, strict=True))
+    return *typed_grads, grad_state if ctx.has_state else None, None, None
 
 
-selective_scan.register_autograd(_differentiate, setup_context=_keep)
+selective_scan.register_autograd(_autograd_backward, setup_context=_setup_context)

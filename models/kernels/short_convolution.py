@@ -20,18 +20,18 @@ from torch import Tensor
 from .layout import to_channels_last
 from .op import op
 
-REACHES = 16
-"""Taps of the longest filter."""
+MAX_TAPS = 16
+"""Limit of the kernel: taps of a filter."""
 SPAN = 256
 """Tokens that a program filters."""
 UNROLL = 8
-"""Tokens that it filters at a time."""
+"""Tokens filtered at a time."""
 CHANNELS = 256
 """Channels of a program: two for each thread, whose numbers fill a word.
 
 Long filters take half of UNROLL and CHANNELS: they fill the registers, and compile slowly."""
 WARPS = 4
-OPTIONAL = ("HISTORY", "BIAS", "SKIP", "PACKED")
+OPTIONAL_INPUTS = ("HISTORY", "BIAS", "SKIP", "PACKED")
 
 
 @cache
@@ -43,8 +43,8 @@ def _programs() -> Any:
 
 def unsupported_reason(taps: Tensor) -> str | None:
     """Return why the kernel cannot compute this filter, or None."""
-    if taps.shape[1] > REACHES:
-        return f"the filter has {taps.shape[1]} taps, and the limit is {REACHES}"
+    if taps.shape[1] > MAX_TAPS:
+        return f"the filter has {taps.shape[1]} taps, and the limit is {MAX_TAPS}"
     return None
 
 
@@ -59,27 +59,29 @@ def short_convolution(
     gated: bool,
     silu: bool,
 ) -> Tensor:
-    """Filter x [rows, length, width or 3·width]; taps [groups, K], history [rows, K−1, width]."""
-    x, optional, sizes, switches, programs = _laid_out(
+    """Return y [rows, length, width] for x [rows, length, width], or [rows, length, 3·width] if
+    `gated`: q, k and v. taps [groups, K], bias and skip [width], history [rows, K−1, width],
+    positions [rows, length] for packed rows."""
+    x, optional_inputs, sizes, constants, num_programs = _launch_layout(
         x, taps, (history, bias, skip, positions), gated, silu
     )
-    history_, bias_, skip_, positions_ = optional
+    history_, bias_, skip_, positions_ = optional_inputs
     out = torch.empty(*x.shape[:2], sizes[1], dtype=x.dtype, device=x.device)
-    _programs().short_convolution_forward[(programs,)](
-        x, history_, taps.contiguous(), bias_, skip_, positions_, out, *sizes, **switches
+    _programs().short_convolution_forward[(num_programs,)](
+        x, history_, taps.contiguous(), bias_, skip_, positions_, out, *sizes, **constants,
     )  # fmt: skip
     return out
 
 
 @short_convolution.register_fake
-def _(x: Tensor, taps: Tensor, *others: Any) -> Tensor:
-    gated = others[4]
+def _(x: Tensor, taps: Tensor, *arguments: Any) -> Tensor:
+    gated = arguments[4]
     return x.new_empty(*x.shape[:2], x.shape[2] // 3 if gated else x.shape[2])
 
 
 @op("short_convolution_backward")
 def _backward(
-    grad: Tensor,
+    dy: Tensor,
     x: Tensor,
     taps: Tensor,
     bias: Tensor | None,
@@ -89,27 +91,28 @@ def _backward(
     gated: bool,
     silu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x and the history, and [K + 1, width]: of the taps and the bias."""
+    """Return the gradients of x and history, and of the taps of each channel and the bias, [K + 1,
+    width]."""
     reach = taps.shape[1]
-    x, optional, sizes, switches, programs = _laid_out(
+    x, optional_inputs, sizes, constants, num_programs = _launch_layout(
         x, taps, (history, bias, skip, positions), gated, silu
     )
-    history_, bias_, skip_, positions_ = optional
+    history_, bias_, skip_, positions_ = optional_inputs
     width = sizes[1]
-    spans = programs // -(-width // switches["CHANNELS"])
+    num_spans = num_programs // -(-width // constants["CHANNELS"])
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     grad_history = x.new_empty(0) if history is None else torch.empty_like(history_)
-    partial = torch.empty(spans, reach + 1, width, dtype=torch.float32, device=x.device)
-    _programs().short_convolution_backward[(programs,)](
-        grad.contiguous(), x, history_, taps.contiguous(), bias_, skip_, positions_,
-        grad_x, grad_history, partial, *sizes, **switches,
+    param_grads = torch.empty(num_spans, reach + 1, width, dtype=torch.float32, device=x.device)
+    _programs().short_convolution_backward[(num_programs,)](
+        dy.contiguous(), x, history_, taps.contiguous(), bias_, skip_, positions_, grad_x,
+        grad_history, param_grads, *sizes, **constants,
     )  # fmt: skip
-    return grad_x, grad_history, partial.sum(0)
+    return grad_x, grad_history, param_grads.sum(0)
 
 
 @_backward.register_fake
-def _(grad: Tensor, x: Tensor, taps: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    history = others[2]
+def _(grad: Tensor, x: Tensor, taps: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    history = arguments[2]
     return (
         x.new_empty(x.shape),
         x.new_empty(0) if history is None else history.new_empty(history.shape),
@@ -117,56 +120,65 @@ def _(grad: Tensor, x: Tensor, taps: Tensor, *others: Any) -> tuple[Tensor, Tens
     )
 
 
-def _laid_out(
+def _launch_layout(
     x: Tensor,
     taps: Tensor,
-    given: tuple[Tensor | None, ...],
+    optional_inputs: tuple[Tensor | None, ...],
     gated: bool,
     silu: bool,
 ) -> tuple[Tensor, list[Tensor], tuple[int, ...], dict[str, Any], int]:
-    """Return tensors and constants of a launch. `given`: history, bias, skip and positions."""
+    """Return tensors and constants of a launch. `optional_inputs` are history, bias, skip and
+    positions."""
     x = to_channels_last(x)
-    rows, length = x.shape[:2]
+    num_rows, length = x.shape[:2]
     width = x.shape[2] // 3 if gated else x.shape[2]
-    divided = 2 if taps.shape[1] > 8 else 1
+    divisor = 2 if taps.shape[1] > 8 else 1
     sizes = (length, width, width // taps.shape[0], x.stride(0), x.stride(1))
-    switches = {
+    constants = {
         "REACH": taps.shape[1],
         "GATED": gated,
         "SILU": silu,
-        **dict(zip(OPTIONAL, (t is not None for t in given), strict=True)),
+        **dict(zip(OPTIONAL_INPUTS, (t is not None for t in optional_inputs), strict=True)),
         "SPAN": SPAN,
-        "UNROLL": UNROLL // divided,
-        "CHANNELS": CHANNELS // divided,
+        "UNROLL": UNROLL // divisor,
+        "CHANNELS": CHANNELS // divisor,
         "num_warps": WARPS,
     }
-    programs = rows * -(-length // SPAN) * -(-width // switches["CHANNELS"])
-    return x, [x if t is None else t.contiguous() for t in given], sizes, switches, programs
+    num_programs = num_rows * -(-length // SPAN) * -(-width // constants["CHANNELS"])
+    return (
+        x,
+        [x if t is None else t.contiguous() for t in optional_inputs],
+        sizes,
+        constants,
+        num_programs,
+    )
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[:6])
-    ctx.switches = inputs[6:]
+    ctx.options = inputs[6:]
 
 
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _autograd_backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors  # recompute allows one read
     _, taps, bias, skip, history, _ = saved
-    grad_x, grad_history, sums = _backward(grad, *saved, *ctx.switches)
+    grad_x, grad_history, param_grads = _backward(dy, *saved, *ctx.options)
     return (
         grad_x,
-        of_groups(sums[:-1], taps),
-        None if bias is None else sums[-1].to(bias.dtype),
-        None if skip is None else sums[0].to(skip.dtype),  # it multiplies what the first tap does
+        sum_by_group(param_grads[:-1], taps),
+        None if bias is None else param_grads[-1].to(bias.dtype),
+        None
+        if skip is None
+        else param_grads[0].to(skip.dtype),  # it multiplies what the first tap does
         None if history is None else grad_history,
         *(None, None, None),
     )
 
 
-def of_groups(sums: Tensor, taps: Tensor) -> Tensor:
+def sum_by_group(channel_sums: Tensor, taps: Tensor) -> Tensor:
     """Sum [K, width] over the channels of each group, to the shape of taps [groups, K]."""
-    like: Tensor = sums.unflatten(1, (taps.shape[0], -1)).sum(-1).T.to(taps.dtype)
-    return like
+    group_sums: Tensor = channel_sums.unflatten(1, (taps.shape[0], -1)).sum(-1).T.to(taps.dtype)
+    return group_sums
 
 
-short_convolution.register_autograd(_differentiate, setup_context=_keep)
+short_convolution.register_autograd(_autograd_backward, setup_context=_setup_context)

@@ -28,16 +28,15 @@ from .op import op
 CHUNK = 64
 """Side of a block: the rows of one instruction of the matrix units. In fp32 half of it: three
 products need the registers and the shared memory of two numbers for each number."""
-REACHES = 4 * CHUNK + 1
-"""Taps of the longest filter: five passes."""
+MAX_TAPS = 4 * CHUNK + 1
+"""Limit of the kernel: taps of a filter, five passes."""
 REGISTERS = 255
 """Registers of a thread in the backward pass: the maximum. Without this setting, an assembler for
 sm_80 was seen to take 32, which do not suffice."""
-NEAR, FIRST = 3 * CHUNK, 2 * CHUNK
-"""Tokens that the blocks of a filter span: up to NEAR, one program of the backward pass holds the
-sums for the gradients of all of them in registers; beyond, for those of the FIRST tokens, and a
-second program for the others."""
-OPTIONAL = ("HISTORY", "SKIP", "PACKED")
+NEAR_TOKENS, FIRST_TOKENS = 3 * CHUNK, 2 * CHUNK
+"""Up to NEAR_TOKENS of a filter's blocks, one program of the backward pass holds all sums for their
+gradients in registers; beyond, it holds those of FIRST_TOKENS, and a second program the others."""
+OPTIONAL_INPUTS = ("HISTORY", "SKIP", "PACKED")
 
 
 @cache
@@ -56,8 +55,8 @@ def _programs_backward() -> Any:
 
 def unsupported_reason(taps: Tensor, *, bias: bool = False, silu: bool = False) -> str | None:
     """Return why the kernel cannot compute this filter, or None."""
-    if taps.shape[1] > REACHES:
-        return f"the filter has {taps.shape[1]} taps, and the limit is {REACHES}"
+    if taps.shape[1] > MAX_TAPS:
+        return f"the filter has {taps.shape[1]} taps, and the limit is {MAX_TAPS}"
     if bias or silu:
         return "it has no bias and no SiLU"
     return None
@@ -72,29 +71,33 @@ def toeplitz(
     positions: Tensor | None,
     gated: bool,
 ) -> Tensor:
-    """Filter x [rows, length, width or 3·width]; taps [groups, K], history [rows, K−1, width]."""
+    """Return y [rows, length, width] for x [rows, length, width], or [rows, length, 3·width] if
+    `gated`: q, k and v. taps [groups, K], skip [width], history [rows, K−1, width], positions
+    [rows, length] for packed rows."""
     x = to_channels_last(x)
-    length, width, switches = _laid_out(x, taps, (history, skip, positions), gated, of_chunk=2)
-    history_, skip_, positions_ = _given(x, history, skip, positions)
-    columns = taps.shape[0] * switches["BLOCKS"] * len(x)
-    parts, each = split_tiles(_tiles(length, switches), columns)
+    length, width, constants = _launch_layout(
+        x, taps, (history, skip, positions), gated, columns_divisor=2
+    )
+    history_, skip_, positions_ = _contiguous_or_placeholder(x, history, skip, positions)
+    num_columns = taps.shape[0] * constants["BLOCKS"] * len(x)
+    num_parts, tiles_per_part = split_tiles(_num_tiles(length, constants), num_columns)
     out = torch.empty(len(x), length, width, dtype=x.dtype, device=x.device)
-    _programs().toeplitz_forward[(parts * columns,)](
+    _programs().toeplitz_forward[(num_parts * num_columns,)](
         x, history_, taps.to(x.dtype).contiguous(), skip_, positions_, out, length, width,
-        x.stride(0), x.stride(1), parts, each, **switches, num_stages=1,
+        x.stride(0), x.stride(1), num_parts, tiles_per_part, **constants, num_stages=1,
     )  # fmt: skip
     return out
 
 
 @toeplitz.register_fake
-def _(x: Tensor, taps: Tensor, *others: Any) -> Tensor:
-    gated = others[3]
+def _(x: Tensor, taps: Tensor, *arguments: Any) -> Tensor:
+    gated = arguments[3]
     return x.new_empty(*x.shape[:2], x.shape[2] // 3 if gated else x.shape[2])
 
 
 @op("toeplitz_backward")
 def _backward(
-    grad: Tensor,
+    dy: Tensor,
     x: Tensor,
     taps: Tensor,
     skip: Tensor | None,
@@ -102,31 +105,47 @@ def _backward(
     positions: Tensor | None,
     gated: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of x, the taps (fp32), the skip (fp32) and the history."""
+    """Return the gradients of x, taps (fp32 [groups, K]), skip (fp32 [width]) and history."""
     x = x.contiguous()
-    length, width, switches = _laid_out(x, taps, (history, skip, positions), gated, of_chunk=4)
-    history_, skip_, positions_ = _given(x, history, skip, positions)
+    length, width, constants = _launch_layout(
+        x, taps, (history, skip, positions), gated, columns_divisor=4
+    )
+    history_, skip_, positions_ = _contiguous_or_placeholder(x, history, skip, positions)
     rows, groups = len(x), taps.shape[0]
-    blocks, passes, chunk = (switches[name] for name in ("BLOCKS", "PASSES", "CHUNK"))
-    before = (passes - 1) * chunk if history is not None else 0
-    parts, each = split_tiles(_tiles(length + before, switches), groups * blocks * rows)
+    num_blocks, num_passes, chunk = (constants[name] for name in ("BLOCKS", "PASSES", "CHUNK"))
+    history_tokens = (num_passes - 1) * chunk if history is not None else 0
+    num_parts, tiles_per_part = split_tiles(
+        _num_tiles(length + history_tokens, constants), groups * num_blocks * rows
+    )
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     grad_history = x.new_empty(0) if history is None else torch.empty_like(history_)
-    shape = (rows * parts, groups, blocks, passes, chunk, chunk)
-    met = torch.empty(shape, dtype=torch.float32, device=x.device)
-    partial = x.new_empty(rows * parts, width if skip is not None else 0, dtype=torch.float32)
-    near = passes if passes * chunk <= NEAR else FIRST // chunk
-    switches |= {"SUMS": near, "num_warps": 4, "num_stages": 1, "maxnreg": REGISTERS}
-    grad, programs, grid = grad.contiguous(), _programs_backward(), parts * groups * blocks * rows
+    shape = (rows * num_parts, groups, num_blocks, num_passes, chunk, chunk)
+    block_sums = torch.empty(shape, dtype=torch.float32, device=x.device)
+    skip_grads = x.new_empty(
+        rows * num_parts, width if skip is not None else 0, dtype=torch.float32
+    )
+    num_near = num_passes if num_passes * chunk <= NEAR_TOKENS else FIRST_TOKENS // chunk
+    constants |= {"SUMS": num_near, "num_warps": 4, "num_stages": 1, "maxnreg": REGISTERS}
+    dy, programs, grid = (
+        dy.contiguous(),
+        _programs_backward(),
+        num_parts * groups * num_blocks * rows,
+    )
     programs.toeplitz_backward[(grid,)](
-        grad, x, history_, taps.to(x.dtype).contiguous(), skip_, positions_, grad_x, grad_history,
-        met, partial, length, width, parts, each, **switches,
+        dy, x, history_, taps.to(x.dtype).contiguous(), skip_, positions_, grad_x, grad_history,
+        block_sums, skip_grads, length, width, num_parts, tiles_per_part, **constants,
     )  # fmt: skip
-    if near < passes:
+    if num_near < num_passes:
         programs.toeplitz_backward_far_sums[(grid,)](
-            grad, x, history_, positions_, met, length, width, parts, each, **switches
-        )
-    return grad_x, diagonals(met.sum((0, 2)), taps.shape[1]), partial.sum(0), grad_history
+            dy, x, history_, positions_, block_sums, length, width, num_parts, tiles_per_part,
+            **constants,
+        )  # fmt: skip
+    return (
+        grad_x,
+        sum_diagonals(block_sums.sum((0, 2)), taps.shape[1]),
+        skip_grads.sum(0),
+        grad_history,
+    )
 
 
 @_backward.register_fake
@@ -141,73 +160,74 @@ def _(
     )
 
 
-def diagonals(met: Tensor, reach: int) -> Tensor:
-    """Map [groups, passes, t, s] to [groups, K]: sum all with t − s + pass · CHUNK = k."""
-    side = met.shape[3]
+def sum_diagonals(block_sums: Tensor, reach: int) -> Tensor:
+    """Map block sums [groups, passes, t, s] to tap gradients [groups, K]: entry k sums all with
+    t − s + pass · CHUNK = k."""
+    side = block_sums.shape[3]
     # Each row is moved one number further than the row above: diagonals become columns.
-    apart = F.pad(met.flip(-1), (0, side)).flatten(2)[..., :-side]
-    sums = apart.unflatten(2, (side, 2 * side - 1)).sum(2)  # of t − s, from 1 − side
-    lags = sums[..., side - 1 :].clone()
-    lags[:, :-1, 1:] += sums[:, 1:, : side - 1]
-    taps: Tensor = lags.flatten(1)[:, :reach].contiguous()
+    shifted = F.pad(block_sums.flip(-1), (0, side)).flatten(2)[..., :-side]
+    lag_sums = shifted.unflatten(2, (side, 2 * side - 1)).sum(2)  # of t − s, from 1 − side
+    lag_grads = lag_sums[..., side - 1 :].clone()
+    lag_grads[:, :-1, 1:] += lag_sums[:, 1:, : side - 1]
+    taps: Tensor = lag_grads.flatten(1)[:, :reach].contiguous()
     return taps
 
 
-def _given(x: Tensor, *tensors: Tensor | None) -> list[Tensor]:
+def _contiguous_or_placeholder(x: Tensor, *tensors: Tensor | None) -> list[Tensor]:
     return [x if t is None else t.contiguous() for t in tensors]
 
 
-def _tiles(length: int, switches: dict[str, Any]) -> int:
-    """Return the tiles of a row; a tile is the tokens that a program processes at a time."""
-    tokens: int = switches["CHUNK"] * switches["CHUNKS"]
-    return -(-length // tokens)
+def _num_tiles(length: int, constants: dict[str, Any]) -> int:
+    """Return the tiles of a row; a program processes a tile of tokens at a time."""
+    tile_tokens: int = constants["CHUNK"] * constants["CHUNKS"]
+    return -(-length // tile_tokens)
 
 
-def _laid_out(
+def _launch_layout(
     x: Tensor,
     taps: Tensor,
-    given: tuple[Tensor | None, ...],
+    optional_inputs: tuple[Tensor | None, ...],
     gated: bool,
     *,
-    of_chunk: int,
+    columns_divisor: int,
 ) -> tuple[int, int, dict[str, Any]]:
-    """Return the length, the width, and the constants of a program. Its tiles have as many columns
-    as a chunk has tokens, divided by `of_chunk` (16 at least, the side of a product): registers do
-    not hold more. `given`: history, skip and positions."""
+    """Return length, width, and the constants of a program. Its tiles have CHUNK / columns_divisor
+    columns (at least 16, the side of a product): registers do not hold more. `optional_inputs` are
+    history, skip and positions."""
     length, width = x.shape[1], x.shape[2] // 3 if gated else x.shape[2]
-    share = width // taps.shape[0]
+    channels_per_group = width // taps.shape[0]
     chunk = CHUNK // 2 if x.dtype == torch.float32 else CHUNK
-    columns = max(chunk // of_chunk, 16)
-    side = min(max(16, 1 << (share - 1).bit_length()), columns)
-    passes = max(-(-(taps.shape[1] - 1) // chunk) + 1, 2)
+    num_columns = max(chunk // columns_divisor, 16)
+    channels_per_block = min(max(16, 1 << (channels_per_group - 1).bit_length()), num_columns)
+    num_passes = max(-(-(taps.shape[1] - 1) // chunk) + 1, 2)
     return (
         length,
         width,
         {
-            "SHARE": share,
-            "BLOCKS": -(-share // side),
+            "SHARE": channels_per_group,
+            "BLOCKS": -(-channels_per_group // channels_per_block),
             "REACH": taps.shape[1],
-            "PASSES": passes,
+            "PASSES": num_passes,
             "CHUNK": chunk,
-            "CHUNKS": columns // side,
-            "SIDE": side,
+            "CHUNKS": num_columns // channels_per_block,
+            "SIDE": channels_per_block,
             "GATED": gated,
-            **dict(zip(OPTIONAL, (t is not None for t in given), strict=True)),
+            **dict(zip(OPTIONAL_INPUTS, (t is not None for t in optional_inputs), strict=True)),
             "PRECISION": "tf32x3" if x.dtype == torch.float32 else "ieee",
-            "num_warps": 4 if passes * chunk <= NEAR else 8,
+            "num_warps": 4 if num_passes * chunk <= NEAR_TOKENS else 8,
         },
     )
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[:5])
     ctx.gated = inputs[5]
 
 
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _autograd_backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors  # recompute allows one read
     _, taps, skip, history, _ = saved
-    grad_x, grad_taps, grad_skip, grad_history = _backward(grad, *saved, ctx.gated)
+    grad_x, grad_taps, grad_skip, grad_history = _backward(dy, *saved, ctx.gated)
     return (
         grad_x,
         grad_taps.to(taps.dtype),
@@ -218,4 +238,4 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     )
 
 
-toeplitz.register_autograd(_differentiate, setup_context=_keep)
+toeplitz.register_autograd(_autograd_backward, setup_context=_setup_context)

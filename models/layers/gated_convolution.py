@@ -40,14 +40,14 @@ def gated_convolution(
     """
     positions = documents.positions if documents is not None else None
     fused: Tensor
-    if taps.shape[1] <= short_convolution.REACHES:
+    if taps.shape[1] <= short_convolution.MAX_TAPS:
         problem = short_convolution.unsupported_reason(taps)
         if uses_kernel(kernel, "short_convolution", x, problem):
             fused = short_convolution.short_convolution(
                 x, taps, bias, skip, history, positions, gated, silu
             )
             return fused
-    elif taps.shape[1] <= toeplitz.REACHES:
+    elif taps.shape[1] <= toeplitz.MAX_TAPS:
         problem = toeplitz.unsupported_reason(taps, bias=bias is not None, silu=silu)
         if uses_kernel(kernel, "toeplitz", x, problem):
             fused = toeplitz.toeplitz(x, taps, skip, history, positions, gated)

@@ -46,7 +46,7 @@ class RMSNorm(nn.Module):
             return total, self.plain(total), None
         how = (self.weight, self.eps, self.eps_outside)
         if residual is None:
-            total, normal, *stored = rms_norm.beside(x, *how, store=store)
+            total, normal, *stored = rms_norm.rms_norm_with_input(x, *how, store=store)
         elif store:
             total, normal, *stored = rms_norm.rms_norm_fp8(x, residual, *how)
         else:

@@ -26,7 +26,7 @@ def places_of(experts: Tensor) -> Tensor:
 def spread(x: Tensor, places: Tensor, kernel: Kernel = "auto") -> Tensor:
     """Return the rows of x [tokens, width]."""
     if _fused(x, kernel):
-        fused: Tensor = kernels.spread_rows(x, places)
+        fused: Tensor = kernels.dispatch_rows(x, places)
         return fused
     choices = x if places.shape[1] == 1 else x.repeat_interleave(places.shape[1], dim=0)
     rows: Tensor = torch.empty_like(choices).index_copy(0, places.flatten(), choices)
@@ -36,7 +36,7 @@ def spread(x: Tensor, places: Tensor, kernel: Kernel = "auto") -> Tensor:
 def collect(rows: Tensor, places: Tensor, weights: Tensor, kernel: Kernel = "auto") -> Tensor:
     """Return the weighted sum of each token's rows; `weights` are [tokens, k]."""
     if _fused(rows, kernel):
-        fused: Tensor = kernels.collect_rows(rows, places, weights)
+        fused: Tensor = kernels.combine_rows(rows, places, weights)
         return fused
     choices = rows.index_select(0, places.flatten()).unflatten(0, places.shape)
     summed: Tensor = (choices * weights.unsqueeze(-1).to(rows.dtype)).sum(dim=1)

@@ -17,7 +17,7 @@ from benchmarks._fake_gpu import Launch
 from benchmarks._launch_kinds import kind_of
 from headrace.models.accounting.count import build_meta
 from headrace.models.config.config import load_model_config
-from headrace.models.kernels.linear_cross_entropy import chunk_size, held_bytes
+from headrace.models.kernels.linear_cross_entropy import chunk_size, workspace_bytes
 
 ROOT = Path(__file__).parents[2]
 TOKENS = 1024
@@ -173,7 +173,7 @@ def test_the_accounting_knows_the_memory_of_the_loss(steps: list[list[Any]]) -> 
     """Its kernel allocates the gradients, one chunk of logits, and a few numbers for each token."""
     for (tokens, width, ids, dtype), allocated in zip(LOSSES, steps[-1][-1], strict=True):
         itemsize = getattr(torch, dtype).itemsize
-        few = allocated - held_bytes(tokens, width, ids, itemsize)
+        few = allocated - workspace_bytes(tokens, width, ids, itemsize)
         assert 0 < few < 100 * tokens
         assert 100 * tokens < chunk_size(tokens, ids) * ids * itemsize
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.choice import requests_kernel
-from ...kernels.linear_cross_entropy import held_bytes
+from ...kernels.linear_cross_entropy import workspace_bytes
 
 SMALLEST_PRODUCT = 16**3
 """Multiplications of the largest product in bf16 that a CPU computes without oneDNN."""
@@ -27,7 +27,7 @@ SUMMED_COLUMNS = 1024
 def _loss_scratch(hidden: Tensor, weight: Tensor, *_: Any) -> int:
     """Return the bytes of a chunk of logits, and of sums in fp32."""
     size = hidden.element_size()
-    held = held_bytes(len(hidden), hidden.shape[1], len(weight), size)
+    held = workspace_bytes(len(hidden), hidden.shape[1], len(weight), size)
     return held - hidden.nbytes - weight.nbytes
 
 

@@ -89,8 +89,8 @@ def selective_scan_scan_states(
 ):  # fmt: skip
     """Scan over chunks: S ← exp(A·Σ Δ)·S + contribution, from `initial` (START) or zeros.
 
-    `final` receives the last S. WRITE replaces each contribution in `states` by S at the chunk's start. BACKWARD scans the
-    gradients of the states, from the last chunk.
+    `final` receives the last S. WRITE replaces each contribution in `states` by S at the chunk's
+    start. BACKWARD scans the gradients of the states, from the last chunk.
     """
     row = tl.program_id(1).to(tl.int64)
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

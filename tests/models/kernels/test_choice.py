@@ -23,10 +23,10 @@ class OnGPU:
 @pytest.fixture(autouse=True)
 def h200() -> object:
     """A suitable GPU, unless a test changes it."""
-    choice._unfit.cache_clear()
+    choice._find_gpu_problem.cache_clear()
     with mock.patch.object(torch.cuda, "get_device_capability", lambda _: (9, 0)):
         yield
-    choice._unfit.cache_clear()
+    choice._find_gpu_problem.cache_clear()
 
 
 def test_kernels_are_wanted_by_device_or_by_name() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headrace.models.kernels.fft_convolution import _pieces
+from headrace.models.kernels.fft_convolution import _plan_transforms
 
 LENGTH, WIDTH = 4096, 96
 
@@ -16,10 +16,10 @@ def plans(documents: int, taps: Tensor) -> set[tuple[int, int, int]]:
     short = torch.arange(60).repeat(documents)
     positions = torch.cat([short, torch.arange(LENGTH - len(short))]).unsqueeze(0)
     shapes, held = set(), 0
-    for piece in _pieces(torch.empty(1, LENGTH, WIDTH), taps, positions):
-        assert len(piece.begins) <= piece.places
-        shapes.add((piece.places, piece.channels, piece.size))
-        held += len(piece.begins) * piece.channels
+    for batch in _plan_transforms(torch.empty(1, LENGTH, WIDTH), taps, positions):
+        assert len(batch.document_begins) <= batch.num_transforms
+        shapes.add((batch.num_transforms, batch.channels, batch.size))
+        held += len(batch.document_begins) * batch.channels
     assert held == (documents + 1) * WIDTH
     return shapes
 
@@ -34,5 +34,5 @@ def test_plans_do_not_change_with_the_number_of_documents() -> None:
 
 
 def test_rows_of_one_document_have_no_unused_transforms() -> None:
-    pieces = _pieces(torch.empty(9, LENGTH, WIDTH), torch.zeros(WIDTH, 64), None)
-    assert all(piece.places == len(piece.begins) == 9 for piece in pieces)
+    batches = _plan_transforms(torch.empty(9, LENGTH, WIDTH), torch.zeros(WIDTH, 64), None)
+    assert all(batch.num_transforms == len(batch.document_begins) == 9 for batch in batches)

@@ -29,10 +29,10 @@ from headrace.models.kernels import modal, selective_scan, short_convolution, ss
 
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True, warn_only=True)  # unwritten memory is NaN
-fft_convolution.NUMBERS = 1  # a few channels at a time
+fft_convolution.MAX_NUMBERS = 1  # a few channels at a time
 layout.PROGRAMS = 4  # several tiles for each program, and a rest
 modal.BLOCK = modal.BLOCKS = 4
-modal.SPAN = 512  # all channels: several tiles for each of several chunks
+modal.TOKEN_BYTES = 512  # all channels: several tiles for each of several chunks
 selective_scan.CHUNK, selective_scan.UNROLL = 8, 4
 short_convolution.SPAN, short_convolution.UNROLL = 32, 8
 ssd.CHUNK, ssd.CHUNKS, ssd.MAX_HEADS = 16, 2, 2  # several spans, and blocks of heads

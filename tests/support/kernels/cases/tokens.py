@@ -13,7 +13,7 @@ from headrace.models.config.options.names import Activation, Kernel
 from headrace.models.config.options.rope import Rope
 from headrace.models.kernels.gated_rms_norm import gated_rms_norm
 from headrace.models.kernels.linear_cross_entropy import linear_cross_entropy
-from headrace.models.kernels.rms_norm import add_rms_norm, beside
+from headrace.models.kernels.rms_norm import add_rms_norm, rms_norm_with_input
 from headrace.models.layers.norms import GatedRMSNorm, RMSNorm
 from headrace.models.layers.rope import rotate, rotation
 from headrace.models.layers.routed_rows import collect, places_of, spread
@@ -43,7 +43,7 @@ def norm(*, outside: bool, pair: bool = False, residual: bool = False, wide: boo
 
     def run(x: Tensor, weight: Tensor, residual: Tensor | None = None) -> Any:
         if residual is None:
-            both = beside(x, weight, EPS, outside)
+            both = rms_norm_with_input(x, weight, EPS, outside)
             return both if pair else both[1]
         return add_rms_norm(residual, x, weight, EPS, outside)
 
