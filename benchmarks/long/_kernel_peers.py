@@ -23,9 +23,9 @@ from headrace.models.layers.gated_scan import gated_scan
 from headrace.models.layers.mixed_scan import mixed_scan
 from headrace.models.layers.norms import GatedRMSNorm, RMSNorm
 from headrace.models.layers.rope import plain, rotate, rotation
-from headrace.models.layers.routed_rows import collect, spread
+from headrace.models.layers.routed_rows import combine, dispatch
 from headrace.models.model.loss import cross_entropy
-from headrace.models.operators.mlp import gated
+from headrace.models.operators.mlp import apply_gate
 
 from . import _kernel_libraries as libraries
 
@@ -145,7 +145,7 @@ def glus(size: Size) -> Timed:
     inputs = {"x": size.normal(1, size.length, 2 * size.width)}
 
     def run(kernel: Kernel) -> Passes:
-        return lambda x: gated(x, "silu", kernel)
+        return lambda x: apply_gate(x, "silu", kernel)
 
     peers = {"eager": run("torch"), "compiled": size.compiled(run("torch"))} | libraries.glus()
     return Timed("SwiGLU", inputs, run("auto"), peers, (3 * size.bytes, 5 * size.bytes))
@@ -159,7 +159,7 @@ def routed(size: Size) -> Timed:
 
     def run(kernel: Kernel) -> Passes:
         def there_and_back(x: Tensor, rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-            return spread(x, places, kernel), collect(rows, places, weights, kernel)
+            return dispatch(x, places, kernel), combine(rows, places, weights, kernel)
 
         return there_and_back
 

@@ -51,7 +51,7 @@ def generation_bytes(config: ModelConfig, seq_len: int, *, precision: Precision)
             shared = model.shared_block(layer)
             if block.call is not None:
                 states.append(State(seq_len))
-                block.call(shared, u, batch.for_call(states[-1]))
+                block.call(shared, u, batch.call_context(states[-1]))
             for branch in block.branches():
                 if not branch.operator.options.tokenwise:
                     states.append(State(seq_len))

@@ -30,7 +30,7 @@ from ..config.options.hyena_mr import HyenaMROptions
 from ..config.options.hyena_se import HyenaSEOptions
 from ..config.options.mlp import GLUOptions
 from ..operators.hyena_li import plain_rates
-from ..operators.hyena_mr import decayed
+from ..operators.hyena_mr import apply_decay
 from ..weights import Weights
 from .family import Unsuitable, settings_errors
 from .files import read_torch
@@ -185,7 +185,7 @@ def hyena_rules(ours: str, theirs: str, options: OperatorOptions) -> list[Rule]:
             shaped(
                 f"{ours}.taps",
                 f"{theirs}.filter.h",
-                lambda t: decayed(t, options).to(t.dtype).unsqueeze(1),
+                lambda t: apply_decay(t, options).to(t.dtype).unsqueeze(1),
                 lambda t: t.squeeze(1),
             )
         )

@@ -37,27 +37,25 @@ def causal_convolution(
     history: Tensor | None = None,
     method: Method = "auto",
 ) -> Tensor:
-    """x [rows, length, width], taps [groups, K] → like x, in fp32 or wider.
-
-    `history` [rows, K−1, width] precedes x.
-    """
+    """Return y like x [rows, length, width], computed in fp32 or wider, for taps [groups, K].
+    history [rows, K−1, width] precedes x."""
     dtype = x.dtype
     x, taps = widen(x), widen(taps)
     length, reach = x.shape[1], taps.shape[1]
     if history is not None:
-        before = reach - 1
-        assert history.shape[1] == before, "the history is K−1 tokens long"
+        num_before = reach - 1
+        assert history.shape[1] == num_before, "the history is K−1 tokens long"
         history = widen(history)
         if documents is not None:
-            documents = documents.lengthened(before)
-            history = history * (documents.positions[:, :before] >= 0).unsqueeze(-1)
+            documents = documents.lengthened(num_before)
+            history = history * (documents.positions[:, :num_before] >= 0).unsqueeze(-1)
         x = torch.cat([history, x], dim=1)
-    form = choose(reach, x.shape[1], outputs=length) if method == "auto" else method
+    form = choose_form(reach, x.shape[1], outputs=length) if method == "auto" else method
     y: Tensor = FORMS[form](x, taps, documents, length)
     return y.to(dtype)
 
 
-def choose(reach: int, length: int, *, outputs: int) -> Method:
+def choose_form(reach: int, length: int, *, outputs: int) -> Method:
     """Choose the form by the filter's length and the number of outputs."""
     if reach <= DIRECT_TAPS or outputs * 4 <= reach:
         return "direct"
@@ -65,13 +63,13 @@ def choose(reach: int, length: int, *, outputs: int) -> Method:
 
 
 def convolution_flops(reach: int, length: int, method: Method = "auto") -> float:
-    """Operations for each token and channel, in the chosen form. The filter's own transform is
-    left out: it is computed once for a batch.
+    """Return FLOPs per token and channel in the chosen form, without the filter's own transform,
+    which is computed once a batch.
 
     A real transform of n numbers counts 2.5·n·log₂n; there are two of twice the length, and a
     complex product (6) for every second one of their entries.
     """
-    form = choose(reach, length, outputs=length) if method == "auto" else method
+    form = choose_form(reach, length, outputs=length) if method == "auto" else method
     if form == "direct":
         return 2.0 * reach
     if form == "toeplitz":
@@ -82,15 +80,15 @@ def convolution_flops(reach: int, length: int, method: Method = "auto") -> float
 
 
 def convolution_chunks(reach: int, length: int, method: Method = "auto") -> set[int]:
-    """Chunk sizes in whose layouts the chosen form needs packed rows."""
-    form = choose(reach, length, outputs=length) if method == "auto" else method
+    """Return the chunk sizes to which the chosen form aligns packed rows."""
+    form = choose_form(reach, length, outputs=length) if method == "auto" else method
     return {min(CHUNK, length)} if form == "toeplitz" else set()
 
 
 def untraced(reach: int, method: Method, ranks: int) -> str | None:
     """Return the part that torch.compile cannot trace in the chosen form, or None: a layout of
     packed rows that is built within the pass. `ranks` is the number of context-parallel ranks."""
-    form = choose(reach, reach, outputs=reach) if method == "auto" else method
+    form = choose_form(reach, reach, outputs=reach) if method == "auto" else method
     if form == "fft":
         return "FFTs of packed rows in plain torch"
     if form == "toeplitz" and ranks > 1:
@@ -100,22 +98,24 @@ def untraced(reach: int, method: Method, ranks: int) -> str | None:
 
 def direct(x: Tensor, taps: Tensor, documents: Documents | None, outputs: int) -> Tensor:
     length, width = x.shape[1:]
-    reach = taps.shape[1]
+    num_taps = taps.shape[1]
     filters = taps.repeat_interleave(width // taps.shape[0], dim=0)
-    first = length - outputs
-    padded = F.pad(x, (0, 0, max(reach - 1 - first, 0), 0))[:, -(outputs + reach - 1) :]
+    first_output = length - outputs
+    padded = F.pad(x, (0, 0, max(num_taps - 1 - first_output, 0), 0))[
+        :, -(outputs + num_taps - 1) :
+    ]
     if documents is None:
-        folded = padded.transpose(1, 2)
-        return F.conv1d(folded, filters.flip(-1).unsqueeze(1), groups=width).transpose(1, 2)
-    if outputs < reach:
-        windows = padded.unfold(1, reach, 1)  # [rows, outputs, width, reach], oldest first
-        back = torch.arange(reach - 1, -1, -1, device=x.device)
-        seen = documents.positions[:, first:, None] >= back
-        return torch.einsum("blwk,blk,wk->blw", windows, seen.to(x.dtype), filters.flip(-1))
-    positions = documents.positions[:, first:, None]
-    y = padded[:, reach - 1 :] * filters[:, 0]
-    for lag in range(1, reach):
-        shifted = padded[:, reach - 1 - lag : padded.shape[1] - lag]
+        channels_first = padded.transpose(1, 2)
+        return F.conv1d(channels_first, filters.flip(-1).unsqueeze(1), groups=width).transpose(1, 2)
+    if outputs < num_taps:
+        windows = padded.unfold(1, num_taps, 1)  # [rows, outputs, width, reach], oldest first
+        lags = torch.arange(num_taps - 1, -1, -1, device=x.device)
+        visible = documents.positions[:, first_output:, None] >= lags
+        return torch.einsum("blwk,blk,wk->blw", windows, visible.to(x.dtype), filters.flip(-1))
+    positions = documents.positions[:, first_output:, None]
+    y = padded[:, num_taps - 1 :] * filters[:, 0]
+    for lag in range(1, num_taps):
+        shifted = padded[:, num_taps - 1 - lag : padded.shape[1] - lag]
         y = y + torch.where(positions >= lag, shifted, 0) * filters[:, lag]
     return y
 
@@ -130,26 +130,28 @@ def toeplitz(x: Tensor, taps: Tensor, documents: Documents | None, outputs: int)
         if documents is not None
         else plain_layout(rows, length, chunk, x.device)
     )
-    spread = layout.spread(x)  # [rows, chunks, chunk, width]
-    blocks = spread.unflatten(-1, (groups, -1)).permute(0, 1, 3, 2, 4)  # rows chunks group time w
-    passes = toeplitz_passes(reach, chunk, blocks.shape[1])
+    chunked = layout.spread(x)  # [rows, chunks, chunk, width]
+    grouped = chunked.unflatten(-1, (groups, -1)).permute(0, 1, 3, 2, 4)  # rows chunks group time w
+    num_passes = toeplitz_passes(reach, chunk, grouped.shape[1])
     column = torch.arange(chunk, device=x.device)
-    y = torch.zeros_like(blocks)
-    linked = torch.ones_like(layout.continues)
-    for back in range(passes):
+    y = torch.zeros_like(grouped)
+    continuous = torch.ones_like(layout.continues)
+    for back in range(num_passes):
         if back:
             # Xₙ₋₁ belongs to the document only if no chunk between begins one.
-            linked = linked & F.pad(layout.continues, (back - 1, 0))[:, : linked.shape[1]]
-            blocks = F.pad(blocks, (0, 0, 0, 0, 0, 0, 1, 0))[:, :-1]
+            continuous = (
+                continuous & F.pad(layout.continues, (back - 1, 0))[:, : continuous.shape[1]]
+            )
+            grouped = F.pad(grouped, (0, 0, 0, 0, 0, 0, 1, 0))[:, :-1]
         lag = column[:, None] - column + back * chunk
-        inside = (lag >= 0) & (lag < reach)
-        matrix = taps[:, lag.clamp(0, reach - 1)] * inside  # [groups, chunk, chunk]
-        y = y + matrix @ (blocks * linked[:, :, None, None, None])
+        in_filter = (lag >= 0) & (lag < reach)
+        matrix = taps[:, lag.clamp(0, reach - 1)] * in_filter  # [groups, chunk, chunk]
+        y = y + matrix @ (grouped * continuous[:, :, None, None, None])
     return layout.collect(y.permute(0, 1, 3, 2, 4).flatten(3))[:, -outputs:]
 
 
 def toeplitz_passes(reach: int, chunk: int, chunks: int) -> int:
-    """Number of input chunks, its own included, that a chunk of outputs depends on."""
+    """Return the number of input chunks that a chunk of outputs depends on, with the same chunk."""
     return min(-(-(reach - 1) // chunk), chunks - 1) + 1
 
 
@@ -168,8 +170,8 @@ def fft_rows(x: Tensor, taps: Tensor) -> Tensor:
     size = 2 * length
     spectrum = torch.fft.rfft(taps, n=size)
     spectrum = spectrum.repeat_interleave(x.shape[2] // taps.shape[0], dim=0)
-    product = torch.fft.rfft(x.transpose(1, 2), n=size) * spectrum
-    y: Tensor = torch.fft.irfft(product, n=size)
+    spectrum_y = torch.fft.rfft(x.transpose(1, 2), n=size) * spectrum
+    y: Tensor = torch.fft.irfft(spectrum_y, n=size)
     return y[..., :length].transpose(1, 2)
 
 
@@ -177,7 +179,7 @@ FORMS = {"direct": direct, "toeplitz": toeplitz, "fft": fft}
 
 
 def next_history(x: Tensor, history: Tensor | None, reach: int) -> Tensor:
-    """Return the last K−1 inputs, for the next call."""
+    """Return the last K−1 inputs [rows, K−1, width], for the next call."""
     if history is None:
         history = x.new_zeros(x.shape[0], reach - 1, x.shape[2])
     return torch.cat([history, x], dim=1)[:, x.shape[1] :].detach()

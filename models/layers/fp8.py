@@ -33,48 +33,48 @@ MULTIPLE = 16
 """Rows and columns of a matrix in FP8 are multiples of it, as matrix units need."""
 
 
-def row_scales(tops: Tensor) -> Tensor:
-    """Return the smallest power of two s ≥ 2⁻¹²⁶ with top / s ≤ 464, for each top ≥ 0."""
+def row_scales(maxima: Tensor) -> Tensor:
+    """Return, for each maximum ≥ 0, the smallest power of two s ≥ 2⁻¹²⁶ with maximum / s ≤ 464."""
     # 464 = 1.8125 · 2⁸: a mantissa above .8125 carries into the exponent.
-    bits = ((tops.float().view(torch.int32) + 0x17FFFF) & 0x7F800000) - (8 << 23)
+    bits = ((maxima.float().view(torch.int32) + 0x17FFFF) & 0x7F800000) - (8 << 23)
     return bits.clamp(min=1 << 23).view(torch.float32)
 
 
 def quantize(x: Tensor, axis: Axis = ALONE, gains: Tensor | None = None) -> Quantized:
-    """Return Q(x · gains). The ranks of `axis` share the rows of x."""
-    top = None
+    """Return Q(x · gains) for x [..., width], gains [width]. The ranks of `axis` share the rows."""
+    maxima = None
     if axis.size > 1:
-        top = highest(tops_of(x if gains is None else x * gains), axis)
+        maxima = highest(row_maxima(x if gains is None else x * gains), axis)
     if uses_kernel("auto", "fp8", x, kernel.unsupported_reason(x.shape[-1])):
-        return Quantized(*kernel.fp8_rows(x, gains, top))
-    return plain(x, gains, top)
+        return Quantized(*kernel.fp8_rows(x, gains, maxima))
+    return plain(x, gains, maxima)
 
 
-def plain(x: Tensor, gains: Tensor | None, top: Tensor | None) -> Quantized:
+def plain(x: Tensor, gains: Tensor | None, maxima: Tensor | None) -> Quantized:
     """Reference implementation of the kernel in torch."""
     x = x if gains is None else x * gains
-    scales = row_scales(tops_of(x) if top is None else top)
+    scales = row_scales(row_maxima(x) if maxima is None else maxima)
     return Quantized((x.float() / scales).to(E4M3), scales)
 
 
-def tops_of(x: Tensor) -> Tensor:
-    """Return the largest absolute value of each row, [..., 1]."""
+def row_maxima(x: Tensor) -> Tensor:
+    """Return max |x| of each row, fp32 [..., 1]."""
     return x.abs().amax(dim=-1, keepdim=True).float()
 
 
-def product(
+def multiply(
     a: Quantized, b: Quantized, bias: Tensor | None, kind: torch.dtype, *, fast: bool
 ) -> Tensor:
-    """Return a·bᵀ (+ bias) for a [rows, inner] and b [outer, inner]."""
+    """Return a·bᵀ (+ bias) [rows, outer] for a [rows, inner] and b [outer, inner]."""
     if a.values.is_cuda and not (a.values.shape[1] % MULTIPLE or len(b.values) % MULTIPLE):
-        return scaled_product(a, b, bias, kind, fast=fast)
+        return multiply_on_matrix_units(a, b, bias, kind, fast=fast)
     return F.linear(a.dequantized(kind), b.dequantized(kind), bias)
 
 
-def scaled_product(
+def multiply_on_matrix_units(
     a: Quantized, b: Quantized, bias: Tensor | None, kind: torch.dtype, *, fast: bool
 ) -> Tensor:
-    """`product` by the matrix units for FP8. `fast` sums with fewer bits than fp32 has (Hopper)."""
+    """Compute `multiply` on the matrix units for FP8. `fast` sums with fewer bits (Hopper)."""
     return torch._scaled_mm(
         a.values,
         b.values.t(),
@@ -93,25 +93,29 @@ def fp8_linear(
     scales: Tensor | None,
     weight: Tensor,
     bias: Tensor | None,
-    rows: int,
-    reads: str,
-    writes: str,
+    num_fp8_rows: int,
+    input_axis: str,
+    output_axis: str,
 ) -> Tensor:
-    """Return x·Wᵀ + bias, with the first `rows` rows of W in FP8, and the others as they are.
+    """Return x·Wᵀ + bias [..., out] for x [..., in] and W [out, in], of which the first
+    `num_fp8_rows` rows are rounded to FP8.
 
-    `values` and `scales` are Q(x), if a kernel has stored it. `reads` names the axis that shards
-    the inputs, `writes` the axis that shards the outputs; one or both are empty.
+    `values` [..., in] and `scales` [..., 1] are Q(x), if a kernel has stored it. `input_axis` names
+    the axis that shards the inputs, `output_axis` the axis that shards the outputs; one or both are
+    empty.
     """
     flat = x.flatten(0, -2)
     if values is None or scales is None:
-        a = quantize(flat, named(reads))
+        a = quantize(flat, named(input_axis))
     else:
         a = Quantized(values.flatten(0, -2), scales.flatten(0, -2))
-    b = quantize(weight[:rows], named(reads))
-    y = product(a, b, None if bias is None else bias[:rows], x.dtype, fast=True)
-    if rows < len(weight):
-        rest = F.linear(flat, weight[rows:], None if bias is None else bias[rows:])
-        y = torch.cat([y, rest], dim=-1)
+    b = quantize(weight[:num_fp8_rows], named(input_axis))
+    y = multiply(a, b, None if bias is None else bias[:num_fp8_rows], x.dtype, fast=True)
+    if num_fp8_rows < len(weight):
+        unrounded = F.linear(
+            flat, weight[num_fp8_rows:], None if bias is None else bias[num_fp8_rows:]
+        )
+        y = torch.cat([y, unrounded], dim=-1)
     return y.view(*x.shape[:-1], -1)
 
 
@@ -121,17 +125,19 @@ def _(x: Tensor, values: Any, scales: Any, weight: Tensor, *_: Any) -> Tensor:
 
 
 @torch.library.custom_op("headrace::fp8_linear_backward", mutates_args=())
-def _backward(grad: Tensor, weight: Tensor, rows: int, reads: str, writes: str) -> Tensor:
-    """Return the gradient of x."""
-    flat = grad.flatten(0, -2)
-    b = quantize(weight[:rows], named(reads))
-    a = quantize(flat[:, :rows], named(writes), gains=b.scales.flatten().to(grad.dtype))
+def _backward(
+    dy: Tensor, weight: Tensor, num_fp8_rows: int, input_axis: str, output_axis: str
+) -> Tensor:
+    """Return the gradient of x [..., in] for dy [..., out]."""
+    flat = dy.flatten(0, -2)
+    b = quantize(weight[:num_fp8_rows], named(input_axis))
+    a = quantize(flat[:, :num_fp8_rows], named(output_axis), gains=b.scales.flatten().to(dy.dtype))
     columns = b.values.t().contiguous()
     ones = b.scales.new_ones(len(columns), 1)
-    dx = product(a, Quantized(columns, ones), None, grad.dtype, fast=False)
-    if rows < len(weight):
-        dx = torch.addmm(dx, flat[:, rows:], weight[rows:])
-    return dx.view(*grad.shape[:-1], -1)
+    dx = multiply(a, Quantized(columns, ones), None, dy.dtype, fast=False)
+    if num_fp8_rows < len(weight):
+        dx = torch.addmm(dx, flat[:, num_fp8_rows:], weight[num_fp8_rows:])
+    return dx.view(*dy.shape[:-1], -1)
 
 
 @_backward.register_fake
@@ -139,19 +145,19 @@ def _(grad: Tensor, weight: Tensor, *_: Any) -> Tensor:
     return grad.new_empty(*grad.shape[:-1], weight.shape[1])
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, _, _, weight, bias, *ctx.how = inputs
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, _, _, weight, bias, *ctx.options = inputs
     ctx.save_for_backward(x, weight)  # the parameter itself: engines gather it again
     ctx.bias = bias is not None
 
 
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _autograd_backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     x, weight = ctx.saved_tensors
-    of_x = _backward(grad, weight, *ctx.how) if ctx.needs_input_grad[0] else None
-    flat = grad.flatten(0, -2)
-    of_weight = flat.t().mm(x.flatten(0, -2))
-    of_bias = flat.sum(0) if ctx.bias else None
-    return of_x, None, None, of_weight, of_bias, None, None, None
+    grad_x = _backward(dy, weight, *ctx.options) if ctx.needs_input_grad[0] else None
+    flat = dy.flatten(0, -2)
+    grad_weight = flat.t().mm(x.flatten(0, -2))
+    grad_bias = flat.sum(0) if ctx.bias else None
+    return grad_x, None, None, grad_weight, grad_bias, None, None, None
 
 
-fp8_linear.register_autograd(_differentiate, setup_context=_keep)
+fp8_linear.register_autograd(_autograd_backward, setup_context=_setup_context)

@@ -51,13 +51,13 @@ def _send(
 
 
 def _receive(
-    gathered: tuple[Tensor, ...], _: None, kind: torch.dtype, *, out: Tensor | None = None
+    gathered: tuple[Tensor, ...], _: None, dtype: torch.dtype, *, out: Tensor | None = None
 ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
     """Return the whole matrix, and the tensors whose memory torch frees; or write to `out`."""
     values, scales = gathered
-    whole = Quantized(values.view(E4M3), scales).dequantized(kind)
+    matrix = Quantized(values.view(E4M3), scales).dequantized(dtype)
     if out is None:
-        return whole, (whole,)
+        return matrix, (matrix,)
     with torch.no_grad(), _unsafe_preserve_version_counter(out):
-        out.copy_(whole)  # the forward pass has saved it
+        out.copy_(matrix)  # the forward pass has saved it
     return None

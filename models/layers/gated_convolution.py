@@ -34,9 +34,11 @@ def gated_convolution(
     method: Method = "auto",
     kernel: Kernel = "auto",
 ) -> Tensor:
-    """x [rows, length, width or 3·width], taps [groups, K] → [rows, length, width].
+    """Return y [rows, length, width] for x [rows, length, width], or [rows, length, 3·width] if
+    `gated`: q, k and v.
 
-    `history` [rows, K−1, width] is w before the row. Plain torch alone uses `method`.
+    taps [groups, K], bias and skip [width]; history [rows, K−1, width] is w before the row. Only
+    plain torch reads `method`.
     """
     positions = documents.positions if documents is not None else None
     fused: Tensor
@@ -57,8 +59,10 @@ def gated_convolution(
             bias=bias is not None, silu=silu, history=history is not None
         )
         if uses_kernel(kernel, "fft_convolution", x, problem):
-            on_host = (documents.host or documents).positions if documents is not None else None
-            fused = fft_convolution.fft_convolution(x, taps, skip, on_host, gated)
+            host_positions = (
+                (documents.host or documents).positions if documents is not None else None
+            )
+            fused = fft_convolution.fft_convolution(x, taps, skip, host_positions, gated)
             return fused
     return plain(
         x,
@@ -111,18 +115,18 @@ def gated_modal(
     chunk: int = 32,
     kernel: Kernel = "auto",
 ) -> tuple[Tensor, Tensor | None]:
-    """`gated_convolution` with the filter Σ_n residues_n · exp(−rates_n · t), as a scan; and its
-    last state.
+    """Return `gated_convolution` with the filter Σ_n residues_n · exp(−rates_n · t), as a scan
+    [rows, length, width]; and the final state [rows, width, N].
 
-    rates and residues [width, N], state [rows, width, N]. `axis` is the context-parallel axis.
-    Plain torch alone uses `chunk`.
+    rates and residues [width, N], skip [width]; state, the initial one, like the final one. `axis`
+    is the context-parallel axis. Only plain torch reads `chunk`.
     """
     problem = modal.unsupported_reason(rates, x.shape[1], axis.name)
     if uses_kernel(kernel, "modal", x, problem):
-        fused, end = _fused_modal(x, rates, residues, skip, documents, state, axis, gated)
-        return fused, end if final_state else None
+        fused, final = _fused_modal(x, rates, residues, skip, documents, state, axis, gated)
+        return fused, final if final_state else None
     w = gated_input(x) if gated else x
-    y, last = modal_scan(
+    y, final = modal_scan(
         widen(w),
         rates,
         residues,
@@ -132,7 +136,7 @@ def gated_modal(
         final_state=final_state,
         chunk=chunk,
     )
-    return _finished(x, w, y, skip, gated), last
+    return _add_skip_and_gate(x, w, y, skip, gated), final
 
 
 def _fused_modal(
@@ -145,27 +149,29 @@ def _fused_modal(
     axis: Axis,
     gated: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The kernel takes whole blocks; the remaining tokens are computed all with all."""
-    whole = x.shape[1] // modal.BLOCK * modal.BLOCK
+    """Run the kernel on whole blocks, and compute the remaining tokens all with all."""
+    num_blocked = x.shape[1] // modal.BLOCK * modal.BLOCK
     positions = documents.positions if documents is not None else None
-    blocks, rest = (None, None) if positions is None else positions.tensor_split([whole], 1)
-    pieces = []
-    if whole:
+    block_positions, last_positions = (
+        (None, None) if positions is None else positions.tensor_split([num_blocked], 1)
+    )
+    outputs = []
+    if num_blocked:
         y, state, _ = modal.modal(
-            x[:, :whole], rates, residues, skip, state, blocks, gated, axis.name
+            x[:, :num_blocked], rates, residues, skip, state, block_positions, gated, axis.name
         )
-        pieces.append(y)
-    if whole < x.shape[1]:
-        few = x[:, whole:]
-        w = gated_input(few) if gated else few
-        y, state = modal_few(widen(w), rates, residues, rest, state=state)
-        pieces.append(_finished(few, w, y, skip, gated))
+        outputs.append(y)
+    if num_blocked < x.shape[1]:
+        last_tokens = x[:, num_blocked:]
+        w = gated_input(last_tokens) if gated else last_tokens
+        y, state = modal_few(widen(w), rates, residues, last_positions, state=state)
+        outputs.append(_add_skip_and_gate(last_tokens, w, y, skip, gated))
     assert state is not None
-    y = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)  # cat would copy
+    y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)  # cat would copy
     return y, state
 
 
-def _finished(x: Tensor, w: Tensor, y: Tensor, skip: Tensor | None, gated: bool) -> Tensor:
+def _add_skip_and_gate(x: Tensor, w: Tensor, y: Tensor, skip: Tensor | None, gated: bool) -> Tensor:
     y = y.to(x.dtype)
     if skip is not None:
         y = y + skip * w
@@ -173,6 +179,6 @@ def _finished(x: Tensor, w: Tensor, y: Tensor, skip: Tensor | None, gated: bool)
 
 
 def gated_input(x: Tensor) -> Tensor:
-    """Return k ⊙ v."""
+    """Return k ⊙ v [..., width] for [q, k, v] [..., 3·width]."""
     _, k, v = x.chunk(3, dim=-1)
     return k * v

@@ -33,10 +33,11 @@ def gated_scan(
     chunk: int = 32,
     kernel: Kernel = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """x and dt [rows, length, heads, channels], B and C [rows, length, heads, N], z
-    [rows, length, heads · channels]; bias and D [heads, channels], A [heads, channels, N] below
-    zero. The state, before and after, is [rows, heads, channels, N]. `axis` is the
-    context-parallel axis. Plain torch alone uses `chunk`.
+    """Return y [rows, length, heads · channels] and the final state [rows, heads, channels, N].
+
+    x and dt [rows, length, heads, channels], B and C [rows, length, heads, N], z like y; bias and D
+    [heads, channels], A [heads, channels, N] below zero; state, the initial one, like the final
+    one. `axis` is the context-parallel axis. Only plain torch reads `chunk`.
     """
     if not uses_kernel(kernel, "selective_scan", x, kernels.unsupported_reason(B)):
         return plain(x, dt, bias, A, B, C, D, z, documents, state=state, axis=axis, chunk=chunk)
@@ -60,7 +61,7 @@ def plain(
     axis: Axis = ALONE,
     chunk: int = 32,
 ) -> tuple[Tensor, Tensor]:
-    """Reference implementation of the kernel in torch."""
+    """Reference implementation of the kernel in torch; shapes as in `gated_scan`."""
     y, final = selective_scan(
         widen(x),
         F.softplus(widen(dt) + widen(bias)),

@@ -23,33 +23,34 @@ from torch.compiler import is_compiling
 from torch.nn import functional as F
 from torch.utils.flop_counter import register_flop_formula
 
-WAITS = (torch.Tag.cudagraph_unsafe,)
+DYNAMIC_TAGS = (torch.Tag.cudagraph_unsafe,)
 """A loop on a GPU has as many launches as groups with rows, so CUDA graphs must leave it out."""
-ALIGNED = 8
+ALIGNMENT = 8
 """`grouped_mm` needs rows of matrices that are multiples of 16 bytes."""
-GENERATIONS = (9, 10)
+FAST_CAPABILITIES = (9, 10)
 """Major compute capabilities for which torch's `grouped_mm` is one launch."""
 
 
 def group_ends(
     counts: Tensor, x: Tensor, *weights: Tensor, on_host: Tensor | None = None
 ) -> Tensor:
-    """Return the end of each group, int32 [groups], where the products of x with `weights` read it.
+    """Return the end row of each group, int32 [groups], on the device where the products of x with
+    `weights` read it.
 
-    int64 `counts` are the rows of each group. `on_host`: the same in host memory, if the caller has
-    read them; otherwise the host waits here for the device if a product is a loop.
+    counts int64 [groups] are the rows of each group. `on_host` holds the same in host memory, if
+    the caller has read them; otherwise the host waits here for the device if a product is a loop.
     """
-    problem = beyond_one_launch(x, *weights)
+    problem = single_launch_problem(x, *weights)
     if problem is not None:
         if x.device.type == "cuda":
-            what = "the products of experts run one by one, and the host waits once a layer"
-            warnings.warn(f"{what}: {problem}", RuntimeWarning, stacklevel=2)
+            message = "the products of experts run one by one, and the host waits once a layer"
+            warnings.warn(f"{message}: {problem}", RuntimeWarning, stacklevel=2)
         counts = counts.cpu() if on_host is None else on_host
     return counts.cumsum(0, dtype=torch.int32)
 
 
-def beyond_one_launch(x: Tensor, *weights: Tensor) -> str | None:
-    """Return why a product of x with these weights [groups, out, in] is a loop, or None."""
+def single_launch_problem(x: Tensor, *weights: Tensor) -> str | None:
+    """Return why a product of x [rows, in] with weights [groups, out, in] is a loop, or None."""
     device = x.device
     if device.type != "cuda":
         return f"the tensors are on {device.type}"
@@ -57,17 +58,20 @@ def beyond_one_launch(x: Tensor, *weights: Tensor) -> str | None:
     if dtype != torch.bfloat16:
         return f"torch's grouped_mm multiplies bf16, not {dtype}"
     sizes = {size for weight in weights for size in weight.shape[1:]}
-    if unaligned := sorted(size for size in sizes if size % ALIGNED):
-        return f"{ALIGNED} does not divide {', '.join(map(str, unaligned))}, a width of the experts"
+    if unaligned := sorted(size for size in sizes if size % ALIGNMENT):
+        return (
+            f"{ALIGNMENT} does not divide {', '.join(map(str, unaligned))}, a width of the experts"
+        )
     if not is_compiling():  # a query of the driver would break the graph
         capability = torch.cuda.get_device_capability(device)
-        if capability[0] not in GENERATIONS:
+        if capability[0] not in FAST_CAPABILITIES:
             return f"this GPU has compute capability {capability[0]}.{capability[1]}"
     return None
 
 
 def grouped_product(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    """x [rows, in] is sorted by group; weights [groups, out, in]; `ends` from `group_ends`."""
+    """Return x·Wᵀ [rows, out], with each row's group of weights [groups, out, in]. x [rows, in] is
+    sorted by group; `ends` comes from `group_ends`."""
     half = _autocast_dtype(x.device.type)
     if half is not None:
         x, weights = x.to(half), weights.to(half)
@@ -75,15 +79,16 @@ def grouped_product(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     return product
 
 
-@torch.library.custom_op("headrace::grouped_product", mutates_args=(), tags=WAITS)
+@torch.library.custom_op("headrace::grouped_product", mutates_args=(), tags=DYNAMIC_TAGS)
 def _grouped_product(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     multiply = product_in_one_launch if ends.device.type == "cuda" else product_by_group
     return multiply(x, weights, ends)
 
 
-@torch.library.custom_op("headrace::grouped_outer", mutates_args=(), tags=WAITS)
+@torch.library.custom_op("headrace::grouped_outer", mutates_args=(), tags=DYNAMIC_TAGS)
 def grouped_outer(y: Tensor, x: Tensor, ends: Tensor) -> Tensor:
-    """Σ y⊗x over the rows of each group, [groups, out, in]; zeros for an empty group."""
+    """Return Σ y⊗x over the rows of each group, [groups, out, in], for y [rows, out] and x [rows,
+    in]; zeros for an empty group."""
     multiply = outer_in_one_launch if ends.device.type == "cuda" else outer_by_group
     return multiply(y, x, ends)
 
@@ -139,24 +144,24 @@ def _(y: Tensor, x: Tensor, ends: Tensor) -> Tensor:
     return y.new_empty(ends.shape[0], y.shape[1], x.shape[1])
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
     x, weights, ends = ctx.saved_tensors
-    of_x = _grouped_product(gradient, weights.transpose(1, 2), ends)
-    return of_x, grouped_outer(gradient, x, ends), None
+    grad_x = _grouped_product(dy, weights.transpose(1, 2), ends)
+    return grad_x, grouped_outer(dy, x, ends), None
 
 
-_grouped_product.register_autograd(_backward, setup_context=_keep)
+_grouped_product.register_autograd(_backward, setup_context=_setup_context)
 
 
 @register_flop_formula(torch.ops.headrace.grouped_product)
-def _product_flops(x: Any, weights: Any, *others: Any, **_: Any) -> int:
+def _product_flops(x: Any, weights: Any, *arguments: Any, **_: Any) -> int:
     return int(2 * x[0] * weights[1] * weights[2])
 
 
 @register_flop_formula(torch.ops.headrace.grouped_outer)
-def _outer_flops(y: Any, x: Any, *others: Any, **_: Any) -> int:
+def _outer_flops(y: Any, x: Any, *arguments: Any, **_: Any) -> int:
     return int(2 * y[0] * y[1] * x[1])

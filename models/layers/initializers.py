@@ -32,13 +32,17 @@ class Initializers:
         self.width = width
         self.layers = layers
         self.branches = branches
-        self.names = {id(parameter): name for name, parameter in root.named_parameters()}
+        self.names = {
+            id(parameter): parameter_name for parameter_name, parameter in root.named_parameters()
+        }
         self.functions: dict[str, Initializer] = {}
 
-    def draw(self, name: str, seed: int) -> Tensor:
+    def draw(self, parameter_name: str, seed: int) -> Tensor:
         """Draw the initial value of a parameter."""
-        digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
-        return self.functions[name](torch.Generator().manual_seed(int.from_bytes(digest, "little")))
+        digest = hashlib.blake2b(f"{seed}/{parameter_name}".encode(), digest_size=8).digest()
+        return self.functions[parameter_name](
+            torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+        )
 
     def set(self, parameter: Tensor, function: Initializer) -> None:
         self.functions[self.names[id(parameter)]] = function
@@ -52,14 +56,14 @@ class Initializers:
         parameter: Tensor,
         low: float,
         high: float,
-        then: Callable[[Tensor], Tensor] = lambda drawn: drawn,
+        transform: Callable[[Tensor], Tensor] = lambda drawn: drawn,
     ) -> None:
         """Draw from [low, high) in fp64, then apply `then`."""
         shape = parameter.shape
 
         def draw(numbers: torch.Generator) -> Tensor:
             drawn = torch.rand(shape, generator=numbers, dtype=torch.float64)
-            return then(low + (high - low) * drawn)
+            return transform(low + (high - low) * drawn)
 
         self.set(parameter, draw)
 

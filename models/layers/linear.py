@@ -42,9 +42,9 @@ class SplitLinear(nn.Module):
         self.parts = dict(parts)
         self.wide = wide
         assert wide == tuple(parts)[len(parts) - len(wide) :]
-        size = sum(parts.values())
-        self.weight = nn.Parameter(torch.empty(size, width))
-        self.bias = nn.Parameter(torch.empty(size)) if bias else None
+        num_rows = sum(parts.values())
+        self.weight = nn.Parameter(torch.empty(num_rows, width))
+        self.bias = nn.Parameter(torch.empty(num_rows)) if bias else None
 
     def forward(
         self,
@@ -54,14 +54,17 @@ class SplitLinear(nn.Module):
         joined: bool = False,
         sizes: Sequence[int] | None = None,
     ) -> Tensor | tuple[Tensor, ...]:
-        """`stored` is x in FP8, if a kernel stored it. `joined` returns the parts concatenated, for
-        kernels that take them so; `sizes` are other widths of the returned tensors. (ZeRO-3 gathers
-        weights at a module's call, so nothing else may read them.)"""
+        """Map x [..., width] to one tensor [..., part] for each part; `joined` returns them
+        concatenated, for kernels that take them so.
+
+        `stored` is x in FP8, if a kernel stored it; `sizes` overrides the widths of the returned
+        tensors. (ZeRO-3 gathers weights at a module's call, so nothing else may read them.)
+        """
         sizes = list(sizes or self.parts.values())
         if self.fp8:
-            rows, given = self.narrow_rows(), stored or (None, None)
-            y = fp8_linear(x, *given, self.weight, self.bias, rows, "", self.axis)
-        elif not joined and joins_in_products(x, self.weight):
+            rows, quantized = self.narrow_rows(), stored or (None, None)
+            y = fp8_linear(x, *quantized, self.weight, self.bias, rows, "", self.axis)
+        elif not joined and fuses_gradient_sums(x, self.weight):
             return split_product(x, self.weight, self.bias, sizes)
         else:
             y = F.linear(x, self.weight, self.bias)
@@ -69,7 +72,7 @@ class SplitLinear(nn.Module):
 
     def narrow_rows(self) -> int:
         """Return the number of rows that may run in FP8; they are the first."""
-        return sum(size for name, size in self.parts.items() if name not in self.wide)
+        return sum(size for part, size in self.parts.items() if part not in self.wide)
 
     def resize(self, axis: Axis) -> None:
         self.axis = axis.name
@@ -89,11 +92,12 @@ class OutputLinear(nn.Linear):
     """Name of the tensor-parallel axis, whose ranks share the inputs."""
 
     def forward(self, x: Tensor, stored: Quantized | None = None) -> Tensor:
-        """`stored` is x in FP8, if a kernel stored it."""
+        """Map x [..., in_features] to [..., out_features]. `stored` is x in FP8, if a kernel stored
+        it."""
         bias = self.bias if self.bias is None or self.ranks == 1 else self.bias / self.ranks
         if self.fp8:
-            rows, given = self.narrow_rows(), stored or (None, None)
-            y: Tensor = fp8_linear(x, *given, self.weight, bias, rows, self.axis, "")
+            rows, quantized = self.narrow_rows(), stored or (None, None)
+            y: Tensor = fp8_linear(x, *quantized, self.weight, bias, rows, self.axis, "")
             return y
         return F.linear(x, self.weight, bias)
 
@@ -110,9 +114,9 @@ class OutputLinear(nn.Linear):
         self.ranks, self.axis = axis.size, axis.name
 
 
-def joins_in_products(*operands: Tensor) -> bool:
-    """True if gradients are to be joined inside matrix products: on CUDA, where passes over memory
-    are dear. (A compiled graph fuses such passes itself; autocast casts operands of its own.)"""
+def fuses_gradient_sums(*operands: Tensor) -> bool:
+    """Return True if matrix products should add up gradients: on CUDA, where passes over memory are
+    expensive. (A compiled graph fuses such passes itself; autocast casts operands of its own.)"""
     if operands[0].device.type != "cuda" or is_compiling() or torch.is_autocast_enabled("cuda"):
         return False
     return len({operand.dtype for operand in operands}) == 1
@@ -121,13 +125,13 @@ def joins_in_products(*operands: Tensor) -> bool:
 def split_product(
     x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sequence[int]
 ) -> tuple[Tensor, ...]:
-    """Return x·Wᵀ + bias, split into parts of these sizes.
+    """Return x·Wᵀ + bias, split into tensors [..., size], for x [..., in] and W [Σ sizes, in].
 
-    The gradients of the parts are not concatenated: each is multiplied by its rows of W, and the
-    products add to one gradient of x.
+    The gradients are not concatenated: each is multiplied by its rows of W, and the products add to
+    one gradient of x.
     """
-    parts: tuple[Tensor, ...] = _SplitProduct.apply(x, weight, bias, list(sizes))
-    return parts
+    outputs: tuple[Tensor, ...] = _SplitProduct.apply(x, weight, bias, list(sizes))
+    return outputs
 
 
 class _SplitProduct(torch.autograd.Function):
@@ -137,31 +141,32 @@ class _SplitProduct(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(x, weight)
         ctx.sizes, ctx.bias = sizes, bias is not None
-        parts: tuple[Tensor, ...] = F.linear(x, weight, bias).split(sizes, dim=-1)
-        return parts
+        outputs: tuple[Tensor, ...] = F.linear(x, weight, bias).split(sizes, dim=-1)
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         flat, rows = x.flatten(0, -2), weight.split(ctx.sizes)
-        parts = [grad.flatten(0, -2) for grad in grads]
-        of_x = parts[0] @ rows[0]
-        for part, own in zip(parts[1:], rows[1:], strict=True):
-            torch.addmm(of_x, part, own, out=of_x)
-        of_weight = torch.empty_like(weight)
-        for part, own in zip(parts, of_weight.split(ctx.sizes), strict=True):
-            torch.mm(part.t(), flat, out=own)
-        of_bias = torch.cat([part.sum(0) for part in parts]) if ctx.bias else None
-        return of_x.view(x.shape), of_weight, of_bias, None
+        part_grads = [grad.flatten(0, -2) for grad in grads]
+        grad_x = part_grads[0] @ rows[0]
+        for part_grad, part_rows in zip(part_grads[1:], rows[1:], strict=True):
+            torch.addmm(grad_x, part_grad, part_rows, out=grad_x)
+        grad_weight = torch.empty_like(weight)
+        for part_grad, part_rows in zip(part_grads, grad_weight.split(ctx.sizes), strict=True):
+            torch.mm(part_grad.t(), flat, out=part_rows)
+        grad_bias = torch.cat([part_grad.sum(0) for part_grad in part_grads]) if ctx.bias else None
+        return grad_x.view(x.shape), grad_weight, grad_bias, None
 
 
-def product_beside(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x and x·Wᵀ. What reads the returned x adds to its gradient inside the product."""
-    beside, y = _ProductBeside.apply(x, weight)
-    return beside, y
+def product_with_input(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return x [..., in] and x·Wᵀ [..., out]. The gradient of the returned x is added inside the
+    product of the backward pass."""
+    same_x, y = _ProductWithInput.apply(x, weight)
+    return same_x, y
 
 
-class _ProductBeside(torch.autograd.Function):
+class _ProductWithInput(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(x, weight)
@@ -171,17 +176,17 @@ class _ProductBeside(torch.autograd.Function):
     def backward(ctx: Any, grad_x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
         x, weight = ctx.saved_tensors
         grad = grad.flatten(0, -2)
-        of_x = torch.addmm(grad_x.flatten(0, -2), grad, weight)
-        return of_x.view(x.shape), grad.t() @ x.flatten(0, -2)
+        total_grad = torch.addmm(grad_x.flatten(0, -2), grad, weight)
+        return total_grad.view(x.shape), grad.t() @ x.flatten(0, -2)
 
 
 def outputs(name: str, linear: nn.Linear | SplitLinear, *, blocks: int = 1) -> ShardingSpec:
     """Shard the matrix `name` by its outputs: each part of a SplitLinear separately, and if a part
     consists of several `blocks`, each block."""
-    sizes = [len(linear.weight)]
+    part_sizes = [len(linear.weight)]
     if isinstance(linear, SplitLinear):
-        sizes = list(linear.parts.values())
-    shard = Sharded(0, tuple(size // blocks for size in sizes for _ in range(blocks)))
+        part_sizes = list(linear.parts.values())
+    shard = Sharded(0, tuple(size // blocks for size in part_sizes for _ in range(blocks)))
     return {f"{name}.weight": shard, f"{name}.bias": shard}
 
 

@@ -30,13 +30,15 @@ class RMSNorm(nn.Module):
     def forward(
         self, x: Tensor, residual: Tensor | None = None, *, pair: bool = False, store: bool = False
     ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Quantized | None]:
-        """Return norm(x); with a residual, residual + x and norm(residual + x). `pair` returns x
-        too: the gradient of that x is added inside the kernel. `store` returns x or the sum, the
-        norm, and the norm in FP8 if the kernel stores it."""
-        total, normal, stored = self.results(x, residual, store)
+        """Return norm(x) [..., width]; with a residual, residual + x and norm(residual + x).
+
+        `pair` also returns x: the kernel adds the gradient of that x. `store` returns x or the sum,
+        the norm, and the norm in FP8 if the kernel stores it.
+        """
+        total, normed, stored = self.results(x, residual, store)
         if store:
-            return total, normal, stored
-        return (total, normal) if pair or residual is not None else normal
+            return total, normed, stored
+        return (total, normed) if pair or residual is not None else normed
 
     def results(
         self, x: Tensor, residual: Tensor | None, store: bool
@@ -44,14 +46,14 @@ class RMSNorm(nn.Module):
         if not self.fused(x):
             total = x if residual is None else residual + x
             return total, self.plain(total), None
-        how = (self.weight, self.eps, self.eps_outside)
+        arguments = (self.weight, self.eps, self.eps_outside)
         if residual is None:
-            total, normal, *stored = rms_norm.rms_norm_with_input(x, *how, store=store)
+            total, normed, *stored = rms_norm.rms_norm_with_input(x, *arguments, store=store)
         elif store:
-            total, normal, *stored = rms_norm.rms_norm_fp8(x, residual, *how)
+            total, normed, *stored = rms_norm.rms_norm_fp8(x, residual, *arguments)
         else:
-            total, normal, *stored = rms_norm.add_rms_norm(residual, x, *how)
-        return total, normal, Quantized(*stored) if stored else None
+            total, normed, *stored = rms_norm.add_rms_norm(residual, x, *arguments)
+        return total, normed, Quantized(*stored) if stored else None
 
     def fused(self, x: Tensor) -> bool:
         return uses_kernel(self.kernel, "rms_norm", x, rms_norm.unsupported_reason(x.shape[-1]))
@@ -59,12 +61,12 @@ class RMSNorm(nn.Module):
     def plain(self, x: Tensor) -> Tensor:
         """Reference implementation of the kernel in torch."""
         wide = widen(x)
-        power = wide.square().mean(-1, keepdim=True)
+        mean_square = wide.square().mean(-1, keepdim=True)
         if self.eps_outside:
-            normal = wide / (power.sqrt() + self.eps)
+            normed = wide / (mean_square.sqrt() + self.eps)
         else:
-            normal = wide * torch.rsqrt(power + self.eps)
-        return self.weight * normal.to(x.dtype)
+            normed = wide * torch.rsqrt(mean_square + self.eps)
+        return self.weight * normed.to(x.dtype)
 
 
 class GatedRMSNorm(nn.Module):
@@ -81,13 +83,14 @@ class GatedRMSNorm(nn.Module):
     def forward(
         self, y: Tensor, z: Tensor, axis: Axis = ALONE, *, store: bool = False
     ) -> Tensor | tuple[Tensor, Quantized | None]:
-        """y and z hold this rank's channels of the axis. `store` returns also the norm in FP8, if
-        the kernel stores it: its programs must hold whole rows."""
+        """Return the norm [..., width] of y and z [..., width], this rank's channels of the axis.
+        `store` also returns the norm in FP8, if the kernel stores it: its programs must hold whole
+        rows."""
         problem = rms_norm.unsupported_reason(self.width // self.groups)
         fuses = uses_kernel(self.kernel, "gated_rms_norm", y, problem)
         if store and fuses and self.groups == axis.size == 1:
-            normal, *stored = gated_rms_norm.gated_rms_norm_fp8(y, z, self.weight, self.eps)
-            return normal, Quantized(*stored)
+            normed, *stored = gated_rms_norm.gated_rms_norm_fp8(y, z, self.weight, self.eps)
+            return normed, Quantized(*stored)
         if store:
             return self(y, z, axis), None
         if fuses:
@@ -102,10 +105,10 @@ class GatedRMSNorm(nn.Module):
         gated = widen(y) * F.silu(widen(z))
         runs = group_runs(self.groups, self.width, axis)
         grouped = gated.unflatten(-1, (len(runs), -1))
-        power = sums_of_groups(grouped.square().sum(-1), self.groups, self.width, axis)
-        mean = power.unsqueeze(-1) / (self.width // self.groups)
-        normal: Tensor = grouped * torch.rsqrt(mean + self.eps)
-        return self.weight * normal.flatten(-2).to(y.dtype)
+        square_sums = sums_of_groups(grouped.square().sum(-1), self.groups, self.width, axis)
+        mean = square_sums.unsqueeze(-1) / (self.width // self.groups)
+        normed: Tensor = grouped * torch.rsqrt(mean + self.eps)
+        return self.weight * normed.flatten(-2).to(y.dtype)
 
 
 class LayerNorm(nn.Module):
@@ -121,8 +124,8 @@ class LayerNorm(nn.Module):
         """Return norm(x); with a residual, residual + x and norm(residual + x)."""
         total = x if residual is None else residual + x
         wide = F.layer_norm(widen(total), self.weight.shape, eps=self.eps)
-        normal = self.weight * wide.to(x.dtype) + self.bias
-        return normal if residual is None else (total, normal)
+        normed = self.weight * wide.to(x.dtype) + self.bias
+        return normed if residual is None else (total, normed)
 
     def fused(self, x: Tensor) -> bool:
         """No kernel computes it."""

@@ -28,7 +28,7 @@ class Recomputable(nn.Module):
 
     recompute: bool = False
     saved: Selective | None = None
-    """Results that the call keeps."""
+    """Results that the call stores."""
 
     def __call__(self, *inputs: Any) -> Any:
         if not self.recompute:
@@ -39,9 +39,9 @@ class Recomputable(nn.Module):
 
 
 def recomputed(function: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
-    """Call a function, and again in the backward pass, for which its inputs alone are kept. The
-    states of random numbers are not: no operator draws any, each state is a copy of 5 KB, and on a
-    GPU the host waits for it."""
+    """Call a function, and again in the backward pass: only its inputs are stored. States of random
+    numbers are not: no operator draws any, each state is a copy of 5 KB, and on a GPU the host
+    waits for it."""
     if not torch.is_grad_enabled():
         return function(*inputs)
     return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False, **options)
@@ -54,7 +54,7 @@ def _contexts(saved: Selective) -> tuple[Any, Any]:
     that gather weights ahead have others.
     """
     results: deque[_Result] = deque()
-    return _Keep(saved, results), _TakeBack(saved, results)
+    return _StoreResults(saved, results), _ReplayResults(saved, results)
 
 
 @dataclass
@@ -65,7 +65,7 @@ class _Result:
     """None after a write to it."""
 
 
-class _Saved(SeesWholeResults):
+class _ResultsContext(SeesWholeResults):
     """Base of the two contexts, which share the results."""
 
     def __init__(self, saved: Selective, results: deque[_Result]) -> None:
@@ -78,7 +78,7 @@ class _Saved(SeesWholeResults):
         return not self.within and self.saved.keeps(operation)
 
     def computed(self, compute: Whole) -> tuple[Tensor, ...]:
-        """Return the result of operations that are not kept one by one."""
+        """Return the result of operations that are not stored one by one."""
         self.within = True
         try:
             return compute()
@@ -86,8 +86,8 @@ class _Saved(SeesWholeResults):
             self.within = False
 
 
-class _Keep(_Saved):
-    """Keep the results of operations."""
+class _StoreResults(_ResultsContext):
+    """Store the results of operations."""
 
     def __init__(self, saved: Selective, results: deque[_Result]) -> None:
         super().__init__(saved, results)
@@ -97,38 +97,38 @@ class _Keep(_Saved):
         self, operation: Any, types: Any, inputs: Any = (), options: Any = None
     ) -> Any:
         options = options or {}
-        made = operation(*inputs, **options)
+        result = operation(*inputs, **options)
         for tensor in _written(operation, inputs, options):
             if changed := self.by_storage.pop(_storage(tensor), None):
                 changed.value = None
         if self.keeps(operation):
-            self._keep(operation, made)
-        return made
+            self._keep(operation, result)
+        return result
 
-    def _keep(self, operation: Any, made: Any) -> None:
-        kept = tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, made)
-        self.results.append(_Result(operation, kept))
-        self.by_storage |= {_storage(x): self.results[-1] for x in _tensors(kept)}
+    def _keep(self, operation: Any, result: Any) -> None:
+        detached = tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, result)
+        self.results.append(_Result(operation, detached))
+        self.by_storage |= {_storage(x): self.results[-1] for x in _tensors(detached)}
 
     def whole(self, kind: Results, compute: Whole) -> tuple[Tensor, ...]:
         if kind not in self.saved.save:
             return compute()
-        made = self.computed(compute)
-        self._keep(kind, made)
-        return made
+        result = self.computed(compute)
+        self._keep(kind, result)
+        return result
 
 
-class _TakeBack(_Saved):
-    """Return the kept results of operations in the order of the forward pass."""
+class _ReplayResults(_ResultsContext):
+    """Return stored results of operations in the order of the forward pass."""
 
     def __torch_dispatch__(
         self, operation: Any, types: Any, inputs: Any = (), options: Any = None
     ) -> Any:
-        kept = self._take(operation) if self.keeps(operation) else None
-        return operation(*inputs, **(options or {})) if kept is None else kept
+        stored = self._take(operation) if self.keeps(operation) else None
+        return operation(*inputs, **(options or {})) if stored is None else stored
 
     def _take(self, operation: Any) -> Any:
-        """Return the kept result of the operation, None if it was written to."""
+        """Return the stored result of the operation, None if it was written to."""
         result = self.results.popleft()
         assert result.operation == operation, f"{operation}, not {result.operation}"
         return result.value
@@ -136,8 +136,8 @@ class _TakeBack(_Saved):
     def whole(self, kind: Results, compute: Whole) -> tuple[Tensor, ...]:
         if kind not in self.saved.save:
             return compute()
-        kept: tuple[Tensor, ...] | None = self._take(kind)
-        return self.computed(compute) if kept is None else kept
+        stored: tuple[Tensor, ...] | None = self._take(kind)
+        return self.computed(compute) if stored is None else stored
 
 
 def _written(operation: Any, inputs: Any, options: Any) -> list[Tensor]:

@@ -16,43 +16,46 @@ from ..kernels import rope as rope_kernel
 from ..kernels.choice import uses_kernel
 
 
-def frequencies(rope: Rope, dim: int, device: torch.device) -> tuple[Tensor, float]:
-    """Frequencies, fp32 [dim / 2], and the factor that scales rotated vectors (yarn)."""
-    exponent = torch.arange(0, dim, 2, device=device, dtype=torch.float32) / dim
+def frequencies(rope: Rope, head_dim: int, device: torch.device) -> tuple[Tensor, float]:
+    """Return frequencies, fp32 [head_dim / 2], and a factor that scales rotated vectors (yarn)."""
+    exponent = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
     if rope.scaling == "ntk":
-        base = rope.base * rope.factor ** (dim / (dim - 2))
+        base = rope.base * rope.factor ** (head_dim / (head_dim - 2))
         return base**-exponent, 1.0
-    plain = rope.base**-exponent
+    base_frequencies = rope.base**-exponent
     if rope.scaling == "linear":
-        return plain / rope.factor, 1.0
+        return base_frequencies / rope.factor, 1.0
     if rope.scaling == "yarn":
-        turns = [rope.beta_fast, rope.beta_slow]
-        low, high = (
-            dim * math.log(rope.original_length / (n * 2 * math.pi)) / (2 * math.log(rope.base))
-            for n in turns
+        betas = [rope.beta_fast, rope.beta_slow]
+        first, last = (
+            head_dim
+            * math.log(rope.original_length / (beta * 2 * math.pi))
+            / (2 * math.log(rope.base))
+            for beta in betas
         )
-        low, high = max(math.floor(low), 0), min(math.ceil(high), dim - 1)
-        index = torch.arange(dim // 2, device=device, dtype=torch.float32)
-        stretched = ((index - low) / max(high - low, 0.001)).clamp(0, 1)
-        mixed = plain / rope.factor * stretched + plain * (1 - stretched)
-        return mixed, 0.1 * math.log(rope.factor) + 1
+        first, last = max(math.floor(first), 0), min(math.ceil(last), head_dim - 1)
+        pair = torch.arange(head_dim // 2, device=device, dtype=torch.float32)
+        stretch = ((pair - first) / max(last - first, 0.001)).clamp(0, 1)
+        blended = base_frequencies / rope.factor * stretch + base_frequencies * (1 - stretch)
+        return blended, 0.1 * math.log(rope.factor) + 1
     if rope.scaling == "llama3":
-        turns_made = rope.original_length * plain / (2 * math.pi)
-        width = rope.high_freq_factor - rope.low_freq_factor
-        kept = ((turns_made - rope.low_freq_factor) / width).clamp(0, 1)
-        return plain * kept + plain / rope.factor * (1 - kept), 1.0
-    return plain, 1.0
+        num_turns = rope.original_length * base_frequencies / (2 * math.pi)
+        transition = rope.high_freq_factor - rope.low_freq_factor
+        weight = ((num_turns - rope.low_freq_factor) / transition).clamp(0, 1)
+        return base_frequencies * weight + base_frequencies / rope.factor * (1 - weight), 1.0
+    return base_frequencies, 1.0
 
 
-def rotation(rope: Rope, positions: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, fp32 [rows, length, 1, dim / 2]."""
-    speed, length = frequencies(rope, dim, positions.device)
-    angle = positions.unsqueeze(-1).float() * speed
-    return (angle.cos() * length).unsqueeze(2), (angle.sin() * length).unsqueeze(2)
+def rotation(rope: Rope, positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines, fp32 [rows, length, 1, head_dim / 2]; positions [rows, length]."""
+    frequency, amplitude = frequencies(rope, head_dim, positions.device)
+    angle = positions.unsqueeze(-1).float() * frequency
+    return (angle.cos() * amplitude).unsqueeze(2), (angle.sin() * amplitude).unsqueeze(2)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, kernel: Kernel = "auto") -> Tensor:
-    """Rotate x [rows, length, heads, dim]; angles are fp32, products fp32 or wider."""
+    """Rotate x [rows, length, heads, head_dim] by angles [rows or 1, length, 1, half]. Angles are
+    fp32, products fp32 or wider; channels from 2·half on stay."""
     if uses_kernel(kernel, "rope", x):
         fused: Tensor = rope_kernel.rope(x, cos, sin, False)
         return fused
@@ -62,6 +65,6 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, kernel: Kernel = "auto") -> Tens
 def plain(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Reference implementation of the kernel in torch."""
     half = cos.shape[-1]
-    a, b, still = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    turned = torch.cat([a * cos - b * sin, b * cos + a * sin, still], dim=-1)
-    return turned.to(x.dtype)
+    a, b, unrotated = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    rotated = torch.cat([a * cos - b * sin, b * cos + a * sin, unrotated], dim=-1)
+    return rotated.to(x.dtype)

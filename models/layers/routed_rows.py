@@ -1,7 +1,6 @@
-"""Tokens to the rows of their experts, sorted by expert, and back, by the fused kernel or in plain
-torch.
+"""Dispatch tokens to rows sorted by expert, and combine them: fused kernel, or plain torch.
 
-    rows[places[t, j]] = x[t]           y[t] = Σ_j weights[t, j] · rows[places[t, j]]
+rows[row_ids[t, j]] = x[t]           y[t] = Σ_j weights[t, j] · rows[row_ids[t, j]]
 """
 
 from __future__ import annotations
@@ -15,30 +14,30 @@ from ..kernels import routed_rows as kernels
 from ..kernels.choice import uses_kernel
 
 
-def places_of(experts: Tensor) -> Tensor:
-    """Return the row of each choice among all rows sorted by expert, int64 [tokens, k]; `experts`
-    are the choices."""
+def sort_choices(experts: Tensor) -> Tensor:
+    """Return row_ids int64 [tokens, k]: the row of each choice when all are sorted by expert.
+    experts [tokens, k] holds the choices."""
     order = experts.flatten().argsort(stable=True)
     rows = torch.arange(len(order), device=order.device)
     return torch.empty_like(order).scatter(0, order, rows).view_as(experts)
 
 
-def spread(x: Tensor, places: Tensor, kernel: Kernel = "auto") -> Tensor:
-    """Return the rows of x [tokens, width]."""
+def dispatch(x: Tensor, row_ids: Tensor, kernel: Kernel = "auto") -> Tensor:
+    """Return rows [tokens · k, width], sorted by expert, for x [tokens, width]."""
     if _fused(x, kernel):
-        fused: Tensor = kernels.dispatch_rows(x, places)
+        fused: Tensor = kernels.dispatch_rows(x, row_ids)
         return fused
-    choices = x if places.shape[1] == 1 else x.repeat_interleave(places.shape[1], dim=0)
-    rows: Tensor = torch.empty_like(choices).index_copy(0, places.flatten(), choices)
+    choices = x if row_ids.shape[1] == 1 else x.repeat_interleave(row_ids.shape[1], dim=0)
+    rows: Tensor = torch.empty_like(choices).index_copy(0, row_ids.flatten(), choices)
     return rows
 
 
-def collect(rows: Tensor, places: Tensor, weights: Tensor, kernel: Kernel = "auto") -> Tensor:
-    """Return the weighted sum of each token's rows; `weights` are [tokens, k]."""
+def combine(rows: Tensor, row_ids: Tensor, weights: Tensor, kernel: Kernel = "auto") -> Tensor:
+    """Return each token's weighted sum of its rows, [tokens, width]; weights [tokens, k]."""
     if _fused(rows, kernel):
-        fused: Tensor = kernels.combine_rows(rows, places, weights)
+        fused: Tensor = kernels.combine_rows(rows, row_ids, weights)
         return fused
-    choices = rows.index_select(0, places.flatten()).unflatten(0, places.shape)
+    choices = rows.index_select(0, row_ids.flatten()).unflatten(0, row_ids.shape)
     summed: Tensor = (choices * weights.unsqueeze(-1).to(rows.dtype)).sum(dim=1)
     return summed
 

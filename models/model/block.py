@@ -51,7 +51,7 @@ class ResidualBranch(Recomputable):
         auxiliary losses, [rows]. The sum comes from the norm: its kernel adds the gradients of what
         reads the sum to its own."""
         axes = self.operator.axes(batch.axes)
-        axis, call = axes.tensor, batch.for_call(state, axes)
+        axis, call = axes.tensor, batch.call_context(state, axes)
         if self.stores and axis.size == 1:  # else rows are gathered between norm and operator
             inputs = (u,) if added is None else (added, u)
             u, normal, stored = self.norm(*inputs, store=True)
@@ -95,7 +95,7 @@ class Block(Recomputable):
         if self.call is None:
             u, y, losses = self.mixer(u, batch, next(state))
         else:
-            fed = u + self.call(shared, u, batch.for_call(next(state)))
+            fed = u + self.call(shared, u, batch.call_context(next(state)))
             _, y, losses = self.mixer(fed, batch, next(state))
         if self.mlp is not None:
             if self.layer.parallel:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from ..config.options.attention import AttentionOptions
 from ..documents import Documents
-from ..layers.attention.packed import applies, packed_attention
+from ..layers.attention.packed import packed_attention, supports_packed_attention
 from ..layers.attention.ring_flash import ring_flash_attention
 from ..layers.initializers import Initializers
 from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
@@ -27,88 +27,100 @@ class Attention(Operator):
     Options = AttentionOptions
 
     def __init__(self, options: AttentionOptions, width: int, input_width: int = 0) -> None:
-        """`input_width`: width of the input, if it differs from that of the output."""
+        """`input_width` is the width of the input; 0: that of the output."""
         super().__init__(options, width)
-        self.head_dim = dim = options.dim(input_width or width)
-        kv = dim * (options.kv_heads or options.heads)
-        parts = {"q": dim * options.heads, "k": kv, "v": kv}
-        self.qkv = SplitLinear(input_width or width, parts, bias=options.qkv_bias)
-        self.q_norm = RMSNorm(dim, 1e-6, kernel=options.kernel) if options.qk_norm else None
-        self.k_norm = RMSNorm(dim, 1e-6, kernel=options.kernel) if options.qk_norm else None
-        self.out = OutputLinear(dim * options.heads, width, bias=options.output_bias)
-        self.scale = dim**-0.5
+        self.head_dim = head_dim = options.dim(input_width or width)
+        kv_width = head_dim * (options.kv_heads or options.heads)
+        widths = {"q": head_dim * options.heads, "k": kv_width, "v": kv_width}
+        self.qkv = SplitLinear(input_width or width, widths, bias=options.qkv_bias)
+        self.q_norm = RMSNorm(head_dim, 1e-6, kernel=options.kernel) if options.qk_norm else None
+        self.k_norm = RMSNorm(head_dim, 1e-6, kernel=options.kernel) if options.qk_norm else None
+        self.out = OutputLinear(head_dim * options.heads, width, bias=options.output_bias)
+        self.scale = head_dim**-0.5
 
     def forward(self, x: Tensor, batch: BatchContext) -> Tensor:
+        """Map x [b, t, width] to [b, t, width]."""
+        # q [b, t, heads·head_dim]   k, v [b, t, kv_heads·head_dim], of this rank
         q, k, v = self.qkv(x, batch.stored)
         return self.attend(q, k, v, batch)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, batch: BatchContext) -> Tensor:
-        heads = self.options.heads
-        shared = (self.options.kv_heads or heads, heads, batch.axes.tensor)
+        """Return out(softmax(q·kᵀ/√d)·v) [b, t, width] from projections of x, as in `forward`."""
+        num_heads = self.options.heads
+        group_layout = (self.options.kv_heads or num_heads, num_heads, batch.axes.tensor)
         q = q.unflatten(-1, (-1, self.head_dim))
-        k, v = own_groups(k, *shared), own_groups(v, *shared)
+        k, v = own_groups(k, *group_layout), own_groups(v, *group_layout)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.options.rope is not None:
-            turning = self.options.rope.channels or self.head_dim
-            cos, sin = rotation(self.options.rope, batch.positions, turning)
+            rotated_channels = self.options.rope.channels or self.head_dim
+            cos, sin = rotation(self.options.rope, batch.positions, rotated_channels)
             q, k = (rotate(t, cos, sin, self.options.kernel) for t in (q, k))
             v = v.contiguous()  # a view would keep the joined q, k and v for the backward pass
-        result: Tensor = self.out(self.over_rows(q, k, v, batch).flatten(2))
-        return result
+        out: Tensor = self.out(self.attend_across_ranks(q, k, v, batch).flatten(2))
+        return out
 
-    def over_rows(self, q: Tensor, k: Tensor, v: Tensor, batch: BatchContext) -> Tensor:
-        """q [rows, part, heads, dim], k and v [rows, part, kv_heads, dim] → like q: all that needs
-        other tokens, in the form of the context axis."""
+    def attend_across_ranks(self, q: Tensor, k: Tensor, v: Tensor, batch: BatchContext) -> Tensor:
+        """Return softmax(q·kᵀ·scale)·v like q, with the tokens of all context-parallel ranks.
+
+        q [rows, part, heads, head_dim], k and v [rows, part, kv_heads, head_dim], for this rank's
+        part of each row.
+        """
         axis = batch.axes.context
         if axis.size > 1 and batch.axes.attention == "ring":
-            own = batch.documents
-            return self.ring(q, k, v, None if own is None else own.whole, axis)
-        whole = batch.whole(q.shape[1])
+            documents = batch.documents
+            return self.attend_ring(q, k, v, None if documents is None else documents.whole, axis)
+        row_batch = batch.whole_row_context(q.shape[1])
         q, k, v = to_heads(q, k, v, axis)
-        return from_heads(self.whole_rows(q, k, v, whole), axis)
+        return from_heads(self.attend_rows(q, k, v, row_batch), axis)
 
-    def ring(
+    def attend_ring(
         self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None, axis: Axis
     ) -> Tensor:
-        """Attention of this rank's part of the rows; `documents` are those of whole rows."""
+        """Ring attention of this rank's part of the rows, with shapes as in `attend_across_ranks`;
+        `documents` are those of whole rows."""
         window = self.options.window
-        if window is None and applies(self.options.kernel, q):
+        if window is None and supports_packed_attention(self.options.kernel, q):
             return ring_flash_attention(q, k, v, documents, axis, scale=self.scale)
         zigzag, device = Zigzag(q.shape[1], axis), q.device
-        first = None
+        first_keys = None
         if documents is not None:
             key = ("tiles", window, q.shape[1], axis.rank, axis.size)
-            first = documents.kept(
+            first_keys = documents.kept(
                 key,
-                lambda host: FirstKeys.build(reach(host.positions, window), zigzag).to(device),
+                lambda host: FirstKeys.build(count_visible(host.positions, window), zigzag).to(
+                    device
+                ),
             )
         elif window is not None:
-            first = FirstKeys.of_window(window, zigzag, device)
-        return ring_attention(q, k, v, first, zigzag, scale=self.scale)
+            first_keys = FirstKeys.of_window(window, zigzag, device)
+        return ring_attention(q, k, v, first_keys, zigzag, scale=self.scale)
 
-    def whole_rows(self, q: Tensor, k: Tensor, v: Tensor, batch: BatchContext) -> Tensor:
+    def attend_rows(self, q: Tensor, k: Tensor, v: Tensor, batch: BatchContext) -> Tensor:
+        """Attend within whole rows: q [rows, length, heads, head_dim], k and v with kv_heads."""
         if batch.state is not None:
-            k, v = remember(k, v, batch.state)
+            k, v = append_to_cache(k, v, batch.state)
         documents = batch.documents if batch.state is None else None
-        if documents is not None and applies(self.options.kernel, q):
+        if documents is not None and supports_packed_attention(self.options.kernel, q):
             window = self.options.window
             spans = documents.spans()
             return packed_attention(q, k, v, spans, scale=self.scale, window=window)
         if documents is None or is_compiling():
-            return self.product(q, k, v, visible(batch, q.shape[1], self.options.window))
+            return self.masked_attention(
+                q, k, v, attention_mask(batch, q.shape[1], self.options.window)
+            )
         # One document per row: plain causal attention never sees the padding at the end.
         buckets = documents.buckets()
         qkv = zip(buckets.spread(q), buckets.spread(k), buckets.spread(v), strict=True)
-        return buckets.collect([self.alone(*bucket) for bucket in qkv], len(q))
+        return buckets.collect([self.attend_document(*bucket) for bucket in qkv], len(q))
 
-    def alone(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend_document(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         positions = torch.arange(q.shape[1], device=q.device).unsqueeze(0)
-        return self.product(
-            q, k, v, visible(BatchContext(positions), q.shape[1], self.options.window)
+        return self.masked_attention(
+            q, k, v, attention_mask(BatchContext(positions), q.shape[1], self.options.window)
         )
 
-    def product(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    def masked_attention(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         y = F.scaled_dot_product_attention(
             q.transpose(1, 2),
             k.transpose(1, 2),
@@ -139,29 +151,30 @@ class Attention(Operator):
         return {"attention": 4.0 * length * self.head_dim * self.options.heads}
 
 
-def remember(k: Tensor, v: Tensor, state: State) -> tuple[Tensor, Tensor]:
-    """Append keys and values to the cache. Return all of them so far."""
+def append_to_cache(k: Tensor, v: Tensor, state: State) -> tuple[Tensor, Tensor]:
+    """Append k and v [rows, new, kv_heads, head_dim] to the cache; return all keys and values,
+    [rows, seen + new, kv_heads, head_dim]."""
     end = state.seen + k.shape[1]
     assert end <= state.capacity, "the sequence fits into the cache"
-    for name, new in (("keys", k), ("values", v)):
+    for name, new_tensor in (("keys", k), ("values", v)):
         if name not in state.tensors:
-            shape = (new.shape[0], state.capacity, *new.shape[2:])
-            state.tensors[name] = new.new_zeros(shape)
-        state.tensors[name][:, state.seen : end] = new
+            shape = (new_tensor.shape[0], state.capacity, *new_tensor.shape[2:])
+            state.tensors[name] = new_tensor.new_zeros(shape)
+        state.tensors[name][:, state.seen : end] = new_tensor
     return state.tensors["keys"][:, :end], state.tensors["values"][:, :end]
 
 
-def reach(positions: Tensor, window: int | None) -> Tensor:
-    """int64 [rows or 1, length]: number of earlier keys that each query sees."""
+def count_visible(positions: Tensor, window: int | None) -> Tensor:
+    """Return the number of earlier keys that each query sees, int64 [rows or 1, length]."""
     return positions if window is None else positions.clamp(max=window - 1)
 
 
-def visible(batch: BatchContext, queries: int, window: int | None) -> Tensor | None:
-    """bool [rows or 1, 1, queries, keys], or None for plain causal attention."""
-    seen = batch.state.seen if batch.state else 0
-    if batch.documents is None and not seen and (window is None or window >= queries):
+def attention_mask(batch: BatchContext, num_queries: int, window: int | None) -> Tensor | None:
+    """Return bool [rows or 1, 1, queries, keys], or None for plain causal attention."""
+    num_cached = batch.state.seen if batch.state else 0
+    if batch.documents is None and not num_cached and (window is None or window >= num_queries):
         return None
-    past = reach(batch.positions, window)
-    key = torch.arange(seen + queries, device=past.device)
-    query = key[seen:, None]
-    return ((key <= query) & (key >= query - past[..., None])).unsqueeze(1)
+    num_visible = count_visible(batch.positions, window)
+    key = torch.arange(num_cached + num_queries, device=num_visible.device)
+    query = key[num_cached:, None]
+    return ((key <= query) & (key >= query - num_visible[..., None])).unsqueeze(1)

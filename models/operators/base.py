@@ -32,7 +32,7 @@ class State:
 
 @dataclass(frozen=True)
 class BatchContext:
-    """Inputs of an operator beside x: those of the whole forward pass, and those of one call."""
+    """Inputs of an operator besides x: of the whole forward pass, and of one call."""
 
     positions: Tensor
     """int64 [rows or 1, length]: position of each token in its document (RoPE, learned)."""
@@ -59,15 +59,13 @@ class BatchContext:
     routed: list[Tensor] | None = None
     """Tokens of text that each expert gets, [experts]: operators append them if it is a list."""
 
-    def for_call(self, state: State | None, axes: Axes | None = None) -> BatchContext:
-        """Context of one operator call, with an empty list of losses; `axes` if they differ."""
+    def call_context(self, state: State | None, axes: Axes | None = None) -> BatchContext:
+        """Return the context of one operator call, with an empty list of losses."""
         return replace(self, state=state, losses=[], axes=axes or self.axes)
 
-    def whole(self, length: int) -> BatchContext:
-        """Context of whole rows, for operators that gather them over the context-parallel axis.
-
-        `length` is the length of this rank's part of a row.
-        """
+    def whole_row_context(self, length: int) -> BatchContext:
+        """Return the context of whole rows, for operators that gather them over the context axis.
+        `length` is that of this rank's part of a row."""
         axis = self.axes.context
         if axis.size == 1:
             return self
@@ -121,7 +119,7 @@ class Operator(nn.Module, ABC):
         """Return how parameters are sharded over this number of tensor-parallel ranks."""
 
     def fused(self, device: torch.device) -> bool:
-        """True if fused kernels are asked for on this device."""
+        """Return True if the options request fused kernels on this device."""
         return isinstance(self.options, FusedOptions) and requests_kernel(
             self.options.kernel, device
         )
@@ -131,31 +129,31 @@ class Operator(nn.Module, ABC):
         return None
 
     def packing_chunks(self, length: int) -> set[int]:
-        """Chunk sizes in whose layouts plain torch needs packed rows of this length."""
+        """Return the chunk sizes to which plain torch aligns packed rows of this length."""
         return set()
 
     def stacks(self) -> dict[str, tuple[int, ...]]:
-        """Parameters [stack, rows, columns] that hold projections outside linear layers, by name,
-        with the rows of each projection, concatenated."""
+        """Return, by name, parameters [stack, rows, columns] that hold projections outside linear
+        layers: the rows of each of the concatenated projections."""
         return {}
 
     def unused_parameters(self) -> int:
-        """Return the number of parameters that a token does not use."""
+        """Return the number of parameters that one token does not use."""
         return 0
 
     def flops(self, length: int) -> dict[str, float]:
-        """Forward floating-point operations for each token, by part, at this sequence length.
+        """Return forward FLOPs per token at this sequence length, by name of a computation.
 
         Matrix products with weights are left out: they are counted from the module.
         """
         return {}
 
     def step_flops(self, seen: int) -> dict[str, float]:
-        """Operations for one token of generation, after `seen` others."""
+        """Return FLOPs for one generated token, after `seen` tokens."""
         return self.flops(seen)
 
 
-class Call(Recomputable, ABC):
+class SharedCall(Recomputable, ABC):
     """One call of a shared operator: `forward(operator, x, batch)`, with weights of this call.
 
     Under tensor parallelism, input and output are this rank's part of each sequence.
@@ -177,5 +175,5 @@ class SharedOperator(Operator):
     of sequences, as those of its calls."""
 
     @abstractmethod
-    def new_call(self) -> Call:
+    def new_call(self) -> SharedCall:
         """Return the weights of one call."""

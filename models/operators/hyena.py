@@ -22,29 +22,31 @@ from .short_conv import ShortConvolution
 
 
 class Hyena(Operator):
-    """Subclasses implement `mix`: the gates, and the operator between them. `skip` is the number of
-    weights d."""
+    """Subclasses implement `mix`: the gates, and the operator between them. `skip_width` is the
+    number of weights d."""
 
-    def __init__(self, options: HyenaOptions, width: int, *, skip: int = 0) -> None:
+    def __init__(self, options: HyenaOptions, width: int, *, skip_width: int = 0) -> None:
         super().__init__(options, width)
-        parts = {"q": width, "k": width, "v": width}
-        self.qkv = SplitLinear(width, parts, bias=options.qkv_bias)
+        widths = {"q": width, "k": width, "v": width}
+        self.qkv = SplitLinear(width, widths, bias=options.qkv_bias)
         self.featurizer = ShortConvolution(
             3 * width, options.featurizer, bias=options.featurizer_bias
         )
-        self.skip = nn.Parameter(torch.empty(skip)) if skip else None
+        self.skip = nn.Parameter(torch.empty(skip_width)) if skip_width else None
         self.output = OutputLinear(width, width, bias=options.output_bias)
 
     def forward(self, u: Tensor, batch: BatchContext) -> Tensor:
-        z = self.featurizer(
+        """Map u [b, t, width] to [b, t, width]."""
+        # qkv [b, t, 3·width], of this rank's channels
+        qkv = self.featurizer(
             self.qkv(u, batch.stored, joined=True), batch, kernel=self.options.kernel
         )
-        result: Tensor = self.output(self.mix(z, batch))
-        return result
+        out: Tensor = self.output(self.mix(qkv, batch))
+        return out
 
     @abstractmethod
     def mix(self, z: Tensor, batch: BatchContext) -> Tensor:
-        """Return q ⊙ (h ∗ w + d·w); z holds q, k and v, concatenated."""
+        """Return q ⊙ (h ∗ w + d·w) [b, t, width]; z [b, t, 3·width] holds q, k and v."""
 
     def init_weights(self, init: Initializers) -> None:
         init.linear(self.qkv)
@@ -55,11 +57,11 @@ class Hyena(Operator):
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
         """Shard by channels."""
-        thrice = Sharded(0, (self.width,) * 3)
+        qkv_shards = Sharded(0, (self.width,) * 3)
         return {
             **outputs("qkv", self.qkv),
-            "featurizer.taps": thrice,
-            "featurizer.bias": thrice,
+            "featurizer.taps": qkv_shards,
+            "featurizer.bias": qkv_shards,
             "skip": Sharded(0),
             **inputs("output"),
         }

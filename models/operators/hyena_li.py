@@ -47,13 +47,13 @@ class HyenaLI(ModalHyena):
     def init_weights(self, init: Initializers) -> None:
         super().init_weights(init)
         # γ = log u for uniform u, p = −1: the rate is e^{p+γ}.
-        starts: dict[str, Callable[[Tensor], Tensor]] = {
+        initial_rates: dict[str, Callable[[Tensor], Tensor]] = {
             "log": lambda u: (u / math.e).log(),
             "plain": lambda u: u / math.e,
             "product": lambda u: torch.stack([-torch.ones_like(u[0]), u[1].log()]),
         }
         options = self.options
-        init.uniform(self.rates, options.gamma_min, options.gamma_max, starts[options.rates])
+        init.uniform(self.rates, options.gamma_min, options.gamma_max, initial_rates[options.rates])
         init.normal(self.residues, 0.1 / math.sqrt(options.state_size))
         if self.angles is not None and self.residues_i is not None:
             init.uniform(self.angles, 0, math.pi)
@@ -67,8 +67,8 @@ class HyenaLI(ModalHyena):
         }
 
 
-def plain_rates(parameter: Tensor, options: HyenaLIOptions) -> Tensor:
-    """Return the rates [filters, N] that the parameter `rates` stands for."""
+def plain_rates(rates: Tensor, options: HyenaLIOptions) -> Tensor:
+    """Map the parameter [filters, N], or [2, filters, N] for "product", to λ [filters, N]."""
     if options.rates == "product":
-        parameter = parameter.sum(0)
-    return parameter if options.rates == "plain" else torch.exp(parameter)
+        rates = rates.sum(0)
+    return rates if options.rates == "plain" else torch.exp(rates)

@@ -28,10 +28,10 @@ from ..parallel.channels import ALL
 from ..parallel.local_shard import ShardingSpec, filters
 from .base import BatchContext
 from .hyena_long import LongHyena
-from .short_conv import remembered_convolution
+from .short_conv import stateful_convolution
 
 
-class SomeOutputs(nn.Linear):
+class SliceableLinear(nn.Linear):
     """A linear map that can compute a slice of its outputs."""
 
     def forward(self, x: Tensor, outputs: slice = ALL) -> Tensor:
@@ -53,18 +53,17 @@ class HyenaLIFreeform(LongHyena):
             ]
         )
         self.frequency = nn.Parameter(torch.empty(inner))
-        self.last = SomeOutputs(inner, self.groups, bias=False)
+        self.last = SliceableLinear(inner, self.groups, bias=False)
         self.decay = nn.Parameter(torch.empty(self.groups)) if options.learned_decay else None
 
     def taps(self, length: int, filters: slice, axis: Axis) -> Tensor:
-        """h [filters, length] for some of the filters that this rank holds; the horizon bounds the
-        length."""
+        """Return h [filters, length] for a range of this rank's filters; length ≤ horizon."""
         horizon = self.options.filter_horizon
         dtype = torch.promote_types(self.frequency.dtype, torch.float32)
         step = torch.arange(length, device=self.frequency.device, dtype=dtype)
         time = (step / (horizon - 1)).unsqueeze(-1)
-        number = self.options.features // 2
-        bands = torch.linspace(1e-4, number - 1, number, device=step.device, dtype=dtype)
+        num_bands = self.options.features // 2
+        bands = torch.linspace(1e-4, num_bands - 1, num_bands, device=step.device, dtype=dtype)
         angle = (2 * math.pi / horizon * step).unsqueeze(-1) * bands
         hidden = torch.cat([time, angle.cos(), -angle.sin()], dim=-1).to(self.frequency.dtype)
         for layer in self.layers:
@@ -79,32 +78,38 @@ class HyenaLIFreeform(LongHyena):
         return (widen(self.last(hidden, filters)) * torch.exp(-time * decay)).T
 
     def decays(self, like: Tensor) -> Tensor:
-        """α of every filter at the start, with the type and device of `like`."""
+        """Return the initial α [groups], with the dtype and device of `like`."""
         slowest, fastest = (
-            math.log(0.01) / part for part in (self.options.slow_decay, self.options.fast_decay)
+            math.log(0.01) / decay_option
+            for decay_option in (self.options.slow_decay, self.options.fast_decay)
         )
         return torch.linspace(slowest, fastest, self.groups, device=like.device, dtype=like.dtype)
 
     def filtered(self, x: Tensor, batch: BatchContext, skip: Tensor, *, gated: bool) -> Tensor:
         if batch.axes.context.size == 1:
-            channels = x.shape[-1] // (3 if gated else 1)
-            return self.whole_rows(x, ALL, channels, batch, gated=gated, skip=skip)
-        return self.filtered_by_channels(x, self.whole_rows, batch, skip, gated=gated)
+            num_channels = x.shape[-1] // (3 if gated else 1)
+            return self.filter_rows(x, ALL, num_channels, batch, gated=gated, skip=skip)
+        return self.filtered_by_channels(x, self.filter_rows, batch, skip, gated=gated)
 
-    def whole_rows(
-        self, x: Tensor, part: slice, channels: int, batch: BatchContext, **options: Any
+    def filter_rows(
+        self,
+        x: Tensor,
+        channel_range: slice,
+        num_channels: int,
+        batch: BatchContext,
+        **options: Any,
     ) -> Tensor:
-        """Filter a part of the channels of whole rows."""
+        """Filter x [rows, length, channels], a range of the channels of whole rows."""
         state = batch.state
-        longest = state.capacity if state is not None else x.shape[1]
-        reach = min(longest, self.options.filter_horizon)
+        max_length = state.capacity if state is not None else x.shape[1]
+        reach = min(max_length, self.options.filter_horizon)
 
-        def compute(filters: slice) -> Tensor:
+        def compute_taps(filters: slice) -> Tensor:
             return self.taps(reach, filters, batch.axes.tensor)
 
-        taps = self.taps_of(compute, channels, part, batch)
+        taps = self.taps_for_channels(compute_taps, num_channels, channel_range, batch)
         options["kernel"] = self.options.kernel
-        return remembered_convolution(x, taps, batch, "filter", **options)
+        return stateful_convolution(x, taps, batch, "filter", **options)
 
     def untraced(self, axes: Axes, device: torch.device) -> str | None:
         reach, ranks = self.options.filter_horizon, axes.context.size
@@ -128,21 +133,21 @@ class HyenaLIFreeform(LongHyena):
             init.constant(self.decay, self.decays(torch.empty(0)))
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
-        own = filters(["last.weight", "decay"], self.groups, ranks)
-        return {**super().sharding_spec(ranks), **own}
+        filter_shards = filters(["last.weight", "decay"], self.groups, ranks)
+        return {**super().sharding_spec(ranks), **filter_shards}
 
     def flops(self, length: int) -> dict[str, float]:
-        """Leave out the network that computes the filter: it runs once for a batch."""
+        """FLOPs per token, without the network that computes the filter: it runs once a batch."""
         flops = super().flops(length)
         reach = min(length, self.options.filter_horizon)
-        flops["convolution"] += self.filtered_channels() * convolution_flops(reach, length)
+        flops["convolution"] += self.num_filtered_channels() * convolution_flops(reach, length)
         return flops
 
     def step_flops(self, seen: int) -> dict[str, float]:
-        """The newest output over all inputs kept; the filter is computed again."""
+        """FLOPs per token: the newest output over all cached inputs, and the filter, recomputed."""
         flops = super().flops(1)
         reach = min(seen, self.options.filter_horizon)
-        flops["convolution"] += 2.0 * self.filtered_channels() * reach
+        flops["convolution"] += 2.0 * self.num_filtered_channels() * reach
         network = (*self.layers.parameters(), *self.last.parameters())
         flops["filter"] = 2.0 * reach * sum(p.numel() for p in network if p.dim() == 2)
         return flops

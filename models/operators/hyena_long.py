@@ -41,67 +41,71 @@ class LongHyena(Hyena):
     def mix(self, z: Tensor, batch: BatchContext) -> Tensor:
         if not self.options.slow_heads:
             return self.filtered(z, batch, self.skip, gated=True)
-        q, k, v = (each.unflatten(-1, (-1, self.head_dim)) for each in z.chunk(3, dim=-1))
+        q, k, v = (tensor.unflatten(-1, (-1, self.head_dim)) for tensor in z.chunk(3, dim=-1))
         products = k.unsqueeze(-1) * v.unsqueeze(-2)  # [rows, length, heads, c, c]
         w = products.flatten(2)
-        y = self.filtered(w, batch, for_channels(self.skip, w.shape[-1]), gated=False)
+        y = self.filtered(w, batch, expand_to_channels(self.skip, w.shape[-1]), gated=False)
         return torch.einsum("blhc,blhcd->blhd", q, y.view_as(products)).flatten(2)
 
     @abstractmethod
     def filtered(self, x: Tensor, batch: BatchContext, skip: Tensor, *, gated: bool) -> Tensor:
-        """Return h ∗ w + d·w. If `gated`, x holds q, k and v, concatenated, and the result is
-        multiplied by q; otherwise x is w."""
+        """Return h ∗ w + d·w [b, t, channels]. If `gated`, x [b, t, 3·channels] holds q, k and v,
+        and the result is multiplied by q; otherwise x is w [b, t, channels]. skip d [channels]."""
 
-    def own_filters(self, filters: Tensor, batch: BatchContext) -> Tensor:
-        """Return the filters of this rank's channels, out of the rows that it holds."""
+    def local_filters(self, filters: Tensor, batch: BatchContext) -> Tensor:
+        """Return the filters of this rank's channels from those that it stores, [filters, …]."""
         return own_filters(filters, self.groups, self.width, batch.axes.tensor)
 
-    def taps_of(
+    def taps_for_channels(
         self,
-        compute: Callable[[slice], Tensor],
-        channels: int,
-        part: slice,
+        compute_taps: Callable[[slice], Tensor],
+        num_channels: int,
+        channel_range: slice,
         batch: BatchContext,
     ) -> Tensor:
-        """Return filters, computed from some of the rows that this rank holds, for a part of this
-        number of channels."""
-        if self.groups == channels * batch.axes.tensor.size:
-            return compute(part)
-        taps = self.own_filters(compute(ALL), batch)
-        return taps if part == ALL else for_channels(taps, channels, part)
+        """Return filters [channels or groups, length] for a range of this rank's num_channels
+        channels; `compute_taps` computes those of a range of the stored filters."""
+        if self.groups == num_channels * batch.axes.tensor.size:
+            return compute_taps(channel_range)
+        taps = self.local_filters(compute_taps(ALL), batch)
+        return (
+            taps if channel_range == ALL else expand_to_channels(taps, num_channels, channel_range)
+        )
 
     def filtered_by_channels(
         self,
         x: Tensor,
-        whole_rows: Callable[[Tensor, slice, int, BatchContext], Tensor],
+        filter_rows: Callable[[Tensor, slice, int, BatchContext], Tensor],
         batch: BatchContext,
         skip: Tensor,
         *,
         gated: bool,
     ) -> Tensor:
-        """`filtered` under context parallelism: `whole_rows(w, part, channels, batch)` filters a
-        part of the channels of whole rows."""
+        """Compute `filtered` under context parallelism: ranks exchange parts of rows for ranges of
+        channels, and `filter_rows(w, channel_range, num_channels, batch)` filters whole rows."""
         w = gated_input(x) if gated else x
-        length, channels = w.shape[1:]
-        whole = batch.whole(length)
+        length, num_channels = w.shape[1:]
+        row_batch = batch.whole_row_context(length)
         y = by_channels(
-            w, lambda rows, part: whole_rows(rows, part, channels, whole), batch.axes.context
+            w,
+            lambda rows, channel_range: filter_rows(rows, channel_range, num_channels, row_batch),
+            batch.axes.context,
         )
         y = y + skip * w
-        return x[..., :channels] * y if gated else y
+        return x[..., :num_channels] * y if gated else y
 
-    def filtered_channels(self) -> int:
-        """Number of channels that are convolved."""
+    def num_filtered_channels(self) -> int:
+        """Return the number of convolved channels."""
         return self.width * self.head_dim
 
     def flops(self, length: int) -> dict[str, float]:
-        heads = {"heads": 2.0 * self.filtered_channels()} if self.options.slow_heads else {}
+        heads = {"heads": 2.0 * self.num_filtered_channels()} if self.options.slow_heads else {}
         return {**super().flops(length), **heads}
 
 
-def for_channels(rows: Tensor, channels: int, part: slice = ALL) -> Tensor:
-    """rows [filters, …], each shared by equally many neighbouring channels → those of a part of
-    the channels."""
-    if channels > len(rows):
-        rows = rows.repeat_interleave(channels // len(rows), dim=0)
-    return rows[part]
+def expand_to_channels(filters: Tensor, num_channels: int, channel_range: slice = ALL) -> Tensor:
+    """Map filters [filters, …], each shared by equally many adjacent channels, to the filters of a
+    range of the channels, [channels, …]."""
+    if num_channels > len(filters):
+        filters = filters.repeat_interleave(num_channels // len(filters), dim=0)
+    return filters[channel_range]

@@ -23,8 +23,8 @@ class HyenaMLP(Operator):
 
     def __init__(self, options: HyenaMLPOptions, width: int) -> None:
         super().__init__(options, width)
-        parts = {"q": options.hidden, "k": options.hidden, "v": options.hidden}
-        self.qkv = SplitLinear(width, parts, bias=options.bias)
+        widths = {"q": options.hidden, "k": options.hidden, "v": options.hidden}
+        self.qkv = SplitLinear(width, widths, bias=options.bias)
         self.featurizer = (
             ShortConvolution(3 * options.hidden, options.featurizer, bias=False)
             if options.featurizer
@@ -34,21 +34,23 @@ class HyenaMLP(Operator):
         self.down = OutputLinear(options.hidden, width, bias=options.bias or options.output_bias)
 
     def forward(self, x: Tensor, batch: BatchContext) -> Tensor:
+        """Map x [b, t, width] to [b, t, width]."""
+        # qkv [b, t, 3·hidden], of this rank's channels
         options, axis = self.options, batch.axes.tensor
         taps = own_filters(self.taps, options.groups, options.hidden, axis)
-        z = self.qkv(x, batch.stored, joined=True)
+        qkv = self.qkv(x, batch.stored, joined=True)
         if self.featurizer is not None:
-            z = self.featurizer(z, batch, kernel=options.kernel)
+            qkv = self.featurizer(qkv, batch, kernel=options.kernel)
         y = gated_filter(
-            z,
+            qkv,
             taps,
             batch,
             pregate=options.pregate,
             postgate=options.postgate,
             kernel=options.kernel,
         )
-        result: Tensor = self.down(y)
-        return result
+        out: Tensor = self.down(y)
+        return out
 
     def init_weights(self, init: Initializers) -> None:
         init.linear(self.qkv)
@@ -58,10 +60,10 @@ class HyenaMLP(Operator):
         init.output(self.down)
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
-        thrice = Sharded(0, (self.options.hidden,) * 3)
+        qkv_shards = Sharded(0, (self.options.hidden,) * 3)
         return {
             **outputs("qkv", self.qkv),
-            **({"featurizer.taps": thrice} if self.featurizer is not None else {}),
+            **({"featurizer.taps": qkv_shards} if self.featurizer is not None else {}),
             **filters(["taps"], self.options.groups, ranks),
             **inputs("down"),
         }

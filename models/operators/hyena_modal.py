@@ -16,11 +16,11 @@ from torch import Tensor
 
 from ..layers.convolution import convolution_flops, untraced
 from ..layers.gated_convolution import gated_convolution, gated_modal
-from ..layers.scan import real
+from ..layers.scan import real_part
 from ..parallel.axes import Axes
 from ..parallel.channels import ALL
 from .base import BatchContext
-from .hyena_long import LongHyena, for_channels
+from .hyena_long import LongHyena, expand_to_channels
 
 
 class ModalHyena(LongHyena):
@@ -33,36 +33,44 @@ class ModalHyena(LongHyena):
         """Return the rates λ and the residues R [filters, N], real or complex, of the filters that
         this rank holds."""
 
-    def modes_of(self, channels: int, part: slice, batch: BatchContext) -> tuple[Tensor, Tensor]:
-        """Return the modes of a part of this number of channels."""
-        rates, residues = (self.own_filters(each, batch) for each in self.modes())
-        return for_channels(rates, channels, part), for_channels(residues, channels, part)
+    def modes_for_channels(
+        self, num_channels: int, channel_range: slice, batch: BatchContext
+    ) -> tuple[Tensor, Tensor]:
+        """Return λ and R [channels, N] for a range of this rank's num_channels channels."""
+        rates, residues = (self.local_filters(filters, batch) for filters in self.modes())
+        return expand_to_channels(rates, num_channels, channel_range), expand_to_channels(
+            residues, num_channels, channel_range
+        )
 
     def taps(self, length: int, filters: slice) -> Tensor:
-        """h [filters, length]."""
-        rates, residues = (each[filters] for each in self.modes())
+        """Return h [filters, length]."""
+        rates, residues = (modes[filters] for modes in self.modes())
         time = torch.arange(length, device=rates.device)
         powers = torch.exp(-rates.unsqueeze(-1) * time)
-        return real(torch.einsum("dn,dnt->dt", residues, powers))
+        return real_part(torch.einsum("dn,dnt->dt", residues, powers))
 
     def filtered(self, x: Tensor, batch: BatchContext, skip: Tensor, *, gated: bool) -> Tensor:
         axis = batch.axes.context
         by_states = axis.size > 1 and batch.axes.hyena_li == "states"
         if by_states or (axis.size == 1 and self.scans(batch)):
-            channels = x.shape[-1] // (3 if gated else 1)
-            modes = self.modes_of(channels, ALL, batch)
+            num_channels = x.shape[-1] // (3 if gated else 1)
+            modes = self.modes_for_channels(num_channels, ALL, batch)
             return self.scan(x, modes, batch, skip=skip, gated=gated)
-        return self.filtered_by_channels(x, self.whole_rows, batch, skip, gated=gated)
+        return self.filtered_by_channels(x, self.filter_rows, batch, skip, gated=gated)
 
     def scans(self, batch: BatchContext) -> bool:
         """True if whole rows are scanned; generation always scans."""
         return self.options.method == "scan" or batch.state is not None
 
-    def whole_rows(self, w: Tensor, part: slice, channels: int, batch: BatchContext) -> Tensor:
-        """Filter a part of the channels of whole rows."""
+    def filter_rows(
+        self, w: Tensor, channel_range: slice, num_channels: int, batch: BatchContext
+    ) -> Tensor:
+        """Filter w [rows, length, channels], a range of the channels of whole rows."""
         if self.scans(batch):
-            return self.scan(w, self.modes_of(channels, part, batch), batch)
-        taps = self.taps_of(lambda filters: self.taps(w.shape[1], filters), channels, part, batch)
+            return self.scan(w, self.modes_for_channels(num_channels, channel_range, batch), batch)
+        taps = self.taps_for_channels(
+            lambda filters: self.taps(w.shape[1], filters), num_channels, channel_range, batch
+        )
         kernel = self.options.kernel
         return gated_convolution(w, taps, batch.documents, method="fft", kernel=kernel)
 
@@ -75,22 +83,23 @@ class ModalHyena(LongHyena):
         skip: Tensor | None = None,
         gated: bool = False,
     ) -> Tensor:
-        """Scan whole rows, or this rank's part of them."""
-        tensors = batch.state.tensors if batch.state is not None else None
+        """Scan x [rows, length, channels], or 3·channels if `gated`: whole rows, or this rank's
+        part of them. modes λ and R [channels, N], skip [channels]."""
+        cache = batch.state.tensors if batch.state is not None else None
         y, state = gated_modal(
             x,
             *modes,
             skip,
             batch.documents,
-            state=tensors.get("modes") if tensors is not None else None,
+            state=cache.get("modes") if cache is not None else None,
             axis=batch.axes.context,
-            final_state=tensors is not None,
+            final_state=cache is not None,
             gated=gated,
             chunk=self.options.chunk,
-            kernel=self.options.kernel if tensors is None else "torch",
+            kernel=self.options.kernel if cache is None else "torch",
         )
-        if tensors is not None and state is not None:
-            tensors["modes"] = state
+        if cache is not None and state is not None:
+            cache["modes"] = state
         return y
 
     def untraced(self, axes: Axes, device: torch.device) -> str | None:
@@ -106,22 +115,22 @@ class ModalHyena(LongHyena):
         return {min(self.options.chunk, length)} if self.options.method == "scan" else set()
 
     def flops(self, length: int) -> dict[str, float]:
-        """The scan's matrix products: within the chunk, into the state, and out of it."""
+        """FLOPs per token of the scan: products within a chunk, into the state, and out of it."""
         flops = super().flops(length)
         if self.options.method == "fft":
-            flops["fft"] = self.filtered_channels() * convolution_flops(length, length, "fft")
+            flops["fft"] = self.num_filtered_channels() * convolution_flops(length, length, "fft")
         else:
             chunk = min(self.options.chunk, length)
-            each = 2.0 * chunk + 2 * self.product * self.options.state_size
-            flops["scan"] = self.filtered_channels() * each
+            scan_flops = 2.0 * chunk + 2 * self.multiply_add_flops * self.options.state_size
+            flops["scan"] = self.num_filtered_channels() * scan_flops
         return flops
 
     def step_flops(self, seen: int) -> dict[str, float]:
-        """For each state element a product and a sum in, and out."""
-        elements = self.filtered_channels() * self.options.state_size
-        return {**super().flops(1), "scan": 2 * self.product * elements}
+        """FLOPs per token: for each number of state a multiply-add in, and out."""
+        state_numbers = self.num_filtered_channels() * self.options.state_size
+        return {**super().flops(1), "scan": 2 * self.multiply_add_flops * state_numbers}
 
     @property
-    def product(self) -> float:
-        """Operations of a product and a sum."""
+    def multiply_add_flops(self) -> float:
+        """FLOPs of a multiply-add, real or complex."""
         return 8.0 if self.oscillates else 2.0

@@ -21,7 +21,7 @@ from ..parallel.axes import ALONE, Axes, Axis
 from ..parallel.local_shard import ShardingSpec, filters
 from .base import BatchContext
 from .hyena_long import LongHyena
-from .short_conv import remembered_convolution
+from .short_conv import stateful_convolution
 
 DECAYS = {"weak": (-2.0, 2.0), "normal": (-1.0, 2.0), "strong": (0.0, 2.0)}
 """Powers of ten: the decay rates of the first and of the last group."""
@@ -35,9 +35,9 @@ class HyenaMR(LongHyena):
         self.taps = nn.Parameter(torch.empty(options.groups, options.taps))
 
     def filtered(self, x: Tensor, batch: BatchContext, skip: Tensor, *, gated: bool) -> Tensor:
-        taps = self.own_filters(decayed(self.taps, self.options, batch.axes.tensor), batch)
+        taps = self.local_filters(apply_decay(self.taps, self.options, batch.axes.tensor), batch)
         options = self.options
-        return remembered_convolution(
+        return stateful_convolution(
             x,
             taps,
             batch,
@@ -65,26 +65,26 @@ class HyenaMR(LongHyena):
     def flops(self, length: int) -> dict[str, float]:
         flops = super().flops(length)
         reach = self.taps.shape[1]
-        each = convolution_flops(reach, length, self.options.method)
-        flops["convolution"] += self.filtered_channels() * each
+        flops_per_channel = convolution_flops(reach, length, self.options.method)
+        flops["convolution"] += self.num_filtered_channels() * flops_per_channel
         return flops
 
     def step_flops(self, seen: int) -> dict[str, float]:
         flops = super().flops(1)
-        flops["convolution"] += 2.0 * self.filtered_channels() * self.taps.shape[1]
+        flops["convolution"] += 2.0 * self.num_filtered_channels() * self.taps.shape[1]
         return flops
 
 
-def decayed(taps: Tensor, options: HyenaMROptions, axis: Axis = ALONE) -> Tensor:
-    """ĥ with its decay, for this rank's part of the groups."""
+def apply_decay(taps: Tensor, options: HyenaMROptions, axis: Axis = ALONE) -> Tensor:
+    """Return h = ĥ · exp(−a·t/(S−1)) for taps ĥ [groups, K], or this rank's part of the groups."""
     taps = widen(taps)
     if options.decay == "none":
         return taps
-    first, last = DECAYS[options.decay]
-    different = options.groups // options.decay_repeats
-    rate = torch.logspace(first, last, different, device=taps.device, dtype=taps.dtype)
-    rate = rate.repeat(options.decay_repeats)
+    first_power, last_power = DECAYS[options.decay]
+    num_rates = options.groups // options.decay_repeats
+    rates = torch.logspace(first_power, last_power, num_rates, device=taps.device, dtype=taps.dtype)
+    rates = rates.repeat(options.decay_repeats)
     if len(taps) < options.groups:
-        rate = rate[axis.part(options.groups)]
+        rates = rates[axis.part(options.groups)]
     time = torch.arange(taps.shape[1], device=taps.device, dtype=taps.dtype)
-    return taps * torch.exp(-rate.unsqueeze(-1) * time / max(options.filter_horizon - 1, 1))
+    return taps * torch.exp(-rates.unsqueeze(-1) * time / max(options.filter_horizon - 1, 1))

@@ -20,10 +20,10 @@ from ..layers.initializers import Initializers
 from ..layers.linear import (
     OutputLinear,
     SplitLinear,
+    fuses_gradient_sums,
     inputs,
-    joins_in_products,
     outputs,
-    product_beside,
+    product_with_input,
 )
 from ..parallel.local_shard import Sharded, ShardingSpec
 from ..parallel.tensor import reduce
@@ -52,18 +52,21 @@ class Mamba1(Operator):
         self.output = OutputLinear(inner, width, bias=False)
 
     def forward(self, u: Tensor, batch: BatchContext) -> Tensor:
+        """Map u [b, t, width] to [b, t, width]. This rank holds p channels of each of h heads, with
+        n numbers of state; δ has rank r."""
+        # x, z [b, t, h·p]   dBC [b, t, h, r + 2·n]   B, C [b, t, h, n]   dt [b, t, h, p]
         x, z = self.input(u, batch.stored)
         x = self.conv(x, batch, silu=True, kernel=self.options.kernel)
-        if len(self.select) == 1 and joins_in_products(x, self.select):
-            x, selected = (y.unsqueeze(-2) for y in product_beside(x, self.select.squeeze(0)))
+        if len(self.select) == 1 and fuses_gradient_sums(x, self.select):
+            x, dBC = (y.unsqueeze(-2) for y in product_with_input(x, self.select.squeeze(0)))
         else:
             x = x.unflatten(-1, (len(self.select), -1))
-            selected = torch.einsum("blhp,hrp->blhr", x, self.select)
-        selected = reduce(selected, batch.axes.tensor)
-        delta, B, C = torch.split(selected, self.sizes, dim=-1)
-        dt = torch.einsum("blhr,hpr->blhp", delta, self.dt)
-        tensors = batch.state.tensors if batch.state is not None else {}
-        y, tensors["ssm"] = gated_scan(
+            dBC = torch.einsum("blhp,hrp->blhr", x, self.select)
+        dBC = reduce(dBC, batch.axes.tensor)
+        dt_low, B, C = torch.split(dBC, self.sizes, dim=-1)
+        dt = torch.einsum("blhr,hpr->blhp", dt_low, self.dt)
+        cache = batch.state.tensors if batch.state is not None else {}
+        y, cache["ssm"] = gated_scan(
             x,
             dt,
             self.dt_bias,
@@ -73,13 +76,13 @@ class Mamba1(Operator):
             self.D,
             z,
             batch.documents,
-            state=tensors.get("ssm"),
+            state=cache.get("ssm"),
             axis=batch.axes.context,
             chunk=self.options.chunk,
             kernel="torch" if batch.state is not None else self.options.kernel,
         )
-        result: Tensor = self.output(y)
-        return result
+        out: Tensor = self.output(y)
+        return out
 
     def init_weights(self, init: Initializers) -> None:
         init.linear(self.input)
@@ -93,25 +96,25 @@ class Mamba1(Operator):
         init.output(self.output)
 
     def stacks(self) -> dict[str, tuple[int, ...]]:
-        """Projections of each head to δ, B and C, and from δ to the channels."""
+        """Return the projections of each head: to δ, B and C, and from δ to dt."""
         return {"select": tuple(self.sizes), "dt": (self.dt.shape[1],)}
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
         """Shard by the channels of each head: its dt, B and C are sums over all its channels."""
         heads, _, channels = self.select.shape
-        inner = (channels,) * heads
+        head_blocks = (channels,) * heads
         return {
             **outputs("input", self.input, blocks=heads),
-            "conv.taps": Sharded(0, inner),
-            "conv.bias": Sharded(0, inner),
+            "conv.taps": Sharded(0, head_blocks),
+            "conv.bias": Sharded(0, head_blocks),
             "select": Sharded(2),
             **dict.fromkeys(("dt", "dt_bias", "A_log", "D"), Sharded(1)),
-            **inputs("output", blocks=inner),
+            **inputs("output", blocks=head_blocks),
         }
 
     def flops(self, length: int) -> dict[str, float]:
-        """Count the scan as a recurrence: for each state element an exponential, three products
-        and a sum into it, and a product and a sum out of it."""
+        """FLOPs per token, the scan as a recurrence: 7 for each number of state (an exponential,
+        three products and a sum in, a product and a sum out)."""
         return {
             "projections": 2.0 * (self.select.numel() + self.dt.numel()),
             "convolution": 2.0 * self.conv.taps.numel(),

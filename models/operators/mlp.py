@@ -26,20 +26,20 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def gated_for(
+def gate_for_product(
     linear: OutputLinear, x: Tensor, activation: Activation, kernel: Kernel
 ) -> tuple[Tensor, Quantized | None]:
-    """Return `gated`, also in FP8 if `linear` reads it so and the kernel stores it."""
+    """Return `apply_gate` [..., width]; also in FP8 if `linear` reads and the kernel stores it."""
     if linear.takes_stored and uses_kernel(
         kernel, "glu", x, fp8.unsupported_reason(x.shape[-1] // 2)
     ):
         hidden, *stored = glu.glu_fp8(x, activation)
         return hidden, Quantized(*stored)
-    return gated(x, activation, kernel), None
+    return apply_gate(x, activation, kernel), None
 
 
-def gated(x: Tensor, activation: Activation, kernel: Kernel = "auto") -> Tensor:
-    """act(gate) ⊙ up, for x [..., 2·width] = [gate, up]."""
+def apply_gate(x: Tensor, activation: Activation, kernel: Kernel = "auto") -> Tensor:
+    """Return act(gate) ⊙ up [..., width] for x [..., 2·width] = [gate, up]."""
     if uses_kernel(kernel, "glu", x):
         fused: Tensor = glu.glu(x, activation)
         return fused
@@ -56,10 +56,11 @@ class MLP(Operator):
         self.down = OutputLinear(options.hidden, width, bias=options.bias)
 
     def forward(self, x: Tensor, batch: BatchContext) -> Tensor:
-        result: Tensor = self.down(
+        """Map x [b, t, width] to [b, t, width]."""
+        out: Tensor = self.down(
             ACTIVATIONS[self.options.activation](self.up(x, batch.stored, joined=True))
         )
-        return result
+        return out
 
     def init_weights(self, init: Initializers) -> None:
         init.linear(self.up)
@@ -74,16 +75,17 @@ class GLU(Operator):
 
     def __init__(self, options: GLUOptions, width: int) -> None:
         super().__init__(options, width)
-        parts = {"gate": options.hidden, "up": options.hidden}
-        self.gate_up = SplitLinear(width, parts, bias=options.bias)
+        widths = {"gate": options.hidden, "up": options.hidden}
+        self.gate_up = SplitLinear(width, widths, bias=options.bias)
         self.down = OutputLinear(options.hidden, width, bias=options.bias)
 
     def forward(self, x: Tensor, batch: BatchContext) -> Tensor:
-        both = self.gate_up(x, batch.stored, joined=True)
-        result: Tensor = self.down(
-            *gated_for(self.down, both, self.options.activation, self.options.kernel)
+        """Map x [b, t, width] to [b, t, width]."""
+        gate_up = self.gate_up(x, batch.stored, joined=True)
+        out: Tensor = self.down(
+            *gate_for_product(self.down, gate_up, self.options.activation, self.options.kernel)
         )
-        return result
+        return out
 
     def init_weights(self, init: Initializers) -> None:
         init.linear(self.gate_up)

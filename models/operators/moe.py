@@ -20,13 +20,13 @@ from ..config.options.moe import MoEOptions
 from ..config.precision import widen
 from ..layers.grouped import group_ends, grouped_product
 from ..layers.initializers import Initializers
-from ..layers.routed_rows import collect, places_of, spread
+from ..layers.routed_rows import combine, dispatch, sort_choices
 from ..parallel.axes import ALONE, Axes, Axis
 from ..parallel.experts import Trip
 from ..parallel.local_shard import Sharded, ShardingSpec
 from ..parallel.tensor import highest, reduce
 from .base import BatchContext, Operator
-from .mlp import gated
+from .mlp import apply_gate
 
 SINKHORN_ROUNDS = 32
 
@@ -43,63 +43,73 @@ class MoE(Operator):
         self.sinkhorn_rounds = SINKHORN_ROUNDS
 
     def forward(self, x: Tensor, batch: BatchContext) -> Tensor:
-        flat, kernel = x.flatten(0, 1), self.options.kernel
-        logits = widen(self.router(flat)).unflatten(0, x.shape[:2])
-        chosen, weights = (each.flatten(0, 1) for each in self.route(logits, batch))
+        """Map x [b, t, width] to [b, t, width]."""
+        tokens, kernel = x.flatten(0, 1), self.options.kernel
+        logits = widen(self.router(tokens)).unflatten(0, x.shape[:2])
+        expert_ids, weights = (tensor.flatten(0, 1) for tensor in self.route(logits, batch))
         if batch.routed is not None:
-            text = self.text(logits, batch).view(-1, 1)
-            batch.routed.append((visits(chosen, self.options.experts) * text).sum(dim=0))
-        places = places_of(chosen)
-        trip = Trip(visits(chosen, self.options.experts).sum(dim=0), batch.axes.experts)
-        rows = trip.there(spread(flat, places, kernel))
-        ends = group_ends(trip.counts, rows, self.gate_up, self.down, on_host=trip.on_host)
+            text_mask = self.text_mask(logits, batch).view(-1, 1)
+            batch.routed.append(
+                (count_visits(expert_ids, self.options.experts) * text_mask).sum(dim=0)
+            )
+        row_ids = sort_choices(expert_ids)
+        exchange = Trip(
+            count_visits(expert_ids, self.options.experts).sum(dim=0), batch.axes.experts
+        )
+        rows = exchange.there(dispatch(tokens, row_ids, kernel))
+        ends = group_ends(exchange.counts, rows, self.gate_up, self.down, on_host=exchange.on_host)
         gate_up = grouped_product(rows, self.gate_up, ends)
-        hidden = gated(gate_up, self.options.activation, kernel)
-        y = trip.back(grouped_product(hidden, self.down, ends))
+        hidden = apply_gate(gate_up, self.options.activation, kernel)
+        y = exchange.back(grouped_product(hidden, self.down, ends))
         if batch.axes.experts.size > 1:
-            batch.received.append(trip.received)
-        y = collect(y, places, weights, kernel)
+            batch.received.append(exchange.received)
+        y = combine(y, row_ids, weights, kernel)
         # Not a view: FSDP2 warns of modules that return views.
-        result: Tensor = torch.ops.aten._unsafe_view(y, x.shape)
-        return result
+        out: Tensor = torch.ops.aten._unsafe_view(y, x.shape)
+        return out
 
     def route(self, logits: Tensor, batch: BatchContext) -> tuple[Tensor, Tensor]:
-        """Return the experts of each token and their weights, both [rows, length, k]."""
+        """Return expert_ids and weights [rows, length, k] for logits [rows, length, experts]."""
         options, axis = self.options, batch.axes.context
         softmax = options.router == "softmax"
-        probabilities = logits.softmax(dim=-1) if softmax else logits.sigmoid()
-        preference = probabilities
-        text = self.text(logits, batch)
+        probs = logits.softmax(dim=-1) if softmax else logits.sigmoid()
+        choice_probs = probs
+        text_mask = self.text_mask(logits, batch)
         if options.sinkhorn and self.training:
-            groups = self.groups(logits.detach()), self.groups(text)
-            shares = sinkhorn(*groups, axis, self.sinkhorn_rounds)
-            preference = torch.where(text.unsqueeze(-1), shares.view_as(logits), probabilities)
-        chosen = preference.topk(options.top_k, dim=-1).indices
-        weights = probabilities.gather(-1, chosen)
+            groups = self.balance_groups(logits.detach()), self.balance_groups(text_mask)
+            balanced_probs = sinkhorn(*groups, axis, self.sinkhorn_rounds)
+            choice_probs = torch.where(
+                text_mask.unsqueeze(-1), balanced_probs.view_as(logits), probs
+            )
+        expert_ids = choice_probs.topk(options.top_k, dim=-1).indices
+        weights = probs.gather(-1, expert_ids)
         if options.normalizes:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         if self.training and options.balance_loss:
-            uneven = balance(
-                self.groups(probabilities), self.groups(chosen), self.groups(text), axis
+            imbalance = balance_loss(
+                self.balance_groups(probs),
+                self.balance_groups(expert_ids),
+                self.balance_groups(text_mask),
+                axis,
             )
-            batch.losses.append(options.balance_loss * uneven.expand(len(logits)))
+            batch.losses.append(options.balance_loss * imbalance.expand(len(logits)))
         if self.training and options.z_loss:
-            squares = reduce(logits.logsumexp(dim=-1).square().sum(dim=1), axis)
-            batch.losses.append(options.z_loss / (logits.shape[1] * axis.size) * squares)
-        return chosen, weights
+            squared_log_z = reduce(logits.logsumexp(dim=-1).square().sum(dim=1), axis)
+            batch.losses.append(options.z_loss / (logits.shape[1] * axis.size) * squared_log_z)
+        return expert_ids, weights
 
-    def groups(self, x: Tensor) -> Tensor:
-        """[rows, length, …] → [groups, tokens, …]: the tokens that are balanced together."""
+    def balance_groups(self, x: Tensor) -> Tensor:
+        """Map x [rows, length, …] to [groups, tokens, …]: tokens that are balanced together."""
         return x if self.options.balance_over == "row" else x.flatten(0, 1).unsqueeze(0)
 
-    def text(self, logits: Tensor, batch: BatchContext) -> Tensor:
+    def text_mask(self, logits: Tensor, batch: BatchContext) -> Tensor:
         """Return bool [rows, length]: False for tokens of padding rows."""
-        text = logits.new_ones(logits.shape[:2], dtype=torch.bool)
-        return text if batch.rows is None else text & batch.rows.unsqueeze(1)
+        mask = logits.new_ones(logits.shape[:2], dtype=torch.bool)
+        return mask if batch.rows is None else mask & batch.rows.unsqueeze(1)
 
     def untraced(self, axes: Axes, device: torch.device) -> str | None:
-        split = axes.experts.size > 1
-        return "the exchange of rows with experts of other ranks" if split else None
+        sharded = axes.experts.size > 1
+        return "the exchange of rows with experts of other ranks" if sharded else None
 
     def init_weights(self, init: Initializers) -> None:
         init.linear(self.router)
@@ -120,51 +130,63 @@ class MoE(Operator):
         return self.gate_up[0].numel() + self.down[0].numel()
 
     def unused_parameters(self) -> int:
-        unused: int = self.options.experts - self.options.top_k
-        return unused * self.expert_parameters()
+        num_unused: int = self.options.experts - self.options.top_k
+        return num_unused * self.expert_parameters()
 
     def flops(self, length: int) -> dict[str, float]:
         return {"experts": 2.0 * self.options.top_k * self.expert_parameters()}
 
 
-def visits(chosen: Tensor, experts: int) -> Tensor:
-    """int64 [..., tokens, experts]: how often each token goes to each expert."""
-    return (chosen.unsqueeze(-1) == torch.arange(experts, device=chosen.device)).sum(dim=-2)
+def count_visits(expert_ids: Tensor, num_experts: int) -> Tensor:
+    """Count how often each token goes to each expert, int64 [..., tokens, experts], for expert_ids
+    [..., tokens, k]."""
+    return (expert_ids.unsqueeze(-1) == torch.arange(num_experts, device=expert_ids.device)).sum(
+        dim=-2
+    )
 
 
-def token_count(text: Tensor, axis: Axis) -> Tensor:
-    """Number of text tokens of each group in all parts of its rows, at least 1: the mean over
-    padding alone is then 0, as is its sum."""
-    return reduce(text.sum(dim=1), axis).clamp(min=1)
+def count_text_tokens(text_mask: Tensor, axis: Axis) -> Tensor:
+    """Return the text tokens of each group [groups] over all context-parallel ranks, at least 1: a
+    mean over padding alone is then 0, as is its sum. text_mask [groups, tokens]."""
+    return reduce(text_mask.sum(dim=1), axis).clamp(min=1)
 
 
-def balance(probabilities: Tensor, chosen: Tensor, text: Tensor, axis: Axis = ALONE) -> Tensor:
-    """Return the balance loss of each group: top_k if its tokens are spread evenly, up to the
-    number of experts if few experts get all of them."""
-    experts = probabilities.shape[-1]
-    counted = text.unsqueeze(-1)
-    taken = (visits(chosen, experts) * counted).sum(dim=1).to(probabilities.dtype)
-    sums = reduce(torch.cat([taken, (probabilities * counted).sum(dim=1)], dim=-1), axis)
-    taken, likely = (sums / token_count(text, axis).unsqueeze(-1).to(sums.dtype)).chunk(2, dim=-1)
-    return experts * (taken * likely).sum(dim=-1)
+def balance_loss(
+    probs: Tensor, expert_ids: Tensor, text_mask: Tensor, axis: Axis = ALONE
+) -> Tensor:
+    """Return the balance loss of each group [groups]: top_k if its tokens are spread evenly, up to
+    the number of experts if few experts get all tokens.
+
+    probs [groups, tokens, experts], expert_ids [groups, tokens, k], text_mask [groups, tokens].
+    """
+    num_experts = probs.shape[-1]
+    token_weights = text_mask.unsqueeze(-1)
+    visit_shares = (
+        (count_visits(expert_ids, num_experts) * token_weights).sum(dim=1).to(probs.dtype)
+    )
+    sums = reduce(torch.cat([visit_shares, (probs * token_weights).sum(dim=1)], dim=-1), axis)
+    visit_shares, mean_probs = (
+        sums / count_text_tokens(text_mask, axis).unsqueeze(-1).to(sums.dtype)
+    ).chunk(2, dim=-1)
+    return num_experts * (visit_shares * mean_probs).sum(dim=-1)
 
 
 def sinkhorn(
-    logits: Tensor, text: Tensor, axis: Axis = ALONE, rounds: int = SINKHORN_ROUNDS
+    logits: Tensor, text_mask: Tensor, axis: Axis = ALONE, num_rounds: int = SINKHORN_ROUNDS
 ) -> Tensor:
-    """exp(2·logits), scaled so that in each group all text tokens, and all experts, have equal
-    totals. Padding gives zeros."""
-    tokens, experts = token_count(text, axis).unsqueeze(-1), logits.shape[-1]
-    logits = logits.masked_fill(~text.unsqueeze(-1), float("-inf"))
-    top = highest(logits.amax(dim=(1, 2), keepdim=True), axis)
-    weights = torch.exp(2 * (logits - top.clamp(min=torch.finfo(logits.dtype).min)))
-    columns = logits.new_ones(len(logits), experts)
-    rows = logits.new_ones(logits.shape[:2])
-    for _ in range(rounds):
+    """Scale exp(2·logits) so that in each group all text tokens, and all experts, have equal
+    totals: [groups, tokens, experts], like logits; 0 for padding. text_mask [groups, tokens]."""
+    num_tokens, num_experts = count_text_tokens(text_mask, axis).unsqueeze(-1), logits.shape[-1]
+    logits = logits.masked_fill(~text_mask.unsqueeze(-1), float("-inf"))
+    max_logit = highest(logits.amax(dim=(1, 2), keepdim=True), axis)
+    weights = torch.exp(2 * (logits - max_logit.clamp(min=torch.finfo(logits.dtype).min)))
+    expert_scales = logits.new_ones(len(logits), num_experts)
+    token_scales = logits.new_ones(logits.shape[:2])
+    for _ in range(num_rounds):
         # Sums of products, not matrix products, which autocast rounds to half precision;
         # `reciprocal`, because 1 / x is two launches.
-        by_expert = (weights * columns.unsqueeze(1)).sum(dim=-1)
-        rows = (tokens * by_expert + 1e-8).reciprocal()
-        by_token = reduce((weights * rows.unsqueeze(-1)).sum(dim=1), axis)
-        columns = (experts * by_token + 1e-8).reciprocal()
-    return weights * columns.unsqueeze(1) * rows.unsqueeze(-1)
+        expert_sums = (weights * expert_scales.unsqueeze(1)).sum(dim=-1)
+        token_scales = (num_tokens * expert_sums + 1e-8).reciprocal()
+        token_sums = reduce((weights * token_scales.unsqueeze(-1)).sum(dim=1), axis)
+        expert_scales = (num_experts * token_sums + 1e-8).reciprocal()
+    return weights * expert_scales.unsqueeze(1) * token_scales.unsqueeze(-1)

@@ -18,22 +18,23 @@ from .base import BatchContext
 class ShortConvolution(nn.Module):
     """y_t = Σ_{j<K} taps[c, j] · x[t−j, c] (+ bias), for each channel c."""
 
-    def __init__(self, width: int, reach: int, *, bias: bool) -> None:
+    def __init__(self, width: int, num_taps: int, *, bias: bool) -> None:
         super().__init__()
-        self.taps = nn.Parameter(torch.empty(width, reach))
+        self.taps = nn.Parameter(torch.empty(width, num_taps))
         self.bias = nn.Parameter(torch.empty(width)) if bias else None
 
     def forward(
         self,
         x: Tensor,
         batch: BatchContext,
-        name: str = "short",
+        cache_name: str = "short",
         *,
         silu: bool = False,
         kernel: Kernel = "auto",
     ) -> Tensor:
-        return remembered_convolution(
-            x, self.taps, batch, name, bias=self.bias, silu=silu, kernel=kernel
+        """Map x [b, t, width] to the same shape. `cache_name` is the key of earlier inputs."""
+        return stateful_convolution(
+            x, self.taps, batch, cache_name, bias=self.bias, silu=silu, kernel=kernel
         )
 
     def init_weights(self, init: Initializers) -> None:
@@ -43,36 +44,42 @@ class ShortConvolution(nn.Module):
 
 
 def gated_filter(
-    z: Tensor, taps: Tensor, batch: BatchContext, *, pregate: bool, postgate: bool, kernel: Kernel
+    qkv: Tensor, taps: Tensor, batch: BatchContext, *, pregate: bool, postgate: bool, kernel: Kernel
 ) -> Tensor:
-    """q ⊙ (h ∗ (k ⊙ v)) for z = [q, k, v], without k or q where a gate is left out."""
+    """Return q ⊙ (h ∗ (k ⊙ v)) [b, t, width] for [q, k, v] [b, t, 3·width], without k or q where a
+    gate is left out. taps h [groups, K]."""
     if pregate and postgate:
-        return remembered_convolution(z, taps, batch, "filter", gated=True, kernel=kernel)
-    q, k, v = z.chunk(3, dim=-1)
+        return stateful_convolution(qkv, taps, batch, "filter", gated=True, kernel=kernel)
+    q, k, v = qkv.chunk(3, dim=-1)
     w = k * v if pregate else v.contiguous()
-    y = remembered_convolution(w, taps, batch, "filter", kernel=kernel)
+    y = stateful_convolution(w, taps, batch, "filter", kernel=kernel)
     return q * y if postgate else y
 
 
-def remembered_convolution(
+def stateful_convolution(
     x: Tensor,
     taps: Tensor,
     batch: BatchContext,
-    name: str,
+    cache_name: str,
     *,
     gated: bool = False,
     **options: Any,
 ) -> Tensor:
-    """A (gated) convolution with inputs from before x: in generation those kept in the operator's
-    state, under context parallelism a halo from the ranks before."""
-    axis, reach, past = batch.axes.context, taps.shape[1], None
+    """Return a (gated) convolution [b, t, width] that sees K−1 inputs before x: in generation from
+    the operator's state, under context parallelism a halo from earlier ranks.
+
+    x [b, t, width], or [b, t, 3·width] if `gated`; taps [groups, K].
+    """
+    axis, reach, history = batch.axes.context, taps.shape[1], None
     if batch.state is not None:
         w = gated_input(x) if gated else x
-        tensors = batch.state.tensors
-        past = next_history(w[:, :0], tensors.get(name), reach)
-        tensors[name] = next_history(w, past, reach)
+        cache = batch.state.tensors
+        history = next_history(w[:, :0], cache.get(cache_name), reach)
+        cache[cache_name] = next_history(w, history, reach)
         options["kernel"] = "torch"  # token by token
     elif axis.size > 1:
-        last = x[:, -reach:]
-        past = preceding(gated_input(last) if gated else last, reach - 1, axis, part=x.shape[1])
-    return gated_convolution(x, taps, batch.documents, gated=gated, history=past, **options)
+        last_tokens = x[:, -reach:]
+        history = preceding(
+            gated_input(last_tokens) if gated else last_tokens, reach - 1, axis, part=x.shape[1]
+        )
+    return gated_convolution(x, taps, batch.documents, gated=gated, history=history, **options)

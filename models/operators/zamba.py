@@ -28,8 +28,8 @@ from ..parallel.axes import Axes
 from ..parallel.local_shard import Sharded, ShardingSpec
 from ..parallel.tensor import gather, scatter
 from .attention import Attention
-from .base import BatchContext, Call, SharedOperator
-from .mlp import gated_for
+from .base import BatchContext, SharedCall, SharedOperator
+from .mlp import gate_for_product
 
 
 class ZambaBlock(SharedOperator):
@@ -46,27 +46,30 @@ class ZambaBlock(SharedOperator):
         self.down = OutputLinear(options.hidden, width, bias=False)
 
     def forward(self, h: Tensor, batch: BatchContext) -> Tensor:
+        """Map h [b, part, width], this rank's part of each sequence, to the same shape."""
         assert batch.embeddings is not None and batch.adapters is not None
         adapters, axis = batch.adapters, batch.axes.tensor
         x = gather(self.norm(torch.cat([h, batch.embeddings], dim=-1)), axis)
         # A compiled graph fuses the sums itself.
-        fused = requests_kernel(self.options.kernel, x.device) and not is_compiling()
-        joined = self.attention.qkv(x, joined=True)
+        adds_in_place = requests_kernel(self.options.kernel, x.device) and not is_compiling()
+        qkv = self.attention.qkv(x, joined=True)
         widths = list(self.attention.qkv.parts.values())
-        if adapters.qkv is not None and fused:
-            for low, start in zip(adapters.qkv, accumulate([0, *widths[:-1]]), strict=True):
-                joined = low(x, joined, start)
-        q, k, v = joined.split(widths, dim=-1)
-        if adapters.qkv is not None and not fused:
-            q, k, v = (t + low(x) for t, low in zip((q, k, v), adapters.qkv, strict=True))
+        if adapters.qkv is not None and adds_in_place:
+            for correction, start in zip(adapters.qkv, accumulate([0, *widths[:-1]]), strict=True):
+                qkv = correction(x, qkv, start)
+        q, k, v = qkv.split(widths, dim=-1)
+        if adapters.qkv is not None and not adds_in_place:
+            q, k, v = (
+                t + correction(x) for t, correction in zip((q, k, v), adapters.qkv, strict=True)
+            )
         attended = scatter(self.attention.attend(q, k, v, batch), axis)
         x = gather(self.mlp_norm(attended), axis)
         hidden = self.gate_up(x, joined=True)
         if adapters.gate_up is not None:
-            low = adapters.gate_up
-            hidden = low(x, hidden) if fused else hidden + low(x)
-        given = gated_for(self.down, hidden, self.options.activation, self.options.kernel)
-        return scatter(self.down(*given), axis)
+            correction = adapters.gate_up
+            hidden = correction(x, hidden) if adds_in_place else hidden + correction(x)
+        gated = gate_for_product(self.down, hidden, self.options.activation, self.options.kernel)
+        return scatter(self.down(*gated), axis)
 
     def untraced(self, axes: Axes, device: torch.device) -> str | None:
         return self.attention.untraced(axes, device)
@@ -98,43 +101,44 @@ class LowRank(nn.Module):
         self.down = nn.Linear(inputs, rank, bias=False)
         self.up = AddedLinear(rank, outputs, bias=False)
 
-    def forward(self, x: Tensor, base: Tensor | None = None, start: int = 0) -> Tensor:
-        """Return the product; with a base, add it in place to its columns from `start` on."""
-        result: Tensor = self.up(self.down(x), base, start)
-        return result
+    def forward(self, x: Tensor, base: Tensor | None = None, first_column: int = 0) -> Tensor:
+        """Return x·A·B [..., outputs]; with a base [..., ≥ outputs], add it in place to the base's
+        columns from `first_column` on."""
+        product: Tensor = self.up(self.down(x), base, first_column)
+        return product
 
 
 class AddedLinear(nn.Linear):
     """A product that is added to its base without a pass over memory of its own."""
 
-    def forward(self, x: Tensor, base: Tensor | None = None, start: int = 0) -> Tensor:
+    def forward(self, x: Tensor, base: Tensor | None = None, first_column: int = 0) -> Tensor:
         if base is None:
             return super().forward(x)
-        result: Tensor = _AddedProduct.apply(base, x, self.weight, start)
-        return result
+        total: Tensor = _AddedProduct.apply(base, x, self.weight, first_column)
+        return total
 
 
 class _AddedProduct(torch.autograd.Function):
-    """Add x·Wᵀ in place to the columns of base from `start` on."""
+    """Add x·Wᵀ in place to the columns of base from `first_column` on."""
 
     @staticmethod
-    def forward(ctx: Any, base: Tensor, x: Tensor, weight: Tensor, start: int) -> Tensor:
+    def forward(ctx: Any, base: Tensor, x: Tensor, weight: Tensor, first_column: int) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.start = start
+        ctx.first_column = first_column
         ctx.mark_dirty(base)
-        columns = base[..., start : start + len(weight)].flatten(0, -2)
+        columns = base[..., first_column : first_column + len(weight)].flatten(0, -2)
         torch.addmm(columns, x.flatten(0, -2), weight.T, out=columns)
         return base
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         x, weight = ctx.saved_tensors
-        columns = grad[..., ctx.start : ctx.start + len(weight)].flatten(0, -2)
-        of_x = (columns @ weight).view(x.shape)
-        return grad, of_x, columns.T @ x.flatten(0, -2), None
+        columns = grad[..., ctx.first_column : ctx.first_column + len(weight)].flatten(0, -2)
+        grad_x = (columns @ weight).view(x.shape)
+        return grad, grad_x, columns.T @ x.flatten(0, -2), None
 
 
-class ZambaCall(Call):
+class ZambaCall(SharedCall):
     """The weights of one call: the map L_i into the layer, and the corrections."""
 
     def __init__(self, options: ZambaBlockOptions, width: int) -> None:
@@ -155,15 +159,15 @@ class ZambaCall(Call):
 
     def init_weights(self, init: Initializers) -> None:
         init.output(self.project)
-        for low in self.modules():
-            if isinstance(low, LowRank):
-                init.linear(low.down)
-                init.constant(low.up.weight, 0.0)
+        for module in self.modules():
+            if isinstance(module, LowRank):
+                init.linear(module.down)
+                init.constant(module.up.weight, 0.0)
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
         """Shard corrections like the matrices that they correct; replicate L_i."""
         hidden = self.options.hidden
         return {
-            **({f"qkv.{number}.up.weight": Sharded(0) for number in range(3)} if self.qkv else {}),
+            **({f"qkv.{index}.up.weight": Sharded(0) for index in range(3)} if self.qkv else {}),
             **({"gate_up.up.weight": Sharded(0, (hidden, hidden))} if self.gate_up else {}),
         }

@@ -12,7 +12,7 @@ from ..config.config import ModelConfig
 from ..layers.linear import SplitLinear
 from ..model.model import Model
 from ..operators import Operator
-from ..operators.base import Call
+from ..operators.base import SharedCall
 
 
 class Matrices(NamedTuple):
@@ -40,14 +40,14 @@ def matrices(config: ModelConfig) -> dict[str, Matrices]:
         model = Model(config)
     result: dict[str, Matrices] = {}
     for path, owner in model.named_modules():
-        if isinstance(owner, Operator | Call):
+        if isinstance(owner, Operator | SharedCall):
             for name, rows in _projections(owner).items():
                 shape = tuple(owner.get_parameter(name).shape)
                 result[f"{path}.{name}"] = Matrices(shape, rows)
     return result
 
 
-def _projections(owner: Operator | Call) -> dict[str, tuple[int, ...]]:
+def _projections(owner: Operator | SharedCall) -> dict[str, tuple[int, ...]]:
     """Rows of each projection of the operator or call, by parameter name."""
     rows = dict(owner.stacks()) if isinstance(owner, Operator) else {}
     once = owner.once if isinstance(owner, Operator) else ()

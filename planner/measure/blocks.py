@@ -124,7 +124,7 @@ def measure(
 
     def run(u: torch.Tensor) -> torch.Tensor:
         if layer.call is not None:
-            called: torch.Tensor = layer.call(shared, u, batch.for_call(None))
+            called: torch.Tensor = layer.call(shared, u, batch.call_context(None))
             return called
         y: torch.Tensor = layer(u, batch)[0]
         return y

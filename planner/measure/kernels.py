@@ -22,7 +22,7 @@ from ...models.layers.mixed_scan import mixed_scan
 from ...models.layers.norms import GatedRMSNorm, RMSNorm
 from ...models.layers.rope import rotate, rotation
 from ...models.model.embedding import Table, Unembedding
-from ...models.operators.mlp import gated
+from ...models.operators.mlp import apply_gate
 from ...models.parallel.axes import ALONE
 from ...models.parallel.ring import Hops, Zigzag, ring_attention
 from ..prices.machine import RING
@@ -94,7 +94,7 @@ def rope(draw: Draw, size: int) -> Work:
 
 
 def glu(draw: Draw, size: int) -> Work:
-    return Work(lambda x: gated(x, "silu"), {"x": draw.over(2 * draw.width)})
+    return Work(lambda x: apply_gate(x, "silu"), {"x": draw.over(2 * draw.width)})
 
 
 def linear_cross_entropy(draw: Draw, size: int) -> Work:

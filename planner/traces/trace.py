@@ -270,7 +270,7 @@ def _record_ring(ring: Ring, ranks: int) -> Operations:
             for heads in (ring.heads, ring.kv_heads, ring.kv_heads)
         )
         with Recorder(ring.part) as forward, _one_tile_of_each_size(forward, ring):
-            y = operator.over_rows(q, k, v, batch)
+            y = operator.attend_across_ranks(q, k, v, batch)
         with Recorder(ring.part) as backward, _one_tile_of_each_size(backward, ring):
             torch.autograd.grad(y, (q, k, v), torch.empty_like(q))
     return Operations(counted(forward.work), counted(backward.work))

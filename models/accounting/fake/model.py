@@ -22,7 +22,7 @@ from ...config.options.recompute import Rule
 from ...config.precision import compute_dtype
 from ...documents import Aligned, Buckets, Documents, Spans
 from ...kernels.choice import as_on_gpu
-from ...layers.attention.ring_flash import calls_of_rows
+from ...layers.attention.ring_flash import plan_row_calls
 from ...model.model import Model
 from ...operators import BatchContext
 from ...parallel.axes import Axes, Axis
@@ -172,8 +172,8 @@ class FakeModel:
         """Make the tables of a ring, which all of its calls share: they are not the layer's."""
         part, axis = self._tokens(), self.axes.context
         if axis.size > 1 and self.axes.attention == "ring" and self.documents is None:
-            calls_of_rows.cache_clear()  # those of another model are fake tensors of its mode
-            calls_of_rows(*part.shape, axis, part.device)
+            plan_row_calls.cache_clear()  # those of another model are fake tensors of its mode
+            plan_row_calls(*part.shape, axis, part.device)
 
     def first(self) -> Passes:
         tokens, batch = self._tokens(), self._batch()

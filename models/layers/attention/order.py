@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 Implementation = Literal["cudnn", "flash", "efficient", "math"]
-ALL: tuple[Implementation, ...] = get_args(Implementation)
-ON_CPU = {"flash", "math"}
-NOT_DETERMINISTIC = {"cudnn"}
+IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
+CPU_IMPLEMENTATIONS = {"flash", "math"}
+NONDETERMINISTIC = {"cudnn"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelsConfig:
     """Implementations of operations that have several."""
 
-    attention: tuple[Implementation, ...] = ALL
+    attention: tuple[Implementation, ...] = IMPLEMENTATIONS
     """Implementations of attention in order of preference; those left out never run. torch takes
     the first that can compute a call. cudnn: cuDNN; flash: FlashAttention, also on CPU; efficient:
     for fp32 on GPUs; math: plain torch. `deterministic: true` leaves out cudnn."""
@@ -27,8 +27,14 @@ class KernelsConfig:
 
     def __post_init__(self) -> None:
         if not self.attention or len(set(self.attention)) < len(self.attention):
-            raise ValueError(f"attention must name each implementation once: {', '.join(ALL)}")
-        ranked = [each for each in self.attention if each in ("cudnn", "flash")]
+            raise ValueError(
+                f"attention must name each implementation once: {', '.join(IMPLEMENTATIONS)}"
+            )
+        ranked = [
+            implementation
+            for implementation in self.attention
+            if implementation in ("cudnn", "flash")
+        ]
         if ranked == ["flash", "cudnn"]:
             raise ValueError(
                 "attention: flash takes all that cudnn does, so put cudnn before flash"
@@ -36,8 +42,10 @@ class KernelsConfig:
 
     def order(self, *, deterministic: bool) -> tuple[Implementation, ...]:
         """Return the implementations that may run, in order of preference."""
-        left_out = NOT_DETERMINISTIC if deterministic else set()
-        return tuple(each for each in self.attention if each not in left_out)
+        excluded = NONDETERMINISTIC if deterministic else set()
+        return tuple(
+            implementation for implementation in self.attention if implementation not in excluded
+        )
 
 
 def attention_order(order: tuple[Implementation, ...]) -> AbstractContextManager[object]:
@@ -50,4 +58,4 @@ def attention_order(order: tuple[Implementation, ...]) -> AbstractContextManager
         "efficient": SDPBackend.EFFICIENT_ATTENTION,
         "math": SDPBackend.MATH,
     }
-    return sdpa_kernel([backends[each] for each in order], set_priority=True)
+    return sdpa_kernel([backends[implementation] for implementation in order], set_priority=True)

@@ -17,14 +17,14 @@ from ...config.options.names import Kernel
 from ...documents import Spans
 from ...kernels.choice import requests_kernel
 
-TYPES = (torch.bfloat16, torch.float16)
-WIDEST = 256
-"""Widest head of flash attention."""
+SUPPORTED_DTYPES = (torch.bfloat16, torch.float16)
+MAX_HEAD_DIM = 256
+"""Limit of flash attention."""
 
 
-def applies(kernel: Kernel, q: Tensor) -> bool:
-    """Return True if one call can compute the attention of q [rows, length, heads, dim]."""
-    fits = q.dtype in TYPES and q.shape[-1] % 8 == 0 and q.shape[-1] <= WIDEST
+def supports_packed_attention(kernel: Kernel, q: Tensor) -> bool:
+    """Return True if one call can compute the attention of q [rows, length, heads, head_dim]."""
+    fits = q.dtype in SUPPORTED_DTYPES and q.shape[-1] % 8 == 0 and q.shape[-1] <= MAX_HEAD_DIM
     on_gpu = q.device.type == "cuda" or q.is_meta or isinstance(q, FakeTensor)
     return requests_kernel(kernel, q.device) and on_gpu and fits
 
@@ -32,8 +32,8 @@ def applies(kernel: Kernel, q: Tensor) -> bool:
 def packed_attention(
     q: Tensor, k: Tensor, v: Tensor, spans: Spans, *, scale: float, window: int | None
 ) -> Tensor:
-    """Attention within each document. q [rows, length, heads, dim]; k and v may have fewer heads;
-    a query sees `window` tokens, itself included, or its whole past."""
+    """Return attention within each document, like q [rows, length, heads, head_dim]; k and v [rows,
+    length, kv_heads, head_dim]. A query sees `window` tokens with itself, or its whole past."""
     from torch.nn.attention.varlen import varlen_attn
 
     heads, kv_heads = q.shape[2], k.shape[2]

@@ -39,25 +39,25 @@ Range = tuple[int, int]
 def ring_flash_attention(
     q: Tensor, k: Tensor, v: Tensor, documents: Documents | None, axis: Axis, *, scale: float
 ) -> Tensor:
-    """q [rows, part, heads, dim], k and v [rows, part, kv_heads, dim] → like q. `documents` are
-    those of whole rows; None: each row is one document."""
+    """Return attention over whole rows, like q [rows, part, heads, head_dim]; k and v [rows, part,
+    kv_heads, head_dim]. `documents` are those of whole rows; None: each row is one document."""
     rows, part = q.shape[:2]
-    heads = [q.shape[2], k.shape[2], v.shape[2]]
+    num_heads = [q.shape[2], k.shape[2], v.shape[2]]
     zigzag = Zigzag(part, axis)
     if documents is None:
-        calls = calls_of_rows(rows, part, axis, q.device)
+        calls = plan_row_calls(rows, part, axis, q.device)
     else:
         key = ("ring", part, axis.rank, axis.size)
         calls = documents.kept(
-            key, lambda host: calls_of(starts_of(host), zigzag, part).to(q.device)
+            key, lambda host: plan_calls(document_columns(host), zigzag, part).to(q.device)
         )
-    dealt = zigzag.deal(torch.cat([q, k, v], dim=2)).flatten(0, 1)
-    y: Tensor = _FlashRing.apply(*dealt.split(heads, dim=1), calls, axis, scale)
+    zigzag_qkv = zigzag.deal(torch.cat([q, k, v], dim=2)).flatten(0, 1)
+    y: Tensor = _FlashRing.apply(*zigzag_qkv.split(num_heads, dim=1), calls, axis, scale)
     return zigzag.collect(y.unflatten(0, (rows, part)))
 
 
 @dataclass(frozen=True)
-class Call:
+class FlashCall:
     """A call of flash attention: the n-th range of queries sees the n-th range of keys."""
 
     queries: Sequence[Range]
@@ -69,7 +69,7 @@ class Call:
     """int32 [2, ranges + 1]: 0 and the ends of the ranges, put together; of queries, of keys."""
 
     @classmethod
-    def build(cls, queries: Sequence[Range], keys: Sequence[Range], *, causal: bool) -> Call:
+    def build(cls, queries: Sequence[Range], keys: Sequence[Range], *, causal: bool) -> FlashCall:
         ends = [[0, *accumulate(b - a for a, b in ranges)] for ranges in (queries, keys)]
         return cls(queries, keys, causal, torch.tensor(ends, dtype=torch.int32))
 
@@ -81,75 +81,85 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Calls:
+class FlashCalls:
     """The calls of a rank."""
 
-    within: Call
+    within: FlashCall
     """Each document within each of the rank's chunks."""
-    between: Sequence[Call | None]
+    between: Sequence[FlashCall | None]
     """By the owner of the keys: the rank's queries and the keys of earlier chunks."""
 
-    def of(self, owner: int, rank: int) -> list[Call]:
-        first = [self.within] if owner == rank else []
-        return [*first, *(call for call in [self.between[owner]] if call is not None)]
+    def of(self, owner: int, rank: int) -> list[FlashCall]:
+        within = [self.within] if owner == rank else []
+        return [*within, *(call for call in [self.between[owner]] if call is not None)]
 
-    def to(self, device: torch.device) -> Calls:
-        def there(call: Call) -> Call:
-            return Call(call.queries, call.keys, call.causal, moved(call.ends, device))
+    def to(self, device: torch.device) -> FlashCalls:
+        def to_device(call: FlashCall) -> FlashCall:
+            return FlashCall(call.queries, call.keys, call.causal, moved(call.ends, device))
 
-        between = [None if call is None else there(call) for call in self.between]
-        return Calls(there(self.within), between)
+        between = [None if call is None else to_device(call) for call in self.between]
+        return FlashCalls(to_device(self.within), between)
 
 
 @lru_cache(maxsize=16)
-def calls_of_rows(rows: int, part: int, axis: Axis, device: torch.device) -> Calls:
+def plan_row_calls(rows: int, part: int, axis: Axis, device: torch.device) -> FlashCalls:
     """Return the calls for rows of one document each."""
-    return calls_of([[0]] * rows, Zigzag(part, axis), part).to(device)
+    return plan_calls([[0]] * rows, Zigzag(part, axis), part).to(device)
 
 
-def starts_of(documents: Documents) -> list[list[int]]:
-    """Return the columns at which the documents of each row start."""
+def document_columns(documents: Documents) -> list[list[int]]:
+    """Return the columns at which the documents of each row begin."""
     return [row.nonzero().flatten().tolist() for row in documents.segment_starts()]
 
 
-def calls_of(starts: Sequence[Sequence[int]], zigzag: Zigzag, part: int) -> Calls:
+def plan_calls(starts: Sequence[Sequence[int]], zigzag: Zigzag, part: int) -> FlashCalls:
     axis = zigzag.axis
-    mine = zigzag.chunks(axis.rank)
+    local_chunks = zigzag.chunks(axis.rank)
     within: list[Range] = []
-    for row, begins in enumerate(starts):
-        for chunk in mine:
-            inside = [begin for begin in begins if chunk.first < begin < chunk.last]
+    for row, columns in enumerate(starts):
+        for chunk in local_chunks:
+            inner_starts = [start for start in columns if chunk.first < start < chunk.last]
             shift = row * part + chunk.here - chunk.first
-            cuts = [chunk.first, *inside, chunk.last]
+            cuts = [chunk.first, *inner_starts, chunk.last]
             within += [(a + shift, b + shift) for a, b in pairwise(cuts) if a < b]
-    between: list[Call | None] = []
+    between: list[FlashCall | None] = []
     for owner in range(axis.size):
-        pairs = [meeting(row, mine, zigzag.chunks(owner), owner < axis.rank) for row in starts]
-        shifted = [
-            [(a + row * part, b + row * part) for a, b in pair]
-            for row, pair in enumerate(pairs)
-            if pair is not None
+        range_pairs = [
+            visible_ranges(row, local_chunks, zigzag.chunks(owner), owner < axis.rank)
+            for row in starts
         ]
-        queries, keys = ([pair[side] for pair in shifted] for side in (0, 1))
-        between.append(Call.build(queries, keys, causal=False) if shifted else None)
-    return Calls(Call.build(within, within, causal=True), between)
+        shifted = [
+            [(a + row * part, b + row * part) for a, b in ranges]
+            for row, ranges in enumerate(range_pairs)
+            if ranges is not None
+        ]
+        queries, keys = ([ranges[side] for ranges in shifted] for side in (0, 1))
+        between.append(FlashCall.build(queries, keys, causal=False) if shifted else None)
+    return FlashCalls(FlashCall.build(within, within, causal=True), between)
 
 
-def meeting(
-    starts: Sequence[int], mine: Sequence[Chunk], owners: Sequence[Chunk], both: bool
+def visible_ranges(
+    starts: Sequence[int],
+    local_chunks: Sequence[Chunk],
+    owner_chunks: Sequence[Chunk],
+    sees_all: bool,
 ) -> tuple[Range, Range] | None:
     """Return the queries of a row that see keys of earlier chunks of an owner, and these keys, as
     ranges of the ranks' tensors; None if there are none. `both`: the owner has keys before both of
     this rank's chunks; otherwise before the late one alone."""
-    chunks = [chunk for chunk in (mine if both else mine[1:]) if chunk.first < chunk.last]
+    chunks = [
+        chunk
+        for chunk in (local_chunks if sees_all else local_chunks[1:])
+        if chunk.first < chunk.last
+    ]
     if not chunks:
         return None
-    document = bisect_right(starts, chunks[0].first)
-    begin = starts[document - 1]
-    end = starts[document] if document < len(starts) else chunks[-1].last
+    next_document = bisect_right(starts, chunks[0].first)
+    begin = starts[next_document - 1]
+    end = starts[next_document] if next_document < len(starts) else chunks[-1].last
     keys = [
         (max(begin, chunk.first) + chunk.here - chunk.first, chunk.last + chunk.here - chunk.first)
-        for chunk in owners
+        for chunk in owner_chunks
         if begin < chunk.last <= chunks[0].first
     ]
     keys = [(a, b) for a, b in keys if a < b]
@@ -164,92 +174,105 @@ def meeting(
 class _FlashRing(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, calls: Calls, axis: Axis, scale: float
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, calls: FlashCalls, axis: Axis, scale: float
     ) -> Tensor:
-        output, total = as_one("attention", partial(_FlashRing.attend, q, k, v, calls, axis, scale))
-        ctx.save_for_backward(q, k, v, output, total)
+        output, log_z = as_one("attention", partial(_FlashRing.attend, q, k, v, calls, axis, scale))
+        ctx.save_for_backward(q, k, v, output, log_z)
         ctx.calls, ctx.axis, ctx.scale = calls, axis, scale
         return output
 
     @staticmethod
     def attend(
-        q: Tensor, k: Tensor, v: Tensor, calls: Calls, axis: Axis, scale: float
+        q: Tensor, k: Tensor, v: Tensor, calls: FlashCalls, axis: Axis, scale: float
     ) -> tuple[Tensor, Tensor]:
         """Return the output and the log-sum-exp of the scores, fp32 [heads, tokens]."""
         merged = torch.zeros_like(widen(q))
-        total = merged.new_full((q.shape[1], q.shape[0]), float("-inf"))
-        for owner, here in circulate(torch.stack([k, v]), axis):
+        log_z = merged.new_full((q.shape[1], q.shape[0]), float("-inf"))
+        for owner, owner_kv in circulate(torch.stack([k, v]), axis):
             for call in calls.of(owner, axis.rank):
-                keys, values = (joined(x, call.keys) for x in here)
-                y, sums = flash(joined(q, call.queries), keys, values, call, scale)
-                merge(merged, total, y, sums, call.queries)
-        return merged.to(q.dtype), total
+                keys, values = (join_ranges(x, call.keys) for x in owner_kv)
+                y, call_log_z = flash(join_ranges(q, call.queries), keys, values, call, scale)
+                merge_outputs(merged, log_z, y, call_log_z, call.queries)
+        return merged.to(q.dtype), log_z
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, output, total = ctx.saved_tensors
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, output, log_z = ctx.saved_tensors
         axis: Axis = ctx.axis
         dq = torch.zeros_like(widen(q))
 
-        def add(owner: int, here: Tensor, gradients: Tensor) -> None:
+        def add(owner: int, owner_kv: Tensor, grad_kv: Tensor) -> None:
             for call in ctx.calls.of(owner, axis.rank):
-                dy, queries, y = (joined(x, call.queries) for x in (gradient, q, output))
-                keys, values = (joined(x, call.keys) for x in here)
-                sums = joined(total.T, call.queries).T.contiguous()
-                to = (dq, call.queries), (gradients[0], call.keys), (gradients[1], call.keys)
-                parts = flash_backward(dy, queries, keys, values, y, sums, call, ctx.scale)
-                for (whole, ranges), part in zip(to, parts, strict=True):
-                    for at, piece in apart(whole, part, ranges):
-                        at += piece
+                call_dy, call_q, call_y = (join_ranges(x, call.queries) for x in (dy, q, output))
+                keys, values = (join_ranges(x, call.keys) for x in owner_kv)
+                call_log_z = join_ranges(log_z.T, call.queries).T.contiguous()
+                targets = (dq, call.queries), (grad_kv[0], call.keys), (grad_kv[1], call.keys)
+                call_grads = flash_backward(
+                    call_dy, call_q, keys, values, call_y, call_log_z, call, ctx.scale
+                )
+                for (target, ranges), call_grad in zip(targets, call_grads, strict=True):
+                    for target_range, grad_range in split_ranges(target, call_grad, ranges):
+                        target_range += grad_range
 
         dk, dv = circulate_with_gradients(torch.stack([k, v]), axis, add).to(k.dtype)
         return dq.to(q.dtype), dk, dv, None, None, None
 
 
-def flash(q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> tuple[Tensor, Tensor]:
-    """Return the output [tokens, heads, dim] and the log-sum-exp, fp32 [heads, tokens]."""
-    output, total, *_ = torch.ops.aten._flash_attention_forward(
+def flash(q: Tensor, k: Tensor, v: Tensor, call: FlashCall, scale: float) -> tuple[Tensor, Tensor]:
+    """Return the output [tokens, heads, head_dim] and the log-sum-exp, fp32 [heads, tokens]."""
+    output, log_z, *_ = torch.ops.aten._flash_attention_forward(
         q, k, v, *call.ends, *call.longest, 0.0, call.causal, False, scale=scale
     )
-    return output, total
+    return output, log_z
 
 
 def flash_backward(
-    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, y: Tensor, total: Tensor, call: Call, scale: float
+    dy: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    y: Tensor,
+    log_z: Tensor,
+    call: FlashCall,
+    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v."""
+    """Return the gradients of q, k and v [tokens, heads or kv_heads, head_dim]."""
     no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device), q.new_empty(0)
     dq, dk, dv = torch.ops.aten._flash_attention_backward(
-        dy, q, k, v, y, total, *call.ends, *call.longest, 0.0, call.causal, *no_dropout, scale=scale
+        dy, q, k, v, y, log_z, *call.ends, *call.longest, 0.0, call.causal, *no_dropout, scale=scale
     )
     return dq, dk, dv
 
 
-def merge(
-    merged: Tensor, total: Tensor, output: Tensor, added: Tensor, ranges: Sequence[Range]
+def merge_outputs(
+    merged: Tensor, log_z: Tensor, call_output: Tensor, call_log_z: Tensor, ranges: Sequence[Range]
 ) -> None:
-    """Add the output and the log-sum-exp of some keys to those of the keys before, in place."""
-    for (whole, part), (sums, new) in zip(
-        apart(merged, output, ranges), apart(total.T, added.T, ranges), strict=True
+    """Merge the output and the log-sum-exp of a call into those of all calls so far, in place."""
+    for (merged_range, output_range), (merged_log_z, new_log_z) in zip(
+        split_ranges(merged, call_output, ranges),
+        split_ranges(log_z.T, call_log_z.T, ranges),
+        strict=True,
     ):
-        both = torch.logaddexp(sums, new)
-        whole *= torch.exp(sums - both).unsqueeze(-1)
-        whole += torch.exp(new - both).unsqueeze(-1) * part
-        sums.copy_(both)
+        total_log_z = torch.logaddexp(merged_log_z, new_log_z)
+        merged_range *= torch.exp(merged_log_z - total_log_z).unsqueeze(-1)
+        merged_range += torch.exp(new_log_z - total_log_z).unsqueeze(-1) * output_range
+        merged_log_z.copy_(total_log_z)
 
 
-def joined(x: Tensor, ranges: Sequence[Range]) -> Tensor:
-    """Return these ranges of the tokens of x, without a copy if there is one or if they adjoin."""
+def join_ranges(x: Tensor, ranges: Sequence[Range]) -> Tensor:
+    """Return ranges of the tokens of x, concatenated; no copy if they are adjacent."""
     if all(a[1] == b[0] for a, b in pairwise(ranges)):
         return x[ranges[0][0] : ranges[-1][1]]
     return torch.cat([x[a:b] for a, b in ranges])
 
 
-def apart(whole: Tensor, part: Tensor, ranges: Sequence[Range]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the ranges of `whole`, each with its piece of `part`, which holds them joined."""
+def split_ranges(
+    target: Tensor, joined: Tensor, ranges: Sequence[Range]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield each range of `target` with its slice of `joined`, the concatenated ranges."""
     if all(a[1] == b[0] for a, b in pairwise(ranges)):
         ranges = [(ranges[0][0], ranges[-1][1])]
-    begin = 0
+    start = 0
     for a, b in ranges:
-        yield whole[a:b], part[begin : begin + b - a]
-        begin += b - a
+        yield target[a:b], joined[start : start + b - a]
+        start += b - a

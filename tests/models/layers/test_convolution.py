@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headrace.models.documents import Documents
-from headrace.models.layers.convolution import FORMS, causal_convolution, choose, next_history
+from headrace.models.layers.convolution import FORMS, causal_convolution, choose_form, next_history
 
 BOUND = 1e-12
 
@@ -104,7 +104,7 @@ def test_bf16_is_rounded_once(form: str) -> None:
 
 
 def test_the_form_follows_the_filter() -> None:
-    assert choose(7, 4096, outputs=4096) == "direct"
-    assert choose(128, 4096, outputs=4096) == "toeplitz"
-    assert choose(8192, 8192, outputs=8192) == "fft"
-    assert choose(128, 128, outputs=1) == "direct"
+    assert choose_form(7, 4096, outputs=4096) == "direct"
+    assert choose_form(128, 4096, outputs=4096) == "toeplitz"
+    assert choose_form(8192, 8192, outputs=8192) == "fft"
+    assert choose_form(128, 128, outputs=1) == "direct"

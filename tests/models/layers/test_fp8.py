@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headrace.models.layers import fp8
-from headrace.models.layers.fp8 import E4M3, Quantized, fp8_linear, product, quantize
+from headrace.models.layers.fp8 import E4M3, Quantized, fp8_linear, multiply, quantize
 
 NUMBERS = torch.arange(256, dtype=torch.uint8).view(E4M3).double()
 FINITE = NUMBERS[NUMBERS.isfinite()].sort().values
@@ -104,10 +104,10 @@ def test_torch_multiplies_the_same() -> None:
     """torch's scaled product, here on CPU, takes the operands as the op gives them."""
     a, b = quantize(torch.randn(7, 64).bfloat16()), quantize(torch.randn(48, 64).bfloat16())
     bias = torch.randn(48).bfloat16()
-    found = fp8.scaled_product(a, b, bias, torch.bfloat16, fast=False).float()
-    wanted = product(a, b, bias, torch.bfloat16, fast=False).float()
+    found = fp8.multiply_on_matrix_units(a, b, bias, torch.bfloat16, fast=False).float()
+    wanted = multiply(a, b, bias, torch.bfloat16, fast=False).float()
     assert torch.allclose(found, wanted, rtol=2**-7, atol=2**-6)
-    other = product(Quantized(a.values, 2 * a.scales), b, bias, torch.bfloat16, fast=False)
+    other = multiply(Quantized(a.values, 2 * a.scales), b, bias, torch.bfloat16, fast=False)
     assert not torch.allclose(found, other.float(), rtol=2**-7, atol=2**-6)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from headrace.models.layers.linear import product_beside, split_product
+from headrace.models.layers.linear import product_with_input, split_product
 
 SIZES = (8, 5, 3)
 
@@ -53,5 +53,5 @@ def test_an_unused_part_has_a_gradient_of_zeros() -> None:
 def test_what_reads_x_beside_its_product_adds_to_its_gradient() -> None:
     given = leaves((2, 7, 6), (5, 6))
     torch.testing.assert_close(
-        gradients(product_beside, *given), gradients(lambda x, w: (x, F.linear(x, w)), *given)
+        gradients(product_with_input, *given), gradients(lambda x, w: (x, F.linear(x, w)), *given)
     )

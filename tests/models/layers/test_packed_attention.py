@@ -85,7 +85,7 @@ def test_one_call_equals_documents_alone(
         return version(*args, **kwargs)
 
     monkeypatch.setattr(varlen, "varlen_attn", call)
-    monkeypatch.setattr(operator, "applies", lambda kernel, q: True)
+    monkeypatch.setattr(operator, "supports_packed_attention", lambda kernel, q: True)
     found = outputs(attention, x)
     assert len(calls) == 1
     for one, other in zip(wanted, found, strict=True):
@@ -103,5 +103,5 @@ def test_documents_that_are_not_kept_apart_show(monkeypatch: pytest.MonkeyPatch)
         return emulated(q, k, v, fewer, fewer, 99, 99, **options)
 
     monkeypatch.setattr(varlen, "varlen_attn", joined)
-    monkeypatch.setattr(operator, "applies", lambda kernel, q: True)
+    monkeypatch.setattr(operator, "supports_packed_attention", lambda kernel, q: True)
     assert not torch.allclose(outputs(attention, x)[0], wanted[0], atol=1e-3)

@@ -66,7 +66,7 @@ def test_generation_uses_plain_torch(kind: str, options: dict[str, Any]) -> None
     with torch.no_grad(), pytest.raises(LayoutError):
         mixer(normal(1, 1, 8), there)
     with torch.no_grad():
-        assert mixer(normal(1, 1, 8), there.for_call(State(4))).isfinite().all()
+        assert mixer(normal(1, 1, 8), there.call_context(State(4))).isfinite().all()
 
 
 def test_a_lost_state_is_seen(tiny: Model) -> None:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from headrace.models.config.options.moe import MoEOptions
 from headrace.models.operators import BatchContext
-from headrace.models.operators.moe import MoE, balance, sinkhorn
+from headrace.models.operators.moe import MoE, balance_loss, sinkhorn
 from headrace.models.parallel.axes import Axes
 
 
@@ -108,10 +108,10 @@ def test_sinkhorn_gives_equal_totals() -> None:
 
 def test_the_range_of_the_balance_loss() -> None:
     even = torch.full((8, 4), 0.25)
-    assert balance(even[None], torch.arange(8)[None, :, None] % 4, all_of(8)) == 1
+    assert balance_loss(even[None], torch.arange(8)[None, :, None] % 4, all_of(8)) == 1
     one = torch.zeros(8, 4)
     one[:, 1] = 1
-    assert balance(one[None], torch.ones(1, 8, 1, dtype=torch.int64), all_of(8)) == 4
+    assert balance_loss(one[None], torch.ones(1, 8, 1, dtype=torch.int64), all_of(8)) == 4
 
 
 def test_losses_are_reported_in_training() -> None:
@@ -120,7 +120,9 @@ def test_losses_are_reported_in_training() -> None:
     moe(x, where)
     logits = moe.router(x)
     chosen = logits.topk(2).indices
-    assert torch.allclose(where.losses[0], 0.1 * balance(logits.softmax(-1), chosen, all_of(9)))
+    assert torch.allclose(
+        where.losses[0], 0.1 * balance_loss(logits.softmax(-1), chosen, all_of(9))
+    )
     assert torch.allclose(where.losses[1], 0.01 * logits.logsumexp(-1).square().mean())
     moe.eval()(x, where)
     assert len(where.losses) == 2
@@ -228,7 +230,7 @@ def test_autocast_rounds_the_products_and_not_the_balance(options: dict[str, Any
 def test_the_balance_loss_of_an_even_spread_is_top_k() -> None:
     even = torch.full((4, 4), 0.25, dtype=torch.float64)
     chosen = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 0]])
-    assert float(balance(even[None], chosen[None], all_of(4))) == pytest.approx(2.0)
+    assert float(balance_loss(even[None], chosen[None], all_of(4))) == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("options", BALANCED)

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from headrace.models.config.options.recompute import Results, Selective
 from headrace.models.documents import Documents
-from headrace.models.layers.attention.ring_flash import calls_of, flash, flash_backward
+from headrace.models.layers.attention.ring_flash import flash, flash_backward, plan_calls
 from headrace.models.layers.recompute import _contexts, recomputed
 from headrace.models.parallel import ring
 from headrace.models.parallel.axes import ALONE, Axis
@@ -133,7 +133,7 @@ def test_calls_cover_each_pair_that_is_seen_once() -> None:
         places = [zigzag.index(torch.device("cpu")).tolist() for zigzag in ranks]
         found = []
         for rank, zigzag in enumerate(ranks):
-            calls = calls_of([starts], zigzag, part)
+            calls = plan_calls([starts], zigzag, part)
             for owner in range(size):
                 for call in calls.of(owner, rank):
                     for queries, keys in zip(call.queries, call.keys, strict=True):
@@ -144,7 +144,7 @@ def test_calls_cover_each_pair_that_is_seen_once() -> None:
 
 def test_flash_attention_takes_the_calls() -> None:
     """Shapes of torch's operations on a fake GPU, with grouped queries."""
-    call = calls_of([[0], [0]], Zigzag(32, Axis(None, 0, 2)), 32).within
+    call = plan_calls([[0], [0]], Zigzag(32, Axis(None, 0, 2)), 32).within
     with FakeTensorMode(allow_non_fake_inputs=True):
         q, k = (torch.empty(64, n, 16, device="cuda", dtype=torch.bfloat16) for n in (4, 2))
         there = replace(call, ends=torch.empty(2, 5, device="cuda", dtype=torch.int32))

@@ -21,7 +21,7 @@ from headrace.models.config.options.precision import Fp8Config
 from headrace.models.config.options.recompute import Recompute
 from headrace.models.documents import Documents
 from headrace.models.layers.attention import ring_flash as ring_flash_module
-from headrace.models.layers.attention.ring_flash import Call, ring_flash_attention
+from headrace.models.layers.attention.ring_flash import FlashCall, ring_flash_attention
 from headrace.models.layers.linear import OutputLinear
 from headrace.models.model.model import Model
 from headrace.models.parallel import halo, states
@@ -213,7 +213,7 @@ def ring_flash(axis: Axis, q: Tensor, k: Tensor, v: Tensor, cuts: list[int] | No
 
 
 def flash_on_cpu(
-    q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float
+    q: Tensor, k: Tensor, v: Tensor, call: FlashCall, scale: float
 ) -> tuple[Tensor, Tensor]:
     outputs = [
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -226,7 +226,14 @@ def flash_on_cpu(
 
 
 def flash_backward_on_cpu(
-    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, y: Tensor, total: Tensor, call: Call, scale: float
+    dy: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    y: Tensor,
+    total: Tensor,
+    call: FlashCall,
+    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     found = []
     for dy_, q_, y_, total_, *kv in segments(call, [dy, q, y, total.T], [k, v]):
@@ -243,7 +250,7 @@ def flash_backward_on_cpu(
     return dq, dk, dv
 
 
-def segments(call: Call, queries: list[Tensor], keys: list[Tensor]) -> Iterator[list[Tensor]]:
+def segments(call: FlashCall, queries: list[Tensor], keys: list[Tensor]) -> Iterator[list[Tensor]]:
     """Yield the pieces of the tensors of each segment of a call."""
     for (a, b), (c, d) in zip(*(pairwise(ends) for ends in call.ends.tolist()), strict=True):
         assert b - a <= call.longest[0] and d - c <= call.longest[1]

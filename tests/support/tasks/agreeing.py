@@ -151,7 +151,7 @@ def start(
         if "sources" in here:
             patch(mock.patch.object(facts.sources, "digest", return_value=here.pop("sources")))
         if "kernels" in here:
-            patch(mock.patch.object(facts, "unfit", return_value=here.pop("kernels")))
+            patch(mock.patch.object(facts, "find_device_problem", return_value=here.pop("kernels")))
         patch(mock.patch.dict("os.environ", here))
         try:
             worker._join(job, options)

@@ -16,9 +16,9 @@ from headrace.models.kernels.linear_cross_entropy import linear_cross_entropy
 from headrace.models.kernels.rms_norm import add_rms_norm, rms_norm_with_input
 from headrace.models.layers.norms import GatedRMSNorm, RMSNorm
 from headrace.models.layers.rope import rotate, rotation
-from headrace.models.layers.routed_rows import collect, places_of, spread
+from headrace.models.layers.routed_rows import combine, dispatch, sort_choices
 from headrace.models.model.loss import cross_entropy
-from headrace.models.operators.mlp import gated
+from headrace.models.operators.mlp import apply_gate
 
 from .case import KERNEL_AND_TWIN, Case, Draw, Inputs, Shape
 
@@ -114,7 +114,7 @@ def glu(activation: Activation) -> Case:
         return {"x": draw.normal("x", shape.rows, shape.length, 2 * shape.width)}
 
     def by(kernel: Kernel) -> Callable[..., Tensor]:
-        return lambda x: gated(x, activation, kernel)
+        return lambda x: apply_gate(x, activation, kernel)
 
     return Case("glu", activation, make, *map(by, KERNEL_AND_TWIN))
 
@@ -137,11 +137,11 @@ def routed_rows(choices: int) -> Case:
     def by(kernel: Kernel) -> Callable[..., tuple[Tensor, Tensor]]:
         def run(x: Tensor, rows: Tensor, weights: Tensor, experts: Tensor) -> tuple[Tensor, Tensor]:
             """Rows stand in the order of tokens outside the kernel."""
-            places = places_of(experts)
+            places = sort_choices(experts)
             flat = places.flatten()
-            there = spread(x, places, kernel).index_select(0, flat)
+            there = dispatch(x, places, kernel).index_select(0, flat)
             by_expert = torch.empty_like(rows).index_copy(0, flat, rows)
-            return there, collect(by_expert, places, weights, kernel)
+            return there, combine(by_expert, places, weights, kernel)
 
         return run
 
