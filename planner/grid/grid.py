@@ -201,11 +201,12 @@ def settings() -> list[str]:
 
 def engines(shape: Shape, per_node: int) -> Iterator[EngineConfig]:
     """Yield the candidates of all engines: their state is shared among all ranks of a stage, or
-    among those of a node."""
+    among those of a node. Of engines that are equally fast the first is better: the one that needs
+    fewer packages."""
     ranks, layout = shape.dp * shape.layout.cp, shape.layout
     near = max(1, per_node // layout.tp)
     shards = [None, near] if 1 < near < ranks and ranks % near == 0 else [None]
-    for name, kind in ENGINES.items():
+    for name, kind in sorted(ENGINES.items(), key=lambda item: len(item[1].packages)):
         for shard in shards:
             candidates = _candidates(kind, shard)
             if shard is None and not candidates:

@@ -11,7 +11,6 @@ from .deepspeed import DeepSpeedConfig
 from .fsdp2 import Fsdp2Config
 
 ENGINES: dict[str, type[EngineConfig]] = {
-    "fsdp2": Fsdp2Config,
     "deepspeed": DeepSpeedConfig,
+    "fsdp2": Fsdp2Config,
 }
-"""Engines by kind. Of two that are equally fast the planner prefers the first."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ...console.errors import LayoutError, MissingError
 from .traffic import KeptWhole, Traffic
@@ -39,7 +39,7 @@ buffer of this size in every step. The CPU's is a size that the allocator keeps 
 class DeepSpeedConfig(ZeroConfig):
     """DeepSpeed's ZeRO."""
 
-    packages: ClassVar[tuple[str, ...]] = ("deepspeed",)
+    packages = ("deepspeed",)
 
     def check(self, layout: LayoutConfig, processes: int, precision: Precision) -> None:
         if self.zero == 3 and not layout.holds_all_layers:

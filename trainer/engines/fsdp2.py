@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from ...console.errors import LayoutError, Problem, Problems
 from .config import EngineConfig, StateOnDevice
@@ -46,7 +46,7 @@ and sums. Measured on a CPU with messages that send nothing."""
 class Fsdp2Config(EngineConfig):
     """Torch's fully sharded data parallelism."""
 
-    chooses_layers: ClassVar[bool] = True
+    chooses_layers = True
 
     kind: Literal["fsdp2"] = "fsdp2"
     shard: int | None = None
