@@ -71,32 +71,34 @@ class Grid:
         layout = self.layout
         axes = [f"pp {layout.pp}", f"dp {self.shape.dp}", f"cp {layout.cp}", f"tp {layout.tp}"]
         axes += [f"ep {layout.ep}"] * (layout.ep > 1)
-        more = [self.engine.describe_in(layout)]
+        details = [self.engine.describe_in(layout)]
         if layout.pp > 1:
             chunks = f" × {layout.chunks}" if layout.chunks > 1 else ""
-            more.append(f"{layout.schedule}{chunks}")
+            details.append(f"{layout.schedule}{chunks}")
         if layout.cp > 1 and layout.attention != "a2a":
-            more.append(layout.attention)
+            details.append(layout.attention)
         batch = f"{self.shape.micro_batches} × {self.shape.rows} rows"
-        return f"{' × '.join(axes)}, {batch}, {', '.join(more)}"
+        return f"{' × '.join(axes)}, {batch}, {', '.join(details)}"
 
 
 def distinct_names(grids: Sequence[Grid]) -> list[str]:
     """Return the names of grids. Those that are alike are followed by the settings that differ."""
     names = [grid.name() for grid in grids]
-    found = []
+    distinct = []
     for grid, name in zip(grids, names, strict=True):
-        alike = [other.words() for other, same in zip(grids, names, strict=True) if same == name]
+        namesakes = [
+            g.words() for g, same_name in zip(grids, names, strict=True) if same_name == name
+        ]
         differ = [
             f"{word} {value}"
             for word, value in grid.words().items()
-            if any(other.get(word) != value for other in alike)
+            if any(namesake.get(word) != value for namesake in namesakes)
         ]
-        found.append(", ".join([name, *differ]))
-    return found
+        distinct.append(", ".join([name, *differ]))
+    return distinct
 
 
-def grid_of(
+def make_grid(
     layout: LayoutConfig, engine: EngineConfig, tokens: int, gpus: int, phase: PhaseRows
 ) -> Grid:
     """Return the grid of a layout with micro-batches of so many tokens."""
@@ -140,9 +142,9 @@ def shapes(
                             layout = LayoutConfig(
                                 pp=pp, tp=tp, cp=cp, ep=ep, attention=attention, hyena_li=hyena_li
                             )  # fmt: skip
-                            wrong = list(problems(layout, gpus, model, [phase.seq_len]))
-                            if wrong:
-                                yield None, layout, wrong
+                            reasons = list(problems(layout, gpus, model, [phase.seq_len]))
+                            if reasons:
+                                yield None, layout, reasons
                             else:
                                 for shape in _batches(layout, gpus, phase):
                                     yield shape, layout, []
@@ -151,10 +153,10 @@ def shapes(
 def _batches(layout: LayoutConfig, gpus: int, phase: PhaseRows) -> Iterator[Shape]:
     """Yield each number of rows of a micro-batch that the trainer would choose."""
     dp = layout.data_parallel(gpus)
-    most = -(-phase.batch_rows // dp)
-    asked = {1 << n for n in range(most.bit_length())} | {most}
-    found = {micro_rows(rows * phase.seq_len // layout.cp, phase, dp, layout.cp) for rows in asked}
-    for rows in sorted(found):
+    max_rows = -(-phase.batch_rows // dp)
+    sizes = {1 << n for n in range(max_rows.bit_length())} | {max_rows}
+    possible = {micro_rows(n * phase.seq_len // layout.cp, phase, dp, layout.cp) for n in sizes}
+    for rows in sorted(possible):
         yield Shape(layout, dp, rows, micro_batches(rows, phase, dp))
 
 

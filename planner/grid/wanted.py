@@ -1,4 +1,4 @@
-"""Settings that a layout must have, as `--explain` asks for them."""
+"""Settings that `--explain` requires of a layout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...trainer.layout.config import LayoutConfig
 from .grid import Grid, Shape
 
 SETTINGS = ("pp", "cp", "tp", "ep", "attention", "hyena_li")
-"""Settings of a layout that a shape fixes."""
+"""Settings that are fixed by a shape."""
 
 Wanted = Mapping[str, Any]
 """Settings that a layout must have, by the names of `Grid.words`."""

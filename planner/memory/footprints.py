@@ -105,8 +105,8 @@ class Footprints:
         sorts = [dict(sizes) for sizes in known.sorts]
         ends = footprint(traces.first()), footprint(traces.last())
         changed = ends != (known.first, known.last)
-        for place, sizes, own in zip(self.places, sorts, rules, strict=True):
-            for rule in own:
+        for place, sizes, used_rules in zip(self.places, sorts, rules, strict=True):
+            for rule in used_rules:
                 exact = footprint(traces.layer(place, rule))
                 changed |= exact != sizes[rule]
                 sizes[rule] = exact
@@ -119,10 +119,10 @@ def _part(whole: Footprint, part: float) -> Footprint:
 
 
 def unbeaten(sizes: Mapping[Rule, tuple[float, ...]]) -> Iterator[Rule]:
-    """Yield the rules that no other is at most as large as in everything."""
-    found: list[tuple[float, ...]] = []
+    """Yield the rules on the Pareto front: no other is as small or smaller in every size."""
+    front: list[tuple[float, ...]] = []
     for rule in sorted(sizes, key=sizes.__getitem__):
-        mine = sizes[rule]
-        if not any(all(a <= b for a, b in zip(other, mine, strict=True)) for other in found):
-            found.append(mine)
+        size = sizes[rule]
+        if not any(all(a <= b for a, b in zip(point, size, strict=True)) for point in front):
+            front.append(size)
             yield rule

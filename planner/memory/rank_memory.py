@@ -221,20 +221,25 @@ class RankMemory:
         passes = self.footprints.traces(split, ep, engine.linear).whole(rules)
         shards = self.shards(split.tp, ep)
         if any(sequence):
-            other = self.footprints.traces(as_context(split), ep, engine.linear).whole(rules)
-            layers = zip(passes.layers, other.layers, sequence, strict=True)
-            passes = replace(passes, layers=[two if there else one for one, two, there in layers])
+            context = self.footprints.traces(as_context(split), ep, engine.linear).whole(rules)
+            layers = zip(passes.layers, context.layers, sequence, strict=True)
+            passes = replace(
+                passes,
+                layers=[
+                    in_context if is_context else plain for plain, in_context, is_context in layers
+                ],
+            )
             shards = dict(shards)
             for name, shard in self.shards(1, ep).items():
                 layer = layer_of(name)
                 if layer is not None and sequence[layer]:
                     shards[name] = shard
         return [
-            self.of_stage(grid, engine, passes, shards, cuts, stage, every=every)
+            self.stage_timeline(grid, engine, passes, shards, cuts, stage, every=every)
             for stage in range(layout.pp)
         ]
 
-    def of_stage(
+    def stage_timeline(
         self,
         grid: Grid,
         engine: EngineConfig,
@@ -248,11 +253,11 @@ class RankMemory:
         """Return the memory over a step of a rank of a stage, from the passes of all layers and
         the shards of a rank that has all of them."""
         layout, shape = grid.layout, grid.shape
-        own = self._of_stage(shards, cuts, layout, stage, len(passes.layers))
+        stage_shards = self._shards_of_stage(shards, cuts, layout, stage, len(passes.layers))
         degrees = Degrees(dp=shape.dp, tp=layout.tp, cp=layout.cp, ep=layout.ep)
         return step_memory(
             passes,
-            self._state(engine, layout, self._model).memory(own, degrees),
+            self._state(engine, layout, self._model).memory(stage_shards, degrees),
             layout,
             cuts,
             stage,
@@ -262,15 +267,16 @@ class RankMemory:
             every=every,
         )
 
-    def _of_stage(
+    def _shards_of_stage(
         self, shards: Shards, cuts: Cuts, layout: LayoutConfig, stage: int, layers: int
     ) -> Shards:
         """Return the shards of a rank of a stage."""
         if layout.pp == 1:
             return shards
-        chunks, own = chunk_layers(layers, cuts), set(chunks_of(layout, stage))
-        numbers: set[Unit] = {number for chunk in own for number in chunks[chunk]}
-        paths = tuple(f"{path}." for path, users in self.parts.users(chunks).items() if users & own)
+        chunks, stage_chunks = chunk_layers(layers, cuts), set(chunks_of(layout, stage))
+        numbers: set[Unit] = {number for chunk in stage_chunks for number in chunks[chunk]}
+        users_of_module = self.parts.users(chunks).items()
+        paths = tuple(f"{path}." for path, users in users_of_module if users & stage_chunks)
         return {
             name: shard
             for name, shard in shards.items()
@@ -278,7 +284,7 @@ class RankMemory:
         }
 
 
-def engine_of(
+def apply_layer_choices(
     engine: EngineConfig, choices: Sequence[tuple[bool | None, bool]], ranks: int
 ) -> EngineConfig:
     """Return the engine with the choices of the layers: reshard, and whether they use the tensor
@@ -311,29 +317,29 @@ def _between(
     if not shards:
         return Between(0, 0, 0)
     level, engine = Level(), state.memory(shards, degrees)
-    unit = layer_of(next(iter(shards)))
-    units: list[Unit] = [None] if unit is None else [None, unit]
-    found = []
+    layer = layer_of(next(iter(shards)))
+    units: list[Unit] = [None] if layer is None else [None, layer]
+    moments = []
     running = 0
     engine.begin(level)
     for _ in range(2):
         between = _lasting(level)
-        for each in units:
-            engine.enter(level, each, backward=False)
-        for each in reversed(units):
-            engine.leave(level, each, backward=False)
-        found.append(_lasting(level) if stays else between)
+        for unit in units:
+            engine.enter(level, unit, backward=False)
+        for unit in reversed(units):
+            engine.leave(level, unit, backward=False)
+        moments.append(_lasting(level) if stays else between)
         before = level.total
-        for each in units:
-            engine.enter(level, each, backward=True)
+        for unit in units:
+            engine.enter(level, unit, backward=True)
         running = level.total - before
         for name, shard in shards.items():
             size = math.prod(shard.local) * precision.weight_bytes
             engine.gradient(level, name, size, last=False)
-        for each in reversed(units):
-            engine.leave(level, each, backward=True)
+        for unit in reversed(units):
+            engine.leave(level, unit, backward=True)
         engine.end_backward(level, last=False)
-    return Between(found[0], found[1], running)
+    return Between(*moments, running)
 
 
 def _lasting_of(
@@ -344,29 +350,29 @@ def _lasting_of(
     if not shards:
         return Lasting(0, 0, 0, 0)
     level, engine = Level(), state.memory(shards, degrees)
-    unit = layer_of(next(iter(shards)))
-    units: list[Unit] = [None] if unit is None else [None, unit]
+    layer = layer_of(next(iter(shards)))
+    units: list[Unit] = [None] if layer is None else [None, layer]
     engine.begin(level)
-    found, running = [_lasting(level)], 0
+    moments, running = [_lasting(level)], 0
     for last in (False, True):
-        for each in units:
-            engine.enter(level, each, backward=False)
-        for each in reversed(units):
-            engine.leave(level, each, backward=False)
+        for unit in units:
+            engine.enter(level, unit, backward=False)
+        for unit in reversed(units):
+            engine.leave(level, unit, backward=False)
         if stays and not last:
-            found = [_lasting(level)]
+            moments = [_lasting(level)]
         before = level.total
-        for each in units:
-            engine.enter(level, each, backward=True)
+        for unit in units:
+            engine.enter(level, unit, backward=True)
         running = running if last else level.total - before
         for name, shard in shards.items():
             size = math.prod(shard.local) * precision.weight_bytes
             engine.gradient(level, name, size, last=last)
-        for each in reversed(units):
-            engine.leave(level, each, backward=True)
+        for unit in reversed(units):
+            engine.leave(level, unit, backward=True)
         engine.end_backward(level, last=last)
-        found.append(_lasting(level))
-    ahead, between, end = found
+        moments.append(_lasting(level))
+    ahead, between, end = moments
     return Lasting(ahead, between, end, running)
 
 

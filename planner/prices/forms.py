@@ -88,15 +88,15 @@ class Way(NamedTuple):
     def backward(self) -> Parts:
         again = self.passes.again[self.rule] + self.engine.again(self.rule)
         back = dict(self.passes.backward, recompute=again)
-        whole = partial(self.engine.backward, gathers=self.reshard is None)
-        found = self._with_messages(back, whole)
-        return {**found, "update": self.later} if self.later else found
+        backward = partial(self.engine.backward, gathers=self.reshard is None)
+        parts = self._with_messages(back, backward)
+        return {**parts, "update": self.later} if self.later else parts
 
-    def _with_messages(self, parts: Parts, whole: Callable[[float, Sharded], float]) -> Parts:
-        """Return the parts of a pass, with the time of its messages that it does not hide."""
+    def _with_messages(self, parts: Parts, price: Callable[[float, Sharded], float]) -> Parts:
+        """Return the parts of a pass with its exposed messages, which computation does not hide."""
         busy = sum(parts.values())
-        more = whole(busy, self.shards) - busy
-        return {**parts, "data": more} if more else parts
+        exposed = price(busy, self.shards) - busy
+        return {**parts, "data": exposed} if exposed else parts
 
 
 def choices(
@@ -110,13 +110,13 @@ def choices(
         for rule in rules
     ]
     for reshard in engine.reshards:
-        own, running = (sizes.held, sizes.held.running) if reshard is None else (sizes.whole, 0)
+        state, running = (sizes.held, sizes.held.running) if reshard is None else (sizes.whole, 0)
         passes = engine.backwards([back for _, back, *_ in costs], shards, gathers=reshard is None)
         for (rule, _, kept, work), seconds in zip(costs, passes, strict=True):
             yield Choice(
                 name=Way(rule, reshard, cost, engine, shards, sequence, delayed),
                 backward=seconds + longer + delayed,
-                held=own.held(kept, later=sizes.later),
+                held=state.held(kept, later=sizes.later),
                 kept=kept,
                 work=work + running,
             )

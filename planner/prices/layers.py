@@ -27,13 +27,20 @@ from ..grid.grid import Grid, Shape, variants
 from ..grid.split import Split
 from ..memory.footprints import Footprint, unbeaten
 from ..memory.model_parts import OwnParts
-from ..memory.rank_memory import Between, ModelParts, RankMemory, as_context, engine_of, remembered
+from ..memory.rank_memory import (
+    Between,
+    ModelParts,
+    RankMemory,
+    apply_layer_choices,
+    as_context,
+    remembered,
+)
 from ..traces.trace import LayerTrace, ModelTrace, Operations, trace
 from ..traces.work import RULES, Passes, recompute_launches
 from . import messages
 from .forms import Form, Sizes, Way, choices
 from .machine import Machine
-from .rings import of_rank, rings_of
+from .rings import compute_rings, split_operations
 
 if TYPE_CHECKING:
     from ...dataplane.order.timeline import PhaseRows
@@ -82,12 +89,12 @@ class Costs:
 
     def on(self, machine: Machine) -> Costs:
         """Return the costs on another cluster with devices of this kind."""
-        other = copy(self)
-        other.machine = machine
-        other.passes, other.computed = cache(other._passes), cache(other._computed)
-        other.sharded = remembered(other._sharded)
-        other._useful = {}
-        return other
+        costs = copy(self)
+        costs.machine = machine
+        costs.passes, costs.computed = cache(costs._passes), cache(costs._computed)
+        costs.sharded = remembered(costs._sharded)
+        costs._useful = {}
+        return costs
 
     @property
     def precision(self) -> Precision:
@@ -103,15 +110,15 @@ class Costs:
 
     def _passes(self, split: Split, ep: int) -> tuple[list[Passes], Passes]:
         """Return the costs of each sort, and of the head."""
-        found = [self._of_layer(number, split, ep) for number in range(len(self.sorts) + 1)]
-        return found[:-1], found[-1]
+        *layers, head = [self._of_layer(number, split, ep) for number in range(len(self.sorts) + 1)]
+        return layers, head
 
     def _of_layer(self, number: int, split: Split, ep: int) -> Passes:
         """Return the costs of a sort; the number of the head is the last one."""
         layer = (*self.sorts, self.trace.head)[number]
-        # The forms of attention and of long filters change a ring's operations alone.
-        alike = split if self._rings(layer, split) else Split(split.rows, split.tp, split.cp)
-        computed, sent = self.computed(number, alike), self.sent(layer, split, ep)
+        # `attention` and `hyena_li` change a ring's operations alone: others are priced once.
+        plain = split if self._rings(layer, split) else Split(split.rows, split.tp, split.cp)
+        computed, sent = self.computed(number, plain), self.sent(layer, split, ep)
         forward = {"compute": sum(seconds for _, seconds in computed.forward)}
         backward = {"compute": computed.backward}
         for name, seconds in sent.items():
@@ -121,12 +128,12 @@ class Costs:
     def _computed(self, number: int, split: Split) -> Computed:
         layer = (*self.sorts, self.trace.head)[number]
         machine, rings = self.machine, self._rings(layer, split)
-        done = of_rank(layer.forward, "forward", split, rings)
-        back = of_rank(layer.backward, "backward", split, rings)
+        forward = split_operations(layer.forward, "forward", split, rings)
+        backward = split_operations(layer.backward, "backward", split, rings)
         return Computed(
-            [(work.saved, machine.seconds([work], "forward", own)) for work, own in done],
-            sum(machine.seconds([work], "backward", own) for work, own in back),
-            sum(work.count for work, _ in done if work.kind == "launch"),
+            [(work.saved, machine.seconds([work], "forward", over)) for work, over in forward],
+            sum(machine.seconds([work], "backward", over) for work, over in backward),
+            sum(work.count for work, _ in forward if work.kind == "launch"),
         )
 
     def _again(
@@ -144,7 +151,7 @@ class Costs:
 
     def sent(self, layer: LayerTrace, split: Split, ep: int) -> dict[str, messages.Sent]:
         """Return the seconds of a layer's messages, by axis."""
-        return messages.of_layer(
+        return messages.price_layer(
             layer,
             self.model,
             self.trace,
@@ -156,7 +163,9 @@ class Costs:
         )
 
     def _rings(self, layer: LayerTrace, split: Split) -> dict[tuple[int, ...], Operations]:
-        return rings_of(layer, self.model, self.trace.seq_len, self.precision, self.machine, split)
+        return compute_rings(
+            layer, self.model, self.trace.seq_len, self.precision, self.machine, split
+        )
 
     def fastest(self, grid: Grid, *, simulate: bool = False) -> Problem:
         """Return the problem of a layout on devices of any memory: that of `problem`, with the
@@ -167,10 +176,10 @@ class Costs:
         engine, (_, first, at_end, modules) = self._engine(grid, split)
         names = list(modules)
         sorts = []
-        for layer, *own in zip(self.sorts, *self._forms(grid, simulate=simulate), strict=True):
+        for layer, *forms in zip(self.sorts, *self._forms(grid, simulate=simulate), strict=True):
             # Choices share the sort's forward pass and update: what is longer stands in their
             # backward pass, which is exact for one stage.
-            times = [(form.forward, form.fastest, form.update) for form in own]
+            times = [(form.forward, form.fastest, form.update) for form in forms]
             forward, update = min(f for f, _, _ in times), min(u for _, _, u in times)
             backward = min(
                 fastest + (f - forward) + (u - update) / shape.micro_batches
@@ -229,15 +238,15 @@ class Costs:
         forms = self._forms(grid, simulate=simulate)
         sizes = [self._sizes(grid, first.sequence, later) for first, *_ in forms]
         sorts = []
-        for sort, own, own_sizes in zip(
+        for sort, sort_forms, sort_sizes in zip(
             fastest.sorts, zip(*forms, strict=True), zip(*sizes, strict=True), strict=True
         ):
-            found: list[Choice] = []
-            for form, size in zip(own, own_sizes, strict=True):
+            sort_choices: list[Choice] = []
+            for form, size in zip(sort_forms, sort_sizes, strict=True):
                 longer, delayed = form.beyond(sort.forward, sort.update, shape.micro_batches)
                 rules = RULES if all_choices else size.useful
-                found += choices(form, size, longer, delayed, rules)
-            sorts.append(replace(sort, choices=tuple(found)))
+                sort_choices += choices(form, size, longer, delayed, rules)
+            sorts.append(replace(sort, choices=tuple(sort_choices)))
         held = self.memory.held(grid.engine, *_degrees(grid, shape.split))
         ends = self.memory.footprints.of(shape.split, layout.ep, grid.engine.linear)
 
@@ -252,26 +261,26 @@ class Costs:
             first=with_bytes(fastest.first, held.first, ends.first),
             last=with_bytes(fastest.last, held.last, ends.last),
             modules=tuple(
-                replace(module, held=own.held(0.0, later=later))
-                for module, own in zip(fastest.modules, held.modules, strict=True)
+                replace(module, held=state.held(0.0, later=later))
+                for module, state in zip(fastest.modules, held.modules, strict=True)
             ),
         )
 
     def _forms(self, grid: Grid, *, simulate: bool) -> list[list[Form]]:
         """Return each sort of layer as a layout runs it: with the tensor axis as it is, and to
         `simulate` also as a part of the context axis, where it can be one."""
-        found = []
+        forms = []
         for sequence in (False, True) if simulate and self._may_be_sequence(grid) else (False,):
             split = _split(grid, sequence)
             passes, _ = self.passes(split, grid.layout.ep)
             engine, (layers, *_) = self._engine(grid, split)
-            found.append(
+            forms.append(
                 [
                     Form(cost, engine, shards, sequence)
                     for cost, shards in zip(passes, layers, strict=True)
                 ]
             )
-        return found
+        return forms
 
     def _sizes(self, grid: Grid, sequence: bool, later: bool) -> list[Sizes]:
         """Return the bytes of each sort of layer in one form."""
@@ -284,7 +293,7 @@ class Costs:
         stays = False in engine.reshards
         whole = self.memory.whole(grid.engine, *degrees) if stays else held
         columns = sizes, self.useful(split, ep, linear), held.layers, whole.layers
-        return [Sizes(*each, later) for each in zip(*columns, strict=True)]
+        return [Sizes(*sizes_of_sort, later) for sizes_of_sort in zip(*columns, strict=True)]
 
     def _engine(self, grid: Grid, split: Split) -> tuple[messages.EngineMessages, ShardedParts]:
         return self.sharded(grid.engine, *_degrees(grid, split))
@@ -308,13 +317,13 @@ class Costs:
         split, ep, linear = grid.shape.split, grid.layout.ep, grid.engine.linear
         changed = False
         for sequence in sorted({False, *(way.sequence for way in ways)}):
-            own = as_context(split) if sequence else split
+            way_split = as_context(split) if sequence else split
             used: list[dict[Rule, None]] = [{} for _ in self.sorts]
             for sort, way in zip(self.trace.layers, ways, strict=True):
                 if way.sequence == sequence:
                     used[sort][way.rule] = None
-            if self.memory.footprints.refine(own, ep, linear, used):
-                self._useful.pop((own, ep, linear), None)
+            if self.memory.footprints.refine(way_split, ep, linear, used):
+                self._useful.pop((way_split, ep, linear), None)
                 changed = True
         return changed
 
@@ -333,14 +342,14 @@ class Costs:
         the shared modules."""
         layout = LayoutConfig(pp=pp, tp=tp, cp=cp, ep=ep)
         layers, first, last, modules = self.memory.shards_of_sorts(tp, ep)
-        each = [sum(math.prod(s.local) for s in shards.values()) for shards in layers]
-        own = sum(each[sort] for sort in self.trace.layers) / pp
-        found = messages.EngineMessages(engine, layout, dp, self.precision, self.machine, own)
-        return found, (
-            [found.of(shards) for shards in layers],
-            found.of(first),
-            found.of({**last, **first} if self.memory.parts.tied(pp) else last),
-            {name: found.of(shards) for name, shards in modules.items()},
+        elements = [sum(math.prod(s.local) for s in shards.values()) for shards in layers]
+        of_stage = sum(elements[sort] for sort in self.trace.layers) / pp
+        sent = messages.EngineMessages(engine, layout, dp, self.precision, self.machine, of_stage)
+        return sent, (
+            [sent.of(shards) for shards in layers],
+            sent.of(first),
+            sent.of({**last, **first} if self.memory.parts.tied(pp) else last),
+            {name: sent.of(shards) for name, shards in modules.items()},
         )
 
     def timelines(
@@ -351,7 +360,7 @@ class Costs:
         ranks = grid.shape.dp * grid.layout.cp * grid.layout.tp
         return self.memory.timelines(
             grid,
-            engine_of(grid.engine, [(way.reshard, way.sequence) for way in ways], ranks),
+            apply_layer_choices(grid.engine, [(way.reshard, way.sequence) for way in ways], ranks),
             cuts,
             [way.rule for way in ways],
             [way.sequence for way in ways],

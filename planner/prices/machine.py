@@ -120,8 +120,8 @@ class Machine:
     def seconds(self, work: Iterable[Work], direction: Direction, split: Split) -> float:
         """Return the seconds of a rank's part of these operations."""
         total = 0.0
-        for each in work:
-            key = each, direction, split
+        for operation in work:
+            key = operation, direction, split
             known = self._works.get(key)
             if known is None:
                 known = self._works[key] = self._one(*key)

@@ -44,10 +44,10 @@ class Sent(NamedTuple):
     forward: float
     backward: float
     saved: float = 0.0
-    """Seconds of the forward pass that are not sent again where attention is kept."""
+    """Seconds of the forward pass that recomputation does not repeat where attention is saved."""
 
 
-def of_layer(
+def price_layer(
     layer: LayerTrace,
     model: ModelConfig,
     trace: ModelTrace,
@@ -57,22 +57,22 @@ def of_layer(
     ep: int,
     rings: Mapping[tuple[int, ...], Operations],
 ) -> dict[str, Sent]:
-    """Return the seconds of a layer's messages, by axis. `rings` are the operations of each ring by
-    the shape of the attention."""
+    """Return the seconds of a layer's messages, by axis. `rings` have a ring's operations, by the
+    shape of its attention."""
     width = precision.weight_bytes
     tokens = split.rows * trace.seq_len / split.cp
-    found: dict[str, Sent] = {}
+    sent: dict[str, Sent] = {}
     if split.tp > 1:
         size = tokens * trace.width * width
-        each = machine.collective("all-gather", size, split.tp, 1)
-        each += machine.collective("reduce-scatter", size, split.tp, 1)
+        call = machine.collective("all-gather", size, split.tp, 1)
+        call += machine.collective("reduce-scatter", size, split.tp, 1)
         # gloo gathers into a buffer of its own, from which torch copies.
         buffered = machine.hardware.file.device.kind == "cpu"
-        each += _around(size, _ordered(split) + buffered, machine)
-        each += _around(size, _ordered(split), machine)
-        ends = _loss(layer, tokens, machine, split) if layer is trace.head else Sent(0.0, 0.0)
-        forward, backward = (layer.calls * each + end for end in (ends.forward, ends.backward))
-        found["tensor"] = Sent(forward, backward)
+        call += _around(size, _ordered(split) + buffered, machine)
+        call += _around(size, _ordered(split), machine)
+        loss = _loss(layer, tokens, machine, split) if layer is trace.head else Sent(0.0, 0.0)
+        forward, backward = (layer.calls * call + end for end in (loss.forward, loss.backward))
+        sent["tensor"] = Sent(forward, backward)
     if split.cp > 1:
         context = [
             (work.count, _ring(work, rings[work.shape], tokens, width, machine, split))
@@ -80,15 +80,15 @@ def of_layer(
             else (work.count, _context(work, tokens, width, machine, split))
             for work in layer.forward
         ]
-        found["context"] = Sent(*(sum(n * s[part] for n, s in context) for part in range(3)))
+        sent["context"] = Sent(*(sum(n * s[field] for n, s in context) for field in range(3)))
     if ep > 1:
         names = [layer.layer.get("mixer"), layer.layer.get("mlp")]
         top = sum(getattr(model.operators.get(name), "top_k", 0) for name in names if name)
         if top:
             size = top * tokens / split.tp * trace.width * width
-            each = 2 * machine.collective("all-to-all", size, ep, 1)
-            found["experts"] = Sent(each, each)
-    return found
+            exchange = 2 * machine.collective("all-to-all", size, ep, 1)
+            sent["experts"] = Sent(exchange, exchange)
+    return sent
 
 
 def _around(size: float, copies: int, machine: Machine) -> float:
@@ -106,15 +106,15 @@ def _loss(head: LayerTrace, tokens: float, machine: Machine, split: Split) -> Se
     """Return the seconds of the messages of the loss, whose logits are sharded by the vocabulary:
     only sums over ids cross the axis. Plain torch computes one row after the other."""
 
-    def of(name: str, size: float) -> float:
-        sent = machine.collective(name, size * GRADIENT_BYTES, split.tp, 1)
+    def seconds(collective: str, size: float) -> float:
+        sent = machine.collective(collective, size * GRADIENT_BYTES, split.tp, 1)
         return sent + machine.launches(SENT_LAUNCHES)
 
     if any(work.name == "linear_cross_entropy" for work in head.forward):
-        return Sent(of("all-gather", 3 * tokens * split.tp), of("all-reduce", 1))
+        return Sent(seconds("all-gather", 3 * tokens * split.tp), seconds("all-reduce", 1))
     row = tokens / split.rows
-    forward = of("all-reduce", row) + of("reduce-scatter", 2 * row)
-    return Sent(split.rows * forward, split.rows * of("all-gather", 2 * row))
+    forward = seconds("all-reduce", row) + seconds("reduce-scatter", 2 * row)
+    return Sent(split.rows * forward, split.rows * seconds("all-gather", 2 * row))
 
 
 def _ring(
@@ -124,28 +124,28 @@ def _ring(
     its operations do not hide of the hops."""
     cp, tp = split.cp, split.tp
     size, _, _, keys = work.shape
-    dealt = _exchanged(work, tokens, width, machine, split)
+    exchange = _exchanged(work, tokens, width, machine, split)
     hop = machine.ring_hop(2 * keys * size / tp * tokens * width, cp, tp)
     wide = machine.ring_hop(2 * keys * size / tp * tokens * GRADIENT_BYTES, cp, tp)
     # No message is beside the last hop's operations, and none beside the last gradient's message.
-    beside = (cp - 1) / cp
+    overlapping = (cp - 1) / cp
 
     def exposed(direction: Direction, message: float) -> float:
-        computed = beside * machine.seconds(ring.of(direction), direction, Split())
+        computed = overlapping * machine.seconds(ring.of(direction), direction, Split())
         return machine.overlapped(computed, message, tp * cp) - computed
 
-    there = exposed("forward", (cp - 1) * hop)
-    back = exposed("backward", (cp - 1) * (hop + wide)) + wide
-    return Sent(dealt + there, dealt + back, saved=there)
+    forward = exposed("forward", (cp - 1) * hop)
+    backward = exposed("backward", (cp - 1) * (hop + wide)) + wide
+    return Sent(exchange + forward, exchange + backward, saved=forward)
 
 
 def _exchanged(work: Work, tokens: float, width: int, machine: Machine, split: Split) -> float:
     """Return the seconds in which queries, keys and values change ranks, and then the output."""
-    own = _of_attention(work, tokens, width, split)
-    return sum(machine.collective("all-to-all", size, split.cp, split.tp) for size in own)
+    sizes = _attention_bytes(work, tokens, width, split)
+    return sum(machine.collective("all-to-all", size, split.cp, split.tp) for size in sizes)
 
 
-def _of_attention(work: Work, tokens: float, width: int, split: Split) -> tuple[float, float]:
+def _attention_bytes(work: Work, tokens: float, width: int, split: Split) -> tuple[float, float]:
     """Return the bytes of a rank's queries, keys and values, and of its output."""
     size, heads, _, keys = work.shape
     token = size / split.tp * tokens * width
@@ -156,38 +156,38 @@ def _context(work: Work, tokens: float, width: int, machine: Machine, split: Spl
     """Return the seconds of the messages of one operation over the context axis."""
     cp, tp = split.cp, split.tp
     if work.kind == "attention":
-        each = _exchanged(work, tokens, width, machine, split)
-        there, back = _of_attention(work, tokens, width, split)
+        seconds = _exchanged(work, tokens, width, machine, split)
+        inputs, output = _attention_bytes(work, tokens, width, split)
         copies = 1 + _ordered(split)
-        each += _around(there, 1 + copies, machine)  # queries, keys and values become one tensor
-        each += _around(back, copies, machine)
-        return Sent(each, each)
+        seconds += _around(inputs, 1 + copies, machine)  # queries, keys, values: one tensor
+        seconds += _around(output, copies, machine)
+        return Sent(seconds, seconds)
     if work.kind != "kernel":
         return Sent(0.0, 0.0)
     size, channels, _ = work.shape
     if work.name == "modal" and split.hyena_li == "a2a":
-        each = _by_channels(4 * channels / tp * tokens * width, machine, split)
-        return Sent(each, each)
+        seconds = _by_channels(4 * channels / tp * tokens * width, machine, split)
+        return Sent(seconds, seconds)
     if work.name in SCANS:  # a rank waits for the states of all ranks before it
-        each = machine.chain(split.rows * channels / tp * size * 4, cp, tp)
-        return Sent(each, each)
+        seconds = machine.chain(split.rows * channels / tp * size * 4, cp, tp)
+        return Sent(seconds, seconds)
     if work.name in ("short_convolution", "toeplitz"):
         halo = split.rows * channels / tp * max(1, size - 1) * width
-        each = machine.ring_hop(halo, cp, tp)
-        return Sent(each, each)
+        seconds = machine.ring_hop(halo, cp, tp)
+        return Sent(seconds, seconds)
     if work.name == "fft_convolution":
-        each = _by_channels(2 * channels / tp * tokens * width, machine, split)
-        return Sent(each, each)
+        seconds = _by_channels(2 * channels / tp * tokens * width, machine, split)
+        return Sent(seconds, seconds)
     return Sent(0.0, 0.0)
 
 
 def _by_channels(size: float, machine: Machine, split: Split) -> float:
     """Return the seconds in which a convolution's input changes ranks, and then its output."""
-    there = back = size / 2
+    inputs = output = size / 2
     copies = 1 + _ordered(split)
     return sum(
-        machine.collective("all-to-all", own, split.cp, split.tp) + _around(own, copies, machine)
-        for own in (there, back)
+        machine.collective("all-to-all", part, split.cp, split.tp) + _around(part, copies, machine)
+        for part in (inputs, output)
     )
 
 

@@ -1,4 +1,4 @@
-"""Operations of a rank whose attention is computed by a ring, as they are priced."""
+"""The operations of a rank that are priced, where a ring computes attention."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ...models.config.options.precision import Precision
 
 
-def rings_of(
+def compute_rings(
     layer: LayerTrace,
     model: ModelConfig,
     seq_len: int,
@@ -25,71 +25,74 @@ def rings_of(
     machine: Machine,
     split: Split,
 ) -> dict[tuple[int, ...], Operations]:
-    """Return a rank's operations of each ring of a layer, by the shape of the attention."""
+    """Return what a rank computes in the rings of a layer, by the attention's shape."""
     if split.cp == 1 or split.attention != "ring":
         return {}
     names = [layer.layer.get(name) for name in ("mixer", "mlp", "shared")]
     options = [model.operators[name] for name in names if name]
-    found = {}
+    rings = {}
     for work in layer.forward:
         if work.kind != "attention":
             continue
         width, heads, *_ = work.shape
-        own = next(each for each in options if each.attention_heads == heads)
+        attention = next(option for option in options if option.attention_heads == heads)
         ring = Ring(
             heads=heads,
-            kv_heads=getattr(own, "kv_heads", None) or heads,
+            kv_heads=getattr(attention, "kv_heads", None) or heads,
             width=width,
-            window=getattr(own, "window", None),
+            window=getattr(attention, "window", None),
             part=seq_len // split.cp,
             precision=precision,
             device=machine.hardware.file.device.kind,
         )
-        made = operations(ring, split.cp)
-        made = priced(made, measured=made.tiled and machine.has_kernel(RING))
-        found[work.shape] = mapped(partial(_of_heads, rows=split.rows, tp=split.tp), made)
-    return found
+        computed = operations(ring, split.cp)
+        computed = priced(computed, measured=computed.tiled and machine.has_kernel(RING))
+        shard = partial(_shard_heads, rows=split.rows, tp=split.tp)
+        rings[work.shape] = mapped(shard, computed)
+    return rings
 
 
-def of_rank(
+def split_operations(
     work: Sequence[Work],
     direction: Direction,
     split: Split,
     rings: Mapping[tuple[int, ...], Operations],
 ) -> list[tuple[Work, Split]]:
-    """Return operations with the ranks and rows that they are shared by: those of a ring stand for
-    its attention, and are already a rank's own."""
-    found = []
-    for each in work:
-        ring = rings.get(each.shape) if each.kind == "attention" else None
+    """Return the operations, each with the split over ranks and rows that its price divides by. A
+    ring's operations replace its attention; they are counted for one rank already."""
+    operations_of_rank = []
+    for operation in work:
+        ring = rings.get(operation.shape) if operation.kind == "attention" else None
         if ring is None:
-            found.append((each, split))
-        else:
-            own = ring.of(direction)
-            found += [(replace(part, count=part.count * each.count), Split()) for part in own]
-    return found
+            operations_of_rank.append((operation, split))
+            continue
+        for step in ring.of(direction):
+            repeated = replace(step, count=step.count * operation.count)
+            operations_of_rank.append((repeated, Split()))
+    return operations_of_rank
 
 
-def priced(found: Operations, *, measured: bool) -> Operations:
-    """Return the operations to price: the pairs of tiles where the ring's own rate is `measured`,
-    which is that of all its operations on one rank; else all but the pairs."""
+def priced(ring: Operations, *, measured: bool) -> Operations:
+    """Return the operations to price. A `measured` rate of ring attention includes everything that
+    one rank computes, and is by pairs of tiles: these alone. Else all but the pairs."""
     forward, backward = (
-        tuple(work for work in each if (work.kind == "pairs") == measured)
-        for each in (found.forward, found.backward)
+        tuple(work for work in direction if (work.kind == "pairs") == measured)
+        for direction in (ring.forward, ring.backward)
     )
     return Operations(forward, backward)
 
 
-def _of_heads(work: Work, rows: int, tp: int) -> Work:
-    """Return an operation for so many rows, and the heads of one of the tensor ranks."""
+def _shard_heads(work: Work, rows: int, tp: int) -> Work:
+    """Return an operation for `rows` rows and the heads of one tensor rank."""
     if work.kind == "launch":
         return work
     if work.kind == "matmul":  # a group for each head of keys
         groups, m, k, n = work.shape
-        own = max(1, groups * rows // tp)
-        return replace(work, shape=(own, groups * m * rows // tp // own, k, n))
+        local_groups = max(1, groups * rows // tp)
+        m = groups * m * rows // tp // local_groups
+        return replace(work, shape=(local_groups, m, k, n))
     if work.kind in ("attention", "pairs"):
         width, heads, length, *keys = work.shape
-        shape = width, max(1, heads // tp), length, *(max(1, each // tp) for each in keys)
+        shape = width, max(1, heads // tp), length, *(max(1, count // tp) for count in keys)
         return replace(work, shape=shape, count=work.count * rows)
     return replace(work, bytes=work.bytes * rows // tp)

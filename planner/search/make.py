@@ -13,7 +13,7 @@ from ...models.config.options.precision import PRECISIONS
 from ...trainer.run.config import RunConfig
 from ...trainer.run.layout_plan import LayoutPlan
 from ..division.assigned import assigned
-from ..grid.grid import grid_of, settings
+from ..grid.grid import make_grid, settings
 from ..grid.wanted import Wanted
 from ..hardware import Hardware
 from ..modules.costs import ModuleCosts
@@ -174,7 +174,7 @@ def _in_phases(
         phase = other.costs.phase
         if phase.seq_len % (layout.tp * layout.cp):
             continue
-        grid = grid_of(layout, candidate.grid.engine, tokens, question.gpus, phase)
+        grid = make_grid(layout, candidate.grid.engine, tokens, question.gpus, phase)
         problem = other.costs.problem(
             grid, question.budget, simulate=question.simulate, all_choices=True
         )

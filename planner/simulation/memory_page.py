@@ -16,7 +16,7 @@ from ...models.accounting.state import HOST, device_bytes
 from ...models.accounting.step import Timeline
 from ...models.config.options.precision import PRECISIONS
 from ...trainer.run.layout_plan import LayoutPlan, PlannedPhase, model_hash
-from ..grid.grid import grid_of
+from ..grid.grid import make_grid
 from ..memory.model_parts import OwnParts
 from ..memory.rank_memory import RankMemory
 from ..search.make import uniform_phase
@@ -49,7 +49,7 @@ def plan_timelines(
         )
     precision = PRECISIONS[run.precision]
     rows = uniform_phase(phase.seq_len, phase.batch_tokens // phase.seq_len)
-    grid = grid_of(plan.layout, plan.engine, plan.micro_batch_tokens, plan.planned.gpus, rows)
+    grid = make_grid(plan.layout, plan.engine, plan.micro_batch_tokens, plan.planned.gpus, rows)
     if modules is not None:
         from ..modules.memory import ModuleParts
 

@@ -11,7 +11,7 @@ from ...trainer.run.layout_plan import LayoutPlan
 from ..division.assigned import Assigned, assigned
 from ..division.bounds import quick_bound
 from ..division.problem import Problem
-from ..grid.grid import Grid, grid_of
+from ..grid.grid import Grid, make_grid
 from ..hardware import Hardware
 from ..prices.layers import Costs
 from ..prices.machine import Machine
@@ -78,7 +78,7 @@ class Pricing:
         """Return the plan as a solution of its layout's problem."""
         costs = self.costs(hardware, seq_len, batch_tokens)
         layout, gpus = plan.layout, plan.planned.gpus
-        grid = grid_of(layout, plan.engine, plan.micro_batch_tokens, gpus, costs.phase)
+        grid = make_grid(layout, plan.engine, plan.micro_batch_tokens, gpus, costs.phase)
         problem = costs.problem(grid, hardware.usable_memory, all_choices=True)
         wanted = [
             (span.recompute, span.reshard, span.sequence)

@@ -115,7 +115,7 @@ class LeastMemory:
         memory = self.costs.memory
         shards = memory.shards(self.split.tp, self.ep)
         passes = self.passes(allowed)
-        return memory.of_stage(self.grid, self.grid.engine, passes, shards, cuts, stage)
+        return memory.stage_timeline(self.grid, self.grid.engine, passes, shards, cuts, stage)
 
     def bounded(self, cuts: Cuts, stage: int, budget: float) -> bool:
         """Return True if a stage with the least of all rules is within the budget."""

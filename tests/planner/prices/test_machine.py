@@ -17,7 +17,7 @@ from headrace.models.config.options.precision import PRECISIONS, Fp8Config
 from headrace.planner.grid.split import Split
 from headrace.planner.hardware import Hardware
 from headrace.planner.prices.machine import Machine
-from headrace.planner.prices.messages import of_layer
+from headrace.planner.prices.messages import price_layer
 from headrace.planner.search.make import Question, machine_of, uniform_phase
 from headrace.planner.traces.trace import trace
 from headrace.planner.traces.work import Work
@@ -105,7 +105,7 @@ def test_merged_operations_send_a_message_each() -> None:
     three = replace(layer, forward=(replace(one, count=3),))
     whole = trace(model, 64, PRECISIONS["bf16"], "cuda")
     seconds = [
-        of_layer(each, model, whole, PRECISIONS["bf16"], machine, split, 1, {})["context"]
+        price_layer(each, model, whole, PRECISIONS["bf16"], machine, split, 1, {})["context"]
         for each in (layer, three)
     ]
     assert seconds[1] == pytest.approx([3 * each for each in seconds[0]])

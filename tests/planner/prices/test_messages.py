@@ -23,7 +23,7 @@ from headrace.models.parallel.tensor import gather, scatter
 from headrace.planner.grid.split import Split
 from headrace.planner.hardware import Hardware
 from headrace.planner.prices.machine import Machine
-from headrace.planner.prices.messages import EngineMessages, Sent, of_layer
+from headrace.planner.prices.messages import EngineMessages, Sent, price_layer
 from headrace.planner.traces.recorder import Recorder
 from headrace.planner.traces.trace import ModelTrace, trace
 from headrace.planner.traces.work import Work
@@ -62,7 +62,7 @@ class Copies(Machine):
 
 def priced(traced: ModelTrace, split: Split, machine: Machine, axis: str) -> Sent:
     model = load_model_config("tiny-transformer")
-    return of_layer(traced.sorts[0], model, traced, FP32, machine, split, 1, {})[axis]
+    return price_layer(traced.sorts[0], model, traced, FP32, machine, split, 1, {})[axis]
 
 
 def copied(run: Callable[..., Any], *shapes: Sequence[int]) -> int:
@@ -155,7 +155,7 @@ def test_messages_of_a_sharded_loss_are_those_of_the_code() -> None:
     machine, model = Asked(), load_model_config("tiny-transformer")
     plain = trace(model, LENGTH, FP32, "cpu")
     split = Split(rows=3, tp=RANKS)
-    of_layer(plain.head, model, plain, FP32, machine, split, 1, {})
+    price_layer(plain.head, model, plain, FP32, machine, split, 1, {})
     stream = 3 * LENGTH * WIDTH * 4
     asked = {name: number for name, number in machine.sent.items() if name[1] != stream}
     small = {name: number for name, number in ran.sent.items() if name[1] != stream}

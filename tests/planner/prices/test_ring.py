@@ -115,7 +115,7 @@ def test_rows_and_tensor_ranks_share_a_rings_operations() -> None:
 
     def of(**split: int) -> tuple[Work, ...]:
         asked = Split(cp=2, attention="ring", **split)  # type: ignore[arg-type]
-        found = rings.rings_of(layer, model, 3072, FP32, machine, asked)
+        found = rings.compute_rings(layer, model, 3072, FP32, machine, asked)
         [ring] = found.values()
         return ring.forward
 
@@ -123,4 +123,4 @@ def test_rows_and_tensor_ranks_share_a_rings_operations() -> None:
         assert flops(of(rows=2)) == 2 * flops(of())
         assert flops(of(tp=2)) == flops(of(rows=2, tp=4)) == flops(of()) / 2
         a2a = Split(cp=2)
-        assert not rings.rings_of(layer, model, 3072, FP32, machine, a2a)
+        assert not rings.compute_rings(layer, model, 3072, FP32, machine, a2a)
