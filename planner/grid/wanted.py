@@ -15,23 +15,23 @@ Wanted = Mapping[str, Any]
 """Settings that a layout must have, by the names of `Grid.words`."""
 
 
-def matching(grids: Iterable[Grid], wanted: Wanted | None) -> Iterator[Grid]:
+def matching(grids: Iterable[Grid], required: Wanted | None) -> Iterator[Grid]:
     """Yield the grids that have the settings."""
     for grid in grids:
-        if not wanted or all(grid.words().get(name) == value for name, value in wanted.items()):
+        if not required or all(grid.words().get(name) == value for name, value in required.items()):
             yield grid
 
 
-def may_be(shape: Shape, wanted: Wanted | None) -> bool:
-    """Return True unless the shape contradicts what is wanted."""
+def may_be(shape: Shape, required: Wanted | None) -> bool:
+    """Return True unless the shape contradicts the required settings."""
     sizes = {"dp": shape.dp, "rows": shape.rows, "micro": shape.micro_batches}
-    return _agree(sizes, wanted) and may_agree(shape.layout, wanted)
+    return _agree(sizes, required) and may_agree(shape.layout, required)
 
 
-def may_agree(layout: LayoutConfig, wanted: Wanted | None) -> bool:
-    """Return True unless the layout contradicts what is wanted."""
-    return _agree({name: getattr(layout, name) for name in SETTINGS}, wanted)
+def may_agree(layout: LayoutConfig, required: Wanted | None) -> bool:
+    """Return True unless the layout contradicts the required settings."""
+    return _agree({name: getattr(layout, name) for name in SETTINGS}, required)
 
 
-def _agree(known: Wanted, wanted: Wanted | None) -> bool:
-    return not wanted or all(known.get(name, value) == value for name, value in wanted.items())
+def _agree(known: Wanted, required: Wanted | None) -> bool:
+    return not required or all(known.get(name, value) == value for name, value in required.items())

@@ -156,7 +156,7 @@ class RankMemory:
         layout = LayoutConfig(pp=pp, tp=tp, cp=cp, ep=ep)
         state = self._state(engine, layout, self._sorts)
         degrees, kept = Degrees(dp=dp, tp=tp, cp=cp, ep=ep), engine.kept_whole(layout)
-        return self._of_parts(state, degrees, pp, kept)
+        return self._held_by_parts(state, degrees, pp, kept)
 
     def _whole(self, engine: EngineConfig, pp: int, dp: int, cp: int, tp: int, ep: int) -> Held:
         """Return the bytes where all blocks choose that their weights stay whole from the forward
@@ -165,9 +165,9 @@ class RankMemory:
         span = LayerShards(layers=(0, len(self.footprints.places)), reshard=False)
         state = self._state(engine.with_layer_shards([span]), layout, self._sorts)
         degrees, kept = Degrees(dp=dp, tp=tp, cp=cp, ep=ep), engine.kept_whole(layout)
-        return self._of_parts(state, degrees, pp, replace(kept, blocks=True))
+        return self._held_by_parts(state, degrees, pp, replace(kept, blocks=True))
 
-    def _of_parts(
+    def _held_by_parts(
         self, state: EngineState, degrees: Degrees, pp: int, kept_whole: KeptWhole
     ) -> Held:
         layers, first, last, modules = self.shards_of_sorts(degrees.tp, degrees.ep)
@@ -192,14 +192,14 @@ class RankMemory:
         degrees = Degrees(dp=dp, tp=tp, cp=cp, ep=ep)
         layers, first, last, modules = self.shards_of_sorts(tp, ep)
 
-        def of(shards: Shards, *, stays: bool = kept_whole.outside) -> Lasting:
+        def lasting(shards: Shards, *, stays: bool = kept_whole.outside) -> Lasting:
             return _lasting_of(state, shards, degrees, self.precision, stays=stays)
 
         return LastingParts(
-            layers=[of(shards, stays=kept_whole.blocks) for shards in layers],
-            first=of(first),
-            last=of({**last, **first} if self.parts.tied(pp) else last),
-            modules={name: of(shards) for name, shards in modules.items()},
+            layers=[lasting(shards, stays=kept_whole.blocks) for shards in layers],
+            first=lasting(first),
+            last=lasting({**last, **first} if self.parts.tied(pp) else last),
+            modules={name: lasting(shards) for name, shards in modules.items()},
         )
 
     def timelines(
