@@ -123,8 +123,8 @@ def gated_modal(
     """
     problem = modal.unsupported_reason(rates, x.shape[1], axis.name)
     if uses_kernel(kernel, "modal", x, problem):
-        fused, final = _fused_modal(x, rates, residues, skip, documents, state, axis, gated)
-        return fused, final if final_state else None
+        y, fused_state = _fused_modal(x, rates, residues, skip, documents, state, axis, gated)
+        return y, fused_state if final_state else None
     w = gated_input(x) if gated else x
     y, final = modal_scan(
         widen(w),

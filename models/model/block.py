@@ -47,22 +47,22 @@ class ResidualBranch(Recomputable):
     def forward(
         self, u: Tensor, batch: BatchContext, state: State | None, added: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return u + `added`, the branch of that sum, and this rank's share of the operator's
-        auxiliary losses, [rows]. The sum comes from the norm: its kernel adds the gradients of what
-        reads the sum to its own."""
+        """Return u + added [b, part, width], the branch of that sum, like it, and this rank's share
+        of the operator's auxiliary losses [b]. The norm computes the sum, because its kernel adds
+        the gradient of the sum to its own."""
         axes = self.operator.axes(batch.axes)
         axis, call = axes.tensor, batch.call_context(state, axes)
         if self.stores and axis.size == 1:  # else rows are gathered between norm and operator
             inputs = (u,) if added is None else (added, u)
-            u, normal, stored = self.norm(*inputs, store=True)
-            call = replace(call, stored=stored)
+            u, normed, quantized = self.norm(*inputs, store=True)
+            call = replace(call, stored=quantized)
         elif added is not None:
-            u, normal = self.norm(added, u)
+            u, normed = self.norm(added, u)
         elif self.norm.fused(u):
-            u, normal = self.norm(u, pair=True)
+            u, normed = self.norm(u, pair=True)
         else:
-            normal = self.norm(u)
-        y = scatter(self.operator(gather(normal, axis), call), axis)
+            normed = self.norm(u)
+        y = scatter(self.operator(gather(normed, axis), call), axis)
         losses = sum(call.losses, start=u.new_zeros(len(u), dtype=torch.float32))
         return u, y, losses / batch.axes.tensor.size
 
@@ -90,20 +90,21 @@ class Block(Recomputable):
         states: Sequence[State] | None = None,
         shared: SharedOperator | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the residual stream after the layer, and the sum of auxiliary losses, [rows]."""
+        """Return the residual stream after the layer, like u [b, part, width], and the sum of
+        auxiliary losses [b]. part is length / tp."""
         state = iter(states) if states is not None else repeat(None)
         if self.call is None:
             u, y, losses = self.mixer(u, batch, next(state))
         else:
-            fed = u + self.call(shared, u, batch.call_context(next(state)))
-            _, y, losses = self.mixer(fed, batch, next(state))
+            mixer_input = u + self.call(shared, u, batch.call_context(next(state)))
+            _, y, losses = self.mixer(mixer_input, batch, next(state))
         if self.mlp is not None:
             if self.layer.parallel:
-                u, beside, more = self.mlp(u, batch, next(state))
-                y = y + beside
+                u, mlp_output, mlp_losses = self.mlp(u, batch, next(state))
+                y = y + mlp_output
             else:
-                u, y, more = self.mlp(u, batch, next(state), y)
-            losses = losses + more
+                u, y, mlp_losses = self.mlp(u, batch, next(state), y)
+            losses = losses + mlp_losses
         return u + y, losses
 
     def branches(self) -> list[ResidualBranch]:
@@ -117,7 +118,7 @@ class Block(Recomputable):
                 module.recompute = rule == "operator"
 
     def new_states(self, capacity: int) -> list[State]:
-        """One state for each operator call of this layer."""
+        """Return one state for each operator call of this layer."""
         calls = len(self.branches()) + (self.call is not None)
         return [State(capacity) for _ in range(calls)]
 

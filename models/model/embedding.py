@@ -50,11 +50,12 @@ class Embedding:
     positions: Table | None = None
 
     def __call__(self, ids: Tensor, batch: BatchContext) -> Tensor:
-        """This rank's part of each sequence: [rows, length / tp, width]."""
+        """Return u for this rank's part of each sequence, [rows, length / tp, width]; ids [rows,
+        length]."""
         axis = batch.axes.tensor
-        u = look_up(self.tokens, ids, axis)
+        u = look_up_rows(self.tokens, ids, axis)
         if self.positions is not None:
-            u = u + look_up(self.positions, batch.positions, axis)
+            u = u + look_up_rows(self.positions, batch.positions, axis)
         return scatter(u, axis)
 
 
@@ -66,15 +67,16 @@ class Unembedding:
     kernel: Kernel = "auto"
 
     def logits(self, hidden: Tensor, axis: Axis) -> Tensor:
-        """Logits of this rank's part of the vocabulary."""
+        """Return logits [rows, length, vocabulary] of this rank's part of the vocabulary; hidden
+        [rows, length / tp, width]."""
         logits: Tensor = self.table(gather(hidden, axis), F.linear)
         return logits
 
     def loss(
         self, hidden: Tensor, targets: Tensor, weights: Tensor, z_loss: float, axis: Axis
     ) -> tuple[Tensor, Tensor]:
-        """Σ w·ℓ; and, without gradients, the sums of the cross entropy and of the z-loss of each
-        row, [2, rows]; this rank's share of all.
+        """Return Σ w·ℓ; and, without gradients, per-row sums of the cross entropy and the z-loss
+        [2, rows]; both are this rank's share.
 
         The fused kernel never holds all logits; plain torch holds those of one row at a time.
         """
@@ -84,20 +86,21 @@ class Unembedding:
             "vocab_size": self.table.rows,
         }
         if uses_kernel(self.kernel, "linear_cross_entropy", hidden):
-            use = partial(fused_loss, targets=targets, weights=weights, **options)
-            fused: tuple[Tensor, Tensor] = self.table(gather(hidden, axis), use)
+            compute_loss = partial(fused_loss, targets=targets, weights=weights, **options)
+            fused: tuple[Tensor, Tensor] = self.table(gather(hidden, axis), compute_loss)
             return fused
         per_row = zip(self.logits(hidden, axis), targets, weights, strict=True)
         totals, parts = zip(*(row_losses(*row, **options) for row in per_row), strict=True)
         return torch.stack(totals).sum(), torch.stack(parts, dim=1)
 
 
-def look_up(table: Table, index: Tensor, axis: Axis) -> Tensor:
-    """Rows of the table. Where `axis` shards it, the ranks' results must be summed."""
+def look_up_rows(table: Table, ids: Tensor, axis: Axis) -> Tensor:
+    """Return table rows [..., width] for ids [...]. Where `axis` shards the table, results must be
+    summed over its ranks."""
     if axis.size == 1:
-        rows: Tensor = table(index, F.embedding)
+        rows: Tensor = table(ids, F.embedding)
         return rows
-    here = axis.part_range(table.rows)
-    known = (index >= here.start) & (index < here.stop)
-    rows = table(torch.where(known, index - here.start, 0), F.embedding)
-    return rows * known.unsqueeze(-1)
+    local_ids = axis.part_range(table.rows)
+    is_local = (ids >= local_ids.start) & (ids < local_ids.stop)
+    rows = table(torch.where(is_local, ids - local_ids.start, 0), F.embedding)
+    return rows * is_local.unsqueeze(-1)

@@ -54,67 +54,69 @@ def generate(
     when `ended` is true of its new tokens. Ids from `vocab_size` on are padding of the embedding
     and never chosen."""
     sampling = sampling or Sampling()
-    longest = max((len(prompt) for prompt in prompts), default=0)
-    ragged = any(len(prompt) < longest for prompt in prompts)
+    max_length = max((len(prompt) for prompt in prompts), default=0)
+    ragged = any(len(prompt) < max_length for prompt in prompts)
     vocabulary = model.config.vocab_size
     problems = [] if prompts else [Problem("prompts", "there is no prompt")]
-    for number, prompt in enumerate(prompts):
-        unknown = [token for token in prompt if not 0 <= token < vocabulary]
+    for index, prompt in enumerate(prompts):
+        unknown_ids = [token for token in prompt if not 0 <= token < vocabulary]
         if not prompt:
-            problems.append(Problem(f"prompt {number}", "is empty"))
-        if unknown:
-            what = f"has the id {unknown[0]}; the vocabulary has {vocabulary}"
-            problems.append(Problem(f"prompt {number}", what))
+            problems.append(Problem(f"prompt {index}", "is empty"))
+        if unknown_ids:
+            message = f"has the id {unknown_ids[0]}; the vocabulary has {vocabulary}"
+            problems.append(Problem(f"prompt {index}", message))
     if ragged and not model.config.isolate_documents:
-        what = "is false: prompts of different lengths cannot share a batch"
-        problems.append(Problem("isolate_documents", what))
+        message = "is false: prompts of different lengths cannot share a batch"
+        problems.append(Problem("isolate_documents", message))
     if problems:
         raise ConfigError("generation", problems)
 
     device = model.embedding.weight.device
     generator = torch.Generator(device).manual_seed(sampling.seed)
-    padding = torch.tensor([longest - len(prompt) for prompt in prompts], device=device)[:, None]
-    rows = [[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
+    padding = torch.tensor([max_length - len(prompt) for prompt in prompts], device=device)[:, None]
+    rows = [[0] * (max_length - len(prompt)) + list(prompt) for prompt in prompts]
     ids = torch.tensor(rows, device=device)
-    column = torch.arange(longest, device=device).expand_as(ids)
+    column = torch.arange(max_length, device=device).expand_as(ids)
     positions = torch.where(column < padding, column, column - padding)
 
     training = model.training
     model.eval()
     try:
-        states = model.new_states(longest + tokens)
-        written: list[list[int]] = [[] for _ in prompts]
-        running = list(range(len(prompts)))
-        for number in range(tokens):
+        states = model.new_states(max_length + tokens)
+        new_tokens: list[list[int]] = [[] for _ in prompts]
+        running_rows = list(range(len(prompts)))
+        for index in range(tokens):
             documents = Documents(positions) if ragged else None
             hidden, _ = model.hidden(ids, documents, states=states)
             logits = model.logits(hidden[:, -1])[:, :vocab_size]
-            ids = choose(logits, sampling, generator)[:, None]
-            positions = longest - padding + number
+            ids = sample_tokens(logits, sampling, generator)[:, None]
+            positions = max_length - padding + index
             for row, token in enumerate(ids[:, 0].tolist()):
-                if row in running:
-                    written[row].append(token)
-            running = [
-                row for row in running if written[row][-1] != stop and not ended(written[row])
+                if row in running_rows:
+                    new_tokens[row].append(token)
+            running_rows = [
+                row
+                for row in running_rows
+                if new_tokens[row][-1] != stop and not ended(new_tokens[row])
             ]
-            if not running:
+            if not running_rows:
                 break
     finally:
         model.train(training)
-    return written
+    return new_tokens
 
 
-def choose(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:
-    """Choose one token for each row of logits."""
+def sample_tokens(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:
+    """Sample one token [rows] for each row of logits [rows, vocabulary]."""
     if sampling.temperature == 0:
         return logits.argmax(dim=-1)
     scaled = logits.float() / sampling.temperature
     if sampling.top_k is not None:
-        least = scaled.topk(min(sampling.top_k, scaled.shape[-1])).values[:, -1:]
-        scaled = scaled.masked_fill(scaled < least, float("-inf"))
+        lowest_kept = scaled.topk(min(sampling.top_k, scaled.shape[-1])).values[:, -1:]
+        scaled = scaled.masked_fill(scaled < lowest_kept, float("-inf"))
     if sampling.top_p is not None:
-        ordered, order = scaled.sort(dim=-1, descending=True)
-        probability = ordered.softmax(dim=-1)
-        beyond = probability.cumsum(dim=-1) - probability >= sampling.top_p
-        scaled = scaled.masked_fill(beyond.gather(-1, order.argsort(dim=-1)), float("-inf"))
+        sorted_logits, order = scaled.sort(dim=-1, descending=True)
+        probability = sorted_logits.softmax(dim=-1)
+        excluded = probability.cumsum(dim=-1) - probability >= sampling.top_p
+        scaled = scaled.masked_fill(excluded.gather(-1, order.argsort(dim=-1)), float("-inf"))
     return torch.multinomial(scaled.softmax(dim=-1), 1, generator=generator).squeeze(-1)

@@ -54,31 +54,33 @@ class LayerWatch:
         """For each layer: Σ x², its number of elements, and tokens by expert of its operators."""
 
     def add(self, layer: int, u: Tensor, rows: Tensor | None, routed: Sequence[Tensor]) -> None:
-        """Add the output u [rows, length, width] of a layer, and the tokens that each of its
-        operators with experts sent to each of them."""
+        """Add the output u [rows, length, width] of a layer, and, for each of its operators with
+        experts, the tokens by expert [experts]."""
         with torch.no_grad():
             squares = torch.linalg.vector_norm(u, dim=(1, 2), dtype=torch.float32).square()
-            counted = torch.ones_like(squares) if rows is None else rows.to(squares.dtype)
-            own = self.sums[layer]
-            own[0] += (squares * counted).sum()
-            own[1] += counted.sum() * u[0].numel()
-            for place, tokens in enumerate(routed[:2]):
-                begin = 2 + place * self.widest
-                own[begin : begin + len(tokens)] += tokens
+            row_mask = torch.ones_like(squares) if rows is None else rows.to(squares.dtype)
+            layer_sums = self.sums[layer]
+            layer_sums[0] += (squares * row_mask).sum()
+            layer_sums[1] += row_mask.sum() * u[0].numel()
+            for operator_index, tokens in enumerate(routed[:2]):
+                begin = 2 + operator_index * self.widest
+                layer_sums[begin : begin + len(tokens)] += tokens
 
     def outputs(self, sums: Tensor) -> dict[str, LayerOutput]:
         """Return the signals by layer from the sums of all ranks, in host memory."""
-        found = {}
-        for number, (experts, own) in enumerate(
+        outputs = {}
+        for index, (experts, layer_sums) in enumerate(
             zip(self.experts, sums.view(self.sums.shape), strict=True)
         ):
-            rms = math.sqrt(float(own[0]) / max(float(own[1]), 1.0))
-            tokens = own[2:].view(2, -1)
+            rms = math.sqrt(float(layer_sums[0]) / max(float(layer_sums[1]), 1.0))
+            tokens = layer_sums[2:].view(2, -1)
             counts = [count for count in experts if count]
-            loads = [_load(tokens[place, :count]) for place, count in enumerate(counts)]
+            loads = [
+                _load(tokens[operator_index, :count]) for operator_index, count in enumerate(counts)
+            ]
             # Of two operators with experts, the one with the less even load.
-            found[f"blocks.{number}"] = LayerOutput(rms, *max(loads, default=(None, None)))
-        return found
+            outputs[f"blocks.{index}"] = LayerOutput(rms, *max(loads, default=(None, None)))
+        return outputs
 
 
 def _load(tokens: Tensor) -> tuple[float, float]:

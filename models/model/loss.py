@@ -35,7 +35,7 @@ def cross_entropy(
     axis: Axis = ALONE,
     vocab_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(Σ w·ℓ, Σ w) in fp32, where ℓ = −log p(target) + z_loss · log²Z.
+    """Return (Σ w·ℓ, Σ w) in fp32, where ℓ = −log p(target) + z_loss · log²Z.
 
     logits [..., vocabulary], targets [...], weights [...] (ones if not given). A target of weight
     zero is not read, and may be any number.
@@ -50,15 +50,15 @@ def cross_entropy(
 def row_losses(
     logits: Tensor, targets: Tensor, weights: Tensor, *, z_loss: float, axis: Axis, vocab_size: int
 ) -> tuple[Tensor, Tensor]:
-    """Σ w·ℓ of a row's logits as in `cross_entropy`; and, without gradients, that of the cross
-    entropy and that of the z-loss, [2]."""
+    """Return Σ w·ℓ of one row as in `cross_entropy`; and, without gradients, the sums of the cross
+    entropy and the z-loss [2]. logits [length, vocabulary], targets and weights [length]."""
     losses = token_losses(logits, targets, weights, z_loss, axis, vocab_size)
     total = losses.objective.sum()
     if losses.penalties is None:
-        parts = [total.detach(), torch.zeros_like(total)]
+        row_parts = [total.detach(), torch.zeros_like(total)]
     else:
-        parts = [losses.entropies.detach().sum(), losses.penalties.detach().sum()]
-    return total, torch.stack(parts)
+        row_parts = [losses.entropies.detach().sum(), losses.penalties.detach().sum()]
+    return total, torch.stack(row_parts)
 
 
 def token_losses(
@@ -69,34 +69,36 @@ def token_losses(
     axis: Axis,
     vocab_size: int | None,
 ) -> TokenLosses:
-    """Return w·ℓ of each token of `cross_entropy`."""
-    wide = widen(logits.flatten(0, -2))
-    flat = targets.flatten()
+    """Return the per-token terms w·ℓ of `cross_entropy`, [tokens]."""
+    wide_logits = widen(logits.flatten(0, -2))
+    flat_targets = targets.flatten()
     if weights is None:
-        weights = torch.ones_like(flat, dtype=wide.dtype)
-    weights = weights.flatten().to(wide.dtype)
-    counted = weights != 0
-    flat = torch.where(counted, flat, 0)
+        weights = torch.ones_like(flat_targets, dtype=wide_logits.dtype)
+    weights = weights.flatten().to(wide_logits.dtype)
+    read = weights != 0
+    flat_targets = torch.where(read, flat_targets, 0)
     if axis.size == 1:
-        losses = F.cross_entropy(wide, flat, reduction="none")
-        log_z = torch.logsumexp(wide, dim=-1) if z_loss else None
+        losses = F.cross_entropy(wide_logits, flat_targets, reduction="none")
+        log_z = torch.logsumexp(wide_logits, dim=-1) if z_loss else None
     else:
         assert vocab_size is not None
-        target, log_z = _sharded(wide, flat, axis, axis.part_range(vocab_size))
-        losses = log_z - target
-        own = axis.part(len(flat))
-        counted, weights = counted[own], weights[own]
-    entropies = torch.where(counted, losses, 0) * weights
+        target_logits, log_z = _sharded(
+            wide_logits, flat_targets, axis, axis.part_range(vocab_size)
+        )
+        losses = log_z - target_logits
+        local_tokens = axis.part(len(flat_targets))
+        read, weights = read[local_tokens], weights[local_tokens]
+    entropies = torch.where(read, losses, 0) * weights
     if log_z is None or not z_loss:
         return TokenLosses(entropies, None, entropies, weights)
     penalties = z_loss * log_z.square()
-    objective = torch.where(counted, losses + penalties, 0) * weights
-    return TokenLosses(entropies, torch.where(counted, penalties, 0) * weights, objective, weights)
+    objective = torch.where(read, losses + penalties, 0) * weights
+    return TokenLosses(entropies, torch.where(read, penalties, 0) * weights, objective, weights)
 
 
 def fused_loss(
     hidden: Tensor,
-    matrix: Tensor,
+    table: Tensor,
     *,
     targets: Tensor,
     weights: Tensor,
@@ -104,15 +106,15 @@ def fused_loss(
     vocab_size: int,
     axis: Axis = ALONE,
 ) -> tuple[Tensor, Tensor]:
-    """Σ w·ℓ of the logits hidden [rows, length, width] · matrixᵀ, which are never whole in memory;
-    and, without gradients, the sums of the cross entropy and of the z-loss of each row, [2, rows].
-    If the axis shards the vocabulary, each rank returns 1/N of all."""
+    """Return Σ w·ℓ of logits hidden [rows, length, width] · tableᵀ, table [vocabulary, width],
+    which never exist whole; and, without gradients, per-row sums of the cross entropy and the
+    z-loss [2, rows]. If the axis shards the vocabulary, each of N ranks returns 1/N."""
     device = hidden.device.type
     if torch.is_autocast_enabled(device):  # autocast does not reach into custom ops
-        hidden, matrix = (t.to(torch.get_autocast_dtype(device)) for t in (hidden, matrix))
+        hidden, table = (t.to(torch.get_autocast_dtype(device)) for t in (hidden, table))
     total, losses, *_ = linear_cross_entropy.linear_cross_entropy(
         hidden.flatten(0, 1),
-        matrix,
+        table,
         targets.flatten(),
         weights.flatten().float(),
         z_loss,
@@ -123,14 +125,16 @@ def fused_loss(
     return total / axis.size, losses.view(2, *targets.shape).sum(2) / axis.size
 
 
-def _sharded(logits: Tensor, targets: Tensor, axis: Axis, here: range) -> tuple[Tensor, Tensor]:
-    """The target's logit and log Σ exp(logits), for this rank's part of the tokens.
+def _sharded(
+    logits: Tensor, targets: Tensor, axis: Axis, local_ids: range
+) -> tuple[Tensor, Tensor]:
+    """Return the target's logit and log Σ exp(logits), for this rank's part of the tokens.
 
-    `logits` [tokens, …] are those of the ids in `here`; only sums over ids cross the axis."""
-    top = highest(logits.detach().amax(dim=-1), axis)
-    sums = (logits - top.unsqueeze(-1)).exp().sum(dim=-1)
-    known = (targets >= here.start) & (targets < here.stop)
-    index = torch.where(known, targets - here.start, 0).unsqueeze(-1)
-    chosen = torch.where(known, logits.gather(-1, index).squeeze(-1), 0)
-    target, total = scatter(torch.stack([chosen, sums]), axis).unbind()
-    return target, total.log() + top[axis.part(len(top))]
+    logits [tokens, local ids]; only sums over ids cross the axis."""
+    max_logits = highest(logits.detach().amax(dim=-1), axis)
+    exp_sums = (logits - max_logits.unsqueeze(-1)).exp().sum(dim=-1)
+    is_local = (targets >= local_ids.start) & (targets < local_ids.stop)
+    local_index = torch.where(is_local, targets - local_ids.start, 0).unsqueeze(-1)
+    target_logits = torch.where(is_local, logits.gather(-1, local_index).squeeze(-1), 0)
+    target_logit, total_exp = scatter(torch.stack([target_logits, exp_sums]), axis).unbind()
+    return target_logit, total_exp.log() + max_logits[axis.part(len(max_logits))]

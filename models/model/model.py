@@ -65,12 +65,12 @@ class Model(nn.Module):
         self.shared = nn.ModuleDict({name: build_operator(config, name) for name in names})
         self.blocks = nn.ModuleDict(
             {
-                str(number): Block(config, layer, self.shared_block(layer))
-                for number, layer in enumerate(config.layers)
+                str(index): Block(config, layer, self.shared_block(layer))
+                for index, layer in enumerate(config.layers)
             }
         )
-        final = config.final_norm or config.norm
-        self.norm = build_norm(final, width, config.norm_eps, config.kernel)
+        final_norm = config.final_norm or config.norm
+        self.norm = build_norm(final_norm, width, config.norm_eps, config.kernel)
         self.head = None if config.tie_embeddings else Table(config.vocab_size, width)
         self.embed = Embedding(self.embedding, self.positions)
         self.unembed = Unembedding(self.head or self.embedding, config.kernel)
@@ -98,7 +98,8 @@ class Model(nn.Module):
         states: list[list[State]] | None = None,
         rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the input of `logits`, and the sum of auxiliary losses (MoE routers), [rows].
+        """Return the input of `logits` [rows, length, width], and the sum of auxiliary losses (MoE
+        routers) [rows].
 
         `rows` (bool) is False for padding rows, which statistics over a micro-batch leave out.
         """
@@ -118,10 +119,11 @@ class Model(nn.Module):
         states: list[list[State]] | None = None,
         rows: Tensor | None = None,
     ) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Return the stream that the next chunk takes, and the sum of auxiliary losses, [rows].
+        """Return the stream that the next chunk takes, and the sum of auxiliary losses [rows].
 
-        The stream is (u,), or (u, embeddings) while a later layer calls a shared block; after the
-        last chunk it is the input of `logits`. The first chunk takes none.
+        The stream is (u,), or (u, embeddings) while a later layer calls a shared block, both [rows,
+        length, width]; after the last chunk it is the input of `logits`. The first chunk takes
+        none.
         """
         layers = self.chunks[chunk]
         batch = self.batch_context(tokens, documents, states, rows)
@@ -133,16 +135,16 @@ class Model(nn.Module):
             batch = replace(batch, embeddings=embeddings)
         losses = u.new_zeros(len(u), dtype=torch.float32)
         self.received = []
-        for number, block, block_states in zip(
-            layers, self.blocks_of(layers), states or repeat(None), strict=False
+        for layer_index, block, block_states in zip(
+            layers, self.layer_blocks(layers), states or repeat(None), strict=False
         ):
             # Recomputation appends to these lists too, later.
-            own = replace(batch, received=[], routed=[] if self.watch is not None else None)
-            u, loss = block(u, own, block_states, self.shared_block(block.layer))
+            layer_batch = replace(batch, received=[], routed=[] if self.watch is not None else None)
+            u, loss = block(u, layer_batch, block_states, self.shared_block(block.layer))
             losses = losses + loss
-            self.received += own.received
+            self.received += layer_batch.received
             if self.watch is not None:
-                self.watch.add(number, u, rows, own.routed or ())
+                self.watch.add(layer_index, u, rows, layer_batch.routed or ())
         if chunk == len(self.chunks) - 1:
             return (self.norm(u),), losses
         # FSDP2 hands a module views of its inputs, and refuses to let it return them.
@@ -152,19 +154,20 @@ class Model(nn.Module):
         """Return the number of tensors in the stream that enters a chunk."""
         return 1 + self.calls_shared(self.chunks[chunk].start)
 
-    def calls_shared(self, first: int) -> bool:
-        """True if a layer from `first` on calls a shared block."""
-        return any(layer.shared is not None for layer in self.config.layers[first:])
+    def calls_shared(self, first_layer: int) -> bool:
+        """Return True if a layer from `first_layer` on calls a shared block."""
+        return any(layer.shared is not None for layer in self.config.layers[first_layer:])
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits of this rank's part of the vocabulary."""
+        """Return logits [rows, length, vocabulary] of this rank's part of the vocabulary."""
         return self.unembed.logits(hidden, self.axes.tensor)
 
     def loss(
         self, hidden: Tensor, targets: Tensor, weights: Tensor, z_loss: float = 0.0
     ) -> tuple[Tensor, Tensor]:
-        """Return Σ w·ℓ; and, without gradients, the sums of the cross entropy and of the z-loss of
-        each row, [2, rows]; this rank's share of all."""
+        """Return Σ w·ℓ; and, without gradients, per-row sums of the cross entropy and the z-loss
+        [2, rows]; both are this rank's share. hidden [rows, length, width], targets and weights
+        [rows, length]."""
         return self.unembed.loss(hidden, targets, weights, z_loss, self.axes.tensor)
 
     def batch_context(
@@ -174,11 +177,11 @@ class Model(nn.Module):
         states: list[list[State]] | None,
         rows: Tensor | None,
     ) -> BatchContext:
-        """Positions and documents of a forward pass, with the layouts that its operators need."""
+        """Return positions and documents of a forward pass, with the layouts for its operators."""
         if tokens.dim() != 2 or not tokens.numel():
-            what = f"are {tuple(tokens.shape)}: [rows, length] of at least 1 × 1 is needed"
+            message = f"are {tuple(tokens.shape)}: [rows, length] of at least 1 × 1 is needed"
             hint = "leave out empty batches and empty rows"
-            raise ConfigError("the model's input", [Problem("tokens", what)], hint=hint)
+            raise ConfigError("the model's input", [Problem("tokens", message)], hint=hint)
         length = tokens.shape[1]
         seen = states[0][0].seen if states else self.axes.context.rank * length
         self.check_length(seen + length)
@@ -195,33 +198,33 @@ class Model(nn.Module):
         return BatchContext(documents.positions, documents, rows=rows, axes=self.axes)
 
     def packing_chunks(self, length: int, device: torch.device) -> list[int]:
-        """Chunk sizes in whose layouts operators need packed rows of this length.
+        """Return the chunk sizes to which operators align packed rows of this length.
 
         Fused kernels need none, and building a layout waits for the GPU.
         """
         operators = [b.operator for block in self.typed_blocks() for b in block.branches()]
-        plain = [operator for operator in operators if not operator.fused(device)]
-        return sorted(set().union(*(operator.packing_chunks(length) for operator in plain)))
+        unfused = [operator for operator in operators if not operator.fused(device)]
+        return sorted(set().union(*(operator.packing_chunks(length) for operator in unfused)))
 
     def check_length(self, length: int) -> None:
         table = self.config.learned_positions
         if table is not None and length > table:
-            what = f"the table has {table} rows, and the sequence {length} tokens"
-            raise ConfigError("the model", [Problem("learned_positions", what)])
+            message = f"the table has {table} rows, and the sequence {length} tokens"
+            raise ConfigError("the model", [Problem("learned_positions", message)])
 
     def new_states(self, capacity: int) -> list[list[State]]:
-        """Empty states for generation: one for each operator call of each block."""
+        """Return empty states for generation: one for each operator call of each block."""
         return [block.new_states(capacity) for block in self.typed_blocks()]
 
     def set_recompute(self, recompute: Recompute) -> None:
-        """Choose what the backward pass computes again instead of keeping it in memory."""
+        """Choose what the backward pass recomputes."""
         rules = rules_of(recompute, len(self.config.layers))
-        for number, block in self.blocks.items():
+        for index, block in self.blocks.items():
             assert isinstance(block, Block)
-            block.set_recompute(rules[int(number)])
+            block.set_recompute(rules[int(index)])
 
     def shared_block(self, layer: Layer) -> SharedOperator | None:
-        """The shared block that feeds the layer, or None."""
+        """Return the shared block that feeds the layer, or None."""
         if layer.shared is None:
             return None
         shared = self.shared[layer.shared]
@@ -229,34 +232,34 @@ class Model(nn.Module):
         return shared
 
     def typed_blocks(self) -> list[Block]:
-        """The blocks that the model holds, with their type."""
+        """Return the blocks of this stage, with their type."""
         return [block for block in self.blocks.values() if isinstance(block, Block)]
 
-    def blocks_of(self, layers: range) -> list[Block]:
-        """The blocks of these layers."""
-        blocks = (self.blocks[str(number)] for number in layers)
+    def layer_blocks(self, layers: range) -> list[Block]:
+        """Return the blocks of these layers."""
+        blocks = (self.blocks[str(index)] for index in layers)
         return [block for block in blocks if isinstance(block, Block)]
 
-    def keep(self, cuts: Sequence[int], own: Collection[int]) -> None:
-        """Cut the layers into chunks and keep the modules that the chunks `own` use.
+    def keep(self, cuts: Sequence[int], kept_chunks: Collection[int]) -> None:
+        """Cut the layers into chunks, and delete the modules that `kept_chunks` do not use.
 
-        `cuts` are the first layers of the chunks after the first.
+        `cuts` are the first layers of all chunks but the first.
         """
         self.chunks = chunk_layers(len(self.config.layers), cuts)
         for chunk, layers in enumerate(self.chunks):
-            for number in layers if chunk not in own else ():
-                del self.blocks[str(number)]
+            for index in layers if chunk not in kept_chunks else ():
+                del self.blocks[str(index)]
         for path, chunks in chunk_users(self.config, self.chunks).items():
-            if chunks.isdisjoint(own):
-                holder, _, name = path.rpartition(".")
-                delattr(self.get_submodule(holder), name)
-        if 0 not in own:
+            if chunks.isdisjoint(kept_chunks):
+                parent, _, name = path.rpartition(".")
+                delattr(self.get_submodule(parent), name)
+        if 0 not in kept_chunks:
             del self.embed
-        if len(self.chunks) - 1 not in own:
+        if len(self.chunks) - 1 not in kept_chunks:
             del self.unembed
 
     def full_precision(self, precision: Precision) -> set[str]:
-        """Names of the parameters that are fp32 although the others compute in half precision."""
+        """Return the names of parameters that are fp32 beside half precision of the rest."""
         if not precision.separate_masters:
             return set()
         return {
@@ -288,7 +291,7 @@ class Model(nn.Module):
             parameter.copy_(weights[name] if shard is None else local_part(shard, weights[name]))
 
     def initializers(self) -> Initializers:
-        """The initial distribution of each parameter, for a model that is not sharded."""
+        """Return the initial distribution of each parameter, for a model that is not sharded."""
         config = self.config
         init = Initializers(
             self,
@@ -310,7 +313,7 @@ class Model(nn.Module):
 
 
 def initial_weights(config: ModelConfig, seed: int) -> Weights:
-    """The published initialisation: whole tensors, each drawn when it is read."""
+    """Return the published initialisation: whole tensors, drawn when they are read."""
     with torch.device("meta"):
         model = Model(config)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}

@@ -34,7 +34,7 @@ class LongHyena(Hyena):
 
     def __init__(self, options: LongHyenaOptions, width: int) -> None:
         groups = options.filters(width)
-        super().__init__(options, width, skip=groups if options.slow_heads else width)
+        super().__init__(options, width, skip_width=groups if options.slow_heads else width)
         self.groups = groups
         self.head_dim = width // groups if options.slow_heads else 1
 

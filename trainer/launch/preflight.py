@@ -25,7 +25,7 @@ from ...console.progress import as_bytes
 from ...dataplane.storage import storage
 from ...models.accounting.state import host_bytes
 from ...models.config.options.recompute import Selective
-from ...models.layers.attention.order import ON_CPU
+from ...models.layers.attention.order import CPU_IMPLEMENTATIONS
 from ..accounting.memory import checkpoint_bytes, state_memory
 from ..accounting.memory import groups as parameter_groups
 from ..checkpoints import store
@@ -211,9 +211,9 @@ def _attention(job: Job) -> None:
     """Raise if the device has none of the implementations of attention that may run."""
     run = job.run
     named = f"kernels.attention is [{', '.join(run.kernels.attention)}]"
-    if run.device == "cpu" and ON_CPU.isdisjoint(run.kernels.attention):
+    if run.device == "cpu" and CPU_IMPLEMENTATIONS.isdisjoint(run.kernels.attention):
         raise LayoutError(
-            f"{named}, and the CPU has {' and '.join(sorted(ON_CPU))}",
+            f"{named}, and the CPU has {' and '.join(sorted(CPU_IMPLEMENTATIONS))}",
             hint="add one of them to kernels.attention",
         )
     if run.deterministic and not run.kernels.order(deterministic=True):

@@ -33,7 +33,7 @@ from ...parallel.ring import Chunk, Zigzag, circulate, circulate_with_gradients
 from ...parallel.whole_results import as_one
 
 Range = tuple[int, int]
-"""First and last + 1 of a range of tokens."""
+"""Start and end of a token range; the end is exclusive."""
 
 
 def ring_flash_attention(
@@ -58,15 +58,15 @@ def ring_flash_attention(
 
 @dataclass(frozen=True)
 class FlashCall:
-    """A call of flash attention: the n-th range of queries sees the n-th range of keys."""
+    """One flash-attention call: the n-th query range sees the n-th key range."""
 
     queries: Sequence[Range]
-    """Ranges of the tokens of all rows of this rank."""
+    """Ranges of this rank's tokens, all rows concatenated."""
     keys: Sequence[Range]
-    """Ranges of the tokens of all rows of the owner of the keys."""
+    """Ranges of the key owner's tokens, all rows concatenated."""
     causal: bool
     ends: Tensor
-    """int32 [2, ranges + 1]: 0 and the ends of the ranges, put together; of queries, of keys."""
+    """int32 [2, ranges + 1]: cumulative lengths from 0, for queries and for keys."""
 
     @classmethod
     def build(cls, queries: Sequence[Range], keys: Sequence[Range], *, causal: bool) -> FlashCall:
@@ -75,21 +75,21 @@ class FlashCall:
 
     @property
     def longest(self) -> tuple[int, int]:
-        """Tokens of the longest range of queries, and of keys."""
+        """Tokens in the longest query range, and in the longest key range."""
         lengths = [max(b - a for a, b in ranges) for ranges in (self.queries, self.keys)]
         return lengths[0], lengths[1]
 
 
 @dataclass(frozen=True)
 class FlashCalls:
-    """The calls of a rank."""
+    """The flash-attention calls that a rank makes."""
 
     within: FlashCall
-    """Each document within each of the rank's chunks."""
+    """Documents within the rank's own chunks."""
     between: Sequence[FlashCall | None]
-    """By the owner of the keys: the rank's queries and the keys of earlier chunks."""
+    """By key owner: the rank's queries with keys from earlier chunks."""
 
-    def of(self, owner: int, rank: int) -> list[FlashCall]:
+    def select(self, owner: int, rank: int) -> list[FlashCall]:
         within = [self.within] if owner == rank else []
         return [*within, *(call for call in [self.between[owner]] if call is not None)]
 
@@ -103,16 +103,17 @@ class FlashCalls:
 
 @lru_cache(maxsize=16)
 def plan_row_calls(rows: int, part: int, axis: Axis, device: torch.device) -> FlashCalls:
-    """Return the calls for rows of one document each."""
+    """Plan the calls for rows that hold one document."""
     return plan_calls([[0]] * rows, Zigzag(part, axis), part).to(device)
 
 
 def document_columns(documents: Documents) -> list[list[int]]:
-    """Return the columns at which the documents of each row begin."""
+    """Return, by row, the columns at which documents begin."""
     return [row.nonzero().flatten().tolist() for row in documents.segment_starts()]
 
 
 def plan_calls(starts: Sequence[Sequence[int]], zigzag: Zigzag, part: int) -> FlashCalls:
+    """Plan the calls for rows whose documents begin at `starts`; a rank holds `part` tokens."""
     axis = zigzag.axis
     local_chunks = zigzag.chunks(axis.rank)
     within: list[Range] = []
@@ -144,9 +145,9 @@ def visible_ranges(
     owner_chunks: Sequence[Chunk],
     sees_all: bool,
 ) -> tuple[Range, Range] | None:
-    """Return the queries of a row that see keys of earlier chunks of an owner, and these keys, as
-    ranges of the ranks' tensors; None if there are none. `both`: the owner has keys before both of
-    this rank's chunks; otherwise before the late one alone."""
+    """Return the query range in a row that sees an owner's earlier chunks, and the visible key
+    range, as offsets into the ranks' tensors; None without visible keys. `sees_all`: the owner has
+    keys before both of this rank's chunks; otherwise before the late one only."""
     chunks = [
         chunk
         for chunk in (local_chunks if sees_all else local_chunks[1:])
@@ -189,7 +190,7 @@ class _FlashRing(torch.autograd.Function):
         merged = torch.zeros_like(widen(q))
         log_z = merged.new_full((q.shape[1], q.shape[0]), float("-inf"))
         for owner, owner_kv in circulate(torch.stack([k, v]), axis):
-            for call in calls.of(owner, axis.rank):
+            for call in calls.select(owner, axis.rank):
                 keys, values = (join_ranges(x, call.keys) for x in owner_kv)
                 y, call_log_z = flash(join_ranges(q, call.queries), keys, values, call, scale)
                 merge_outputs(merged, log_z, y, call_log_z, call.queries)
@@ -202,7 +203,7 @@ class _FlashRing(torch.autograd.Function):
         dq = torch.zeros_like(widen(q))
 
         def add(owner: int, owner_kv: Tensor, grad_kv: Tensor) -> None:
-            for call in ctx.calls.of(owner, axis.rank):
+            for call in ctx.calls.select(owner, axis.rank):
                 call_dy, call_q, call_y = (join_ranges(x, call.queries) for x in (dy, q, output))
                 keys, values = (join_ranges(x, call.keys) for x in owner_kv)
                 call_log_z = join_ranges(log_z.T, call.queries).T.contiguous()

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from headrace.models.documents import Documents
 from headrace.models.layers.attention.order import (
-    ALL,
+    IMPLEMENTATIONS,
     Implementation,
     KernelsConfig,
     attention_order,
@@ -40,7 +40,7 @@ class Calls(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("order", "chosen"),
     [
-        (ALL, SDPBackend.CUDNN_ATTENTION),
+        (IMPLEMENTATIONS, SDPBackend.CUDNN_ATTENTION),
         (("flash", "efficient", "math"), SDPBackend.FLASH_ATTENTION),
         (("cudnn",), SDPBackend.CUDNN_ATTENTION),
     ],
@@ -59,7 +59,7 @@ def test_packed_rows_take_the_first(
     assert [SDPBackend(backend) for backend in calls.backends] == [chosen]
 
 
-@pytest.mark.parametrize(("order", "plain"), [(ALL, False), (("cudnn", "math"), True)])
+@pytest.mark.parametrize(("order", "plain"), [(IMPLEMENTATIONS, False), (("cudnn", "math"), True)])
 def test_rows_of_one_document_take_the_first(
     order: tuple[Implementation, ...], plain: bool
 ) -> None:
@@ -98,4 +98,4 @@ def test_orders_without_meaning_are_refused(
 
 def test_deterministic_runs_leave_out_cudnn() -> None:
     assert KernelsConfig().order(deterministic=True) == ("flash", "efficient", "math")
-    assert KernelsConfig().order(deterministic=False) == ALL
+    assert KernelsConfig().order(deterministic=False) == IMPLEMENTATIONS

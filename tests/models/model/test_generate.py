@@ -12,7 +12,7 @@ from support.kernels.operator_checks import context, make, normal
 
 from headrace.console.errors import ConfigError, LayoutError
 from headrace.models.documents import Documents
-from headrace.models.model.generate import Sampling, choose, generate
+from headrace.models.model.generate import Sampling, generate, sample_tokens
 from headrace.models.model.model import Model
 from headrace.models.operators import State
 
@@ -114,7 +114,7 @@ def test_sampling_follows_the_seed_and_the_logits() -> None:
 
     def frequencies(**options: Any) -> list[float]:
         generator = torch.Generator().manual_seed(1)
-        chosen = choose(logits, Sampling(**options), generator)
+        chosen = sample_tokens(logits, Sampling(**options), generator)
         return (torch.bincount(chosen, minlength=4) / len(chosen)).tolist()
 
     assert frequencies() == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=0.03)

@@ -89,6 +89,8 @@ def test_the_ring_takes_flash_attention_where_it_can(monkeypatch: pytest.MonkeyP
     q = torch.zeros(1, 4, 2, 8)
     axis = Axis(None, 0, 2)
     for fits, window in ((True, None), (True, 3), (False, None)):
-        monkeypatch.setattr(operator, "supports_packed_attention", lambda kernel, q, fits=fits: fits)
+        monkeypatch.setattr(
+            operator, "supports_packed_attention", lambda kernel, q, fits=fits: fits
+        )
         make("attention", heads=2, window=window).attend_ring(q, q, q, None, axis)
     assert taken == ["ring_flash_attention", "ring_attention", "ring_attention"]

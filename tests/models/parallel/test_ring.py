@@ -135,7 +135,7 @@ def test_calls_cover_each_pair_that_is_seen_once() -> None:
         for rank, zigzag in enumerate(ranks):
             calls = plan_calls([starts], zigzag, part)
             for owner in range(size):
-                for call in calls.of(owner, rank):
+                for call in calls.select(owner, rank):
                     for queries, keys in zip(call.queries, call.keys, strict=True):
                         pairs = product(places[rank][slice(*queries)], places[owner][slice(*keys)])
                         found += [(q, k) for q, k in pairs if not call.causal or k <= q]
