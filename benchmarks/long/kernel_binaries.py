@@ -1,6 +1,6 @@
 """Resources of the kernels' binaries, compiled for GPUs that this machine need not have.
 
-Every program of tests/kernel_cases, with every option, is compiled at the width of a large model.
+Every program of tests/support/kernels, with every option, is compiled for a large model's width.
 The line of a binary has its registers per thread (at most 255), the bytes of local memory that a
 thread spills to (memory traffic that the algorithm does not need), its shared memory, and the
 number of instructions that use the matrix units.

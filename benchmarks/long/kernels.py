@@ -6,7 +6,7 @@
     python -m benchmarks.long.kernels --dry                  test this script at small sizes on a
                                                              CPU, in Triton's interpreter
 
-checks   every kernel with every option of tests/kernel_cases, in bf16, fp16 and fp32, on fresh
+checks   every kernel with every option of tests/support/kernels, in bf16, fp16 and fp32, on fresh
          random inputs and poisoned outputs, against its twin in fp64
 limits   conditions that only a device can test: more than 2³¹ elements, unusual strides, one token,
          no rows, CUDA graphs, compiled graphs of changing shape, a second GPU if there is one

@@ -246,7 +246,7 @@ def _plan_transforms(y: Tensor, taps: Tensor, positions: Tensor | None) -> Itera
 
 
 def _round_transform_size(lower_bound: int, multiple: int) -> int:
-    """Return 5, 6, 7 or 8 times a power of two (a multiple of `step` below): fast sizes of
+    """Return 5, 6, 7 or 8 times a power of two (a multiple of `multiple` below): fast sizes of
     transforms, and few different ones."""
     eighth = max(1 << max((lower_bound - 1).bit_length() - 3, 0), multiple)
     return -(-lower_bound // eighth) * eighth

@@ -311,7 +311,7 @@ def _modes_first(x: Tensor, padded_modes: int) -> Tensor:
 
 
 def _channels_first(x: Tensor, modes: int) -> Tensor:
-    """Reverse `_by_mode`."""
+    """Invert `_modes_first`."""
     by_channel: Tensor = x.transpose(-1, -2)[..., :modes]
     return by_channel.clone(memory_format=torch.contiguous_format)
 

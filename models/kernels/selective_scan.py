@@ -253,7 +253,7 @@ def _modes_first(x: Tensor, modes: int) -> Tensor:
 
 
 def _channels_first(x: Tensor, like: Tensor) -> Tensor:
-    """Reverse `_by_mode`, to the shape of `like`."""
+    """Invert `_modes_first`, to the shape of `like`."""
     by_channel: Tensor = x[..., : like.shape[2], :].transpose(-1, -2).unflatten(-2, like.shape[:2])
     return by_channel.contiguous()
 

@@ -58,7 +58,7 @@ class Initializers:
         high: float,
         transform: Callable[[Tensor], Tensor] = lambda drawn: drawn,
     ) -> None:
-        """Draw from [low, high) in fp64, then apply `then`."""
+        """Draw from [low, high) in fp64, then apply `transform`."""
         shape = parameter.shape
 
         def draw(numbers: torch.Generator) -> Tensor:

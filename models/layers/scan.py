@@ -294,7 +294,7 @@ def _selective_chunk(
         decay = decay * ~starts[:, :, None, None, None]
     contributions = (dt * x).unsqueeze(-1) * B.unsqueeze(3)
     reach = 1
-    while reach < x.shape[1]:  # decay and sums reach back `step` tokens; join two such spans
+    while reach < x.shape[1]:  # decay and sums reach back `reach` tokens; join two such spans
         shift = (0, 0, 0, 0, 0, 0, reach, 0)
         contributions = contributions + decay * F.pad(contributions, shift)[:, :-reach]
         decay = decay * F.pad(decay, shift, value=1.0)[:, :-reach]

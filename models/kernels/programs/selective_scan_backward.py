@@ -190,7 +190,7 @@ def selective_scan_backward(
     tl.store(grad_A + chunk_offsets, sum_A + grad_state * P, mask=state_mask)
     Aq = tl.sum(grad_state * state * rates, axis=0)
     sum_bias = tl.zeros([CHANNELS], dtype=tl.float32)
-    tl.debug_barrier()  # other threads may read what this thread wrote to `shares`
+    tl.debug_barrier()  # other threads may read what this thread wrote to `state_terms`
     for start in range(0, CHUNK, UNROLL):
         deltas = ()
         slopes = ()

@@ -11,10 +11,10 @@ All gradients are sums of such terms:
     dC_t = Σ_s d(C_t·B_s)·B_s,  dB_s = Σ_t d(C_t·B_s)·C_t
     dΔ_r = Σ_{t≥r} P_tr/Δ_r + A·Σ_{s<r≤t} P_ts,  dA = Σ_r Δ_r·Σ_{s<r≤t} P_ts
 
-Pairs within a span are computed as such (ssd_backward_pairs); if one of the two is outside, the
-state at the span's boundary S, or its gradient dS, stands for all tokens beyond
-(ssd_backward_BC); if both are, ssd_scan_states has summed them. B and C belong to groups of heads,
-so programs sum over HEADS heads of a group, and ssd_backward_sum_BC over these blocks.
+ssd_backward_pairs computes the pairs within a span. Where one token is outside the span,
+ssd_backward_BC uses the state S at the span's boundary, or its gradient dS, for all tokens beyond;
+ssd_scan_states has summed the pairs around the span. B and C belong to groups of heads: a program
+sums over a block of HEADS heads, and ssd_backward_sum_BC over the blocks of a group.
 """
 
 from __future__ import annotations
@@ -33,12 +33,8 @@ def _gap_decay(
     """Return the decay over the chunks between two chunks of a span."""
     chunk = start_chunk + tl.arange(0, CHUNKS)
     end_ptrs = dA_cumsum + chunk * CHUNK + CHUNK - 1
-    return tl.exp(
-        tl.sum(
-            tl.load(end_ptrs, mask=(chunk > earlier_chunk) & (chunk < later_chunk), other=0.0),
-            axis=0,
-        )
-    )
+    mask = (chunk > earlier_chunk) & (chunk < later_chunk)
+    return tl.exp(tl.sum(tl.load(end_ptrs, mask=mask, other=0.0), axis=0))
 
 
 @triton.jit
@@ -192,9 +188,9 @@ def ssd_backward_BC(
         source_tile = load_tile(
             source, B_token_stride, source_first, length, state_size, CHUNK, STATE_SIZE
         )
-        grad = dot_add(
-            grad, tl.trans(score_grad) if BACKWARD else score_grad, source_tile, PRECISION
-        )
+        if BACKWARD:
+            score_grad = tl.trans(score_grad)
+        grad = dot_add(grad, score_grad, source_tile, PRECISION)
     earlier_chunk, later_chunk = start_chunk - 1, chunk
     if BACKWARD:
         earlier_chunk, later_chunk = chunk, end_chunk
@@ -207,13 +203,10 @@ def ssd_backward_BC(
     states += ((row * num_spans + chunk // CHUNKS) * num_heads + head) * head_dim * state_size
     for h in range(HEADS):
         head_offset = h * padded_length
-        gap_decay = (
-            _gap_decay(
-                dA_cumsum + head_offset, start_chunk, earlier_chunk, later_chunk, CHUNK, CHUNKS
-            )
-            * unbroken
-        )
-        decay = _edge_decay(dA_cumsum + head_offset, first_token, mask, BACKWARD, CHUNK) * gap_decay
+        decay_ptr = dA_cumsum + head_offset
+        gap = _gap_decay(decay_ptr, start_chunk, earlier_chunk, later_chunk, CHUNK, CHUNKS)
+        gap *= unbroken
+        decay = _edge_decay(decay_ptr, first_token, mask, BACKWARD, CHUNK) * gap
         value_tile = load_tile(
             values + h * head_dim, values_token_stride, first_token, length, head_dim, CHUNK,
             HEAD_DIM,
@@ -226,10 +219,8 @@ def ssd_backward_BC(
             weighted, tl.load(ptrs, mask=state_mask, other=0.0), input_precision=PRECISION,
             out_dtype=tl.float32,
         )  # fmt: skip
-        tl.store(
-            state_pair_sums + head_offset + chunk_token,
-            tl.sum(state_grad * target_tile.to(tl.float32), 1),
-        )
+        pair_sum = tl.sum(state_grad * target_tile.to(tl.float32), 1)
+        tl.store(state_pair_sums + head_offset + chunk_token, pair_sum)
         if BACKWARD:
             state_grad *= tl.load(delta + head_offset + chunk_token)[:, None]
         grad += state_grad
@@ -254,18 +245,10 @@ def ssd_backward_sum_BC(
     grad = tl.zeros([CHUNK, STATE_SIZE], dtype=tl.float32)
     for block in range(num_blocks):
         partial_row = (group * num_blocks + block) * tl.num_programs(2) + row
-        grad += tl.load(
-            partial_grads + (partial_row * length + token) * state_size + state_index,
-            mask=mask,
-            other=0.0,
-        )
-    out_ptrs = (
-        out
-        + row * out_row_stride
-        + token.to(tl.int64) * out_token_stride
-        + group * state_size
-        + state_index
-    )
+        ptrs = partial_grads + (partial_row * length + token) * state_size + state_index
+        grad += tl.load(ptrs, mask=mask, other=0.0)
+    out_ptrs = out + row * out_row_stride + token.to(tl.int64) * out_token_stride
+    out_ptrs = out_ptrs + group * state_size + state_index
     tl.store(out_ptrs, grad.to(out.dtype.element_ty), mask=mask)
 
 
@@ -283,10 +266,11 @@ def ssd_backward_dt(
         dΔ_r = Σ_{t≥r} P_tr/Δ_r + A·enclosing_r,  enclosing_r = Σ_{s<r≤t} P_ts
         d(dt_r) = dΔ_r·softplus'(dt_r + dt_bias),  dA_log = A·Σ_r Δ_r·enclosing_r
 
-    The chunks of the span are visited from the last. Of the pairs that enclose r, those within its
-    chunk come from ssd_backward_pairs; `crossing` holds those that enclose the whole chunk up to
-    its end, first of all the spanning_pairs; `beginning` and `ending` are the sums over pairs that
-    leave the chunk at the end, by their s, or enter it at the start, by their t.
+    The span's chunks are visited from the last to the first. `beginning` sums P over pairs whose s
+    is a token of the chunk and whose t lies in a later chunk or span; `ending` over pairs whose t
+    is a token of the chunk and whose s lies in an earlier one. `crossing` sums over the pairs that
+    cross the chunk's end; spanning_pairs are those around the whole span. A pair that encloses r
+    lies within the chunk (ssd_backward_pairs), leaves it, enters it, or encloses all of it.
     """
     span, row = tl.program_id(0), tl.program_id(2).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[None, :]
@@ -332,8 +316,8 @@ def ssd_backward_dt(
         chunk_ending = tl.sum(ending, axis=0)[None, :]
         crossing -= tl.sum(beginning, axis=0)[None, :]
         enclosing = tl.load(pair_sums_t + pair_offsets, mask=head_mask, other=0.0) + crossing
-        enclosing += tl.cumsum(beginning, axis=0) - beginning  # pairs that begin before the token
-        enclosing += chunk_ending - tl.cumsum(ending, axis=0) + ending  # that end at it or later
+        enclosing += tl.cumsum(beginning, axis=0) - beginning  # s < r in this chunk
+        enclosing += chunk_ending - tl.cumsum(ending, axis=0) + ending  # t ≥ r in this chunk
         crossing += chunk_ending
         dt_offsets = token.to(tl.int64) * dt_token_stride + head
         _, slope = softplus(dt + row * dt_row_stride, dt_offsets, mask, bias)

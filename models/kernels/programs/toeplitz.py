@@ -7,8 +7,9 @@ of its products are one chunk of each stream, with their channels.
 Documents are kept apart by masking tokens of the products' inputs, never the matrices. Between
 chunks only the document that spans them passes: tokens from its first to its last. Within a chunk
 H₀ is multiplied once for each document, as often as the chunk with the most documents needs;
-`begin` and `end` are numbers for each stream. The loop over documents is a `while`: of a `for` that
-masks the sum of a product, Triton's compiler (3.6 and 3.9) makes no program for sm_100.
+`document_begin` and `document_end` hold a number for each stream. The loop over documents is a
+`while`: Triton's compiler (3.6 and 3.9) makes no sm_100 program of a `for` that masks the sum of a
+product.
 """
 
 from __future__ import annotations
