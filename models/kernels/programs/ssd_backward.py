@@ -219,8 +219,8 @@ def ssd_backward_BC(
             weighted, tl.load(ptrs, mask=state_mask, other=0.0), input_precision=PRECISION,
             out_dtype=tl.float32,
         )  # fmt: skip
-        pair_sum = tl.sum(state_grad * target_tile.to(tl.float32), 1)
-        tl.store(state_pair_sums + head_offset + chunk_token, pair_sum)
+        pair_ptrs = state_pair_sums + head_offset + chunk_token
+        tl.store(pair_ptrs, tl.sum(state_grad * target_tile.to(tl.float32), 1))
         if BACKWARD:
             state_grad *= tl.load(delta + head_offset + chunk_token)[:, None]
         grad += state_grad
