@@ -23,7 +23,7 @@ from ..parallel.tensor import gather, scatter
 from .loss import fused_loss, row_losses
 
 
-class Table(nn.Module):
+class EmbeddingTable(nn.Module):
     """A weight [rows, width] and nothing else; `use(x, weight)` says what a call computes.
 
     The weight is read inside this module's call only: there ZeRO-3 has gathered it, for the
@@ -46,8 +46,8 @@ class Table(nn.Module):
 class Embedding:
     """u = tokens[id], or tokens[id] + positions[position] with learned positions."""
 
-    tokens: Table
-    positions: Table | None = None
+    tokens: EmbeddingTable
+    positions: EmbeddingTable | None = None
 
     def __call__(self, ids: Tensor, batch: BatchContext) -> Tensor:
         """Return u for this rank's part of each sequence, [rows, length / tp, width]; ids [rows,
@@ -63,7 +63,7 @@ class Embedding:
 class Unembedding:
     """logits = hidden · tableᵀ, and the loss of these logits."""
 
-    table: Table
+    table: EmbeddingTable
     kernel: Kernel = "auto"
 
     def logits(self, hidden: Tensor, axis: Axis) -> Tensor:
@@ -94,7 +94,7 @@ class Unembedding:
         return torch.stack(totals).sum(), torch.stack(parts, dim=1)
 
 
-def look_up_rows(table: Table, ids: Tensor, axis: Axis) -> Tensor:
+def look_up_rows(table: EmbeddingTable, ids: Tensor, axis: Axis) -> Tensor:
     """Return table rows [..., width] for ids [...]. Where `axis` shards the table, results must be
     summed over its ranks."""
     if axis.size == 1:

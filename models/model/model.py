@@ -32,7 +32,7 @@ from ..parallel.local_shard import LocalShard
 from ..parallel.sharding import local_part, shard_parameters
 from ..weights import Weights
 from .block import Block, build_operator
-from .embedding import Embedding, Table, Unembedding
+from .embedding import Embedding, EmbeddingTable, Unembedding
 from .layer_watch import LayerWatch
 
 
@@ -57,9 +57,9 @@ class Model(nn.Module):
         self.watch: LayerWatch | None = None
         """Collects signals of each layer in the forward passes."""
         width = config.width
-        self.embedding = Table(config.vocab_size, width)
+        self.embedding = EmbeddingTable(config.vocab_size, width)
         self.positions = (
-            Table(config.learned_positions, width) if config.learned_positions else None
+            EmbeddingTable(config.learned_positions, width) if config.learned_positions else None
         )
         names = dict.fromkeys(layer.shared for layer in config.layers if layer.shared)
         self.shared = nn.ModuleDict({name: build_operator(config, name) for name in names})
@@ -71,7 +71,7 @@ class Model(nn.Module):
         )
         final_norm = config.final_norm or config.norm
         self.norm = build_norm(final_norm, width, config.norm_eps, config.kernel)
-        self.head = None if config.tie_embeddings else Table(config.vocab_size, width)
+        self.head = None if config.tie_embeddings else EmbeddingTable(config.vocab_size, width)
         self.embed = Embedding(self.embedding, self.positions)
         self.unembed = Unembedding(self.head or self.embedding, config.kernel)
 
