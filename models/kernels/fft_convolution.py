@@ -175,6 +175,7 @@ class TransformBatch:
         return channels
 
     def empty_input(self, x: Tensor) -> Tensor:
+        """Allocate transform inputs, fp32 [num_transforms, channels, size]."""
         return x.new_empty(self.num_transforms, self.channels, self.size, dtype=torch.float32)
 
     def empty_tile_sums(self, x: Tensor) -> Tensor:
@@ -183,16 +184,19 @@ class TransformBatch:
         return x.new_empty(tiles, self.channels, dtype=torch.float32)
 
     def filter_spectrum(self, taps: Tensor) -> Tensor:
-        """Return the transform of each channel's filter, cut to the longest document."""
+        """Return the spectrum of each channel's filter [channels, size / 2 + 1], cut to the longest
+        document, for taps [groups, K]."""
         group = torch.arange(self.channel_range.start, self.channel_range.stop, device=taps.device)
         group //= self.width // len(taps)
         return self.transform(taps[group, : self.max_length].float())
 
     def transform(self, x: Tensor) -> Tensor:
+        """Return the spectrum [..., size / 2 + 1] of x [..., ≤ size]."""
         spectrum: Tensor = torch.fft.rfft(x, n=self.size)
         return spectrum
 
     def invert(self, x: Tensor) -> Tensor:
+        """Return the inverse transform [..., size] of x [..., size / 2 + 1]."""
         y: Tensor = torch.fft.irfft(x, n=self.size)
         return y
 

@@ -42,7 +42,7 @@ def _programs() -> Any:
 
 
 def unsupported_reason(taps: Tensor) -> str | None:
-    """Return why the kernel cannot compute this filter, or None."""
+    """Return why the kernel does not support taps [groups, K], or None."""
     if taps.shape[1] > MAX_TAPS:
         return f"the filter has {taps.shape[1]} taps, and the limit is {MAX_TAPS}"
     return None

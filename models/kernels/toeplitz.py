@@ -54,7 +54,7 @@ def _programs_backward() -> Any:
 
 
 def unsupported_reason(taps: Tensor, *, bias: bool = False, silu: bool = False) -> str | None:
-    """Return why the kernel cannot compute this filter, or None."""
+    """Return why the kernel does not support taps [groups, K] or these options, or None."""
     if taps.shape[1] > MAX_TAPS:
         return f"the filter has {taps.shape[1]} taps, and the limit is {MAX_TAPS}"
     if bias or silu:

@@ -97,6 +97,8 @@ def untraced(reach: int, method: Method, ranks: int) -> str | None:
 
 
 def direct(x: Tensor, taps: Tensor, documents: Documents | None, outputs: int) -> Tensor:
+    """Return the last `outputs` tokens of y [rows, length, width], a product and a sum for each
+    tap. taps [groups, K]."""
     length, width = x.shape[1:]
     num_taps = taps.shape[1]
     filters = taps.repeat_interleave(width // taps.shape[0], dim=0)
@@ -156,7 +158,8 @@ def toeplitz_passes(reach: int, chunk: int, chunks: int) -> int:
 
 
 def fft(x: Tensor, taps: Tensor, documents: Documents | None, outputs: int) -> Tensor:
-    """Convolve by FFT, one document per row."""
+    """Convolve x [rows, length, width] by FFT, one document per row; return the last `outputs`
+    tokens."""
     if documents is None:
         return fft_rows(x, taps)[:, -outputs:]
     buckets = documents.buckets()
@@ -165,6 +168,7 @@ def fft(x: Tensor, taps: Tensor, documents: Documents | None, outputs: int) -> T
 
 
 def fft_rows(x: Tensor, taps: Tensor) -> Tensor:
+    """Convolve rows of one document: x [rows, length, width], taps [groups, K]."""
     length = x.shape[1]
     taps = taps[:, :length]
     size = 2 * length

@@ -34,7 +34,7 @@ MULTIPLE = 16
 
 
 def row_scales(maxima: Tensor) -> Tensor:
-    """Return, for each maximum ≥ 0, the smallest power of two s ≥ 2⁻¹²⁶ with maximum / s ≤ 464."""
+    """Return, for maxima [..., 1], the smallest power of two s ≥ 2⁻¹²⁶ with maximum / s ≤ 464."""
     # 464 = 1.8125 · 2⁸: a mantissa above .8125 carries into the exponent.
     bits = ((maxima.float().view(torch.int32) + 0x17FFFF) & 0x7F800000) - (8 << 23)
     return bits.clamp(min=1 << 23).view(torch.float32)
@@ -51,7 +51,8 @@ def quantize(x: Tensor, axis: Axis = ALONE, gains: Tensor | None = None) -> Quan
 
 
 def plain(x: Tensor, gains: Tensor | None, maxima: Tensor | None) -> Quantized:
-    """Reference implementation of the kernel in torch."""
+    """Reference implementation of the kernel in torch: x [..., width], gains [width], maxima [...,
+    1]."""
     x = x if gains is None else x * gains
     scales = row_scales(row_maxima(x) if maxima is None else maxima)
     return Quantized((x.float() / scales).to(E4M3), scales)

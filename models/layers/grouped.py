@@ -94,17 +94,20 @@ def grouped_outer(y: Tensor, x: Tensor, ends: Tensor) -> Tensor:
 
 
 def product_in_one_launch(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """Compute `grouped_product` by torch's grouped_mm: x [rows, in], weights [groups, out, in]."""
     if not len(x):
         return x.new_empty(0, weights.shape[1])
     return F.grouped_mm(x.contiguous(), weights.transpose(1, 2), offs=ends)
 
 
 def product_by_group(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """Compute `grouped_product` in a loop: x [rows, in], weights [groups, out, in]."""
     groups = zip(_groups(ends), weights, strict=True)
     return torch.cat([x[rows] @ weight.T for rows, weight in groups])
 
 
 def outer_in_one_launch(y: Tensor, x: Tensor, ends: Tensor) -> Tensor:
+    """Compute `grouped_outer` by torch's grouped_mm: y [rows, out], x [rows, in]."""
     if not len(x):
         return x.new_zeros(len(ends), y.shape[1], x.shape[1])
     products = F.grouped_mm(y.contiguous().T, x.contiguous(), offs=ends)
@@ -121,6 +124,7 @@ def leaves_garbage(device: torch.device) -> bool:
 
 
 def outer_by_group(y: Tensor, x: Tensor, ends: Tensor) -> Tensor:
+    """Compute `grouped_outer` in a loop: y [rows, out], x [rows, in]."""
     return torch.stack([y[rows].T @ x[rows] for rows in _groups(ends)])
 
 

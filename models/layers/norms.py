@@ -43,6 +43,8 @@ class RMSNorm(nn.Module):
     def results(
         self, x: Tensor, residual: Tensor | None, store: bool
     ) -> tuple[Tensor, Tensor, Quantized | None]:
+        """Return x or residual + x, its norm, both [..., width], and the norm in FP8 if the kernel
+        stores it."""
         if not self.fused(x):
             total = x if residual is None else residual + x
             return total, self.plain(total), None
@@ -59,7 +61,7 @@ class RMSNorm(nn.Module):
         return uses_kernel(self.kernel, "rms_norm", x, rms_norm.unsupported_reason(x.shape[-1]))
 
     def plain(self, x: Tensor) -> Tensor:
-        """Reference implementation of the kernel in torch."""
+        """Reference implementation of the kernel in torch, for x [..., width]."""
         wide = widen(x)
         mean_square = wide.square().mean(-1, keepdim=True)
         if self.eps_outside:
@@ -101,7 +103,7 @@ class GatedRMSNorm(nn.Module):
         return self.plain(y, z, axis)
 
     def plain(self, y: Tensor, z: Tensor, axis: Axis = ALONE) -> Tensor:
-        """Reference implementation of the kernel in torch."""
+        """Reference implementation of the kernel in torch, for y and z [..., width]."""
         gated = widen(y) * F.silu(widen(z))
         runs = group_runs(self.groups, self.width, axis)
         grouped = gated.unflatten(-1, (len(runs), -1))
@@ -121,7 +123,7 @@ class LayerNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """Return norm(x); with a residual, residual + x and norm(residual + x)."""
+        """Return norm(x) [..., width]; with a residual, residual + x and norm(residual + x)."""
         total = x if residual is None else residual + x
         wide = F.layer_norm(widen(total), self.weight.shape, eps=self.eps)
         normed = self.weight * wide.to(x.dtype) + self.bias

@@ -63,7 +63,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, kernel: Kernel = "auto") -> Tens
 
 
 def plain(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Reference implementation of the kernel in torch."""
+    """Reference implementation of the kernel in torch; shapes as in `rotate`."""
     half = cos.shape[-1]
     a, b, unrotated = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     rotated = torch.cat([a * cos - b * sin, b * cos + a * sin, unrotated], dim=-1)

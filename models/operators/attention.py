@@ -115,12 +115,16 @@ class Attention(Operator):
         return buckets.collect([self.attend_document(*bucket) for bucket in qkv], len(q))
 
     def attend_document(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attend causally in rows of one document: q [rows, length, heads, head_dim], k, v with
+        kv_heads."""
         positions = torch.arange(q.shape[1], device=q.device).unsqueeze(0)
         return self.masked_attention(
             q, k, v, attention_mask(BatchContext(positions), q.shape[1], self.options.window)
         )
 
     def masked_attention(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """Return attention like q [rows, queries, heads, head_dim]; k, v [rows, keys, kv_heads,
+        head_dim], mask [rows or 1, 1, queries, keys] or None for causal attention."""
         y = F.scaled_dot_product_attention(
             q.transpose(1, 2),
             k.transpose(1, 2),

@@ -35,6 +35,7 @@ class SliceableLinear(nn.Linear):
     """A linear map that can compute a slice of its outputs."""
 
     def forward(self, x: Tensor, outputs: slice = ALL) -> Tensor:
+        """Map x [..., in] to a range of the outputs, [..., outputs]."""
         return F.linear(x, self.weight[outputs])
 
 

@@ -112,6 +112,8 @@ class AddedLinear(nn.Linear):
     """A product that is added to its base without a pass over memory of its own."""
 
     def forward(self, x: Tensor, base: Tensor | None = None, first_column: int = 0) -> Tensor:
+        """Return x·Wᵀ [..., out]; with a base, add it in place to the base's columns from
+        `first_column` on."""
         if base is None:
             return super().forward(x)
         total: Tensor = _AddedProduct.apply(base, x, self.weight, first_column)
@@ -154,6 +156,7 @@ class ZambaCall(SharedCall):
         self.gate_up = LowRank(width, rank, 2 * options.hidden) if rank else None
 
     def forward(self, operator: nn.Module, x: Tensor, batch: BatchContext) -> Tensor:
+        """Map x [b, part, width], this rank's part of each sequence, to the same shape."""
         result: Tensor = self.project(operator(x, replace(batch, adapters=self)))
         return result
 

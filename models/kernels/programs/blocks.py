@@ -111,6 +111,7 @@ def load_product(
 
 @triton.jit
 def store_tile(x, token_stride, tile, token, end, channel, width, values):
+    """Store values [CHANNELS, BLOCK, BLOCKS] of the tile's tokens."""
     mask = (tile + token < end)[None, :, :] & (channel < width)[:, None, None]
     ptrs = (
         x
@@ -123,6 +124,7 @@ def store_tile(x, token_stride, tile, token, end, channel, width, values):
 
 @triton.jit
 def _mode_offsets(modes, channel, width, MODES: tl.constexpr, PARTS: tl.constexpr):
+    """Return pointers [CHANNELS · PARTS, MODES] into a tensor stored mode by mode, and the mask."""
     mode = tl.arange(0, MODES)[None, :]
     if PARTS > 1:
         part = tl.arange(0, channel.shape[0] * PARTS) % PARTS
@@ -141,6 +143,7 @@ def load_modes(modes, channel, width, MODES: tl.constexpr, PARTS: tl.constexpr):
 
 @triton.jit
 def store_modes(modes, channel, width, values, MODES: tl.constexpr, PARTS: tl.constexpr):
+    """Store values [CHANNELS · PARTS, MODES] mode by mode."""
     ptrs, mask = _mode_offsets(modes, channel, width, MODES, PARTS)
     tl.store(ptrs, values, mask=mask)
 

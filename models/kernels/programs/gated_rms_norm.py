@@ -14,11 +14,13 @@ from .fp8 import store_fp8_rows
 
 @triton.jit
 def _load_tile(x, row, stride, first_channel, channel, mask):
+    """Load a run's channels of ROWS rows in fp32, [ROWS, BLOCK]."""
     return tl.load(x + row * stride + first_channel + channel, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _load_gated(y, z, row, y_stride, z_stride, first_channel, channel, mask):
+    """Load v = y·silu(z), [ROWS, BLOCK]."""
     gate = _load_tile(z, row, z_stride, first_channel, channel, mask)
     return _load_tile(y, row, y_stride, first_channel, channel, mask) * (gate * tl.sigmoid(gate))
 

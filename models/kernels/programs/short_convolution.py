@@ -111,6 +111,7 @@ def _add_output_grad(
 
 @triton.jit
 def _store(ptr, value, mask, CARE: tl.constexpr):
+    """Store a value, masked only with CARE."""
     if CARE:
         tl.store(ptr, value.to(ptr.dtype.element_ty), mask=mask)
     else:

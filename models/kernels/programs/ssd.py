@@ -135,6 +135,7 @@ def state_ptrs(states, head_dim, state_size, HEAD_DIM: tl.constexpr, STATE_SIZE:
 
 @triton.jit
 def dot_add(accumulator, a, b, PRECISION: tl.constexpr):
+    """Return accumulator + a·b."""
     return tl.dot(a, b, accumulator, input_precision=PRECISION, out_dtype=tl.float32)
 
 

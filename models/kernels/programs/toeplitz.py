@@ -73,6 +73,7 @@ def last_document_start(document_starts, CHUNK: tl.constexpr):
 
 @triton.jit
 def dot_add(a, b, accumulator, PRECISION: tl.constexpr):
+    """Return accumulator + a·b."""
     return tl.dot(a, b, accumulator, input_precision=PRECISION, out_dtype=tl.float32)
 
 

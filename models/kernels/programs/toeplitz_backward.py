@@ -332,6 +332,7 @@ def toeplitz_backward_far_sums(
 
 @triton.jit
 def _store_sums(block_sums, sums, FROM: tl.constexpr, PASSES: tl.constexpr, CHUNK: tl.constexpr):
+    """Store the block sums of this program, for p from FROM on."""
     token = tl.arange(0, CHUNK)
     block_sums += tl.program_id(0).to(tl.int64) * (PASSES * CHUNK * CHUNK)
     for index in tl.static_range(len(sums)):
