@@ -1,1 +1,1 @@
-"""Views: datasets without tokens of their own, made of documents of another dataset."""
+"""Views: datasets that store no tokens, only which documents of a base dataset they have."""

@@ -1,8 +1,8 @@
 """Best-fit decreasing: pieces into bins of one capacity, by the counts of their lengths.
 
-Each piece, the longest first, goes into the fullest bin that still has room for it, or opens a new
-one. Pieces of one length are interchangeable, and so are bins with equal room: they are placed
-together, so the work grows with the number of different lengths and rooms, not with the pieces.
+Pieces are placed longest first, into the fullest bin with enough space or into a new bin. Pieces of
+one length are interchangeable, and so are bins with equal space: they are placed together, so the
+work grows with the number of different lengths and spaces, not with the pieces.
 """
 
 from __future__ import annotations
@@ -13,65 +13,65 @@ from ...dataplane.arrays import Int64
 
 
 def best_fit(counts: Int64, capacity: int) -> tuple[Int64, int]:
-    """Pack `counts[n]` pieces of each length n up to `capacity`.
+    """Pack `counts[n]` pieces of length n, for every n, into bins of `capacity`.
 
-    Return the bin of each piece, the longest first, and the number of bins.
+    Return the bin of each piece, longest piece first, and the number of bins.
     """
-    rooms = _Rooms(capacity)
+    open_bins = _BinsBySpace(capacity)
     lengths = np.flatnonzero(counts[1 : capacity + 1])[::-1] + 1
     for length in lengths.tolist():
-        left = int(counts[length])
-        while left:
-            left = rooms.place(length, left)
-    return np.array(rooms.placed, np.int64), rooms.bins
+        num_pieces = int(counts[length])
+        while num_pieces:
+            num_pieces = open_bins.place(length, num_pieces)
+    return np.array(open_bins.bin_of_piece, np.int64), open_bins.bins
 
 
-class _Rooms:
-    """Bins by the room that they have left."""
+class _BinsBySpace:
+    """Bins, grouped by their free space."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.bins = 0
-        self.placed: list[int] = []
-        """The bin of each piece that was placed."""
-        self._by_room: list[list[int]] = [[] for _ in range(capacity + 1)]
-        self._some = 0
-        """Bit r is set if there is a bin with room r."""
+        self.bin_of_piece: list[int] = []
+        """The bin of each placed piece, in the order of placement."""
+        self._by_space: list[list[int]] = [[] for _ in range(capacity + 1)]
+        self._spaces = 0
+        """A set, as bits: bit s is set if a bin has s free."""
 
-    def place(self, length: int, left: int) -> int:
-        """Place pieces of a length into bins with the least room for it; return how many of the
-        `left` pieces remain."""
-        fitting = self._some >> length
+    def place(self, length: int, num_pieces: int) -> int:
+        """Place pieces of a length into the fullest bins that fit one; return how many of the
+        `num_pieces` pieces remain."""
+        fitting = self._spaces >> length
         if fitting:
-            room = length + (fitting & -fitting).bit_length() - 1
-            bins = self._by_room[room]
+            space = length + (fitting & -fitting).bit_length() - 1
+            bins = self._by_space[space]
         else:
-            room = self.capacity
-            count = -(-left // (room // length))
-            bins = self._by_room[room] = list(range(self.bins, self.bins + count))
+            space = self.capacity
+            count = -(-num_pieces // (space // length))
+            bins = self._by_space[space] = list(range(self.bins, self.bins + count))
             self.bins += count
-            self._some |= 1 << room
+            self._spaces |= 1 << space
         # After a piece, its bin is the fullest that fits the next one: it takes all that it can.
-        each = room // length
-        full = min(left // each, len(bins))
-        if full:
-            self._move(room, full, length, each)
-            left -= full * each
-        if left and bins and left < each:
-            self._move(room, 1, length, left)
-            left = 0
-        return left
+        per_bin = space // length
+        num_full = min(num_pieces // per_bin, len(bins))
+        if num_full:
+            self._move(space, num_full, length, per_bin)
+            num_pieces -= num_full * per_bin
+        if num_pieces and bins and num_pieces < per_bin:
+            self._move(space, 1, length, num_pieces)
+            num_pieces = 0
+        return num_pieces
 
-    def _move(self, room: int, count: int, length: int, each: int) -> None:
-        """Place `each` pieces of a length into each of `count` bins with this room."""
-        bins = self._by_room[room]
+    def _move(self, space: int, count: int, length: int, per_bin: int) -> None:
+        """Place `per_bin` pieces into each of `count` bins with this space."""
+        bins = self._by_space[space]
         moved = bins[-count:]
         del bins[-count:]
         if not bins:
-            self._some ^= 1 << room
-        rest = room - each * length
-        if rest:
-            if not self._by_room[rest]:
-                self._some |= 1 << rest
-            self._by_room[rest] += moved
-        self.placed += moved * each
+            self._spaces ^= 1 << space
+        remaining = space - per_bin * length
+        if remaining:
+            if not self._by_space[remaining]:
+                self._spaces |= 1 << remaining
+            self._by_space[remaining] += moved
+        self.bin_of_piece += moved * per_bin

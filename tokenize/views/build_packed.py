@@ -3,8 +3,8 @@
     OUT/                   the dataset; with splits, OUT/train and OUT/NAME
     OUT/packed-4096/       its packed view
 
-The view is made by the code of `tokenize pack` after the dataset is finished. A killed command is
-run again: the build finds its dataset finished, and the view is made or grows.
+`tokenize pack` makes the view once the dataset is finished. To resume a killed command, run it
+again: the build finds its dataset finished, and the view is made or grows.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from .pack import Long, PackConfig, pack
 
 
 def build_packed(config: BuildConfig, length: int, long: Long = "cut") -> dict[str, Manifest]:
-    """Build datasets and their packed views; return the manifests by URL, each view after its
-    dataset."""
+    """Build datasets and their packed views; return manifests by URL, every view after its base."""
     packs = {}
-    for name in outputs_of(config.splits):
-        url = dataset_url(config.out.rstrip("/"), name)
+    for split in outputs_of(config.splits):
+        url = dataset_url(config.out.rstrip("/"), split)
         out = storage.join(url, f"packed-{length}")
         packs[url] = PackConfig(
             dataset=url, length=length, out=out, long=long, engine=config.engine
         )
         check_same(out, url, packs[url].entry())
     manifests: dict[str, Manifest] = {}
-    for url, held in build(config).items():
-        manifests |= {url: held, packs[url].out: pack(packs[url])}
+    for url, manifest in build(config).items():
+        manifests |= {url: manifest, packs[url].out: pack(packs[url])}
     return manifests

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from ...dataplane.datasets.manifest import Manifest
 
 LONG = ("cut", "drop", "keep-first")
-"""Rules for documents that are longer than a bin."""
+"""Rules for documents longer than a bin."""
 
 
 def pack_options(function: Any) -> Any:
-    """Add the options of a packed view that is made with its dataset."""
-    settings = [
+    """Add the options for a packed view that is made with its dataset."""
+    click_options = [
         click.option(
             "--pack",
             type=click.IntRange(min=2),
@@ -33,7 +33,7 @@ def pack_options(function: Any) -> Any:
             help="--pack: cut longer documents (the default), drop them, or keep one bin.",
         ),
     ]
-    return apply_options(settings, function)
+    return apply_options(click_options, function)
 
 
 @click.command()
@@ -54,10 +54,10 @@ def select(as_json: bool, **values: Any) -> None:
 
     More: docs/tokenize.md, section Views
     """
-    from .select import SelectConfig, share_of
+    from .select import SelectConfig, describe_share
     from .select import select as make
 
-    _make_views(SelectConfig, values, make, share_of, as_json=as_json)
+    _make_views(SelectConfig, values, make, describe_share, as_json=as_json)
 
 
 @click.command()
@@ -93,14 +93,14 @@ def pack(as_json: bool, **values: Any) -> None:
 
 
 def _make_views(
-    config: Any,
+    config_type: Any,
     values: dict[str, Any],
     make: Callable[[Any], Manifest],
     describe: Callable[[Manifest], str],
     *,
     as_json: bool,
 ) -> None:
-    """Make the view of a dataset; or one of each split, where the URL holds the splits of a build:
+    """Make the view of a dataset. If the URL holds a build's splits, make a view of each split, at
     OUT/train and OUT/NAME."""
     from ...dataplane.datasets.manifest import splits_at
     from ...dataplane.storage import storage
@@ -109,11 +109,11 @@ def _make_views(
     dataset, out = values.pop("dataset"), values.pop("out").rstrip("/")
     data = {"engine": options.executor_of(values), **values}
     outs = []
-    for name, url in splits_at(dataset.rstrip("/")).items():
-        outs.append(storage.join(out, name) if name else out)
-        held = make(options.checked(config, {**data, "dataset": url, "out": outs[-1]}))
+    for split, url in splits_at(dataset.rstrip("/")).items():
+        outs.append(storage.join(out, split) if split else out)
+        manifest = make(options.checked(config_type, {**data, "dataset": url, "out": outs[-1]}))
         if not as_json:
-            command.say(f"{outs[-1]}: {describe(held)}")
+            command.say(f"{outs[-1]}: {describe(manifest)}")
     if as_json:
-        shown = [summary(url) for url in outs]
-        command.emit(shown if len(shown) > 1 else shown[0])
+        summaries = [summary(url) for url in outs]
+        command.emit(summaries if len(summaries) > 1 else summaries[0])

@@ -1,8 +1,8 @@
-"""Make a view: a dataset of documents of another one, shard by shard.
+"""Make a view of a base dataset, shard by shard.
 
-One task for each shard of the other dataset writes a small file, named by its content, that says
-what the view has of the shard. The manifest is written last. Run again, lost and damaged files are
-made again; after the other dataset has grown, the view grows by the new generations.
+One task per base shard writes a small file, named by its content, that says which documents the
+view has. The manifest is written last. A second run makes lost and damaged files again, and adds
+the generations by which the base has grown.
 """
 
 from __future__ import annotations
@@ -34,77 +34,84 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True)
 class ShardTask:
-    """A shard of the other dataset, by its number."""
+    """A shard of the base dataset, by its number; `size` counts its documents."""
 
     number: int
     size: int
 
 
 @dataclass(frozen=True)
-class MadeShard:
-    """The part of a shard that a view has."""
+class ShardResult:
+    """A view's shard, made from one base shard."""
 
     number: int
     shard: Shard | None
-    """The shard of the view; None if it has no document."""
+    """None if the view has no document of the base shard."""
     counts: dict[str, int]
     size: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Making:
-    """A view that is to be made."""
+class ViewRequest:
+    """A view to make."""
 
     verb: str
-    """Names the work while it goes on."""
+    """Label of the progress line."""
     dataset: Dataset
     out: str
     """The URL of the view."""
     entry: dict[str, Any]
-    """How its documents are chosen and laid out, for the settings of its manifest."""
+    """How documents are chosen and laid out, as the manifest's settings record it."""
     weights: tuple[float, ...] | None
-    """The loss-weight table of the view."""
-    worker: Callable[[ShardTask], Iterator[MadeShard]]
+    """The view's loss-weight table."""
+    worker: Callable[[ShardTask], Iterator[ShardResult]]
     engine: ExecutorConfig
     provenance: Callable[[dict[str, int]], dict[str, Any]]
-    """Returns the provenance of a generation, from the sums of its shards' counts."""
-    nothing: Callable[[Counter[str]], InputError]
-    """Returns the error of a view without documents, from the sums of all shards' counts."""
+    """Returns a generation's provenance; takes the counts, summed over its shards."""
+    no_documents: Callable[[Counter[str]], InputError]
+    """Returns the error for a view without documents; takes the counts, summed over all shards."""
 
 
-def make(making: Making) -> Manifest:
+def make(request: ViewRequest) -> Manifest:
     """Make a view, or add new generations to it; return its manifest."""
-    dataset, out = making.dataset, making.out
+    dataset, out = request.dataset, request.out
     if dataset.url == out:
         raise MisuseError(
             "a view cannot lie where its dataset lies", hint="choose another --out for the view"
         )
     storage.check_writable(out)
     with BuildLock(work_url(out, LOCKS)):
-        held = _existing(making)
-        before = len(held.generations)
-        _restore(making, held)
-        new = list(_made(making, range(before, len(dataset.generations))))
-        if not before and not any(shards for _, shards, _ in new):
-            _remove_unreferenced(out, held)
-            raise making.nothing(sum((counts for _, _, counts in new), Counter[str]()))
-        for number, shards, counts in new:
-            made = dataset.generations[number]
-            # A view of a view is one of the dataset that has the tokens: its totals are recorded.
-            whole = made.provenance.get(view.KEY) or {
-                "documents": made.documents,
-                "tokens": made.tokens,
+        manifest = _load_or_start(request)
+        num_existing = len(manifest.generations)
+        _restore(request, manifest)
+        new_generations = list(
+            _run_generations(request, range(num_existing, len(dataset.generations)))
+        )
+        if not num_existing and not any(shards for _, shards, _ in new_generations):
+            _remove_unreferenced(out, manifest)
+            raise request.no_documents(
+                sum((counts for _, _, counts in new_generations), Counter[str]())
+            )
+        for number, shards, counts in new_generations:
+            generation = dataset.generations[number]
+            # The base of a view of a view is the dataset with the tokens: record its totals.
+            base_totals = generation.provenance.get(view.KEY) or {
+                "documents": generation.documents,
+                "tokens": generation.tokens,
             }
-            provenance = {**making.provenance(dict(counts)), view.KEY: whole | {"hash": made.hash}}
-            held = held.append(manifests.write_generation(out, shards, provenance))
-        if new:
-            _copy_tokenizer(dataset.url, out, held)
-            manifests.save(out, held)
-        _remove_unreferenced(out, held)
-    return held
+            provenance = {
+                **request.provenance(dict(counts)),
+                view.KEY: base_totals | {"hash": generation.hash},
+            }
+            manifest = manifest.append(manifests.write_generation(out, shards, provenance))
+        if new_generations:
+            _copy_tokenizer(dataset.url, out, manifest)
+            manifests.save(out, manifest)
+        _remove_unreferenced(out, manifest)
+    return manifest
 
 
-def made_shard(
+def write_shard(
     dataset: Dataset,
     number: int,
     out: str,
@@ -113,75 +120,83 @@ def made_shard(
     documents: int,
     tokens: int,
 ) -> Shard:
-    """Return what a view has of a shard, and write the file that says so: the key of its name in
-    `Shard.details`, the ending of the name, and the content."""
+    """Write the file that says which documents a view has, and return the view's shard.
+
+    `file` is the key of the file's name in `Shard.details`, the name's ending, and the content.
+    """
     shard = dataset.shards[number]
     selection = dataset.open_shard(number).selection
-    entry = shard.details.get(view.KEY, vars(shard))
-    key, ending, content = file
+    base_totals = shard.details.get(view.KEY, vars(shard))
+    kind, ending, content = file
     details = {
         "first": int(dataset.shard_documents[number]) if selection is None else selection.first,
-        "documents": entry["documents"],
-        "tokens": entry["tokens"],
-        key: write_named(out, view.FOLDER, ending, content),
+        "documents": base_totals["documents"],
+        "tokens": base_totals["tokens"],
+        kind: write_named(out, view.FOLDER, ending, content),
     }
     details = {**shard.details, view.KEY: details}
     return replace(shard, documents=documents, tokens=tokens, task="", details=details)
 
 
-def _existing(making: Making) -> Manifest:
-    """Return the manifest that new generations are added to."""
-    dataset, out = making.dataset, making.out
+def _load_or_start(request: ViewRequest) -> Manifest:
+    """Return the manifest to which new generations are added."""
+    dataset, out = request.dataset, request.out
     kept = [{"name": name, "type": type} for name, type in dataset.manifest.kept_fields.items()]
-    of = _from(out, dataset.view.url if dataset.view else dataset.url)
-    settings = {view.KEY: {"of": of, **making.entry}, "source": {"keep": kept}}
-    empty = replace(dataset.manifest, settings=settings, weights=making.weights, generations=())
+    base_url = _relative_url(out, dataset.view.url if dataset.view else dataset.url)
+    settings = {view.KEY: {"of": base_url, **request.entry}, "source": {"keep": kept}}
+    new_manifest = replace(
+        dataset.manifest, settings=settings, weights=request.weights, generations=()
+    )
     if not storage.exists(storage.join(out, manifests.NAME)):
-        return empty
-    old = manifests.load(out)
-    known = [made.provenance.get(view.KEY, {}).get("hash") for made in old.generations]
-    if replace(old, generations=()) != empty or known != [
-        made.hash for made in dataset.generations[: len(known)]
+        return new_manifest
+    manifest = manifests.load(out)
+    view_hashes = [
+        generation.provenance.get(view.KEY, {}).get("hash") for generation in manifest.generations
+    ]
+    if replace(manifest, generations=()) != new_manifest or view_hashes != [
+        generation.hash for generation in dataset.generations[: len(view_hashes)]
     ]:
-        raise _another(out, old)
-    return old
+        raise _other_dataset_error(out, manifest)
+    return manifest
 
 
 def check_same(out: str, base: str, entry: dict[str, Any]) -> None:
-    """Raise StorageError if there is another dataset where a view of `base` is to be made."""
+    """Raise StorageError if `out` already holds anything but this view of `base`."""
     if not storage.exists(storage.join(out, manifests.NAME)):
         return
-    old = manifests.load(out)
-    if old.settings.get(view.KEY) != {"of": _from(out, base), **entry}:
-        raise _another(out, old)
+    manifest = manifests.load(out)
+    if manifest.settings.get(view.KEY) != {"of": _relative_url(out, base), **entry}:
+        raise _other_dataset_error(out, manifest)
 
 
-def _another(out: str, old: Manifest) -> StorageError:
-    was = view.view_of(out, old)
-    what = f"a view of {was.url} {was.text}" if was else "a dataset of another kind"
-    if was and was.bins is not None:
-        what += f" with --long {old.settings[view.KEY][packing.KEY]['long']}"
+def _other_dataset_error(out: str, manifest: Manifest) -> StorageError:
+    existing = view.view_of(out, manifest)
+    description = (
+        f"a view of {existing.url} {existing.text}" if existing else "a dataset of another kind"
+    )
+    if existing and existing.bins is not None:
+        description += f" with --long {manifest.settings[view.KEY][packing.KEY]['long']}"
     return StorageError(
-        f"there is another dataset at {out}: {what}",
+        f"there is another dataset at {out}: {description}",
         hint="remove it, or choose another --out",
     )
 
 
-def _restore(making: Making, held: Manifest) -> None:
-    """Make the generations of a view again that have lost or damaged files."""
-    out = making.out
-    damaged = lost_or_damaged(out, held.files)
-    if damaged & {held.tokenizer.spec.get("file")}:
-        _copy_tokenizer(making.dataset.url, out, held)
-    again = [
+def _restore(request: ViewRequest, manifest: Manifest) -> None:
+    """Make generations with lost or damaged files again."""
+    out = request.out
+    damaged = lost_or_damaged(out, manifest.files)
+    if damaged & {manifest.tokenizer.spec.get("file")}:
+        _copy_tokenizer(request.dataset.url, out, manifest)
+    damaged_generations = [
         number
-        for number, made in enumerate(held.generations)
-        if made.table in damaged
-        or lost_or_damaged(out, map(view.file_of, manifests.load_table(out, made)))
+        for number, generation in enumerate(manifest.generations)
+        if generation.table in damaged
+        or lost_or_damaged(out, map(view.file_of, manifests.load_table(out, generation)))
     ]
-    for number, shards, _ in _made(making, again):
+    for number, shards, _ in _run_generations(request, damaged_generations):
         table = manifests.write_generation(out, shards).table
-        if table != held.generations[number].table:  # made by other versions of libraries
+        if table != manifest.generations[number].table:  # made by other versions of libraries
             raise IntegrityError(
                 f"generation {number} of {out} has lost or damaged files, and this version of "
                 "headrace makes others",
@@ -191,52 +206,52 @@ def _restore(making: Making, held: Manifest) -> None:
         log.warning("generation %d of %s had lost or damaged files: made again", number, out)
 
 
-def _made(
-    making: Making, numbers: Sequence[int]
+def _run_generations(
+    request: ViewRequest, numbers: Sequence[int]
 ) -> Iterator[tuple[int, list[Shard], Counter[str]]]:
-    """Yield the shards of these generations, and the sums of their counts."""
+    """Run the tasks of these generations; yield number, shards and summed counts of each."""
     if not numbers:
         return
-    dataset = making.dataset
-    edges = np.cumsum([0, *(made.shards for made in dataset.generations)]).tolist()
+    dataset = request.dataset
+    first_shards = np.cumsum([0, *(generation.shards for generation in dataset.generations)])
+    shard_ranges = [range(*first_shards[number : number + 2]) for number in numbers]
     tasks = [
         ShardTask(n, dataset.shards[n].documents)
-        for number in numbers
-        for n in range(edges[number], edges[number + 1])
+        for shard_range in shard_ranges
+        for n in shard_range
     ]
-    found: dict[int, MadeShard] = {}
-    with Progress(making.verb, total=sum(task.size for task in tasks), unit="") as progress:
-        for made in executors.run(making.engine, making.worker, tasks):
-            found[made.number] = made
-            progress.advance(made.size)
-    for number in numbers:
-        parts = [found[n] for n in range(edges[number], edges[number + 1])]
-        counts = sum((Counter(part.counts) for part in parts), Counter[str]())
-        yield number, [part.shard for part in parts if part.shard is not None], counts
+    results: dict[int, ShardResult] = {}
+    with Progress(request.verb, total=sum(task.size for task in tasks), unit="") as progress:
+        for result in executors.run(request.engine, request.worker, tasks):
+            results[result.number] = result
+            progress.advance(result.size)
+    for number, shard_range in zip(numbers, shard_ranges, strict=True):
+        shards = [shard for n in shard_range if (shard := results[n].shard) is not None]
+        yield number, shards, sum((Counter(results[n].counts) for n in shard_range), Counter[str]())
 
 
-def _from(out: str, base: str) -> str:
-    """Return the URL of a dataset as a view stores it: relative to the view between local folders,
-    so that both can be moved together."""
+def _relative_url(out: str, base: str) -> str:
+    """Return the base's URL as a view stores it. Between local folders it is relative, so that both
+    can be moved together."""
     if not (storage.is_local(out) and storage.is_local(base)):
         return base if not storage.is_local(base) else str(storage.local_path(base).absolute())
-    one, other = (storage.local_path(url).absolute().as_posix() for url in (base, out))
-    return posixpath.relpath(one, other)
+    base_path, view_path = (storage.local_path(url).absolute().as_posix() for url in (base, out))
+    return posixpath.relpath(base_path, view_path)
 
 
-def _copy_tokenizer(base: str, out: str, held: Manifest) -> None:
-    if (name := held.tokenizer.spec.get("file")) is not None:
+def _copy_tokenizer(base: str, out: str, manifest: Manifest) -> None:
+    if (name := manifest.tokenizer.spec.get("file")) is not None:
         storage.write(storage.join(out, name), read_named(base, name))
 
 
-def _remove_unreferenced(out: str, held: Manifest) -> None:
-    """Remove the files and tables that a killed run left behind."""
+def _remove_unreferenced(out: str, manifest: Manifest) -> None:
+    """Remove files and tables left behind by a killed run."""
     for folder in ("", "tokenizers"):
         storage.remove_half_written(storage.join(out, folder))
-    names = set(held.files)
-    for made in held.generations:
-        names |= {view.file_of(shard) for shard in manifests.load_table(out, made)}
+    referenced = set(manifest.files)
+    for generation in manifest.generations:
+        referenced |= {view.file_of(shard) for shard in manifests.load_table(out, generation)}
     for folder in (view.FOLDER, "tables"):
         for name in storage.list_files(storage.join(out, folder)):
-            if f"{folder}/{name}" not in names:
+            if f"{folder}/{name}" not in referenced:
                 storage.delete(storage.join(out, folder, name))

@@ -1,8 +1,8 @@
-"""`tokenize pack`: a view whose documents lie in bins of equal length, best-fit decreasing.
+"""`tokenize pack`: a view whose documents lie in bins of equal length, by best-fit decreasing.
 
-Documents are packed in groups of neighbours, so that a chunk of the order reads few parts of a
-shard, and memory is bounded. The bins of a group are permuted, and so are the pieces of a bin:
-best-fit would put bins of one kind side by side, and the longest piece first.
+Neighbouring documents are packed together, a group at a time: a chunk of the order then reads few
+parts of a shard, and memory is bounded. The bins of a group are permuted, and the pieces of a bin
+too: best-fit would put similar bins side by side, and the longest piece first.
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ from ...dataplane.datasets.packing import Pieces
 from ...dataplane.order.epochs.permutation import key, permute
 from ..executors import ExecutorConfig
 from .best_fit import best_fit
-from .making import MadeShard, Making, ShardTask, made_shard, make
+from .making import ShardResult, ShardTask, ViewRequest, make, write_shard
 
 Long = Literal["cut", "drop", "keep-first"]
-"""Rule for a document that is longer than a bin: it is cut into pieces, left out, or cut to
-the tokens of one bin."""
+"""Rule for a document longer than a bin: cut it into pieces, drop it, or keep its first bin."""
 
 
 MUCH_PADDING = 0.25
-"""Share of padding from which a view is named in a warning."""
+"""Padding share at which a view gets a warning."""
 FEW_BINS = 64
-"""Bins of a shard below which its last bin, and documents that fit nowhere, weigh much."""
+"""Bins per shard below which the last bin, and documents that fit nowhere, weigh much."""
 
 log = get_logger(__name__)
 
@@ -62,35 +61,35 @@ class PackConfig:
             raise ValueError(f"group_bins {self.group_bins}: a group has at least one bin")
 
     def entry(self, steps: Sequence[str] = ()) -> dict[str, Any]:
-        """Return how documents are chosen and laid out, for the settings of the manifest; `steps`
-        are the expressions of the view that is packed."""
+        """Return the record of choice and layout for the manifest's settings; `steps` are the
+        expressions of the packed view."""
         rule = {"length": self.length, "long": self.long, "group_bins": self.group_bins}
         return {"where": view.recorded(steps), packing.KEY: rule}
 
 
 @dataclass(frozen=True)
 class PackWorker:
-    """Packs the documents of a shard, and writes a file of pieces."""
+    """Packs a shard's documents, and writes a file of pieces."""
 
     config: PackConfig
 
     @cached_property
-    def opened(self) -> Dataset:
+    def base(self) -> Dataset:
         return Dataset(self.config.dataset)
 
-    def __call__(self, task: ShardTask) -> Iterator[MadeShard]:
-        dataset, number = self.opened, task.number
-        opened = dataset.open_shard(number)
-        lengths = opened.layout.document_tokens
-        pieces, counts = pack_shard(lengths, self.config, opened.shard.hash)
+    def __call__(self, task: ShardTask) -> Iterator[ShardResult]:
+        dataset, number = self.base, task.number
+        shard = dataset.open_shard(number)
+        lengths = shard.layout.document_tokens
+        pieces, counts = pack_shard(lengths, self.config, shard.shard.hash)
         if not len(pieces.documents):
-            yield MadeShard(number, None, counts, task.size)
+            yield ShardResult(number, None, counts, task.size)
             return
         tokens = int((pieces.tokens + pieces.padding).sum())
-        if opened.selection is not None:
-            chosen = opened.selection.documents[pieces.documents]
-            pieces = Pieces(chosen, pieces.first, pieces.tokens, pieces.padding)
-        made = made_shard(
+        if shard.selection is not None:
+            documents = shard.selection.documents[pieces.documents]
+            pieces = Pieces(documents, pieces.first, pieces.tokens, pieces.padding)
+        view_shard = write_shard(
             dataset,
             number,
             self.config.out,
@@ -98,23 +97,27 @@ class PackWorker:
             documents=len(pieces.documents),
             tokens=tokens,
         )
-        yield MadeShard(number, made, counts, task.size)
+        yield ShardResult(number, view_shard, counts, task.size)
 
 
-def pack_shard(lengths: Int64, config: PackConfig, name: str) -> tuple[Pieces, dict[str, int]]:
-    """Pack documents of these lengths into bins; return the pieces in order, and counts of them.
+def pack_shard(lengths: Int64, config: PackConfig, seed_name: str) -> tuple[Pieces, dict[str, int]]:
+    """Pack documents of these lengths into bins; return the pieces in order, and their counts.
 
-    `name` is that of the permutations.
+    `seed_name` seeds the permutations.
     """
     length, long = config.length, config.long
-    before = np.cumsum(lengths) - lengths
-    groups = max(1, round(int(lengths.sum()) / (config.group_bins * length)))
-    edges = np.searchsorted(before, np.arange(1, groups) * (lengths.sum() / groups))
-    parts = [
-        _pack_group(cut_long(documents, lengths[documents], length, long), length, f"{name}/{n}")
-        for n, documents in enumerate(np.split(np.arange(len(lengths)), edges))
+    first_tokens = np.cumsum(lengths) - lengths
+    num_groups = max(1, round(int(lengths.sum()) / (config.group_bins * length)))
+    group_starts = np.searchsorted(
+        first_tokens, np.arange(1, num_groups) * (lengths.sum() / num_groups)
+    )
+    packed_groups = [
+        _pack_group(
+            cut_long(documents, lengths[documents], length, long), length, f"{seed_name}/{n}"
+        )
+        for n, documents in enumerate(np.split(np.arange(len(lengths)), group_starts))
     ]
-    pieces = Pieces.concatenate(parts)
+    pieces = Pieces.concatenate(packed_groups)
     served = int(pieces.tokens.sum())
     padding = int(pieces.padding.sum())
     too_long = lengths > length
@@ -131,38 +134,43 @@ def pack_shard(lengths: Int64, config: PackConfig, name: str) -> tuple[Pieces, d
 
 
 def cut_long(documents: Int64, tokens: Int64, length: int, long: Long) -> Pieces:
-    """Return the pieces of documents: each whole, unless it is longer than a bin."""
-    whole = (tokens > 0) & (tokens <= length)
-    over = np.flatnonzero(tokens > length if long != "drop" else np.zeros(len(tokens), bool))
-    heads = tokens[over] // length * length if long == "cut" else np.full(len(over), length)
-    rests = tokens[over] - heads if long == "cut" else np.zeros(len(over), np.int64)
-    cut = rests > 0
-    firsts = (np.zeros(whole.sum() + len(over), np.int64), heads[cut])
+    """Return whole documents as one piece each, and apply the rule `long` to longer ones."""
+    fits = (tokens > 0) & (tokens <= length)
+    oversized = np.flatnonzero(tokens > length if long != "drop" else np.zeros(len(tokens), bool))
+    heads = np.full(len(oversized), length)
+    tails = np.zeros(len(oversized), np.int64)
+    if long == "cut":
+        heads = tokens[oversized] // length * length
+        tails = tokens[oversized] - heads
+    has_tail = tails > 0
+    firsts = (np.zeros(fits.sum() + len(oversized), np.int64), heads[has_tail])
     return Pieces(
-        documents=np.concatenate([documents[whole], documents[over], documents[over][cut]]),
+        documents=np.concatenate(
+            [documents[fits], documents[oversized], documents[oversized][has_tail]]
+        ),
         first=np.concatenate(firsts),
-        tokens=np.concatenate([tokens[whole], heads, rests[cut]]),
-        padding=np.zeros(whole.sum() + len(over) + cut.sum(), np.int64),
+        tokens=np.concatenate([tokens[fits], heads, tails[has_tail]]),
+        padding=np.zeros(fits.sum() + len(oversized) + has_tail.sum(), np.int64),
     )
 
 
-def _pack_group(pieces: Pieces, length: int, name: str) -> Pieces:
-    """Return pieces in the order of their bins, with the padding that fills each bin."""
+def _pack_group(pieces: Pieces, length: int, seed_name: str) -> Pieces:
+    """Return pieces ordered by bin; the last piece of a bin gets its padding."""
     count = len(pieces.tokens)
     if not count:
         return pieces
-    chance = permute(key(name, "pieces"), count, np.arange(count))
+    random_ranks = permute(key(seed_name, "pieces"), count, np.arange(count))
     small = np.flatnonzero(pieces.tokens <= length)
-    small = small[np.lexsort((chance[small], -pieces.tokens[small]))]
+    small = small[np.lexsort((random_ranks[small], -pieces.tokens[small]))]
     counts = np.bincount(pieces.tokens[small], minlength=length + 1)
     bins = np.empty(count, np.int64)
-    bins[small], used = best_fit(counts, length)
+    bins[small], num_small_bins = best_fit(counts, length)
     large = np.flatnonzero(pieces.tokens > length)  # each fills several bins in a row
-    bins[large] = used + np.arange(len(large))
-    total = used + len(large)
-    places = permute(key(name, "bins"), total, np.arange(total))[bins]
-    order = np.lexsort((chance, places))
-    first = np.flatnonzero(np.diff(places[order], prepend=-1))
+    bins[large] = num_small_bins + np.arange(len(large))
+    num_bins = num_small_bins + len(large)
+    bin_positions = permute(key(seed_name, "bins"), num_bins, np.arange(num_bins))[bins]
+    order = np.lexsort((random_ranks, bin_positions))
+    first = np.flatnonzero(np.diff(bin_positions[order], prepend=-1))
     last = np.append(first[1:], count) - 1
     padding = np.zeros(count, np.int64)
     padding[last] = -np.add.reduceat(pieces.tokens[order], first) % length
@@ -171,64 +179,64 @@ def _pack_group(pieces: Pieces, length: int, name: str) -> Pieces:
 
 def pack(config: PackConfig) -> Manifest:
     """Make a packed view, or add new generations to it; return its manifest."""
-    base, out = config.dataset.rstrip("/"), config.out.rstrip("/")
-    config = replace(config, dataset=base, out=out)
-    dataset = Dataset(base)
-    over, weights = dataset.view, dataset.manifest.weights or (1.0,)
-    if over is not None and over.bins is not None:
-        raise MisuseError(f"{base} is packed already", hint=f"pack {over.url} instead")
-    held = make(
-        Making(
+    base_url, out = config.dataset.rstrip("/"), config.out.rstrip("/")
+    config = replace(config, dataset=base_url, out=out)
+    dataset = Dataset(base_url)
+    base_view, weights = dataset.view, dataset.manifest.weights or (1.0,)
+    if base_view is not None and base_view.bins is not None:
+        raise MisuseError(f"{base_url} is packed already", hint=f"pack {base_view.url} instead")
+    manifest = make(
+        ViewRequest(
             verb="packing",
             dataset=dataset,
             out=out,
-            entry=config.entry(() if over is None else over.steps),
-            weights=(*weights, 0.0),  # the last code is that of padding
+            entry=config.entry(() if base_view is None else base_view.steps),
+            weights=(*weights, 0.0),  # the last code is padding
             worker=PackWorker(config),
             engine=config.engine,
             provenance=lambda counts: _provenance(counts, config.long),
-            nothing=lambda _: _empty(base, config),
+            no_documents=lambda _: _no_documents_error(base_url, config),
         )
     )
-    _warn_of_padding(held, config)
-    return held
+    _warn_about_padding(manifest, config)
+    return manifest
 
 
-def _warn_of_padding(held: Manifest, config: PackConfig) -> None:
-    """Name a view that trains on padding, and what causes it."""
-    share = packing.padding_of(held) / held.tokens
-    if share < MUCH_PADDING:
+def _warn_about_padding(manifest: Manifest, config: PackConfig) -> None:
+    """Warn about a view that trains on much padding, and name the cause."""
+    padding_share = packing.padding_of(manifest) / manifest.tokens
+    if padding_share < MUCH_PADDING:
         return
-    shards = sum(made.shards for made in held.generations)
-    bins = held.tokens / config.length / shards
-    served = held.tokens - packing.padding_of(held)
+    shards = sum(generation.shards for generation in manifest.generations)
+    bins_per_shard = manifest.tokens / config.length / shards
+    served = manifest.tokens - packing.padding_of(manifest)
     log.warning(
         "%.1f%% of the bins of %s are padding, which training computes for nothing: %s",
-        100 * share,
+        100 * padding_share,
         config.out,
-        f"its shards fill {counted(bins, 'bins')} each; build with --shuffle or a larger "
+        f"its shards fill {counted(bins_per_shard, 'bins')} each; build with --shuffle or a larger "
         "--shard-size, or choose a shorter --length"
-        if bins < FEW_BINS
-        else f"documents of {served / packing.documents_of(held):,.0f} tokens on average leave "
+        if bins_per_shard < FEW_BINS
+        else f"documents of {served / packing.documents_of(manifest):,.0f} tokens on average leave "
         f"much of {config.length:,}; choose another --length",
     )
 
 
 def _provenance(counts: dict[str, int], long: Long) -> dict[str, Any]:
-    """Return the provenance of a generation: what was left out, and the sums of its bins."""
+    """Return a generation's provenance: what was left out, and totals of its bins."""
     left_out = {"documents without tokens": counts.pop("empty", 0)}
-    tokens = counts.pop("left_out", 0)
+    dropped_tokens = counts.pop("left_out", 0)
     if long == "drop":
         left_out["documents longer than a bin"] = counts.get("long", 0)
     elif long == "keep-first":
-        left_out["tokens after the first bin of a document"] = tokens
+        left_out["tokens after the first bin of a document"] = dropped_tokens
     return {
         "counts": {name: count for name, count in left_out.items() if count},
         packing.KEY: counts,
     }
 
 
-def _empty(base: str, config: PackConfig) -> InputError:
+def _no_documents_error(base: str, config: PackConfig) -> InputError:
     return InputError(
         f"no document of {base} has at most {config.length:,} tokens",
         where=f"--long {config.long}",

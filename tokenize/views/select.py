@@ -1,4 +1,4 @@
-"""`tokenize select`: a view of the documents that an expression chooses."""
+"""`tokenize select`: a view of the documents for which an expression is true."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...dataplane.datasets.dataset import Dataset
 from ...dataplane.datasets.manifest import Manifest
 from ...dataplane.datasets.view import View
 from ..executors import ExecutorConfig
-from .making import MadeShard, Making, ShardTask, made_shard, make
+from .making import ShardResult, ShardTask, ViewRequest, make, write_shard
 from .where import Member, Where, parse
 
 
@@ -33,49 +33,49 @@ class SelectConfig:
 
 @dataclass(frozen=True)
 class SelectWorker:
-    """Evaluates an expression over the documents of a shard, and writes a file of bits."""
+    """Evaluates an expression over a shard's documents, and writes a file of bits."""
 
     dataset: str
     out: str
     where: str
 
     @cached_property
-    def opened(self) -> Dataset:
+    def base(self) -> Dataset:
         return Dataset(self.dataset)
 
     @cached_property
     def parsed(self) -> Where:
-        return parse(self.where, self.opened.manifest.kept_fields)
+        return parse(self.where, self.base.manifest.kept_fields)
 
-    def __call__(self, task: ShardTask) -> Iterator[MadeShard]:
-        dataset, number = self.opened, task.number
-        shard = dataset.shards[number]
-        first = int(dataset.shard_documents[number])
-        names = sorted(self.parsed.names)
-        table = dataset.columns(first, first + shard.documents, names)
-        nulls = {name: table.column(name).null_count for name in names}
-        chosen = holds(table, self.parsed)
-        if not chosen.any():
-            yield MadeShard(number, None, nulls, task.size)
+    def __call__(self, task: ShardTask) -> Iterator[ShardResult]:
+        dataset, number = self.base, task.number
+        entry = dataset.shards[number]
+        first_document = int(dataset.shard_documents[number])
+        field_names = sorted(self.parsed.names)
+        table = dataset.columns(first_document, first_document + entry.documents, field_names)
+        nulls = {field_name: table.column(field_name).null_count for field_name in field_names}
+        selected = evaluate(table, self.parsed)
+        if not selected.any():
+            yield ShardResult(number, None, nulls, task.size)
             return
-        opened = dataset.open_shard(number)
-        whole = chosen
-        if opened.selection is not None:  # a view of a view has the bits of the whole shard
-            whole = np.zeros(shard.details[view.KEY]["documents"], bool)
-            whole[opened.selection.documents[chosen]] = True
-        made = made_shard(
+        shard = dataset.open_shard(number)
+        bits = selected
+        if shard.selection is not None:  # a view of a view has bits for the whole shard
+            bits = np.zeros(entry.details[view.KEY]["documents"], bool)
+            bits[shard.selection.documents[selected]] = True
+        view_shard = write_shard(
             dataset,
             number,
             self.out,
-            ("bits", "bits", view.bits_of(whole)),
-            documents=int(chosen.sum()),
-            tokens=int(opened.layout.document_tokens[chosen].sum()),
+            ("bits", "bits", view.bits_of(bits)),
+            documents=int(selected.sum()),
+            tokens=int(shard.layout.document_tokens[selected].sum()),
         )
-        yield MadeShard(number, made, nulls, task.size)
+        yield ShardResult(number, view_shard, nulls, task.size)
 
 
-def holds(table: Any, where: Where) -> Any:
-    """Return for each row of a table whether an expression holds."""
+def evaluate(table: Any, where: Where) -> Any:
+    """Evaluate an expression on a table's rows; null counts as false."""
     import pyarrow as pa
     from pyarrow.acero import Declaration, ProjectNodeOptions, TableSourceNodeOptions
 
@@ -85,20 +85,20 @@ def holds(table: Any, where: Where) -> Any:
         table = table.append_column(member.column, _has_element(table, member))
     source = Declaration("table_source", TableSourceNodeOptions(table))
     options = ProjectNodeOptions([where.expression], ["holds"])
-    made = Declaration.from_sequence([source, Declaration("project", options)])
-    column = made.to_table(use_threads=False).column("holds")
+    projection = Declaration.from_sequence([source, Declaration("project", options)])
+    column = projection.to_table(use_threads=False).column("holds")
     assert column.type == pa.bool_()
     return column.fill_null(False).to_numpy().astype(bool)
 
 
 def _has_element(table: Any, member: Member) -> Any:
-    """Return for each row of a table whether its list has an element; null where it is null."""
+    """Return, by row, whether the list has the element; null where the list is null."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     lists = table.column(member.field).combine_chunks()
     elements = pa.table({member.field: pc.list_flatten(lists)})
-    matches = holds(elements, Where("", member.is_element, frozenset()))
+    matches = evaluate(elements, Where("", member.is_element, frozenset()))
     rows = np.zeros(len(lists), bool)
     rows[pc.list_parent_indices(lists).to_numpy()[matches]] = True
     return pa.array(rows, mask=lists.is_null().to_numpy(zero_copy_only=False))
@@ -106,57 +106,62 @@ def _has_element(table: Any, member: Member) -> Any:
 
 def select(config: SelectConfig) -> Manifest:
     """Make a view, or add new generations to it; return its manifest."""
-    base, out = config.dataset.rstrip("/"), config.out.rstrip("/")
-    dataset = Dataset(base)
-    where, over = parse(config.where, dataset.manifest.kept_fields), dataset.view
-    if over is not None and over.bins is not None:
+    base_url, out = config.dataset.rstrip("/"), config.out.rstrip("/")
+    dataset = Dataset(base_url)
+    where, base_view = parse(config.where, dataset.manifest.kept_fields), dataset.view
+    if base_view is not None and base_view.bins is not None:
         raise MisuseError(
-            f"{base} is packed: its documents lie in bins",
-            hint=f"select documents of {over.url}, and pack the view",
+            f"{base_url} is packed: its documents lie in bins",
+            hint=f"select documents of {base_view.url}, and pack the view",
         )
     return make(
-        Making(
+        ViewRequest(
             verb="selecting",
             dataset=dataset,
             out=out,
-            entry={"where": view.recorded(_steps(over, where))},
+            entry={"where": view.recorded(_steps(base_view, where))},
             weights=dataset.manifest.weights,
-            worker=SelectWorker(base, out, where.text),
+            worker=SelectWorker(base_url, out, where.text),
             engine=config.engine,
             provenance=lambda nulls: {"counts": _counts(nulls)},
-            nothing=lambda nulls: _empty(dataset, where, nulls),
+            no_documents=lambda nulls: _no_documents_error(dataset, where, nulls),
         )
     )
 
 
-def _steps(over: View | None, where: Where) -> tuple[str, ...]:
-    """Return the expressions of a view of a dataset or of the view `over`. Two expressions are
-    joined unless the second one counts the documents that the first has chosen: then both are
-    needed, in order."""
-    if over is None:
+def _steps(base_view: View | None, where: Where) -> tuple[str, ...]:
+    """Return the expressions of a view, in order; `base_view` is its base, if that is a view.
+
+    Two expressions are joined, unless the second one uses `document`: that counts the documents
+    chosen by the first.
+    """
+    if base_view is None:
         return (where.text,)
     if "document" in where.names:
-        return (*over.steps, where.text)
-    *before, last = over.steps
-    return (*before, f"({last}) and ({where.text})")
+        return (*base_view.steps, where.text)
+    *earlier_steps, last_step = base_view.steps
+    return (*earlier_steps, f"({last_step}) and ({where.text})")
 
 
 def _counts(nulls: dict[str, int]) -> dict[str, int]:
     return {f"documents without {name}": count for name, count in sorted(nulls.items()) if count}
 
 
-def _empty(dataset: Dataset, where: Where, nulls: dict[str, int]) -> InputError:
-    total = sum(made.documents for made in dataset.generations)
-    listed = "".join(f"; {name}: {count:,}" for name, count in _counts(nulls).items())
+def _no_documents_error(dataset: Dataset, where: Where, nulls: dict[str, int]) -> InputError:
+    total = sum(generation.documents for generation in dataset.generations)
+    null_counts = "".join(f"; {name}: {count:,}" for name, count in _counts(nulls).items())
     return InputError(
-        f"no document of {dataset.url} is chosen: 0 of {total:,}{listed}",
+        f"no document of {dataset.url} is chosen: 0 of {total:,}{null_counts}",
         where=f"--where {where.text}",
         hint="look at the fields of some documents with `tokenize inspect URL --documents 10`",
     )
 
 
-def share_of(held: Manifest) -> str:
-    """Return how much of its dataset a view has."""
-    documents, tokens = view.documents_of(held)
-    share = held.tokens / max(1, tokens)
-    return f"{held.documents:,} of {documents:,} documents, {held.tokens:,} tokens ({share:.1%})"
+def describe_share(manifest: Manifest) -> str:
+    """Describe a view's share of its base: documents and tokens."""
+    documents, tokens = view.documents_of(manifest)
+    share = manifest.tokens / max(1, tokens)
+    return (
+        f"{manifest.documents:,} of {documents:,} documents, {manifest.tokens:,} tokens "
+        f"({share:.1%})"
+    )

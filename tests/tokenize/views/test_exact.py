@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.tokenize.views.select import holds
+from headrace.tokenize.views.select import evaluate
 from headrace.tokenize.views.where import Where, parse
 
 KINDS = {"n": "int", "m": "int", "x": "float", "y": "float"}
@@ -58,7 +58,7 @@ COMPARISONS = st.one_of(
 
 
 def chosen(where: Where, rows: list[dict[str, Any]]) -> list[bool]:
-    choice: list[bool] = holds(pa.Table.from_pylist(rows, schema=SCHEMA), where).tolist()
+    choice: list[bool] = evaluate(pa.Table.from_pylist(rows, schema=SCHEMA), where).tolist()
     return choice
 
 

@@ -34,7 +34,7 @@ from headrace.tokenize.sources.fields import KeptField
 from headrace.tokenize.sources.format import SourceConfig
 from headrace.tokenize.verify import verify
 from headrace.tokenize.views.pack import PackConfig, pack
-from headrace.tokenize.views.select import SelectConfig, select, share_of
+from headrace.tokenize.views.select import SelectConfig, describe_share, select
 
 Run = Callable[..., Path]
 FIELDS = ("language", "score", "good")
@@ -223,7 +223,7 @@ def test_document_counts_in_the_view_that_it_is_selected_from(
     described = inspect.describe(str(tmp_path / "half"))
     assert f"view of {out}: its documents {text}" in described
     assert f"{50 / 300:.1%} of its 300 documents" in described
-    assert share_of(half).startswith("50 of 300 documents")
+    assert describe_share(half).startswith("50 of 300 documents")
 
     # The expressions that are recorded, run one after another on the dataset, give the same view.
     view(out, opened.view.steps[0], tmp_path / "one")

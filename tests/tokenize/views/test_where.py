@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.console.errors import MisuseError
-from headrace.tokenize.views.select import holds
+from headrace.tokenize.views.select import evaluate
 from headrace.tokenize.views.where import parse
 
 KINDS: Any = {
@@ -52,7 +52,7 @@ SCHEMA = pa.schema(
 
 def chosen(text: str, rows: list[dict[str, Any]]) -> list[bool]:
     table = pa.Table.from_pylist(rows, schema=SCHEMA)
-    found: list[bool] = holds(table, parse(text, KINDS)).tolist()
+    found: list[bool] = evaluate(table, parse(text, KINDS)).tolist()
     return found
 
 
