@@ -120,7 +120,7 @@ def clusters(name: str, out: str) -> dict[int, int]:
         from headrace.tokenize.neardup import results
 
         table = results.read_table(
-            f"{out}.parquet", results.required(f"{out}.parquet"), "clusters"
+            f"{out}.parquet", results.load_required(f"{out}.parquet"), "clusters"
         ).to_pydict()
         return dict(zip(table["document"], table["cluster"], strict=True))
     data = Path(f"{out}/found/000000.clusters").read_bytes()

@@ -163,7 +163,7 @@ def case_of(kind: str, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     if kind == "neardup.json":
         return Case(work / "drop.neardup/neardup.json", lambda: results.load(drop))
     if kind == "clusters":
-        found = results.required(drop)
+        found = results.load_required(drop)
         return Case(
             work / "drop.neardup" / found.files["clusters"],
             lambda: results.read_table(drop, found, "clusters").to_pylist(),

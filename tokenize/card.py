@@ -1,8 +1,8 @@
 """A dataset's card: a page of Markdown with its size, origin, lengths and what was left out.
 
-Totals are those of the manifest. Lengths, bytes and fields are counted in a sample of the shards,
-spread over the dataset; the page says how large it is. The card of a view has the licences, sources
-and counts of the dataset that has its tokens, and says what the view leaves out.
+Totals come from the manifest. Lengths, bytes and fields are counted in a sample of shards, spread
+over the dataset; the page gives the sample's size. A view's card has the licences, sources and
+counts of the dataset with the tokens, and says what the view leaves out.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from ..console.page import table
 from ..dataplane.account.account import Account, account_of
 from ..dataplane.account.fields import described_field
 from ..dataplane.account.sample import QUANTILES, Sample, sample_of
-from ..dataplane.datasets import about, manifest, packing
+from ..dataplane.datasets import about, packing
+from ..dataplane.datasets import manifest as manifests
 from ..dataplane.datasets.about import About
 from ..dataplane.datasets.manifest import Manifest
-from .inspect import described_inputs
+from .inspect import describe_inputs
 from .sources.fields import KeptField
 
 
 def card(url: str, *, licenses: Sequence[str] = (), sources: Sequence[str] = ()) -> str:
-    """Return the card of a dataset. Licences and sources that are given replace those that were
-    stated before."""
-    manifest.load(url)  # nothing is stated where there is no dataset
+    """Write a dataset's card. `licenses` and `sources`, if given, replace those stated before."""
+    manifests.load(url)  # nothing is stated where there is no dataset
     if licenses or sources:
         stated = about.load(url)
         stated = About(
@@ -33,36 +33,42 @@ def card(url: str, *, licenses: Sequence[str] = (), sources: Sequence[str] = ())
         )
         about.save(url, stated)
     account = account_of(url)
-    held, sample = account.held, sample_of(url)
-    parts = [
+    manifest, sample = account.held, sample_of(url)
+    sections = [
         [f"# Dataset {_name(url, account)}", "", *_totals(url, account, sample)],
         _origin(account),
-        _lengths(held, sample),
-        *_left_out(account),
-        _settings(held),
-        *(described_field(key, sample, f"## Field `{key}`") for key in held.kept_fields),
+        _lengths(manifest, sample),
+        *_left_out_sections(account),
+        _settings(manifest),
+        *(described_field(key, sample, f"## Field `{key}`") for key in manifest.kept_fields),
     ]
-    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+    return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
 
 
 def _name(url: str, account: Account) -> str:
-    """Return the name of a dataset: that of its folder, and for a split also the folder above."""
+    """Return a dataset's name: its folder, and for a split also the folder above."""
     *_, folder, name = ("", *url.rstrip("/").split("/"))
     splits = dict(account.base.settings.get("splits", ()))
     return f"{folder}/{name}" if folder and splits and name in ("train", *splits) else name
 
 
 def _totals(url: str, account: Account, sample: Sample) -> list[str]:
-    held, view = account.held, account.view
-    info = held.tokenizer
+    manifest, view = account.held, account.view
+    info = manifest.tokenizer
     rows: list[tuple[str, str]] = [
         ("URL", f"`{url}`"),
         *([("view of", f"`{view.url}` {view.text}")] if view else []),
-        ("hash", f"`{held.hash}`"),
-        ("tokens", f"{held.tokens:,}"),
-        *([("packed", packing.describe(held))] if packing.length_of(held) else []),
-        ("pieces of documents" if packing.length_of(held) else "documents", f"{held.documents:,}"),
-        ("tokens of a document", f"{held.tokens / max(1, held.documents):,.1f} on average"),
+        ("hash", f"`{manifest.hash}`"),
+        ("tokens", f"{manifest.tokens:,}"),
+        *([("packed", packing.describe(manifest))] if packing.length_of(manifest) else []),
+        (
+            "pieces of documents" if packing.length_of(manifest) else "documents",
+            f"{manifest.documents:,}",
+        ),
+        (
+            "tokens of a document",
+            f"{manifest.tokens / max(1, manifest.documents):,.1f} on average",
+        ),
         ("tokenizer", f"{info.kind}, {info.vocab_size:,} ids, `{info.fingerprint[:16]}`"),
     ]
     if (ratio := sample.bytes_of_token) is not None:
@@ -70,10 +76,14 @@ def _totals(url: str, account: Account, sample: Sample) -> list[str]:
     for weight, count in sorted(sample.weights.items()):
         share = count / sample.weights.total()
         rows.append((f"tokens of loss weight {weight:g}", f"{share:.2%} in the sample"))
-    inputs = [made.provenance["inputs"] for made in account.base.generations if made.provenance]
+    inputs = [
+        generation.provenance["inputs"]
+        for generation in account.base.generations
+        if generation.provenance
+    ]
     if inputs:
-        rows.append(("built from", described_inputs(inputs)))
-    rows.append(("generations", f"{len(held.generations)}"))
+        rows.append(("built from", describe_inputs(inputs)))
+    rows.append(("generations", f"{len(manifest.generations)}"))
     return table(("", ""), rows)
 
 
@@ -86,10 +96,10 @@ def _origin(account: Account) -> list[str]:
     ]
 
 
-def _lengths(held: Manifest, sample: Sample) -> list[str]:
+def _lengths(manifest: Manifest, sample: Sample) -> list[str]:
     if not len(sample.lengths):
         return []
-    total = sum(made.shards for made in held.generations)
+    total = sum(generation.shards for generation in manifest.generations)
     return [
         "## Lengths",
         "",
@@ -106,23 +116,23 @@ def _lengths(held: Manifest, sample: Sample) -> list[str]:
     ]
 
 
-def _left_out(account: Account) -> list[list[str]]:
-    of = " of its dataset" if account.view else ""
-    of += f" ({account.splits})" if account.splits else ""
+def _left_out_sections(account: Account) -> list[list[str]]:
+    context = " of its dataset" if account.view else ""
+    context += f" ({account.splits})" if account.splits else ""
     return [
-        _counts("Left out by the view", account.left_out_by_view),
-        _counts(f"Left out by the build{of}", account.left_out_by_build),
-        _counts(f"Other counts of the build{of}", account.other_counts),
+        _count_section("Left out by the view", account.left_out_by_view),
+        _count_section(f"Left out by the build{context}", account.left_out_by_build),
+        _count_section(f"Other counts of the build{context}", account.other_counts),
     ]
 
 
-def _counts(heading: str, counts: Mapping[str, int]) -> list[str]:
+def _count_section(heading: str, counts: Mapping[str, int]) -> list[str]:
     rows = [(name, f"{count:,}") for name, count in counts.items()]
     return [f"## {heading}", "", *table(("kind", "count"), rows)] if rows else []
 
 
-def _settings(held: Manifest) -> list[str]:
-    settings = dict(held.settings)
+def _settings(manifest: Manifest) -> list[str]:
+    settings = dict(manifest.settings)
     chat = settings.pop("chat", None)
     if chat:
         settings["chat"] = {key: value for key, value in chat.items() if key != "source"}
@@ -134,7 +144,7 @@ def _settings(held: Manifest) -> list[str]:
     if tokenizer := settings.get("tokenizer"):
         kind, fingerprint, spec = tokenizer
         settings["tokenizer"] = {"kind": kind, "fingerprint": fingerprint, **spec}
-    rows = list(_plain_rows(settings))
+    rows = list(_setting_rows(settings))
     if not rows:
         return []
     lines = ["## Settings of the build", "", *table(("setting", "value"), rows)]
@@ -143,21 +153,21 @@ def _settings(held: Manifest) -> list[str]:
     return lines
 
 
-def _plain_rows(settings: Mapping[str, Any], of: str = "") -> Iterator[tuple[str, str]]:
-    """Yield a row for each setting that has a value: its name, after those that it is within, and
+def _setting_rows(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield a row per setting with a value: the name, after the names of enclosing settings, and
     the value as a person would write it."""
     for key, value in sorted(settings.items()):
-        name = f"{of} {key}".strip().replace("_", " ")
+        name = f"{prefix} {key}".strip().replace("_", " ")
         if isinstance(value, Mapping):
-            yield from _plain_rows(value, name)
+            yield from _setting_rows(value, name)
         elif value not in (None, [], ()):
-            yield name, f"`{_plain(value)}`"
+            yield name, f"`{_format_value(value)}`"
 
 
-def _plain(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
-        return ", ".join(map(_plain, value))
+        return ", ".join(map(_format_value, value))
     text = str(value)
     return text if text.isprintable() else json.dumps(text)

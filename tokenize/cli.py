@@ -51,16 +51,16 @@ def train_command(as_json: bool, **values: Any) -> None:
     from .train import TrainConfig, train
 
     data = {
-        "source": options.source_of(values),
+        "source": options.pop_source(values),
         "inputs": values["inputs"],
         "out": values["out"],
         "vocab_size": values["vocab_size"],
-        "sample_bytes": options.bytes_of(values["sample"], "--sample"),
+        "sample_bytes": options.parse_bytes(values["sample"], "--sample"),
         "on_error": values["on_error"],
     }
     if special := values["special"]:
         data["special_tokens"] = special
-    config = options.checked(TrainConfig, data)
+    config = options.build_checked(TrainConfig, data)
     tokenizer = train(config)
     if as_json:
         command.emit({"out": config.out, "vocab_size": tokenizer.get_vocab_size()})
@@ -126,11 +126,11 @@ def build_command(as_json: bool, pack: int | None, pack_long: Long | None, **val
 
         command.emit([summary(url) for url in manifests])
         return
-    for url, held in manifests.items():
-        if packing.length_of(held) is None:
-            command.say(f"{url}: {held.documents:,} documents, {held.tokens:,} tokens")
+    for url, manifest in manifests.items():
+        if packing.length_of(manifest) is None:
+            command.say(f"{url}: {manifest.documents:,} documents, {manifest.tokens:,} tokens")
         else:
-            command.say(f"{url}: {packing.describe(held)}")
+            command.say(f"{url}: {packing.describe(manifest)}")
     command.say(described_counts(counts_of(next(iter(manifests.values())))))
 
 
@@ -161,8 +161,8 @@ def index_command(as_json: bool, **values: Any) -> None:
         if not end.isdecimal():
             raise click.UsageError(f"--end-id {end}: it must be an id, or none")
         values["end_id"] = int(end)
-    data = {"engine": options.executor_of(values), **values}
-    manifest = index(options.checked(IndexConfig, data))
+    data = {"engine": options.pop_executor(values), **values}
+    manifest = index(options.build_checked(IndexConfig, data))
     if as_json:
         from .inspect import summary
 
@@ -194,13 +194,13 @@ def count_command(sample: float, as_json: bool, **values: Any) -> None:
 
     More: docs/tokenize.md
     """
-    from .count import as_data, count, describe
+    from .count import count, describe, make_json_data
 
     if not 0 < sample <= 1:
         raise click.UsageError("--sample is a fraction: more than 0, at most 1")
     counts = count(options.build_config({**values, "out": "nowhere"}), sample)
     if as_json:
-        command.emit(as_data(counts))
+        command.emit(make_json_data(counts))
     else:
         click.echo(describe(counts))
 
@@ -229,7 +229,7 @@ def inspect_command(url: str, number: int | None, documents: int, as_json: bool)
     """
     from ..console.errors import MisuseError
     from ..dataplane.datasets.manifest import splits_at
-    from .inspect import as_data, describe, described_document
+    from .inspect import describe, describe_document, make_json_data
 
     urls = list(splits_at(url).values())
     if number is not None and len(urls) > 1:
@@ -239,14 +239,14 @@ def inspect_command(url: str, number: int | None, documents: int, as_json: bool)
         )
     numbers = range(documents) if number is None else [number]
     if as_json:
-        data = [as_data(split, numbers) for split in urls]
+        data = [make_json_data(split, numbers) for split in urls]
         command.emit(data if len(urls) > 1 else data[0])
         return
     for split in urls:
         if number is None:
             click.echo(describe(split))
         for k in numbers:
-            click.echo(f"\n{described_document(split, k)}")
+            click.echo(f"\n{describe_document(split, k)}")
 
 
 @main.command("contamination")
@@ -268,22 +268,28 @@ def contamination_command(
     More: docs/tokenize.md, section Decontamination
     """
     from ..dataplane.storage import storage
-    from .contamination import ContaminationConfig, as_data, contamination, describe, write_parquet
+    from .contamination import (
+        ContaminationConfig,
+        describe,
+        find_contamination,
+        make_json_data,
+        write_parquet,
+    )
 
     data = {
         "dataset": dataset,
-        "engine": options.executor_of(values),
-        "evaluations": options.evaluations_of(values, evaluations),
+        "engine": options.pop_executor(values),
+        "evaluations": options.pop_evaluations(values, evaluations),
     }
     if out is not None:
         storage.check_writable(out, file=True)
-    found = contamination(options.checked(ContaminationConfig, data))
+    report = find_contamination(options.build_checked(ContaminationConfig, data))
     if out is not None:
-        write_parquet(found, out)
+        write_parquet(report, out)
     if as_json:
-        command.emit(as_data(found))
+        command.emit(make_json_data(report))
     else:
-        click.echo(describe(found))
+        click.echo(describe(report))
 
 
 @main.command("card")
@@ -339,7 +345,7 @@ def verify_command(url: str, deep: bool, as_json: bool, **values: Any) -> None:
     from .executors import ExecutorConfig
     from .verify import Damage, describe, verify
 
-    config = options.checked(ExecutorConfig, options.executor_of(values))
+    config = options.build_checked(ExecutorConfig, options.pop_executor(values))
     try:
         damage = verify(url, config, deep=deep)
     except IntegrityError as error:  # the manifest is damaged

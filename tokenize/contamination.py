@@ -22,15 +22,15 @@ from ..dataplane.shards.documents import place_of
 from ..dataplane.storage import storage
 from ..dataplane.tokenizers import Tokenizer
 from . import executors
-from .corpus.evaluations import Evaluation, EvaluationConfig, read_evaluations
+from .corpus.evaluations import EvaluationConfig, EvaluationSummary, read_evaluations
 from .corpus.ngrams import Hit, Ngrams
-from .corpus.words import spans
+from .corpus.words import word_spans
 from .executors import ExecutorConfig
 
 TOKENS = 1 << 20
-"""Tokens that are decoded at once, but for a longer document."""
-SHOWN = 120
-"""Most characters of a finding in a table for people."""
+"""Tokens decoded at once; a longer document is decoded by itself."""
+MAX_EXCERPT = 120
+"""Upper bound on a finding's characters in a table for people."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class ContaminationConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class ContaminationFinding:
     """Words that a document shares with an evaluation."""
 
     document: int
@@ -55,7 +55,7 @@ class Finding:
     record: int
     """The first record of the evaluation that has the first n-gram, from 0."""
     word: int
-    """Number of the first word in the document."""
+    """The first word's number in the document."""
     words: int
     start: int
     end: int
@@ -65,37 +65,37 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Contamination:
-    """The findings in a dataset, in the order of its documents."""
+    """A dataset's findings, in document order."""
 
     dataset: str
     documents: int
-    evaluations: tuple[Evaluation, ...]
-    findings: tuple[Finding, ...]
+    evaluations: tuple[EvaluationSummary, ...]
+    findings: tuple[ContaminationFinding, ...]
 
-    def of(self, evaluation: str) -> list[Finding]:
-        return [found for found in self.findings if found.evaluation == evaluation]
+    def select_evaluation(self, evaluation: str) -> list[ContaminationFinding]:
+        return [finding for finding in self.findings if finding.evaluation == evaluation]
 
 
 @dataclass(frozen=True)
-class ShardTask:
-    """A shard of the dataset, by its number."""
+class SearchTask:
+    """A shard, by its number in the dataset."""
 
     number: int
     tokens: int
 
 
 @dataclass(frozen=True)
-class Searched:
-    """Part of a shard that was searched."""
+class SearchResult:
+    """Findings in a part of a shard."""
 
-    findings: list[Finding]
+    findings: list[ContaminationFinding]
     documents: int
     tokens: int
 
 
 @dataclass(frozen=True)
 class ContaminationWorker:
-    """Searches the documents of a shard."""
+    """Searches a shard's documents."""
 
     url: str
     ngrams: Ngrams
@@ -109,42 +109,44 @@ class ContaminationWorker:
     def tokenizer(self) -> Tokenizer:
         return tokenizers.load(self.dataset.manifest.tokenizer, self.url)
 
-    def __call__(self, task: ShardTask) -> Iterator[Searched]:
+    def __call__(self, task: SearchTask) -> Iterator[SearchResult]:
         dataset = self.dataset
         layout = dataset.open_shard(task.number).layout
         bounds = layout.document_starts + dataset.shard_tokens[task.number]
         ends = bounds[:-1] + layout.document_tokens
         first, number = int(dataset.shard_documents[task.number]), 0
         while number < len(bounds) - 1:
-            last = int(np.searchsorted(bounds, bounds[number] + TOKENS, side="right")) - 1
-            last = max(last, number + 1)
-            texts = self._texts(bounds[number:last], ends[number:last])
+            end = int(np.searchsorted(bounds, bounds[number] + TOKENS, side="right")) - 1
+            end = max(end, number + 1)
+            texts = self._texts(bounds[number:end], ends[number:end])
             findings = self._search(texts, first + number)
-            yield Searched(findings, last - number, int(bounds[last] - bounds[number]))
-            number = last
+            yield SearchResult(findings, end - number, int(bounds[end] - bounds[number]))
+            number = end
 
     def _texts(self, starts: Int64, ends: Int64) -> list[str]:
-        """Return the texts of consecutive documents."""
+        """Decode consecutive documents."""
         ids = np.empty(int(ends[-1] - starts[0]), np.int64)
         self.dataset.fill(int(starts[0]), ids)
         end = self.dataset.manifest.tokenizer.end_of_document
         texts = []
         for low, high in zip(starts - starts[0], ends - starts[0], strict=True):
-            of = ids[low:high]
-            ended = len(of) and of[-1] == end
-            texts.append(self.tokenizer.decode(of[: len(of) - int(ended)].tolist()))
+            document_ids = ids[low:high]
+            has_end = len(document_ids) and document_ids[-1] == end
+            texts.append(
+                self.tokenizer.decode(document_ids[: len(document_ids) - int(has_end)].tolist())
+            )
         return texts
 
-    def _search(self, texts: Sequence[str], first: int) -> list[Finding]:
-        findings: list[Finding] = []
+    def _search(self, texts: Sequence[str], first: int) -> list[ContaminationFinding]:
+        findings: list[ContaminationFinding] = []
         for number, hits in groupby(self.ngrams.find(texts), key=lambda hit: hit.text):
             text, document = texts[number], first + number
-            places = spans(text)
+            spans = word_spans(text)
             origin = self.dataset.origins(document, document + 1)[0]
-            for hit in joined(list(hits)):
-                start, end = places[hit.word][0], places[hit.word + hit.words - 1][1]
+            for hit in join_hits(list(hits)):
+                start, end = spans[hit.word][0], spans[hit.word + hit.words - 1][1]
                 findings.append(
-                    Finding(
+                    ContaminationFinding(
                         document=document,
                         file=origin.file,
                         position=origin.position,
@@ -161,60 +163,68 @@ class ContaminationWorker:
         return findings
 
 
-def joined(hits: Sequence[Hit]) -> list[Hit]:
-    """Return the hits of a document with those of an evaluation joined that overlap or touch."""
+def join_hits(hits: Sequence[Hit]) -> list[Hit]:
+    """Return the hits of a document with those of an evaluation join_hits that overlap or touch."""
     runs: dict[int, list[Hit]] = {}
     for hit in hits:
-        of = runs.setdefault(hit.evaluation, [])
-        if of and hit.word <= (last := of[-1]).word + last.words:
-            words = max(last.words, hit.word + hit.words - last.word)
-            of[-1] = Hit(hit.text, last.word, words, hit.evaluation, last.record)
+        run = runs.setdefault(hit.evaluation, [])
+        if run and hit.word <= (last_hit := run[-1]).word + last_hit.words:
+            words = max(last_hit.words, hit.word + hit.words - last_hit.word)
+            run[-1] = Hit(hit.text, last_hit.word, words, hit.evaluation, last_hit.record)
         else:
-            of.append(hit)
+            run.append(hit)
     return sorted(
-        (hit for of in runs.values() for hit in of), key=lambda hit: (hit.word, hit.evaluation)
+        (hit for run in runs.values() for hit in run), key=lambda hit: (hit.word, hit.evaluation)
     )
 
 
-def contamination(config: ContaminationConfig) -> Contamination:
-    """Search a dataset."""
+def find_contamination(config: ContaminationConfig) -> Contamination:
+    """Search a dataset for evaluations' n-grams."""
     url = config.dataset.rstrip("/")
     dataset = Dataset(url)
-    held = read_evaluations(config.evaluations)
+    evaluations = read_evaluations(config.evaluations)
     sizes = np.diff(dataset.shard_tokens).tolist()
-    tasks = [ShardTask(number, size) for number, size in enumerate(sizes)]
-    worker = ContaminationWorker(url, held.ngrams, held.names)
-    findings: list[Finding] = []
+    tasks = [SearchTask(number, size) for number, size in enumerate(sizes)]
+    worker = ContaminationWorker(url, evaluations.ngrams, evaluations.names)
+    findings: list[ContaminationFinding] = []
     documents = 0
     with Progress("searching", total=sum(sizes), unit="") as progress:
-        for part in executors.run(config.engine, worker, tasks):
-            findings += part.findings
-            documents += part.documents
-            progress.advance(part.tokens, documents=part.documents)
-    order = {name: number for number, name in enumerate(held.names)}
-    findings.sort(key=lambda found: (found.document, found.word, order[found.evaluation]))
+        for result in executors.run(config.engine, worker, tasks):
+            findings += result.findings
+            documents += result.documents
+            progress.advance(result.tokens, documents=result.documents)
+    evaluation_numbers = {name: number for number, name in enumerate(evaluations.names)}
+    findings.sort(
+        key=lambda finding: (finding.document, finding.word, evaluation_numbers[finding.evaluation])
+    )
     return Contamination(
-        dataset=url, documents=documents, evaluations=held.read, findings=tuple(findings)
+        dataset=url, documents=documents, evaluations=evaluations.read, findings=tuple(findings)
     )
 
 
-def as_data(found: Contamination) -> dict[str, Any]:
+def make_json_data(report: Contamination) -> dict[str, Any]:
     """Return the findings as data for JSON."""
-    return asdict(found)
+    return asdict(report)
 
 
-def describe(found: Contamination) -> str:
-    """Return the findings as text: a line for each evaluation, then one for each finding."""
-    contaminated = len({finding.document for finding in found.findings})
-    lines = [f"{found.dataset}: {contaminated:,} of {found.documents:,} documents are contaminated"]
-    for each in found.evaluations:
-        of = found.of(each.name)
-        documents = len({finding.document for finding in of})
+def describe(report: Contamination) -> str:
+    """Describe the findings as text: a line per evaluation, then a line per finding."""
+    contaminated = len({finding.document for finding in report.findings})
+    lines = [
+        f"{report.dataset}: {contaminated:,} of {report.documents:,} documents are contaminated"
+    ]
+    for summary in report.evaluations:
+        evaluation_findings = report.select_evaluation(summary.name)
+        documents = len({finding.document for finding in evaluation_findings})
         lines.append(
-            f"  {each.name}: {documents:,} documents, {len(of):,} places"
-            + (f"; {each.unmatched:,} of its documents are too short" if each.unmatched else "")
+            f"  {summary.name}: {documents:,} documents, {len(evaluation_findings):,} places"
+            + (
+                f"; {summary.unmatched:,} of its documents are too short"
+                if summary.unmatched
+                else ""
+            )
         )
-    for finding in found.findings:
+    for finding in report.findings:
         id = f", id {finding.id}" if finding.id else ""
         lines.append(
             f"document {finding.document} ({place_of(finding.file, finding.position)}{id}), word "
@@ -226,11 +236,11 @@ def describe(found: Contamination) -> str:
 
 def _excerpt(text: str) -> str:
     text = " ".join(text.split())
-    return text if len(text) <= SHOWN else text[: SHOWN - 2] + " …"
+    return text if len(text) <= MAX_EXCERPT else text[: MAX_EXCERPT - 2] + " …"
 
 
-def write_parquet(found: Contamination, url: str) -> None:
-    """Write a row for each finding."""
+def write_parquet(report: Contamination, url: str) -> None:
+    """Write a row per finding."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -238,10 +248,10 @@ def write_parquet(found: Contamination, url: str) -> None:
     schema = pa.schema(
         [
             (name, pa.string() if name in strings else pa.int64())
-            for name in Finding.__dataclass_fields__
+            for name in ContaminationFinding.__dataclass_fields__
         ]
     )
-    rows = [vars(finding) for finding in found.findings]
+    rows = [vars(finding) for finding in report.findings]
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), sink)
     storage.write(url, sink.getvalue().to_pybytes())

@@ -1,9 +1,8 @@
 """Count the documents and tokens of a corpus, without writing anything.
 
 A sample consists of pieces of text, not of documents: document lengths vary so much that a few
-documents would dominate the sum. All bytes are counted; the sample estimates the tokens per byte.
-With fewer than MIN_PIECES pieces the estimate has no interval, and with fewer than two there is
-none.
+documents would dominate the sum. All bytes are counted; the sample estimates tokens per byte. With
+fewer than MIN_PIECES pieces the estimate has no interval; with fewer than two there is no estimate.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from ..console.progress import Progress, as_bytes
 from ..dataplane.arrays import Int64
 from ..dataplane.tokenizers import marks
 from . import executors
-from .builder.build import BuildConfig, cut, job_of, load_tokenizer, with_conversations
+from .builder.build import BuildConfig, add_conversations, cut, load_tokenizer, make_job
 from .builder.settings import BuildJob
 from .builder.tasks import Task, TokenizeWorker
-from .corpus.inputs import find_files, with_standard_input
+from .corpus.inputs import find_files, store_standard_input
 from .corpus.read_stats import BAD, ReadStats
 from .sources.format import Texts
 
@@ -33,7 +32,7 @@ BUCKETS = 40
 PIECE_CHARACTERS = 4096
 """Approximate length of a piece of text in a sample."""
 MIN_PIECES = 30
-"""Fewest pieces for an error estimate: with fewer, the formula gives too small an error."""
+"""Lower bound for an error estimate: with fewer pieces, the formula underestimates the error."""
 
 
 @dataclass
@@ -51,12 +50,12 @@ class Counts:
     tb: int = 0
     bb: int = 0
     histogram: list[int] = field(default_factory=lambda: [0] * BUCKETS)
-    """Lengths of the documents whose first piece was tokenized."""
+    """Counts of documents by length, if their first piece was tokenized."""
     learnt: int = 0
-    """Tokens of conversations that have a loss."""
+    """Tokens in conversations that have a loss."""
     bad: int = 0
     read: int = 0
-    """Bytes of the corpus that were read."""
+    """Bytes read from the corpus."""
 
     def add(self, other: Counts) -> None:
         for name, value in vars(other).items():
@@ -65,28 +64,28 @@ class Counts:
             else:
                 setattr(self, name, getattr(self, name) + value)
 
-    def measure(self, tokens: Int64, octets: Int64, whole: Int64) -> None:
-        """Set the sums of tokenized pieces. `whole` has the bytes of the document for the first
-        piece of a document, and 0 for other pieces."""
+    def measure(self, tokens: Int64, octets: Int64, text_bytes: Int64) -> None:
+        """Set the sums over tokenized pieces. `text_bytes` has the document's bytes for its first
+        piece, and 0 for other pieces."""
         self.sampled = len(tokens)
         self.t, self.b = int(tokens.sum()), int(octets.sum())
         self.tt, self.bb = int((tokens * tokens).sum()), int((octets * octets).sum())
         self.tb = int((tokens * octets).sum())
-        first = whole > 0
-        lengths = tokens[first] * (whole[first] / octets[first])
+        is_first = text_bytes > 0
+        lengths = tokens[is_first] * (text_bytes[is_first] / octets[is_first])
         buckets = np.floor(np.log2(lengths + 1)).astype(int)
         self.histogram = np.bincount(buckets, minlength=BUCKETS).tolist()
 
     @property
     def tokens(self) -> int:
-        """Number of tokens with the ends of documents; estimated if only a sample was tokenized."""
+        """Tokens, including ends of documents; estimated if only a sample was tokenized."""
         if not self.b:
             return self.documents
         return round(self.t * self.bytes / self.b) + self.documents
 
     @property
     def error(self) -> int | None:
-        """Half the width of the 95% confidence interval of `tokens`; None if the sample is too
+        """Half the width of the 95% confidence interval around `tokens`; None if the sample is too
         small."""
         n = self.sampled
         if n == self.pieces:
@@ -98,12 +97,12 @@ class Counts:
         # The usual variance of a ratio estimate, scaled by the bytes of the whole corpus: the
         # sampled pieces may be smaller than the others.
         deviation = math.sqrt(spread * n / (n - 1) * (1 - n / self.pieces)) / self.b
-        return round(student(n - 1) * deviation * self.bytes)
+        return round(student_quantile(n - 1) * deviation * self.bytes)
 
 
-def student(freedom: int) -> float:
-    """Return the 97.5% quantile of Student's t-distribution; three digits are exact from 20 degrees
-    of freedom on."""
+def student_quantile(freedom: int) -> float:
+    """Return the 97.5% quantile of Student's t-distribution; three digits are exact for 20 degrees
+    of freedom or more."""
     z = 1.959964
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
@@ -116,56 +115,57 @@ class CountWorker:
     fraction: float
 
     def __call__(self, task: Task) -> Iterator[Counts]:
-        tokenizing = TokenizeWorker(self.job)
+        tokenizer = TokenizeWorker(self.job)
         stats = ReadStats()
-        for file, texts in tokenizing.reader.read(task.slices, stats):
+        for file, texts in tokenizer.reader.read(task.slices, stats):
             counts = Counts(documents=len(texts.texts), read=texts.size)
             sizes = [len(text.encode()) for text in texts.texts]
             counts.bytes = sum(sizes)
             if self.fraction >= 1:
-                chosen, whole = texts, sizes
+                sampled, text_bytes = texts, sizes
                 counts.pieces = len(texts.texts)
             else:
-                chosen, whole, counts.pieces = self._choose(file, texts, sizes)
-            if chosen.texts:
-                encoded, kept, bad = tokenizing.encode(file, chosen)
-                stats.counts[f"{BAD}not tokenizable"] += len(bad)
-                counts.pieces -= len(bad)
-                if chosen is texts:
-                    counts.documents -= len(bad)
-                    counts.bytes -= sum(sizes[k] for k, _ in bad)
-                octets = np.array([len(chosen.texts[k].encode()) for k in kept], np.int64)
+                sampled, text_bytes, counts.pieces = self._sample_pieces(file, texts, sizes)
+            if sampled.texts:
+                encoded, kept, rejected = tokenizer.encode(file, sampled)
+                stats.counts[f"{BAD}not tokenizable"] += len(rejected)
+                counts.pieces -= len(rejected)
+                if sampled is texts:
+                    counts.documents -= len(rejected)
+                    counts.bytes -= sum(sizes[k] for k, _ in rejected)
+                octets = np.array([len(sampled.texts[k].encode()) for k in kept], np.int64)
                 if self.job.masks and encoded.weights is not None:
                     counts.learnt = int(np.count_nonzero(encoded.weights != marks.MASKED))
-                counts.measure(np.diff(encoded.starts) - 1, octets, np.array(whole, np.int64)[kept])
+                counts.measure(
+                    np.diff(encoded.starts) - 1, octets, np.array(text_bytes, np.int64)[kept]
+                )
             yield counts
         yield Counts(bad=stats.bad)
 
-    def _choose(
+    def _sample_pieces(
         self, file: str, texts: Texts, sizes: Sequence[int]
     ) -> tuple[Texts, list[int], int]:
-        """Return sampled pieces; the bytes of the text for each first piece of a text, 0 for other
-        pieces; and the number of all pieces. The choice depends on the place of a piece, not on its
-        content: equal pieces must be chosen independently."""
-        chosen: list[str] = []
+        """Sample pieces; return them, the text's bytes for first pieces (0 for others), and the
+        count of all pieces. The choice depends on a piece's place, not its content: equal pieces
+        must be chosen independently."""
+        pieces: list[str] = []
         positions: list[int] = []
-        whole: list[int] = []
+        text_bytes: list[int] = []
         count = 0
         for text, position, size in zip(texts.texts, texts.positions, sizes, strict=True):
-            for number, piece in enumerate(pieces_of(text)):
+            for number, piece in enumerate(cut_pieces(text)):
                 count += 1
-                place = f"{file}\0{position}\0{number}".encode()
-                digest = hashlib.blake2b(place, digest_size=8, key=b"sample").digest()
+                piece_place = f"{file}\0{position}\0{number}".encode()
+                digest = hashlib.blake2b(piece_place, digest_size=8, key=b"sample").digest()
                 if int.from_bytes(digest, "little") < self.fraction * 2**64:
-                    chosen.append(piece)
+                    pieces.append(piece)
                     positions.append(position)
-                    whole.append(0 if number else size)
-        return Texts(chosen, positions), whole, count
+                    text_bytes.append(0 if number else size)
+        return Texts(pieces, positions), text_bytes, count
 
 
-def pieces_of(text: str, size: int = PIECE_CHARACTERS) -> Iterator[str]:
-    """Cut a text into pieces of at most `size` characters, before spaces: this changes few
-    tokens."""
+def cut_pieces(text: str, size: int = PIECE_CHARACTERS) -> Iterator[str]:
+    """Cut a text before spaces into pieces of at most `size` characters; few tokens change."""
     start = 0
     while len(text) - start > size:
         end = text.rfind(" ", start + size // 2, start + size)
@@ -180,14 +180,14 @@ def count(config: BuildConfig, fraction: float = 1.0) -> Counts:
     tokenizer, files = run_all(
         lambda: load_tokenizer(config), lambda: find_files(config.inputs, config.source, pipe=True)
     )
-    files = with_standard_input(files, config.source)
+    files = store_standard_input(files, config.source)
     if config.chat is not None and fraction < 1:
         raise MisuseError(
             "--sample counts pieces of texts, and --chat has whole conversations",
             hint="count all of them, or give --chat a part of the files",
         )
-    config = with_conversations(config, tokenizer, files)
-    job = job_of(config, tokenizer)
+    config = add_conversations(config, tokenizer, files)
+    job = make_job(config, tokenizer)
     tasks = cut(files, config, job)
     total = Counts()
     with Progress("counting", total=sum(task.size for task in tasks), unit="B") as progress:
@@ -203,7 +203,7 @@ def count(config: BuildConfig, fraction: float = 1.0) -> Counts:
     return total
 
 
-def as_data(counts: Counts) -> dict[str, Any]:
+def make_json_data(counts: Counts) -> dict[str, Any]:
     return {
         "documents": counts.documents,
         "bytes": counts.bytes,
@@ -219,14 +219,14 @@ def as_data(counts: Counts) -> dict[str, Any]:
 
 
 def describe(counts: Counts) -> str:
-    about = ""
+    note = ""
     if counts.sampled < counts.pieces:
-        about = " (error unknown)" if counts.error is None else f" ± {counts.error:,}"
-        about += f" (from {counts.sampled:,} of {counts.pieces:,} pieces of text)"
+        note = " (error unknown)" if counts.error is None else f" ± {counts.error:,}"
+        note += f" (from {counts.sampled:,} of {counts.pieces:,} pieces of text)"
     lines = [
         f"{counts.documents:,} document{'s' * (counts.documents != 1)}, "
         f"{as_bytes(counts.bytes)} of text",
-        f"{counts.tokens:,} tokens{about}, "
+        f"{counts.tokens:,} tokens{note}, "
         f"{counts.bytes / max(1, counts.tokens):.2f} bytes per token",
     ]
     if counts.learnt:
@@ -234,9 +234,9 @@ def describe(counts: Counts) -> str:
         lines.append(f"{counts.learnt:,} tokens with a loss ({share:.1%})")
     if counts.bad:
         lines.append(f"{counts.bad:,} bad records left out")
-    most = max(counts.histogram)
+    max_count = max(counts.histogram)
     for k, number in enumerate(counts.histogram):
         if number:
-            bar = "█" * max(1, round(40 * number / most))
+            bar = "█" * max(1, round(40 * number / max_count))
             lines.append(f"{2**k:>10,} tokens or more  {number:>12,}  {bar}")
     return "\n".join(lines)

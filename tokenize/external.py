@@ -10,8 +10,8 @@ from ..dataplane.shards import FORMATS, shard_format
 from ..dataplane.storage import storage
 
 
-def format_of(url: str) -> str:
-    """Return the name of the format of the dataset in a folder."""
+def detect_format(url: str) -> str:
+    """Detect the format of the dataset in a folder; return its name."""
     names = storage.list_files(url)
     for name in FORMATS:
         if shard_format(name).recognises(names):
@@ -25,9 +25,9 @@ def format_of(url: str) -> str:
     )
 
 
-def shards_of(url: str, format: str, column: str, dtype: str | None) -> tuple[list[Shard], str]:
-    """Return the shards of a dataset, without their hashes and counts, and the type of their ids:
-    `dtype` if the format does not record it."""
+def list_shards(url: str, format: str, column: str, dtype: str | None) -> tuple[list[Shard], str]:
+    """List a dataset's shards, without hashes and counts; return them and the type of their ids,
+    which is `dtype` if the format does not record it."""
     shards = list(shard_format(format).external_shards(url, column, dtype))
     if not shards:
         raise InputError(f"no {format} shards at {url}")
@@ -57,7 +57,7 @@ def shards_of(url: str, format: str, column: str, dtype: str | None) -> tuple[li
 
 
 def _is_integer(name: str) -> bool:
-    """True if the name is a type of integers that numpy knows."""
+    """Return True if numpy knows an integer type of this name."""
     try:
         return np.dtype(name).kind in "iu"
     except TypeError:

@@ -3,9 +3,9 @@
 Every byte is read once: to hash it, and to count documents, tokens and ids. The manifest is written
 into the dataset's folder; afterwards the dataset can be read, verified and mixed like any other.
 
-The end-of-document id is the one that the user names, and then every document is checked. If the
-user names none, it is the tokenizer's usual id if every document ends with it; otherwise the
-manifest has none, and a warning says how the documents end.
+If the user names the end-of-document id, every document is checked. Otherwise it is the tokenizer's
+usual id, if every document ends with that; if not, the manifest has none, and a warning says how
+documents end.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from ..dataplane.tokenizers.bpe import BpeConfig
 from ..dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
 from . import executors
 from .executors import ExecutorConfig
-from .external import format_of, shards_of
-from .read_shard import ShardContents, hash_of, read_contents, read_shard
+from .external import detect_format, list_shards
+from .read_shard import ShardContents, hash_chunks, read_contents, read_shard
 
 log = get_logger(__name__)
 
@@ -70,7 +70,7 @@ class IndexConfig:
 
 @dataclass(frozen=True)
 class IndexedShard:
-    """A shard with its counts, and its number in the dataset."""
+    """A shard with counts, and its number in the dataset."""
 
     number: int
     shard: Shard
@@ -90,19 +90,19 @@ class IndexWorker:
     def __call__(self, item: tuple[int, Shard]) -> Iterator[IndexedShard]:
         number, shard = item
         data = read_shard(self.url, shard)
-        chunks, digest = hash_of(data)
+        chunks, digest = hash_chunks(data)
         with located(storage.join(self.url, shard.name)):
             contents = read_contents(data, self.format, self.dtype, shard.details)
         stored = shard.stored_name
-        if self.end is not None and (others := contents.ends - {self.end}):
+        if self.end is not None and (wrong := contents.ends - {self.end}):
             raise InputError(
-                f"a document of {shard.name} ends with the id {min(others)}, not with {self.end}",
+                f"a document of {shard.name} ends with the id {min(wrong)}, not with {self.end}",
                 where=self.url,
                 hint="give the id that ends all its documents, or --end-id none",
             )
         if stored is not None:
-            packed = storage.read(storage.join(self.url, stored))
-            shard = replace(shard, stored_hash=hashlib.sha256(packed).hexdigest())
+            stored_bytes = storage.read(storage.join(self.url, stored))
+            shard = replace(shard, stored_hash=hashlib.sha256(stored_bytes).hexdigest())
         yield IndexedShard(
             number,
             replace(
@@ -125,32 +125,38 @@ def index(config: IndexConfig) -> Manifest:
             f"{url} already has a manifest",
             hint="`tokenize inspect` shows it; remove manifest.json to index the folder again",
         )
-    format = format_of(url) if config.format == "auto" else config.format
+    format = detect_format(url) if config.format == "auto" else config.format
     for name in ("column", "dtype"):
         if getattr(config, name) is not None and name not in shard_format(format).index_options:
-            formats = [known for known in FORMATS if name in shard_format(known).index_options]
+            formats = [
+                format_name
+                for format_name in FORMATS
+                if name in shard_format(format_name).index_options
+            ]
             raise MisuseError(
                 f"--{name} is for {' and '.join(formats)}; {url} is {format}, which defines it",
                 hint=f"leave --{name} out",
             )
-    shards, dtype = shards_of(url, format, config.column_name, config.dtype)
+    shards, dtype = list_shards(url, format, config.column_name, config.dtype)
     tokenizer = _tokenizer(config)
     named_end = _named_end(config, tokenizer)
-    indexed = _read(IndexWorker(url, format, dtype, named_end), shards, config)
+    indexed = _index_shards(IndexWorker(url, format, dtype, named_end), shards, config)
     if tokenizer is not None:
         for name, data in tokenizer.files.items():
             storage.write(storage.join(url, name), data)
     result = Manifest(
         format=format,
         dtype=dtype,
-        tokenizer=_info(config, tokenizer, named_end, indexed),
+        tokenizer=_tokenizer_info(config, tokenizer, named_end, indexed),
         settings={"indexed": True, "column": config.column_name},
     ).append(manifest.write_generation(url, [item.shard for item in indexed]))
     manifest.save(url, result)
     return result
 
 
-def _read(worker: IndexWorker, shards: Sequence[Shard], config: IndexConfig) -> list[IndexedShard]:
+def _index_shards(
+    worker: IndexWorker, shards: Sequence[Shard], config: IndexConfig
+) -> list[IndexedShard]:
     indexed = []
     total = sum(shard.stored_size or shard.size for shard in shards)
     with Progress("indexing", total=total, unit="B") as progress:
@@ -176,26 +182,26 @@ def _named_end(config: IndexConfig, tokenizer: Tokenizer | None) -> int | None:
     return config.end_id if isinstance(config.end_id, int) else None
 
 
-def _info(
+def _tokenizer_info(
     config: IndexConfig,
     tokenizer: Tokenizer | None,
     named_end: int | None,
     indexed: Sequence[IndexedShard],
 ) -> TokenizerInfo:
-    """Return the manifest's entry for the tokenizer and the end of documents."""
-    largest = max(item.contents.largest_id for item in indexed)
-    if largest < 0:
+    """Return the manifest's entry for the tokenizer and the end-of-document id."""
+    max_id = max(item.contents.largest_id for item in indexed)
+    if max_id < 0:
         raise InputError(f"{config.url} has no tokens")
-    if tokenizer is not None and largest >= tokenizer.info.vocab_size:
+    if tokenizer is not None and max_id >= tokenizer.info.vocab_size:
         raise InputError(
-            f"the dataset has the id {largest}, but {config.tokenizer} has only "
+            f"the dataset has the id {max_id}, but {config.tokenizer} has only "
             f"{tokenizer.info.vocab_size} ids",
             hint="name the tokenizer that the dataset was built with",
         )
     info = TokenizerInfo(
         kind="unknown",
         fingerprint=hashlib.sha256(b"unknown").hexdigest(),
-        vocab_size=largest + 1,
+        vocab_size=max_id + 1,
         end_of_document=None,
     )
     if tokenizer is not None:

@@ -12,7 +12,8 @@ from ..console.errors import InputError
 from ..console.progress import as_bytes, human
 from ..dataplane import tokenizers
 from ..dataplane.account.account import left_out_of, records_read, splits_in_words
-from ..dataplane.datasets import manifest, packing
+from ..dataplane.datasets import manifest as manifests
+from ..dataplane.datasets import packing
 from ..dataplane.datasets.dataset import Dataset
 from ..dataplane.datasets.fields import as_text
 from ..dataplane.datasets.view import View, documents_of, view_of
@@ -21,115 +22,125 @@ from ..dataplane.tokenizers.brackets import bracketed
 
 
 def summary(url: str) -> dict[str, Any]:
-    """Return the contents of the manifest as data."""
-    held = manifest.load(url)
+    """Return the manifest's contents as data."""
+    manifest = manifests.load(url)
     return {
         "url": url,
-        "hash": held.hash,
-        "format": held.format,
-        "dtype": held.dtype,
-        "documents": held.documents,
-        "tokens": held.tokens,
+        "hash": manifest.hash,
+        "format": manifest.format,
+        "dtype": manifest.dtype,
+        "documents": manifest.documents,
+        "tokens": manifest.tokens,
         "tokenizer": {
-            "kind": held.tokenizer.kind,
-            "vocab_size": held.tokenizer.vocab_size,
-            "end_of_document": held.tokenizer.end_of_document,
-            "fingerprint": held.tokenizer.fingerprint,
+            "kind": manifest.tokenizer.kind,
+            "vocab_size": manifest.tokenizer.vocab_size,
+            "end_of_document": manifest.tokenizer.end_of_document,
+            "fingerprint": manifest.tokenizer.fingerprint,
         },
-        "weights": held.weights,
-        "fields": held.kept_fields,
-        "settings": held.settings,
+        "weights": manifest.weights,
+        "fields": manifest.kept_fields,
+        "settings": manifest.settings,
         "generations": [
             {
-                "hash": made.hash,
-                "documents": made.documents,
-                "tokens": made.tokens,
-                "bytes": made.size,
-                "shards": made.shards,
-                **_counted(made.provenance.get("counts")),
-                **made.provenance,
+                "hash": generation.hash,
+                "documents": generation.documents,
+                "tokens": generation.tokens,
+                "bytes": generation.size,
+                "shards": generation.shards,
+                **_record_counts(generation.provenance.get("counts")),
+                **generation.provenance,
             }
-            for made in held.generations
+            for generation in manifest.generations
         ],
     }
 
 
-def _counted(counts: Mapping[str, int] | None) -> dict[str, Any]:
-    """Return how many records a generation read, and how many it left out for each reason."""
+def _record_counts(counts: Mapping[str, int] | None) -> dict[str, Any]:
+    """Return how many records a generation read, and how many it left out, by reason."""
     if counts is None or "documents read" not in counts:
         return {}
     return {"records_read": records_read(counts), "left_out": left_out_of(counts)}
 
 
-def as_data(url: str, numbers: Iterable[int]) -> dict[str, Any]:
-    """Return the contents of the manifest, and some documents, as data."""
-    shown = []
+def make_json_data(url: str, numbers: Iterable[int]) -> dict[str, Any]:
+    """Return the manifest's contents, and some documents, as data."""
+    documents = []
     for number in numbers:
-        held = document(url, number)
-        fields = {} if held.fields is None else {"fields": held.fields}
-        origin = {"origin": vars(held.origin), **fields, "ids": held.ids, "weights": held.weights}
-        shown.append({**origin, "text": text(url, held.ids)})
-    return {**summary(url), "shown": shown}
+        shown_document = document(url, number)
+        fields = {} if shown_document.fields is None else {"fields": shown_document.fields}
+        origin = {
+            "origin": vars(shown_document.origin),
+            **fields,
+            "ids": shown_document.ids,
+            "weights": shown_document.weights,
+        }
+        documents.append({**origin, "text": text(url, shown_document.ids)})
+    return {**summary(url), "shown": documents}
 
 
 def describe(url: str) -> str:
-    """Return the contents of the manifest as text."""
-    held = manifest.load(url)
-    info = held.tokenizer
-    view = view_of(url, held)
+    """Describe the manifest's contents as text."""
+    manifest = manifests.load(url)
+    info = manifest.tokenizer
+    view = view_of(url, manifest)
     lines = [
         f"{url}",
-        f"  {held.tokens:,} tokens in {held.documents:,} {_documents(view)} "
-        f"({held.tokens / max(1, held.documents):,.1f} each)",
-        f"  {held.format}, {held.dtype}; tokenizer {info.kind} of {info.vocab_size:,} ids, "
+        f"  {manifest.tokens:,} tokens in {manifest.documents:,} {_documents(view)} "
+        f"({manifest.tokens / max(1, manifest.documents):,.1f} each)",
+        f"  {manifest.format}, {manifest.dtype}; tokenizer {info.kind} of {info.vocab_size:,} ids, "
         + _end(info.end_of_document),
-        f"  hash {held.hash}",
+        f"  hash {manifest.hash}",
     ]
     if view is not None and view.bins is not None:
-        lines += [f"  view of {view.url}: {view.text}", f"  {packing.describe(held)}"]
+        lines += [f"  view of {view.url}: {view.text}", f"  {packing.describe(manifest)}"]
     elif view is not None:
-        documents, tokens = documents_of(held)
+        documents, tokens = documents_of(manifest)
         lines.append(f"  view of {view.url}: its documents {view.text}")
         lines.append(
-            f"  {held.documents / max(1, documents):.1%} of its {documents:,} documents, "
-            f"{held.tokens / max(1, tokens):.1%} of its {tokens:,} tokens"
+            f"  {manifest.documents / max(1, documents):.1%} of its {documents:,} documents, "
+            f"{manifest.tokens / max(1, tokens):.1%} of its {tokens:,} tokens"
         )
-    if held.weights is not None:
-        lines.append(f"  loss weights {', '.join(map(str, held.weights))}")
-    if held.kept_fields:
-        kept = ", ".join(f"{name} ({kind})" for name, kind in held.kept_fields.items())
+    if manifest.weights is not None:
+        lines.append(f"  loss weights {', '.join(map(str, manifest.weights))}")
+    if manifest.kept_fields:
+        kept = ", ".join(f"{name} ({kind})" for name, kind in manifest.kept_fields.items())
         lines.append(f"  fields {kept}")
-    if chat := held.settings.get("chat"):
-        parts = "the turns of the assistant" if chat["learn"] == "assistant" else "everything"
-        lines.append(f"  chat template {chat['template'][:12]}, learns {parts}")
+    if chat := manifest.settings.get("chat"):
+        learnt_parts = (
+            "the turns of the assistant" if chat["learn"] == "assistant" else "everything"
+        )
+        lines.append(f"  chat template {chat['template'][:12]}, learns {learnt_parts}")
         lines += [f"    {name} = {value!r}" for name, value in chat["variables"].items()]
-    if fim := held.settings.get("fim"):
+    if fim := manifest.settings.get("fim"):
         lines.append(
             f"  fill-in-the-middle in {fim['rate']:.1%} of the documents, {fim['spm']:.1%} of them "
             f"with the suffix first; sentinels {', '.join(fim['sentinels'])}"
         )
-    for number, made in enumerate(held.generations):
+    for number, generation in enumerate(manifest.generations):
         lines.append(
-            f"  generation {number}: {made.documents:,} documents, {human(made.tokens)} tokens, "
-            f"{as_bytes(made.size)} in {made.shards} shards"
+            f"  generation {number}: {generation.documents:,} documents, "
+            f"{human(generation.tokens)} tokens, "
+            f"{as_bytes(generation.size)} in {generation.shards} shards"
         )
-        if inputs := made.provenance.get("inputs"):
-            lines.append(f"    from {described_inputs([inputs])}")
-        if counts := made.provenance.get("counts"):
-            together = splits_in_words(held)
-            lines += [f"    counts of {together}:"] if together else []
+        if inputs := generation.provenance.get("inputs"):
+            lines.append(f"    from {describe_inputs([inputs])}")
+        if counts := generation.provenance.get("counts"):
+            all_splits = splits_in_words(manifest)
+            lines += [f"    counts of {all_splits}:"] if all_splits else []
             lines += [f"    {name}: {count:,}" for name, count in counts.items()]
     return "\n".join(lines)
 
 
-def described_inputs(inputs: Sequence[Mapping[str, Any]]) -> str:
-    """Return the number and the size of the files that generations were built from."""
+def describe_inputs(inputs: Sequence[Mapping[str, Any]]) -> str:
+    """Describe the files from which generations were built: count and size."""
     files, size, compressed = (
         sum(entry.get(key, 0) for entry in inputs) for key in ("files", "bytes", "compressed")
     )
-    packed = "compressed" if compressed == size else f"{as_bytes(compressed)} of them compressed"
+    compression = (
+        "compressed" if compressed == size else f"{as_bytes(compressed)} of them compressed"
+    )
     stored = f"{files:,} file{'s' * (files != 1)}, {as_bytes(size)} as stored"
-    return f"{stored}, {packed}" if compressed else stored
+    return f"{stored}, {compression}" if compressed else stored
 
 
 def _documents(view: View | None) -> str:
@@ -142,18 +153,18 @@ def _end(id: int | None) -> str:
 
 @dataclass(frozen=True)
 class ShownDocument:
-    """A document of a dataset."""
+    """A dataset's document, to be shown."""
 
     origin: DocumentOrigin
     fields: dict[str, Any] | None
-    """Its kept fields; None if the dataset keeps none."""
+    """Kept fields; None if the dataset keeps none."""
     ids: list[int]
     weights: list[float] | None = None
-    """Loss weight of each id; None if all have the weight 1."""
+    """Loss weights by id; None if all are 1."""
 
 
 def document(url: str, number: int) -> ShownDocument:
-    """Return a document, by its number in the dataset."""
+    """Read a document by its number in the dataset."""
     dataset = Dataset(url)
     total = int(dataset.shard_documents[-1])
     if not 0 <= number < total:
@@ -170,16 +181,16 @@ def document(url: str, number: int) -> ShownDocument:
     return ShownDocument(origin, fields[0] if fields else None, ids.tolist(), weights)
 
 
-def described_document(url: str, number: int) -> str:
-    """Return a document as text, below its origin and its kept fields."""
-    held = document(url, number)
-    lines = [f"--- document {number}: {len(held.ids)} tokens, {held.origin}"]
-    if held.fields is not None:
-        lines.append(f"--- {as_text(held.fields)}")
-    return "\n".join([*lines, text(url, held.ids, held.weights)])
+def describe_document(url: str, number: int) -> str:
+    """Describe a document: origin, kept fields, then its text."""
+    shown_document = document(url, number)
+    lines = [f"--- document {number}: {len(shown_document.ids)} tokens, {shown_document.origin}"]
+    if shown_document.fields is not None:
+        lines.append(f"--- {as_text(shown_document.fields)}")
+    return "\n".join([*lines, text(url, shown_document.ids, shown_document.weights)])
 
 
 def text(url: str, ids: list[int], weights: list[float] | None = None) -> str:
-    """Decode ids with the dataset's tokenizer; with weights, in brackets what is not learnt."""
-    tokenizer = tokenizers.load(manifest.load(url).tokenizer, url)
+    """Decode ids with the dataset's tokenizer; with weights, put brackets around unlearnt text."""
+    tokenizer = tokenizers.load(manifests.load(url).tokenizer, url)
     return tokenizer.decode(ids) if weights is None else bracketed(tokenizer, ids, weights)

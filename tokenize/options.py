@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
-from .builder.options import apply_options, chat_of, fim_of, settings_of
+from .builder.options import apply_options, parse_settings, pop_chat, pop_fim
 from .executors import ExecutorKind
 from .sources import CORPUS_FORMATS
 from .sources.fields import FIELD_KINDS
@@ -25,7 +25,7 @@ TOKENIZER_OPTIONS = {
     "byte": ("special", "dna", "masked_weight", "max_foreign", "mask_control_tags"),
     "bpe": ("end_of_document",),
 }
-"""Options of one kind of tokenizer."""
+"""Options that only one kind of tokenizer has."""
 
 on_error_option = click.option(
     "--on-error",
@@ -45,7 +45,7 @@ keep_option = click.option(
 
 
 def special_option(kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return the option for the names of special tokens; `kind` begins its help."""
+    """Return the option for names of special tokens; its help begins with `kind`."""
 
     def split(context: click.Context, option: click.Parameter, words: tuple[str, ...]) -> Any:
         names = tuple(name.strip() for word in words for name in word.split(","))
@@ -113,19 +113,19 @@ def evaluation_options(function: Any) -> Any:
     return apply_options(options, function)
 
 
-def evaluations_of(values: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """Take the settings of evaluations out of the options' values."""
+def pop_evaluations(values: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """Pop the settings for evaluations from the options' values."""
     fields = values.pop("eval_fields")
-    given = {
+    options = {
         "ngram": values.pop("ngram"),
         "fields": None if fields is None else [name.strip() for name in fields.split(",")],
         "match_short": values.pop("match_short"),
     }
-    held = {name: value for name, value in given.items() if value is not None}
-    if held and not names:
-        option = {"fields": "eval-fields"}.get(name := next(iter(held)), name.replace("_", "-"))
+    settings = {name: value for name, value in options.items() if value is not None}
+    if settings and not names:
+        option = {"fields": "eval-fields"}.get(name := next(iter(settings)), name.replace("_", "-"))
         raise click.UsageError(f"--{option} needs --decontaminate")
-    return {"evaluations": list(names), **held}
+    return {"evaluations": list(names), **settings}
 
 
 def source_options(function: Any) -> Any:
@@ -202,8 +202,8 @@ def executor_options(function: Any) -> Any:
     return apply_options(options, function)
 
 
-def executor_of(values: dict[str, Any]) -> dict[str, Any]:
-    """Take the executor's settings out of the options' values."""
+def pop_executor(values: dict[str, Any]) -> dict[str, Any]:
+    """Pop the executor's settings from the options' values."""
     return {
         "kind": values.pop("engine"),
         "workers": values.pop("workers"),
@@ -211,26 +211,26 @@ def executor_of(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def source_of(values: dict[str, Any]) -> dict[str, Any]:
-    """Take the settings for reading the corpus out of the options' values."""
+def pop_source(values: dict[str, Any]) -> dict[str, Any]:
+    """Pop the settings for reading the corpus from the options' values."""
     separator = values.pop("separator")
-    given = {name: values.pop(name) for name in ("text_field", "id_field", "text_documents")}
+    settings = {name: values.pop(name) for name in ("text_field", "id_field", "text_documents")}
     if separator is not None:
-        if given["text_documents"] != "separator":
+        if settings["text_documents"] != "separator":
             raise click.UsageError("--separator needs --text-documents separator")
-        given["separator"] = _unescaped("--separator", separator)
-    if (kept := values.pop("keep", None)) is not None:
-        given["keep"] = [kept_field(word) for word in kept.split(",")]
+        settings["separator"] = _unescape("--separator", separator)
+    if (kept_words := values.pop("keep", None)) is not None:
+        settings["keep"] = [parse_kept_field(word) for word in kept_words.split(",")]
     if (name := values.pop("input_format")) not in ("auto", *CORPUS_FORMATS):
         known = ", ".join(CORPUS_FORMATS)
         raise click.UsageError(f"--input-format {name}: no such format; known: auto, {known}")
     return {
         "format": name,
-        **{name: value for name, value in given.items() if value is not None},
+        **{name: value for name, value in settings.items() if value is not None},
     }
 
 
-def kept_field(word: str) -> dict[str, Any]:
+def parse_kept_field(word: str) -> dict[str, Any]:
     field = word.strip()
     optional = {"optional": True} if field.endswith("?") else {}
     name, colon, kind = field.removesuffix("?").rpartition(":")
@@ -242,31 +242,35 @@ def kept_field(word: str) -> dict[str, Any]:
     return {"name": name, "type": kind, **optional}
 
 
-def _tokenizer(values: dict[str, Any]) -> dict[str, Any]:
-    """Take out the tokenizer and its settings. An option of the other kind is an error, because it
-    would have no effect."""
+def _pop_tokenizer(values: dict[str, Any]) -> dict[str, Any]:
+    """Pop the tokenizer and its settings. An option for the other kind of tokenizer raises
+    UsageError, because it would have no effect."""
     kind = "byte" if values["tokenizer"] == "byte" else "bpe"
     settings: dict[str, dict[str, Any]] = {"byte": {}, "bpe": {}}
-    for owner, names in TOKENIZER_OPTIONS.items():
+    for option_kind, names in TOKENIZER_OPTIONS.items():
         for name in names:
             value = values.pop(name)
             if value is None or value is False or value == ():
                 continue
-            if owner != kind:
-                meant = "--tokenizer byte" if owner == "byte" else "a tokenizer.json"
-                raise click.UsageError(f"--{name.replace('_', '-')} is for {meant} only")
-            settings[owner]["special_tokens" if name == "special" else name] = value
-    given = settings["byte"].keys()
-    if "masked_weight" in given and "dna" not in given:
+            if option_kind != kind:
+                required_tokenizer = (
+                    "--tokenizer byte" if option_kind == "byte" else "a tokenizer.json"
+                )
+                raise click.UsageError(
+                    f"--{name.replace('_', '-')} is for {required_tokenizer} only"
+                )
+            settings[option_kind]["special_tokens" if name == "special" else name] = value
+    byte_settings = settings["byte"].keys()
+    if "masked_weight" in byte_settings and "dna" not in byte_settings:
         raise click.UsageError("--masked-weight needs --dna")
-    if "max_foreign" in given and not given & {"dna", "mask_control_tags"}:
+    if "max_foreign" in byte_settings and not byte_settings & {"dna", "mask_control_tags"}:
         raise click.UsageError("--max-foreign needs --dna or --mask-control-tags")
     settings[kind]["parse_special"] = values.pop("parse_special")
     return {"tokenizer": values.pop("tokenizer"), kind: settings[kind]}
 
 
-def checked(kind: type[T], data: dict[str, Any]) -> T:
-    """Return the configuration that the options make; invalid options are misuse."""
+def build_checked(kind: type[T], data: dict[str, Any]) -> T:
+    """Build a configuration from options' values; raise MisuseError if they are invalid."""
     from ..console.config import build
     from ..console.errors import ConfigError, MisuseError
 
@@ -276,7 +280,7 @@ def checked(kind: type[T], data: dict[str, Any]) -> T:
         raise MisuseError(error.what, hint=error.hint) from None
 
 
-def _unescaped(option: str, text: str) -> str:
+def _unescape(option: str, text: str) -> str:
     """Replace backslash escapes, for characters that are hard to type in a shell."""
 
     def letter(match: re.Match[str]) -> str:
@@ -290,37 +294,37 @@ def _unescaped(option: str, text: str) -> str:
 
 
 def build_config(values: dict[str, Any]) -> BuildConfig:
-    """Return the configuration of `build`, or of `count`, which has fewer options."""
+    """Build the configuration for `build`, or for `count`, which has fewer options."""
     from .builder.build import BuildConfig
 
     splits = _splits(values.pop("split", ()))
     if "filter_settings" in values:
         if values["filter_settings"] and values["filter"] is None:
             raise click.UsageError("--filter-set needs --filter")
-        values["filter_settings"] = settings_of("--filter-set", values["filter_settings"])
+        values["filter_settings"] = parse_settings("--filter-set", values["filter_settings"])
     if "decontaminate" in values:
         names, action = values.pop("decontaminate"), values.pop("contaminated")
         if action is not None and not names:
             raise click.UsageError("--contaminated needs --decontaminate")
-        evaluations = evaluations_of(values, names)
+        evaluations = pop_evaluations(values, names)
         if names:
             values |= {"decontaminate": evaluations, "contaminated": action or "drop"}
     if "fim" in values:
-        values["fim"] = fim_of(values)
+        values["fim"] = pop_fim(values)
     if "chat" in values:
-        values["chat"] = chat_of(values)
+        values["chat"] = pop_chat(values)
     if "shard_size" in values:
-        values["shard_size"] = bytes_of(values["shard_size"], "--shard-size")
+        values["shard_size"] = parse_bytes(values["shard_size"], "--shard-size")
     if values.get("shuffle_memory") is not None:
-        values["shuffle_memory"] = bytes_of(values["shuffle_memory"], "--shuffle-memory")
+        values["shuffle_memory"] = parse_bytes(values["shuffle_memory"], "--shuffle-memory")
     data = {
-        "source": source_of(values),
-        **_tokenizer(values),
+        "source": pop_source(values),
+        **_pop_tokenizer(values),
         "splits": splits,
-        "engine": executor_of(values),
+        "engine": pop_executor(values),
         **values,
     }
-    return checked(BuildConfig, data)
+    return build_checked(BuildConfig, data)
 
 
 def _splits(words: tuple[str, ...]) -> dict[str, float]:
@@ -345,7 +349,7 @@ def _splits(words: tuple[str, ...]) -> dict[str, float]:
     return splits
 
 
-def bytes_of(text: str, option: str) -> int:
+def parse_bytes(text: str, option: str) -> int:
     """Parse a size such as 64Mi or 64MB."""
     from ..console.yaml_text import size
 

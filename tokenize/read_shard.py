@@ -23,10 +23,10 @@ from ..dataplane.storage.verified import read_checked
 Bytes = bytes | mmap.mmap
 
 ID_LIMIT = 1 << 32
-"""No vocabulary is so large. Larger values are not ids, or were written with another type; from
-2^63 on they would be negative in int64."""
-LARGEST_REMOTE = 1 << 30
-"""Bytes of the largest remote shard that is read into memory."""
+"""Above any vocabulary. Larger values are not ids, or were written with another type; from 2^63 on
+they would be negative in int64."""
+MAX_REMOTE_BYTES = 1 << 30
+"""Upper bound on a remote shard that is read into memory."""
 
 
 @dataclass(frozen=True)
@@ -38,37 +38,37 @@ class ShardContents:
     largest_id: int
     """-1 in a shard without tokens."""
     ends: frozenset[int]
-    """Last ids of its documents; two different ones at most."""
+    """Last ids of documents; at most two different ones."""
 
 
 def read_shard(
     url: str, shard: Shard, check: Callable[[Bytes], Bytes] = lambda data: data
 ) -> Bytes:
-    """Return the bytes of a shard, decompressed and checked. Local files are memory-mapped: shards
-    of external datasets may be larger than memory. `check` returns them or raises."""
+    """Read a shard's bytes, decompressed and checked: `check` returns them or raises. Local files
+    are memory-mapped, because shards of external datasets may be larger than memory."""
     if shard.stored_name is None:
-        where = storage.join(url, shard.name)
-        size = storage.size(where)
-        if storage.is_local(where) and size:
-            with storage.local_path(where).open("rb") as file:
+        url = storage.join(url, shard.name)
+        size = storage.size(url)
+        if storage.is_local(url) and size:
+            with storage.local_path(url).open("rb") as file:
                 return check(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        if size > LARGEST_REMOTE:
+        if size > MAX_REMOTE_BYTES:
             raise StorageError(
-                f"{where} has {size:,} bytes: too large to read at once from a remote store",
+                f"{url} has {size:,} bytes: too large to read at once from a remote store",
                 hint="run the command where the file is on a local disk",
             )
-        return read_checked(where, check)
-    where = storage.join(url, shard.stored_name)
-    packed = (
-        storage.read(where)
+        return read_checked(url, check)
+    url = storage.join(url, shard.stored_name)
+    stored_bytes = (
+        storage.read(url)
         if shard.stored_hash is None
-        else read_checked(where, partial(check_stored, where, shard))
+        else read_checked(url, partial(check_stored, url, shard))
     )
-    return check(unpack(where, packed, shard.size, shard.details))
+    return check(unpack(url, stored_bytes, shard.size, shard.details))
 
 
-def hash_of(data: Bytes) -> tuple[bytes, str]:
-    """Return the digests of a file's chunks, and the hash of the file."""
+def hash_chunks(data: Bytes) -> tuple[bytes, str]:
+    """Return the digests of a file's chunks, and the file's hash."""
     hasher = ChunkHasher()
     hasher.update(memoryview(data))
     return hasher.finish()
@@ -84,19 +84,19 @@ def read_contents(
         return bytes(view[start:end])
 
     layout = shard_format(format).layout(read, len(data), dtype=dtype, details=details)
-    largest = -1
+    max_id = -1
     for run in _runs(layout, data, dtype):
         if len(run):
-            largest = max(largest, int(run.max()))
-            if (least := int(run.min())) < 0:
-                raise InputError(f"it has {least}, which is not an id")
-            if largest >= ID_LIMIT:
-                raise InputError(f"it has {largest}: ids are less than {ID_LIMIT:,}")
+            max_id = max(max_id, int(run.max()))
+            if (min_id := int(run.min())) < 0:
+                raise InputError(f"it has {min_id}, which is not an id")
+            if max_id >= ID_LIMIT:
+                raise InputError(f"it has {max_id}: ids are less than {ID_LIMIT:,}")
     ends = _last_tokens(layout, data, dtype)
     return ShardContents(
         documents=len(layout.document_starts) - 1,
         tokens=int(layout.document_starts[-1]),
-        largest_id=largest,
+        largest_id=max_id,
         ends=frozenset(np.unique(ends)[:2].tolist()),
     )
 
@@ -111,12 +111,14 @@ def _runs(layout: ShardLayout, data: Bytes, dtype: str) -> Iterator[Any]:
 
 
 def _last_tokens(layout: ShardLayout, data: Bytes, dtype: str) -> Int64:
-    """Return the last id of each document that is not empty."""
+    """Return the last ids of documents that are not empty."""
     width = np.dtype(dtype).itemsize
     starts = layout.document_starts
-    last = starts[1:][np.diff(starts) > 0] - 1
-    run = np.searchsorted(layout.run_tokens, last, side="right") - 1
-    offsets = layout.run_bytes[run] + (last - layout.run_tokens[run]) * width
+    last_positions = starts[1:][np.diff(starts) > 0] - 1
+    run_indices = np.searchsorted(layout.run_tokens, last_positions, side="right") - 1
+    offsets = (
+        layout.run_bytes[run_indices] + (last_positions - layout.run_tokens[run_indices]) * width
+    )
     octets = np.frombuffer(data, np.uint8)
-    picked = octets[offsets[:, None] + np.arange(width)]
-    return np.ascontiguousarray(picked).view(dtype).reshape(-1).astype(np.int64)
+    id_bytes = octets[offsets[:, None] + np.arange(width)]
+    return np.ascontiguousarray(id_bytes).view(dtype).reshape(-1).astype(np.int64)

@@ -15,7 +15,7 @@ from ..console.progress import Progress, Waiting, as_bytes
 from ..dataplane.storage import storage
 from ..dataplane.tokenizers.byte import END
 from .corpus.documents import DocumentReader
-from .corpus.inputs import find_files, with_standard_input
+from .corpus.inputs import find_files, store_standard_input
 from .corpus.read_stats import ReadStats
 from .files.input_file import File
 from .sources import cut
@@ -50,10 +50,10 @@ class TrainConfig:
     """fail: stop at a record that cannot be read; skip: leave it out."""
 
     def __post_init__(self) -> None:
-        least = 256 + len(self.special_tokens)
-        if self.vocab_size < least:
+        min_size = 256 + len(self.special_tokens)
+        if self.vocab_size < min_size:
             raise ValueError(
-                f"vocab_size is {self.vocab_size}; bytes and special tokens need {least}"
+                f"vocab_size is {self.vocab_size}; bytes and special tokens need {min_size}"
             )
         if self.sample_bytes < 1:
             raise ValueError(f"sample_bytes is {self.sample_bytes}; it must be at least 1")
@@ -69,7 +69,7 @@ def train(config: TrainConfig) -> Any:
         lambda: find_files(config.inputs, config.source, pipe=True),
         lambda: storage.check_writable(config.out, file=True),
     )
-    files = with_standard_input(files, config.source)
+    files = store_standard_input(files, config.source)
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer: Any = Tokenizer(models.BPE())
@@ -88,7 +88,7 @@ def train(config: TrainConfig) -> Any:
     )
     with ExitStack() as stack:
         label = f"counting words and merging, up to {config.vocab_size:,} tokens"
-        texts = _split(sample(files, config), lambda: stack.enter_context(Waiting(label)))
+        texts = _feed_trainer(sample(files, config), lambda: stack.enter_context(Waiting(label)))
         tokenizer.train_from_iterator(texts, trainer)
     size = tokenizer.get_vocab_size()
     if size < config.vocab_size:
@@ -97,9 +97,9 @@ def train(config: TrainConfig) -> Any:
     return tokenizer
 
 
-def _split(texts: Sequence[bytes], done: Callable[[], object]) -> Iterator[str]:
-    """Yield the texts as the trainer asks for them to split them into words, which takes most of
-    the time. Call `done` at the end: the trainer then merges, and reports nothing. (It asks for
+def _feed_trainer(texts: Sequence[bytes], done: Callable[[], object]) -> Iterator[str]:
+    """Yield texts while the trainer splits them into words, which takes most of the time; show
+    progress. Call `done` at the end: the trainer then merges, and reports nothing. (It asks for
     some hundred texts at once.)"""
     with Progress("splitting", total=sum(map(len, texts)), unit="B") as progress:
         for text in texts:
@@ -109,23 +109,23 @@ def _split(texts: Sequence[bytes], done: Callable[[], object]) -> Iterator[str]:
 
 
 def sample(files: Sequence[File], config: TrainConfig) -> list[bytes]:
-    """Return a sample of the corpus, in its order: the documents with the smallest hashes, up to
-    `sample_bytes` of text. The size is independent of the number and compression of the files, and
-    the sample is the same on every run. Equal documents count once."""
+    """Sample the corpus, in order: the documents with the smallest hashes, up to `sample_bytes` of
+    text. Number and compression of files do not change the sample's size, and every run takes the
+    same sample. Equal documents count once."""
     stats = ReadStats()
     chosen: list[tuple[int, int, bytes]] = []  # heap; the largest hash is removed first
-    held: set[int] = set()
+    digests: set[int] = set()
     size = 0
     for number, data in enumerate(_documents(files, config, stats)):
         digest = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
-        if digest in held:
+        if digest in digests:
             continue
         heapq.heappush(chosen, (-digest, number, data))
-        held.add(digest)
+        digests.add(digest)
         size += len(data)
         while size - len(chosen[0][2]) >= config.sample_bytes:
-            largest, _, dropped = heapq.heappop(chosen)
-            held.remove(-largest)
+            negative_digest, _, dropped = heapq.heappop(chosen)
+            digests.remove(-negative_digest)
             size -= len(dropped)
     if not chosen:
         raise InputError("the inputs have no text to train on")
@@ -143,7 +143,7 @@ def _documents(files: Sequence[File], config: TrainConfig, stats: ReadStats) -> 
     total = sum(file.size for file in files)
     with Progress("sampling", total=total, unit="B") as progress:
         for file in files:
-            whole = cut(file, config.source, file.size + 1, skip_bad=skip_bad)
-            for _, texts in reader.read(whole, stats):
+            slices = cut(file, config.source, file.size + 1, skip_bad=skip_bad)
+            for _, texts in reader.read(slices, stats):
                 yield from (text.encode() for text in texts.texts)
                 progress.advance(texts.size, documents=len(texts.texts))

@@ -1,8 +1,8 @@
 """Check a dataset against its manifest: every byte, every count.
 
 Every file that the manifest reaches is read and hashed: shards, shard tables, lists of inputs,
-digests of documents, the tokenizer's file and the index file of the shard format. A damaged shard
-is reported with the task that wrote it.
+document digests, the tokenizer's file and the shard format's index file. A damaged shard is
+reported with the task that wrote it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from functools import cached_property
 
 from ..console.errors import IntegrityError, UserError
 from ..console.progress import Progress
-from ..dataplane.datasets import fields, manifest, view
+from ..dataplane.datasets import fields, view
+from ..dataplane.datasets import manifest as manifests
 from ..dataplane.datasets.chunks import CHUNK_BYTES
 from ..dataplane.datasets.dataset import Dataset
 from ..dataplane.datasets.manifest import Manifest, Shard
@@ -23,7 +24,7 @@ from ..dataplane.storage import storage
 from ..dataplane.storage.verified import REBUILD, read_named
 from . import executors
 from .executors import ExecutorConfig
-from .read_shard import Bytes, hash_of, read_contents, read_shard
+from .read_shard import Bytes, hash_chunks, read_contents, read_shard
 
 REMOVE = "remove the damaged shards and run the build's command again: only their tasks are run"
 RUN_AGAIN = "run the build's command again: it writes the tokenizer's file and index.json again"
@@ -31,7 +32,7 @@ RUN_AGAIN = "run the build's command again: it writes the tokenizer's file and i
 
 @dataclass(frozen=True)
 class Damage:
-    """A damaged file of a dataset."""
+    """A damaged file in a dataset."""
 
     name: str
     what: str
@@ -54,18 +55,17 @@ class VerifyWorker:
 
     url: str
     checked: bool = False
-    """True for a view whose dataset has been checked: its shards and their fields are not read
-    again."""
+    """True for a view whose base has been checked: its shards and fields are not read again."""
     damaged: frozenset[str] = frozenset()
-    """Files of that dataset that are damaged."""
+    """Damaged files of the view's base."""
 
     @cached_property
-    def opened(self) -> Dataset:
+    def dataset(self) -> Dataset:
         return Dataset(self.url)
 
     @property
     def manifest(self) -> Manifest:
-        return self.opened.manifest
+        return self.dataset.manifest
 
     def __call__(self, shard: Shard) -> Iterator[ShardCheck]:
         if self.checked:
@@ -73,170 +73,181 @@ class VerifyWorker:
             yield ShardCheck(shard.size, self._view_damage(shard, sound=sound))
             return
         try:
-            what = self._problem(shard)
+            problem = self._find_problem(shard)
         except UserError as error:
-            what = error.what
+            problem = error.what
         name = self._place(shard.stored_name or shard.name)
-        damage = Damage(name, what, shard.task, self._hint(shard)) if what else None
+        damage = Damage(name, problem, shard.task, self._hint(shard)) if problem else None
         yield ShardCheck(shard.size, damage)
-        if (damage := self._view_damage(shard, sound=what is None)) is not None:
+        if (damage := self._view_damage(shard, sound=problem is None)) is not None:
             yield ShardCheck(0, damage)
         if (damage := self._fields_damage(shard)) is not None:
             yield ShardCheck(0, damage)
 
-    def _problem(self, shard: Shard) -> str | None:
-        held = self.manifest
+    def _find_problem(self, shard: Shard) -> str | None:
+        manifest = self.manifest
 
         def check(data: Bytes) -> Bytes:
             if len(data) != shard.size:
                 raise IntegrityError(f"it has {len(data):,} bytes instead of {shard.size:,}")
-            chunks, digest = hash_of(data)
+            chunks, digest = hash_chunks(data)
             if digest != shard.hash:
                 numbers = range(len(chunks) // 32)
-                bad = [k for k in numbers if _chunk(chunks, k) != _chunk(shard.chunks, k)]
-                places = ", ".join(f"{k * CHUNK_BYTES:,}" for k in bad[:5])
+                damaged_chunks = [
+                    k for k in numbers if _chunk_digest(chunks, k) != _chunk_digest(shard.chunks, k)
+                ]
+                places = ", ".join(f"{k * CHUNK_BYTES:,}" for k in damaged_chunks[:5])
                 raise IntegrityError(
                     f"its bytes differ from those that were written (in the chunks from {places})"
                 )
             return data
 
-        data = read_shard(self.opened.shards_url, shard, check)
-        contents = read_contents(data, held.format, held.dtype, shard.details)
-        whole = shard.details.get(view.KEY, vars(shard))
-        if (contents.documents, contents.tokens) != (whole["documents"], whole["tokens"]):
+        data = read_shard(self.dataset.shards_url, shard, check)
+        contents = read_contents(data, manifest.format, manifest.dtype, shard.details)
+        totals = shard.details.get(view.KEY, vars(shard))
+        if (contents.documents, contents.tokens) != (totals["documents"], totals["tokens"]):
             return (
                 f"it has {contents.documents:,} documents and {contents.tokens:,} tokens; the "
-                f"manifest says {whole['documents']:,} and {whole['tokens']:,}"
+                f"manifest says {totals['documents']:,} and {totals['tokens']:,}"
             )
-        if contents.largest_id >= held.tokenizer.vocab_size:
+        if contents.largest_id >= manifest.tokenizer.vocab_size:
             return (
                 f"it has the id {contents.largest_id}, but the vocabulary has only "
-                f"{held.tokenizer.vocab_size} ids"
+                f"{manifest.tokenizer.vocab_size} ids"
             )
-        end = held.tokenizer.end_of_document
+        end = manifest.tokenizer.end_of_document
         if end is not None and contents.ends - {end}:
             return f"a document ends with the id {min(contents.ends - {end})}, not with {end}"
         return None
 
     def _place(self, name: str) -> str:
-        """Return a file of a shard as a person finds it: with the URL of its dataset, if that is
-        another one."""
-        return name if self.opened.view is None else storage.join(self.opened.shards_url, name)
+        """Return a shard's file as a person finds it: for a view, with the base's URL."""
+        return name if self.dataset.view is None else storage.join(self.dataset.shards_url, name)
 
     def _hint(self, shard: Shard) -> str:
-        """Return how a file of a shard is repaired."""
-        if (of := self.opened.view) is not None:
-            return f"`tokenize verify {of.url}` says how to repair the dataset of the view"
+        """Return the hint for repairing a shard's file."""
+        if (base_view := self.dataset.view) is not None:
+            return f"`tokenize verify {base_view.url}` says how to repair the dataset of the view"
         return REMOVE if shard.task else REBUILD
 
     def _view_damage(self, shard: Shard, *, sound: bool) -> Damage | None:
-        """Return the damage of the file with a view's documents of a shard, or None.
+        """Check the file that says which documents of a shard a view has; return its damage.
 
-        Its sums can be compared if the shard is sound.
+        Its totals can be compared only if the shard is sound.
         """
-        if self.opened.view is None:
+        if self.dataset.view is None:
             return None
         try:
-            chosen = view.selection_of(self.url, shard)
+            selection = view.selection_of(self.url, shard)
             if sound:  # opening compares the sums
                 OpenShard(
-                    0, self.opened.file(shard), shard, self.manifest, self.opened.padding, chosen
+                    0,
+                    self.dataset.file(shard),
+                    shard,
+                    self.manifest,
+                    self.dataset.padding,
+                    selection,
                 )
         except UserError as error:
             return Damage(view.file_of(shard), error.what, hint=view.AGAIN)
         return None
 
     def _fields_damage(self, shard: Shard) -> Damage | None:
-        """Return the damage of the file that holds the fields of a shard's documents, or None."""
-        kept = self.manifest.kept_fields
+        """Check the file with the kept fields of a shard's documents; return its damage."""
+        kept_fields = self.manifest.kept_fields
         file = fields.file_of(shard)
         if file is None:
-            what = "it has no file of fields; the manifest names some" if kept else None
-            return Damage(self._place(shard.name), what, shard.task) if what else None
+            problem = "it has no file of fields; the manifest names some" if kept_fields else None
+            return Damage(self._place(shard.name), problem, shard.task) if problem else None
         try:
             documents = shard.details.get(view.KEY, vars(shard))["documents"]
-            reader = fields.FieldsReader(self.opened.shards_url, file)
+            reader = fields.FieldsReader(self.dataset.shards_url, file)
             table = reader.rows(0, documents)
-            what = None
-            if table.column_names != list(kept):
-                what = f"it has the fields {', '.join(table.column_names)}, not {', '.join(kept)}"
+            problem = None
+            if table.column_names != list(kept_fields):
+                names = ", ".join(table.column_names)
+                problem = f"it has the fields {names}, not {', '.join(kept_fields)}"
         except UserError as error:
-            what = error.what
-        return Damage(self._place(file.name), what, shard.task, self._hint(shard)) if what else None
+            problem = error.what
+        if problem is None:
+            return None
+        return Damage(self._place(file.name), problem, shard.task, self._hint(shard))
 
 
 def verify(url: str, engine: ExecutorConfig | None = None, *, deep: bool = False) -> list[Damage]:
-    """Return the damaged files of a dataset; `deep`: also those of the dataset that a view is of,
-    which the view may not use."""
-    held = manifest.load(url)
-    of = view.view_of(url, held)
-    view.check_dataset(url, of)
-    worker, below = VerifyWorker(url), list[Damage]()
-    if deep and of is not None:
-        below = verify(of.url, engine)
-        worker = VerifyWorker(url, True, frozenset(item.name for item in below))
-    damage = [found for name in held.files if (found := _file_damage(url, name, held))]
+    """Return a dataset's damaged files; with `deep`, also those of a view's base, even if the view
+    does not use them."""
+    manifest = manifests.load(url)
+    base_view = view.view_of(url, manifest)
+    view.check_dataset(url, base_view)
+    worker, base_damage = VerifyWorker(url), list[Damage]()
+    if deep and base_view is not None:
+        base_damage = verify(base_view.url, engine)
+        worker = VerifyWorker(url, True, frozenset(item.name for item in base_damage))
+    damage = [item for name in manifest.files if (item := _file_damage(url, name, manifest))]
     damaged = {item.name for item in damage}
     shards: list[Shard] = []
-    for number, generation in enumerate(held.generations):
+    for number, generation in enumerate(manifest.generations):
         if generation.table in damaged:
             continue
-        table = manifest.load_table(url, generation)
+        table = manifests.load_table(url, generation)
         shards += table
-        sums = manifest.totals(table)
-        if any(getattr(generation, name) != total for name, total in sums.items()):
-            what = f"the totals of generation {number} do not match its shards"
-            damage.append(Damage(generation.table, what))
+        totals = manifests.totals(table)
+        if any(getattr(generation, name) != total for name, total in totals.items()):
+            message = f"the totals of generation {number} do not match its shards"
+            damage.append(Damage(generation.table, message))
     total = sum(shard.size for shard in shards)
     with Progress("verifying", total=total, unit="B") as progress:
-        for checked in executors.run(engine or ExecutorConfig(), worker, shards):
-            progress.advance(checked.size)
-            if checked.damage:
-                damage.append(checked.damage)
-    format = shard_format(held.format)
-    if format.index_name is not None and of is None and not damage:
-        problem = _index_problem(url, held, shards)
+        for check in executors.run(engine or ExecutorConfig(), worker, shards):
+            progress.advance(check.size)
+            if check.damage:
+                damage.append(check.damage)
+    format = shard_format(manifest.format)
+    if format.index_name is not None and base_view is None and not damage:
+        problem = _index_problem(url, manifest, shards)
         damage += [Damage(format.index_name, problem, hint=RUN_AGAIN)] if problem else []
-    if of is not None:
-        damage += [replace(item, name=storage.join(of.url, item.name)) for item in below]
+    if base_view is not None:
+        damage += [
+            replace(item, name=storage.join(base_view.url, item.name)) for item in base_damage
+        ]
     return sorted(damage, key=lambda item: item.name)
 
 
-def _file_damage(url: str, name: str, held: Manifest) -> Damage | None:
-    """Return the damage of a file that is named by its content, or None."""
+def _file_damage(url: str, name: str, manifest: Manifest) -> Damage | None:
+    """Check a file named by its content; return its damage."""
     try:
         read_named(url, name)
     except UserError as error:
         hint = REBUILD
-        if view.KEY in held.settings:
+        if view.KEY in manifest.settings:
             hint = view.AGAIN
-        elif name == held.tokenizer.spec.get("file") and not held.settings.get("indexed"):
+        elif name == manifest.tokenizer.spec.get("file") and not manifest.settings.get("indexed"):
             hint = RUN_AGAIN
         return Damage(name, error.what, hint=hint)
     return None
 
 
-def _index_problem(url: str, held: Manifest, shards: list[Shard]) -> str | None:
-    """Return what is wrong with the index file of the shard format, or None. The index of an
-    external dataset is not of our making: only its readers can judge it."""
-    format = shard_format(held.format)
+def _index_problem(url: str, manifest: Manifest, shards: list[Shard]) -> str | None:
+    """Return the problem of the shard format's index file, or None. Other programs write the index
+    of an external dataset: only its readers can judge it."""
+    format = shard_format(manifest.format)
     assert format.index_name is not None
-    if storage.is_local(url) and (what := format.index_problem(storage.local_path(url), shards)):
-        return what
-    if "compression" not in held.settings:  # no build wrote the dataset
+    if storage.is_local(url) and (problem := format.index_problem(storage.local_path(url), shards)):
+        return problem
+    if "compression" not in manifest.settings:  # no build wrote the dataset
         return None
-    made = format.index(
+    expected = format.index(
         shards,
-        dtype=held.dtype,
-        weighted=held.weights is not None,
-        compression=held.settings["compression"],
+        dtype=manifest.dtype,
+        weighted=manifest.weights is not None,
+        compression=manifest.settings["compression"],
     )
-    if storage.read(storage.join(url, format.index_name)) != made:
+    if storage.read(storage.join(url, format.index_name)) != expected:
         return "its bytes differ from those that the build writes"
     return None
 
 
-def _chunk(chunks: bytes, number: int) -> bytes:
+def _chunk_digest(chunks: bytes, number: int) -> bytes:
     return chunks[32 * number : 32 * number + 32]
 
 

@@ -19,8 +19,8 @@ from headrace.tokenize.cli import main
 from headrace.tokenize.contamination import (
     Contamination,
     ContaminationConfig,
-    contamination,
-    joined,
+    find_contamination,
+    join_hits,
 )
 from headrace.tokenize.corpus.evaluations import EvaluationConfig
 from headrace.tokenize.corpus.ngrams import Hit
@@ -47,7 +47,7 @@ def dataset(tmp_path: Path, run_build: Callable[..., Path]) -> Path:
 def search(dataset: Path, evals: list[Path], engine: ExecutorConfig) -> Contamination:
     names = tuple(map(str, evals))
     config = EvaluationConfig(evaluations=names, ngram=N, fields=("text",))
-    return contamination(
+    return find_contamination(
         ContaminationConfig(dataset=str(dataset), evaluations=config, engine=engine)
     )
 
@@ -97,7 +97,7 @@ def test_the_places_are_those_of_sets(dataset: Path, evals: list[Path], workers:
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 1)), max_size=12))
 def test_joined_runs_cover_the_same_words(places: list[tuple[int, int]]) -> None:
     hits = [Hit(0, word, 3, evaluation, 0) for word, evaluation in sorted(set(places))]
-    runs = joined(hits)
+    runs = join_hits(hits)
     for evaluation in (0, 1):
         words = [h.word + k for h in hits if h.evaluation == evaluation for k in range(3)]
         parts = [range(r.word, r.word + r.words) for r in runs if r.evaluation == evaluation]

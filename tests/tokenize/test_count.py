@@ -16,11 +16,11 @@ from headrace.tokenize.chat.config import ChatConfig
 from headrace.tokenize.count import (
     PIECE_CHARACTERS,
     Counts,
-    as_data,
     count,
+    cut_pieces,
     describe,
-    pieces_of,
-    student,
+    make_json_data,
+    student_quantile,
 )
 
 TALK = {"prompt": "q", "response": "answer"}
@@ -48,7 +48,7 @@ def test_count_of_conversations_is_that_of_their_build(tmp_path: Path) -> None:
     counts = count(talks)
     [held] = build(replace(talks, out=str(tmp_path / "out"))).values()
     assert (counts.tokens, counts.error, counts.documents) == (held.tokens, 0, 3)
-    assert as_data(counts)["learnt_tokens"] == 3 * len("assistant:answer\n")
+    assert make_json_data(counts)["learnt_tokens"] == 3 * len("assistant:answer\n")
     assert "51 tokens with a loss (68.0%)" in describe(counts)
     with pytest.raises(MisuseError, match="--chat has whole conversations"):
         count(talks, 0.5)
@@ -63,7 +63,7 @@ def test_count_of_a_whole_corpus(tmp_path: Path) -> None:
     assert (counts.tokens, counts.error) == (size + 301, 0)
     assert sum(counts.histogram) == 301
     assert counts.histogram[1] == 1  # é: two tokens
-    data = as_data(counts)
+    data = make_json_data(counts)
     assert data["bytes_per_token"] == pytest.approx(size / (size + 301))
     assert "█" in describe(counts)
     assert not (tmp_path / "nowhere").exists()
@@ -127,7 +127,7 @@ def test_equal_documents_are_sampled_independently(tmp_path: Path) -> None:
 @settings(deadline=None)
 @given(text=st.text("ab \n水", min_size=1, max_size=300), size=st.integers(2, 50))
 def test_pieces_join_to_their_text(text: str, size: int) -> None:
-    pieces = list(pieces_of(text, size))
+    pieces = list(cut_pieces(text, size))
     assert "".join(pieces) == text
     assert all(0 < len(piece) <= size for piece in pieces)
 
@@ -138,7 +138,7 @@ def test_a_small_sample_has_no_error_estimate(tmp_path: Path) -> None:
         count(config(path), 1e-9)
     few = count(config(path), 0.5)
     assert 2 <= few.sampled < 20 and few.error is None
-    assert as_data(few)["tokens_error"] is None and "error unknown" in describe(few)
+    assert make_json_data(few)["tokens_error"] is None and "error unknown" in describe(few)
     one = write_jsonl(tmp_path / "b.jsonl", texts(1))
     assert count(config(one)).documents == 1
 
@@ -157,7 +157,7 @@ def test_a_text_that_cannot_be_tokenized_is_a_bad_record(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("freedom, point", [(29, 2.045), (50, 2.009), (100, 1.984)])
 def test_student_s_distribution(freedom: int, point: float) -> None:
-    assert student(freedom) == pytest.approx(point, abs=0.001)
+    assert student_quantile(freedom) == pytest.approx(point, abs=0.001)
 
 
 def test_billions_of_bytes_are_gigabytes() -> None:

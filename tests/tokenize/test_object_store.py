@@ -27,7 +27,7 @@ from headrace.dataplane.storage import storage
 from headrace.tokenize.builder.build import BuildConfig, build
 from headrace.tokenize.card import card
 from headrace.tokenize.chat.config import ChatConfig
-from headrace.tokenize.contamination import ContaminationConfig, contamination
+from headrace.tokenize.contamination import ContaminationConfig, find_contamination
 from headrace.tokenize.corpus.evaluations import EvaluationConfig
 from headrace.tokenize.neardup.find import NeardupConfig, find_neardups
 from headrace.tokenize.sources.fields import KeptField
@@ -163,7 +163,7 @@ def document_steps(root: str) -> list[object]:
         )
     )
     packed = pack(PackConfig(dataset=f"{root}/view", length=512, out=f"{root}/packed", engine=ONE))
-    found = contamination(
+    found = find_contamination(
         ContaminationConfig(dataset=f"{root}/documents", evaluations=evaluations, engine=ONE)
     )
     return [

@@ -1,4 +1,4 @@
-"""A build: tasks that turn a corpus into shards, and the commit of a dataset.
+"""A build: tasks turn a corpus into shards, a commit makes them a dataset.
 
 from headrace.tokenize.builder.build import BuildConfig, build
 

@@ -1,4 +1,4 @@
-"""Build a dataset: find the files, cut them into tasks, run unfinished tasks, commit the manifest.
+"""Build a dataset: find files, cut them into tasks, run unfinished tasks, commit the manifest.
 
     inputs → files → slices → tasks → shards → shard table → manifest
 
@@ -27,36 +27,42 @@ from ...dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
 from ...dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
 from .. import executors, sources
 from ..chat.config import ChatConfig
-from ..corpus.decontaminate import Action, StoredEvaluations
+from ..corpus.decontaminate import ContaminationAction, StoredEvaluations
 from ..corpus.drop_files import read_lists
 from ..corpus.drop_list import StoredDrops
 from ..corpus.evaluations import EvaluationConfig, read_evaluations
-from ..corpus.field_types import with_types
+from ..corpus.field_types import resolve_types
 from ..corpus.filters import Filter
-from ..corpus.inputs import find_files, with_standard_input
+from ..corpus.inputs import find_files, store_standard_input
 from ..executors import ExecutorConfig
 from ..files.file_hashes import hash_files
 from ..files.input_file import File
+from ..files.standard_input import ARGUMENTS as STDIN_ARGUMENTS
 from ..files.standard_input import FOLDER as STDIN
-from ..files.standard_input import WORDS as STDIN_WORDS
 from ..sources.format import OnError, Slice, SourceConfig
-from .buckets import BucketWorker, bucket_count, bucket_tasks
+from .buckets import BucketWorker, count_buckets, plan_bucket_tasks
 from .commit import BuildResult, commit, write_derived_files
 from .dedup import DigestWorker, find_duplicates
 from .drops import check_drops, check_ids
 from .fim import FimConfig, check_tokenizer
 from .garbage import FOLDERS, remove_garbage
-from .generations import existing, files_of, kept_types, missing, new_files
+from .generations import (
+    find_generation_files,
+    find_missing_shards,
+    load_kept_types,
+    load_or_start,
+    select_new_files,
+)
 from .lock import BuildLock
 from .settings import DROPS, LOCKS, WORK, BuildJob, dataset_url, work_url
-from .shuffle import GatherWorker, gather_tasks, spills_of
+from .shuffle import GatherWorker, collect_spills, plan_gather_tasks
 from .task_state import TaskState
 from .tasks import Task, TokenizeWorker
 
 log = get_logger(__name__)
 
 SMALL_SHARD, MANY_SHARDS = 1 << 20, 1000
-"""A smaller shard, of which a build makes more, is named in a warning."""
+"""A build warns about shards below this size if it makes more than this many."""
 SPLIT_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -102,7 +108,7 @@ class BuildConfig:
     """Keyword arguments of the filter."""
     decontaminate: EvaluationConfig | None = None
     """Evaluations that documents must not contain."""
-    contaminated: Action = "drop"
+    contaminated: ContaminationAction = "drop"
     """drop: leave out documents with an n-gram of an evaluation; cut: cut the n-grams out."""
     chat: ChatConfig | None = None
     """The chat template by which records become conversations, and what is learnt of them."""
@@ -149,7 +155,7 @@ class BuildConfig:
                     f"shuffle_memory is {self.shuffle_memory:,}; it must be at least four times "
                     f"shard_size, {4 * self.shard_size:,}"
                 )
-        piped = not {*STDIN_WORDS}.isdisjoint(self.inputs)
+        piped = not {*STDIN_ARGUMENTS}.isdisjoint(self.inputs)
         if piped and self.engine.kind == "ray" and not storage.is_local(self.out):
             raise ValueError("standard input is kept on this machine, where other nodes need it")
         if self.max_document_tokens is not None and self.max_document_tokens < 2:
@@ -178,7 +184,7 @@ class BuildConfig:
 
 
 def check_splits(splits: Mapping[str, float]) -> None:
-    """Raise ValueError for a name that a build uses for another folder, or an invalid fraction."""
+    """Raise ValueError for an invalid fraction, or a name that is another folder of a build."""
     for name in splits:
         if name == "train":
             raise ValueError("`train` is the name of the rest, which no split gets")
@@ -193,70 +199,76 @@ def check_splits(splits: Mapping[str, float]) -> None:
 
 
 def build(config: BuildConfig) -> dict[str, Manifest]:
-    """Build what is missing; return the manifest of each dataset by URL."""
+    """Build whatever is missing; return the datasets' manifests by URL."""
     tokenizer, inputs, _, drops, rule, evaluations = run_all(
         lambda: load_tokenizer(config),
         lambda: find_files(config.inputs, config.source, config.out, pipe=True),
         lambda: storage.check_writable(config.out),
         lambda: read_lists(config.drop) if config.drop else None,
-        lambda: Filter.of(config.filter, config.filter_settings) if config.filter else None,
+        lambda: Filter.load(config.filter, config.filter_settings) if config.filter else None,
         lambda: read_evaluations(config.decontaminate) if config.decontaminate else None,
     )
     if drops is not None:
         check_ids(drops, inputs, config.source)
     if config.fim is not None:
         check_tokenizer(config.fim, tokenizer)
-    inputs = with_standard_input(inputs, config.source, work_url(config.out.rstrip("/"), STDIN))
-    size = sum(file.size for file in inputs)
-    if config.shard_size < SMALL_SHARD and size > MANY_SHARDS * config.shard_size:
+    inputs = store_standard_input(inputs, config.source, work_url(config.out.rstrip("/"), STDIN))
+    corpus_bytes = sum(file.size for file in inputs)
+    if config.shard_size < SMALL_SHARD and corpus_bytes > MANY_SHARDS * config.shard_size:
         log.warning(
             "--shard-size %s makes up to %s files, of a few documents each; the default is 64Mi",
             as_bytes(config.shard_size),
-            human(size // config.shard_size),
+            human(corpus_bytes // config.shard_size),
         )
-    if size >= bpe.FEW and isinstance(tokenizer, BpeTokenizer) and tokenizer.slow_because:
+    if corpus_bytes >= bpe.FEW and isinstance(tokenizer, BpeTokenizer) and tokenizer.slow_because:
         log.warning("using the slower `tokenizers` library: %s", tokenizer.slow_because)
     if config.source.keep:
-        known = kept_types(config.out.rstrip("/"), job_of(config, tokenizer).outputs)
-        config = replace(config, source=with_types(config.source, inputs, known))
-    config = with_conversations(config, tokenizer, inputs)
-    job = replace(job_of(config, tokenizer), filter=rule)
+        known_types = load_kept_types(config.out.rstrip("/"), make_job(config, tokenizer).outputs)
+        config = replace(config, source=resolve_types(config.source, inputs, known_types))
+    config = add_conversations(config, tokenizer, inputs)
+    job = replace(make_job(config, tokenizer), filter=rule)
     with BuildLock(work_url(job.url, LOCKS)) as lock:
         if drops is not None:
-            stored = StoredDrops.write(drops, work_url(job.url), DROPS)
-            job = replace(job, drops=stored)
+            stored_drops = StoredDrops.write(drops, work_url(job.url), DROPS)
+            job = replace(job, drops=stored_drops)
         if evaluations is not None:
-            held = StoredEvaluations.write(
+            stored_evaluations = StoredEvaluations.write(
                 evaluations, config.contaminated, work_url(job.url), DROPS
             )
-            job = replace(job, evaluations=held)
-        manifests = {name: existing(job, name, tokenizer) for name in job.outputs}
+            job = replace(job, evaluations=stored_evaluations)
+        manifests = {name: load_or_start(job, name, tokenizer) for name in job.outputs}
         hashed = hash_files(inputs, rehash=config.rehash)
         inputs = hashed.files
-        last = job.outputs[0]  # the dataset that is committed after the others
-        ahead = max(manifests, key=lambda name: len(manifests[name].generations))
+        main_output = job.outputs[0]  # the dataset that is committed after the others
+        newest_output = max(manifests, key=lambda name: len(manifests[name].generations))
 
         def append(files: Sequence[File]) -> dict[str, Manifest]:
-            """Append a generation made of these files to each dataset."""
-            made = make(config, job, files, manifests[last].generations)
+            """Append a generation with these files to every dataset."""
+            result = run_tasks(config, job, files, manifests[main_output].generations)
             hashed.check_unchanged(files)
-            check_drops(job, files, made, manifests[last])
+            check_drops(job, files, result, manifests[main_output])
             lock.check()
-            return commit(job, tokenizer, files, made, manifests)
+            return commit(job, tokenizer, files, result, manifests)
 
-        for number, tasks in missing(job, manifests).items():
-            files = files_of(job, ahead, manifests[ahead].generations[number], inputs)
+        for number, tasks in find_missing_shards(job, manifests).items():
+            files = find_generation_files(
+                job, newest_output, manifests[newest_output].generations[number], inputs
+            )
             log.warning("rebuilding lost shards of generation %d (%d tasks)", number, len(tasks))
             for task in tasks:
                 TaskState.delete(job.url, task)  # a state that says its lost shards are finished
-            make(config, job, files, manifests[last].generations[:number], only=tasks)
+            run_tasks(config, job, files, manifests[main_output].generations[:number], only=tasks)
             hashed.check_unchanged(files)
-        finished = len(manifests[last].generations)
-        if len(manifests[ahead].generations) > finished:
-            # Killed between two manifests: some of the datasets have this generation already.
-            log.warning("finishing generation %d first", finished)
-            manifests = append(files_of(job, ahead, manifests[ahead].generations[finished], inputs))
-        if files := new_files(inputs, job, manifests[last]):
+        num_finished = len(manifests[main_output].generations)
+        if len(manifests[newest_output].generations) > num_finished:
+            # Killed between two manifests: some datasets have this generation already.
+            log.warning("finishing generation %d first", num_finished)
+            manifests = append(
+                find_generation_files(
+                    job, newest_output, manifests[newest_output].generations[num_finished], inputs
+                )
+            )
+        if files := select_new_files(inputs, job, manifests[main_output]):
             manifests = append(files)
         else:
             log.info("nothing to do: %s already has every input", config.out)
@@ -265,23 +277,23 @@ def build(config: BuildConfig) -> dict[str, Manifest]:
         return {dataset_url(job.url, name): manifests[name] for name in job.outputs}
 
 
-def make(
+def run_tasks(
     config: BuildConfig,
     job: BuildJob,
     files: Sequence[File],
     earlier: Sequence[Generation],
     only: Collection[str] | None = None,
 ) -> BuildResult:
-    """Run the unfinished tasks that turn files into shards, or those of them in `only`."""
+    """Run unfinished tasks that turn files into shards; `only` limits which."""
     if job.shuffle_memory is not None:
-        packed = sum(file.size for file in files if file.compression)
-        plain = sum(file.size for file in files) - packed
-        width = np.dtype(id_type(job.tokenizer.vocab_size)).itemsize
-        job = replace(job, buckets=bucket_count(job, plain, packed, width))
+        compressed_bytes = sum(file.size for file in files if file.compression)
+        plain_bytes = sum(file.size for file in files) - compressed_bytes
+        id_bytes = np.dtype(id_type(job.tokenizer.vocab_size)).itemsize
+        job = replace(job, buckets=count_buckets(job, plain_bytes, compressed_bytes, id_bytes))
     tasks = cut(files, config, job)
-    idle = executors.local_workers(config.engine) - len(tasks)
-    if idle > 0 and any(file.compression and file.size > config.slice_size for file in files):
-        log.info("idle workers: %d (one worker reads a whole compressed file)", idle)
+    num_idle = executors.local_workers(config.engine) - len(tasks)
+    if num_idle > 0 and any(file.compression and file.size > config.slice_size for file in files):
+        log.info("idle workers: %d (one worker reads a whole compressed file)", num_idle)
     digests: list[bytes] = []
     if job.dedup:
         tasks, digests = deduplicate(config, job, tasks, earlier)
@@ -292,12 +304,12 @@ def make(
     if job.seed is None:
         return BuildResult(states, states, digests)
     through_buckets = job.buckets is not None
-    spills = spills_of(job, states)
-    parts = (bucket_tasks if through_buckets else gather_tasks)(job, spills)
-    gathers = [task for task in parts if only is None or task.id in only]
+    spills = collect_spills(job, states)
+    shard_tasks = (plan_bucket_tasks if through_buckets else plan_gather_tasks)(job, spills)
+    unfinished = [task for task in shard_tasks if only is None or task.id in only]
     worker = (BucketWorker if through_buckets else GatherWorker)(job, spills)
-    run(config, "shuffling", worker, gathers)
-    gathered = [TaskState.load(job.url, task.id, [task.output]) for task in gathers]
+    run(config, "shuffling", worker, unfinished)
+    gathered = [TaskState.load(job.url, task.id, [task.output]) for task in unfinished]
     return BuildResult(states, gathered, digests)
 
 
@@ -307,13 +319,13 @@ def load_tokenizer(config: BuildConfig) -> Tokenizer:
     return bpe.load(config.tokenizer, config.bpe or BpeConfig())
 
 
-def with_conversations(
+def add_conversations(
     config: BuildConfig, tokenizer: Tokenizer, inputs: Sequence[File]
 ) -> BuildConfig:
-    """Return the configuration with the rule by which records become conversations, if they do."""
+    """Add the chat template to the configuration, if records are conversations."""
     if config.chat is None:
         return config
-    from ..chat.find import chat_of  # imports jinja2
+    from ..chat.find import load_chat  # imports jinja2
 
     for file in inputs:
         if "chat" not in sources.corpus_format(file.format).settings:
@@ -321,11 +333,11 @@ def with_conversations(
                 f"--chat reads JSON lines, Parquet and Arrow, and {file.name} is {file.format}",
                 hint="convert the file to JSON lines, or build it at another URL",
             )
-    chat = chat_of(config.chat, tokenizer, config.tokenizer)
+    chat = load_chat(config.chat, tokenizer, config.tokenizer)
     return replace(config, source=replace(config.source, chat=chat))
 
 
-def job_of(config: BuildConfig, tokenizer: Tokenizer) -> BuildJob:
+def make_job(config: BuildConfig, tokenizer: Tokenizer) -> BuildJob:
     out = config.out.rstrip("/")
     return BuildJob(
         url=out,
@@ -346,42 +358,44 @@ def job_of(config: BuildConfig, tokenizer: Tokenizer) -> BuildJob:
 
 
 def cut(files: Sequence[File], config: BuildConfig, job: BuildJob) -> list[Task]:
-    """Cut files into tasks: a large file into several, small files together into one."""
+    """Cut files into tasks: large files into several, small files together into one."""
     tasks: list[Task] = []
-    together: list[Slice] = []
-    total = 0
+    task_slices: list[Slice] = []
+    task_bytes = 0
     size = config.slice_size if job.buckets is None else max(config.slice_size, job.spill_size)
     for file in files:
-        for part in sources.cut(file, job.source, size, skip_bad=job.skip_bad):
-            if together and total + part.size > size:
-                tasks.append(Task.of(together, job))
-                together, total = [], 0
-            together.append(part)
-            total += part.size
-    if together:
-        tasks.append(Task.of(together, job))
+        for file_slice in sources.cut(file, job.source, size, skip_bad=job.skip_bad):
+            if task_slices and task_bytes + file_slice.size > size:
+                tasks.append(Task.make(task_slices, job))
+                task_slices, task_bytes = [], 0
+            task_slices.append(file_slice)
+            task_bytes += file_slice.size
+    if task_slices:
+        tasks.append(Task.make(task_slices, job))
     return tasks
 
 
 def deduplicate(
     config: BuildConfig, job: BuildJob, tasks: Sequence[Task], earlier: Sequence[Generation]
 ) -> tuple[list[Task], list[bytes]]:
-    """Return the same tasks with their duplicates, and the digests of the kept documents."""
+    """Return tasks that leave out duplicates, and the digests of kept documents."""
     run(config, "comparing", DigestWorker(job), tasks)
     url = dataset_url(job.url, job.outputs[0])
-    before = [
-        read_named(url, name) for generation in earlier for name in generation.provenance["digests"]
+    earlier_digests = [
+        read_named(url, drops_file)
+        for generation in earlier
+        for drops_file in generation.provenance["digests"]
     ]
-    result = find_duplicates(job, tasks, before)
-    reduced = []
+    result = find_duplicates(job, tasks, earlier_digests)
+    tasks_without_duplicates = []
     for task, numbers in zip(tasks, result.drops, strict=True):
-        name = write_named(work_url(job.url), DROPS, "bin", numbers.tobytes())
-        reduced.append(Task.of(task.slices, job, name))
-    return reduced, result.digests
+        drops_file = write_named(work_url(job.url), DROPS, "bin", numbers.tobytes())
+        tasks_without_duplicates.append(Task.make(task.slices, job, drops_file))
+    return tasks_without_duplicates, result.digests
 
 
 def run(config: BuildConfig, label: str, function: Any, tasks: Sequence[Any]) -> None:
-    """Run tasks, and show their progress."""
+    """Run tasks and show progress."""
     total = sum(task.size for task in tasks)
     with Progress(label, total=total, unit="B") as progress:
         for event in executors.run(config.engine, function, tasks):

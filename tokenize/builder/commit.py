@@ -1,9 +1,8 @@
-"""Commit a build: append a generation with the finished shards to each dataset.
+"""Commit a build: append a generation with the finished shards to every dataset.
 
-The shards exist already. The shard table and the files that the manifest refers to are written
-next; the manifest is written after them and makes the generation visible. Last, formats that have
-an index file for other readers (index.json of MDS) get it, made from the manifest, and a damaged
-file of the tokenizer is written again.
+The shards exist already. Next come the shard table and the files to which the manifest refers; then
+the manifest, which makes the generation visible. Last, formats with an index file for other readers
+(index.json of MDS) get it from the manifest, and a damaged tokenizer file is written again.
 """
 
 from __future__ import annotations
@@ -34,52 +33,52 @@ from .task_state import TaskState
 log = get_logger(__name__)
 
 EMPTY = ("duplicates", "empty documents", "files without documents")
-"""Counts of inputs that give a dataset no document, besides bad and dropped documents."""
+"""Counts that explain an empty dataset, besides bad and dropped documents."""
 
 
 @dataclass(frozen=True)
 class BuildResult:
-    """States of the finished tasks of a build."""
+    """A build's finished tasks."""
 
     read: Sequence[TaskState]
-    """States of the tasks that read the corpus: their counts go into the manifest."""
+    """Tasks that read the corpus: their counts go into the manifest."""
     written: Sequence[TaskState]
-    """States of the tasks that wrote the shards."""
+    """Tasks that wrote the shards."""
     digests: Sequence[bytes]
-    """Digests of the documents that deduplication kept."""
+    """Document digests that deduplication kept."""
 
 
 def commit(
     job: BuildJob,
     tokenizer: Tokenizer,
     files: Sequence[File],
-    made: BuildResult,
-    before: dict[str, Manifest],
+    result: BuildResult,
+    manifests: dict[str, Manifest],
 ) -> dict[str, Manifest]:
-    """Append a generation to each dataset, in reverse order of `job.outputs`; return the manifests
-    by name."""
-    assert all(state.done for state in [*made.read, *made.written])
-    counts: Counter[str] = sum((state.stats.counts for state in made.read), Counter())
-    problems = [line for state in made.read for line in state.stats.problems]
+    """Append a generation to every dataset, in reverse order of `job.outputs`; return manifests by
+    output."""
+    assert all(state.done for state in [*result.read, *result.written])
+    counts: Counter[str] = sum((state.stats.counts for state in result.read), Counter())
+    problems = [line for state in result.read for line in state.stats.problems]
     for line in problems[:20]:
         log.warning("left out: %s", line)
-    if (more := sum(state.stats.bad for state in made.read) - 20) > 0:
-        log.warning("left out: %d more (`tokenize inspect` shows their count)", more)
-    notes = [line for state in made.read for line in state.stats.notes]
+    if (num_hidden := sum(state.stats.bad for state in result.read) - 20) > 0:
+        log.warning("left out: %d more (`tokenize inspect` shows their count)", num_hidden)
+    notes = [line for state in result.read for line in state.stats.notes]
     for line in notes[:5]:
         log.info("%s", line)
     shards = {
         name: [
             shard
-            for state in made.written
+            for state in result.written
             if name in state.outputs
             for shard in state.outputs[name].shards
         ]
         for name in job.outputs
     }
     for name in job.outputs:
-        if not shards[name] and not before[name].generations:
-            raise _no_documents(dataset_url(job.url, name), counts, any(shards.values()))
+        if not shards[name] and not manifests[name].generations:
+            raise _no_documents_error(dataset_url(job.url, name), counts, any(shards.values()))
     results = {}
     for name in reversed(job.outputs):
         url = dataset_url(job.url, name)
@@ -91,39 +90,39 @@ def commit(
             "versions": _versions(job),
         }
         if job.evaluations is not None:
-            provenance["evaluations"] = [asdict(each) for each in job.evaluations.read]
+            provenance["evaluations"] = [asdict(summary) for summary in job.evaluations.read]
         if job.dedup:
             provenance["digests"] = [
-                write_named(url, "tables", "digests", data) for data in made.digests
+                write_named(url, "tables", "digests", data) for data in result.digests
             ]
-        results[name] = _append(job, name, tokenizer, before[name], shards[name], provenance)
+        results[name] = _append(job, name, tokenizer, manifests[name], shards[name], provenance)
     return results
 
 
-def _no_documents(url: str, counts: Counter[str], others: bool) -> InputError:
-    """Return the error of a dataset without documents, with the counts of those that were read;
-    `others` says whether other splits of the build have documents."""
-    without = {
+def _no_documents_error(url: str, counts: Counter[str], other_splits: bool) -> InputError:
+    """Return the error for a dataset without documents, with counts of documents read.
+    `other_splits`: other splits of the build have documents."""
+    drop_counts = {
         name: count
         for name, count in sorted(counts.items())
         if name.startswith((BAD, DROPPED)) or name in EMPTY
     }
-    if others:
+    if other_splits:
         hint = "choose other fractions of the splits, or name more inputs"
-    elif without:
+    elif drop_counts:
         hint = "correct what leaves the documents out, or name other inputs"
     else:
         hint = "check that the inputs have documents"
-    shown = {"documents read": counts["documents read"], **without}
-    listed = "; ".join(f"{name}: {count:,}" for name, count in shown.items())
-    return InputError(f"no documents for {url} ({listed})", hint=hint)
+    counts_shown = {"documents read": counts["documents read"], **drop_counts}
+    count_list = "; ".join(f"{name}: {count:,}" for name, count in counts_shown.items())
+    return InputError(f"no documents for {url} ({count_list})", hint=hint)
 
 
 def write_derived_files(job: BuildJob, manifests: Mapping[str, Manifest]) -> None:
-    """Write the files that a build can always write again, where they are missing or damaged: the
-    tokenizer's, and the index file that the shard format has for other readers."""
+    """Write missing or damaged files that a build can always derive: the tokenizer's, and the index
+    file that some shard formats have for other readers."""
     format = shard_format(job.format)
-    for name, held in manifests.items():
+    for name, dataset_manifest in manifests.items():
         url = dataset_url(job.url, name)
         for file, data in job.tokenizer_files.items():
             _write_if_different(storage.join(url, file), data)
@@ -131,40 +130,42 @@ def write_derived_files(job: BuildJob, manifests: Mapping[str, Manifest]) -> Non
             continue
         shards = [
             shard
-            for generation in held.generations
+            for generation in dataset_manifest.generations
             for shard in manifest.load_table(url, generation)
         ]
         data = format.index(
             shards,
-            dtype=held.dtype,
-            weighted=held.weights is not None,
+            dtype=dataset_manifest.dtype,
+            weighted=dataset_manifest.weights is not None,
             compression=job.compression,
         )
         _write_if_different(storage.join(url, format.index_name), data)
 
 
-def _write_if_different(where: str, data: bytes) -> None:
-    if not storage.exists(where) or storage.read(where) != data:
-        storage.write(where, data)
+def _write_if_different(url: str, data: bytes) -> None:
+    if not storage.exists(url) or storage.read(url) != data:
+        storage.write(url, data)
 
 
 def _append(
     job: BuildJob,
     output: str,
     tokenizer: Tokenizer,
-    old: Manifest,
+    previous: Manifest,
     shards: Sequence[Shard],
     provenance: dict[str, Any],
 ) -> Manifest:
     url = dataset_url(job.url, output)
     inputs = provenance["inputs"]["hash"]
-    if any(made.provenance["inputs"]["hash"] == inputs for made in old.generations):
-        return old  # committed already, before the build was killed
-    new = old.append(manifest.write_generation(url, shards, provenance))
+    if any(
+        generation.provenance["inputs"]["hash"] == inputs for generation in previous.generations
+    ):
+        return previous  # committed already, before the build was killed
+    appended = previous.append(manifest.write_generation(url, shards, provenance))
     for name, data in tokenizer.files.items():
         storage.write(storage.join(url, name), data)
-    manifest.save(url, new)
-    return new
+    manifest.save(url, appended)
+    return appended
 
 
 def _save_inputs(url: str, files: Sequence[File]) -> dict[str, Any]:

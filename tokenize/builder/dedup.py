@@ -1,12 +1,12 @@
 """Exact deduplication: keep the first of byte-equal documents.
 
-    1. each task saves the digests of its documents         (tasks, in parallel)
+    1. tasks save the digests of their documents            (in parallel)
     2. sort the digests; all but the first of equal ones
        are duplicates                                       (here, one range of digests at a time)
-    3. each task leaves out its duplicates                  (when it tokenizes)
+    3. tasks leave out duplicates                           (when they tokenize)
 
-"First" is defined by the order of generations and of the corpus, never by the speed of workers.
-The digests of the kept documents are stored beside the dataset for its next generation.
+"First" means the order of generations and of the corpus, never the speed of workers. Digests of
+kept documents are stored with the dataset, for later generations.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .tasks import Task, TokenizeWorker
 DIGEST_BYTES = 16
 SEAL_BYTES = 32
 SORT_BYTES = 256 << 20
-"""Bytes of digests that are sorted at once."""
+"""Digest bytes sorted at once."""
 
 Digests = npt.NDArray[np.uint64]
 """[documents, 2]"""
@@ -37,13 +37,13 @@ Digests = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class DigestWorker:
-    """Saves the digests of the documents of a task."""
+    """Saves digests for a task's documents."""
 
     job: BuildJob
 
     def __call__(self, task: Task) -> Iterator[TaskEvent]:
-        where = digests_url(self.job, task)
-        if storage.exists(where):
+        url = digests_url(self.job, task)
+        if storage.exists(url):
             yield TaskEvent(task.id, bytes=task.size, done=True)
             return
         digests = []
@@ -53,57 +53,62 @@ class DigestWorker:
                 for text in texts.texts
             ]
             yield TaskEvent(task.id, texts.size, len(texts.texts))
-        write_digests(where, b"".join(digests))
+        write_digests(url, b"".join(digests))
         yield TaskEvent(task.id, done=True)
 
 
 @dataclass(frozen=True)
 class DedupResult:
-    """Result of deduplication."""
+    """Duplicates to drop, and digests to keep."""
 
     drops: list[npt.NDArray[np.int64]]
-    """Numbers of the duplicates of each task."""
+    """Document numbers of duplicates, by task."""
     digests: list[bytes]
-    """Digests of the kept documents, sorted, in consecutive ranges."""
+    """Kept documents' digests, sorted, in consecutive ranges."""
 
 
 def find_duplicates(
-    job: BuildJob, tasks: Sequence[Task], before: Sequence[bytes], sort_bytes: int = SORT_BYTES
+    job: BuildJob,
+    tasks: Sequence[Task],
+    earlier_digests: Sequence[bytes],
+    sort_bytes: int = SORT_BYTES,
 ) -> DedupResult:
-    """Find the duplicates of all tasks; `before` holds the digests of earlier generations. About
-    `sort_bytes` of digests are sorted at once."""
+    """Find the duplicates of all tasks, sorting about `sort_bytes` of digests at once.
+    `earlier_digests`: of earlier generations."""
     sizes = [storage.size(digests_url(job, task)) for task in tasks]
     ranges = max(1, -(-sum(sizes) // sort_bytes))
     drops: list[list[npt.NDArray[np.int64]]] = [[] for _ in tasks]
-    kept = []
+    kept_digests = []
     for number in range(ranges):
         low, high = number * 2**64 // ranges, (number + 1) * 2**64 // ranges
         arrays, owners, numbers = [], [], []
-        for data in before:
-            old, _ = _between(data, low, high)
-            arrays.append(old)
-            owners.append(np.full(len(old), -1))
-            numbers.append(np.zeros(len(old), np.int64))
+        for data in earlier_digests:
+            earlier, _ = _select_range(data, low, high)
+            arrays.append(earlier)
+            owners.append(np.full(len(earlier), -1))
+            numbers.append(np.zeros(len(earlier), np.int64))
         for owner, task in enumerate(tasks):
-            new, new_numbers = _between(read_digests(digests_url(job, task)), low, high)
-            arrays.append(new)
-            owners.append(np.full(len(new), owner))
-            numbers.append(new_numbers)
+            current, document_numbers = _select_range(
+                read_digests(digests_url(job, task)), low, high
+            )
+            arrays.append(current)
+            owners.append(np.full(len(current), owner))
+            numbers.append(document_numbers)
         digests = np.concatenate(arrays)
-        owner_of, number_of = np.concatenate(owners), np.concatenate(numbers)
+        owner_array, number_array = np.concatenate(owners), np.concatenate(numbers)
         # lexsort is stable: equal digests stay in the order of the corpus.
         order = np.lexsort((digests[:, 1], digests[:, 0]))
-        digests, owner_of, number_of = digests[order], owner_of[order], number_of[order]
-        duplicate = np.zeros(len(digests), bool)
-        duplicate[1:] = np.all(digests[1:] == digests[:-1], axis=1)
-        kept.append(digests[~duplicate & (owner_of >= 0)].tobytes())
-        affected = np.unique(owner_of[duplicate])
+        digests, owner_array, number_array = digests[order], owner_array[order], number_array[order]
+        is_duplicate = np.zeros(len(digests), bool)
+        is_duplicate[1:] = np.all(digests[1:] == digests[:-1], axis=1)
+        kept_digests.append(digests[~is_duplicate & (owner_array >= 0)].tobytes())
+        affected = np.unique(owner_array[is_duplicate])
         assert not len(affected) or affected[0] >= 0  # kept digests are unique
         for owner in affected:
-            drops[owner].append(number_of[duplicate & (owner_of == owner)])
+            drops[owner].append(number_array[is_duplicate & (owner_array == owner)])
     return DedupResult(
         [np.sort(np.concatenate([np.empty(0, np.int64), *duplicates])) for duplicates in drops],
-        [data for data in kept if data],
+        [data for data in kept_digests if data],
     )
 
 
@@ -111,29 +116,29 @@ def digests_url(job: BuildJob, task: Task) -> str:
     return work_url(job.url, DIGESTS, f"{task.id}.digests")
 
 
-def write_digests(where: str, digests: bytes) -> None:
-    """Write the digests of a task's documents, and their sha256 after them."""
-    storage.write(where, digests + hashlib.sha256(digests).digest())
+def write_digests(url: str, digests: bytes) -> None:
+    """Write document digests, followed by their sha256."""
+    storage.write(url, digests + hashlib.sha256(digests).digest())
 
 
-def read_digests(where: str) -> bytes:
+def read_digests(url: str) -> bytes:
     def check(data: bytes) -> bytes:
         digests, seal = data[:-SEAL_BYTES], data[-SEAL_BYTES:]
         if hashlib.sha256(digests).digest() != seal:
             raise IntegrityError(
-                f"{where} is damaged: its {len(data):,} bytes do not match their hash",
+                f"{url} is damaged: its {len(data):,} bytes do not match their hash",
                 hint="remove the file and run the same command again: its task is run again",
             )
         return digests
 
-    return read_checked(where, check)
+    return read_checked(url, check)
 
 
-def _between(data: bytes, low: int, high: int) -> tuple[Digests, npt.NDArray[np.int64]]:
-    """Return the digests whose first half is in [low, high), and their numbers."""
+def _select_range(data: bytes, low: int, high: int) -> tuple[Digests, npt.NDArray[np.int64]]:
+    """Return the digests with a first half in [low, high), and their numbers."""
     digests = np.frombuffer(data, np.uint64).reshape(-1, 2)
-    inside = digests[:, 0] >= low
+    in_range = digests[:, 0] >= low
     if high < 2**64:
-        inside &= digests[:, 0] < high
-    numbers = np.flatnonzero(inside)
+        in_range &= digests[:, 0] < high
+    numbers = np.flatnonzero(in_range)
     return digests[numbers], numbers

@@ -1,5 +1,5 @@
-"""Check that the drop lists are of this corpus: each must name at least one document, and each
-record that a list names must be there if its input is read."""
+"""Check that drop lists fit the corpus: every list must name at least one document, and every named
+record must exist if its input is read."""
 
 from __future__ import annotations
 
@@ -21,74 +21,80 @@ log = get_logger(__name__)
 
 
 def check_ids(drops: Sequence[DropList], files: Sequence[File], source: SourceConfig) -> None:
-    """Raise for lists of ids if the documents of these files have none."""
+    """Raise if lists name ids and documents in these files have none."""
     if source.id_field is not None or any(corpus_format(file.format).has_ids for file in files):
         return
     _raise_all(
         [
             InputError(
-                f"the drop list {each.name} has ids, but the documents have none",
-                where=each.name,
+                f"the drop list {drop_list.name} has ids, but the documents have none",
+                where=drop_list.name,
                 hint="name the field of the corpus' ids with --id-field, or use a list of inputs "
                 "and records, as `tokenize neardup` writes it",
             )
-            for each in drops
-            if each.ids
+            for drop_list in drops
+            if drop_list.ids
         ]
     )
 
 
-def check_drops(job: BuildJob, files: Sequence[File], made: BuildResult, before: Manifest) -> None:
-    """Raise for each list that names records of the new files which are not there.
+def check_drops(
+    job: BuildJob, files: Sequence[File], result: BuildResult, manifest: Manifest
+) -> None:
+    """Raise for lists that name missing records in the new files.
 
-    Raise also for each list with entries that names no document of them, unless earlier
-    generations dropped documents: then all lists were checked for them.
+    Raise also for lists with entries that name no document in the new files, unless earlier
+    generations dropped documents: then all lists were checked already.
     """
     if job.drops is None:
         return
-    counts: Counter[str] = sum((state.stats.counts for state in made.read), Counter())
-    for each in job.drops.lists:
-        named = counts[NAMED_BY + each.name]
+    counts: Counter[str] = sum((state.stats.counts for state in result.read), Counter())
+    for drop_list in job.drops.lists:
+        num_named = counts[NAMED_BY + drop_list.name]
         log.info(
             "drop list %s: %s entries, %s documents dropped",
-            each.name,
-            f"{each.entries:,}",
-            f"{named:,}",
+            drop_list.name,
+            f"{drop_list.entries:,}",
+            f"{num_named:,}",
         )
-    if sum(counts[NAMED_BY + each.name] for each in job.drops.lists) < counts[BY_LIST]:
+    if sum(counts[NAMED_BY + drop_list.name] for drop_list in job.drops.lists) < counts[BY_LIST]:
         return  # finished tasks of a killed build counted by other names of the same lists
-    left_out = counts["empty documents"] + sum(state.stats.bad for state in made.read)
-    before_dropped = any(made.provenance["counts"].get(BY_LIST, 0) for made in before.generations)
+    num_left_out = counts["empty documents"] + sum(state.stats.bad for state in result.read)
+    dropped_earlier = any(
+        generation.provenance["counts"].get(BY_LIST, 0) for generation in manifest.generations
+    )
     errors = []
-    for each in job.drops.lists:
-        named = counts[NAMED_BY + each.name]
-        here = sum(each.counts.get(file.fingerprint, 0) for file in files)
-        if each.entries and not named and not before_dropped:
-            errors.append(_unmatched(each, files, counts["documents read"]))
-        elif named + left_out < here:
-            errors.append(_absent(each, here, named))
+    for drop_list in job.drops.lists:
+        num_named = counts[NAMED_BY + drop_list.name]
+        num_records = sum(drop_list.counts.get(file.fingerprint, 0) for file in files)
+        if drop_list.entries and not num_named and not dropped_earlier:
+            errors.append(_no_match_error(drop_list, files, counts["documents read"]))
+        elif num_named + num_left_out < num_records:
+            errors.append(_missing_records_error(drop_list, num_records, num_named))
     _raise_all(errors)
 
 
-def _absent(drops: StoredList, here: int, named: int) -> InputError:
+def _missing_records_error(drop_list: StoredList, num_records: int, num_named: int) -> InputError:
     return InputError(
-        f"the drop list {drops.name} names {here:,} records of the inputs, and {here - named:,} of "
-        "them are not there",
-        where=drops.name,
+        f"the drop list {drop_list.name} names {num_records:,} records of the inputs, and "
+        f"{num_records - num_named:,} of them are not there",
+        where=drop_list.name,
         hint="make the list again from these inputs (`tokenize neardup`), or restore it from a "
         "copy",
     )
 
 
-def _unmatched(drops: StoredList, files: Sequence[File], read: int) -> InputError:
-    parts = [] if drops.ids is None else ["ids"]
-    if drops.records:
-        inputs = len({file.fingerprint for file in files} & set(drops.records))
-        parts.append(f"records of {len(drops.records):,} inputs, {inputs:,} of them read here")
+def _no_match_error(drop_list: StoredList, files: Sequence[File], num_read: int) -> InputError:
+    contents = [] if drop_list.ids is None else ["ids"]
+    if drop_list.records:
+        inputs = len({file.fingerprint for file in files} & set(drop_list.records))
+        contents.append(
+            f"records of {len(drop_list.records):,} inputs, {inputs:,} of them read here"
+        )
     return InputError(
-        f"the drop list {drops.name} matches no document: {drops.entries:,} entries, {read:,} "
-        f"documents read ({'; '.join(parts)})",
-        where=drops.name,
+        f"the drop list {drop_list.name} matches no document: {drop_list.entries:,} entries, "
+        f"{num_read:,} documents read ({'; '.join(contents)})",
+        where=drop_list.name,
         hint="name the field of the corpus' ids with --id-field, or use a list of these inputs",
     )
 

@@ -4,10 +4,10 @@ to write the part between two others.
     PSM    PRE prefix SUF suffix MID middle (EOT)
     SPM    PRE SUF suffix MID prefix | middle (EOT)
 
-A whole document is rearranged, before rows are cut from the dataset. It is split at two characters,
-drawn uniformly. The parts are encoded by themselves, also prefix and middle of SPM: a model that is
-asked for a middle gets a prefix that ends anywhere. Everything is drawn from a hash of the seed and
-the text, so it does not depend on workers, files or the order of documents.
+A whole document is rearranged, before rows are cut from the dataset. It is split at two uniformly
+drawn characters. Parts are encoded separately, even prefix and middle of SPM: a model that is asked
+for a middle gets a prefix that ends anywhere. All draws come from a hash of seed and text, so they
+do not depend on workers, files or the order of documents.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ...console.errors import MisuseError
 from ...dataplane.tokenizers import SpecialToken, Tokenizer
 from ...dataplane.tokenizers.marks import CUT, Marks
 
-SHORTEST = 3
-"""Characters of the shortest document that is rearranged: one for each part."""
+MIN_CHARACTERS = 3
+"""Lower bound on a rearranged document's length: one character per part."""
 PSM, SPM, TOO_SHORT = "PSM", "SPM", "too short"
-COUNTED = "fill-in-the-middle: "
-"""Beginning of the names of the counts; manifests store them."""
+COUNT_PREFIX = "fill-in-the-middle: "
+"""Prefix in count names; manifests store them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,24 +58,24 @@ class FimConfig:
 
 
 def check_tokenizer(config: FimConfig, tokenizer: Tokenizer) -> None:
-    """Raise if a sentinel is no special token of the tokenizer or ends documents, or if the
-    tokenizer does not encode parts of a text as parts."""
-    known = tokenizer.special
+    """Raise if a sentinel is no special token or ends documents, or if the tokenizer encodes parts
+    of a text differently from the whole text."""
+    special_tokens = tokenizer.special
     for name in config.sentinels:
-        if name not in known:
+        if name not in special_tokens:
             option = "; add it with --special" if tokenizer.info.kind == "byte" else ""
             raise MisuseError(
                 f"the sentinel {name} is no special token of the tokenizer{option}",
-                hint="its special tokens: " + (", ".join(list(known)[:40]) or "none"),
+                hint="its special tokens: " + (", ".join(list(special_tokens)[:40]) or "none"),
             )
-        if known[name].id == tokenizer.info.end_of_document:
+        if special_tokens[name].id == tokenizer.info.end_of_document:
             raise MisuseError(
                 f"the sentinel {name} is the token that ends documents",
                 hint="use another special token: a sentinel stands within a document",
             )
-    apart, whole = tokenizer.encode(["A", "C"]), tokenizer.encode(["AC"])
-    plain = apart.tokens[apart.tokens != tokenizer.info.end_of_document]
-    if tokenizer.decode(plain.tolist()) != tokenizer.decode(whole.tokens[:-1].tolist()):
+    separate, joined = tokenizer.encode(["A", "C"]), tokenizer.encode(["AC"])
+    separate_ids = separate.tokens[separate.tokens != tokenizer.info.end_of_document]
+    if tokenizer.decode(separate_ids.tolist()) != tokenizer.decode(joined.tokens[:-1].tolist()):
         raise MisuseError(
             "--fim cannot use this tokenizer: it puts a space before each part of a document",
             hint="use a byte-level tokenizer, as those of GPT-2, Llama 3 or Qwen",
@@ -89,43 +89,43 @@ class Rearrangement:
         self.config = config
         self._ids = [special[name].id for name in config.sentinels]
 
-    def of(self, texts: Sequence[str]) -> tuple[list[str], list[Marks]]:
-        """Return the parts of each text in their new order, and the sentinels between them. A text
-        that is not rearranged comes back as it is."""
-        pairs = [self._rearranged(text) for text in texts]
+    def rearrange(self, texts: Sequence[str]) -> tuple[list[str], list[Marks]]:
+        """Return texts with their parts in new order, and the spans of sentinels; texts that are
+        not rearranged come back unchanged."""
+        pairs = [self._rearrange(text) for text in texts]
         return [text for text, _ in pairs], [marks for _, marks in pairs]
 
     def count(self, texts: Iterable[str]) -> Counter[str]:
-        """Count the texts that are rearranged, by their order, and those that are too short."""
+        """Count rearranged texts, by order, and texts that are too short."""
         orders = (self._draw(text)[0] for text in texts)
-        return Counter(COUNTED + order for order in orders if order is not None)
+        return Counter(COUNT_PREFIX + order for order in orders if order is not None)
 
-    def _rearranged(self, text: str) -> tuple[str, Marks]:
+    def _rearrange(self, text: str) -> tuple[str, Marks]:
         order, low, high = self._draw(text)
         if order not in (PSM, SPM):
             return text, Marks()
         prefix, middle, suffix = text[:low], text[low:high], text[high:]
-        before, after, between, *end = self._ids
+        first_id, second_id, third_id, *end_ids = self._ids
         if order == PSM:
-            parts = [(before, prefix), (after, suffix), (between, middle)]
+            pieces = [(first_id, prefix), (second_id, suffix), (third_id, middle)]
         else:
-            parts = [(before, ""), (after, suffix), (between, prefix), (CUT, middle)]
-        special, at = [], 0
-        for id, part in [*parts, *((id, "") for id in end)]:
-            special.append((at, at, id))
-            at += len(part)
-        return "".join(part for _, part in parts), Marks(tuple(special))
+            pieces = [(first_id, ""), (second_id, suffix), (third_id, prefix), (CUT, middle)]
+        special, position = [], 0
+        for id, piece in [*pieces, *((id, "") for id in end_ids)]:
+            special.append((position, position, id))
+            position += len(piece)
+        return "".join(piece for _, piece in pieces), Marks(tuple(special))
 
     def _draw(self, text: str) -> tuple[str | None, int, int]:
-        """Return the order of a document's parts, or None, and the two places where it is split."""
+        """Draw the order of a document's parts (or None) and the two places where it is split."""
         seed = self.config.seed.to_bytes(16, "little", signed=True)
         digest = hashlib.blake2b(text.encode(), digest_size=32, key=seed, person=b"fim").digest()
-        chosen, order, *places = (
+        rate_draw, order_draw, *places = (
             int.from_bytes(digest[k : k + 8], "little") for k in (0, 8, 16, 24)
         )
-        if chosen >= self.config.rate * 2**64:
+        if rate_draw >= self.config.rate * 2**64:
             return None, 0, 0
-        if len(text) < SHORTEST:
+        if len(text) < MIN_CHARACTERS:
             return TOO_SHORT, 0, 0
         low, high = sorted(place * (len(text) + 1) >> 64 for place in places)
-        return SPM if order < self.config.spm * 2**64 else PSM, low, high
+        return SPM if order_draw < self.config.spm * 2**64 else PSM, low, high

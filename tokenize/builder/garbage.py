@@ -1,7 +1,7 @@
-"""Remove the garbage of builds: work files, half-written files, shards of no generation.
+"""Remove the garbage of builds: work files, half-written files, unreferenced shards.
 
 Every build ends with this, even if it has nothing else to do: the previous build may have been
-killed just before it. This step may be killed too, so a reference to a file is removed before the
+killed just before. This step may be killed too, so references to a file are removed before the
 file.
 """
 
@@ -20,19 +20,19 @@ from ..files.standard_input import FOLDER as STDIN
 from .settings import DIGESTS, DROPS, SPILLS, TASKS, BuildJob, dataset_url, work_url
 
 FOLDERS = ("", "shards", "fields", "tables", "tokenizers")
-"""Folders of a dataset."""
+"""A dataset's folders."""
 NAMED_BY_CONTENT = re.compile(r"(shards|fields|tables|tokenizers)/[0-9a-f]{32}\.\w+(\.zstd)?")
 
 
 def remove_garbage(job: BuildJob, manifests: Mapping[str, Manifest]) -> None:
-    """Remove everything but the datasets and the lock of the running build."""
-    datasets = {dataset_url(job.url, name): held for name, held in manifests.items()}
+    """Remove everything but the datasets and the running build's lock."""
+    datasets = {dataset_url(job.url, name): committed for name, committed in manifests.items()}
     # Task states first: they refer to the rest.
     for folder in (TASKS, DIGESTS, DROPS, SPILLS, STDIN):
         for url in {job.url, *datasets}:
             _remove(work_url(url, folder))
-    for url, held in datasets.items():
-        _remove_unreferenced(url, held)
+    for url, committed in datasets.items():
+        _remove_unreferenced(url, committed)
         with contextlib.suppress(OSError):  # the folder holds the lock, or does not exist
             if storage.is_local(url):
                 storage.local_path(work_url(url)).rmdir()
@@ -45,16 +45,16 @@ def _remove(folder: str) -> None:
         shutil.rmtree(storage.local_path(folder), ignore_errors=True)
 
 
-def _remove_unreferenced(url: str, held: Manifest) -> None:
-    """Remove half-written files, and files that no generation refers to."""
-    referenced = set(held.files)
-    for generation in held.generations:
+def _remove_unreferenced(url: str, dataset_manifest: Manifest) -> None:
+    """Remove half-written files, and files to which no generation refers."""
+    referenced = set(dataset_manifest.files)
+    for generation in dataset_manifest.generations:
         for shard in manifest.load_table(url, generation):
             referenced |= {shard.name, shard.stored_name or shard.name}
-            if (beside := fields.file_of(shard)) is not None:
-                referenced.add(beside.name)
+            if (fields_file := fields.file_of(shard)) is not None:
+                referenced.add(fields_file.name)
     for name in storage.list_files(url):
         folder, _, base = name.rpartition("/")
-        orphan = NAMED_BY_CONTENT.fullmatch(name) and name not in referenced
-        if orphan or (folder in FOLDERS and HALF_WRITTEN.fullmatch(base)):
+        is_orphan = NAMED_BY_CONTENT.fullmatch(name) and name not in referenced
+        if is_orphan or (folder in FOLDERS and HALF_WRITTEN.fullmatch(base)):
             storage.delete(storage.join(url, name))

@@ -1,4 +1,4 @@
-"""Generations of a dataset: which files are new, and which shards are lost."""
+"""A dataset's generations: which files are new, and which shards are lost."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from .settings import BuildJob, dataset_url
 log = get_logger(__name__)
 
 OPTIONS = {"seed": "shuffle", "splits": "split", "skip_bad": "skipping bad records"}
-"""Option names of settings whose name in a manifest differs."""
+"""Option names, for settings that manifests name differently."""
 
 
-def existing(job: BuildJob, output: str, tokenizer: Tokenizer) -> Manifest:
-    """Return the manifest that a build appends to, or one without generations."""
+def load_or_start(job: BuildJob, output: str, tokenizer: Tokenizer) -> Manifest:
+    """Load the manifest that a build extends, or return one without generations."""
     url = dataset_url(job.url, output)
     settings = job.identity()
     settings = json.loads(json.dumps(settings))
-    empty = Manifest(
+    new_manifest = Manifest(
         format=job.format,
         dtype=id_type(tokenizer.info.vocab_size),
         tokenizer=tokenizer.info,
@@ -37,50 +37,53 @@ def existing(job: BuildJob, output: str, tokenizer: Tokenizer) -> Manifest:
         settings=settings,
     )
     if not storage.exists(storage.join(url, manifest.NAME)):
-        return empty
-    old = manifest.load(url)
-    if replace(old, generations=()) != empty:
+        return new_manifest
+    stored_manifest = manifest.load(url)
+    if replace(stored_manifest, generations=()) != new_manifest:
+        difference = _describe_difference(stored_manifest, new_manifest)
         raise StorageError(
-            f"the dataset at {url} was built with other settings: {_difference(old, empty)}",
+            f"the dataset at {url} was built with other settings: {difference}",
             hint="use the same settings to add files to it, or build at another URL",
         )
-    return old
+    return stored_manifest
 
 
-def kept_types(url: str, outputs: Sequence[str]) -> dict[str, FieldKind]:
-    """Return the types of the fields that a dataset keeps, by name; empty if there is none yet."""
+def load_kept_types(url: str, outputs: Sequence[str]) -> dict[str, FieldKind]:
+    """Return the types of a dataset's kept fields, by name; empty if there is no dataset yet."""
     for name in outputs:
-        where = dataset_url(url, name)
-        if storage.exists(storage.join(where, manifest.NAME)):
-            return dict(manifest.load(where).kept_fields)  # type: ignore[arg-type]
+        output_url = dataset_url(url, name)
+        if storage.exists(storage.join(output_url, manifest.NAME)):
+            return dict(manifest.load(output_url).kept_fields)  # type: ignore[arg-type]
     return {}
 
 
-def _difference(old: Manifest, new: Manifest) -> str:
+def _describe_difference(old: Manifest, new: Manifest) -> str:
     pairs: dict[str, Any] = {
         "tokenizer": (old.tokenizer.fingerprint[:12], new.tokenizer.fingerprint[:12])
     }
     specs = (old.tokenizer.spec, new.tokenizer.spec)
     pairs |= {key: (specs[0].get(key), specs[1].get(key)) for key in specs[1]}
-    were, are = _flat(old.settings), _flat(new.settings)
-    names = dict.fromkeys([*are, *were])
-    pairs |= {key: (were.get(key), are.get(key)) for key in names if key != "tokenizer"}
+    old_settings, new_settings = _flatten(old.settings), _flatten(new.settings)
+    names = dict.fromkeys([*new_settings, *old_settings])
+    pairs |= {
+        key: (old_settings.get(key), new_settings.get(key)) for key in names if key != "tokenizer"
+    }
     differences = [
-        f"{OPTIONS.get(key, key)} was {_shown(was)}, is {_shown(now)}"
-        for key, (was, now) in pairs.items()
-        if was != now
+        f"{OPTIONS.get(key, key)} was {_format_setting(old_value)}, is {_format_setting(new_value)}"
+        for key, (old_value, new_value) in pairs.items()
+        if old_value != new_value
     ]
     return "; ".join(differences) or "its format has changed"
 
 
-def _shown(setting: Any) -> str:
+def _format_setting(setting: Any) -> str:
     if isinstance(setting, list) and setting and all("name" in item for item in setting):
         return ",".join(str(KeptField(**item)) for item in setting)
     return "not given" if setting is None else str(setting)
 
 
-def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Move the settings of source and template to the top level; `format` is the shards' there."""
+def _flatten(settings: dict[str, Any]) -> dict[str, Any]:
+    """Move settings of source and template to the top level, where `format` is the shards'."""
     source = dict(settings.get("source", {}))
     chat = {f"chat {key}": value for key, value in (settings.get("chat") or {}).items()}
     chat.pop("chat source", None)  # the text of the template, which has a hash
@@ -88,56 +91,58 @@ def _flat(settings: dict[str, Any]) -> dict[str, Any]:
     return {**flat, "input_format": source.pop("format", None), **source}
 
 
-def new_files(files: Sequence[File], job: BuildJob, old: Manifest) -> list[File]:
-    """Return the files that no generation contains. A file that changed since it was built is an
-    error."""
+def select_new_files(files: Sequence[File], job: BuildJob, stored_manifest: Manifest) -> list[File]:
+    """Return the files that no generation contains; raise InputError for one that has changed since
+    it was built."""
     url = dataset_url(job.url, job.outputs[0])
-    known: dict[str, str] = {}
-    for generation in old.generations:
-        known.update(_inputs(url, generation))
-    held = set(known.values())
-    new = []
+    built_fingerprints: dict[str, str] = {}
+    for generation in stored_manifest.generations:
+        built_fingerprints.update(_load_inputs(url, generation))
+    built_contents = set(built_fingerprints.values())
+    unbuilt = []
     for file in files:
-        if file.fingerprint in held:
-            if file.name not in known:
+        if file.fingerprint in built_contents:
+            if file.name not in built_fingerprints:
                 log.warning("%s is left out: %s already has its content", file.name, url)
-        elif file.name in known:
+        elif file.name in built_fingerprints:
             raise InputError(
                 f"{file.name} has changed since it was built into {url}",
                 hint="put new documents in new files, or build at another URL",
             )
         else:
-            new.append(file)
-    return new
+            unbuilt.append(file)
+    return unbuilt
 
 
-def missing(job: BuildJob, before: dict[str, Manifest]) -> dict[int, set[str]]:
-    """Return the tasks whose shards are in a manifest but not in the store, by generation."""
-    lost: dict[int, set[str]] = {}
-    for name, held in before.items():
+def find_missing_shards(job: BuildJob, manifests: dict[str, Manifest]) -> dict[int, set[str]]:
+    """Return tasks with shards in a manifest but not in the store, by generation."""
+    lost_tasks: dict[int, set[str]] = {}
+    for name, dataset_manifest in manifests.items():
         url = dataset_url(job.url, name)
         stored = {
             f"{folder}/{name}"
             for folder in (("shards", *([fields.FOLDER] if job.source.keep else [])))
-            if held.generations
+            if dataset_manifest.generations
             for name in storage.list_files(storage.join(url, folder))
         }
-        for number, generation in enumerate(held.generations):
+        for number, generation in enumerate(dataset_manifest.generations):
             for shard in manifest.load_table(url, generation):
                 files = {shard.stored_name or shard.name}
-                if (beside := fields.file_of(shard)) is not None:
-                    files.add(beside.name)
+                if (fields_file := fields.file_of(shard)) is not None:
+                    files.add(fields_file.name)
                 if not files <= stored:
-                    lost.setdefault(number, set()).add(shard.task)
-    return lost
+                    lost_tasks.setdefault(number, set()).add(shard.task)
+    return lost_tasks
 
 
-def files_of(job: BuildJob, output: str, made: Generation, inputs: Sequence[File]) -> list[File]:
-    """Return the inputs that a generation of a dataset was built from."""
+def find_generation_files(
+    job: BuildJob, output: str, generation: Generation, inputs: Sequence[File]
+) -> list[File]:
+    """Return the inputs from which a generation was built."""
     url = dataset_url(job.url, output)
     by_content = {(file.name, file.fingerprint): file for file in inputs}
     files = []
-    for name, fingerprint in _inputs(url, made).items():
+    for name, fingerprint in _load_inputs(url, generation).items():
         if (name, fingerprint) not in by_content:
             raise InputError(
                 f"{url} lost shards or was not finished, and needs {name} again, which is not "
@@ -148,7 +153,7 @@ def files_of(job: BuildJob, output: str, made: Generation, inputs: Sequence[File
     return files
 
 
-def _inputs(url: str, generation: Generation) -> dict[str, str]:
-    """Return the names and fingerprints of the files that a generation was built from."""
+def _load_inputs(url: str, generation: Generation) -> dict[str, str]:
+    """Load the names and fingerprints of a generation's input files."""
     data = read_named(url, generation.provenance["inputs"]["name"])
     return {name: fingerprint for name, _, fingerprint in json.loads(data)}

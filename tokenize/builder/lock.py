@@ -1,11 +1,10 @@
-"""Lock of a dataset's URL: one build at a time writes there.
+"""Lock on a dataset's URL: one build at a time writes there.
 
-A build writes a lock file, then lists the others. If it finds the lock of a live build it gives up,
-so two builds never hold the lock together; if two builds start at the same moment, the one with
-the smaller file name continues. The lock of a dead process of this machine is ignored at once. The
-lock of another machine is watched: a live build renews its file, and one that does not for `lease`
-seconds is dead. Clocks of two machines are never compared. The store needs to support only write,
-read, list and delete.
+A build writes a lock file, then lists all lock files. If another build is alive, this one gives up,
+so two builds never hold the lock together; if two start at the same moment, the smaller file name
+wins. The lock of a dead process on this machine is ignored at once. The lock of another machine is
+watched: a live build renews its file; one that does not within `lease` seconds is dead. Clocks of
+two machines are never compared. The store needs only write, read, list and delete.
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ PATIENCE = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class LockTimes:
-    """Seconds after which builds of other machines are known to be alive or dead."""
+    """Times in seconds by which builds on other machines are known to be alive or dead."""
 
     lease: float = 120.0
-    """After these the lock of another machine is stale, if it was not renewed."""
+    """Age at which another machine's lock is stale, unless it was renewed."""
     start_renewal: float = 1.0
-    """Between two renewals, while it is not decided yet which build holds the lock."""
+    """Interval between renewals until it is decided which build holds the lock."""
 
 
 @dataclass
-class OtherLock:
-    """The lock of another live build, or of one that may have died on another machine."""
+class ForeignLock:
+    """Another build's lock; the build is alive, or may have died on another machine."""
 
     name: str
     content: bytes
@@ -55,16 +54,16 @@ class OtherLock:
     seen: float
     """When this content was first seen."""
     renewed: bool = False
-    """True if the file has changed since it was found."""
+    """True if the content has changed since the file was first seen."""
 
     @property
-    def here(self) -> bool:
-        """True if its process runs on this machine."""
+    def is_local(self) -> bool:
+        """True if the build's process runs on this machine."""
         return bool(self.fields["machine"] == _machine())
 
     def is_dead(self, lease: float) -> bool:
-        if self.here:
-            return _started(int(self.fields["pid"])) != str(self.fields["started"])
+        if self.is_local:
+            return _start_time(int(self.fields["pid"])) != str(self.fields["started"])
         return _now() - self.seen > lease
 
     @property
@@ -82,13 +81,13 @@ class BuildLock:
         self._stop = threading.Event()
         self._renewed = 0.0
         self._renewals = 0
-        self._others: dict[str, OtherLock] = {}
+        self._known_locks: dict[str, ForeignLock] = {}
         self._thread = threading.Thread(target=self._keep_alive, daemon=True)
 
     def __enter__(self) -> BuildLock:
         self._write(holding=False)
         try:
-            self._settle()
+            self._wait_for_turn()
             self._write(holding=True)
             storage.remove_half_written(self.url)  # each lock has a name: none is written again
         except BaseException:
@@ -116,38 +115,38 @@ class BuildLock:
                 folder.parent.rmdir()
 
     def check(self) -> None:
-        """Raise an error if another build may have taken the lock."""
-        late = _now() - self._renewed > self.times.lease or not self._stands()
-        if late or any(other.fields["holding"] for other in self._look()):
+        """Raise BusyError if another build may have taken the lock."""
+        is_late = _now() - self._renewed > self.times.lease or not self._exists()
+        if is_late or any(lock.fields["holding"] for lock in self._scan_locks()):
             raise BusyError(
                 "this build could not renew its lock in time; another build may be writing here",
                 where=self.url,
                 hint="run the same command again: finished shards are kept",
             )
 
-    def _settle(self) -> None:
-        """Return when no other build is alive; raise if one of them goes first."""
+    def _wait_for_turn(self) -> None:
+        """Wait until no other build is alive; raise BusyError if one goes first."""
         deadline = _now() + PATIENCE
-        watched: set[str] = set()
+        announced: set[str] = set()
         while True:
-            others = self._look()
-            if not others:
+            locks = self._scan_locks()
+            if not locks:
                 return
-            for other in others:
-                if not other.here and not other.renewed:
-                    if other.name not in watched and _now() - other.seen > self.times.start_renewal:
-                        watched.add(other.name)
+            for lock in locks:
+                if not lock.is_local and not lock.renewed:
+                    if lock.name not in announced and _now() - lock.seen > self.times.start_renewal:
+                        announced.add(lock.name)
                         log.info(
                             "waiting for a sign of life of the build of %s, at most %.0f s",
-                            other.process,
+                            lock.process,
                             self.times.lease,
                         )
                     continue
-                first = other.fields["holding"] or other.name < self.name
-                if first or _now() > deadline:
+                goes_first = lock.fields["holding"] or lock.name < self.name
+                if goes_first or _now() > deadline:
                     raise BusyError(
-                        f"another build is writing here ({other.process}, started "
-                        f"{other.fields['begun']})",
+                        f"another build is writing here ({lock.process}, started "
+                        f"{lock.fields['begun']})",
                         where=self.url.removesuffix(f"/{WORK}/{LOCKS}"),
                         hint="wait until it is done, or build at another URL",
                     )
@@ -155,38 +154,38 @@ class BuildLock:
             if _now() - self._renewed > self.times.start_renewal:
                 self._write(holding=False)
 
-    def _look(self) -> list[OtherLock]:
-        """Return the locks of other builds that are not known to be dead; remove the others."""
-        live: dict[str, OtherLock] = {}
+    def _scan_locks(self) -> list[ForeignLock]:
+        """Return other builds' locks, except dead ones, which are removed."""
+        live_locks: dict[str, ForeignLock] = {}
         for name in storage.list_files(self.url):
             if name == self.name or "/" in name or name.startswith("."):
                 continue
-            where = storage.join(self.url, name)
+            lock_url = storage.join(self.url, name)
             try:
-                other = self._read(name, storage.read(where))
-                dead = other.is_dead(self.times.lease)
+                lock = self._read(name, storage.read(lock_url))
+                is_dead = lock.is_dead(self.times.lease)
             except StorageError:
                 continue  # it was released just now
             except (ValueError, TypeError, KeyError):
                 raise StorageError(
-                    f"{where} is not the lock of a build",
+                    f"{lock_url} is not the lock of a build",
                     hint="remove it, unless another program writes it there",
                 ) from None
-            if dead:
-                log.info("removing the stale lock of %s", other.process)
-                storage.delete(where)
+            if is_dead:
+                log.info("removing the stale lock of %s", lock.process)
+                storage.delete(lock_url)
             else:
-                live[name] = other
-        self._others = live
-        return list(live.values())
+                live_locks[name] = lock
+        self._known_locks = live_locks
+        return list(live_locks.values())
 
-    def _read(self, name: str, content: bytes) -> OtherLock:
-        before = self._others.get(name)
-        if before is not None and before.content == content:
-            return before
+    def _read(self, name: str, content: bytes) -> ForeignLock:
+        earlier = self._known_locks.get(name)
+        if earlier is not None and earlier.content == content:
+            return earlier
         fields = json.loads(content)
         {key: fields[key] for key in ("host", "machine", "pid", "started", "holding", "begun")}
-        return OtherLock(name, content, fields, seen=_now(), renewed=before is not None)
+        return ForeignLock(name, content, fields, seen=_now(), renewed=earlier is not None)
 
     def _write(self, *, holding: bool) -> None:
         now, self._renewals = _now(), self._renewals + 1
@@ -194,7 +193,7 @@ class BuildLock:
             "host": socket.gethostname(),
             "machine": _machine(),
             "pid": os.getpid(),
-            "started": _started(os.getpid()),
+            "started": _start_time(os.getpid()),
             "holding": holding,
             "renewals": self._renewals,
             "begun": self._begun,
@@ -202,36 +201,36 @@ class BuildLock:
         storage.write(storage.join(self.url, self.name), json.dumps(data).encode())
         self._renewed = now
 
-    def _stands(self) -> bool:
-        """Return False if the lock's file is gone: another build has taken this one for dead."""
+    def _exists(self) -> bool:
+        """Return False if the lock file is gone: another build considered this one dead."""
         return storage.exists(storage.join(self.url, self.name))
 
     def _keep_alive(self) -> None:
         while not self._stop.wait(RENEWAL):
             try:
-                if self._stands():
+                if self._exists():
                     self._write(holding=True)
             except StorageError as error:
                 log.warning("cannot renew this build's lock: %s", error.what)
 
 
 def _now() -> float:
-    """Return the seconds since this machine started, sleep included: no one can set this clock."""
+    """Return seconds since this machine booted, including sleep: nobody can set this clock."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _machine() -> str:
-    """Return an id of this boot of this machine and of this PID namespace."""
+    """Return an id for this machine's boot and PID namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
 
 
-def _started(pid: int) -> str | None:
-    """Return the start time of a process in ticks since boot. A PID can be reused; the pair of PID
-    and start time cannot."""
+def _start_time(pid: int) -> str | None:
+    """Return a process's start time in ticks since boot, None if it is dead. A PID can be reused;
+    PID and start time together cannot."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    state, *rest = stat.rpartition(")")[2].split()
-    return None if state == "Z" else rest[18]
+    state, *stat_fields = stat.rpartition(")")[2].split()
+    return None if state == "Z" else stat_fields[18]

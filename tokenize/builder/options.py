@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import click
 
-from ..chat.config import OWN, SHIPPED, Learn
+from ..chat.config import FROM_TOKENIZER, SHIPPED_TEMPLATES, Learn
 
 
 def apply_options(options: list[Any], function: Any) -> Any:
@@ -17,12 +17,13 @@ def apply_options(options: list[Any], function: Any) -> Any:
 
 
 def chat_options(function: Any) -> Any:
-    """Add the options of conversations."""
+    """Add the options for conversations."""
     options = [
         click.option(
             "--chat",
             metavar="TEMPLATE",
-            help=f"Records are conversations: a Jinja file, {', '.join(SHIPPED)}, or {OWN}.",
+            help=f"Records are conversations: a Jinja file, {', '.join(SHIPPED_TEMPLATES)}, or "
+            f"{FROM_TOKENIZER}.",
         ),
         click.option(
             "--chat-set",
@@ -42,10 +43,10 @@ def chat_options(function: Any) -> Any:
 
 
 def conversation_options(function: Any) -> Any:
-    """Add the options of conversations whose contents are compared."""
-    what = "Records are conversations: compare the contents of their messages."
+    """Add the options for conversations whose contents are compared."""
+    help_text = "Records are conversations: compare the contents of their messages."
     options = [
-        click.option("--conversations", is_flag=True, help=what),
+        click.option("--conversations", is_flag=True, help=help_text),
         *_message_fields("--conversations"),
     ]
     return apply_options(options, function)
@@ -60,7 +61,7 @@ def _message_fields(option: str) -> list[Any]:
 
 
 def fim_options(function: Any) -> Any:
-    """Add the options of fill-in-the-middle."""
+    """Add the options for fill-in-the-middle."""
     options = [
         click.option(
             "--fim",
@@ -86,24 +87,24 @@ def fim_options(function: Any) -> Any:
     return apply_options(options, function)
 
 
-def chat_of(values: dict[str, Any]) -> dict[str, Any] | None:
-    """Take the settings of conversations out of the options' values."""
-    fields = _fields_of(values)
+def pop_chat(values: dict[str, Any]) -> dict[str, Any] | None:
+    """Pop the settings for conversations from the options' values."""
+    fields = _pop_fields(values)
     words, learn = values.pop("chat_settings"), values.pop("learn")
     if values["chat"] is None:
-        given = [f"{name}-field" for name in fields]
-        given += ["chat-set"] * bool(words) + ["learn"] * (learn is not None)
-        if given:
-            raise click.UsageError(f"--{given[0]} needs --chat")
+        flags = [f"{name}-field" for name in fields]
+        flags += ["chat-set"] * bool(words) + ["learn"] * (learn is not None)
+        if flags:
+            raise click.UsageError(f"--{flags[0]} needs --chat")
         return None
     data = {"template": values["chat"], "fields": fields}
-    data["variables"] = settings_of("--chat-set", words)
+    data["variables"] = parse_settings("--chat-set", words)
     return data if learn is None else {**data, "learn": learn}
 
 
-def conversations_of(values: dict[str, Any]) -> dict[str, str] | None:
-    """Take the fields of conversations out of the options' values."""
-    fields = _fields_of(values)
+def pop_conversation_fields(values: dict[str, Any]) -> dict[str, str] | None:
+    """Pop the fields that hold conversations from the options' values."""
+    fields = _pop_fields(values)
     if values.pop("conversations"):
         return fields
     for name in fields:
@@ -111,30 +112,30 @@ def conversations_of(values: dict[str, Any]) -> dict[str, str] | None:
     return None
 
 
-def _fields_of(values: dict[str, Any]) -> dict[str, str]:
+def _pop_fields(values: dict[str, Any]) -> dict[str, str]:
     fields = {name: values.pop(f"{name}_field") for name in ("messages", "prompt", "response")}
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def fim_of(values: dict[str, Any]) -> dict[str, Any] | None:
-    """Take the settings of fill-in-the-middle out of the options' values."""
+def pop_fim(values: dict[str, Any]) -> dict[str, Any] | None:
+    """Pop the settings for fill-in-the-middle from the options' values."""
     names = ("sentinels", "spm", "seed")
-    given = {name: values.pop(f"fim_{name}") for name in names}
-    given = {name: value for name, value in given.items() if value is not None}
+    settings = {name: values.pop(f"fim_{name}") for name in names}
+    settings = {name: value for name, value in settings.items() if value is not None}
     if values["fim"] is None:
-        if given:
-            raise click.UsageError(f"--fim-{next(iter(given))} needs --fim")
+        if settings:
+            raise click.UsageError(f"--fim-{next(iter(settings))} needs --fim")
         return None
-    if "sentinels" not in given:
+    if "sentinels" not in settings:
         raise click.UsageError(
             "--fim needs --fim-sentinels PRE,SUF,MID: special tokens of the tokenizer, as in "
             "'<|fim_prefix|>,<|fim_suffix|>,<|fim_middle|>'"
         )
-    return {"rate": values["fim"], **given, "sentinels": given["sentinels"].split(",")}
+    return {"rate": values["fim"], **settings, "sentinels": settings["sentinels"].split(",")}
 
 
-def settings_of(option: str, words: tuple[str, ...]) -> dict[str, Any]:
-    """Return the settings of an option that is given as NAME=VALUE, several times."""
+def parse_settings(option: str, words: tuple[str, ...]) -> dict[str, Any]:
+    """Parse the values NAME=VALUE of a repeated option."""
     from ...console.yaml_text import value
 
     settings: dict[str, Any] = {}

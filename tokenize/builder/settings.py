@@ -1,4 +1,4 @@
-"""Settings shared by the tasks of a build, and the layout of its work folder."""
+"""Settings shared by a build's tasks, and the layout of its work folder."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..sources.format import SourceConfig
 from .fim import FimConfig
 
 VERSION = 1
-"""Version of the task output. A change makes all task ids differ, so old tasks are not reused."""
+"""Version of tasks' output. A change gives all tasks new ids, so old results are not reused."""
 WORK = "work"
-"""Folder beside a dataset for unfinished work."""
+"""Folder next to a dataset, for unfinished work."""
 LOCKS = "claims"
-"""Folder in WORK for the lock files of builds (lock.py)."""
+"""Folder in WORK for builds' lock files (lock.py)."""
 TASKS, DIGESTS, DROPS, SPILLS = "tasks", "digests", "drops", "spills"
 """Other folders in WORK: states of tasks (task_state.py), digests of documents and numbers of
 duplicates (dedup.py), and documents to shuffle (shuffle.py)."""
@@ -27,7 +27,7 @@ duplicates (dedup.py), and documents to shuffle (shuffle.py)."""
 
 @dataclass(frozen=True, kw_only=True)
 class BuildJob:
-    """Settings of all tasks of a build."""
+    """Settings shared by all tasks in a build."""
 
     url: str
     format: str
@@ -45,7 +45,7 @@ class BuildJob:
     shuffle_memory: int | None = None
     """Bytes of documents that a worker holds to shuffle through buckets; None: shuffle by shard."""
     buckets: int | None = None
-    """Buckets of this generation, if it is shuffled through buckets."""
+    """How many buckets this generation has, if it is shuffled through buckets."""
     dedup: bool = False
     drops: StoredDrops | None = None
     """Documents to leave out."""
@@ -58,28 +58,27 @@ class BuildJob:
 
     @property
     def cuts(self) -> bool:
-        """Return True if several documents of the dataset may come from one of the corpus before it
-        is tokenized."""
+        """Return True if a corpus document may be cut into several before it is tokenized."""
         return self.evaluations is not None and self.evaluations.action == "cut"
 
     @property
     def masks(self) -> bool:
-        """Return True if some tokens of documents are not learnt."""
+        """Return True if some tokens are not learnt."""
         return self.source.chat is not None and self.source.chat.learn != "all"
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the datasets."""
-        return outputs_of(name for name, _ in self.splits)
+        """The datasets' names."""
+        return output_names(name for name, _ in self.splits)
 
     @property
     def spill_size(self) -> int:
-        """Bytes of tokens after which a task writes what it has: a shard, or a spill."""
+        """Bytes of tokens after which a task writes a shard or a spill."""
         return self.shard_size if self.shuffle_memory is None else self.shuffle_memory // 4
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that decide the bytes of a task, besides its input. Task ids hash
-        them and manifests store them."""
+        """Return the settings that decide a task's bytes, except the input. Task ids hash them and
+        manifests store them."""
         settings, chat = asdict(self), self.source.chat
         for key in ("url", "tokenizer_files", "drops", "evaluations", "buckets"):
             del settings[key]
@@ -95,8 +94,8 @@ class BuildJob:
         }
 
 
-def outputs_of(splits: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of the datasets of a build: the splits, or one with an empty name."""
+def output_names(splits: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of a build's datasets: the splits, or a single empty name."""
     names = tuple(sorted(splits))
     return ("train", *names) if names else ("",)
 

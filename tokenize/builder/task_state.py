@@ -1,4 +1,4 @@
-"""State of a task, saved in work/tasks: its finished shards, and what it read."""
+"""A task's state, saved in work/tasks: finished shards, and counts from reading."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ RUN_TASK_AGAIN = "remove the file and run the same command again: its task is ru
 
 @dataclass
 class OutputState:
-    """Finished work of a task for one dataset."""
+    """A task's finished work for one dataset."""
 
     shards: list[Shard] = field(default_factory=list)
     next: int = 0
-    """Number of the first document that is not handled: those before it are in finished shards,
-    or do not belong to this dataset."""
+    """Number of the first unhandled document: earlier ones are in finished shards, or do not belong
+    to this dataset."""
     split: int = 0
-    """Documents in finished shards that were split because of their length."""
+    """Documents in finished shards that were split because they were too long."""
 
 
 @dataclass
 class TaskState:
-    """State of one task. `save` and `load` define the format of its file in work/tasks."""
+    """One task's state. `save` and `load` define its file format in work/tasks."""
 
     outputs: dict[str, OutputState]
     stats: ReadStats = field(default_factory=ReadStats)
     untokenizable: dict[str, str] = field(default_factory=dict)
-    """Documents without ids, by their number in the task, and the reason."""
+    """Reasons why documents have no ids, by number in the task."""
     done: bool = False
 
     def save(self, url: str, task: str) -> None:
@@ -56,20 +56,20 @@ class TaskState:
 
     @staticmethod
     def load(url: str, task: str, outputs: Sequence[str]) -> TaskState:
-        """Return the saved state of a task, or an empty one."""
-        where = _state_url(url, task)
-        if not storage.exists(where):
+        """Load a task's state, or return an empty one."""
+        state_url = _state_url(url, task)
+        if not storage.exists(state_url):
             return TaskState({name: OutputState() for name in outputs})
-        data = read_checked(where, lambda text: unsealed(where, text, hint=RUN_TASK_AGAIN))
-        loaded = {}
+        data = read_checked(state_url, lambda text: unsealed(state_url, text, hint=RUN_TASK_AGAIN))
+        output_states = {}
         for name, output in data["outputs"].items():
             shards = [
                 Shard(**{**shard, "chunks": base64.b64decode(shard["chunks"])})
                 for shard in output["shards"]
             ]
-            loaded[name] = OutputState(**{**output, "shards": shards})
+            output_states[name] = OutputState(**{**output, "shards": shards})
         return TaskState(
-            outputs=loaded,
+            outputs=output_states,
             stats=ReadStats(Counter(data["counts"]), data["problems"], data["notes"]),
             untokenizable=data["untokenizable"],
             done=data["done"],
@@ -82,7 +82,7 @@ class TaskState:
 
 @dataclass(frozen=True)
 class TaskEvent:
-    """Progress of a running task since its previous event."""
+    """A running task's progress since its previous event."""
 
     task: str
     bytes: int = 0

@@ -1,11 +1,10 @@
 """Tokenization tasks: read slices of the corpus, write shards.
 
-The id of a task is a hash of all that decides its result: slices, tokenizer and settings. A task
-saves its state after every finished shard, so a killed task resumes after its last shard. Tasks
-are deterministic and idempotent: any worker, in any order, any number of times, writes the same
-bytes.
+A task's id is a hash of everything that decides the result: slices, tokenizer and settings. A task
+saves its state after every finished shard, so a killed task resumes after the last one. Tasks are
+deterministic and idempotent: any worker, in any order, any number of times, writes the same bytes.
 
-    read, by the rules of what stays → leave out duplicates → choose the split → rearrange for
+    read, except dropped documents → leave out duplicates → choose the split → rearrange for
     fill-in-the-middle → tokenize → shards
 """
 
@@ -25,9 +24,9 @@ from ...dataplane.datasets.manifest import Shard
 from ...dataplane.shards.documents import ShardDocuments
 from ...dataplane.storage.verified import read_named
 from ...dataplane.tokenizers import Encoded, TextError, Tokenizer, marks
-from ..corpus.documents import DocumentReader, SpecialNames
+from ..corpus.documents import DocumentReader, SpecialNameCounter
 from ..corpus.read_stats import BAD, MAX_MESSAGES, ReadStats
-from ..corpus.screen import Screen, documents_read
+from ..corpus.screen import Screen, count_documents_read
 from ..sources.format import BadRecord, Slice, Texts
 from .buckets import write_bucketed_spill
 from .fim import Rearrangement
@@ -46,28 +45,28 @@ class Task:
     slices: tuple[Slice, ...]
     id: str
     drops: str | None = None
-    """File in the work folder with the numbers of the documents to leave out."""
+    """File in the work folder with document numbers to leave out."""
 
     @staticmethod
-    def of(slices: Sequence[Slice], job: BuildJob, drops: str | None = None) -> Task:
-        parts = [part.identity for part in slices]
+    def make(slices: Sequence[Slice], job: BuildJob, drops: str | None = None) -> Task:
+        slice_identities = [file_slice.identity for file_slice in slices]
         buckets = [] if job.buckets is None else [job.buckets]
-        text = json.dumps([parts, drops, job.identity(), *buckets], sort_keys=True)
+        text = json.dumps([slice_identities, drops, job.identity(), *buckets], sort_keys=True)
         return Task(tuple(slices), hashlib.sha256(text.encode()).hexdigest()[:32], drops)
 
     @property
     def size(self) -> int:
-        return sum(part.size for part in self.slices)
+        return sum(file_slice.size for file_slice in self.slices)
 
     @property
     def files(self) -> int:
-        """Return the number of files whose first slice is in this task."""
-        return sum(part.start == 0 for part in self.slices)
+        """Return how many files have their first slice in this task."""
+        return sum(file_slice.start == 0 for file_slice in self.slices)
 
 
 @dataclass(frozen=True)
 class TokenizeWorker:
-    """Runs tasks of a build. Each worker process has one, and loads its tokenizer once."""
+    """Runs a build's tasks. A worker process has one, and loads the tokenizer once."""
 
     job: BuildJob
 
@@ -96,26 +95,26 @@ class TokenizeWorker:
         stats = state.stats = ReadStats()  # a resumed task reads its slices again
         pending = {name: _PendingShard(job, name, task.id) for name in job.outputs}
         duplicates = self._duplicates(task)
-        pieces = _PieceNumbers() if job.source.split_large or job.cuts else None
-        names = SpecialNames(tuple(self.tokenizer.special))
+        numbering = _PieceNumbers() if job.source.split_large or job.cuts else None
+        name_counter = SpecialNameCounter(tuple(self.tokenizer.special))
         number = 0
         for file, texts in self.reader.read(task.slices, stats):
             tokens = 0
-            names.note(file, texts, stats)
-            piece = None if pieces is None else pieces.of(file, texts.positions)
+            name_counter.note(file, texts, stats)
+            piece_numbers = None if numbering is None else numbering.number(file, texts.positions)
             kept = [k for k in range(len(texts.texts)) if number + k not in duplicates]
-            for name, chosen in self._choose(texts, kept, number, state).items():
-                if not chosen:
+            for name, indices in self._assign_outputs(texts, kept, number, state).items():
+                if not indices:
                     continue
-                documents, numbers = self._encode(file, texts, chosen, number, state)
-                if piece is not None:
+                documents, numbers = self._encode(file, texts, indices, number, state)
+                if piece_numbers is not None:
                     documents = replace(
-                        documents, piece=piece[np.array(numbers, np.int64) - number]
+                        documents, piece=piece_numbers[np.array(numbers, np.int64) - number]
                     )
                 tokens += len(documents.tokens)
-                for shard, last, split in pending[name].add(documents, numbers):
+                for shard, last_number, split in pending[name].add(documents, numbers):
                     state.outputs[name].shards.append(shard)
-                    state.outputs[name].next = last + 1
+                    state.outputs[name].next = last_number + 1
                     state.outputs[name].split += split
                     state.save(job.url, task.id)
             if self.rearrangement is not None:
@@ -123,14 +122,14 @@ class TokenizeWorker:
                 stats.counts += self.rearrangement.count(texts.texts[k] for k in encoded)
             number += len(texts.texts)
             yield TaskEvent(task.id, texts.size, len(texts.texts), tokens)
-        for name, unwritten in pending.items():
+        for name, pending_shard in pending.items():
             output = state.outputs[name]
-            if unwritten.parts:
-                shard, split = unwritten.write()
+            if pending_shard.parts:
+                shard, split = pending_shard.write()
                 output.shards.append(shard)
                 output.split += split
             output.next = number
-        stats.counts["documents read"] = documents_read(number, stats.counts)
+        stats.counts["documents read"] = count_documents_read(number, stats.counts)
         stats.counts["duplicates"] = len(duplicates)
         stats.counts["documents that were split"] = sum(o.split for o in state.outputs.values())
         stats.counts[f"{BAD}not tokenizable"] = len(state.untokenizable)
@@ -143,69 +142,71 @@ class TokenizeWorker:
     def encode(
         self, file: str, texts: Texts
     ) -> tuple[Encoded, list[int], list[tuple[int, BadRecord]]]:
-        """Return the ids of the texts, the indices of the texts that have ids, and the others with
+        """Encode texts; return ids, the indices of texts that have ids, and the other indices with
         their problems."""
         kept = list(range(len(texts.texts)))
-        bad: list[tuple[int, BadRecord]] = []
+        rejected: list[tuple[int, BadRecord]] = []
         while True:
             try:
-                encoded = self._ids(texts, kept)
+                encoded = self._encode_texts(texts, kept)
                 problems = self.tokenizer.misfits(encoded)
             except TextError as error:
                 problems = {error.number: error.why}
             if not problems:
-                return encoded, kept, bad
-            for number, why in problems.items():
+                return encoded, kept, rejected
+            for number, reason in problems.items():
                 k = kept[number]
-                bad.append((k, BadRecord("not tokenizable", why, file, texts.positions[k])))
-                self.reader.reject(bad[-1][1])
+                rejected.append((k, BadRecord("not tokenizable", reason, file, texts.positions[k])))
+                self.reader.reject(rejected[-1][1])
             kept = [k for number, k in enumerate(kept) if number not in problems]
 
-    def _ids(self, texts: Texts, chosen: Sequence[int]) -> Encoded:
-        if len(chosen) < len(texts.texts):
-            texts = texts.select(chosen)
+    def _encode_texts(self, texts: Texts, indices: Sequence[int]) -> Encoded:
+        if len(indices) < len(texts.texts):
+            texts = texts.select(indices)
         if texts.marks is not None:
             return marks.encode(self.tokenizer, texts.texts, texts.marks)
         if self.rearrangement is not None:
-            return marks.encode(self.tokenizer, *self.rearrangement.of(texts.texts))
+            return marks.encode(self.tokenizer, *self.rearrangement.rearrange(texts.texts))
         return self.tokenizer.encode(texts.texts)
 
     def _duplicates(self, task: Task) -> set[int]:
-        """Return the numbers of the task's documents that are duplicates."""
+        """Read which of the task's documents are duplicates, by number."""
         if task.drops is None:
             return set()
         data = read_named(work_url(self.job.url), task.drops, hint=RUN_AGAIN)
         return set(np.frombuffer(data, np.int64).tolist())
 
-    def _choose(
+    def _assign_outputs(
         self, texts: Texts, kept: list[int], number: int, state: TaskState
     ) -> dict[str, list[int]]:
-        """Return the indices of the kept documents that each dataset has and that are not in
-        finished shards."""
-        chosen: dict[str, list[int]] = {name: [] for name in self.job.outputs}
+        """Assign kept documents to datasets; return indices by output, except documents in finished
+        shards."""
+        indices_by_output: dict[str, list[int]] = {name: [] for name in self.job.outputs}
         if not self.job.splits:
-            chosen[""] = kept
+            indices_by_output[""] = kept
         else:
             for k in kept:
-                chosen[choose_split(content_hash(texts.texts[k]), self.job.splits)].append(k)
-        for name, picked in chosen.items():
-            done = state.outputs[name].next - number
-            if done > 0:
-                chosen[name] = [k for k in picked if k >= done]
-        return chosen
+                indices_by_output[
+                    choose_split(content_hash(texts.texts[k]), self.job.splits)
+                ].append(k)
+        for name, indices in indices_by_output.items():
+            num_finished = state.outputs[name].next - number
+            if num_finished > 0:
+                indices_by_output[name] = [k for k in indices if k >= num_finished]
+        return indices_by_output
 
     def _encode(
-        self, file: str, texts: Texts, chosen: list[int], first: int, state: TaskState
+        self, file: str, texts: Texts, indices: list[int], first: int, state: TaskState
     ) -> tuple[ShardDocuments, list[int]]:
-        """Return the chosen texts as ids, and their numbers in the task. A text that cannot be
-        tokenized is a bad record."""
-        if len(chosen) < len(texts.texts):
-            texts = texts.select(chosen)
-        numbers = [first + k for k in chosen]
-        encoded, kept, bad = self.encode(file, texts)
-        for k, problem in bad:
+        """Encode texts at these indices; return documents, and their numbers in the task. A text
+        that cannot be tokenized is a bad record."""
+        if len(indices) < len(texts.texts):
+            texts = texts.select(indices)
+        numbers = [first + k for k in indices]
+        encoded, kept, rejected = self.encode(file, texts)
+        for k, problem in rejected:
             state.untokenizable[str(numbers[k])] = str(problem)
-        if bad:
+        if rejected:
             texts, numbers = texts.select(kept), [numbers[k] for k in kept]
         documents = ShardDocuments(
             tokens=encoded.tokens,
@@ -221,16 +222,15 @@ class TokenizeWorker:
 
 
 class _PieceNumbers:
-    """Numbers the pieces of a document that was cut, or is too large to be read at once. They are
-    consecutive and have the same position."""
+    """Numbers the pieces of documents that were cut, or are too large to be read at once. A
+    document's pieces are consecutive and have the same position."""
 
     def __init__(self) -> None:
         self.last: tuple[str, int] | None = None
         self.count = 0
 
-    def of(self, file: str, positions: Sequence[int]) -> Int64:
-        """Return the piece number of each document, shifted left by 32 bits: `split_long` counts in
-        the lower half."""
+    def number(self, file: str, positions: Sequence[int]) -> Int64:
+        """Return piece numbers, shifted left by 32 bits: `split_long` counts in the lower half."""
         pieces = np.zeros(len(positions), np.int64)
         for k, position in enumerate(positions):
             self.count = self.count + 1 if (file, position) == self.last else 0
@@ -240,7 +240,7 @@ class _PieceNumbers:
 
 
 class _PendingShard:
-    """Documents of one dataset that do not fill a shard yet."""
+    """Documents for one dataset that do not fill a shard yet."""
 
     def __init__(self, job: BuildJob, output: str, task: str) -> None:
         self.job = job
@@ -252,28 +252,28 @@ class _PendingShard:
     def add(
         self, documents: ShardDocuments, numbers: list[int]
     ) -> Iterator[tuple[Shard, int, int]]:
-        """Add documents; yield each full shard, the number of its last document, and the number of
-        its documents that were split."""
+        """Add documents; yield full shards with the number of the last document, and the count of
+        split documents."""
         if not len(documents):
             return
         ends = documents.starts[1:] * (documents.size / len(documents.tokens))
-        done = 0
+        num_written = 0
         while True:
-            base = 0.0 if done == 0 else float(ends[done - 1])
+            base = 0.0 if num_written == 0 else float(ends[num_written - 1])
             last = int(np.searchsorted(ends, base + self.job.spill_size - self.size))
             if last >= len(documents):
                 break
-            self.parts.append(documents[done : last + 1])
+            self.parts.append(documents[num_written : last + 1])
             shard, split = self.write()
             yield shard, numbers[last], split
-            done = last + 1
-        rest = documents[done:]
-        if len(rest):
-            self.parts.append(rest)
-            self.size += rest.size
+            num_written = last + 1
+        remaining = documents[num_written:]
+        if len(remaining):
+            self.parts.append(remaining)
+            self.size += remaining.size
 
     def write(self) -> tuple[Shard, int]:
-        """Write a shard; return it and the number of its documents that were split."""
+        """Write a shard; return it and how many documents were split."""
         documents = ShardDocuments.concatenate(self.parts)
         self.parts, self.size = [], 0
         split = 0
@@ -290,15 +290,15 @@ class _PendingShard:
 
 
 def content_hash(text: str) -> int:
-    """Return a 64-bit hash of a text."""
+    """Hash a text to 64 bits."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def choose_split(digest: int, splits: Sequence[tuple[str, float]]) -> str:
-    """Return the split of a document; it depends on the text alone, not on other files."""
-    place = digest / 2**64
+    """Choose a document's split; it depends on the text alone, not on other files."""
+    draw = digest / 2**64
     for name, fraction in splits:
-        if place < fraction:
+        if draw < fraction:
             return name
-        place -= fraction
+        draw -= fraction
     return "train"

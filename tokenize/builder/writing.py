@@ -34,8 +34,8 @@ def write_shard(
         name = f"{folder}/{digest[:32]}.{job.format}"
         details = {}
         if documents.fields is not None:
-            beside = fields.FOLDER if folder == "shards" else folder
-            details[fields.KEY] = fields.write(url, beside, documents.fields)
+            fields_folder = fields.FOLDER if folder == "shards" else folder
+            details[fields.KEY] = fields.write(url, fields_folder, documents.fields)
         shard = Shard(
             name=name,
             size=out.hasher.size,
@@ -64,8 +64,8 @@ def write_shard(
 
 
 class HashedFile:
-    """A new file, hashed while it is written: its name depends on its content. A local file is
-    written to the folder that it will be renamed in, a remote file to memory."""
+    """A new file, hashed while it is written, because its name depends on its content. A local file
+    is written into its final folder, then renamed; a remote file is kept in memory."""
 
     closed = False
 
@@ -84,8 +84,8 @@ class HashedFile:
         self.file.write(data)
         return len(data)
 
-    def writelines(self, parts: Any) -> None:
-        joined = b"".join(parts)
+    def writelines(self, lines: Any) -> None:
+        joined = b"".join(lines)
         self.write(joined)
 
     def flush(self) -> None:
@@ -109,54 +109,56 @@ class HashedFile:
             self.path.unlink(missing_ok=True)
 
 
-def _compress(data: bytes, how: str) -> bytes:
+def _compress(data: bytes, compression: str) -> bytes:
     import zstandard
 
-    level = int(how.partition(":")[2] or 3)
+    level = int(compression.partition(":")[2] or 3)
     return zstandard.ZstdCompressor(level=level).compress(data)
 
 
 def split_long(documents: ShardDocuments, limit: int) -> ShardDocuments:
-    """Split documents longer than `limit` tokens; each piece ends with the end-of-document id."""
+    """Split documents longer than `limit` tokens; every piece ends with the end-of-document id."""
     lengths = np.diff(documents.starts)
     if not len(lengths) or lengths.max() <= limit:
         return documents
-    # The last token of a document is its end; the others are cut into pieces of limit - 1.
+    # The last token of a document is its end; all other tokens are cut into pieces of limit - 1.
     counts = np.maximum(1, -(-(lengths - 1) // (limit - 1)))
-    owner = np.repeat(np.arange(len(documents)), counts)
-    order = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
-    first = documents.starts[:-1][owner] + order * (limit - 1)
-    body = np.minimum(limit - 1, documents.starts[1:][owner] - 1 - first)
-    spans = list(zip(first.tolist(), (first + body).tolist(), strict=True))
+    source_documents = np.repeat(np.arange(len(documents)), counts)
+    piece_numbers = np.arange(len(source_documents)) - np.repeat(np.cumsum(counts) - counts, counts)
+    piece_starts = documents.starts[:-1][source_documents] + piece_numbers * (limit - 1)
+    body_lengths = np.minimum(limit - 1, documents.starts[1:][source_documents] - 1 - piece_starts)
+    spans = list(zip(piece_starts.tolist(), (piece_starts + body_lengths).tolist(), strict=True))
     end = documents.tokens[documents.starts[1] - 1 : documents.starts[1]]
-    tokens: Any = np.concatenate([part for a, b in spans for part in (documents.tokens[a:b], end)])
+    tokens: Any = np.concatenate([ids for a, b in spans for ids in (documents.tokens[a:b], end)])
     weights = documents.weights
     if weights is not None:
-        full = np.zeros(1, np.uint8)  # code of loss weight 1
-        weights = np.concatenate([part for a, b in spans for part in (weights[a:b], full)])
-    starts = np.concatenate([[0], np.cumsum(body + 1)])
-    before = 0 if documents.piece is None else documents.piece[owner]
+        full_code = np.zeros(1, np.uint8)  # code of loss weight 1
+        weights = np.concatenate([ids for a, b in spans for ids in (weights[a:b], full_code)])
+    starts = np.concatenate([[0], np.cumsum(body_lengths + 1)])
+    earlier_pieces = 0 if documents.piece is None else documents.piece[source_documents]
     return ShardDocuments(
         tokens=tokens,
         starts=starts,
         files=documents.files,
-        file=documents.file[owner],
-        position=documents.position[owner],
-        ids=None if documents.ids is None else tuple(documents.ids[k] for k in owner.tolist()),
+        file=documents.file[source_documents],
+        position=documents.position[source_documents],
+        ids=None
+        if documents.ids is None
+        else tuple(documents.ids[k] for k in source_documents.tolist()),
         weights=weights,
-        piece=before + order,
-        fields=None if documents.fields is None else documents.fields.take(owner),
+        piece=earlier_pieces + piece_numbers,
+        fields=None if documents.fields is None else documents.fields.take(source_documents),
     )
 
 
-def take(documents: ShardDocuments, order: npt.NDArray[np.int64]) -> ShardDocuments:
-    """Return the documents in another order."""
+def reorder(documents: ShardDocuments, order: npt.NDArray[np.int64]) -> ShardDocuments:
+    """Reorder documents: document k of the result is `order[k]`."""
     bounds = documents.starts.tolist()
-    parts = [slice(bounds[k], bounds[k + 1]) for k in order.tolist()]
-    tokens: Any = np.concatenate([documents.tokens[:0], *(documents.tokens[p] for p in parts)])
+    slices = [slice(bounds[k], bounds[k + 1]) for k in order.tolist()]
+    tokens: Any = np.concatenate([documents.tokens[:0], *(documents.tokens[p] for p in slices)])
     weights = documents.weights
     if weights is not None:
-        weights = np.concatenate([weights[:0], *(weights[p] for p in parts)])
+        weights = np.concatenate([weights[:0], *(weights[p] for p in slices)])
     return ShardDocuments(
         tokens=tokens,
         starts=np.concatenate([[0], np.cumsum(np.diff(documents.starts)[order])]),

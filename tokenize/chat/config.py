@@ -9,10 +9,10 @@ from typing import Any, Literal
 Learn = Literal["assistant", "all"]
 """assistant: the turns of the assistant; all: whole conversations."""
 
-OWN = "tokenizer"
-"""Name of the template that the tokenizer brings."""
-SHIPPED = {path.stem: path for path in sorted(Path(__file__).parent.glob("*.jinja"))}
-"""Templates that are shipped here, by name."""
+FROM_TOKENIZER = "tokenizer"
+"""Name that stands for the tokenizer's own template."""
+SHIPPED_TEMPLATES = {path.stem: path for path in sorted(Path(__file__).parent.glob("*.jinja"))}
+"""Shipped templates: files by name."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,11 @@
-"""A record of a corpus as a conversation: its text by a chat template, and what is learnt of it.
+"""A corpus record as a conversation: its text by a chat template, and the parts that are learnt.
 
-A special token is one where the template writes its name, and plain text where a message holds the
-name. A name that is put together from a word of the record and the template is a special token if
-the word is a usual role, or one that the template compares with; else it is plain text.
+A name of a special token is a special token where the template writes it, and plain text inside a
+message. A name composed of a word of the record and the template is a special token if the word is
+a usual role, or one that the template compares with; else it is plain text.
 
-The assistant's parts are the template's `{% generation %}` blocks. A template without them is
-rendered up to each turn of the assistant, and once more with it: the difference is the turn.
+The assistant's parts are the template's `{% generation %}` blocks. Without them, the template is
+rendered up to every turn of the assistant, and once more with the turn: the difference is the turn.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from typing import Any
 from ...dataplane.tokenizers import SpecialToken
 from ...dataplane.tokenizers.marks import Marks
 from .config import ChatFields, Learn
-from .messages import columns_of, messages_of
+from .messages import conversation_columns, read_messages
 from .names import NameParts
 from .problems import BROKEN, NOTHING, UNSTEADY, ChatProblem
-from .template import BREAK, CLOSE, EDGE, MARKS, OPEN, Template, compiled
+from .template import BREAK, CLOSE, EDGE, MARKS, OPEN, ChatTemplate, compile_template
 
 TOOLS = "tools"
-"""Field of the tools that a conversation may use, and the template's variable for them."""
+"""Field with the tools that a conversation may use, and the template's variable for them."""
 ROLES = frozenset(["system", "developer", "user", "assistant", "tool", "function", "environment"])
-"""Words of a record of which a template may put the name of a special token together."""
+"""Record words from which a template may compose a special token's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chat:
-    """How the records of a build become texts."""
+    """Turns records into texts by a chat template."""
 
     name: str
-    """Name of the template, for errors."""
+    """The template's name, for errors."""
     source: str
     """The template."""
     learn: Learn
@@ -46,13 +46,13 @@ class Chat:
     fields: ChatFields
     """Fields of a record that hold a conversation."""
     variables: dict[str, Any]
-    """Variables of the template, such as `bos_token`."""
+    """The template's variables, such as `bos_token`."""
     special: dict[str, SpecialToken]
-    """Special tokens of the tokenizer."""
+    """The tokenizer's special tokens, by name."""
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Return what decides the texts and the learnt parts; the tokenizer decides the rest."""
+        """Return everything that decides texts and learnt parts, except the tokenizer."""
         return {
             "template": hashlib.sha256(self.source.encode()).hexdigest(),
             "learn": self.learn,
@@ -62,130 +62,146 @@ class Chat:
         }
 
     def read(self, record: dict[str, Any]) -> tuple[str, Marks]:
-        """Return the text of a record, its special tokens and what is learnt; raise ChatProblem."""
-        messages = self._plain(messages_of(record, self.fields))
+        """Return a record's text, with the spans of special tokens and learnt parts; raise
+        ChatProblem."""
+        messages = self._neutralize(read_messages(record, self.fields))
         variables = {**self.variables}
         if record.get(TOOLS) is not None:
-            variables[TOOLS] = self._plain(record[TOOLS])
+            variables[TOOLS] = self._neutralize(record[TOOLS])
         rendered = self._template.render(messages, variables, prompt=False)
         if self.learn == "assistant" and not self._template.marks_generation:
-            rendered = self._with_turns(rendered, messages, variables)
-        return self._text_and_marks(rendered)
+            rendered = self._mark_turns(rendered, messages, variables)
+        return self._take_marks(rendered)
 
     def columns(self, names: Sequence[str]) -> list[str]:
-        """Return the columns of a conversation, in a file with columns of these names."""
-        return columns_of(self.fields, names) + [TOOLS] * (TOOLS in names)
+        """Return the columns that hold a conversation, in a file with the columns `names`."""
+        return conversation_columns(self.fields, names) + [TOOLS] * (TOOLS in names)
 
     @property
-    def _template(self) -> Template:
-        return compiled(self.source, self.name)
+    def _template(self) -> ChatTemplate:
+        return compile_template(self.source, self.name)
 
-    def _plain(self, value: Any) -> Any:
-        """Return a value of a record with a mark in each name of a special token, and where the
-        template could put a name together."""
+    def _neutralize(self, value: Any) -> Any:
+        """Insert marks into a record's value: inside names of special tokens, and at ends where the
+        template could compose a name."""
         if isinstance(value, str):
             trusted = value in ROLES or value in self._template.compared
-            return self._marked(value, [] if trusted else self._parts.find(value))
+            return self._insert_marks(value, [] if trusted else self._name_parts.find(value))
         if isinstance(value, list):
-            return [self._plain(item) for item in value]
+            return [self._neutralize(item) for item in value]
         if isinstance(value, dict):
-            return {self._marked(key, []): self._plain(item) for key, item in value.items()}
+            return {
+                self._insert_marks(key, []): self._neutralize(item) for key, item in value.items()
+            }
         return value
 
-    def _marked(self, text: str, edges: list[int]) -> str:
+    def _insert_marks(self, text: str, edges: list[int]) -> str:
         if any(mark in text for mark in MARKS):
             raise ChatProblem(BROKEN, "it holds a character from U+FDD0 to U+FDD3")
-        marks = dict.fromkeys(edges, EDGE)
-        marks |= {match.start() + 1: BREAK for match in self._names.finditer(text)}
-        cuts = [*sorted(marks), len(text)]
-        return text[: cuts[0]] + "".join(marks[a] + text[a:b] for a, b in pairwise(cuts))
+        marks_by_position = dict.fromkeys(edges, EDGE)
+        marks_by_position |= {
+            match.start() + 1: BREAK for match in self._name_starts.finditer(text)
+        }
+        cuts = [*sorted(marks_by_position), len(text)]
+        return text[: cuts[0]] + "".join(
+            marks_by_position[a] + text[a:b] for a, b in pairwise(cuts)
+        )
 
     @cached_property
-    def _parts(self) -> NameParts:
+    def _name_parts(self) -> NameParts:
         return NameParts(self.special)
 
     @cached_property
-    def _names(self) -> re.Pattern[str]:
-        """Match the beginning of each name, also of those that overlap."""
+    def _name_starts(self) -> re.Pattern[str]:
+        """Matches where a name begins, also where names overlap."""
         return re.compile(
             f"(?={'|'.join(map(re.escape, self.special))})" if self.special else "(?!)"
         )
 
     @cached_property
     def _tokens(self) -> re.Pattern[str]:
-        """Match special tokens, the longest first, with the white space that they swallow."""
+        """Matches special tokens, longest first, with the white space that they swallow."""
         space = r"[^\S\x1c-\x1f]*"  # what the `tokenizers` library takes for white space
-        parts = [
+        patterns = [
             f"{space * token.takes_left}{re.escape(name)}"
             # The mark of a name of one letter stands after it.
             f"{f'(?!{BREAK})' if len(name) == 1 else ''}{space * token.takes_right}"
             for name, token in sorted(self.special.items(), key=lambda item: -len(item[0]))
         ]
-        return re.compile("|".join(parts) or "(?!)")
+        return re.compile("|".join(patterns) or "(?!)")
 
-    def _id(self, found: str) -> int:
-        return (self.special.get(found) or self.special[found.strip()]).id
+    def _token_id(self, match: str) -> int:
+        return (self.special.get(match) or self.special[match.strip()]).id
 
-    def _with_turns(
-        self, whole: str, messages: list[dict[str, Any]], variables: Mapping[str, Any]
+    def _mark_turns(
+        self, conversation: str, messages: list[dict[str, Any]], variables: Mapping[str, Any]
     ) -> str:
         """Mark the assistant's turns in a rendered conversation."""
-        parts, at = [], 0
+        pieces, end = [], 0
         for number, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            before = self._template.render(messages[:number], variables, prompt=True)
-            upto = whole
+            before_turn = self._template.render(messages[:number], variables, prompt=True)
+            through_turn = conversation
             if number + 1 < len(messages):
-                upto = self._template.render(messages[: number + 1], variables, prompt=False)
-            why = None
-            if not whole.startswith(upto):
-                why = (
+                through_turn = self._template.render(
+                    messages[: number + 1], variables, prompt=False
+                )
+            reason = None
+            if not conversation.startswith(through_turn):
+                reason = (
                     f"it writes turn {number + 1}, or one before, in another way when more follows"
                 )
-            elif not upto.startswith(before) or len(before) < at:
-                why = f"it writes turn {number + 1} in another way than it prompts for it"
-            if why is not None:
+            elif not through_turn.startswith(before_turn) or len(before_turn) < end:
+                reason = f"it writes turn {number + 1} in another way than it prompts for it"
+            if reason is not None:
                 raise ChatProblem(
                     UNSTEADY,
-                    f"{why}, so the assistant's part is unknown; put {{% generation %}} and "
+                    f"{reason}, so the assistant's part is unknown; put {{% generation %}} and "
                     "{% endgeneration %} around what the assistant writes",
                 )
-            short = upto.rstrip()
-            end = len(short) if short.endswith(tuple(self.special)) else len(upto)
-            parts += [whole[at : len(before)], OPEN, whole[len(before) : end], CLOSE]
-            at = end
-        return "".join([*parts, whole[at:]])
+            stripped = through_turn.rstrip()
+            turn_end = (
+                len(stripped) if stripped.endswith(tuple(self.special)) else len(through_turn)
+            )
+            pieces += [
+                conversation[end : len(before_turn)],
+                OPEN,
+                conversation[len(before_turn) : turn_end],
+                CLOSE,
+            ]
+            end = turn_end
+        return "".join([*pieces, conversation[end:]])
 
-    def _text_and_marks(self, rendered: str) -> tuple[str, Marks]:
-        """Take the marks out of a rendered conversation."""
+    def _take_marks(self, rendered: str) -> tuple[str, Marks]:
+        """Remove the marks from a rendered conversation; return the text and its spans."""
         learnt: list[tuple[int, int]] = []
-        begins: list[int] = []
-        parts, at = [], 0
-        for part in re.split(f"([{OPEN}{CLOSE}])", rendered):
-            if part == OPEN:
-                begins.append(at)
-            elif part == CLOSE and begins:
-                begin = begins.pop()
-                if not begins:  # blocks may be nested
-                    learnt.append((begin, at))
-            elif part != CLOSE:
-                parts.append(part)
-                at += len(part)
-        text = "".join(parts)
+        open_blocks: list[int] = []
+        pieces, position = [], 0
+        for piece in re.split(f"([{OPEN}{CLOSE}])", rendered):
+            if piece == OPEN:
+                open_blocks.append(position)
+            elif piece == CLOSE and open_blocks:
+                block_start = open_blocks.pop()
+                if not open_blocks:  # blocks may be nested
+                    learnt.append((block_start, position))
+            elif piece != CLOSE:
+                pieces.append(piece)
+                position += len(piece)
+        text = "".join(pieces)
         breaks = [match.start() for match in re.finditer(f"[{BREAK}{EDGE}]", text)]
 
-        def place(k: int) -> int:
+        def move(k: int) -> int:
             return k - bisect_left(breaks, k)
 
         special = tuple(
-            (place(match.start()), place(match.end()), self._id(match.group()))
+            (move(match.start()), move(match.end()), self._token_id(match.group()))
             for match in self._tokens.finditer(text)
         )
         text = text.replace(BREAK, "").replace(EDGE, "")
         if self.learn == "all":
             return text, Marks(special)
-        spans = tuple(sorted((place(a), place(b)) for a, b in learnt if a < b))
+        spans = tuple(sorted((move(a), move(b)) for a, b in learnt if a < b))
         if text and not spans:
             raise ChatProblem(NOTHING, "nothing in the conversation is learnt")
         return text, Marks(special, spans)

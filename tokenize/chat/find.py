@@ -1,4 +1,4 @@
-"""Find a chat template: a file, that of a tokenizer, or one of those that are shipped here."""
+"""Load a chat template: a file, the tokenizer's own, or a shipped one."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from ...console.explain import nearest, nearest_path
 from ...console.log import get_logger
 from ...dataplane.storage import hub, storage
 from ...dataplane.tokenizers import Tokenizer
-from .config import OWN, SHIPPED, ChatConfig
+from .config import FROM_TOKENIZER, SHIPPED_TEMPLATES, ChatConfig
 from .conversation import Chat
-from .template import Template, compiled
+from .template import ChatTemplate, compile_template
 
 log = get_logger(__name__)
 
-CONFIG, BESIDE = "tokenizer_config.json", "chat_template.jinja"
-"""Files beside a tokenizer.json that may hold its template."""
+CONFIG, TEMPLATE_FILE = "tokenizer_config.json", "chat_template.jinja"
+"""Files next to a tokenizer.json that may hold its template."""
 
 TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
-"""Variables of a template that name special tokens."""
+"""ChatTemplate variables that name special tokens."""
 LOOKS_SPECIAL = re.compile(r"<\|[^|<>\s]+\|>")
 
 
-def chat_of(config: ChatConfig, tokenizer: Tokenizer, place: str) -> Chat:
-    """Return how records become texts; `place` is where the tokenizer comes from."""
-    source = _source(config.template, place)
-    template = compiled(source, config.template)
+def load_chat(config: ChatConfig, tokenizer: Tokenizer, place: str) -> Chat:
+    """Load a chat template for a tokenizer; `place` is where the tokenizer comes from."""
+    source = _template_source(config.template, place)
+    template = compile_template(source, config.template)
     if tokenizer.whole_because is not None:
         raise MisuseError(
             f"--chat cannot use the tokenizer {place}: {tokenizer.whole_because}",
@@ -63,65 +63,65 @@ def chat_of(config: ChatConfig, tokenizer: Tokenizer, place: str) -> Chat:
     )
 
 
-def _source(name: str, tokenizer: str) -> str:
-    if name == OWN:
+def _template_source(name: str, tokenizer: str) -> str:
+    if name == FROM_TOKENIZER:
         if tokenizer == "byte":
             raise MisuseError(
                 "--chat tokenizer: the byte tokenizer has no chat template",
-                hint=f"name a Jinja file, or one of {', '.join(SHIPPED)}",
+                hint=f"name a Jinja file, or one of {', '.join(SHIPPED_TEMPLATES)}",
             )
-        return _of_folder(_folder(tokenizer))
-    if name in SHIPPED:
-        return SHIPPED[name].read_text(encoding="utf-8")
-    if hub.file_of(name, CONFIG) != name or _is_folder(name):
-        return _of_folder(name.rstrip("/"))
+        return _template_in_folder(_tokenizer_folder(tokenizer))
+    if name in SHIPPED_TEMPLATES:
+        return SHIPPED_TEMPLATES[name].read_text(encoding="utf-8")
+    if hub.file_of(name, CONFIG) != name or _is_local_folder(name):
+        return _template_in_folder(name.rstrip("/"))
     if not storage.exists(name):
         path = nearest_path(storage.local_path(name)) if storage.is_local(name) else None
-        near = nearest(name, [OWN, *SHIPPED, *([path] if path else [])])
-        hint = f"name a Jinja file, {OWN}, or one of {', '.join(SHIPPED)}"
+        near = nearest(name, [FROM_TOKENIZER, *SHIPPED_TEMPLATES, *([path] if path else [])])
+        hint = f"name a Jinja file, {FROM_TOKENIZER}, or one of {', '.join(SHIPPED_TEMPLATES)}"
         raise InputError(
             f"there is no chat template {name}", hint=f"did you mean {near}?" if near else hint
         )
     data = storage.read(name)
     if name.endswith(".json"):
-        return _in_config(data, name)
-    return _text(data, name)
+        return _template_in_config(data, name)
+    return _decode(data, name)
 
 
-def _folder(tokenizer: str) -> str:
-    """Return the folder that holds a tokenizer.json."""
+def _tokenizer_folder(tokenizer: str) -> str:
+    """Return the folder with the tokenizer.json."""
     return hub.file_of(tokenizer, "tokenizer.json").rpartition("/")[0] or "."
 
 
-def _is_folder(name: str) -> bool:
+def _is_local_folder(name: str) -> bool:
     return storage.is_local(name) and storage.local_path(name).is_dir()
 
 
-def _of_folder(folder: str) -> str:
-    beside, config = storage.join(folder, BESIDE), storage.join(folder, CONFIG)
-    if storage.exists(beside):
-        return _text(storage.read(beside), beside)
-    if not storage.exists(config):
+def _template_in_folder(folder: str) -> str:
+    template_file, config_file = storage.join(folder, TEMPLATE_FILE), storage.join(folder, CONFIG)
+    if storage.exists(template_file):
+        return _decode(storage.read(template_file), template_file)
+    if not storage.exists(config_file):
         raise InputError(
-            f"{folder} holds no chat template: neither {BESIDE} nor {CONFIG}",
-            hint=f"name a Jinja file, or one of {', '.join(SHIPPED)}",
+            f"{folder} holds no chat template: neither {TEMPLATE_FILE} nor {CONFIG}",
+            hint=f"name a Jinja file, or one of {', '.join(SHIPPED_TEMPLATES)}",
         )
-    return _in_config(storage.read(config), config)
+    return _template_in_config(storage.read(config_file), config_file)
 
 
-def _in_config(data: bytes, where: str) -> str:
-    found = _config(data, where).get("chat_template")
-    if isinstance(found, list):  # several templates: the one without a purpose of its own
-        found = {entry["name"]: entry["template"] for entry in found}.get("default")
-    if not isinstance(found, str):
+def _template_in_config(data: bytes, where: str) -> str:
+    template = _parse_config(data, where).get("chat_template")
+    if isinstance(template, list):  # several templates: the one without a purpose of its own
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    if not isinstance(template, str):
         raise InputError(
             f"{where} has no chat_template",
-            hint=f"name a Jinja file, or one of {', '.join(SHIPPED)}",
+            hint=f"name a Jinja file, or one of {', '.join(SHIPPED_TEMPLATES)}",
         )
-    return found
+    return template
 
 
-def _config(data: bytes, where: str) -> dict[str, Any]:
+def _parse_config(data: bytes, where: str) -> dict[str, Any]:
     try:
         config = json.loads(data)
     except ValueError as error:
@@ -131,7 +131,7 @@ def _config(data: bytes, where: str) -> dict[str, Any]:
     return config
 
 
-def _text(data: bytes, where: str) -> str:
+def _decode(data: bytes, where: str) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -141,21 +141,21 @@ def _text(data: bytes, where: str) -> str:
         ) from None
 
 
-def _special_tokens(template: Template, tokenizer: Tokenizer, place: str) -> dict[str, str]:
-    """Return the names of special tokens that the template reads: those of the tokenizer's
-    configuration; `eos_token` is else the token that ends documents."""
-    wanted = set(TOKENS) & template.variables
-    found: dict[str, str] = {}
-    ends = tokenizer.info.end_of_document
-    ending = [name for name, token in tokenizer.special.items() if token.id == ends]
-    if "eos_token" in wanted and ending:
-        found["eos_token"] = ending[0]
-    config = storage.join(_folder(place), CONFIG)
-    if wanted and place != "byte" and storage.exists(config):
-        values = _config(storage.read(config), config)
-        for name in wanted & values.keys():
+def _special_tokens(template: ChatTemplate, tokenizer: Tokenizer, place: str) -> dict[str, str]:
+    """Return the template's variables that name special tokens, as the tokenizer's configuration
+    has them. Without one, `eos_token` is the token that ends documents."""
+    names = set(TOKENS) & template.variables
+    tokens: dict[str, str] = {}
+    end_id = tokenizer.info.end_of_document
+    end_names = [name for name, token in tokenizer.special.items() if token.id == end_id]
+    if "eos_token" in names and end_names:
+        tokens["eos_token"] = end_names[0]
+    config = storage.join(_tokenizer_folder(place), CONFIG)
+    if names and place != "byte" and storage.exists(config):
+        values = _parse_config(storage.read(config), config)
+        for name in names & values.keys():
             value = values[name]
             value = value.get("content") if isinstance(value, dict) else value
             if isinstance(value, str):
-                found[name] = value
-    return found
+                tokens[name] = value
+    return tokens

@@ -1,4 +1,4 @@
-"""The messages of a record, and their contents as one text."""
+"""A record's messages, and their contents as one text."""
 
 from __future__ import annotations
 
@@ -10,42 +10,41 @@ from ...dataplane.tokenizers.marks import Marks
 from .config import ChatFields
 from .problems import BROKEN, MISSING, ChatProblem
 
-OTHER_NAMES = {"human": "user", "gpt": "assistant"}
-"""Roles of messages that have `from` and `value` instead of `role` and `content`."""
+ROLE_ALIASES = {"human": "user", "gpt": "assistant"}
+"""Role names, in messages with `from` and `value` instead of `role` and `content`."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contents:
-    """Reads a conversation as the contents of its messages: a text for comparisons, which needs no
-    template."""
+class MessageContents:
+    """Reads a conversation as the contents of its messages: a text to compare, without template."""
 
     fields: ChatFields
     """Fields of a record that hold a conversation."""
 
     def read(self, record: dict[str, Any]) -> tuple[str, Marks]:
-        """Return the contents, one after the other; raise ChatProblem."""
-        contents = [message.get("content") for message in messages_of(record, self.fields)]
+        """Return the messages' contents, a line feed between them; raise ChatProblem."""
+        contents = [message.get("content") for message in read_messages(record, self.fields)]
         return "\n".join(text for text in contents if isinstance(text, str)), Marks()
 
     def columns(self, names: Sequence[str]) -> list[str]:
-        """Return the columns of a conversation, in a file with columns of these names."""
-        return columns_of(self.fields, names)
+        """Return the columns that hold a conversation, in a file with the columns `names`."""
+        return conversation_columns(self.fields, names)
 
 
-def columns_of(fields: ChatFields, names: Sequence[str]) -> list[str]:
-    """Return the columns of messages, in a file with columns of these names."""
+def conversation_columns(fields: ChatFields, names: Sequence[str]) -> list[str]:
+    """Return the columns that hold messages, in a file with the columns `names`."""
     pair = [fields.prompt, fields.response]
-    found = [fields.messages] if fields.messages in names else []
-    return found if found and not set(pair) <= set(names) else found + pair
+    columns = [fields.messages] if fields.messages in names else []
+    return columns if columns and not set(pair) <= set(names) else columns + pair
 
 
-def messages_of(record: dict[str, Any], fields: ChatFields) -> list[dict[str, Any]]:
+def read_messages(record: dict[str, Any], fields: ChatFields) -> list[dict[str, Any]]:
     """Return messages with `role` and `content`; raise ChatProblem."""
     if record.get(fields.messages) is not None:
-        given = record[fields.messages]
-        if not isinstance(given, list) or not given:
+        messages = record[fields.messages]
+        if not isinstance(messages, list) or not messages:
             raise ChatProblem(BROKEN, f"`{fields.messages}` is no list with messages")
-        return [_message(value, turn) for turn, value in enumerate(given, start=1)]
+        return [_check_message(value, turn) for turn, value in enumerate(messages, start=1)]
     roles = {"user": fields.prompt, "assistant": fields.response}
     for name in roles.values():
         if name not in record:
@@ -59,18 +58,18 @@ def messages_of(record: dict[str, Any], fields: ChatFields) -> list[dict[str, An
     return [{"role": role, "content": record[name]} for role, name in roles.items()]
 
 
-def _message(given: Any, turn: int) -> dict[str, Any]:
+def _check_message(entry: Any, turn: int) -> dict[str, Any]:
     """Return a message with `role` and `content`; raise ChatProblem."""
-    if not isinstance(given, dict):
+    if not isinstance(entry, dict):
         raise ChatProblem(BROKEN, f"turn {turn} is no object with `role` and `content`")
-    value: dict[str, Any] = given
-    if "role" not in value and "from" in value and "value" in value:
-        rest = {key: item for key, item in value.items() if key not in ("from", "value")}
-        role = value["from"]
-        value = {"role": OTHER_NAMES.get(role, role), "content": value["value"], **rest}
-    known = ", ".join(f"`{key}`" for key in list(value)[:10]) or "nothing"
-    if not isinstance(value.get("role"), str):
+    message: dict[str, Any] = entry
+    if "role" not in message and "from" in message and "value" in message:
+        extra = {key: item for key, item in message.items() if key not in ("from", "value")}
+        role = message["from"]
+        message = {"role": ROLE_ALIASES.get(role, role), "content": message["value"], **extra}
+    known = ", ".join(f"`{key}`" for key in list(message)[:10]) or "nothing"
+    if not isinstance(message.get("role"), str):
         raise ChatProblem(BROKEN, f"turn {turn} has no `role` that is a string (it has {known})")
-    if not isinstance(value.get("content"), str) and not value.get("tool_calls"):
+    if not isinstance(message.get("content"), str) and not message.get("tool_calls"):
         raise ChatProblem(BROKEN, f"turn {turn} has no `content` that is a string (it has {known})")
-    return value
+    return message

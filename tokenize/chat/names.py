@@ -1,7 +1,7 @@
-"""Parts of the names of special tokens, which a record and a template could put together.
+"""Find parts of special tokens' names in a record, from which a template could compose a name.
 
-A template that writes `<|`, the role of a message and `|>` makes the name of a special token from a
-role that is a part of the name. Marks in the role keep the name apart.
+A template that writes `<|`, a message's role and `|>` composes the name of a special token if the
+role is the middle of the name. Marks at the role's ends keep the name apart.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 
 class NameParts:
-    """Finds parts of names at the ends of a value."""
+    """Finds beginnings and endings of names at a value's ends."""
 
     def __init__(self, names: Iterable[str]) -> None:
         lowered = [name.lower() for name in names]  # templates change the case of roles
@@ -20,16 +20,16 @@ class NameParts:
         self._inner = "\0".join(name[1:] for name in lowered)
 
     def find(self, value: str) -> list[int]:
-        """Return the places in a value before which a mark separates each name that goes on beyond
-        the value. White space at its ends does not count, because templates strip it."""
+        """Return offsets where a mark must be inserted so that no name spans an end of the value.
+        Templates strip white space, so it is ignored at the ends."""
         word = value.strip().lower()
         if not word or not self._longest:
             return []
-        first = len(value) - len(value.lstrip())
-        most = min(self._longest, len(word)) + 1
+        start = len(value) - len(value.lstrip())
+        end_length = min(self._longest, len(word)) + 1
         places = []
-        if any(word[:k] in self._endings for k in range(1, most)) or word in self._inner:
-            places.append(first)  # the name begins before the value
+        if any(word[:k] in self._endings for k in range(1, end_length)) or word in self._inner:
+            places.append(start)  # the name begins before the value
         end = len(value.rstrip())
-        places += [end - k + 1 for k in range(1, most) if word[-k:] in self._beginnings]
+        places += [end - k + 1 for k in range(1, end_length) if word[-k:] in self._beginnings]
         return places

@@ -1,4 +1,4 @@
-"""Records that do not become conversations."""
+"""Problems in records that cannot become conversations."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ NOTHING = "no assistant turn"
 REFUSED = "refused by the template"
 FAILED = "the template fails"
 UNSTEADY = "unsteady template"
-"""Kinds of problems, as kinds of bad records. The last one is the template's: a build stops at it,
-whatever becomes of bad records."""
+"""Bad-record kinds. An unsteady template is the template's fault: a build stops at it, even if
+bad records are skipped."""
 
 
 class ChatProblem(Exception):
-    """A record that does not become a conversation. A build reports it as a bad record."""
+    """A record cannot become a conversation. A build reports it as a bad record."""
 
-    def __init__(self, kind: str, what: str) -> None:
-        super().__init__(what)
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
         self.kind = kind

@@ -1,8 +1,8 @@
-"""Chat templates: Jinja in a sandbox, with the settings and functions that `transformers` gives.
+"""Chat templates: Jinja in a sandbox, with `transformers`' settings and functions.
 
-A template must render a conversation alike each time, so the clock and random choices are refused.
-Marks in the rendered text show what a template says about it: `{% generation %}` blocks, and names
-of special tokens that are part of a message (conversation.py reads both).
+A template must always render a conversation to the same text, so the clock and random choices are
+refused. Marks in the rendered text show `{% generation %}` blocks, and names of special tokens that
+are part of a message; conversation.py reads both.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ...console.errors import InputError
 from .problems import FAILED, REFUSED, UNSTEADY, ChatProblem
 
 OPEN, CLOSE, BREAK, EDGE = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
-"""Begin and end of a `{% generation %}` block; a mark within a name that is plain text; a mark
-where a name could be put together from a record and the template. Unicode keeps these characters
-for such uses: no text should hold them."""
+"""Beginning and end of a `{% generation %}` block; a mark inside a name that is plain text; a mark
+where a record and the template could compose a name. Unicode reserves these characters for internal
+use, so no text should contain them."""
 MARKS = OPEN + CLOSE + BREAK + EDGE
 
 
-class Generation(Extension):
+class GenerationBlock(Extension):
     """`{% generation %}…{% endgeneration %}`: what the assistant writes."""
 
     tags = {"generation"}  # noqa: RUF012 (as in jinja2)
@@ -39,29 +39,29 @@ class Generation(Extension):
         self.used = True
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
+        return nodes.CallBlock(self.call_method("_wrap_in_marks"), [], [], body).set_lineno(line)
 
-    def _marked(self, caller: Any) -> str:
+    def _wrap_in_marks(self, caller: Any) -> str:
         return f"{OPEN}{caller()}{CLOSE}"
 
 
 @dataclass(frozen=True)
-class Template:
-    """A compiled template."""
+class ChatTemplate:
+    """A compiled chat template."""
 
     jinja: jinja2.Template
     marks_generation: bool
-    """It has `{% generation %}` blocks."""
+    """The template has `{% generation %}` blocks."""
     variables: frozenset[str]
-    """Names that it reads and does not set."""
+    """Names that the template reads and does not set."""
     texts: tuple[str, ...]
-    """The texts that it writes or compares with."""
+    """Strings that the template writes or compares with."""
     compared: frozenset[str]
-    """The texts that it compares with, such as roles."""
+    """Strings that the template compares with, such as roles."""
 
     def render(self, messages: list[Any], variables: Mapping[str, Any], *, prompt: bool) -> str:
-        """Render messages; raise ChatProblem. With `prompt`, the beginning of an answer of the
-        assistant follows."""
+        """Render messages; raise ChatProblem. With `prompt`, the beginning of the assistant's next
+        turn follows."""
         try:
             return self.jinja.render(
                 {"tools": None, "documents": None, **variables},
@@ -75,10 +75,10 @@ class Template:
 
 
 @lru_cache(maxsize=4)
-def compiled(source: str, name: str) -> Template:
-    """Compile a template; raise InputError, which names the template and the line."""
+def compile_template(source: str, name: str) -> ChatTemplate:
+    """Compile a template; raise InputError with the template's name and the line."""
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
     del environment.filters["random"]
@@ -98,18 +98,21 @@ def compiled(source: str, name: str) -> Template:
             f"the chat template {name} is wrong in line {error.lineno}: {error.message}",
             hint="correct the template: it is read as transformers reads it",
         ) from None
-    generation = environment.extensions[Generation.identifier]
-    assert isinstance(generation, Generation)
-    written = [node.data for node in tree.find_all(nodes.TemplateData)]
-    named = [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
-    compared = (node.find_all(nodes.Const) for node in tree.find_all(nodes.Compare))
-    return Template(
+    generation = environment.extensions[GenerationBlock.identifier]
+    assert isinstance(generation, GenerationBlock)
+    template_texts = [node.data for node in tree.find_all(nodes.TemplateData)]
+    constants = [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
+    comparisons = (node.find_all(nodes.Const) for node in tree.find_all(nodes.Compare))
+    return ChatTemplate(
         jinja,
         generation.used,
         frozenset(meta.find_undeclared_variables(tree)),
-        (*written, *named),
+        (*template_texts, *constants),
         frozenset(
-            node.value for found in compared for node in found if isinstance(node.value, str)
+            node.value
+            for operands in comparisons
+            for node in operands
+            if isinstance(node.value, str)
         ),
     )
 

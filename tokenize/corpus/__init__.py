@@ -1,1 +1,1 @@
-"""A corpus: the list of its files, and its documents without bad or empty ones."""
+"""A corpus: its files, and its documents except bad and empty ones."""

@@ -1,8 +1,7 @@
-"""Leave out documents that have an n-gram of an evaluation, or cut the n-grams out.
+"""Drop documents that share an n-gram with an evaluation, or cut the n-grams out.
 
-A cut takes the n-gram and MARGIN characters on both sides out of a document, as for GPT-3. What is
-left are pieces: those of fewer than SHORTEST characters are left out, and so are documents that
-would be cut at MOST_CUTS places or more.
+A cut removes the n-gram and MARGIN characters on both sides, as for GPT-3. Remaining pieces of
+fewer than MIN_PIECE characters are dropped, and so are documents with MAX_CUTS cuts or more.
 """
 
 from __future__ import annotations
@@ -17,57 +16,58 @@ from typing import Any, Literal
 from ...dataplane.storage.verified import map_named, write_named
 from ..files.input_file import File
 from ..sources.format import BadRecord, Texts
-from .evaluations import Evaluation, EvaluationConfig, Evaluations
+from .evaluations import EvaluationConfig, Evaluations, EvaluationSummary
 from .ngrams import ENTRY, Hit, Ngrams
 from .read_stats import MAX_MESSAGES, ReadStats
-from .words import spans
+from .words import word_spans
 
-Action = Literal["drop", "cut"]
+ContaminationAction = Literal["drop", "cut"]
 
 MARGIN = 200
-SHORTEST = 200
-MOST_CUTS = 10
+MIN_PIECE = 200
+MAX_CUTS = 10
 
-LEFT_OUT = "dropped by decontamination"
-CUT = "documents cut by decontamination"
-PIECES = "pieces of cut documents"
-FOUND = "contaminated by "
-"""Names of counts, or their beginning; manifests store them."""
+DROPPED_COUNT = "dropped by decontamination"
+CUT_COUNT = "documents cut by decontamination"
+PIECE_COUNT = "pieces of cut documents"
+CONTAMINATED_BY = "contaminated by "
+"""Count names, or their prefix; manifests store them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredEvaluations:
-    """Evaluations in the work folder of a build, and what happens to documents that have their
-    n-grams."""
+    """Evaluations in a build's work folder, and the action on documents that share n-grams."""
 
     config: EvaluationConfig
-    action: Action
+    action: ContaminationAction
     digest: str
-    read: tuple[Evaluation, ...]
+    read: tuple[EvaluationSummary, ...]
     url: str
     entries: str
-    """File of the n-grams."""
+    """File name of the n-grams."""
     lengths: tuple[int, ...]
-    """Numbers of their words."""
+    """N-gram lengths, in words."""
 
     @staticmethod
-    def write(held: Evaluations, action: Action, url: str, folder: str) -> StoredEvaluations:
+    def write(
+        evaluations: Evaluations, action: ContaminationAction, url: str, folder: str
+    ) -> StoredEvaluations:
         return StoredEvaluations(
-            config=held.config,
+            config=evaluations.config,
             action=action,
-            digest=held.digest,
-            read=held.read,
+            digest=evaluations.digest,
+            read=evaluations.read,
             url=url,
-            entries=write_named(url, folder, "ngrams", held.ngrams.entries.tobytes()),
-            lengths=held.ngrams.lengths,
+            entries=write_named(url, folder, "ngrams", evaluations.ngrams.entries.tobytes()),
+            lengths=evaluations.ngrams.lengths,
         )
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Return what decides the documents that stay. Names of files do not."""
+        """Return everything that decides which documents stay; names of files do not."""
         settings = asdict(self.config)
         del settings["evaluations"]
-        cut = {"margin": MARGIN, "shortest": SHORTEST, "most_cuts": MOST_CUTS}
+        cut = {"margin": MARGIN, "shortest": MIN_PIECE, "most_cuts": MAX_CUTS}
         action = {"cut": cut} if self.action == "cut" else {}
         return {"evaluations": self.digest, **settings, "action": self.action, **action}
 
@@ -76,41 +76,43 @@ class StoredEvaluations:
         return Ngrams(map_named(self.url, self.entries).view(ENTRY), self.lengths)
 
     def apply(self, file: File, texts: Texts, stats: ReadStats) -> Texts:
-        """Return the documents without n-grams of evaluations; count the others."""
+        """Drop or cut contaminated documents, and count them; return the rest."""
         hits = self.ngrams.find(texts.texts)
         if not hits:
             return texts
-        found = {text: list(group) for text, group in groupby(hits, key=lambda hit: hit.text)}
-        owners: list[int] = []
+        hits_by_text = {
+            text: list(group) for text, group in groupby(hits, key=lambda hit: hit.text)
+        }
+        piece_texts: list[int] = []
         pieces: list[str] = []
         for k, text in enumerate(texts.texts):
-            parts = [text]
-            if k in found:
-                self._count(file, texts, found[k], stats)
-                parts = cut(text, found[k]) if self.action == "cut" else []
-                stats.counts[CUT if parts else LEFT_OUT] += 1
-                stats.counts[PIECES] += len(parts)
-            owners += [k] * len(parts)
-            pieces += parts
-        return replace(texts.select(owners), texts=pieces)
+            kept_pieces = [text]
+            if k in hits_by_text:
+                self._count(file, texts, hits_by_text[k], stats)
+                kept_pieces = cut(text, hits_by_text[k]) if self.action == "cut" else []
+                stats.counts[CUT_COUNT if kept_pieces else DROPPED_COUNT] += 1
+                stats.counts[PIECE_COUNT] += len(kept_pieces)
+            piece_texts += [k] * len(kept_pieces)
+            pieces += kept_pieces
+        return replace(texts.select(piece_texts), texts=pieces)
 
     def _count(self, file: File, texts: Texts, hits: Sequence[Hit], stats: ReadStats) -> None:
-        """Count a document for each evaluation; note the places of the first documents."""
+        """Count a contaminated document under its evaluations; note where the first ones are."""
         for number in {hit.evaluation for hit in hits}:
-            stats.counts[FOUND + self.read[number].name] += 1
+            stats.counts[CONTAMINATED_BY + self.read[number].name] += 1
         if len(stats.notes) < MAX_MESSAGES:
             hit, text = hits[0], texts.texts[hits[0].text]
-            words = spans(text)[hit.word : hit.word + hit.words]
-            what = f"{self.read[hit.evaluation].name}, record {hit.record + 1}: "
-            what += " ".join(text[words[0][0] : words[-1][1]].split())
+            word_places = word_spans(text)[hit.word : hit.word + hit.words]
+            shared_words = f"{self.read[hit.evaluation].name}, record {hit.record + 1}: "
+            shared_words += " ".join(text[word_places[0][0] : word_places[-1][1]].split())
             position = texts.positions[hit.text]
-            stats.notes.append(str(BadRecord("contaminated", what, file.name, position)))
+            stats.notes.append(str(BadRecord("contaminated", shared_words, file.name, position)))
 
 
 def cut(text: str, hits: Sequence[Hit]) -> list[str]:
-    """Return the pieces of a text between n-grams that are cut out; none if it is left out."""
-    words = spans(text)
-    starts, ends = [start for start, _ in words], [end for _, end in words]
+    """Cut n-grams out of a text; return the remaining pieces, none if the text is dropped."""
+    word_places = word_spans(text)
+    starts, ends = [start for start, _ in word_places], [end for _, end in word_places]
     cuts: list[tuple[int, int]] = []
     for hit in hits:
         low = starts[bisect_left(starts, starts[hit.word] - MARGIN)]
@@ -118,8 +120,8 @@ def cut(text: str, hits: Sequence[Hit]) -> list[str]:
         if cuts and low <= cuts[-1][1]:
             low, high = cuts[-1][0], max(high, cuts.pop()[1])
         cuts.append((low, high))
-    if len(cuts) >= MOST_CUTS:
+    if len(cuts) >= MAX_CUTS:
         return []
     edges = [0, *(edge for pair in cuts for edge in pair), len(text)]
     pieces = [text[low:high].strip() for low, high in zip(edges[::2], edges[1::2], strict=True)]
-    return [piece for piece in pieces if len(piece) >= SHORTEST]
+    return [piece for piece in pieces if len(piece) >= MIN_PIECE]

@@ -1,7 +1,7 @@
-"""Read the documents of a task, without bad and empty ones.
+"""Read a task's documents, except bad and empty ones.
 
-Bad records are counted and named in the task's statistics. The first one is an error, unless the
-user asked to skip them.
+Bad records are counted, and named in the task's statistics. The first one raises an error, unless
+the user asked to skip them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...dataplane.tokenizers.marks import plain_parts
 from ..chat.config import ChatFields
 from ..chat.problems import NOTHING, REFUSED, UNSTEADY
 from ..sources import corpus_format
-from ..sources.fields import FIELD_KINDS, no_values
+from ..sources.fields import FIELD_KINDS, null_table
 from ..sources.format import BadRecord, Slice, SourceConfig, Texts
 from .read_stats import MAX_MESSAGES, ReadStats
 from .screen import Screen
@@ -50,26 +50,26 @@ HINTS = {
     "not text": "extract the text of pages with another program, or leave such records out with "
     "--on-error skip",
 }
-"""Hints for some kinds of bad records."""
+"""Hints by kind of bad record."""
 NAMED_FIELD = re.compile("`([^`]+)`")
 OTHER_TYPE = re.compile(r"`([^`\[]+)` (?:is a JSON |holds (?:[^()]* \()?)([\w<>]+)\)?, not ")
-"""The field and the type of its value, in the text of a bad record."""
+"""Field and value type, in a bad record's text."""
 
 
 @dataclass(frozen=True)
 class DocumentReader:
-    """Reads the documents of slices."""
+    """Reads documents from file slices."""
 
     config: SourceConfig
     skip_bad: bool
     screen: Screen | None = None
-    """Rules by which documents stay; None: all of them."""
+    """Rules that drop documents; None keeps all."""
 
     def read(self, slices: Sequence[Slice], stats: ReadStats) -> Iterator[tuple[str, Texts]]:
-        """Yield the name of a file and documents of it; add to `stats`."""
-        for part in slices:
+        """Yield file names with document batches; count in `stats`."""
+        for file_slice in slices:
             records = 0
-            for texts in corpus_format(part.file.format).read(part, self.config):
+            for texts in corpus_format(file_slice.file.format).read(file_slice, self.config):
                 for problem in texts.problems:
                     self.reject(problem)
                     stats.add_bad(problem)
@@ -79,25 +79,26 @@ class DocumentReader:
                     texts = texts.select([k for k, text in enumerate(texts.texts) if text])
                 records += len(texts.texts) + len(texts.problems)
                 if self.config.keep:
-                    texts = self._with_fields(texts, stats)
+                    texts = self._add_fields(texts, stats)
                 if self.screen is not None:
-                    texts = self.screen.apply(part.file, texts, stats)
-                yield part.file.name, texts
-            if not records and part.start == 0:
+                    texts = self.screen.apply(file_slice.file, texts, stats)
+                yield file_slice.file.name, texts
+            if not records and file_slice.start == 0:
                 stats.counts["files without documents"] += 1
 
-    def _with_fields(self, texts: Texts, stats: ReadStats) -> Texts:
-        """Return texts with their kept fields, which are null for formats without fields; count the
-        nulls."""
+    def _add_fields(self, texts: Texts, stats: ReadStats) -> Texts:
+        """Add kept fields to texts, all null for formats without fields; count the nulls."""
         if texts.fields is None:
-            texts = replace(texts, fields=no_values(len(texts.texts), self.config.keep))
+            texts = replace(texts, fields=null_table(len(texts.texts), self.config.keep))
         for name, column in zip(texts.fields.column_names, texts.fields.columns, strict=True):
             stats.counts[f"documents without {name}"] += column.null_count
         return texts
 
     def reject(self, problem: BadRecord) -> None:
-        """Raise an error for a bad record, unless bad records are skipped. A template that does not
-        suit a record may not suit others either, so it is never skipped."""
+        """Raise InputError for a bad record, unless bad records are skipped.
+
+        An unsteady template may fail for any record, so it is never skipped.
+        """
         if not self.skip_bad or problem.kind == UNSTEADY:
             raise InputError(
                 f"{problem.kind}: {problem.what}",
@@ -106,43 +107,44 @@ class DocumentReader:
             )
 
     def _hint(self, problem: BadRecord) -> str:
-        if HINTS.get(problem.kind) == FIELD_HINT and self._keeps_alone(problem):
+        if HINTS.get(problem.kind) == FIELD_HINT and self._is_kept_only(problem):
             return self._type_hint(problem) or KEEP_HINT
         if problem.kind == "other type":
             return self._type_hint(problem) or OTHER_TYPE_HINT
         if problem.kind == "missing field" and self.config.chat is not None:
             return MESSAGES_HINT
-        talks = problem.kind == "missing field" and ChatFields().messages in problem.what
-        if talks:
+        is_conversation = problem.kind == "missing field" and ChatFields().messages in problem.what
+        if is_conversation:
             return CHAT_HINT
         return HINTS.get(problem.kind, SKIP)
 
     def _type_hint(self, problem: BadRecord) -> str | None:
-        """Return the hint for a value whose type could be kept, but is not the field's."""
+        """Return the hint for a value of a type that `--keep` could name; None for other types."""
         match = OTHER_TYPE.search(problem.what)
         if match is None or match[2] not in FIELD_KINDS:
             return None
         return f"if all its values are {match[2]}, write --keep '{match[1]}:{match[2]}'; or {SKIP}"
 
-    def _keeps_alone(self, problem: BadRecord) -> bool:
-        """Return True if the field of a problem, which its text names first, is wanted by --keep
-        and by no other option."""
+    def _is_kept_only(self, problem: BadRecord) -> bool:
+        """Return True if only --keep asks for the problem's field, which its text names first."""
         field = NAMED_FIELD.search(problem.what)
-        others = (self.config.text_field, self.config.id_field)
-        kept = {kept.name for kept in self.config.keep}.difference(others)
-        return field is not None and field[1] in kept
+        text_fields = (self.config.text_field, self.config.id_field)
+        kept_names = {kept.name for kept in self.config.keep}.difference(text_fields)
+        return field is not None and field[1] in kept_names
 
 
-class SpecialNames:
-    """Finds texts that contain names of special tokens. Such names are encoded as plain text by
-    default; the count warns users whose corpus has many of them."""
+class SpecialNameCounter:
+    """Counts texts that contain names of special tokens.
+
+    Such names are encoded as plain text by default; the count warns users if there are many.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
         self.prefix = commonprefix(list(names))  # noqa: RUF071 (characters are meant)
 
     def find(self, texts: Sequence[str]) -> list[int]:
-        """Return the indices of the texts that contain a special token's name."""
+        """Return indices of texts that contain a special token's name."""
         if not self.names or (isinstance(texts, Raw) and self.prefix.encode() not in texts.data):
             return []
         return [
@@ -152,14 +154,14 @@ class SpecialNames:
         ]
 
     def note(self, file: str, texts: Texts, stats: ReadStats) -> None:
-        """Count such texts, and note the places of the first ones."""
-        plain: Sequence[str] = texts.texts
+        """Count such texts, and note where the first ones are."""
+        plain_texts: Sequence[str] = texts.texts
         if texts.marks is not None:  # the template's own special tokens are no text
             pairs = zip(texts.texts, texts.marks, strict=True)
-            plain = ["\0".join(plain_parts(text, marks)) for text, marks in pairs]
-        matches = self.find(plain)
+            plain_texts = ["\0".join(plain_parts(text, marks)) for text, marks in pairs]
+        matches = self.find(plain_texts)
         stats.counts["texts that name special tokens"] += len(matches)
         for k in matches[: MAX_MESSAGES - len(stats.notes)]:
-            names = ", ".join(name for name in self.names if name in plain[k])
+            names = ", ".join(name for name in self.names if name in plain_texts[k])
             note = BadRecord("names special tokens", names, file, texts.positions[k])
             stats.notes.append(str(note))

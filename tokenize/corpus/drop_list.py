@@ -1,7 +1,7 @@
-"""Lists of documents to leave out, as tasks of a build look documents up in them.
+"""Drop lists: documents to leave out of a build.
 
-A build writes each list into its work folder: digests of ids, sorted, and record numbers for each
-input. `drop_files.py` reads the lists.
+A build writes lists into its work folder, where tasks look documents up: sorted digests of ids,
+and record numbers by input. `drop_files.py` reads the lists that users name.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ DIGEST_BYTES = 16
 
 @dataclass(frozen=True)
 class DropList:
-    """A list of documents to leave out, as it was read."""
+    """Documents to leave out, as read from one file."""
 
     name: str
     """The file, as the user named it."""
     ids: frozenset[str]
     records: dict[str, Int64]
-    """Record numbers, sorted, by the hash of the input."""
+    """Sorted record numbers, by input hash."""
 
     def __len__(self) -> int:
         return len(self.ids) + sum(len(numbers) for numbers in self.records.values())
@@ -36,17 +36,17 @@ class DropList:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredList:
-    """A drop list in the work folder of a build."""
+    """A drop list in a build's work folder."""
 
     name: str
     entries: int
     url: str
     ids: str | None
-    """File of the digests of ids."""
+    """File name of the digests."""
     records: dict[str, str] = field(default_factory=dict)
-    """Files of record numbers, by the hash of the input."""
+    """File names of record numbers, by input hash."""
     counts: dict[str, int] = field(default_factory=dict)
-    """Number of record numbers, by the hash of the input."""
+    """Counts of record numbers, by input hash."""
 
     @staticmethod
     def write(drops: DropList, url: str, folder: str) -> StoredList:
@@ -61,64 +61,66 @@ class StoredList:
         )
 
     def find(self, input: str, positions: Sequence[int], ids: Sequence[str | None] | None) -> Any:
-        """Return for each document of an input whether the list names it, as an array."""
-        found = np.zeros(len(positions), bool)
+        """Return, for documents of one input, whether the list names them: bool [documents]."""
+        is_dropped = np.zeros(len(positions), bool)
         if input in self.records:
             if input not in self._numbers:
                 self._numbers[input] = map_named(self.url, self.records[input]).view(np.int64)
-            found = np.isin(np.array(positions, np.int64), self._numbers[input])
+            is_dropped = np.isin(np.array(positions, np.int64), self._numbers[input])
         if self.ids is not None and ids is not None:
-            firsts = self._firsts
+            prefixes = self._prefixes
             for k, id in enumerate(ids):
-                if id is not None and not found[k]:
-                    found[k] = self._has(firsts, _digest(id))
-        return found
+                if id is not None and not is_dropped[k]:
+                    is_dropped[k] = self._contains_digest(prefixes, _digest(id))
+        return is_dropped
 
     @cached_property
     def _numbers(self) -> dict[str, Int64]:
-        """The record numbers of the inputs that were read."""
+        """Record numbers by input, mapped when first needed."""
         return {}
 
     @cached_property
     def _ids(self) -> Any:
-        """The digests, mapped: [entries] of 16 bytes each."""
+        """Id digests, mapped: [entries], 16 bytes each."""
         assert self.ids is not None
         return map_named(self.url, self.ids).view(f"V{DIGEST_BYTES}")
 
     @cached_property
-    def _firsts(self) -> Any:
-        """The first halves of the digests, ascending."""
+    def _prefixes(self) -> Any:
+        """The digests' first halves, ascending."""
         return self._ids.view(">u8").reshape(-1, 2)[:, 0]
 
-    def _has(self, firsts: Any, digest: bytes) -> bool:
-        at = int(np.searchsorted(firsts, int.from_bytes(digest[:8], "big")))
-        while at < len(firsts) and self._ids[at].tobytes()[:8] == digest[:8]:
-            if self._ids[at].tobytes() == digest:
+    def _contains_digest(self, prefixes: Any, digest: bytes) -> bool:
+        index = int(np.searchsorted(prefixes, int.from_bytes(digest[:8], "big")))
+        while index < len(prefixes) and self._ids[index].tobytes()[:8] == digest[:8]:
+            if self._ids[index].tobytes() == digest:
                 return True
-            at += 1
+            index += 1
         return False
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredDrops:
-    """All drop lists of a build."""
+    """A build's drop lists."""
 
     digest: str
-    """Hash of the documents that the lists name together: neither the number of the lists, nor
-    their order or form change it."""
+    """Hash over all documents that the lists name; number, order and form of lists do not change
+    it."""
     lists: tuple[StoredList, ...]
 
     @staticmethod
     def write(lists: Sequence[DropList], url: str, folder: str) -> StoredDrops:
-        stored = tuple(StoredList.write(each, url, folder) for each in lists)
-        return StoredDrops(digest=_digest_of(lists), lists=stored)
+        stored_lists = tuple(StoredList.write(drop_list, url, folder) for drop_list in lists)
+        return StoredDrops(digest=_hash_lists(lists), lists=stored_lists)
 
 
-def _digest_of(lists: Sequence[DropList]) -> str:
-    state = hashlib.sha256(_digests({id for each in lists for id in each.ids}))
-    for input in sorted({input for each in lists for input in each.records}):
-        parts = [each.records[input] for each in lists if input in each.records]
-        numbers = np.unique(np.concatenate(parts))
+def _hash_lists(lists: Sequence[DropList]) -> str:
+    state = hashlib.sha256(_digests({id for drop_list in lists for id in drop_list.ids}))
+    for input in sorted({input for drop_list in lists for input in drop_list.records}):
+        number_arrays = [
+            drop_list.records[input] for drop_list in lists if input in drop_list.records
+        ]
+        numbers = np.unique(np.concatenate(number_arrays))
         state.update(f"{input}\0{len(numbers)}\0".encode())
         state.update(numbers.tobytes())
     return state.hexdigest()

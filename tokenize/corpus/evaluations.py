@@ -1,8 +1,8 @@
 """Read evaluations that a corpus must not contain.
 
-An evaluation is a file of JSON lines or Parquet. A record is one document, whose text is all
-strings of the record, or those of some fields. A text is contaminated if it has `ngram` consecutive
-words of a document; words.py says what a word is.
+An evaluation is a file of JSON lines or Parquet. A record is one document; its text is all strings
+in the record, or those in some fields. A text is contaminated if it shares `ngram` consecutive
+words with a document; words.py defines a word.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from .words import UInt64, Words
 log = get_logger(__name__)
 
 BATCH = 256
-"""Documents whose words are found at once."""
-NAMED = 20
-"""Documents without an n-gram that are named for each evaluation; all are counted."""
+"""Documents split into words at once."""
+MAX_RECORDS_NAMED = 20
+"""Documents without an n-gram that a summary names; it counts all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,20 +61,20 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """An evaluation, as it was read. Manifests store it: do not rename its attributes."""
+class EvaluationSummary:
+    """An evaluation's document counts. Manifests store it: do not rename attributes."""
 
     name: str
     """The file, as the user named it."""
     hash: str
-    """Hash of the words of its documents."""
+    """Hash over the documents' words."""
     documents: int
     short: int
     """Documents with fewer words than an n-gram."""
     unmatched: int
     """Short documents that are not looked for."""
     records: tuple[int, ...]
-    """Numbers of the first of these, from 0."""
+    """Record numbers from 0, for the first unmatched documents."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,113 +82,123 @@ class Evaluations:
     """Evaluations and their n-grams."""
 
     config: EvaluationConfig
-    read: tuple[Evaluation, ...]
+    read: tuple[EvaluationSummary, ...]
     ngrams: Ngrams
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(each.name for each in self.read)
+        return tuple(evaluation.name for evaluation in self.read)
 
     @property
     def digest(self) -> str:
-        """Return a hash of their words, which names and the order of files do not change."""
+        """Return a hash over all words; file names and order do not change it."""
         return hashlib.sha256("\n".join(sorted(e.hash for e in self.read)).encode()).hexdigest()
 
 
 def read_evaluations(config: EvaluationConfig) -> Evaluations:
-    """Read evaluations; raise InputError for one without text."""
+    """Read evaluations; raise InputError if one has no text."""
     source = SourceConfig()
-    parts: list[Any] = [np.zeros(0, ENTRY)]
+    entry_arrays: list[Any] = [np.zeros(0, ENTRY)]
     lengths: set[int] = set()
-    found: list[Evaluation] = []
+    summaries: list[EvaluationSummary] = []
     for number, file in enumerate(find_files(config.evaluations, source, formats=READERS)):
         if file.format not in READERS:
             raise InputError(
                 f"the evaluation {file.name} is of the format {file.format}",
                 hint="write evaluations as JSON lines or Parquet",
             )
-        entries, evaluation = _read(file, number, config, lengths)
-        parts += entries
-        found.append(evaluation)
-    _report(found, config)
-    ngrams = Ngrams.of(np.concatenate(parts), sorted(lengths))
+        entries, summary = _read(file, number, config, lengths)
+        entry_arrays += entries
+        summaries.append(summary)
+    _log_summary(summaries, config)
+    ngrams = Ngrams.from_entries(np.concatenate(entry_arrays), sorted(lengths))
     if not len(ngrams.entries):
         raise InputError(
             f"every document of the evaluations has fewer than {config.ngram} words",
             where=", ".join(config.evaluations),
             hint="choose a smaller --ngram, or look for whole documents with --match-short",
         )
-    return Evaluations(config=config, read=tuple(found), ngrams=ngrams)
+    return Evaluations(config=config, read=tuple(summaries), ngrams=ngrams)
 
 
 def _read(
     file: File, number: int, config: EvaluationConfig, lengths: set[int]
-) -> tuple[list[Any], Evaluation]:
-    """Return the n-grams of an evaluation, and what was read; add the numbers of their words."""
+) -> tuple[list[Any], EvaluationSummary]:
+    """Return an evaluation's n-grams and its summary; add their lengths to `lengths`."""
     state = hashlib.sha256()
-    parts: list[Any] = []
-    held = Evaluation(name=file.name, hash="", documents=0, short=0, unmatched=0, records=())
+    entry_arrays: list[Any] = []
+    summary = EvaluationSummary(
+        name=file.name, hash="", documents=0, short=0, unmatched=0, records=()
+    )
     unmatched: list[int] = []
     words_read = 0
     documents = _texts(file, config)
     while batch := list(itertools.islice(documents, BATCH)):
-        words = Words.of([text for _, text in batch])
+        words = Words.from_texts([text for _, text in batch])
         hashes: dict[int, UInt64] = {}
-        for (record, _), first, last in zip(batch, words.lines[:-1], words.lines[1:], strict=True):
+        for (record, _), first, last in zip(
+            batch, words.first_words[:-1], words.first_words[1:], strict=True
+        ):
             count = int(last - first)
-            state.update(words.run(int(first), count) + b"\n" if count else b"\n")
+            state.update(words.join_run(int(first), count) + b"\n" if count else b"\n")
             words_read += count
             short = count < config.ngram
-            held = replace(held, documents=held.documents + 1, short=held.short + short)
+            summary = replace(summary, documents=summary.documents + 1, short=summary.short + short)
             length = count if short else config.ngram
             if short and (config.match_short is None or count < config.match_short):
                 unmatched.append(record)
                 continue
             if length not in hashes:
-                hashes[length] = words.run_hashes(length)
+                hashes[length] = words.hash_runs(length)
             starts = range(first, last - length + 1)
             entries = np.zeros(len(starts), ENTRY)
             entries["hash"] = hashes[length][starts.start : starts.stop]
-            digests = b"".join(digest(words.run(start, length)) for start in starts)
+            digests = b"".join(digest(words.join_run(start, length)) for start in starts)
             entries["digest"] = np.frombuffer(digests, ENTRY["digest"])
             entries["evaluation"], entries["record"] = number, record
-            parts.append(entries)
+            entry_arrays.append(entries)
             lengths.add(length)
     if not words_read:
         raise InputError(
-            f"the evaluation {file.name} has no text in its {held.documents:,} records",
+            f"the evaluation {file.name} has no text in its {summary.documents:,} records",
             hint="check the file; --eval-fields names the fields that hold its text",
         )
-    few = tuple(unmatched[:NAMED])
-    digested = state.hexdigest()
-    return parts, replace(held, hash=digested, unmatched=len(unmatched), records=few)
+    summary = replace(
+        summary,
+        hash=state.hexdigest(),
+        unmatched=len(unmatched),
+        records=tuple(unmatched[:MAX_RECORDS_NAMED]),
+    )
+    return entry_arrays, summary
 
 
-def _report(found: Sequence[Evaluation], config: EvaluationConfig) -> None:
-    """Say which documents are not looked for."""
-    log.info("evaluations: %d files, %s documents", len(found), f"{_documents(found):,}")
-    for each in found:
-        if each.unmatched:
+def _log_summary(summaries: Sequence[EvaluationSummary], config: EvaluationConfig) -> None:
+    """Log how many documents were read, and which are too short to match."""
+    log.info(
+        "evaluations: %d files, %s documents", len(summaries), f"{_count_documents(summaries):,}"
+    )
+    for summary in summaries:
+        if summary.unmatched:
             log.warning(
                 "%s: %s of %s documents have fewer than %d words and are not looked for, the first "
                 "is record %d; --match-short looks for short documents as a whole",
-                each.name,
-                f"{each.unmatched:,}",
-                f"{each.documents:,}",
+                summary.name,
+                f"{summary.unmatched:,}",
+                f"{summary.documents:,}",
                 config.match_short or config.ngram,
-                each.records[0] + 1,
+                summary.records[0] + 1,
             )
 
 
-def _documents(found: Sequence[Evaluation]) -> int:
-    return sum(each.documents for each in found)
+def _count_documents(summaries: Sequence[EvaluationSummary]) -> int:
+    return sum(summary.documents for summary in summaries)
 
 
 # Records of files
 
 
 def _texts(file: File, config: EvaluationConfig) -> Iterator[tuple[int, str]]:
-    """Yield the number and the text of each record."""
+    """Yield record numbers with their texts."""
     unit, records = READERS[file.format]
     for number, record in records(file):
         value = record
@@ -200,13 +210,13 @@ def _texts(file: File, config: EvaluationConfig) -> Iterator[tuple[int, str]]:
 
 
 def _field(record: Any, name: str, where: str) -> Any:
-    held = record if isinstance(record, dict) else {}
+    fields = record if isinstance(record, dict) else {}
     try:
-        return look_up(held, name)
+        return look_up(fields, name)
     except KeyError:
         raise InputError(
             f"a record of an evaluation has no field `{name}` (it has "
-            + (", ".join(f"`{key}`" for key in list(held)[:10]) or "none")
+            + (", ".join(f"`{key}`" for key in list(fields)[:10]) or "none")
             + ")",
             where=where,
             hint="name its fields with --eval-fields, or leave that out to use all strings",
@@ -214,20 +224,20 @@ def _field(record: Any, name: str, where: str) -> Any:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yield the strings of a JSON value, in their order."""
+    """Yield all strings in a JSON value, in order."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _strings(each)
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _strings(item)
 
 
 def _json_lines(file: File) -> Iterator[tuple[int, Any]]:
-    whole = Slice(file, 0, file.size, 0, file.size)
-    for block in record_blocks(whole, b"\n", unit="line", split=False):
+    file_slice = Slice(file, 0, file.size, 0, file.size)
+    for block in record_blocks(file_slice, b"\n", unit="line", split=False):
         if (problem := block.problem) is not None:
-            what = f"an evaluation cannot be read: {problem.kind}: {problem.what}"
-            raise InputError(what, where=problem.where(), hint="restore the file from a copy")
+            message = f"an evaluation cannot be read: {problem.kind}: {problem.what}"
+            raise InputError(message, where=problem.where(), hint="restore the file from a copy")
         for number, line in enumerate(block.data.split(b"\n"), start=block.first):
             if not line or line.isspace():
                 continue
@@ -241,7 +251,7 @@ def _json_lines(file: File) -> Iterator[tuple[int, Any]]:
                 ) from None
 
 
-def _rows(file: File) -> Iterator[tuple[int, Any]]:
+def _parquet_rows(file: File) -> Iterator[tuple[int, Any]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -260,5 +270,5 @@ def _rows(file: File) -> Iterator[tuple[int, Any]]:
         ) from None
 
 
-READERS = {"jsonl": ("line", _json_lines), "parquet": ("row", _rows)}
-"""The unit of each format of evaluations, and the function that yields its records."""
+READERS = {"jsonl": ("line", _json_lines), "parquet": ("row", _parquet_rows)}
+"""By evaluation format: the unit that record numbers count, and the reader of records."""

@@ -1,4 +1,4 @@
-"""Find the files of a corpus: expand files, globs, folders and URLs."""
+"""Find a corpus's files: expand files, globs, folders and URLs."""
 
 from __future__ import annotations
 
@@ -34,37 +34,36 @@ def find_files(
     *,
     pipe: bool = False,
 ) -> list[File]:
-    """Return the files of all inputs, each once: in the order of the inputs, by name within each.
+    """List the files of all inputs, without repeats: by order of inputs, then by name.
 
-    Files in the output folder `out` are left out. Hints name `formats`, by default all. With
-    `pipe`, standard input may be one of the files, which the caller keeps. Fingerprints are not
-    computed yet.
+    Files in the output folder `out` are left out. Hints name `formats`, by default all. `pipe`
+    allows standard input, which the caller must store. Fingerprints are not computed yet.
     """
     names: dict[str, None] = {}
     problems: list[UserError] = []
-    left_out = LeftOut()
-    for given in inputs:
-        if given in standard_input.WORDS:
+    skipped = SkippedFiles()
+    for input in inputs:
+        if input in standard_input.ARGUMENTS:
             names["-"] = None
             continue
         with remote.first_requests():
-            matches = _expand(given, config, left_out)
+            matches = _list_matches(input, config, skipped)
         if out is not None and any(is_within(name, out) for name in matches):
-            if is_within(given, out):
+            if is_within(input, out):
                 raise MisuseError(
-                    f"the input {given} is in the output folder {out}",
+                    f"the input {input} is in the output folder {out}",
                     hint="choose another folder for --out",
                 )
             matches = [name for name in matches if not is_within(name, out)]
         names.update(dict.fromkeys(matches))
         if not matches:
-            problems.append(_no_files(given, formats or CORPUS_FORMATS))
-    left_out.log()
+            problems.append(_no_files_error(input, formats or CORPUS_FORMATS))
+    skipped.log()
     files = []
     for name in names:
         try:
             if name == "-":
-                files.append(_pipe(config, pipe))
+                files.append(_standard_input(config, pipe))
                 continue
             with remote.first_requests():
                 files.append(_file(name, config, formats))
@@ -76,32 +75,32 @@ def find_files(
     return files
 
 
-def with_standard_input(
+def store_standard_input(
     files: Sequence[File], config: SourceConfig, folder: str | None = None
 ) -> list[File]:
-    """Return the files with standard input kept, if it is one of them: in a local folder, or in one
-    that ends with this process."""
+    """Replace standard input, if it is among the files, by a stored copy: in `folder`, if that is
+    local, else in a folder that is removed when this process ends."""
     local = folder if folder is not None and storage.is_local(folder) else None
-    kept = standard_input.keep(files, local)
-    check_settings(config, {file.format for file in kept})
-    return kept
+    stored = standard_input.store(files, local)
+    check_settings(config, {file.format for file in stored})
+    return stored
 
 
-def _pipe(config: SourceConfig, allowed: bool) -> File:
+def _standard_input(config: SourceConfig, allowed: bool) -> File:
     if not allowed:
         raise InputError(
             "only the corpus of `tokenize build`, `count` and `train` can be standard input",
             hint="save it as a file",
         )
-    return standard_input.not_read_yet(config.format)
+    return standard_input.make_placeholder(config.format)
 
 
 @dataclass
-class LeftOut:
-    """Files of folders that are not part of the corpus; all of them are one line of the log."""
+class SkippedFiles:
+    """Files in input folders that are not part of the corpus."""
 
     unknown: list[str] = field(default_factory=list)
-    """Files whose endings name no known format."""
+    """Files with an ending that names no known format."""
     links: list[str] = field(default_factory=list)
     """Links to folders, and special files."""
 
@@ -111,33 +110,33 @@ class LeftOut:
             log.warning(
                 "left out: %s with an ending that names no known format (%s), such as %s; to read "
                 "them, name their format with --input-format",
-                _counted(self.unknown, "file"),
+                _format_count(self.unknown, "file"),
                 ", ".join(f"{count:,} {ending}" for ending, count in endings.most_common(5)),
                 ", ".join(self.unknown[:2]),
             )
         if self.links:
             log.warning(
                 "left out: %s to folders or special files, such as %s",
-                _counted(self.links, "link"),
+                _format_count(self.links, "link"),
                 ", ".join(self.links[:2]),
             )
 
 
-def _counted(names: Sequence[str], what: str) -> str:
-    return f"{len(names):,} {what}{'s' * (len(names) != 1)}"
+def _format_count(names: Sequence[str], noun: str) -> str:
+    return f"{len(names):,} {noun}{'s' * (len(names) != 1)}"
 
 
-def _no_files(given: str, formats: Iterable[str]) -> InputError:
+def _no_files_error(input: str, formats: Iterable[str]) -> InputError:
     known = ", ".join(f"{name} (.{corpus_format(name).endings[0]} …)" for name in formats)
     hint = f"check the path; a folder is searched for {known}: docs/tokenize.md"
-    if storage.is_local(given):
-        path = storage.local_path(given)
+    if storage.is_local(input):
+        path = storage.local_path(input)
         hint = hint if path.exists() else path_hint(path, hint)
-    return InputError(f"no files at {given}", hint=hint)
+    return InputError(f"no files at {input}", hint=hint)
 
 
 def _raise_all(problems: Sequence[UserError]) -> None:
-    """Raise one error for all problems."""
+    """Raise all problems as one error."""
     if len(problems) == 1:
         raise problems[0]
     if problems:
@@ -147,64 +146,64 @@ def _raise_all(problems: Sequence[UserError]) -> None:
         raise InputError("\n".join([f"{len(problems)} problems with the inputs", *lines]))
 
 
-def kind_of(name: str, config: SourceConfig) -> tuple[str | None, str | None]:
-    """Return the format and the compression of a file, by the endings of its name."""
+def parse_endings(name: str, config: SourceConfig) -> tuple[str | None, str | None]:
+    """Return format and compression by a file name's endings."""
     path = name.split("?")[0] if is_web(name) else name
-    parts = posixpath.basename(path).lower().split(".")
-    compression = COMPRESSIONS.get(parts[-1]) if len(parts) > 1 else None
+    name_parts = posixpath.basename(path).lower().split(".")
+    compression = COMPRESSIONS.get(name_parts[-1]) if len(name_parts) > 1 else None
     if compression:
-        parts.pop()
+        name_parts.pop()
     if config.format != "auto":
         return config.format, compression
-    return (format_of_ending(parts[-1]) if len(parts) > 1 else None), compression
+    return (format_of_ending(name_parts[-1]) if len(name_parts) > 1 else None), compression
 
 
-def _expand(given: str, config: SourceConfig, left_out: LeftOut) -> list[str]:
-    if storage.is_local(given):
-        local = storage.local_path(given)
+def _list_matches(input: str, config: SourceConfig, skipped: SkippedFiles) -> list[str]:
+    if storage.is_local(input):
+        local = storage.local_path(input)
         if local.is_dir():
-            return _wanted(_files_below(local, left_out), config, str(local), left_out)
+            return _select_files(_walk_folder(local, skipped), config, str(local), skipped)
         if local.is_file():
             return [str(local)]
         if local.exists():
             raise InputError(
-                f"{given} is not a regular file, and inputs are read more than once",
+                f"{input} is not a regular file, and inputs are read more than once",
                 hint="save it as a file, or pipe it into `tokenize build -`",
             )
         _check_listable(str(local))
         matches = sorted(glob.iglob(str(local), recursive=True))  # noqa: PTH207
         return [name for name in matches if storage.local_path(name).is_file()]
-    if is_web(given):  # no folders; the request for its size shows if the file exists
-        return [given]
+    if is_web(input):  # no folders; the request for its size shows if the file exists
+        return [input]
 
     def expand(fs: Any, path: str) -> list[str]:
         if fs.isdir(path):
             files = sorted(fs.unstrip_protocol(name) for name in fs.find(path))
-            return _wanted(files, config, given, left_out)
+            return _select_files(files, config, input, skipped)
         if fs.exists(path):
-            return [given]
+            return [input]
         return sorted(fs.unstrip_protocol(name) for name in fs.glob(path))
 
-    return remote.request("list", given, expand)
+    return remote.request("list", input, expand)
 
 
-def _files_below(folder: Path, left_out: LeftOut) -> list[str]:
-    """Return all files of a local folder. Links to folders may form a loop: they are left out, and
-    so are special files."""
+def _walk_folder(folder: Path, skipped: SkippedFiles) -> list[str]:
+    """Return all files in a local folder. Links to folders may form a loop, so they are skipped;
+    special files are too."""
     names = []
-    for place, folders, files in os.walk(folder, onerror=_refuse_folder):
-        here = Path(place)
-        links = [name for name in folders if (here / name).is_symlink()]
-        for path in (here / name for name in [*links, *files]):
+    for root, folders, files in os.walk(folder, onerror=_refuse_folder):
+        folder_path = Path(root)
+        links = [name for name in folders if (folder_path / name).is_symlink()]
+        for path in (folder_path / name for name in [*links, *files]):
             if path.is_file():
                 names.append(str(path))
             else:
-                left_out.links.append(str(path))
+                skipped.links.append(str(path))
     return sorted(names)
 
 
 def _check_listable(pattern: str) -> None:
-    """Raise an error for a folder that a glob looks into and may not read: Python's skips it."""
+    """Raise InputError if a glob looks into an unreadable folder: Python's glob skips it."""
     while glob.has_magic(pattern):
         pattern, child = os.path.split(pattern)
         need = os.X_OK | (os.R_OK if glob.has_magic(child) else 0)
@@ -229,25 +228,26 @@ def _absolute(name: str) -> str:
     return os.path.abspath(storage.local_path(name))  # noqa: PTH100 (resolve() asks the disk)
 
 
-def _wanted(names: Sequence[str], config: SourceConfig, root: str, left_out: LeftOut) -> list[str]:
-    """Return the files of a folder that belong to the corpus: those that are not hidden and whose
-    format is known."""
-    wanted: list[str] = []
+def _select_files(
+    names: Sequence[str], config: SourceConfig, root: str, skipped: SkippedFiles
+) -> list[str]:
+    """Return a folder's files that belong to the corpus: not hidden, in a known format."""
+    selected: list[str] = []
     for name in names:
         if any(part.startswith((".", "_")) for part in name[len(root) :].strip("/").split("/")):
             continue
-        known = kind_of(name, config)[0] is not None
-        (wanted if known else left_out.unknown).append(name)
-    return wanted
+        is_known = parse_endings(name, config)[0] is not None
+        (selected if is_known else skipped.unknown).append(name)
+    return selected
 
 
 def _file(name: str, config: SourceConfig, formats: Collection[str] | None) -> File:
     if any("\ud800" <= letter <= "\udfff" for letter in name):  # bytes that are not UTF-8
-        shown = os.fsencode(name).decode(errors="backslashreplace")
+        printable = os.fsencode(name).decode(errors="backslashreplace")
         raise InputError(
-            f"{shown}: its name is not UTF-8", hint="rename it; datasets store file names"
+            f"{printable}: its name is not UTF-8", hint="rename it; datasets store file names"
         )
-    kind, compression = kind_of(name, config)
+    kind, compression = parse_endings(name, config)
     if kind is None:
         raise InputError(
             f"{name}: its ending names no known format",

@@ -1,4 +1,4 @@
-"""Counts of what was read from a corpus, and messages about bad records."""
+"""Counts while a corpus is read, and messages about bad records."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from ..sources.format import BadRecord
 
 BAD = "bad: "
-"""Beginning of the counts of bad records."""
+"""Prefix in the names of bad-record counts."""
 MAX_MESSAGES = 100
 """Bad records that a task names; it counts all of them."""
 
 
 @dataclass
 class ReadStats:
-    """Counts and messages of one task. Manifests store them, and the names of the counts."""
+    """One task's counts and messages. Manifests store them, with the counts' names."""
 
     counts: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
@@ -25,7 +25,7 @@ class ReadStats:
 
     @property
     def bad(self) -> int:
-        """Return the number of records that could not be read, or have no ids."""
+        """Return how many records could not be read, or have no ids."""
         return sum(count for name, count in self.counts.items() if name.startswith(BAD))
 
     def add_bad(self, problem: BadRecord) -> None:

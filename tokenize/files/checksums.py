@@ -1,10 +1,10 @@
 """Checksums of the blocks of an input file: what is tokenized is what was hashed.
 
-A file is read in blocks while it is hashed, and a CRC-32 of each block is kept. Whoever reads the
-file later reads whole blocks, and compares each with its checksum before a byte of it is used. So a
-file that changed is noticed where it changed, whatever its times say, and is not read again for it.
+A file is hashed in blocks, and a CRC-32 per block is kept. Later readers read whole blocks, and
+compare their checksums before any byte is used. So a change in a file is noticed where it happened,
+whatever the file's times say, without another read of the whole file.
 
-A read of a few bytes costs a block, so blocks are small.
+Reading a few bytes costs a block, so blocks are small.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from typing import Any, BinaryIO
 from ...console.errors import InputError
 
 MIN_BLOCK_BYTES = 256 << 10
-"""Bytes of a block, but for very large files."""
+"""Bytes of a block; very large files have larger blocks."""
 MAX_BLOCKS = 1 << 16
-"""Blocks of a file: each task that reads a part of it receives all its checksums."""
+"""Blocks of a file: every task that reads a part receives all checksums."""
 CRC_BYTES = 4
 
 
 @dataclass(frozen=True)
 class BlockChecksums:
-    """CRC-32 of each block of a file."""
+    """A file's CRC-32 by block."""
 
     size: int
     """Bytes of the file."""
     block_bytes: int
     """Bytes of a block; the last one may be shorter."""
     crcs: bytes
-    """Four bytes for each block."""
+    """Four bytes per block."""
 
     def matches(self, number: int, block: bytes) -> bool:
-        """Return True if these bytes are the block with this number."""
-        at = CRC_BYTES * number
+        """Return True if `block` is the file's block `number`."""
+        start = CRC_BYTES * number
         length = min(self.block_bytes, self.size - number * self.block_bytes)
-        return len(block) == length and _crc(block) == self.crcs[at : at + CRC_BYTES]
+        return len(block) == length and _crc(block) == self.crcs[start : start + CRC_BYTES]
 
 
 @dataclass(frozen=True)
 class ContentHash:
-    """What tells a file's content from another."""
+    """Identifies a file's content."""
 
     fingerprint: str
     checksums: BlockChecksums | None = None
@@ -53,12 +53,12 @@ class ContentHash:
 
 
 def choose_block_bytes(size: int) -> int:
-    """Return the bytes of a block for a file of `size` bytes: a power of two."""
+    """Choose the block size for a file of `size` bytes: a power of two."""
     return max(MIN_BLOCK_BYTES, 1 << (-(-size // MAX_BLOCKS) - 1).bit_length())
 
 
 def hash_content(blocks: Iterable[bytes], block_bytes: int) -> ContentHash:
-    """Return the hash of a file's content, which comes in blocks of `block_bytes`."""
+    """Hash a file's content, given in blocks of `block_bytes`."""
     digest, crcs, size = hashlib.sha256(), bytearray(), 0
     for block in blocks:
         digest.update(block)
@@ -73,7 +73,7 @@ def name_content(digest: Any) -> str:
 
 
 def changed_inputs_error(names: Sequence[str]) -> InputError:
-    """Return the error for inputs whose content is not the one that was hashed."""
+    """Return the error for inputs with other content than was hashed."""
     return InputError(
         f"{len(names)} inputs changed while they were read: {', '.join(names[:10])}",
         hint="build from files that no program is writing",
@@ -81,16 +81,16 @@ def changed_inputs_error(names: Sequence[str]) -> InputError:
 
 
 class VerifiedFile(io.RawIOBase):
-    """A file whose blocks are compared with their checksums before they are used. It ends where it
-    ended when it was hashed."""
+    """A file that compares blocks with their checksums before use. It ends where it ended when it
+    was hashed."""
 
     def __init__(self, stream: BinaryIO, checksums: BlockChecksums, name: str) -> None:
         self.name = name
         self._stream = stream
         self._checksums = checksums
-        self._at = 0
+        self._position = 0
         self._number, self._block = -1, b""
-        """The block that was read last."""
+        """The last block read."""
 
     def readable(self) -> bool:
         return True
@@ -99,22 +99,24 @@ class VerifiedFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._checksums.size}[whence]
-        self._at = base + offset
-        return self._at
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._checksums.size}[
+            whence
+        ]
+        self._position = base + offset
+        return self._position
 
     def tell(self) -> int:
-        return self._at
+        return self._position
 
     def readinto(self, buffer: Any) -> int:
-        if self._at >= self._checksums.size:
+        if self._position >= self._checksums.size:
             return 0
-        number, start = divmod(self._at, self._checksums.block_bytes)
+        number, start = divmod(self._position, self._checksums.block_bytes)
         if number != self._number:
             self._number, self._block = number, self._read(number)
         data = memoryview(self._block)[start : start + len(buffer)]
         buffer[: len(data)] = data
-        self._at += len(data)
+        self._position += len(data)
         return len(data)
 
     def close(self) -> None:
@@ -122,7 +124,7 @@ class VerifiedFile(io.RawIOBase):
         super().close()
 
     def _read(self, number: int) -> bytes:
-        """Read a block, and compare it with its checksum."""
+        """Read a block; raise InputError if it does not match its checksum."""
         start = number * self._checksums.block_bytes
         if self._stream.tell() != start:  # a web server may have no ranges, and need not seek
             self._stream.seek(start)

@@ -1,18 +1,17 @@
-"""Fingerprints of input files: two files have the same fingerprint if their content is equal.
+"""Fingerprints of input files: files with equal content have the same fingerprint.
 
-Local files are hashed in full. Hashing a terabyte is slow, and adding one file to it must not be,
-so hashes are cached, keyed by what the file system changes on every write: inode, size, and the
-times of the last change in nanoseconds (mtime, and ctime, which no user can set). The same state is
-compared again when a build has read its inputs, and their content while it reads them (see
-checksums.py). The machine's clock is asked for nothing: it may be wrong, and the times of a file
-may come from a server with another clock.
+Local files are hashed in full. Hashing a terabyte is slow, and adding a file to it must not be, so
+hashes are cached. Keys are what the file system changes on every write: inode, size, and times of
+the last change in nanoseconds (mtime, and ctime, which no user can set). This state is compared
+again after a build has read its inputs, and the content during the read (checksums.py). The
+machine's clock is never used: it may be wrong, and file times may come from a server's clock.
 
-Two changes within one tick of the file system's clock have the same time. Between a file's state
-and the first byte that is read, a tick is therefore waited for: whoever writes the file after that
-changes its state. (Stores through a memory map change it when the kernel writes the page back.)
+Two changes within one tick of the file system's clock have the same time. So a tick passes between
+taking a file's state and reading the first byte: any later write changes the state. (Stores through
+a memory map change it when the kernel writes the page back.)
 
-For objects in a store, the fingerprint is derived from the store's tag or version. Their content is
-not read, and has no checksums.
+Objects in a store get a fingerprint from the store's tag or version. Their content is not read, and
+has no checksums.
 """
 
 from __future__ import annotations
@@ -50,31 +49,31 @@ log = get_logger(__name__)
 READERS = 8
 """Files hashed at the same time."""
 MIN_CACHED_BYTES = 1 << 20
-"""Smallest file whose hash is cached: hashing a smaller one is as fast as a lookup."""
+"""Lower bound on the size of cached files: hashing a smaller file is as fast as a lookup."""
 TICK = 0.02
 """Seconds within which two changes may get the same time."""
 COARSE_TICK = 2.0
 """The same, for file systems with times in whole seconds."""
 
 CONTENT_KEYS = ("md5Hash", "Content-MD5")
-"""Attributes of an object that are a hash of its content alone."""
+"""Attributes that hash an object's content alone."""
 VERSION_KEYS = ("ETag", "etag", "LastModified", "Last-Modified", "last_modified")
-"""Attributes that change with the object. Objects of different names may share a value."""
+"""Attributes that change with the object. Objects with different names may share a value."""
 
 
 @dataclass(frozen=True)
 class FileState:
-    """What changes with a file."""
+    """Attributes that change whenever the file does."""
 
     size: int
     stat: tuple[int, int, int, int] | None = None
-    """Of a local file: device, inode, mtime and ctime in nanoseconds."""
+    """For local files: device, inode, mtime and ctime in nanoseconds."""
     version: str | None = None
-    """Of an object or a web file: attributes that identify its content, if there are any."""
+    """For objects and web files: attributes that identify the content, if there are any."""
 
     @property
     def tick(self) -> float:
-        """Seconds that two changes of the file must lie apart to have different times."""
+        """Seconds between two changes after which they have different times."""
         if self.stat is None:
             return 0.0
         return TICK if self.stat[3] % 1_000_000_000 else COARSE_TICK
@@ -82,51 +81,51 @@ class FileState:
 
 @dataclass(frozen=True)
 class HashedFiles:
-    """Input files with their fingerprints, in the states in which they were hashed."""
+    """Input files with fingerprints, and their states when they were hashed."""
 
     files: list[File]
     states: Mapping[str, FileState]
-    """By the files' names."""
+    """States by file name."""
 
     def check_unchanged(self, files: Sequence[File]) -> None:
-        """Raise an error if some of the files were written since they were hashed."""
+        """Raise InputError if any of these files was written since it was hashed."""
         states = _states(files)
         _raise_changed([file.name for file in files if states[file.name] != self.states[file.name]])
 
 
 def hash_files(files: Sequence[File], *, rehash: bool = False) -> HashedFiles:
-    """Return the files with their fingerprints and checksums; `rehash` ignores cached hashes."""
+    """Add fingerprints and checksums to files; `rehash` ignores cached hashes."""
     states = _states(files)
     _raise_changed([file.name for file in files if states[file.name].size != file.size])
     with _open_cache() as cache:
-        known: dict[str, ContentHash] = {}
+        contents: dict[str, ContentHash] = {}
         for file in files:
             state = states[file.name]
             if file.fingerprint:  # of standard input
-                known[file.name] = ContentHash(file.fingerprint, file.checksums)
+                contents[file.name] = ContentHash(file.fingerprint, file.checksums)
             elif state.version is not None:
                 digest = hashlib.sha256(state.version.encode())
-                known[file.name] = ContentHash(name_content(digest))
+                contents[file.name] = ContentHash(name_content(digest))
             elif not rehash and (cached := cache.get(state)) is not None:
-                known[file.name] = cached
-        todo = [file for file in files if file.name not in known]
-        if todo:
-            time.sleep(max(states[file.name].tick for file in todo))
-            _hash(todo, states, known, cache)
+                contents[file.name] = cached
+        unhashed = [file for file in files if file.name not in contents]
+        if unhashed:
+            time.sleep(max(states[file.name].tick for file in unhashed))
+            _hash_unknown(unhashed, states, contents, cache)
     hashed = []
     for file in files:
-        content = known[file.name]
+        content = contents[file.name]
         hashed.append(replace(file, fingerprint=content.fingerprint, checksums=content.checksums))
     return HashedFiles(hashed, states)
 
 
-def _hash(
+def _hash_unknown(
     files: Sequence[File],
     states: Mapping[str, FileState],
-    known: dict[str, ContentHash],
+    contents: dict[str, ContentHash],
     cache: HashCache,
 ) -> None:
-    """Read the files, and add their hashes to the known and the cached ones."""
+    """Hash files; add the hashes to `contents` and the cache."""
     size = sum(file.size for file in files)
     changed = []
     with (
@@ -134,7 +133,7 @@ def _hash(
         ThreadPoolExecutor(READERS) as pool,
     ):
         for file, (content, state) in zip(files, pool.map(_hash_file, files), strict=True):
-            known[file.name] = content
+            contents[file.name] = content
             if state == states[file.name]:
                 cache.put(state, content)
             else:
@@ -149,15 +148,15 @@ def _raise_changed(names: Sequence[str]) -> None:
 
 
 def information(name: str) -> dict[str, Any]:
-    """Return the attributes of an object or a web file."""
+    """Request the attributes of an object or a web file."""
     if web.is_web(name):
         return web.information(name)
     return remote.request("read", name, lambda fs, path: dict(fs.info(path)))
 
 
 class HashCache:
-    """Hashes of files by their states, in an SQLite database in the user's cache folder. A damaged
-    entry is none: the file is hashed again."""
+    """Hashes of files by state, in an SQLite database in the user's cache folder. A damaged entry
+    counts as missing: the file is hashed again."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -168,7 +167,7 @@ class HashCache:
         )
 
     def get(self, state: FileState) -> ContentHash | None:
-        """Return the cached hash of a file in this state."""
+        """Return the cached hash for a file state, or None."""
         if state.stat is None:
             return None
         key = _columns(state)
@@ -187,10 +186,10 @@ class HashCache:
         return ContentHash(fingerprint, BlockChecksums(state.size, block_bytes, crcs))
 
     def put(self, state: FileState, content: ContentHash) -> None:
-        sums = content.checksums
-        if state.stat is None or state.size < MIN_CACHED_BYTES or sums is None:
+        checksums = content.checksums
+        if state.stat is None or state.size < MIN_CACHED_BYTES or checksums is None:
             return
-        entry = (*_columns(state), content.fingerprint, sums.block_bytes, sums.crcs)
+        entry = (*_columns(state), content.fingerprint, checksums.block_bytes, checksums.crcs)
         try:
             with self.database:
                 self.database.execute(
@@ -208,12 +207,12 @@ def _columns(state: FileState) -> tuple[str, str]:
 
 
 def _digest(*entry: str | int | bytes) -> str:
-    """Return the hash of an entry: SQLite has no checksums."""
+    """Hash a database entry: SQLite has no checksums."""
     return hashlib.sha256("\n".join(map(str, entry)).encode()).hexdigest()
 
 
 class NoHashCache(HashCache):
-    """No cache: used if the database cannot be opened."""
+    """Stands in for the cache if the database cannot be opened."""
 
     def __init__(self) -> None:
         pass
@@ -243,10 +242,10 @@ def _open_cache() -> Iterator[HashCache]:
 
 
 def _states(files: Sequence[File]) -> dict[str, FileState]:
-    size = 1 + len(files) // (8 * READERS)  # files of a thread's task: there may be millions
-    parts = [files[first : first + size] for first in range(0, len(files), size)]
+    batch_size = 1 + len(files) // (8 * READERS)  # files of a thread's task: there may be millions
+    batches = [files[first : first + batch_size] for first in range(0, len(files), batch_size)]
     with ThreadPoolExecutor(READERS) as pool:
-        states = pool.map(lambda part: [(file.name, _state(file)) for file in part], parts)
+        states = pool.map(lambda batch: [(file.name, _state(file)) for file in batch], batches)
         return dict(chain.from_iterable(states))
 
 
@@ -254,11 +253,11 @@ def _state(file: File) -> FileState:
     if not storage.is_local(file.place):
         return _object_state(file)
     with open_file(file.place) as stream:  # a network file system asks its server when a file opens
-        return _state_of(stream)
+        return _open_file_state(stream)
 
 
-def _state_of(stream: BinaryIO) -> FileState:
-    """Return the state of a local file that is open."""
+def _open_file_state(stream: BinaryIO) -> FileState:
+    """Return the state of an open local file."""
     stat = os.fstat(stream.fileno())
     return FileState(
         stat.st_size, stat=(stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns)
@@ -266,12 +265,12 @@ def _state_of(stream: BinaryIO) -> FileState:
 
 
 def _hash_file(file: File) -> tuple[ContentHash, FileState]:
-    """Return the hash of a file's content, and the file's state after it was read."""
+    """Hash a file's content; return the hash, and the file's state after reading."""
     block_bytes = choose_block_bytes(file.size)
     with open_file(file.place) as stream:
         content = hash_content(iter(partial(stream.read, block_bytes), b""), block_bytes)
         if storage.is_local(file.place):
-            return content, _state_of(stream)
+            return content, _open_file_state(stream)
     return content, _object_state(file)
 
 

@@ -14,7 +14,7 @@ COMPRESSIONS = {
     "xz": "xz",
     "bz2": "bzip2",
 }
-"""Compression by the ending of a file's name."""
+"""Compression by file ending."""
 
 BLOCK_BYTES = 4 << 20
 """Bytes read, decompressed and tokenized at once."""
@@ -22,8 +22,8 @@ BLOCK_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class File:
-    """One file of a corpus. The ids of build tasks hash these fields, but for the last two: do not
-    rename them."""
+    """A file of a corpus. Ids of build tasks hash these fields, except the last two: do not rename
+    them."""
 
     name: str
     """URL or path, as the user gave it; datasets store it as the origin of documents."""
@@ -33,15 +33,15 @@ class File:
     fingerprint: str
     """Name of the content (see file_hashes.py); empty until it is computed."""
     path: str | None = None
-    """Path of its bytes, if they lie elsewhere (see standard_input.py)."""
+    """Path of the bytes, if they lie elsewhere (standard_input.py)."""
     checksums: BlockChecksums | None = None
-    """Checksums of the content that was hashed; None: it was not read."""
+    """Checksums of the hashed content; None if it was not read."""
 
     @property
     def place(self) -> str:
-        """URL or path that is opened."""
+        """URL or path to open."""
         return self.name if self.path is None else self.path
 
 
 class DamagedFile(Exception):
-    """A file is truncated, or is not of the format that its name says."""
+    """A file is truncated, or has another format than its name says."""

@@ -15,14 +15,14 @@ from .input_file import BLOCK_BYTES, DamagedFile, File
 from .web import WebFile, is_web
 
 HEAD_BYTES = 10
-"""First bytes of a file, which tell how it is compressed."""
+"""First bytes of a file, which show the compression."""
 GZIP, ZSTD, XZ, BZIP2 = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\0", b"BZh"
 BZIP2_BLOCKS = (b"1AY&SY", b"\x17rE8P\x90")
-"""Bytes 4 to 10 of a bzip2 file: its first block, or its end. A text may begin with `BZh`."""
+"""Bytes 4 to 10 of a bzip2 file: first block, or end. A text may begin with `BZh` too."""
 
 
 def open_file(name: str) -> BinaryIO:
-    """Open an input file for reading; it is seekable where its store allows that."""
+    """Open an input file for reading; seekable if its store allows that."""
     if storage.is_local(name):
         path = storage.local_path(name)
         try:
@@ -32,12 +32,12 @@ def open_file(name: str) -> BinaryIO:
             if isinstance(error, FileNotFoundError):
                 reason, hint = "it does not exist", path_hint(path, "check the path")
             raise InputError(f"cannot read {name}: {reason}", hint=hint) from None
-    opened = WebFile(name) if is_web(name) else RemoteFile(name)
-    return cast(BinaryIO, io.BufferedReader(opened, BLOCK_BYTES))
+    stream = WebFile(name) if is_web(name) else RemoteFile(name)
+    return cast(BinaryIO, io.BufferedReader(stream, BLOCK_BYTES))
 
 
 def open_input(file: File) -> BinaryIO:
-    """Open a file of a corpus for reading. What is read is what was hashed, or an error."""
+    """Open a corpus file for reading; reads raise InputError if content differs from its hash."""
     stream = open_file(file.place)
     if file.checksums is None:
         return stream
@@ -45,12 +45,12 @@ def open_input(file: File) -> BinaryIO:
 
 
 class RemoteFile(io.RawIOBase):
-    """A remote file, read by byte ranges; each range is retried on transient errors."""
+    """A remote file, read by byte ranges; a range is retried after transient errors."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.size = storage.size(url)
-        self.at = 0
+        self.position = 0
 
     def readable(self) -> bool:
         return True
@@ -59,42 +59,45 @@ class RemoteFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self.at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.at, io.SEEK_END: self.size}[whence]
-        return self.at
+        self.position = (
+            offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: self.size}[whence]
+        )
+        return self.position
 
     def tell(self) -> int:
-        return self.at
+        return self.position
 
     def readinto(self, buffer: Any) -> int:
-        end = min(self.size, self.at + len(buffer))
-        if end <= self.at:
+        end = min(self.size, self.position + len(buffer))
+        if end <= self.position:
             return 0
-        data = storage.read(self.url, self.at, end)
+        data = storage.read(self.url, self.position, end)
         buffer[: len(data)] = data
-        self.at += len(data)
+        self.position += len(data)
         return len(data)
 
 
 def is_compressed(head: bytes) -> bool:
-    """Return True if these first HEAD_BYTES bytes are those of a compressed file."""
+    """Return True if a file with these first HEAD_BYTES bytes is compressed."""
     return _decompressor(head) is not None
 
 
-def compression_of(stream: BinaryIO) -> str | None:
-    """Return how the file of a stream is compressed, by its first bytes, as `File` says it."""
+def detect_compression(stream: BinaryIO) -> str | None:
+    """Detect the compression of a file by its first bytes: a value for `File.compression`, or
+    None."""
     names: dict[Any, str] = {_gunzip: "gzip", _unzstd: "zstd", _unxz: "xz", _unbzip2: "bzip2"}
     decompressor = _decompressor(stream.read(HEAD_BYTES))
     return None if decompressor is None else names[decompressor]
 
 
-def decompressed(file: File) -> Iterator[tuple[bytes, int]]:
+def read_decompressed(file: File) -> Iterator[tuple[bytes, int]]:
     """Yield a whole file in decompressed blocks, each with the bytes of the file read for it."""
     with open_input(file) as stream:
-        before = 0
+        previous_position = 0
         for block in _decompress(file, stream):
-            at = stream.tell()
-            yield block, at - before
-            before = at
+            position = stream.tell()
+            yield block, position - previous_position
+            previous_position = position
 
 
 def _decompress(file: File, stream: BinaryIO) -> Iterator[bytes]:
@@ -112,7 +115,7 @@ def _decompress(file: File, stream: BinaryIO) -> Iterator[bytes]:
 
 
 def _decompressor(head: bytes) -> Callable[[bytes, BinaryIO], Iterator[bytes]] | None:
-    """Return the function that decompresses a file with these first bytes."""
+    """Return the function that decompresses a file with these first bytes, or None."""
     if head.startswith(GZIP):
         return _gunzip
     if head.startswith(ZSTD):
@@ -155,17 +158,19 @@ def _unxz(data: bytes, stream: BinaryIO) -> Iterator[bytes]:
     def start() -> Any:
         return lzma.LZMADecompressor(format=lzma.FORMAT_XZ)
 
-    yield from _unstreamed("xz", start, (lzma.LZMAError,), data, stream, padding=b"\0")
+    yield from _decompress_streams("xz", start, (lzma.LZMAError,), data, stream, padding=b"\0")
 
 
 def _unbzip2(data: bytes, stream: BinaryIO) -> Iterator[bytes]:
     """Decompress bzip2 with any number of streams."""
     import bz2
 
-    yield from _unstreamed("bzip2", bz2.BZ2Decompressor, (OSError, ValueError), data, stream)
+    yield from _decompress_streams(
+        "bzip2", bz2.BZ2Decompressor, (OSError, ValueError), data, stream
+    )
 
 
-def _unstreamed(
+def _decompress_streams(
     name: str,
     start: Callable[[], Any],
     faults: tuple[type[Exception], ...],
@@ -173,7 +178,7 @@ def _unstreamed(
     stream: BinaryIO,
     padding: bytes = b"",
 ) -> Iterator[bytes]:
-    """Decompress with the decompressors of the standard library, which end with their stream."""
+    """Decompress concatenated streams by standard-library decompressors, which handle one."""
     inflate = start()
     while True:
         if inflate.eof:
@@ -203,23 +208,23 @@ def _unzstd(data: bytes, stream: BinaryIO) -> Iterator[bytes]:
 
     decompressor = zstandard.ZstdDecompressor(max_window_size=2**31)
     inflate = decompressor.decompressobj()
-    feed = 64 << 10
+    feed_bytes = 64 << 10
     try:
         while True:
             if inflate.eof:
                 data = inflate.unused_data + data
-                data = data or stream.read(feed)
+                data = data or stream.read(feed_bytes)
                 if not data:
                     return
                 inflate = decompressor.decompressobj()
             out = inflate.decompress(data)
-            for at in range(0, len(out), BLOCK_BYTES):
-                yield out[at : at + BLOCK_BYTES]
+            for start in range(0, len(out), BLOCK_BYTES):
+                yield out[start : start + BLOCK_BYTES]
             # The library inflates its whole input at once: feed less if it inflates a lot.
-            feed = max(256, feed // 2) if len(out) > 4 * BLOCK_BYTES else feed
+            feed_bytes = max(256, feed_bytes // 2) if len(out) > 4 * BLOCK_BYTES else feed_bytes
             data = b""
             if not inflate.eof:
-                data = stream.read(feed)
+                data = stream.read(feed_bytes)
                 if not data:
                     raise DamagedFile("the zstd stream is cut off")
     except zstandard.ZstdError as error:
@@ -227,9 +232,9 @@ def _unzstd(data: bytes, stream: BinaryIO) -> Iterator[bytes]:
 
 
 def read_full(stream: BinaryIO, size: int) -> bytes:
-    """Read `size` bytes, or all that are left if there are fewer."""
-    parts = []
-    while size > 0 and (part := stream.read(min(size, 16 << 20))):
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
+    """Read `size` bytes, or fewer if the stream ends."""
+    blocks = []
+    while size > 0 and (block := stream.read(min(size, 16 << 20))):
+        blocks.append(block)
+        size -= len(block)
+    return b"".join(blocks)

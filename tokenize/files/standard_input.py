@@ -22,40 +22,40 @@ from ...console.progress import Progress
 from ...dataplane.storage import storage
 from .checksums import MIN_BLOCK_BYTES, ContentHash, hash_content
 from .input_file import File
-from .open_file import compression_of, decompressed, read_full
+from .open_file import detect_compression, read_decompressed, read_full
 
 log = get_logger(__name__)
 
-WORDS = ("-", "/dev/stdin")
-"""What stands for standard input on the command line."""
+ARGUMENTS = ("-", "/dev/stdin")
+"""Command-line arguments for standard input."""
 NAME = "standard input"
 FOLDER = "stdin"
-"""Folder in the work folder of a build."""
-BEGINNINGS = {
+"""Folder in a build's work folder."""
+SIGNATURES = {
     "parquet": (b"PAR1",),
     "arrow": (b"ARROW1", b"\xff\xff\xff\xff"),
     "warc": (b"WARC/",),
     "jsonl": (b"{",),
     "fasta": (b">",),
 }
-"""First bytes of formats whose files begin like no others."""
+"""First bytes by which formats can be recognized."""
 
 _folders: list[tempfile.TemporaryDirectory[str]] = []
-"""Folders that end with this process."""
+"""Folders removed when this process ends."""
 
 
-def not_read_yet(format: str) -> File:
-    """Return the file that stands for standard input until it is kept."""
+def make_placeholder(format: str) -> File:
+    """Return the file that stands for standard input until it is stored."""
     return File(NAME, 0, format, None, fingerprint="", path="-")
 
 
-def keep(files: Sequence[File], folder: str | None) -> list[File]:
+def store(files: Sequence[File], folder: str | None) -> list[File]:
     """Return the files with the one that stands for standard input replaced by its bytes, which are
     kept in a local folder; None: in one that ends with this process."""
-    return [_kept(file, folder) if file.path == "-" else file for file in files]
+    return [_store_file(file, folder) if file.path == "-" else file for file in files]
 
 
-def _kept(file: File, folder: str | None) -> File:
+def _store_file(file: File, folder: str | None) -> File:
     stream: BinaryIO = sys.stdin.buffer
     if sys.stdin.isatty():
         raise InputError(
@@ -64,16 +64,16 @@ def _kept(file: File, folder: str | None) -> File:
     if folder is None:
         _folders.append(tempfile.TemporaryDirectory(prefix="headrace-stdin-"))
         folder = _folders[-1].name
-    place = storage.local_path(folder)
+    local_folder = storage.local_path(folder)
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        path, content = _copy(stream, place)
+        local_folder.mkdir(parents=True, exist_ok=True)
+        path, content = _copy(stream, local_folder)
     except OSError as error:
         reason, hint = file_fault(error)
         raise StorageError(f"cannot keep standard input in {folder}: {reason}", hint=hint) from None
-    with path.open("rb") as held:
-        compression = compression_of(held)
-    kept = File(
+    with path.open("rb") as stream:
+        compression = detect_compression(stream)
+    stored_file = File(
         name=f"{NAME} {content.fingerprint[:8]}",
         size=path.stat().st_size,
         format=file.format,
@@ -82,18 +82,18 @@ def _kept(file: File, folder: str | None) -> File:
         path=str(path),
         checksums=content.checksums,
     )
-    if kept.format != "auto":
-        return kept
+    if stored_file.format != "auto":
+        return stored_file
     try:
-        return _of_its_format(kept)
+        return _detect_format(stored_file)
     except InputError:
         path.unlink()
         raise
 
 
 def _copy(stream: BinaryIO, folder: Path) -> tuple[Path, ContentHash]:
-    """Copy a stream into a file that is named by its hash; return its path and its hash."""
-    handle, half = tempfile.mkstemp(dir=folder)
+    """Copy a stream into a file named by its hash; return path and hash."""
+    handle, partial_path = tempfile.mkstemp(dir=folder)
     with os.fdopen(handle, "wb") as out, Progress("reading standard input", unit="B") as progress:
 
         def copy_blocks() -> Iterator[bytes]:
@@ -103,13 +103,13 @@ def _copy(stream: BinaryIO, folder: Path) -> tuple[Path, ContentHash]:
                 yield block
 
         content = hash_content(copy_blocks(), MIN_BLOCK_BYTES)
-    return Path(half).rename(folder / content.fingerprint), content
+    return Path(partial_path).rename(folder / content.fingerprint), content
 
 
-def _of_its_format(file: File) -> File:
-    """Return a file with the format that its first bytes show."""
-    head = next(decompressed(file), (b"", 0))[0].removeprefix(b"\xef\xbb\xbf").lstrip()
-    for format, beginnings in BEGINNINGS.items():
+def _detect_format(file: File) -> File:
+    """Set a file's format by its first bytes; raise InputError if they show none."""
+    head = next(read_decompressed(file), (b"", 0))[0].removeprefix(b"\xef\xbb\xbf").lstrip()
+    for format, beginnings in SIGNATURES.items():
         if head.startswith(beginnings):
             log.info("standard input is read as %s", format)
             return replace(file, format=format)

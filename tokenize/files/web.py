@@ -1,9 +1,8 @@
 """Files at http:// and https:// URLs: sequential reads, and seeks if the server supports ranges.
 
-After a lost connection, reading resumes at the position that was reached. A server without ranges
-sends the file from its beginning again, and the bytes already read are skipped. A response that
-ends early is an error, not the end of the file, unless the server sends no Content-Length: then
-the two cannot be told apart.
+After a lost connection, reading resumes at the position reached. A server without ranges sends the
+file from the beginning, and the bytes already read are skipped. A response that ends early is an
+error, not the end of the file, unless the server sends no Content-Length: then nobody can tell.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def is_web(url: str) -> bool:
 
 
 def information(url: str) -> dict[str, Any]:
-    """Return the size of a file, if its server sends one, and the headers of its version."""
+    """Return a file's size, if the server sends it, and headers that identify the version."""
     with WebFile(url) as file:
         file.connect()
         return {"size": file.size, **file.version}
@@ -41,10 +40,10 @@ class WebFile(io.RawIOBase):
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.at = 0
+        self.position = 0
         self.size: int | None = None
         self.version: dict[str, str] = {}
-        self._answer: http.client.HTTPResponse | None = None
+        self._response: http.client.HTTPResponse | None = None
         self._sought = False
 
     def readable(self) -> bool:
@@ -58,24 +57,27 @@ class WebFile(io.RawIOBase):
             self.connect()
             if self.size is None:
                 raise InputError(f"{self.url}: the server does not send its size", hint=DOWNLOAD)
-        to = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.at, io.SEEK_END: self.size or 0}[whence]
-        if to != self.at:
+        target = (
+            offset
+            + {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: self.size or 0}[whence]
+        )
+        if target != self.position:
             self._disconnect()
-            self.at, self._sought = to, True
-        return to
+            self.position, self._sought = target, True
+        return target
 
     def tell(self) -> int:
-        return self.at
+        return self.position
 
     def readinto(self, buffer: Any) -> int:
         data = retry("read", self.url, lambda: self._read(len(buffer)))
         buffer[: len(data)] = data
-        self.at += len(data)
+        self.position += len(data)
         return len(data)
 
     def connect(self) -> None:
         """Send the request, to read size and version from the response headers."""
-        if self._answer is None:
+        if self._response is None:
             retry("read", self.url, self._connect)
 
     def close(self) -> None:
@@ -83,42 +85,48 @@ class WebFile(io.RawIOBase):
         super().close()
 
     def _read(self, size: int) -> bytes:
-        if self.size is not None and self.at >= self.size:
+        if self.size is not None and self.position >= self.size:
             return b""
         try:
-            if self._answer is None:
+            if self._response is None:
                 self._connect()
-            assert self._answer is not None
-            data = self._answer.read(size)
+            assert self._response is not None
+            data = self._response.read(size)
         except (OSError, http.client.HTTPException) as error:
             self._disconnect()
-            raise _as_file_error(error) from None
-        if not data and self.size is not None and self.at < self.size:
+            raise _to_os_error(error) from None
+        if not data and self.size is not None and self.position < self.size:
             self._disconnect()
-            raise ConnectionError(f"the response ended after {self.at:,} of {self.size:,} bytes")
+            raise ConnectionError(
+                f"the response ended after {self.position:,} of {self.size:,} bytes"
+            )
         return data
 
     def _connect(self) -> None:
-        request = urllib.request.Request(self.url, headers={"Range": f"bytes={self.at}-"})
+        request = urllib.request.Request(self.url, headers={"Range": f"bytes={self.position}-"})
         try:
-            answer = urllib.request.urlopen(request, timeout=TIMEOUT)
+            response = urllib.request.urlopen(request, timeout=TIMEOUT)
         except urllib.error.HTTPError as error:
             if error.code == 416:  # range not satisfiable: the file is empty
-                self.size = self.at
+                self.size = self.position
                 return
-            raise _as_file_error(error) from None
+            raise _to_os_error(error) from None
         except (OSError, http.client.HTTPException) as error:
-            raise _as_file_error(error) from None
-        self._answer = answer
-        ranged = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", answer.headers.get("Content-Range", ""))
-        length = answer.headers.get("Content-Length")
-        total = ranged[2] if ranged else length
-        version = {key: answer.headers[key] for key in VERSION_HEADERS if answer.headers.get(key)}
+            raise _to_os_error(error) from None
+        self._response = response
+        content_range = re.fullmatch(
+            r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", "")
+        )
+        length = response.headers.get("Content-Length")
+        total = content_range[2] if content_range else length
+        version = {
+            key: response.headers[key] for key in VERSION_HEADERS if response.headers.get(key)
+        }
         if self.version and version != self.version:
             raise InputError(f"{self.url} changed while it was read")
         self.version = version
         self.size = int(total) if total and total != "*" else None
-        if self.at and not ranged:
+        if self.position and not content_range:
             if self._sought:
                 raise InputError(
                     f"{self.url}: the server does not support byte ranges, which this format needs",
@@ -128,26 +136,26 @@ class WebFile(io.RawIOBase):
 
     def _skip(self) -> None:
         """Skip the bytes already read: the server ignored the range and sends the whole file."""
-        assert self._answer is not None
-        left = self.at
-        while left:
-            data = self._answer.read(min(left, SKIP_BYTES))
+        assert self._response is not None
+        num_remaining = self.position
+        while num_remaining:
+            data = self._response.read(min(num_remaining, SKIP_BYTES))
             if not data:
                 raise ConnectionError("the response ended before the position already reached")
-            left -= len(data)
+            num_remaining -= len(data)
 
     def _disconnect(self) -> None:
-        if self._answer is not None:
-            self._answer.close()
-            self._answer = None
+        if self._response is not None:
+            self._response.close()
+            self._response = None
 
 
 VERSION_HEADERS = ("ETag", "Last-Modified")
 DOWNLOAD = "download the file, and pass its path"
 
 
-def _as_file_error(error: Exception) -> Exception:
-    """Convert a web error into an OSError; its class decides if the request is retried."""
+def _to_os_error(error: Exception) -> Exception:
+    """Convert a web error into an OSError; its class decides whether the request is retried."""
     if isinstance(error, urllib.error.HTTPError):
         if error.code in (404, 410):
             return FileNotFoundError(str(error))

@@ -1,1 +1,1 @@
-"""Near-duplicates of a corpus: MinHash, bands of signatures, clusters, a drop list."""
+"""Near-duplicates in a corpus: MinHash signatures, bands, clusters, a drop list."""

@@ -1,4 +1,4 @@
-"""Clusters of documents: sets that pairs connect. The first document of a cluster stays."""
+"""Clusters of documents, connected by pairs. The first document of a cluster stays."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ...dataplane.arrays import Int64
 
 @dataclass(frozen=True)
 class Clusters:
-    """Documents that have near-duplicates."""
+    """Documents with near-duplicates, and their clusters."""
 
     documents: Int64
-    """Their numbers in the corpus, ascending."""
+    """Numbers in the corpus, ascending."""
     firsts: Int64
-    """The first document of the cluster of each."""
+    """The first document in the cluster, for every document."""
 
     @property
     def dropped(self) -> Int64:
-        """Return the documents that are not the first of their cluster."""
+        """Return the documents that are not the first in their cluster."""
         dropped: Int64 = self.documents[self.documents != self.firsts]
         return dropped
 
@@ -31,8 +31,8 @@ class Clusters:
         return len(self.documents) - len(self.dropped)
 
 
-def clusters_of(pairs: Callable[[], Iterable[Any]]) -> Clusters:
-    """Return the clusters of pairs, which are read twice, a block at a time."""
+def connect_clusters(pairs: Callable[[], Iterable[Any]]) -> Clusters:
+    """Connect pairs into clusters; blocks of pairs are read twice."""
     documents = np.zeros(0, np.int64)
     for block in pairs():
         documents = np.unique(np.concatenate([documents, block["first"], block["second"]]))
@@ -45,14 +45,16 @@ def clusters_of(pairs: Callable[[], Iterable[Any]]) -> Clusters:
 PAIR_ENDS = ("first", "second")
 
 
-def connect(labels: Int64, one: Int64, other: Int64) -> None:
-    """Join the clusters of pairs. A label is the smallest index of a cluster."""
+def connect(labels: Int64, first_indices: Int64, second_indices: Int64) -> None:
+    """Join clusters in `labels`, where a label is the smallest index in the cluster."""
     while True:
-        left, right = labels[one], labels[other]
-        apart = left != right
-        if not apart.any():
+        first_labels, second_labels = labels[first_indices], labels[second_indices]
+        differ = first_labels != second_labels
+        if not differ.any():
             return
-        low, high = np.minimum(left, right)[apart], np.maximum(left, right)[apart]
-        np.minimum.at(labels, high, low)
-        while (further := labels[labels] != labels).any():
-            labels[further] = labels[labels[further]]
+        first_labels, second_labels = first_labels[differ], second_labels[differ]
+        smaller = np.minimum(first_labels, second_labels)
+        larger = np.maximum(first_labels, second_labels)
+        np.minimum.at(labels, larger, smaller)
+        while (is_stale := labels[labels] != labels).any():
+            labels[is_stale] = labels[labels[is_stale]]

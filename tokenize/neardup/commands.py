@@ -8,7 +8,7 @@ import click
 
 from ...console import command
 from .. import options
-from ..builder.options import conversation_options, conversations_of
+from ..builder.options import conversation_options, pop_conversation_fields
 
 
 @click.command("neardup")
@@ -43,40 +43,40 @@ def neardup(as_json: bool, **values: Any) -> None:
     data = {
         "inputs": values["inputs"],
         "out": values["out"],
-        "lsh": _lsh(values),
+        "lsh": _lsh_settings(values),
         "on_error": values["on_error"],
-        "engine": options.executor_of(values),
-        "source": options.source_of(values),
-        "conversations": conversations_of(values),
+        "engine": options.pop_executor(values),
+        "source": options.pop_source(values),
+        "conversations": pop_conversation_fields(values),
     }
-    found = find_neardups(options.checked(NeardupConfig, data))
+    results = find_neardups(options.build_checked(NeardupConfig, data))
     if as_json:
-        command.emit(vars(found))
+        command.emit(vars(results))
     else:
-        click.echo(describe(found, values["out"]))
+        click.echo(describe(results, values["out"]))
 
 
-def _lsh(values: dict[str, Any]) -> dict[str, int]:
-    from .lsh import MOST_PERMUTATIONS, bands_for
+def _lsh_settings(values: dict[str, Any]) -> dict[str, int]:
+    from .lsh import MAX_PERMUTATIONS, choose_bands
 
     names = ("ngram", "bands", "rows", "seed")
-    given = {name: values.pop(name) for name in names}
+    settings = {name: values.pop(name) for name in names}
     threshold, permutations = values.pop("threshold"), values.pop("permutations")
     if threshold is None:
         if permutations is not None:
             raise click.UsageError("--permutations needs --threshold; or give --bands and --rows")
     else:
-        if given["bands"] is not None or given["rows"] is not None:
+        if settings["bands"] is not None or settings["rows"] is not None:
             raise click.UsageError("--threshold chooses bands and rows: leave --bands, --rows out")
         if not 0 < threshold < 1:
             raise click.UsageError(f"--threshold {threshold}: it must be between 0 and 1")
         permutations = 112 if permutations is None else permutations
-        if not 1 <= permutations <= MOST_PERMUTATIONS:
+        if not 1 <= permutations <= MAX_PERMUTATIONS:
             raise click.UsageError(
-                f"--permutations {permutations}: it must be from 1 to {MOST_PERMUTATIONS}"
+                f"--permutations {permutations}: it must be from 1 to {MAX_PERMUTATIONS}"
             )
-        given["bands"], given["rows"] = bands_for(threshold, permutations)
-    return {name: value for name, value in given.items() if value is not None}
+        settings["bands"], settings["rows"] = choose_bands(threshold, permutations)
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 @click.command("duplicates")
@@ -101,11 +101,11 @@ def duplicates(
     """
     from dataclasses import asdict
 
-    from .show import clusters, describe
+    from .show import describe, show_clusters
 
-    found = clusters(drop_list, first=first, count=count, most=most, number=cluster)
+    shown = show_clusters(drop_list, first=first, count=count, max_duplicates=most, number=cluster)
     if as_json:
-        command.emit([asdict(each) for each in found])
+        command.emit([asdict(shown_cluster) for shown_cluster in shown])
         return
-    for each in found:
-        click.echo(describe(each))
+    for shown_cluster in shown:
+        click.echo(describe(shown_cluster))

@@ -1,7 +1,7 @@
-"""Settings of a search for near-duplicates, and the files of its work folder.
+"""Settings for a near-duplicate search, and the files in its work folder.
 
-A task writes its results into files that are named by their content, and then a state that lists
-them. A state that exists belongs to a finished task, which is not run again.
+A task writes results into files named by their content, and then a state that lists them. If a
+state exists, the task is finished and is not run again.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from ...dataplane.storage.verified import read_checked
 from ..builder.task_state import RUN_TASK_AGAIN
 from ..sources.format import SourceConfig
 from .lsh import LshConfig
-from .signatures import rensa
+from .signatures import import_rensa
 
 VERSION = 1
-"""Version of the results of tasks."""
+"""Version of the tasks' results."""
 STATES, PARTS = "states", "parts"
-"""Folders in the work folder: states of tasks, and their results."""
+"""Folders in the work folder: tasks' states, and their results."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSizes:
-    """How much of a corpus a task holds in memory. The list of duplicates does not depend on it."""
+    """How much of a corpus a task holds in memory; it does not change the results."""
 
     segment_bytes: int = 1 << 30
-    """Bytes of the corpus for each segment of the keys."""
+    """Corpus bytes per segment of keys."""
     part_documents: int = 1 << 18
-    """Documents of a part, at most."""
+    """Upper bound on a part's documents."""
     pair_entries: int = 8 << 20
-    """Entries that a task compares at once, if one segment has no more: about 500 MB."""
+    """Entries compared at once, about 500 MB; more if a single segment has more."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NeardupJob:
-    """Settings of all tasks."""
+    """Settings shared by all tasks."""
 
     work: str
     """URL of the work folder."""
@@ -47,23 +47,23 @@ class NeardupJob:
     skip_bad: bool
     lsh: LshConfig
     segments: int
-    """Ranges of keys in which a part is read."""
+    """Number of key ranges into which a band is split."""
     sizes: TaskSizes
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that decide the results."""
+        """Return everything that decides the results, except the inputs."""
         return {
             "source": asdict(self.source),
             "skip_bad": self.skip_bad,
             **asdict(self.lsh),
             "segments": self.segments,
-            "minhash": f"rensa {rensa().ALGORITHM_VERSION}",
+            "minhash": f"rensa {import_rensa().ALGORITHM_VERSION}",
             "version": VERSION,
         }
 
 
 def task_id(job: NeardupJob, *inputs: Any) -> str:
-    """Return a hash of all that decides the result of a task."""
+    """Return a hash of everything that decides a task's result."""
     text = json.dumps([job.identity(), *inputs], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -73,14 +73,14 @@ def save_state(job: NeardupJob, task: str, state: dict[str, Any]) -> None:
 
 
 def load_state(job: NeardupJob, task: str) -> dict[str, Any] | None:
-    """Return the state of a finished task, or None."""
-    where = _url(job, task)
-    if not storage.exists(where):
+    """Load a task's state; None if the task is not finished."""
+    url = _url(job, task)
+    if not storage.exists(url):
         return None
-    return read_checked(where, lambda text: unsealed(where, text, hint=RUN_TASK_AGAIN))
+    return read_checked(url, lambda text: unsealed(url, text, hint=RUN_TASK_AGAIN))
 
 
-def finished(job: NeardupJob, task: str) -> dict[str, Any]:
+def finished_state(job: NeardupJob, task: str) -> dict[str, Any]:
     state = load_state(job, task)
     assert state is not None
     return state

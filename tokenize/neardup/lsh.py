@@ -1,8 +1,8 @@
-"""Settings of locality-sensitive hashing, and the probability that it finds a pair.
+"""Locality-sensitive hashing: settings, and the probability to find a pair.
 
-A document is the set of its runs of `ngram` words. Its signature has a number for each permutation;
-two documents agree in a number with the probability s, their Jaccard similarity. Bands of `rows`
-numbers are compared: a pair is found if all rows of at least one band agree, with the probability
+A document is a set of runs of `ngram` words. Its signature has one number per permutation; two
+documents agree in a number with probability s, their Jaccard similarity. Bands of `rows` numbers
+are compared: a pair is found if all rows of at least one band agree, which has the probability
 1 − (1 − s^rows)^bands.
 """
 
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 SHOWN = (0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
-"""Similarities of the printed curve."""
-MOST_PERMUTATIONS = 4096
+"""Similarities in the printed curve."""
+MAX_PERMUTATIONS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +32,9 @@ class LshConfig:
         for name in ("ngram", "bands", "rows"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.permutations > MOST_PERMUTATIONS:
+        if self.permutations > MAX_PERMUTATIONS:
             raise ValueError(
-                f"bands × rows is {self.permutations}; it must be at most {MOST_PERMUTATIONS}"
+                f"bands × rows is {self.permutations}; it must be at most {MAX_PERMUTATIONS}"
             )
         if not 0 <= self.seed < 1 << 63:
             raise ValueError(f"seed is {self.seed}; it must be from 0 to 2^63 - 1")
@@ -49,18 +49,18 @@ class LshConfig:
 
     @property
     def curve(self) -> list[tuple[float, float]]:
-        """Return some similarities, and the probability of a pair at each."""
+        """Return (similarity, probability to find a pair) for the printed curve."""
         return [(similarity, self.probability(similarity)) for similarity in SHOWN]
 
 
-def bands_for(threshold: float, permutations: int) -> tuple[int, int]:
-    """Return the bands and rows whose curve is closest to a step at the threshold: the area above
-    the curve on its right and that below it on its left are smallest together."""
+def choose_bands(threshold: float, permutations: int) -> tuple[int, int]:
+    """Choose the bands and rows whose probability curve is closest to a step at the threshold: the
+    area between curve and step is smallest."""
     similarity = (np.arange(1000) + 0.5) / 1000
-    wanted = similarity >= threshold
+    step = similarity >= threshold
     best = (np.inf, 1, 1)
     for rows in range(1, permutations + 1):
         bands = permutations // rows
-        wrong = float(np.abs(1 - (1 - similarity**rows) ** bands - wanted).mean())
-        best = min(best, (wrong, bands, rows))
+        error = float(np.abs(1 - (1 - similarity**rows) ** bands - step).mean())
+        best = min(best, (error, bands, rows))
     return best[1:]

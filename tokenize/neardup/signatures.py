@@ -1,4 +1,4 @@
-"""MinHash signatures of texts, and the keys of their bands."""
+"""MinHash signatures for texts, and their band keys."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 @cache
-def rensa() -> Any:
-    """Import the library."""
+def import_rensa() -> Any:
+    """Import the MinHash library."""
     try:
         import rensa
     except ImportError:
@@ -28,35 +28,37 @@ def rensa() -> Any:
     return rensa.RMinHash
 
 
-def shingles(texts: Sequence[str], ngram: int) -> tuple[UInt64, list[int]]:
-    """Return the hashes of the runs of words of texts, one text after the other, and the edges of
-    the texts. A text of fewer words is one run; one without words is itself one."""
-    words = Words.of(texts)
-    hashes = words.run_hashes(ngram)
-    parts: list[UInt64] = []
+def hash_shingles(texts: Sequence[str], ngram: int) -> tuple[UInt64, list[int]]:
+    """Hash the runs of `ngram` words in texts; return the hashes, text after text, and the edges
+    between texts: [texts + 1]. A text of fewer words is one run; a text without words is hashed
+    itself."""
+    words = Words.from_texts(texts)
+    hashes = words.hash_runs(ngram)
+    text_hashes: list[UInt64] = []
     edges = [0]
-    for text, first, last in zip(texts, words.lines[:-1], words.lines[1:], strict=True):
-        part = hashes[first : max(first, last - ngram + 1)]
-        if not len(part):
-            whole = words.run(int(first), int(last - first)) if last > first else text.encode()
-            part = np.frombuffer(hashlib.blake2b(whole, digest_size=8).digest(), "<u8")
-        parts.append(part)
-        edges.append(edges[-1] + len(part))
-    return np.concatenate([hashes[:0], *parts]), edges
+    for text, first, end in zip(texts, words.first_words[:-1], words.first_words[1:], strict=True):
+        run_hashes = hashes[first : max(first, end - ngram + 1)]
+        if not len(run_hashes):
+            count = int(end - first)
+            key = words.join_run(int(first), count) if count else text.encode()
+            run_hashes = np.frombuffer(hashlib.blake2b(key, digest_size=8).digest(), "<u8")
+        text_hashes.append(run_hashes)
+        edges.append(edges[-1] + len(run_hashes))
+    return np.concatenate([hashes[:0], *text_hashes]), edges
 
 
-def signatures(texts: Sequence[str], config: LshConfig) -> Any:
-    """Return a row of `permutations` numbers for each text."""
-    hashes, edges = shingles(texts, config.ngram)
-    made = rensa().digest_matrix_from_flat_token_hashes(
+def compute_signatures(texts: Sequence[str], config: LshConfig) -> Any:
+    """Return MinHash signatures: [texts, permutations]."""
+    hashes, edges = hash_shingles(texts, config.ngram)
+    matrix = import_rensa().digest_matrix_from_flat_token_hashes(
         hashes, np.array(edges, np.int64), config.permutations, config.seed
     )
-    return np.array(made.to_rows(), np.uint64).reshape(len(texts), config.permutations)
+    return np.array(matrix.to_rows(), np.uint64).reshape(len(texts), config.permutations)
 
 
-def band_keys(texts: Sequence[str], config: LshConfig) -> UInt64:
-    """Return a hash of each band: [bands, texts]."""
-    numbers = signatures(texts, config).reshape(len(texts), config.bands, config.rows)
+def compute_band_keys(texts: Sequence[str], config: LshConfig) -> UInt64:
+    """Hash all bands: [bands, texts]."""
+    numbers = compute_signatures(texts, config).reshape(len(texts), config.bands, config.rows)
     keys = np.zeros((len(texts), config.bands), np.uint64)
     for row in range(config.rows):
         keys = (keys ^ numbers[:, :, row]) * FACTOR

@@ -26,11 +26,11 @@ CORPUS_FORMATS = {
 }
 
 OPTIONS = {"chat": "conversations"}
-"""Options whose names are not those of their settings. (A build sets `chat` later.)"""
+"""Options with other names than their settings. (A build sets `chat` later.)"""
 
 
 def check_settings(config: SourceConfig, names: Collection[str]) -> None:
-    """Raise an error for a setting that none of these formats uses."""
+    """Raise MisuseError for a setting that none of these formats uses."""
     users: dict[str, list[str]] = {}
     for name in CORPUS_FORMATS:
         for setting in corpus_format(name).settings:
@@ -57,7 +57,7 @@ def corpus_format(name: str) -> CorpusFormat:
 
 
 def format_of_ending(ending: str) -> str | None:
-    """Return the name of the format whose files have this ending."""
+    """Return the name of the format with this file ending, or None."""
     for name in CORPUS_FORMATS:
         if ending in corpus_format(name).endings:
             return name
@@ -65,8 +65,8 @@ def format_of_ending(ending: str) -> str | None:
 
 
 def cut(file: File, config: SourceConfig, size: int, *, skip_bad: bool) -> list[Slice]:
-    """Cut a file into slices. A damaged file is an error; with `skip_bad` it becomes one slice
-    whose reading reports the damage."""
+    """Cut a file into slices. A damaged file raises InputError; with `skip_bad` it becomes one
+    slice, and reading that reports the damage."""
     try:
         return corpus_format(file.format).cut(file, config, size)
     except DamagedFile as error:

@@ -8,7 +8,7 @@ from typing import Any
 from ...dataplane.shards.arrow_ipc import batch_rows
 from ..files.input_file import DamagedFile, File
 from ..files.open_file import open_input
-from .columns import column_kinds, columns_to_read, schema_problem, small_batches, texts_of
+from .columns import column_kinds, columns_to_read, read_texts, schema_problem, split_batch
 from .fields import FieldKind
 from .format import LIMITS, BadRecord, CorpusFormat, ReadLimits, Slice, SourceConfig, Texts
 
@@ -40,44 +40,48 @@ class Arrow(CorpusFormat):
         return slices
 
     def read(
-        self, part: Slice, config: SourceConfig, limits: ReadLimits = LIMITS
+        self, file_slice: Slice, config: SourceConfig, limits: ReadLimits = LIMITS
     ) -> Iterator[Texts]:
         import pyarrow as pa
 
-        name = part.file.name
+        name = file_slice.file.name
         try:
-            opened = _open(part.file)
+            reader = _open(file_slice.file)
         except DamagedFile as error:
-            yield Texts([], [], None, [BadRecord("damaged file", str(error), name)], part.size)
+            yield Texts(
+                [], [], None, [BadRecord("damaged file", str(error), name)], file_slice.size
+            )
             return
-        if (problem := schema_problem(opened.schema, part, config)) is not None:
+        if (problem := schema_problem(reader.schema, file_slice, config)) is not None:
             yield problem
             return
-        number = part.first
+        number = file_slice.first
         try:
-            columns = columns_to_read(opened.schema, config)
-            for batch in _batches(opened, part):
+            columns = columns_to_read(reader.schema, config)
+            for batch in _batches(reader, file_slice):
                 yield Texts([], [], size=batch.nbytes)
-                for piece in small_batches(batch.select(columns), config, limits):
-                    yield texts_of(piece, number, config, limits, name, "row", 0)
+                for piece in split_batch(batch.select(columns), config, limits):
+                    yield read_texts(piece, number, config, limits, name, "row", 0)
                     number += len(piece)
         except (pa.ArrowInvalid, OSError) as error:
             yield Texts([], [], None, [BadRecord("damaged file", str(error), name, number, "row")])
 
-    def field_kinds(self, part: Slice, names: Sequence[str]) -> dict[str, set[FieldKind | str]]:
-        opened = _open(part.file)
-        return column_kinds(opened.schema, names)
+    def field_kinds(
+        self, file_slice: Slice, names: Sequence[str]
+    ) -> dict[str, set[FieldKind | str]]:
+        reader = _open(file_slice.file)
+        return column_kinds(reader.schema, names)
 
 
 FORMAT = Arrow()
 
 
-def _batches(opened: Any, part: Slice) -> Iterator[Any]:
-    if part.end < 0:
-        yield from opened
+def _batches(reader: Any, file_slice: Slice) -> Iterator[Any]:
+    if file_slice.end < 0:
+        yield from reader
         return
-    for number in range(part.start, part.end):
-        yield opened.get_batch(number)
+    for number in range(file_slice.start, file_slice.end):
+        yield reader.get_batch(number)
 
 
 def _open(file: File) -> Any:

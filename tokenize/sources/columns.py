@@ -1,4 +1,4 @@
-"""Documents from rows of Arrow record batches, for Parquet and Arrow files."""
+"""Documents from Arrow record batches, row by row, for Parquet and Arrow files."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from .format import BadRecord, ReadLimits, Slice, SourceConfig, Texts
 
 if TYPE_CHECKING:
     from ..chat.conversation import Chat
-    from ..chat.messages import Contents
+    from ..chat.messages import MessageContents
 
 
 def columns_to_read(schema: Any, config: SourceConfig) -> list[str]:
-    """Return the names of the columns that are read."""
+    """Return which columns to read."""
     kept = [root_column(schema, field.name) for field in config.keep]
-    names = dict.fromkeys([*own_columns(config, schema.names), *kept])
+    names = dict.fromkeys([*document_columns(config, schema.names), *kept])
     return [name for name in names if name in schema.names]  # a file may lack optional fields
 
 
-def own_columns(config: SourceConfig, names: Sequence[str]) -> list[str]:
-    """Return the columns of the text, or of the conversation, and of the id; `names` are the
-    columns that there are."""
+def document_columns(config: SourceConfig, names: Sequence[str]) -> list[str]:
+    """Return the columns that hold the text or conversation, and the id; `names` are the file's
+    columns."""
     return [*_text_columns(config, names), *([config.id_field] if config.id_field else [])]
 
 
@@ -43,17 +43,17 @@ def _text_columns(config: SourceConfig, names: Sequence[str]) -> list[str]:
     return [config.text_field] if config.chat is None else config.chat.columns(names)
 
 
-def column_problem(names: Sequence[str], wanted: Sequence[str]) -> str | None:
-    """Return which of the wanted columns is missing, or is there twice; None if all are right."""
-    for name in wanted:
+def column_problem(names: Sequence[str], required: Sequence[str]) -> str | None:
+    """Name a required column that is missing or exists twice; None if there is none."""
+    for name in required:
         if (count := names.count(name)) != 1:
-            found = f"{count} columns of the name" if count else "no column"
-            return f"{found} `{name}` (it has {', '.join(names)})"
+            description = f"{count} columns of the name" if count else "no column"
+            return f"{description} `{name}` (it has {', '.join(names)})"
     return None
 
 
 def column_kinds(schema: Any, names: Sequence[str]) -> dict[str, set[FieldKind | str]]:
-    """Return the types of columns, by the names of fields."""
+    """Return column types, by field name."""
     kinds: dict[str, set[FieldKind | str]] = {}
     for name in names:
         try:
@@ -65,54 +65,54 @@ def column_kinds(schema: Any, names: Sequence[str]) -> dict[str, set[FieldKind |
     return kinds
 
 
-def schema_problem(schema: Any, part: Slice, config: SourceConfig) -> Texts | None:
-    """Return empty Texts if a file lacks the columns, else None. The file's first slice reports
-    the problem."""
+def schema_problem(schema: Any, file_slice: Slice, config: SourceConfig) -> Texts | None:
+    """Return empty Texts if a file lacks columns, else None. The file's first slice reports the
+    problem."""
     import pyarrow as pa
 
-    what = column_problem(schema.names, own_columns(config, schema.names))
-    if what is None:
-        kept = (type_problem(schema, field) for field in config.keep)
-        what = next((problem for problem in kept if problem is not None), None)
+    message = column_problem(schema.names, document_columns(config, schema.names))
+    if message is None:
+        problems = (type_problem(schema, field) for field in config.keep)
+        message = next((problem for problem in problems if problem is not None), None)
         if config.chat is None:
-            kind = schema.field(config.text_field).type
-            kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+            text_type = schema.field(config.text_field).type
+            text_type = text_type.value_type if pa.types.is_dictionary(text_type) else text_type
             strings = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-            if not any(test(kind) for test in strings):
-                what = f"column `{config.text_field}` holds {kind}, not text"
-        if what is None:
+            if not any(test(text_type) for test in strings):
+                message = f"column `{config.text_field}` holds {text_type}, not text"
+        if message is None:
             return None
-    problems = [BadRecord("other schema", what, part.file.name)] if part.start == 0 else []
-    return Texts([], [], None, problems, part.size)
+    bad_record = BadRecord("other schema", message, file_slice.file.name)
+    return Texts([], [], None, [bad_record] if file_slice.start == 0 else [], file_slice.size)
 
 
-def small_batches(batch: Any, config: SourceConfig, limits: ReadLimits) -> Iterator[Any]:
-    """Cut a batch into pieces of at most `block_bytes` of text, or of one row: Python strings take
+def split_batch(batch: Any, config: SourceConfig, limits: ReadLimits) -> Iterator[Any]:
+    """Split a batch into pieces of at most `block_bytes` of text, or one row: Python strings take
     more memory than columns."""
     ends = np.cumsum(_row_sizes(batch, config))
-    first = 0
-    while first < len(batch):
-        before = int(ends[first - 1]) if first else 0
-        last = int(np.searchsorted(ends, before + limits.block_bytes, side="right"))
-        last = max(first + 1, last)
-        yield batch.slice(first, last - first)
-        first = last
+    start = 0
+    while start < len(batch):
+        start_bytes = int(ends[start - 1]) if start else 0
+        end = int(np.searchsorted(ends, start_bytes + limits.block_bytes, side="right"))
+        end = max(start + 1, end)
+        yield batch.slice(start, end - start)
+        start = end
 
 
 def _row_sizes(batch: Any, config: SourceConfig) -> Int64:
-    """Return the bytes of text of each row; of conversations, the mean of the batch."""
+    """Return text bytes by row; for conversations, the batch's mean."""
     if config.chat is None:
-        return _sizes(batch.column(config.text_field))
+        return _text_sizes(batch.column(config.text_field))
     return np.full(len(batch), -(-batch.nbytes // max(1, len(batch))), np.int64)
 
 
-def _sizes(column: Any) -> Int64:
-    """Return the bytes of each text."""
+def _text_sizes(column: Any) -> Int64:
+    """Return text sizes in bytes, by row."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     if pa.types.is_dictionary(column.type):
-        sizes = pc.take(_sizes(column.dictionary), column.indices)
+        sizes = pc.take(_text_sizes(column.dictionary), column.indices)
     elif pa.types.is_string_view(column.type):
         sizes = pc.binary_length(column.cast(pa.large_string()))
     else:
@@ -121,7 +121,7 @@ def _sizes(column: Any) -> Int64:
     return filled
 
 
-def texts_of(
+def read_texts(
     batch: Any,
     first: int,
     config: SourceConfig,
@@ -130,7 +130,7 @@ def texts_of(
     unit: str,
     size: int,
 ) -> Texts:
-    """Return the texts of a batch whose first row has position `first`."""
+    """Read the texts in a batch; `first` is its first row's position."""
     import pyarrow as pa
 
     if len(batch) == 1 and _row_sizes(batch, config)[0] > limits.document_bytes:
@@ -142,39 +142,46 @@ def texts_of(
     ids = batch.column(config.id_field).to_pylist() if config.id_field else None
     columns = []
     for field in config.keep:
-        values, wide = column_values(batch, field)
+        values, too_large = column_values(batch, field)
         columns.append(values)
-        for k in wide:
-            what = f"`{field.name}` is an int of more than 64 bits"
-            problems.append(BadRecord("other type", what, name, first + k, unit))
+        for k in too_large:
+            message = f"`{field.name}` is an int of more than 64 bits"
+            problems.append(BadRecord("other type", message, name, first + k, unit))
             texts[k] = None
     bad = {problem.position for problem in problems}
-    kept, positions, own = [], [], []
-    for number, text in enumerate(texts, start=first):
+    kept_texts, positions, kept_ids = [], [], []
+    for position, text in enumerate(texts, start=first):
         if text is None:
-            if number not in bad:
-                what = f"column `{config.text_field}` is null"
-                problems.append(BadRecord("missing field", what, name, number, unit))
+            if position not in bad:
+                message = f"column `{config.text_field}` is null"
+                problems.append(BadRecord("missing field", message, name, position, unit))
         else:
-            kept.append(text)
-            positions.append(number)
+            kept_texts.append(text)
+            positions.append(position)
             if ids is not None:
-                id = ids[number - first]
-                own.append(None if id is None else str(id))
+                id = ids[position - first]
+                kept_ids.append(None if id is None else str(id))
     fields = None
     if config.keep:
         fields = pa.table(columns, schema=arrow_schema(config.keep))
         fields = fields.take(np.array(positions, np.int64) - first)
-    chosen = [marks[number - first] for number in positions] if config.chat else None
-    own_ids = own if ids is not None else None
-    return Texts(kept, positions, own_ids, problems, size, fields, chosen)
+    kept_marks = [marks[position - first] for position in positions] if config.chat else None
+    return Texts(
+        kept_texts,
+        positions,
+        kept_ids if ids is not None else None,
+        problems,
+        size,
+        fields,
+        kept_marks,
+    )
 
 
 def _values(
     batch: Any, first: int, config: SourceConfig, name: str, unit: str
 ) -> tuple[list[Any], list[BadRecord]]:
-    """Return the text, or the columns of the conversation, of each row; None where it is null or
-    cannot be read."""
+    """Return every row's text, or columns of its conversation; None where it is null or cannot be
+    read."""
     import pyarrow as pa
 
     if config.chat is None:
@@ -188,40 +195,40 @@ def _values(
     except UnicodeDecodeError:
         values: list[Any] = []
         problems = []
-        for number, value in enumerate(column, start=first):
+        for position, value in enumerate(column, start=first):
             try:
                 values.append(value.as_py())
             except UnicodeDecodeError:
                 values.append(None)
-                problems.append(BadRecord("invalid UTF-8", "in the text", name, number, unit))
+                problems.append(BadRecord("invalid UTF-8", "in the text", name, position, unit))
         return values, problems
 
 
 def _conversations(
     rows: Sequence[Any],
-    chat: Chat | Contents,
+    chat: Chat | MessageContents,
     first: int,
     name: str,
     unit: str,
     problems: list[BadRecord],
 ) -> tuple[list[str | None], list[Marks]]:
-    """Return the text of each row and its marks; add to `problems`."""
+    """Return conversations' texts and marks, row by row; add to `problems`."""
     texts: list[str | None] = []
     marks: list[Marks] = []
-    for number, row in enumerate(rows, start=first):
-        text, marked = None, Marks()
+    for position, row in enumerate(rows, start=first):
+        text, text_marks = None, Marks()
         try:
             if row is not None:
-                text, marked = chat.read(_without_nulls(row))
+                text, text_marks = chat.read(_without_nulls(row))
         except ChatProblem as problem:
-            problems.append(BadRecord(problem.kind, str(problem), name, number, unit))
+            problems.append(BadRecord(problem.kind, str(problem), name, position, unit))
         texts.append(text)
-        marks.append(marked)
+        marks.append(text_marks)
     return texts, marks
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return a value without the keys that are null: rows have all keys that some row has."""
+    """Remove keys that are null: every row has all keys that some row has."""
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):

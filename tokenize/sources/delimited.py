@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..files.input_file import BLOCK_BYTES, DamagedFile, File
-from ..files.open_file import HEAD_BYTES, decompressed, is_compressed, open_input, read_full
+from ..files.open_file import HEAD_BYTES, is_compressed, open_input, read_decompressed, read_full
 from ..files.web import is_web
 from .format import LIMITS, BadRecord, ReadLimits, Slice
 
 OVERRUN_BYTES = BLOCK_BYTES // 4
-"""Bytes read at once after the end of a slice, where its last record ends."""
+"""Bytes read at once beyond a slice's end, to complete the last record."""
 BOM = b"\xef\xbb\xbf"
-"""Byte-order mark that some files begin with, to say that they are UTF-8. It is not text."""
+"""Byte-order mark: some UTF-8 files begin with it; it is not text."""
 
 
 @dataclass(frozen=True)
@@ -29,75 +29,75 @@ class RecordBlock:
 
     data: bytes
     first: int
-    """Number of the first record."""
+    """The first record's number in the file."""
     records: int
     read: int
-    """Bytes of the file that were read for the block."""
+    """File bytes read for the block."""
     problem: BadRecord | None = None
-    """Reason why a record is missing here."""
+    """Why a record is missing here."""
 
 
 def cut_bytes(file: File, delimiter: bytes, size: int) -> list[Slice]:
     """Cut a delimited file. A small, compressed or http(s) file is one slice."""
-    whole = [Slice(file, 0, file.size, 0, file.size)]
+    single_slice = [Slice(file, 0, file.size, 0, file.size)]
     if file.compression or 2 * file.size < 3 * size or _overlaps_itself(delimiter):
-        return whole
+        return single_slice
     if is_web(file.name):
-        return whole
+        return single_slice
     edges = [*range(0, file.size - size // 2, size), file.size]
     slices, records = [], 0
     with open_input(file) as stream:
         if is_compressed(stream.read(HEAD_BYTES)):  # regardless of its name
-            return whole
+            return single_slice
         for start, end in itertools.pairwise(edges):
             slices.append(Slice(file, start, end, records, end - start))
             # Records before the first one at or after `end`: the delimiters that end before it,
             # plus one.
-            low = max(0, start - len(delimiter))
-            stream.seek(low)
-            data = read_full(stream, end - 1 - low)
-            records += _count(data, delimiter) + (start == 0)
+            search_start = max(0, start - len(delimiter))
+            stream.seek(search_start)
+            data = read_full(stream, end - 1 - search_start)
+            records += _count_delimiters(data, delimiter) + (start == 0)
     return slices
 
 
 def record_blocks(
-    part: Slice, delimiter: bytes, limits: ReadLimits = LIMITS, *, unit: str, split: bool
+    file_slice: Slice, delimiter: bytes, limits: ReadLimits = LIMITS, *, unit: str, split: bool
 ) -> Iterator[RecordBlock]:
     """Yield the records that start in a slice, in blocks.
 
-    A record larger than `document_bytes` is cut into pieces if `split`; else it is skipped and
+    A record larger than `document_bytes` is cut into pieces if `split`; otherwise it is skipped and
     reported as a BadRecord.
     """
-    begun = part.start > 0
-    for block in _blocks(part, delimiter, limits, unit, split):
-        if not begun and block.records:
+    bom_removed = file_slice.start > 0
+    for block in _blocks(file_slice, delimiter, limits, unit, split):
+        if not bom_removed and block.records:
             block = replace(block, data=block.data.removeprefix(BOM))
-            begun = True
+            bom_removed = True
         yield block
 
 
 def _blocks(
-    part: Slice, delimiter: bytes, limits: ReadLimits, unit: str, split: bool
+    file_slice: Slice, delimiter: bytes, limits: ReadLimits, unit: str, split: bool
 ) -> Iterator[RecordBlock]:
     max_bytes = limits.document_bytes
-    reader = _chunks(part, delimiter, limits.block_bytes)
-    number = part.first
+    reader = _chunks(file_slice, delimiter, limits.block_bytes)
+    number = file_slice.first
     carry = b""
-    broken: str | None = None
+    damage: str | None = None
     skipping_record = False
 
     def problem(kind: str, what: str) -> BadRecord:
-        return BadRecord(kind, what, part.file.name, number, unit)
+        return BadRecord(kind, what, file_slice.file.name, number, unit)
 
     while True:
         try:
             chunk, read = next(reader, (b"", 0))
         except DamagedFile as error:
-            chunk, broken = b"", str(error)
+            chunk, damage = b"", str(error)
         if not chunk:
             break
         data = carry + chunk if carry else chunk
-        cut = _last(data, delimiter)
+        cut = _find_last(data, delimiter)
         if cut < 0:
             carry = data
             if skipping_record:
@@ -115,73 +115,81 @@ def _blocks(
             else:
                 yield RecordBlock(b"", number, 0, read)
             continue
-        whole, carry = data[:cut], data[cut + len(delimiter) :]
+        records_data, carry = data[:cut], data[cut + len(delimiter) :]
         if skipping_record:
             skipping_record = False
-            end = whole.find(delimiter)
-            whole = b"" if end < 0 else whole[end + len(delimiter) :]
+            end = records_data.find(delimiter)
+            records_data = b"" if end < 0 else records_data[end + len(delimiter) :]
             number += 1
             if end < 0:
                 yield RecordBlock(b"", number, 0, read)
                 continue
         # Only the first record can be too large: the others began in this chunk.
-        if len(whole) > max_bytes:
-            end = whole.find(delimiter)
-            record = whole if end < 0 else whole[:end]
+        if len(records_data) > max_bytes:
+            end = records_data.find(delimiter)
+            record = records_data if end < 0 else records_data[:end]
             while split and len(record) > max_bytes:
                 piece = first_piece(record, limits)
                 yield RecordBlock(piece, number, 1, 0)
-                record, whole = record[len(piece) :], whole[len(piece) :]
+                record, records_data = record[len(piece) :], records_data[len(piece) :]
             if len(record) > max_bytes:
                 yield RecordBlock(b"", number, 0, 0, problem(*limits.too_large))
                 number += 1
-                whole = b"" if end < 0 else whole[end + len(delimiter) :]
+                records_data = b"" if end < 0 else records_data[end + len(delimiter) :]
                 if end < 0:
                     yield RecordBlock(b"", number, 0, read)
                     continue
-        records = _count(whole, delimiter) + 1
-        yield RecordBlock(whole, number, records, read)
-        number += records
-    if broken is not None:
-        yield RecordBlock(b"", number, 0, 0, problem("damaged file", broken))
+        num_records = _count_delimiters(records_data, delimiter) + 1
+        yield RecordBlock(records_data, number, num_records, read)
+        number += num_records
+    if damage is not None:
+        yield RecordBlock(b"", number, 0, 0, problem("damaged file", damage))
     elif carry and not skipping_record:
         yield RecordBlock(carry, number, 1, 0)
 
 
-def _chunks(part: Slice, delimiter: bytes, block_bytes: int) -> Iterator[tuple[bytes, int]]:
-    """Yield the bytes of the records that start in a slice (with the last record's delimiter), and
-    the number of bytes of the file read for them."""
-    if part.file.compression or (part.start == 0 and part.end >= part.file.size):
-        yield from decompressed(part.file)
+def _chunks(file_slice: Slice, delimiter: bytes, block_bytes: int) -> Iterator[tuple[bytes, int]]:
+    """Yield the bytes of records that start in a slice, including the last record's delimiter, and
+    how many bytes of the file were read for them."""
+    if file_slice.file.compression or (
+        file_slice.start == 0 and file_slice.end >= file_slice.file.size
+    ):
+        yield from read_decompressed(file_slice.file)
         return
-    with open_input(part.file) as stream:
-        at = max(0, part.start - len(delimiter))
-        stream.seek(at)
-        skipping = part.start > 0
+    with open_input(file_slice.file) as stream:
+        position = max(0, file_slice.start - len(delimiter))
+        stream.seek(position)
+        skipping = file_slice.start > 0
         tail = b""
         while True:
-            chunk = read_full(stream, min(block_bytes, max(part.end - at, OVERRUN_BYTES)))
+            chunk = read_full(
+                stream, min(block_bytes, max(file_slice.end - position, OVERRUN_BYTES))
+            )
             if not chunk:
                 break
             data = tail + chunk
-            begin = at - len(tail)
-            at += len(chunk)
+            data_start = position - len(tail)
+            position += len(chunk)
             tail = b""
             if skipping:
                 match = data.find(delimiter)
                 if match < 0:
-                    if at >= part.end:
+                    if position >= file_slice.end:
                         return  # no record starts in this slice
                     tail = data[-(len(delimiter) - 1) :] if len(delimiter) > 1 else b""
                     continue
                 skipping = False
-                begin += match + len(delimiter)
+                data_start += match + len(delimiter)
                 data = data[match + len(delimiter) :]
-                if begin >= part.end:
+                if data_start >= file_slice.end:
                     return
-            # The slice ends at the first delimiter that ends at or after `part.end`.
-            low = max(0, part.end - begin - len(delimiter))
-            match = data.find(delimiter, low) if begin + len(data) >= part.end else -1
+            # The slice ends at the first delimiter that ends at or after `file_slice.end`.
+            search_start = max(0, file_slice.end - data_start - len(delimiter))
+            match = (
+                data.find(delimiter, search_start)
+                if data_start + len(data) >= file_slice.end
+                else -1
+            )
             if match >= 0:
                 data = data[: match + len(delimiter)]
                 yield data, len(data)
@@ -196,7 +204,7 @@ def _chunks(part: Slice, delimiter: bytes, block_bytes: int) -> Iterator[tuple[b
 
 
 def first_piece(data: bytes, limits: ReadLimits) -> bytes:
-    """Return the first piece of a long text, cut before a near space or else between
+    """Return the first piece of a long text, cut before a nearby space, or else between
     characters."""
     end = min(limits.block_bytes, limits.document_bytes // 2)
     space = data.rfind(b" ", end - 4096, end)
@@ -214,27 +222,27 @@ def is_utf8(data: bytes) -> bool:
     if data.isascii():
         return True
     bounds = pa.py_buffer(np.array([0, len(data)], np.int64))
-    one = pa.Array.from_buffers(pa.large_string(), 1, [None, bounds, pa.py_buffer(data)])
+    array = pa.Array.from_buffers(pa.large_string(), 1, [None, bounds, pa.py_buffer(data)])
     try:
-        one.validate(full=True)  # several times as fast as decoding
+        array.validate(full=True)  # several times as fast as decoding
     except pa.ArrowInvalid:
         return False
     return True
 
 
-def _count(data: bytes, delimiter: bytes) -> int:
+def _count_delimiters(data: bytes, delimiter: bytes) -> int:
     if len(delimiter) > 1:
         return data.count(delimiter)
     return int(np.count_nonzero(np.frombuffer(data, np.uint8) == delimiter[0]))
 
 
-def _last(data: bytes, delimiter: bytes) -> int:
-    """Return the position of the last delimiter; delimiters are matched from the left."""
+def _find_last(data: bytes, delimiter: bytes) -> int:
+    """Return the last delimiter's position; delimiters are matched from the left."""
     if not _overlaps_itself(delimiter):
         return data.rfind(delimiter)
     return len(data) - len(data.split(delimiter)[-1]) - len(delimiter)
 
 
 def _overlaps_itself(delimiter: bytes) -> bool:
-    """Return True if its matches depend on the start of the search ("\\n\\n" in "\\n\\n\\n")."""
+    """Return True if matches depend on where a search starts ("\\n\\n" in "\\n\\n\\n")."""
     return any(delimiter.startswith(delimiter[k:]) for k in range(1, len(delimiter)))

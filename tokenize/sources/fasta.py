@@ -12,7 +12,7 @@ DELIMITER = b"\n>"
 UNIT = "record"
 BREAKS = b"\n\r \t"
 LETTERS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz*-.~"
-"""Letters of sequences: bases or residues, stops and gaps."""
+"""Letters in sequences: bases or residues, stops and gaps."""
 
 
 class Fasta(CorpusFormat):
@@ -25,12 +25,12 @@ class Fasta(CorpusFormat):
         return cut_bytes(file, DELIMITER, size)
 
     def read(
-        self, part: Slice, config: SourceConfig, limits: ReadLimits = LIMITS
+        self, file_slice: Slice, config: SourceConfig, limits: ReadLimits = LIMITS
     ) -> Iterator[Texts]:
-        name = part.file.name
+        name = file_slice.file.name
         previous: tuple[int, str | None] = (-1, None)
         split = config.split_large
-        for block in record_blocks(part, DELIMITER, limits, unit=UNIT, split=split):
+        for block in record_blocks(file_slice, DELIMITER, limits, unit=UNIT, split=split):
             texts: list[str] = []
             positions: list[int] = []
             ids: list[str | None] = []
@@ -45,20 +45,20 @@ class Fasta(CorpusFormat):
                         if not data:
                             continue
                         if not data.startswith(b">"):
-                            what = "no `>` at its beginning: this is not FASTA"
-                            problems.append(BadRecord("broken FASTA", what, name, 0, UNIT))
+                            message = "no `>` at its beginning: this is not FASTA"
+                            problems.append(BadRecord("broken FASTA", message, name, 0, UNIT))
                             continue
                     header, _, sequence = data.partition(b"\n")
                     if b"\r" in header.rstrip():
-                        what = "its lines end with \\r alone, and shall end with \\n"
-                        problems.append(BadRecord("broken FASTA", what, name, number, UNIT))
+                        message = "its lines end with \\r alone, and shall end with \\n"
+                        problems.append(BadRecord("broken FASTA", message, name, number, UNIT))
                         continue
                     id = (header.lstrip(b">").split() or [b""])[0].decode(errors="replace") or None
                     previous = (number, id)
                 sequence = sequence.translate(None, BREAKS)
-                if strange := sequence.translate(None, LETTERS):
-                    what = f"`{id}` holds {strange[:1]!r}, which is no letter of a sequence"
-                    problems.append(BadRecord("broken FASTA", what, name, number, UNIT))
+                if invalid := sequence.translate(None, LETTERS):
+                    message = f"`{id}` holds {invalid[:1]!r}, which is no letter of a sequence"
+                    problems.append(BadRecord("broken FASTA", message, name, number, UNIT))
                     continue
                 texts.append(sequence.decode("ascii"))
                 positions.append(number)

@@ -1,8 +1,8 @@
-"""Fields that a dataset keeps for each document: their names, their types, and values in records.
+"""Kept fields: names, types, and values in records.
 
 A kept field has one type in the whole dataset. A value of another type is a bad record; null is
 allowed, also as an element of a list. A record without the key is a bad record too, unless the
-field is optional: then its value is null.
+field is optional: then the value is null.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ FIELD_KINDS: tuple[FieldKind, ...] = get_args(FieldKind)
 ELEMENTS: dict[str | None, str] = {
     kind: kind.removeprefix("list<").removesuffix(">") for kind in FIELD_KINDS if "<" in kind
 }
-"""Types of the elements of lists."""
+"""Element types, by list type."""
 JSON_KINDS = {str: "string", int: "int", float: "float", bool: "bool", dict: "object"}
-"""Types of JSON values by those of Python; arrays are lists."""
+"""Types of JSON values, by Python type; arrays are lists."""
 EMPTY_LIST = "list"
-"""Type of a JSON array without elements, or of nulls alone: any list."""
+"""Type of a JSON array that is empty or holds only nulls: it fits any list."""
 WIDER = {("int", "float"), ("list<int>", "list<float>")}
-"""Types of values, and types of fields that hold them as well."""
+"""(value type, wider field type that can hold the value)."""
 
 RESERVED = {
     "document": "its number in the dataset",
@@ -33,10 +33,10 @@ RESERVED = {
     "position": "its position in the file",
     "id": "its id in the corpus (--id-field)",
 }
-"""Names that an expression over documents uses for other things than kept fields."""
+"""Names with another meaning in expressions over documents: no kept field may have them."""
 
 TEXTUAL = ("date", "time")
-"""Beginnings of Arrow types whose values can be kept as text."""
+"""Prefixes for Arrow types whose values can be kept as text."""
 LIMIT = 1 << 63
 """Integers are stored in 64 bits."""
 
@@ -58,7 +58,7 @@ class KeptField:
 
 
 class FieldProblem(Exception):
-    """A record whose field is missing or has another type."""
+    """A record's field is missing or has another type."""
 
     def __init__(self, kind: str, what: str) -> None:
         super().__init__(what)
@@ -66,7 +66,7 @@ class FieldProblem(Exception):
 
 
 def check_names(fields: Sequence[KeptField]) -> None:
-    """Raise ValueError for a name that stands twice, is empty or is taken."""
+    """Raise ValueError for a name that is repeated, empty or reserved."""
     names = [field.name for field in fields]
     for name in names:
         if not name.strip("."):
@@ -80,30 +80,30 @@ def check_names(fields: Sequence[KeptField]) -> None:
 
 
 def look_up(record: dict[str, Any], name: str) -> Any:
-    """Return the value of a field of a JSON object; raise KeyError if it is missing. A key with
-    dots is taken before a path; a path through null is null."""
+    """Look up a field in a JSON object; raise KeyError if it is missing. A key that contains dots
+    wins over a path; a path through null is null."""
     if name in record:
         return record[name]
     value: Any = record
-    for part in name.split("."):
+    for key in name.split("."):
         if value is None:
             return None
         if not isinstance(value, dict):
             raise KeyError(name)
-        value = value[part]
+        value = value[key]
     return value
 
 
-def kind_of(value: Any) -> FieldKind | str:
-    """Return the type of a JSON value: one of FIELD_KINDS, or a description of another type."""
+def json_kind(value: Any) -> FieldKind | str:
+    """Return a JSON value's type: one of FIELD_KINDS, or a description of another type."""
     kind = JSON_KINDS.get(type(value))
     if kind is not None:
         return kind
-    return list_kind({kind_of(element) for element in value if element is not None})
+    return list_kind({json_kind(element) for element in value if element is not None})
 
 
 def list_kind(kinds: set[FieldKind | str]) -> FieldKind | str:
-    """Return the type of a list whose elements have these types."""
+    """Return the type of a list with elements of these types."""
     if not kinds:
         return EMPTY_LIST
     kind = "float" if kinds == {"int", "float"} else "|".join(sorted(kinds))
@@ -111,12 +111,13 @@ def list_kind(kinds: set[FieldKind | str]) -> FieldKind | str:
 
 
 def element_kind(kind: str | None) -> str | None:
-    """Return the type of the elements of a list that a field may be; None for other types."""
+    """Return the element type of a list type; None for other types."""
     return ELEMENTS.get(kind)
 
 
-def value_of(record: dict[str, Any], field: KeptField) -> Any:
-    """Return a field of a JSON object as a value of its type, or None; raise FieldProblem."""
+def json_value(record: dict[str, Any], field: KeptField) -> Any:
+    """Read a field from a JSON object, as a value of the field's type or None; raise
+    FieldProblem."""
     try:
         value = look_up(record, field.name)
     except KeyError:
@@ -126,15 +127,15 @@ def value_of(record: dict[str, Any], field: KeptField) -> Any:
         raise FieldProblem("missing field", f"no field `{field.name}` (it has {known})") from None
     element = ELEMENTS.get(field.type)
     if element is None or not isinstance(value, list):
-        return _checked(value, field.type, field.name)
-    return [_checked(item, element, f"{field.name}[{k}]") for k, item in enumerate(value)]
+        return _check_value(value, field.type, field.name)
+    return [_check_value(item, element, f"{field.name}[{k}]") for k, item in enumerate(value)]
 
 
-def _checked(value: Any, type: str | None, name: str) -> Any:
-    """Return a JSON value as a value of a type, or None; raise FieldProblem."""
+def _check_value(value: Any, type: str | None, name: str) -> Any:
+    """Convert a JSON value to a type; None stays None; raise FieldProblem."""
     if value is None:
         return None
-    kind = kind_of(value)
+    kind = json_kind(value)
     if type == "float" and kind == "int":
         try:
             return float(value)
@@ -148,13 +149,13 @@ def _checked(value: Any, type: str | None, name: str) -> Any:
         try:
             value.encode()
         except UnicodeEncodeError:
-            what = f"half of a surrogate pair in `{name}`"
-            raise FieldProblem("invalid UTF-8", what) from None
+            message = f"half of a surrogate pair in `{name}`"
+            raise FieldProblem("invalid UTF-8", message) from None
     return value
 
 
-def value_of_text(text: str, field: KeptField) -> Any:
-    """Return a value of a CSV file as a value of the field's type; nothing is null."""
+def parse_value(text: str, field: KeptField) -> Any:
+    """Parse a value in a CSV file as the field's type; an empty value is null."""
     if text == "":
         return None
     try:
@@ -177,8 +178,8 @@ def arrow_schema(fields: Sequence[KeptField]) -> Any:
     return pa.schema([(field.name, types[str(field.type)]) for field in fields])
 
 
-def table_of(rows: Sequence[Sequence[Any]], fields: Sequence[KeptField]) -> Any:
-    """Return a table of the values of documents, in the order of `fields`."""
+def build_table(rows: Sequence[Sequence[Any]], fields: Sequence[KeptField]) -> Any:
+    """Build a table from documents' values, given in the order of `fields`."""
     import pyarrow as pa
 
     schema = arrow_schema(fields)
@@ -187,8 +188,8 @@ def table_of(rows: Sequence[Sequence[Any]], fields: Sequence[KeptField]) -> Any:
     return pa.table(arrays, schema=schema)
 
 
-def no_values(count: int, fields: Sequence[KeptField]) -> Any:
-    """Return the table of documents of a format without fields: every value is null."""
+def null_table(count: int, fields: Sequence[KeptField]) -> Any:
+    """Return a table with only nulls, for documents in a format without fields."""
     import pyarrow as pa
 
     schema = arrow_schema(fields)
@@ -199,7 +200,7 @@ def no_values(count: int, fields: Sequence[KeptField]) -> Any:
 
 
 def column_kind(type: Any) -> FieldKind | str | None:
-    """Return the type of a column: one of FIELD_KINDS, None for nulls alone, or its Arrow type."""
+    """Return a column's type: one of FIELD_KINDS, None if it is all nulls, or the Arrow type."""
     import pyarrow as pa
 
     types = pa.types
@@ -211,41 +212,41 @@ def column_kind(type: Any) -> FieldKind | str | None:
         "float": (types.is_floating, types.is_decimal),
         "bool": (types.is_boolean,),
     }
-    for kind, those in tests.items():
-        if any(test(type) for test in those):
+    for kind, type_tests in tests.items():
+        if any(test(type) for test in type_tests):
             return kind
     if any(test(type) for test in (types.is_list, types.is_large_list, types.is_fixed_size_list)):
-        element = column_kind(type.value_type)
-        if types.is_dictionary(type.value_type) or element not in tests:
-            return None if element is None else str(type)
-        return f"list<{element}>"
+        element_type = column_kind(type.value_type)
+        if types.is_dictionary(type.value_type) or element_type not in tests:
+            return None if element_type is None else str(type)
+        return f"list<{element_type}>"
     return None if types.is_null(type) else str(type)
 
 
 def column_type(schema: Any, name: str) -> Any:
-    """Return the Arrow type of a column or of a path into structs; raise KeyError."""
+    """Return the Arrow type of a column, or of a path into structs; raise KeyError."""
     import pyarrow as pa
 
     if schema.names.count(name) == 1:
         return schema.field(name).type
-    first, *rest = name.split(".")
-    if not rest or schema.names.count(first) != 1:
+    first, *nested = name.split(".")
+    if not nested or schema.names.count(first) != 1:
         raise KeyError(name)
     type = schema.field(first).type
-    for part in rest:
-        if not pa.types.is_struct(type) or type.get_field_index(part) < 0:
+    for field_name in nested:
+        if not pa.types.is_struct(type) or type.get_field_index(field_name) < 0:
             raise KeyError(name)
-        type = type.field(part).type
+        type = type.field(field_name).type
     return type
 
 
 def root_column(schema: Any, name: str) -> str:
-    """Return the column of the file that holds a field."""
+    """Return the file's column that contains a field."""
     return name if name in schema.names else name.split(".")[0]
 
 
 def type_problem(schema: Any, field: KeptField) -> str | None:
-    """Return why a column cannot be the field of its type, or None."""
+    """Explain why a column cannot be this field; None if it can."""
     try:
         type = column_type(schema, field.name)
     except KeyError:
@@ -256,38 +257,38 @@ def type_problem(schema: Any, field: KeptField) -> str | None:
         return None
     if field.type == "string" and str(type).startswith(TEXTUAL):
         return None
-    holds = f"{type} ({kind})" if kind in FIELD_KINDS and kind != str(type) else type
-    return f"column `{field.name}` holds {holds}, not {field.type}"
+    description = f"{type} ({kind})" if kind in FIELD_KINDS and kind != str(type) else type
+    return f"column `{field.name}` holds {description}, not {field.type}"
 
 
 def column_values(batch: Any, field: KeptField) -> tuple[Any, list[int]]:
-    """Return a field of a record batch as an array of its type, and the rows whose value has no
-    such form (integers of more than 64 bits); those are null."""
+    """Return a record batch's values of a field, as an array of the field's type, and the rows with
+    integers of more than 64 bits: those values are null."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     names = batch.schema.names
-    first, *rest = [field.name] if field.name in names else field.name.split(".")
+    first, *nested = [field.name] if field.name in names else field.name.split(".")
     type = arrow_schema([field]).types[0]
     try:
         column_type(batch.schema, field.name)
     except KeyError:  # an optional field
         return pa.nulls(len(batch), type), []
     column = batch.column(names.index(first))
-    if rest:
-        column = pc.struct_field(column, rest)
+    if nested:
+        column = pc.struct_field(column, nested)
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     try:
         return column.cast(type), []
     except pa.ArrowInvalid:
-        wide = [k for k, value in enumerate(column.to_pylist()) if not _fits(value)]
-        chosen = pa.array([k not in set(wide) for k in range(len(column))])
-        nothing = pa.scalar(None, column.type)
-        return pc.if_else(chosen, column, nothing).cast(type, safe=False), wide
+        too_large = [k for k, value in enumerate(column.to_pylist()) if not _fits_int64(value)]
+        fits = pa.array([k not in set(too_large) for k in range(len(column))])
+        null = pa.scalar(None, column.type)
+        return pc.if_else(fits, column, null).cast(type, safe=False), too_large
 
 
-def _fits(value: Any) -> bool:
+def _fits_int64(value: Any) -> bool:
     if isinstance(value, list):
-        return all(map(_fits, value))
+        return all(map(_fits_int64, value))
     return not isinstance(value, int) or -LIMIT <= value < LIMIT

@@ -1,8 +1,8 @@
 """Interface of a corpus format, and the types it works with.
 
-A format cuts a file into slices and reads the documents of a slice. A slice is what one task reads:
-a range of bytes, of row groups or of record batches. The cuts depend on the file alone, so that a
-build has the same tasks on every machine.
+A format cuts a file into slices and reads the documents in a slice. A slice is what one task reads:
+a range of bytes, row groups or record batches. Cuts depend on the file alone, so a build has the
+same tasks on every machine.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class SourceConfig:
     """Fields or columns that the dataset keeps for each document."""
     chat: Any = None
     """How records become conversations: a `conversation.Chat`, which a build makes of its
-    `ChatConfig`, or `messages.Contents`; None: a record is a text."""
+    `ChatConfig`, or `messages.MessageContents`; None: a record is a text."""
 
     def __post_init__(self) -> None:
         check_names(self.keep)
@@ -57,15 +57,15 @@ class ReadLimits:
     """Bytes that a reader holds in memory."""
 
     block_bytes: int = BLOCK_BYTES
-    """Bytes of a file, or of its texts, that are read at once."""
+    """Bytes of a file, or of texts, read at once."""
     document_bytes: int = 32 << 20
-    """Bytes of the longest text. A worker holds a document several times (its text, where one emoji
-    makes Python take four bytes for every character; its ids; the shard it goes into) and must stay
-    below 1 GiB."""
+    """Upper bound on the bytes of a text. A worker holds a document several times (as text, where
+    one emoji makes Python use four bytes per character; as ids; in a shard) and must stay below
+    1 GiB."""
 
     @property
     def too_large(self) -> tuple[str, str]:
-        """Kind and text of the bad record for a longer text."""
+        """Kind and message of the bad record for a longer text."""
         return "too large", f"a document of more than {self.document_bytes >> 20} MiB"
 
 
@@ -74,20 +74,20 @@ LIMITS = ReadLimits()
 
 @dataclass(frozen=True)
 class Slice:
-    """Part of a file: [start, end) in the format's own unit. The ids of build tasks hash these
-    fields: do not rename them."""
+    """Part of a file: [start, end) in a unit of the format. Ids of build tasks hash these fields:
+    do not rename them."""
 
     file: File
     start: int
     end: int
     first: int
-    """Position in the file of the slice's first document."""
+    """The first document's position in the file."""
     size: int
-    """Approximate bytes of the file in the slice."""
+    """Approximate file bytes in the slice."""
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What decides the records of the slice; the place and the checksums of its file do not."""
+        """Everything that decides the slice's records; the file's place and checksums do not."""
         data = asdict(self)
         del data["file"]["path"], data["file"]["checksums"]
         return data
@@ -95,7 +95,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class BadRecord:
-    """A record that cannot be read. Manifests store its kind and its text."""
+    """A record that cannot be read. Manifests store its kind and message."""
 
     kind: str
     what: str
@@ -114,21 +114,21 @@ class BadRecord:
 
 @dataclass(frozen=True)
 class Texts:
-    """Documents as they were read, in the order of their file."""
+    """Documents read from a file, in file order."""
 
     texts: Sequence[str]
     positions: Sequence[int]
     ids: list[str | None] | None = None
     problems: list[BadRecord] = field(default_factory=list)
     size: int = 0
-    """Bytes of the file that were read for them."""
+    """File bytes read for these documents."""
     fields: Any = None
-    """The kept fields of the documents: a pyarrow.Table with a row for each text, or None."""
+    """Kept fields: a pyarrow.Table with one row per text, or None."""
     marks: list[Marks] | None = None
-    """The special tokens of conversations, and what is learnt of them; None: plain texts."""
+    """Spans of special tokens and learnt parts in conversations; None for plain texts."""
 
     def select(self, numbers: Sequence[int]) -> Texts:
-        """Return the documents with these numbers."""
+        """Select documents by index."""
         import numpy as np
 
         return replace(
@@ -145,11 +145,11 @@ class CorpusFormat(ABC):
     """A corpus format."""
 
     endings: ClassVar[tuple[str, ...]]
-    """Endings of file names, without the dot."""
+    """File endings, without the dot."""
     settings: ClassVar[tuple[str, ...]] = ()
-    """Fields of SourceConfig that this format uses and some other formats do not."""
+    """Fields of SourceConfig that this format uses and some formats do not."""
     has_ids: ClassVar[bool] = False
-    """True if documents have ids also without `id_field`."""
+    """True if documents have ids even without `id_field`."""
     compressible: ClassVar[bool] = True
     """True if whole files may be compressed (.gz, .zst)."""
 
@@ -159,11 +159,13 @@ class CorpusFormat(ABC):
 
     @abstractmethod
     def read(
-        self, part: Slice, config: SourceConfig, limits: ReadLimits = LIMITS
+        self, file_slice: Slice, config: SourceConfig, limits: ReadLimits = LIMITS
     ) -> Iterator[Texts]:
-        """Read the documents of a slice. Records that cannot be read are in `problems`."""
+        """Read a slice's documents, in batches; unreadable records are in `problems`."""
 
-    def field_kinds(self, part: Slice, names: Sequence[str]) -> dict[str, set[FieldKind | str]]:
-        """Return the types that fields have in the first records of a slice: names of FIELD_KINDS,
-        or descriptions of other types. A field without a value there has no entry."""
+    def field_kinds(
+        self, file_slice: Slice, names: Sequence[str]
+    ) -> dict[str, set[FieldKind | str]]:
+        """Return the types of fields in a slice's first records: names in FIELD_KINDS, or
+        descriptions of other types. A field without a value there has no entry."""
         return {}

@@ -11,7 +11,7 @@ from ...dataplane.tokenizers.marks import Marks
 from ..chat.problems import ChatProblem
 from ..files.input_file import File
 from .delimited import cut_bytes, record_blocks
-from .fields import FieldKind, FieldProblem, kind_of, look_up, table_of, value_of
+from .fields import FieldKind, FieldProblem, build_table, json_kind, json_value, look_up
 from .format import LIMITS, BadRecord, CorpusFormat, ReadLimits, Slice, SourceConfig, Texts
 
 DELIMITER = b"\n"
@@ -28,10 +28,10 @@ class Jsonl(CorpusFormat):
         return cut_bytes(file, DELIMITER, size)
 
     def read(
-        self, part: Slice, config: SourceConfig, limits: ReadLimits = LIMITS
+        self, file_slice: Slice, config: SourceConfig, limits: ReadLimits = LIMITS
     ) -> Iterator[Texts]:
-        name = part.file.name
-        for block in record_blocks(part, DELIMITER, limits, unit=UNIT, split=False):
+        name = file_slice.file.name
+        for block in record_blocks(file_slice, DELIMITER, limits, unit=UNIT, split=False):
             texts: list[str] = []
             marks: list[Marks] = []
             positions: list[int] = []
@@ -42,15 +42,15 @@ class Jsonl(CorpusFormat):
                 if not line or line.isspace():
                     continue
                 try:
-                    text, marked, id, values = _document(line, config)
-                except _Bad as bad:
-                    kind, what = bad.kind, str(bad)
-                    if number == 0 and (form := _other_form(line)) is not None:
-                        kind, what = NOT_LINES, form
-                    problems.append(BadRecord(kind, what, name, number, UNIT))
+                    text, text_marks, id, values = _parse_document(line, config)
+                except _BadLine as bad:
+                    kind, message = bad.kind, str(bad)
+                    if number == 0 and (description := _describe_form(line)) is not None:
+                        kind, message = NOT_LINES, description
+                    problems.append(BadRecord(kind, message, name, number, UNIT))
                     continue
                 texts.append(text)
-                marks.append(marked)
+                marks.append(text_marks)
                 positions.append(number)
                 ids.append(id)
                 fields.append(values)
@@ -60,20 +60,22 @@ class Jsonl(CorpusFormat):
                 ids if config.id_field else None,
                 problems,
                 block.read,
-                table_of(fields, config.keep) if config.keep else None,
+                build_table(fields, config.keep) if config.keep else None,
                 marks if config.chat else None,
             )
 
-    def field_kinds(self, part: Slice, names: Sequence[str]) -> dict[str, set[FieldKind | str]]:
+    def field_kinds(
+        self, file_slice: Slice, names: Sequence[str]
+    ) -> dict[str, set[FieldKind | str]]:
         kinds: dict[str, set[FieldKind | str]] = {}
-        for block in record_blocks(part, DELIMITER, unit=UNIT, split=False):
+        for block in record_blocks(file_slice, DELIMITER, unit=UNIT, split=False):
             for line in block.data.split(b"\n"):
                 with suppress(ValueError, RecursionError):  # reading reports bad records
                     record: Any = json.loads(line)
                     for name in names if isinstance(record, dict) else ():
                         with suppress(KeyError):
                             if (value := look_up(record, name)) is not None:
-                                kinds.setdefault(name, set()).add(kind_of(value))
+                                kinds.setdefault(name, set()).add(json_kind(value))
             break
         return kinds
 
@@ -82,11 +84,12 @@ FORMAT = Jsonl()
 
 
 NOT_LINES = "not JSON lines"
-"""Kind of bad record: a JSON file of another form. `documents.py` has its hint."""
+"""Kind of bad record: a JSON file in another form. `documents.py` has the hint."""
 
 
-def _other_form(line: bytes) -> str | None:
-    """Return the form of a JSON file that is not JSON lines, by its first line."""
+def _describe_form(line: bytes) -> str | None:
+    """Describe a JSON file that is not JSON lines, by the first line; None if it looks like JSON
+    lines."""
     if line.lstrip().startswith(b"["):
         return "the file is a JSON array; JSON lines has one object on each line, and no brackets"
     if line.strip() == b"{":
@@ -94,58 +97,58 @@ def _other_form(line: bytes) -> str | None:
     return None
 
 
-class _Bad(Exception):
-    def __init__(self, kind: str, what: str) -> None:
-        super().__init__(what)
+class _BadLine(Exception):
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
         self.kind = kind
 
 
-def _document(line: bytes, config: SourceConfig) -> tuple[str, Marks, str | None, list[Any]]:
+def _parse_document(line: bytes, config: SourceConfig) -> tuple[str, Marks, str | None, list[Any]]:
     try:
         decoded = line.decode()
     except UnicodeDecodeError as error:
-        raise _Bad("invalid UTF-8", f"at byte {error.start} of the line") from None
+        raise _BadLine("invalid UTF-8", f"at byte {error.start} of the line") from None
     try:
         record: Any = json.loads(decoded)
     except (ValueError, RecursionError) as error:
-        raise _Bad("broken JSON", f"not JSON: {error}") from None
+        raise _BadLine("broken JSON", f"not JSON: {error}") from None
     if not isinstance(record, dict):
-        raise _Bad("broken JSON", f"a JSON {type(record).__name__}, not an object")
+        raise _BadLine("broken JSON", f"a JSON {type(record).__name__}, not an object")
     marks = Marks()
     if config.chat is None:
-        text = _text(record, config)
+        text = _read_text(record, config)
     else:
         try:
             text, marks = config.chat.read(record)
         except ChatProblem as problem:
-            raise _Bad(problem.kind, str(problem)) from None
-    if b"\\u" in line and not _encodes(text):
-        raise _Bad("invalid UTF-8", "half of a surrogate pair, which is not a character")
+            raise _BadLine(problem.kind, str(problem)) from None
+    if b"\\u" in line and not _is_encodable(text):
+        raise _BadLine("invalid UTF-8", "half of a surrogate pair, which is not a character")
     try:
-        values = [value_of(record, field) for field in config.keep]
+        values = [json_value(record, field) for field in config.keep]
     except FieldProblem as problem:
-        raise _Bad(problem.kind, str(problem)) from None
+        raise _BadLine(problem.kind, str(problem)) from None
     if config.id_field is None:
         return text, marks, None, values
     if config.id_field not in record:
         known = ", ".join(f"`{key}`" for key in list(record)[:10])
-        raise _Bad("missing field", f"no field `{config.id_field}` (it has {known})")
+        raise _BadLine("missing field", f"no field `{config.id_field}` (it has {known})")
     id = record[config.id_field]
     return text, marks, None if id is None else str(id), values
 
 
-def _text(record: dict[str, Any], config: SourceConfig) -> str:
+def _read_text(record: dict[str, Any], config: SourceConfig) -> str:
     text = record.get(config.text_field)
     if not isinstance(text, str):
         if config.text_field in record:
             kind = "null" if text is None else f"a JSON {type(text).__name__}"
-            raise _Bad("missing field", f"`{config.text_field}` is {kind}, not a string")
+            raise _BadLine("missing field", f"`{config.text_field}` is {kind}, not a string")
         known = ", ".join(f"`{key}`" for key in list(record)[:10])
-        raise _Bad("missing field", f"no field `{config.text_field}` (it has {known})")
+        raise _BadLine("missing field", f"no field `{config.text_field}` (it has {known})")
     return text
 
 
-def _encodes(text: str) -> bool:
+def _is_encodable(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -7,12 +7,12 @@ from typing import Any
 
 from ..files.input_file import DamagedFile, File
 from ..files.open_file import open_input
-from .columns import column_kinds, columns_to_read, schema_problem, small_batches, texts_of
+from .columns import column_kinds, columns_to_read, read_texts, schema_problem, split_batch
 from .fields import FieldKind
 from .format import LIMITS, BadRecord, CorpusFormat, ReadLimits, Slice, SourceConfig, Texts
 
 ROWS = 256
-"""Most rows read at once."""
+"""Upper bound on the rows read at once."""
 PAGE_BYTES = 1 << 20
 
 
@@ -24,8 +24,8 @@ class Parquet(CorpusFormat):
     compressible = False
 
     def cut(self, file: File, config: SourceConfig, size: int) -> list[Slice]:
-        with _open(file) as opened:
-            meta = opened.metadata
+        with _open(file) as parquet_file:
+            meta = parquet_file.metadata
             slices: list[Slice] = []
             start = first = rows = total = 0
             for number in range(meta.num_row_groups):
@@ -39,43 +39,49 @@ class Parquet(CorpusFormat):
         return slices
 
     def read(
-        self, part: Slice, config: SourceConfig, limits: ReadLimits = LIMITS
+        self, file_slice: Slice, config: SourceConfig, limits: ReadLimits = LIMITS
     ) -> Iterator[Texts]:
         import pyarrow as pa
 
-        name = part.file.name
+        name = file_slice.file.name
         try:
-            opened = _open(part.file)
+            parquet_file = _open(file_slice.file)
         except DamagedFile as error:
-            yield Texts([], [], None, [BadRecord("damaged file", str(error), name)], part.size)
+            yield Texts(
+                [], [], None, [BadRecord("damaged file", str(error), name)], file_slice.size
+            )
             return
-        with opened:
-            if (problem := schema_problem(opened.schema_arrow, part, config)) is not None:
+        with parquet_file:
+            problem = schema_problem(parquet_file.schema_arrow, file_slice, config)
+            if problem is not None:
                 yield problem
                 return
-            number = part.first
-            groups = [opened.metadata.row_group(group) for group in range(part.start, part.end)]
+            number = file_slice.first
+            row_groups = range(file_slice.start, file_slice.end)
+            groups = [parquet_file.metadata.row_group(group) for group in row_groups]
             rows = sum(group.num_rows for group in groups)
             total = sum(group.total_byte_size for group in groups)
             try:
-                for batch in opened.iter_batches(
+                for batch in parquet_file.iter_batches(
                     min(ROWS, 1 + limits.block_bytes * rows // max(1, total)),
-                    row_groups=list(range(part.start, part.end)),
-                    columns=columns_to_read(opened.schema_arrow, config),
+                    row_groups=list(row_groups),
+                    columns=columns_to_read(parquet_file.schema_arrow, config),
                     use_threads=False,
                 ):
-                    for piece in small_batches(batch, config, limits):
-                        size = part.size * len(piece) // max(1, rows)
-                        yield texts_of(piece, number, config, limits, name, "row", size)
+                    for piece in split_batch(batch, config, limits):
+                        size = file_slice.size * len(piece) // max(1, rows)
+                        yield read_texts(piece, number, config, limits, name, "row", size)
                         number += len(piece)
             except (pa.ArrowInvalid, OSError) as error:
                 yield Texts(
                     [], [], None, [BadRecord("damaged file", str(error), name, number, "row")]
                 )
 
-    def field_kinds(self, part: Slice, names: Sequence[str]) -> dict[str, set[FieldKind | str]]:
-        with _open(part.file) as opened:
-            return column_kinds(opened.schema_arrow, names)
+    def field_kinds(
+        self, file_slice: Slice, names: Sequence[str]
+    ) -> dict[str, set[FieldKind | str]]:
+        with _open(file_slice.file) as parquet_file:
+            return column_kinds(parquet_file.schema_arrow, names)
 
 
 FORMAT = Parquet()

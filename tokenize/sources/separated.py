@@ -1,10 +1,10 @@
 """CSV and TSV: one document per row, with the text in a column that the first row names.
 
-Commas separate the values, and tabs in files whose name says so. A file whose first row lacks the
-columns, but has them between semicolons, bars or the other of these two, is read like that.
+Commas separate values, or tabs if the file's name says so. If the first row lacks the columns with
+that separator, but has them with another (comma, tab, semicolon or bar), that one is used.
 
-A quoted value may contain line breaks, so that no place inside a file is known to be between two
-rows: a file is one slice.
+A quoted value may contain line breaks, so no offset inside a file is certain to lie between rows: a
+file is one slice.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..files.input_file import DamagedFile, File
-from ..files.open_file import decompressed
-from .columns import column_problem, own_columns
+from ..files.open_file import read_decompressed
+from .columns import column_problem, document_columns
 from .delimited import BOM
-from .fields import FieldKind, FieldProblem, table_of, value_of_text
+from .fields import FieldKind, FieldProblem, build_table, parse_value
 from .format import LIMITS, BadRecord, CorpusFormat, ReadLimits, Slice, SourceConfig, Texts
 
 UNIT = "row"
 TAB_ENDINGS = ("tsv", "tab")
-"""Endings of files whose values are separated by tabs; in all others commas separate them."""
+"""Endings of files with tabs between values; all others have commas."""
 SEPARATORS = (",", "\t", ";", "|")
-"""Separators that are tried where the usual one does not give the columns."""
+"""Separators to try if the default one does not give the columns."""
 
 
 class Separated(CorpusFormat):
@@ -39,55 +39,57 @@ class Separated(CorpusFormat):
         return [Slice(file, 0, file.size, 0, file.size)]
 
     def read(
-        self, part: Slice, config: SourceConfig, limits: ReadLimits = LIMITS
+        self, file_slice: Slice, config: SourceConfig, limits: ReadLimits = LIMITS
     ) -> Iterator[Texts]:
-        name = part.file.name
-        lines = _Lines(part.file, limits)
+        name = file_slice.file.name
+        lines = _Lines(file_slice.file, limits)
         csv.field_size_limit(limits.document_bytes)  # of the process; each reader sets the same
-        needed = [field.name for field in config.keep if not field.optional]
-        needed = [*own_columns(config, ()), *needed]
+        required = [field.name for field in config.keep if not field.optional]
+        required = [*document_columns(config, ()), *required]
         number = -1  # of the row before the first one, which names the columns
         try:
-            rows = _rows(lines, name, lambda header: set(needed) <= set(header))
+            rows = _read_rows(lines, name, lambda header: set(required) <= set(header))
             header = next(rows, None)
             if header is None:
                 return
             optional = [field.name for field in config.keep if field.optional]
-            wanted = [*needed, *(column for column in optional if column in header)]
-            if (what := column_problem(header, wanted)) is not None:
-                yield Texts([], [], None, [BadRecord("other schema", what, name)], lines.take())
+            expected = [*required, *(column for column in optional if column in header)]
+            if (message := column_problem(header, expected)) is not None:
+                yield Texts([], [], None, [BadRecord("other schema", message, name)], lines.take())
                 return
-            block = _Block(header, config, limits, name)
+            block = _RowBlock(header, config, limits, name)
             while True:
                 try:
                     row = next(rows, None)
                 except csv.Error as error:
                     number += 1
-                    block.reject(number, *_fault(error, limits))
+                    block.reject(number, *_describe_error(error, limits))
                     continue
                 if row is None:
                     break
                 if not row:  # a blank line
                     continue
                 number += 1
-                block.add(number, row, lines.broken())
+                block.add(number, row, lines.pop_invalid())
                 if block.size >= limits.block_bytes:
                     yield block.take(lines.take())
             yield block.take(lines.take())
         except csv.Error as error:
-            kind, what = _fault(error, limits)
-            yield Texts([], [], None, [BadRecord(kind, what, name)], lines.take())
+            kind, message = _describe_error(error, limits)
+            yield Texts([], [], None, [BadRecord(kind, message, name)], lines.take())
         except DamagedFile as error:
             problem = BadRecord("damaged file", str(error), name, number + 1, UNIT)
             if number >= 0:
                 yield block.take(lines.take())
             yield Texts([], [], None, [problem])
 
-    def field_kinds(self, part: Slice, names: Sequence[str]) -> dict[str, set[FieldKind | str]]:
+    def field_kinds(
+        self, file_slice: Slice, names: Sequence[str]
+    ) -> dict[str, set[FieldKind | str]]:
         def has_one(header: list[str]) -> bool:
             return not set(names).isdisjoint(header)
 
-        rows = _rows(_Lines(part.file, LIMITS), part.file.name, has_one)
+        rows = _read_rows(_Lines(file_slice.file, LIMITS), file_slice.file.name, has_one)
         header = next(rows, [])
         return {name: {"string"} for name in names if name in header}
 
@@ -95,8 +97,8 @@ class Separated(CorpusFormat):
 FORMAT = Separated()
 
 
-class _Block:
-    """Gathers the documents of consecutive rows."""
+class _RowBlock:
+    """Collects the documents of consecutive rows."""
 
     def __init__(
         self, header: list[str], config: SourceConfig, limits: ReadLimits, name: str
@@ -118,14 +120,14 @@ class _Block:
         self.fields: list[list[Any]] = []
         self.problems: list[BadRecord] = []
 
-    def add(self, number: int, row: list[str], broken: bool) -> None:
+    def add(self, number: int, row: list[str], not_utf8: bool) -> None:
         if len(row) != self.width:
-            what = f"{len(row)} values in a row; the first row names {self.width} columns"
-            self.reject(number, "broken CSV", what)
+            message = f"{len(row)} values in a row; the first row names {self.width} columns"
+            self.reject(number, "broken CSV", message)
             return
         text, id = row[self.text], None if self.id is None else row[self.id]
-        kept = ["" if place is None else row[place] for place, _ in self.keep]
-        if broken and _has_bytes("".join([text, id or "", *kept])):
+        kept_values = ["" if column is None else row[column] for column, _ in self.keep]
+        if not_utf8 and _has_surrogates("".join([text, id or "", *kept_values])):
             self.reject(number, "invalid UTF-8", "bytes of the row are not UTF-8")
             return
         max_bytes = self.limits.document_bytes
@@ -134,8 +136,8 @@ class _Block:
             return
         try:
             fields = [
-                value_of_text(value, field)
-                for value, (_, field) in zip(kept, self.keep, strict=True)
+                parse_value(value, field)
+                for value, (_, field) in zip(kept_values, self.keep, strict=True)
             ]
         except FieldProblem as problem:
             self.reject(number, problem.kind, str(problem))
@@ -146,26 +148,26 @@ class _Block:
         self.positions.append(number)
         self.ids.append(id or None)
 
-    def reject(self, number: int, kind: str, what: str) -> None:
-        self.problems.append(BadRecord(kind, what, self.name, number, UNIT))
+    def reject(self, number: int, kind: str, message: str) -> None:
+        self.problems.append(BadRecord(kind, message, self.name, number, UNIT))
 
     def take(self, read: int) -> Texts:
-        """Return the documents, for which `read` bytes of the file were read, and forget them."""
+        """Return the collected documents and start anew; `read` bytes of the file were read."""
         ids = None if self.id is None else self.ids
         fields = None
         if self.keep:
-            fields = table_of(self.fields, [field for _, field in self.keep])
-        taken = Texts(self.texts, self.positions, ids, self.problems, read, fields)
+            fields = build_table(self.fields, [field for _, field in self.keep])
+        texts = Texts(self.texts, self.positions, ids, self.problems, read, fields)
         self._clear()
-        return taken
+        return texts
 
 
 class _Lines:
-    """The lines of a file, for csv's reader. Bytes that are not UTF-8 become lone surrogates."""
+    """A file's lines, for csv.reader. Bytes that are not UTF-8 become lone surrogates."""
 
     def __init__(self, file: File, limits: ReadLimits) -> None:
         self._read = 0
-        self._broken = False
+        self._has_invalid = False
         self._lines = self._split(file, 2 * limits.document_bytes)
 
     def __iter__(self) -> _Lines:
@@ -176,27 +178,27 @@ class _Lines:
         try:
             return line.decode()
         except UnicodeDecodeError:
-            self._broken = True
+            self._has_invalid = True
             return line.decode(errors="surrogateescape")
 
     def take(self) -> int:
-        """Return the bytes of the file that were read since the last call."""
+        """Return the bytes of the file read since the last call."""
         read, self._read = self._read, 0
         return read
 
-    def broken(self) -> bool:
+    def pop_invalid(self) -> bool:
         """Return True if a line since the last call has bytes that are not UTF-8."""
-        broken, self._broken = self._broken, False
-        return broken
+        pop_invalid, self._has_invalid = self._has_invalid, False
+        return pop_invalid
 
     def _split(self, file: File, max_bytes: int) -> Iterator[bytes]:
-        """Yield lines. One of more than `max_bytes` is cut: csv's reader takes less."""
-        begun, carry = False, b""
-        for chunk, read in decompressed(file):
+        """Yield lines. A line of more than `max_bytes` is cut: csv.reader accepts less."""
+        bom_removed, carry = False, b""
+        for chunk, read in read_decompressed(file):
             self._read += read
             data = carry + chunk
-            if not begun:
-                begun, data = True, data.removeprefix(BOM)
+            if not bom_removed:
+                bom_removed, data = True, data.removeprefix(BOM)
             *lines, carry = data.split(b"\n")
             yield from (line + b"\n" for line in lines)
             if len(carry) > max_bytes:
@@ -206,13 +208,13 @@ class _Lines:
             yield carry
 
 
-def _rows(
+def _read_rows(
     lines: Iterator[str], name: str, has_columns: Callable[[list[str]], bool]
 ) -> Iterator[list[str]]:
-    """Return the rows of a file, by the separator with which its first line has the columns; if
-    there is none, by the one with which it has the most."""
+    """Read a file's rows with the separator that gives the columns in the first line; if none does,
+    with the one that gives the most columns."""
     endings = posixpath.basename(name).lower().split(".")
-    usual = "\t" if any(ending in TAB_ENDINGS for ending in endings[-2:]) else ","
+    default_separator = "\t" if any(ending in TAB_ENDINGS for ending in endings[-2:]) else ","
     first = next(lines, None)
     if first is None:
         return iter(())
@@ -224,18 +226,21 @@ def _rows(
             return False, 0
         return has_columns(header), len(header)
 
-    ranks = {separator: rank(separator) for separator in dict.fromkeys([usual, *SEPARATORS])}
-    separator = usual if ranks[usual][0] else max(ranks, key=lambda tried: ranks[tried])
+    ranks = {
+        separator: rank(separator) for separator in dict.fromkeys([default_separator, *SEPARATORS])
+    }
+    has_default = ranks[default_separator][0]
+    separator = default_separator if has_default else max(ranks, key=lambda tried: ranks[tried])
     return csv.reader(itertools.chain([first], lines), delimiter=separator, strict=True)
 
 
-def _fault(error: csv.Error, limits: ReadLimits) -> tuple[str, str]:
-    """Return the kind and the text of a bad record for an error of csv's reader."""
+def _describe_error(error: csv.Error, limits: ReadLimits) -> tuple[str, str]:
+    """Return the kind and message of a bad record for an error of csv.reader."""
     if "limit" in str(error):
         limit = limits.document_bytes >> 20
         return "too large", f"a value of more than {limit} MiB, or a quote that is never closed"
     return "broken CSV", str(error)
 
 
-def _has_bytes(text: str) -> bool:
+def _has_surrogates(text: str) -> bool:
     return any("\udc80" <= letter <= "\udcff" for letter in text)

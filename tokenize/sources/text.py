@@ -8,7 +8,7 @@ import numpy as np
 
 from ...dataplane.tokenizers import Raw
 from ..files.input_file import DamagedFile, File
-from ..files.open_file import decompressed
+from ..files.open_file import read_decompressed
 from .delimited import BOM, RecordBlock, cut_bytes, first_piece, is_utf8, record_blocks
 from .format import LIMITS, BadRecord, CorpusFormat, ReadLimits, Slice, SourceConfig, Texts
 
@@ -26,12 +26,12 @@ CODE = (
     *("sh", "bash", "zsh", "fish", "ps1", "bat", "awk", "sql", "css", "scss", "sass", "less"),
     *("cmake", "mk", "gradle", "bzl", "proto", "thrift", "graphql", "tf", "nix", "glsl", "wgsl"),
 )
-"""Endings of prose and of source code. Tables (.csv) and configurations (.yaml, .toml, .xml) are
-neither, and .json is read as JSON lines."""
+"""Endings of prose and source code. Tables (.csv) and configurations (.yaml, .toml, .xml) are
+neither; .json is read as JSON lines."""
 
 
 class Text(CorpusFormat):
-    """Plain text; `text_documents` says what one document is."""
+    """Plain text; `text_documents` chooses the unit of a document."""
 
     endings = (*PROSE, *CODE)
     settings = ("text_documents",)
@@ -42,16 +42,16 @@ class Text(CorpusFormat):
         return cut_bytes(file, _delimiter(config), size)
 
     def read(
-        self, part: Slice, config: SourceConfig, limits: ReadLimits = LIMITS
+        self, file_slice: Slice, config: SourceConfig, limits: ReadLimits = LIMITS
     ) -> Iterator[Texts]:
         if config.text_documents == "file":
-            yield from _file_documents(part.file, config, limits)
+            yield from _file_documents(file_slice.file, config, limits)
             return
         delimiter = _delimiter(config)
         unit = "line" if config.text_documents == "line" else "document"
         split = config.split_large
-        for block in record_blocks(part, delimiter, limits, unit=unit, split=split):
-            yield _texts(block, delimiter, part.file.name, unit)
+        for block in record_blocks(file_slice, delimiter, limits, unit=unit, split=split):
+            yield _block_texts(block, delimiter, file_slice.file.name, unit)
 
 
 FORMAT = Text()
@@ -61,37 +61,37 @@ def _delimiter(config: SourceConfig) -> bytes:
     return b"\n" if config.text_documents == "line" else config.separator.encode()
 
 
-def _texts(block: RecordBlock, delimiter: bytes, name: str, unit: str) -> Texts:
+def _block_texts(block: RecordBlock, delimiter: bytes, name: str, unit: str) -> Texts:
     problems = [] if block.problem is None else [block.problem]
     if not block.records:
         return Texts([], [], None, problems, block.read)
     numbers = range(block.first, block.first + block.records)
-    raw = _raw(block) if delimiter == b"\n" else None
+    raw = _raw_lines(block) if delimiter == b"\n" else None
     if raw is not None:
         return Texts(raw, numbers, None, problems, block.read)
     try:
         texts = block.data.decode().split(delimiter.decode())
-        kept = list(numbers)
+        positions = list(numbers)
     except UnicodeDecodeError:
-        texts, kept = [], []
-        for number, data in zip(numbers, block.data.split(delimiter), strict=True):
+        texts, positions = [], []
+        for position, data in zip(numbers, block.data.split(delimiter), strict=True):
             try:
                 texts.append(data.decode())
-                kept.append(number)
+                positions.append(position)
             except UnicodeDecodeError as error:
-                what = f"at byte {error.start} of the {unit}"
-                problems.append(BadRecord("invalid UTF-8", what, name, number, unit))
+                message = f"at byte {error.start} of the {unit}"
+                problems.append(BadRecord("invalid UTF-8", message, name, position, unit))
     if delimiter == b"\n" and b"\r" in block.data:
         texts = [text.removesuffix("\r") for text in texts]
     if delimiter == b"\n" and "" in texts:
         # A blank line is not a document, as in JSON lines.
-        pairs = [(text, number) for text, number in zip(texts, kept, strict=True) if text]
-        texts, kept = [text for text, _ in pairs], [number for _, number in pairs]
-    return Texts(texts, kept, None, problems, block.read)
+        pairs = [(text, position) for text, position in zip(texts, positions, strict=True) if text]
+        texts, positions = [text for text, _ in pairs], [position for _, position in pairs]
+    return Texts(texts, positions, None, problems, block.read)
 
 
-def _raw(block: RecordBlock) -> Raw | None:
-    """Return the lines of a block without copying, or None if a line needs changes."""
+def _raw_lines(block: RecordBlock) -> Raw | None:
+    """Return a block's lines without copying, or None if a line needs changes."""
     if b"\r" in block.data or not is_utf8(block.data):
         return None
     data = block.data + b"\n"
@@ -102,16 +102,16 @@ def _raw(block: RecordBlock) -> Raw | None:
 
 
 def _file_documents(file: File, config: SourceConfig, limits: ReadLimits) -> Iterator[Texts]:
-    """Read a file as one document; in pieces if it is too large and `split_large` is set."""
+    """Read a file as one document, or in pieces if it is too large and `split_large` is set."""
     data = b""
     unreported = 0  # bytes read since the last result
-    begun = False
+    bom_removed = False
     try:
-        for chunk, read in decompressed(file):
+        for chunk, read in read_decompressed(file):
             data += chunk
             unreported += read
-            if not begun and len(data) >= len(BOM):
-                data, begun = data.removeprefix(BOM), True
+            if not bom_removed and len(data) >= len(BOM):
+                data, bom_removed = data.removeprefix(BOM), True
             if len(data) > limits.document_bytes:
                 if not config.split_large:
                     problem = BadRecord(*limits.too_large, file.name)
@@ -119,7 +119,7 @@ def _file_documents(file: File, config: SourceConfig, limits: ReadLimits) -> Ite
                     return
                 piece = first_piece(data, limits)
                 data = data[len(piece) :]
-                yield _document(piece, file.name, unreported)
+                yield _whole_document(piece, file.name, unreported)
                 unreported = 0
             elif len(data) > len(chunk):
                 yield Texts([], [], size=unreported)
@@ -127,12 +127,12 @@ def _file_documents(file: File, config: SourceConfig, limits: ReadLimits) -> Ite
     except DamagedFile as error:
         yield Texts([], [], None, [BadRecord("damaged file", str(error), file.name)], unreported)
         return
-    yield _document(data, file.name, unreported)
+    yield _whole_document(data, file.name, unreported)
 
 
-def _document(data: bytes, name: str, read: int) -> Texts:
+def _whole_document(data: bytes, name: str, read: int) -> Texts:
     try:
         return Texts([data.decode()], [0], size=read)
     except UnicodeDecodeError as error:
-        what = f"at byte {error.start} of the file"
-        return Texts([], [], None, [BadRecord("invalid UTF-8", what, name)], read)
+        message = f"at byte {error.start} of the file"
+        return Texts([], [], None, [BadRecord("invalid UTF-8", message, name)], read)

@@ -1,4 +1,4 @@
-"""Best-fit decreasing: pieces into bins of one capacity, by the counts of their lengths.
+"""Best-fit decreasing: pack pieces, counted by length, into bins with one capacity.
 
 Pieces are placed longest first, into the fullest bin with enough space or into a new bin. Pieces of
 one length are interchangeable, and so are bins with equal space: they are placed together, so the
@@ -33,7 +33,7 @@ class _BinsBySpace:
         self.capacity = capacity
         self.bins = 0
         self.bin_of_piece: list[int] = []
-        """The bin of each placed piece, in the order of placement."""
+        """Bin numbers by placed piece, in placement order."""
         self._by_space: list[list[int]] = [[] for _ in range(capacity + 1)]
         self._spaces = 0
         """A set, as bits: bit s is set if a bin has s free."""

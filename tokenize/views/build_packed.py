@@ -12,7 +12,7 @@ from __future__ import annotations
 from ...dataplane.datasets.manifest import Manifest
 from ...dataplane.storage import storage
 from ..builder.build import BuildConfig, build
-from ..builder.settings import dataset_url, outputs_of
+from ..builder.settings import dataset_url, output_names
 from .making import check_same
 from .pack import Long, PackConfig, pack
 
@@ -20,7 +20,7 @@ from .pack import Long, PackConfig, pack
 def build_packed(config: BuildConfig, length: int, long: Long = "cut") -> dict[str, Manifest]:
     """Build datasets and their packed views; return manifests by URL, every view after its base."""
     packs = {}
-    for split in outputs_of(config.splits):
+    for split in output_names(config.splits):
         url = dataset_url(config.out.rstrip("/"), split)
         out = storage.join(url, f"packed-{length}")
         packs[url] = PackConfig(

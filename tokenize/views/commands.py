@@ -107,11 +107,13 @@ def _make_views(
     from ..inspect import summary
 
     dataset, out = values.pop("dataset"), values.pop("out").rstrip("/")
-    data = {"engine": options.executor_of(values), **values}
+    data = {"engine": options.pop_executor(values), **values}
     outs = []
     for split, url in splits_at(dataset.rstrip("/")).items():
         outs.append(storage.join(out, split) if split else out)
-        manifest = make(options.checked(config_type, {**data, "dataset": url, "out": outs[-1]}))
+        manifest = make(
+            options.build_checked(config_type, {**data, "dataset": url, "out": outs[-1]})
+        )
         if not as_json:
             command.say(f"{outs[-1]}: {describe(manifest)}")
     if as_json:

@@ -27,7 +27,7 @@ LIMIT = 1 << 63
 
 
 def compare_int(field: Any, symbol: str, value: float) -> Any:
-    """Compare a field of whole numbers with a float."""
+    """Compare an integer field with a float."""
     import pyarrow.compute as pc
 
     if not -LIMIT <= value < LIMIT:  # also infinite
@@ -39,7 +39,7 @@ def compare_int(field: Any, symbol: str, value: float) -> Any:
 
 
 def compare_float(field: Any, symbol: str, value: int) -> Any:
-    """Compare a field of floats with a whole number of 64 bits."""
+    """Compare a float field with a 64-bit integer."""
     import pyarrow.compute as pc
 
     nearest = float(value)
@@ -55,7 +55,7 @@ def compare_float(field: Any, symbol: str, value: int) -> Any:
 
 
 def compare_fields(ints: Any, symbol: str, floats: Any) -> Any:
-    """Compare a field of whole numbers with a field of floats."""
+    """Compare an integer field with a float field."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -70,11 +70,11 @@ def compare_fields(ints: Any, symbol: str, floats: Any) -> Any:
     # A float out of range is infinite, not a number, or needs more than 64 bits.
     out_of_range = COMPARE[symbol](pc.scalar(0.0), floats)
     compared = pc.if_else(fits, in_range, out_of_range)
-    return null_with(ints, compared)
+    return mask_nulls(ints, compared)
 
 
-def is_in(field: Any, kind: str, values: Sequence[Any]) -> Any:
-    """Test whether a field equals any of these values; `kind` is the field's type."""
+def equals_any(field: Any, kind: str, values: Sequence[Any]) -> Any:
+    """Test whether a field equals any of `values`; `kind` is the field's type."""
     import pyarrow as pa
 
     if kind == "int":
@@ -86,17 +86,17 @@ def is_in(field: Any, kind: str, values: Sequence[Any]) -> Any:
         array = pa.array([*floats, *zeros], pa.float64())
     else:
         array = pa.array(values, {"string": pa.string(), "bool": pa.bool_()}[kind])
-    return null_with(field, field.isin(array)) if len(array) else constant(field, False)
+    return mask_nulls(field, field.isin(array)) if len(array) else constant(field, False)
 
 
 def constant(field: Any, value: bool) -> Any:
     """Return a constant truth value that is null where the field is null."""
     import pyarrow.compute as pc
 
-    return null_with(field, pc.scalar(value))
+    return mask_nulls(field, pc.scalar(value))
 
 
-def null_with(field: Any, condition: Any) -> Any:
+def mask_nulls(field: Any, condition: Any) -> Any:
     """Make a condition null where the field is null."""
     import pyarrow as pa
     import pyarrow.compute as pc

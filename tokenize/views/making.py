@@ -34,7 +34,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True)
 class ShardTask:
-    """A shard of the base dataset, by its number; `size` counts its documents."""
+    """A base shard, by number; `size` counts documents."""
 
     number: int
     size: int
@@ -46,7 +46,7 @@ class ShardResult:
 
     number: int
     shard: Shard | None
-    """None if the view has no document of the base shard."""
+    """None if the view has no document in the base shard."""
     counts: dict[str, int]
     size: int
 
@@ -56,7 +56,7 @@ class ViewRequest:
     """A view to make."""
 
     verb: str
-    """Label of the progress line."""
+    """Label for the progress line."""
     dataset: Dataset
     out: str
     """The URL of the view."""
@@ -209,7 +209,7 @@ def _restore(request: ViewRequest, manifest: Manifest) -> None:
 def _run_generations(
     request: ViewRequest, numbers: Sequence[int]
 ) -> Iterator[tuple[int, list[Shard], Counter[str]]]:
-    """Run the tasks of these generations; yield number, shards and summed counts of each."""
+    """Run the tasks for these generations; yield (number, shards, summed counts)."""
     if not numbers:
         return
     dataset = request.dataset

@@ -1,4 +1,4 @@
-"""`tokenize pack`: a view whose documents lie in bins of equal length, by best-fit decreasing.
+"""`tokenize pack`: a view with documents in bins, all equally long, by best-fit decreasing.
 
 Neighbouring documents are packed together, a group at a time: a chunk of the order then reads few
 parts of a shard, and memory is bounded. The bins of a group are permuted, and the pieces of a bin
@@ -69,7 +69,7 @@ class PackConfig:
 
 @dataclass(frozen=True)
 class PackWorker:
-    """Packs a shard's documents, and writes a file of pieces."""
+    """Packs a shard's documents, and writes a pieces file."""
 
     config: PackConfig
 
@@ -155,7 +155,7 @@ def cut_long(documents: Int64, tokens: Int64, length: int, long: Long) -> Pieces
 
 
 def _pack_group(pieces: Pieces, length: int, seed_name: str) -> Pieces:
-    """Return pieces ordered by bin; the last piece of a bin gets its padding."""
+    """Return pieces ordered by bin; a bin's last piece gets its padding."""
     count = len(pieces.tokens)
     if not count:
         return pieces
@@ -223,7 +223,7 @@ def _warn_about_padding(manifest: Manifest, config: PackConfig) -> None:
 
 
 def _provenance(counts: dict[str, int], long: Long) -> dict[str, Any]:
-    """Return a generation's provenance: what was left out, and totals of its bins."""
+    """Return a generation's provenance: what was left out, and totals over bins."""
     left_out = {"documents without tokens": counts.pop("empty", 0)}
     dropped_tokens = counts.pop("left_out", 0)
     if long == "drop":

@@ -1,4 +1,4 @@
-"""`tokenize select`: a view of the documents for which an expression is true."""
+"""`tokenize select`: a view with the documents for which an expression is true."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SelectConfig:
 
 @dataclass(frozen=True)
 class SelectWorker:
-    """Evaluates an expression over a shard's documents, and writes a file of bits."""
+    """Evaluates an expression over a shard's documents, and writes a bits file."""
 
     dataset: str
     out: str
@@ -130,7 +130,7 @@ def select(config: SelectConfig) -> Manifest:
 
 
 def _steps(base_view: View | None, where: Where) -> tuple[str, ...]:
-    """Return the expressions of a view, in order; `base_view` is its base, if that is a view.
+    """Return a view's expressions, in order; `base_view` is its base, if that is a view.
 
     Two expressions are joined, unless the second one uses `document`: that counts the documents
     chosen by the first.
@@ -158,7 +158,7 @@ def _no_documents_error(dataset: Dataset, where: Where, nulls: dict[str, int]) -
 
 
 def describe_share(manifest: Manifest) -> str:
-    """Describe a view's share of its base: documents and tokens."""
+    """Describe how much of its base a view has, in documents and tokens."""
     documents, tokens = view.documents_of(manifest)
     share = manifest.tokens / max(1, tokens)
     return (

@@ -47,13 +47,13 @@ SPELLED = re.compile(
     + "|".join(word for word in SPELLINGS if word.isalpha())
     + r")\b"
 )
-"""A quoted string, or a key of SPELLINGS."""
+"""A quoted string, or a key in SPELLINGS."""
 
 NUMBERS = ("int", "float")
 MAX_LEVELS = 100
-"""Nesting depth: every level takes a call on the stack of this parser and of pyarrow."""
+"""Nesting depth: every level takes a stack frame in this parser and in pyarrow."""
 MAX_CLAUSES = 2_000
-"""Comparisons, and operands of `and` and `or`: pyarrow recurses for each."""
+"""Comparisons, and operands in `and` and `or`: pyarrow recurses for each."""
 MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 OPERATORS: dict[type[ast.cmpop], str] = {
     ast.Lt: "<",
@@ -75,7 +75,7 @@ class Where:
     names: frozenset[str]
     """Fields that the expression reads."""
     members: tuple[Member, ...] = ()
-    """Columns to compute for clauses on fields of lists."""
+    """Columns to compute for clauses on list fields."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class _Parser:
                 if isinstance(value, _FieldOperand):
                     raise self.error(node, "the list holds a field; it may hold literals only")
                 self.check_types(node, field, value)
-            return exact.is_in(pc.field(field.name), field.kind, values)
+            return exact.equals_any(pc.field(field.name), field.kind, values)
         value, field = self.operand(left), self.operand(right)
         if isinstance(field, _FieldOperand) and field.kind == "string" and isinstance(value, str):
             return pc.match_substring(pc.field(field.name), value)

@@ -20,7 +20,7 @@ from headrace.tokenize import sources
 from headrace.tokenize.corpus.inputs import find_files
 from headrace.tokenize.executors import ExecutorConfig
 from headrace.tokenize.files import open_file
-from headrace.tokenize.options import kept_field
+from headrace.tokenize.options import parse_kept_field
 from headrace.tokenize.sources import corpus_format
 from headrace.tokenize.sources.fields import KeptField
 from headrace.tokenize.sources.format import LIMITS, BadRecord, ReadLimits, SourceConfig
@@ -60,7 +60,7 @@ def write_lines(path: Path, records: Iterable[object]) -> Path:
 
 def keep(*words: str) -> SourceConfig:
     """Return the settings of `--keep` with these words."""
-    return SourceConfig(keep=tuple(KeptField(**kept_field(word)) for word in words))
+    return SourceConfig(keep=tuple(KeptField(**parse_kept_field(word)) for word in words))
 
 
 def documents_with_fields(out: Path) -> list[tuple[str, dict[str, Any]]]:

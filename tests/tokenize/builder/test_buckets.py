@@ -60,7 +60,7 @@ def test_the_second_pass_reads_each_piece_once(
     requests: list[tuple[str, int, int]] = []
     held: dict[str, int] = {}
     sizes: list[int] = []
-    read, take = buckets.read_checked, buckets.take
+    read, take = buckets.read_checked, buckets.reorder
 
     def reading(url: str, check: Any, start: int, end: int) -> Any:
         requests.append((url, start, end))
@@ -72,7 +72,7 @@ def test_the_second_pass_reads_each_piece_once(
         return take(documents, order)
 
     monkeypatch.setattr(buckets, "read_checked", reading)
-    monkeypatch.setattr(buckets, "take", taking)
+    monkeypatch.setattr(buckets, "reorder", taking)
     monkeypatch.chdir(corpus.parent)  # a document's bucket depends on the name of its file
     run_build(corpus.name, **OPTIONS)
     assert len(held) > 3

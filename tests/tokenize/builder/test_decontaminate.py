@@ -22,9 +22,9 @@ from support.data.corpora import read_dataset, snapshot, write_jsonl
 from headrace.console.errors import InputError, StorageError
 from headrace.dataplane.datasets import manifest
 from headrace.tokenize.cli import main
-from headrace.tokenize.corpus.decontaminate import MARGIN, MOST_CUTS, SHORTEST, cut
+from headrace.tokenize.corpus.decontaminate import MARGIN, MAX_CUTS, MIN_PIECE, cut
 from headrace.tokenize.corpus.evaluations import EvaluationConfig, read_evaluations
-from headrace.tokenize.corpus.words import fold, spans
+from headrace.tokenize.corpus.words import fold, word_spans
 from headrace.tokenize.executors import ExecutorConfig
 
 Run = Callable[..., Path]
@@ -55,14 +55,14 @@ def test_words_are_those_of_the_definition(texts: list[str]) -> None:
     folded = [line.decode().split() for line in fold(texts)]
     assert folded == [words_of(text) for text in texts]
     for text, words in zip(texts, folded, strict=True):
-        places = spans(text)
+        places = word_spans(text)
         assert len(places) == len(words)
         assert places == sorted(places)
 
 
 def test_the_place_of_a_word_is_that_in_the_text() -> None:
     text = "Don\u2019t stop,\u00a0水車は回る！ ＡＢＣ"
-    words = [text[start:end] for start, end in spans(text)]
+    words = [text[start:end] for start, end in word_spans(text)]
     assert words == ["Don\u2019t", "stop,", "水", "車", "は", "回", "る", "ＡＢＣ"]
 
 
@@ -202,7 +202,7 @@ def test_n_grams_are_cut_out_with_what_is_around_them(
         low, high = words[hits[0]].start() - MARGIN, words[hits[-1] + 12].end() + MARGIN
         stay = ["".join(f" {w[0]}" for w in words if w.start() < low), ""]
         stay[1] = "".join(f" {w[0]}" for w in words if w.end() > high)
-        assert sorted(left[place]) == sorted(p[1:] for p in stay if len(p) > SHORTEST)
+        assert sorted(left[place]) == sorted(p[1:] for p in stay if len(p) > MIN_PIECE)
     counts = counts_of(out)
     assert counts["documents cut by decontamination"] == cut_ones == 12
     assert counts["pieces of cut documents"] == sum(len(p) for p in left.values()) - 108
@@ -217,8 +217,8 @@ def test_a_document_with_many_places_is_left_out() -> None:
     def hits(count: int) -> list[Hit]:
         return [Hit(0, 500 * k + 200, 13, 0, 0) for k in range(count)]
 
-    assert len(cut(text, hits(MOST_CUTS - 1))) == MOST_CUTS
-    assert cut(text, hits(MOST_CUTS)) == []
+    assert len(cut(text, hits(MAX_CUTS - 1))) == MAX_CUTS
+    assert cut(text, hits(MAX_CUTS)) == []
 
 
 @pytest.mark.parametrize("action", ["drop", "cut"])

@@ -69,7 +69,7 @@ def naive(text: str, config: FimConfig, encode: Callable[[str], list[int]], ids:
 
 
 def rearranged(tokenizer: Tokenizer, config: FimConfig, words: Sequence[str]) -> list[list[int]]:
-    encoded = marks.encode(tokenizer, *Rearrangement(config, tokenizer.special).of(words))
+    encoded = marks.encode(tokenizer, *Rearrangement(config, tokenizer.special).rearrange(words))
     bounds = encoded.starts.tolist()
     return [encoded.tokens[a:b].tolist() for a, b in pairwise(bounds)]
 
@@ -134,7 +134,7 @@ def test_the_shares_and_the_places_are_those_that_were_asked_for() -> None:
     assert within(spm, psm + spm, 0.2)
     assert not within(psm + spm, len(words), 0.33)  # the bounds can fail
     places: Counter[int] = Counter()
-    for mark in rule.of(words)[1]:
+    for mark in rule.rearrange(words)[1]:
         if len(mark.special) == 4 and mark.special[0][2] == 257:
             places[mark.special[1][0]] += 1  # PSM: length of the prefix, the smaller of two places
     draws = {low: sum(min(a, b) == low for a in range(8) for b in range(8)) for low in range(8)}

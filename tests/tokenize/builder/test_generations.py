@@ -39,13 +39,13 @@ def test_each_generation_is_built_from_its_own_files(
     tmp_path: Path, run_build: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut: list[list[str]] = []
-    make = build.make
+    make = build.run_tasks
 
     def noting(config: Any, job: Any, files: Any, *rest: Any, **options: Any) -> Any:
         cut.append([Path(file.name).name for file in files])
         return make(config, job, files, *rest, **options)
 
-    monkeypatch.setattr(build, "make", noting)
+    monkeypatch.setattr(build, "run_tasks", noting)
     corpus = tmp_path / "corpus"
     for number in range(3):
         write_jsonl(corpus / f"{number}.jsonl", texts(20, seed=number))

@@ -13,7 +13,7 @@ from support.data.corpora import read_dataset, small_blocks, texts, write_jsonl
 
 from headrace.dataplane.shards.documents import ShardDocuments
 from headrace.tokenize.builder import shuffle
-from headrace.tokenize.builder.shuffle import document_keys
+from headrace.tokenize.builder.shuffle import hash_documents
 from headrace.tokenize.sources.format import ReadLimits
 from headrace.tokenize.sources.text import Text
 
@@ -33,15 +33,15 @@ def documents(files: list[int], positions: list[int], pieces: list[int] | None) 
 
 
 def test_keys_depend_on_seed_file_position_and_piece() -> None:
-    keys = document_keys(documents([0, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 1]), 7)
+    keys = hash_documents(documents([0, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 1]), 7)
     assert len(set(keys.tolist())) == 4
-    assert document_keys(documents([0, 0, 1], [0, 1, 0], None), 7).tolist() == keys[:3].tolist()
-    assert not set(document_keys(documents([0], [0], [0]), 8).tolist()) & set(keys.tolist())
+    assert hash_documents(documents([0, 0, 1], [0, 1, 0], None), 7).tolist() == keys[:3].tolist()
+    assert not set(hash_documents(documents([0], [0], [0]), 8).tolist()) & set(keys.tolist())
 
 
 def test_keys_are_uniform() -> None:
     count = 20_000
-    keys = document_keys(documents([0] * count, list(range(count)), None), 1)
+    keys = hash_documents(documents([0] * count, list(range(count)), None), 1)
     buckets = np.bincount((keys >> np.uint64(60)).astype(int), minlength=16)
     assert abs(buckets - count / 16).max() < 5 * np.sqrt(count / 16)
 
@@ -106,7 +106,7 @@ def test_documents_are_ordered_by_key(corpus: Path, run_build: Run) -> None:
         file=np.array([files.index(origin.file) for origin, _, _ in plain], np.int32),
         position=np.array([origin.position for origin, _, _ in plain], np.int64),
     )
-    order = np.argsort(document_keys(held, 11), kind="stable")
+    order = np.argsort(hash_documents(held, 11), kind="stable")
     assert [repr(one) for one in read_dataset(out)] == [repr(plain[k]) for k in order]
 
 

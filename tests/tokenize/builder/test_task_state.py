@@ -35,7 +35,7 @@ SLICE = Slice(File("a.jsonl", 1000, "jsonl", None, "f" * 32), 0, 500, 0, 500)
 
 
 def task_id(slice: Slice, job: BuildJob, drops: str | None = "drops/x.bin") -> str:
-    return Task.of([slice], job, drops).id
+    return Task.make([slice], job, drops).id
 
 
 def test_task_ids_do_not_move() -> None:

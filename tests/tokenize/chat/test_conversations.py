@@ -16,9 +16,9 @@ from support.data.corpora import texts, write_jsonl
 from headrace.dataplane.tokenizers import Tokenizer, marks
 from headrace.dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
 from headrace.dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
-from headrace.tokenize.chat.config import SHIPPED, ChatConfig, ChatFields
+from headrace.tokenize.chat.config import SHIPPED_TEMPLATES, ChatConfig, ChatFields
 from headrace.tokenize.chat.conversation import Chat
-from headrace.tokenize.chat.find import chat_of
+from headrace.tokenize.chat.find import load_chat
 from headrace.tokenize.chat.problems import ChatProblem
 from headrace.tokenize.chat.template import MARKS
 from headrace.tokenize.train import TrainConfig, train
@@ -66,7 +66,7 @@ def tokenizers(trained: Path) -> dict[str, BpeTokenizer]:
 
 
 def source_of(name: str) -> str:
-    return WITHIN_WORDS if name == "within words" else SHIPPED[name].read_text()
+    return WITHIN_WORDS if name == "within words" else SHIPPED_TEMPLATES[name].read_text()
 
 
 def chat(source: str, tokenizer: Tokenizer, **options: Any) -> Chat:
@@ -108,7 +108,7 @@ LETTERS = st.text("ab !ahç🙂é\n ", max_size=12) | st.text(CHARACTERS, max_si
 CONTENT = LETTERS.filter(lambda text: "\0" not in text)
 
 
-@pytest.mark.parametrize("template", [*SHIPPED, "within words"])
+@pytest.mark.parametrize("template", [*SHIPPED_TEMPLATES, "within words"])
 @pytest.mark.parametrize("kind", KINDS)
 @given(st.lists(turns(CONTENT), min_size=1, max_size=3))
 def test_ids_and_mask_are_those_of_transformers(
@@ -142,7 +142,7 @@ def without_generation(source: str) -> str:
     return re.sub(r"\{%-? (end)?generation %\}", "", source)
 
 
-@pytest.mark.parametrize("template", SHIPPED)
+@pytest.mark.parametrize("template", SHIPPED_TEMPLATES)
 @given(turns(st.text("ab \n.", min_size=1, max_size=6)))
 def test_a_template_without_generation_blocks_learns_the_same(template: str, turns: Any) -> None:
     source = source_of(template)
@@ -329,4 +329,4 @@ def test_a_tokenizer_that_needs_whole_texts_is_refused(trained: Path) -> None:
     data["pre_tokenizer"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first"}
     tokenizer = BpeTokenizer(json.dumps(data).encode(), BpeConfig(), source="t")
     with pytest.raises(Exception, match="before the first word of a text alone"):
-        chat_of(ChatConfig(template="chatml"), tokenizer, str(trained))
+        load_chat(ChatConfig(template="chatml"), tokenizer, str(trained))

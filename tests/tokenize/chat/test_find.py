@@ -12,7 +12,7 @@ import pytest
 from headrace.console.errors import InputError
 from headrace.dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
 from headrace.tokenize.chat.config import ChatConfig
-from headrace.tokenize.chat.find import chat_of
+from headrace.tokenize.chat.find import load_chat
 
 BYTES = ByteTokenizer(ByteConfig(special_tokens=("<|endoftext|>", "<s>")))
 
@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
 
 def found(template: str | Path, folder: Path, **options: Any) -> tuple[str, dict[str, Any]]:
     config = ChatConfig(template=str(template), **options)
-    chat = chat_of(config, BYTES, str(folder / "tokenizer.json"))
+    chat = load_chat(config, BYTES, str(folder / "tokenizer.json"))
     return chat.source, chat.variables
 
 

@@ -9,7 +9,7 @@ from support.data.corpora import write_jsonl
 
 from headrace.dataplane.datasets import manifest
 from headrace.dataplane.tokenizers import Raw
-from headrace.tokenize.corpus.documents import SpecialNames
+from headrace.tokenize.corpus.documents import SpecialNameCounter
 from headrace.tokenize.sources.format import SourceConfig
 
 Run = Callable[..., Path]
@@ -25,10 +25,10 @@ def test_texts_with_names_of_special_tokens_are_counted(
     kind: Callable[[list[str]], list[str]],
 ) -> None:
     lines = ["a<|end|>b", "<|", "<|end", "<|x|><|x|>", "plain", "é <|end|>"]
-    assert len(SpecialNames(["<|end|>", "<|x|>"]).find(kind(lines))) == 3
-    assert len(SpecialNames(["</s>", "<|end|>", "plain"]).find(kind(lines))) == 3
-    assert len(SpecialNames(["<|nowhere|>"]).find(kind(lines))) == 0
-    assert len(SpecialNames([]).find(kind(lines))) == 0
+    assert len(SpecialNameCounter(["<|end|>", "<|x|>"]).find(kind(lines))) == 3
+    assert len(SpecialNameCounter(["</s>", "<|end|>", "plain"]).find(kind(lines))) == 3
+    assert len(SpecialNameCounter(["<|nowhere|>"]).find(kind(lines))) == 0
+    assert len(SpecialNameCounter([]).find(kind(lines))) == 0
 
 
 def test_the_manifest_counts_bad_and_special_records(tmp_path: Path, run_build: Run) -> None:

@@ -93,7 +93,7 @@ def test_a_tick_of_the_file_system_passes_before_a_file_is_read(
         stat = (status.st_dev, status.st_ino, status.st_mtime_ns, frozen + len(pauses))
         return FileState(os.fstat(stream.fileno()).st_size, stat=stat)
 
-    monkeypatch.setattr(file_hashes, "_state_of", state)
+    monkeypatch.setattr(file_hashes, "_open_file_state", state)
     inner = file_hashes._hash_file
 
     def writing(of: File) -> object:
@@ -160,7 +160,7 @@ def test_a_file_written_during_a_build_is_an_error_whatever_the_clock_says(
     """The file's size and mtime stay. A file that was written just before is no error."""
     from headrace.tokenize.builder import build
 
-    make, clock, file = build.make, time.time, corpus / "1.jsonl"
+    make, clock, file = build.run_tasks, time.time, corpus / "1.jsonl"
     monkeypatch.setattr("time.time", lambda: clock() + wrong)
 
     def overwrite() -> None:
@@ -176,7 +176,7 @@ def test_a_file_written_during_a_build_is_an_error_whatever_the_clock_says(
             overwrite()
         return made
 
-    monkeypatch.setattr(build, "make", writing)
+    monkeypatch.setattr(build, "run_tasks", writing)
     if written == "before":
         overwrite()
     if written == "during":
@@ -197,8 +197,8 @@ def test_an_input_whose_content_changes_is_an_error_where_times_tell_nothing(
 
     monkeypatch.setattr(file_hashes, "MIN_CACHED_BYTES", 0)
     state = FileState(len(write_corpus(tmp_path / name)), stat=(1, 2, 3, 4))
-    monkeypatch.setattr(file_hashes, "_state_of", lambda _: state)
-    make, file = build.make, tmp_path / name
+    monkeypatch.setattr(file_hashes, "_open_file_state", lambda _: state)
+    make, file = build.run_tasks, tmp_path / name
     before = file.read_bytes()
     at = before.find(b"naive") if b"naive" in before else len(before) // 2
     after = before[:at] + bytes([before[at] ^ 1]) + before[at + 1 :]
@@ -213,7 +213,7 @@ def test_an_input_whose_content_changes_is_an_error_where_times_tell_nothing(
     if cached:
         hash_files(find_files([str(file)], SourceConfig()))
     with monkeypatch.context() as patch:
-        patch.setattr(build, "make", changing)
+        patch.setattr(build, "run_tasks", changing)
         with pytest.raises(InputError, match=rf"1 inputs changed while .*{name}"):
             run_build(file)
     run_build(file)
@@ -251,7 +251,7 @@ def test_equal_versions_of_two_names_do_not_make_equal_files(
 ) -> None:
     for module in (inputs, file_hashes):
         monkeypatch.setattr(module, "information", lambda name: {"size": 3, said: "the same"})
-    monkeypatch.setattr(inputs, "_expand", lambda given, *_: [given])
+    monkeypatch.setattr(inputs, "_list_matches", lambda given, *_: [given])
     http, other, object, copy = marks(
         *(f"{scheme}://host/{file}.txt" for scheme in ("http", "s3") for file in "ab")
     )
@@ -272,7 +272,7 @@ def test_an_object_overwritten_during_a_build_is_an_error(
     )
     for module in (inputs, file_hashes):
         monkeypatch.setattr(module, "information", lambda name: facts[name.rpartition("/")[2]])
-    monkeypatch.setattr(inputs, "_expand", lambda given, *_: [given])
+    monkeypatch.setattr(inputs, "_list_matches", lambda given, *_: [given])
     hashed = hash_files(find_files(["s3://host/a.txt", "https://host/b.txt"], SourceConfig()))
     hashed.check_unchanged(hashed.files)
     facts["a.txt"][key] = 2

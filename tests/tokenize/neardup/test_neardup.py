@@ -25,11 +25,11 @@ from headrace.tokenize.chat.config import ChatFields
 from headrace.tokenize.cli import main
 from headrace.tokenize.executors import ExecutorConfig
 from headrace.tokenize.neardup import bands, find, pairs, results, show, signatures
-from headrace.tokenize.neardup.clusters import clusters_of
+from headrace.tokenize.neardup.clusters import connect_clusters
 from headrace.tokenize.neardup.find import NeardupConfig, find_neardups
 from headrace.tokenize.neardup.job import TaskSizes
-from headrace.tokenize.neardup.lsh import LshConfig, bands_for
-from headrace.tokenize.neardup.pairs import PAIR, pairs_of
+from headrace.tokenize.neardup.lsh import LshConfig, choose_bands
+from headrace.tokenize.neardup.pairs import PAIR, find_pairs
 
 pytest.importorskip("rensa")
 
@@ -289,7 +289,7 @@ def test_wrong_inputs_are_errors(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rensa", None)
-    signatures.rensa.cache_clear()
+    signatures.import_rensa.cache_clear()
     with pytest.raises(MissingError, match="rensa") as caught:
         search([write_jsonl(tmp_path / "a.jsonl", ["a"])], tmp_path / "drop.parquet")
     assert caught.value.hint == "pip install 'headrace[neardup]'"
@@ -298,7 +298,7 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=60), st.integers(1, 4))
 def test_clusters_are_those_that_pairs_connect(edges: list[tuple[int, int]], blocks: int) -> None:
     made = np.array([(min(e), max(e)) for e in edges], PAIR)
-    found = clusters_of(lambda: np.array_split(made, blocks))
+    found = connect_clusters(lambda: np.array_split(made, blocks))
     groups = {number: {number} for edge in edges for number in edge}
     for one, other in edges:
         union = groups[one] | groups[other]
@@ -311,7 +311,7 @@ def test_clusters_are_those_that_pairs_connect(edges: list[tuple[int, int]], blo
 def test_pairs_are_of_the_first_document_with_a_key(keys: list[int]) -> None:
     rng = random.Random(len(keys))
     documents = rng.sample(range(100), len(keys))
-    found = pairs_of(np.array(keys, np.uint64), np.array(documents, np.int64))
+    found = find_pairs(np.array(keys, np.uint64), np.array(documents, np.int64))
     of: dict[int, list[int]] = {}
     for key, document in zip(keys, documents, strict=True):
         of.setdefault(key, []).append(document)
@@ -321,7 +321,7 @@ def test_pairs_are_of_the_first_document_with_a_key(keys: list[int]) -> None:
 
 def test_bands_for_a_threshold_have_their_step_there() -> None:
     for threshold in (0.5, 0.7, 0.9):
-        number, rows = bands_for(threshold, 128)
+        number, rows = choose_bands(threshold, 128)
         assert number * rows <= 128
         config = LshConfig(bands=number, rows=rows)
         assert config.probability(threshold - 0.15) < 0.5 < config.probability(threshold + 0.1)
@@ -382,7 +382,7 @@ def test_conversations_are_compared_by_their_contents(tmp_path: Path) -> None:
     found = search([tmp_path / "talks.jsonl"], out, conversations=ChatFields())
     assert (found.documents, found.duplicates, found.clusters) == (5, 2, 2)
     assert pq.read_table(out).column("record").to_pylist() == [3, 4]
-    texts = [[member.text for member in each.members] for each in show.clusters(str(out))]
+    texts = [[member.text for member in each.members] for each in show.show_clusters(str(out))]
     assert texts[0][0] == f"{words[0]}\n{words[1]}"
     with pytest.raises(InputError, match="no field `talk`") as caught:
         search([tmp_path / "talks.jsonl"], out, conversations=ChatFields(messages="talk"))

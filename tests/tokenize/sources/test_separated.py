@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.data.corpora import read_file, small_blocks
 
-from headrace.tokenize.corpus.field_types import with_types
+from headrace.tokenize.corpus.field_types import resolve_types
 from headrace.tokenize.corpus.inputs import find_files
 from headrace.tokenize.sources.fields import KeptField
 from headrace.tokenize.sources.format import ReadLimits, SourceConfig
@@ -65,7 +65,7 @@ def test_the_separator_is_the_one_that_gives_the_columns(
     found, problems = read_file(path, id_field="id", keep=keep)
     assert (found, problems) == ([(0, rows[1][1], "1")], [])
     config = SourceConfig(keep=(KeptField(name="n"),))
-    assert with_types(config, find_files([str(path)], config), {}).keep[0].type == "string"
+    assert resolve_types(config, find_files([str(path)], config), {}).keep[0].type == "string"
 
 
 def test_the_usual_separator_is_kept_where_it_gives_the_columns(tmp_path: Path) -> None:
