@@ -115,9 +115,9 @@ class CountWorker:
     fraction: float
 
     def __call__(self, task: Task) -> Iterator[Counts]:
-        tokenizer = TokenizeWorker(self.job)
+        worker = TokenizeWorker(self.job)
         stats = ReadStats()
-        for file, texts in tokenizer.reader.read(task.slices, stats):
+        for file, texts in worker.reader.read(task.slices, stats):
             counts = Counts(documents=len(texts.texts), read=texts.size)
             sizes = [len(text.encode()) for text in texts.texts]
             counts.bytes = sum(sizes)
@@ -127,7 +127,7 @@ class CountWorker:
             else:
                 sampled, text_bytes, counts.pieces = self._sample_pieces(file, texts, sizes)
             if sampled.texts:
-                encoded, kept, rejected = tokenizer.encode(file, sampled)
+                encoded, kept, rejected = worker.encode(file, sampled)
                 stats.counts[f"{BAD}not tokenizable"] += len(rejected)
                 counts.pieces -= len(rejected)
                 if sampled is texts:

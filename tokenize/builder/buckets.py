@@ -127,17 +127,13 @@ def write_bucketed_spill(url: str, documents: ShardDocuments, job: BuildJob, tas
     folder = f"{WORK}/{SPILLS}"
     out = HashedFile(url, folder)
     try:
-        for number, (first, end_document) in enumerate(pairwise(bounds)):
-            start_byte = out.hasher.size
-            piece = (
-                _encode(documents[first:end_document], keys[first:end_document])
-                if first < end_document
-                else b""
-            )
+        for number, (first, end) in enumerate(pairwise(bounds)):
+            piece_start = out.hasher.size
+            piece = _encode(documents[first:end], keys[first:end]) if first < end else b""
             if piece:
                 out.write(piece)
-            end_byte = out.hasher.size
-            table[number] = (start_byte, end_byte, _digest(piece, start_byte, end_byte))
+            piece_end = out.hasher.size
+            table[number] = (piece_start, piece_end, _digest(piece, piece_start, piece_end))
         out.write(table.tobytes())
         _, digest = out.hasher.finish()
         name = f"{folder}/{digest[:32]}.spill"
@@ -221,14 +217,10 @@ def _decode(piece: memoryview, dtype: str) -> KeyedDocuments:
 
     sizes = np.frombuffer(piece[:24], "<i8").tolist()
     ends = (24 + np.cumsum(sizes)).tolist()
-    arrow, keys, encoded_fields = (
-        piece[24 : ends[0]],
-        piece[ends[0] : ends[1]],
-        piece[ends[1] : ends[2]],
-    )
-    table = (
-        pa.ipc.open_file(pa.py_buffer(encoded_fields)).read_all() if len(encoded_fields) else None
-    )
+    arrow, keys = piece[24 : ends[0]], piece[ends[0] : ends[1]]
+    table = None
+    if len(encoded_fields := piece[ends[1] : ends[2]]):
+        table = pa.ipc.open_file(pa.py_buffer(encoded_fields)).read_all()
     key_array = np.frombuffer(keys, np.uint64)
 
     def read(start: int, end: int) -> bytes:

@@ -98,14 +98,10 @@ class Chat:
     def _insert_marks(self, text: str, edges: list[int]) -> str:
         if any(mark in text for mark in MARKS):
             raise ChatProblem(BROKEN, "it holds a character from U+FDD0 to U+FDD3")
-        marks_by_position = dict.fromkeys(edges, EDGE)
-        marks_by_position |= {
-            match.start() + 1: BREAK for match in self._name_starts.finditer(text)
-        }
-        cuts = [*sorted(marks_by_position), len(text)]
-        return text[: cuts[0]] + "".join(
-            marks_by_position[a] + text[a:b] for a, b in pairwise(cuts)
-        )
+        marks = dict.fromkeys(edges, EDGE)
+        marks |= {match.start() + 1: BREAK for match in self._name_starts.finditer(text)}
+        cuts = [*sorted(marks), len(text)]
+        return text[: cuts[0]] + "".join(marks[a] + text[a:b] for a, b in pairwise(cuts))
 
     @cached_property
     def _name_parts(self) -> NameParts:
@@ -164,12 +160,8 @@ class Chat:
             turn_end = (
                 len(stripped) if stripped.endswith(tuple(self.special)) else len(through_turn)
             )
-            pieces += [
-                conversation[end : len(before_turn)],
-                OPEN,
-                conversation[len(before_turn) : turn_end],
-                CLOSE,
-            ]
+            start = len(before_turn)
+            pieces += [conversation[end:start], OPEN, conversation[start:turn_end], CLOSE]
             end = turn_end
         return "".join([*pieces, conversation[end:]])
 

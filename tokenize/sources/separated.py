@@ -188,8 +188,8 @@ class _Lines:
 
     def pop_invalid(self) -> bool:
         """Return True if a line since the last call has bytes that are not UTF-8."""
-        pop_invalid, self._has_invalid = self._has_invalid, False
-        return pop_invalid
+        has_invalid, self._has_invalid = self._has_invalid, False
+        return has_invalid
 
     def _split(self, file: File, max_bytes: int) -> Iterator[bytes]:
         """Yield lines. A line of more than `max_bytes` is cut: csv.reader accepts less."""

@@ -72,7 +72,7 @@ class ViewRequest:
     """Returns the error for a view without documents; takes the counts, summed over all shards."""
 
 
-def make(request: ViewRequest) -> Manifest:
+def make_view(request: ViewRequest) -> Manifest:
     """Make a view, or add new generations to it; return its manifest."""
     dataset, out = request.dataset, request.out
     if dataset.url == out:
@@ -153,9 +153,8 @@ def _load_or_start(request: ViewRequest) -> Manifest:
     view_hashes = [
         generation.provenance.get(view.KEY, {}).get("hash") for generation in manifest.generations
     ]
-    if replace(manifest, generations=()) != new_manifest or view_hashes != [
-        generation.hash for generation in dataset.generations[: len(view_hashes)]
-    ]:
+    base_hashes = [generation.hash for generation in dataset.generations[: len(view_hashes)]]
+    if replace(manifest, generations=()) != new_manifest or view_hashes != base_hashes:
         raise _other_dataset_error(out, manifest)
     return manifest
 

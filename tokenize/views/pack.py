@@ -25,7 +25,7 @@ from ...dataplane.datasets.packing import Pieces
 from ...dataplane.order.epochs.permutation import key, permute
 from ..executors import ExecutorConfig
 from .best_fit import best_fit
-from .making import ShardResult, ShardTask, ViewRequest, make, write_shard
+from .making import ShardResult, ShardTask, ViewRequest, make_view, write_shard
 
 Long = Literal["cut", "drop", "keep-first"]
 """Rule for a document longer than a bin: cut it into pieces, drop it, or keep its first bin."""
@@ -185,7 +185,7 @@ def pack(config: PackConfig) -> Manifest:
     base_view, weights = dataset.view, dataset.manifest.weights or (1.0,)
     if base_view is not None and base_view.bins is not None:
         raise MisuseError(f"{base_url} is packed already", hint=f"pack {base_view.url} instead")
-    manifest = make(
+    manifest = make_view(
         ViewRequest(
             verb="packing",
             dataset=dataset,

@@ -15,7 +15,7 @@ from ...dataplane.datasets.dataset import Dataset
 from ...dataplane.datasets.manifest import Manifest
 from ...dataplane.datasets.view import View
 from ..executors import ExecutorConfig
-from .making import ShardResult, ShardTask, ViewRequest, make, write_shard
+from .making import ShardResult, ShardTask, ViewRequest, make_view, write_shard
 from .where import Member, Where, parse
 
 
@@ -114,7 +114,7 @@ def select(config: SelectConfig) -> Manifest:
             f"{base_url} is packed: its documents lie in bins",
             hint=f"select documents of {base_view.url}, and pack the view",
         )
-    return make(
+    return make_view(
         ViewRequest(
             verb="selecting",
             dataset=dataset,

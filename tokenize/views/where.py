@@ -95,7 +95,7 @@ class _FieldOperand:
 
 
 @dataclass
-class _Parser:
+class _ExpressionParser:
     text: str
     kinds: Mapping[str, str]
     names: set[str] = field(default_factory=set)
@@ -258,7 +258,7 @@ def parse(text: str, field_kinds: Mapping[str, str]) -> Where:
             hint=_spelling_hint(text),
         ) from None
     _check_size(tree, text)
-    parser = _Parser(text.strip(), {**field_kinds, **BUILTIN_FIELDS})
+    parser = _ExpressionParser(text.strip(), {**field_kinds, **BUILTIN_FIELDS})
     expression = parser.condition(tree.body)
     return Where(text.strip(), expression, frozenset(parser.names), tuple(parser.members))
 
@@ -271,11 +271,9 @@ def _spelling_hint(text: str) -> str:
         ast.parse(corrected, mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return f"write for example: {EXAMPLE}"
-    return (
-        f"write it as: {corrected}"
-        if corrected != text.strip()
-        else f"write for example: {EXAMPLE}"
-    )
+    if corrected == text.strip():
+        return f"write for example: {EXAMPLE}"
+    return f"write it as: {corrected}"
 
 
 def _check_size(tree: ast.AST, text: str) -> None:
