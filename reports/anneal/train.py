@@ -15,7 +15,7 @@ from ...dataplane.storage import storage
 from ...trainer.cluster import slurm
 from ...trainer.cluster.ranks import INTERRUPTED, die_with_parent
 from ...trainer.run.config import RunConfig
-from ..board.runs import status_of
+from ..board.runs import derive_status
 from .folder import AnnealFolder, Entry
 
 
@@ -44,7 +44,7 @@ def train(folder: AnnealFolder, entries: Sequence[Entry], processes: int | None)
 
 def is_finished(folder: AnnealFolder, entry: Entry) -> bool:
     event = lines.last(folder.run_folder(entry.number).events)
-    return event is not None and status_of(event) == "finished"
+    return event is not None and derive_status(event) == "finished"
 
 
 def run_arguments(folder: AnnealFolder, entry: Entry, processes: int | None) -> list[str]:

@@ -2,5 +2,5 @@
 
     metrics.jsonl ──► columns ──► levels (beside the run) ──► curves of a window ──► plot.js
 
-The server imports no torch: it reads a run's files, and stays small beside large runs.
+The server reads a run's files without torch, and needs little memory for large runs.
 """

@@ -1,4 +1,4 @@
-"""The runs of the page, kept up to date by a thread."""
+"""Keep the runs of the page up to date in a thread."""
 
 from __future__ import annotations
 
@@ -17,68 +17,70 @@ from ...dataplane.storage import storage
 from .byte_sizes import APART, BITS, CONVERTED, INCOMPARABLE, NATS
 from .details import summary
 from .rows import StepRows
-from .runs import BoardRun, runs_below, shortest_names
+from .runs import BoardRun, find_runs, shortest_names
 
 log = get_logger(__name__)
 
-PAUSE = 1.0
-"""Seconds between two looks at the runs' files."""
-PAUSE_REMOTE = 15.0
-LOOK_FOR_NEW = 10.0
-"""Seconds between two searches for new runs."""
+POLL_INTERVAL = 1.0
+"""Polling interval of the runs' files in seconds."""
+REMOTE_POLL_INTERVAL = 15.0
+SCAN_INTERVAL = 10.0
+"""Interval between scans for new runs in seconds."""
 
 
 class Board:
-    """All runs below some folders and URLs."""
+    """All runs in and below folders and URLs."""
 
-    def __init__(self, places: Sequence[str], remote_pause: float = PAUSE_REMOTE) -> None:
-        """The files of a run on a store are read every `remote_pause` seconds."""
+    def __init__(
+        self, places: Sequence[str], remote_interval: float = REMOTE_POLL_INTERVAL
+    ) -> None:
+        """Runs in a store are polled every `remote_interval` seconds."""
         for place in places:
             if storage.is_local(place) and not storage.local_path(place).is_dir():
                 hint = path_hint(Path(place), "name the folder of a run, or one above runs")
                 raise RunError(f"there is no folder {place}", hint=hint)
-        self.places, self.remote_pause = places, remote_pause
+        self.places, self.remote_interval = places, remote_interval
         self.runs: dict[str, BoardRun] = {}
         self.rows = StepRows()
         self.problems: list[str] = []
         self._ended = threading.Event()
-        self._looked: dict[str, float] = {}
-        self._searched = time.monotonic()
+        self._polled: dict[str, float] = {}
+        self._scanned = time.monotonic()
 
-    def look(self) -> None:
-        """Find the runs."""
-        found: dict[str, BoardRun] = {}
+    def scan(self) -> None:
+        """Find new runs, and forget deleted ones."""
+        runs_by_id: dict[str, BoardRun] = {}
         problems = []
         for place in self.places:
             try:
-                runs = [BoardRun(url) for url in runs_below(place)]
+                runs = [BoardRun(url) for url in find_runs(place)]
             except UserError as error:
                 problems.append(error.what)
                 runs = [run for run in self.runs.values() if run.url.startswith(place)]
-            found |= {run.id: self.runs.get(run.id, run) for run in runs}
-        taken = {run.number for id, run in found.items() if id in self.runs}
-        free = (number for number in itertools.count() if number not in taken)
-        for id, run in found.items():
+            runs_by_id |= {run.id: self.runs.get(run.id, run) for run in runs}
+        used_numbers = {run.number for id, run in runs_by_id.items() if id in self.runs}
+        free_numbers = (number for number in itertools.count() if number not in used_numbers)
+        for id, run in runs_by_id.items():
             if id not in self.runs:
-                run.number = next(free)
-        self.runs, self.problems = found, problems
+                run.number = next(free_numbers)
+        self.runs, self.problems = runs_by_id, problems
 
     def refresh(self) -> None:
-        """Read what is new of each run, a part of each in turn."""
+        """Read new records of all runs incrementally, in turns: a long file delays no other run."""
         now = time.monotonic()
         due = [
             run
             for run in self.runs.values()
             if storage.is_local(run.url)
-            or now - self._looked.get(run.id, -self.remote_pause) >= self.remote_pause
+            or now - self._polled.get(run.id, -self.remote_interval) >= self.remote_interval
         ]
-        self._looked |= {run.id: now for run in due}
-        reading = [run.refresh() for run in due]
-        while reading and not self._ended.is_set():
-            reading = [each for each in reading if next(each, self) is not self]
+        self._polled |= {run.id: now for run in due}
+        refreshes = [run.refresh() for run in due]
+        while refreshes and not self._ended.is_set():
+            refreshes = [refresh for refresh in refreshes if next(refresh, self) is not self]
 
     def summary(self) -> dict[str, Any]:
-        """Return the list of the runs, as the page asks for it every few seconds."""
+        """Return the list of runs that the page polls."""
         runs = list(self.runs.values())
         names = shortest_names([Path(run.url) for run in runs])
         return {
@@ -91,11 +93,13 @@ class Board:
         }
 
     def follow(self) -> threading.Thread:
-        """Start the threads that read the runs until `end`; return the first. The second reads
-        datasets, which may be in a store and take long."""
+        """Start a thread that polls the runs until `end`, and return it.
+
+        A second thread measures datasets, which takes long if they are in a store.
+        """
         threads = [
-            threading.Thread(target=self._repeat, args=[act], name=name, daemon=True)
-            for name, act in (("board", self._follow), ("bytes per token", self.measure))
+            threading.Thread(target=self._repeat, args=[action], name=name, daemon=True)
+            for name, action in (("board", self._follow), ("bytes per token", self.measure))
         ]
         for thread in threads:
             thread.start()
@@ -105,7 +109,7 @@ class Board:
         self._ended.set()
 
     def measure(self) -> None:
-        """Read the bytes per token of runs that have different tokenizers."""
+        """Measure the bytes per token of runs whose tokenizers differ."""
         runs = [run for run in self.runs.values() if run.tokenizer is not None]
         if len({run.tokenizer for run in runs}) < 2:
             return
@@ -115,15 +119,15 @@ class Board:
                 run.measure()
 
     def _follow(self) -> None:
-        if time.monotonic() - self._searched >= LOOK_FOR_NEW:
-            self.look()
-            self._searched = time.monotonic()
+        if time.monotonic() - self._scanned >= SCAN_INTERVAL:
+            self.scan()
+            self._scanned = time.monotonic()
         self.refresh()
 
-    def _repeat(self, act: Callable[[], None]) -> None:
+    def _repeat(self, action: Callable[[], None]) -> None:
         while not self._ended.is_set():
             try:
-                act()
-            except Exception:  # a thread that ended would leave a page that stands still
+                action()
+            except Exception:  # without the thread, the page would silently show old curves
                 log.exception("the runs could not be read; trying again")
-            self._ended.wait(PAUSE)
+            self._ended.wait(POLL_INTERVAL)

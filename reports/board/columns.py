@@ -1,4 +1,4 @@
-"""Columns of the numbers in lines of metrics, signals or evaluations.
+"""Parse lines of metrics, signals or evaluations into columns of numbers.
 
 {"step": 7, "loss": 2.5, "sources": {"web": {"loss": 2.4, "rows": 6}}, …}
     ──► step, loss, loss/web, rows/web, …
@@ -21,16 +21,16 @@ from ...dataplane.runlog.writer import entry_of, is_sound
 from ...trainer.loop.metrics import GROUPS, fields_of
 
 COUNTS = ("rows", "weight")
-"""Fields of which a source without an entry has none: 0."""
+"""Fields that are 0 for a source without an entry."""
 LARGEST = float(np.finfo(np.float32).max)
-"""Curves are float32: a larger value is shown as this one."""
-LEFT_OUT = ("row", "back_to")
-"""Numbers of a line that are no curve."""
+"""Values of curves are float32, and clipped to this."""
+NOT_CURVES = ("row", "back_to")
+"""Numbers in a line that are not drawn."""
 
 
-def columns(lines: bytes, where: str) -> tuple[dict[str, Float64], Float64, Float64]:
-    """Return the columns of whole lines, with NaN where a line lacks a number, and for each line
-    its size in bytes and its checksum."""
+def columns(lines: bytes, file: str) -> tuple[dict[str, Float64], Float64, Float64]:
+    """Parse complete lines. Return the columns by name [lines], with NaN for missing numbers, and
+    the sizes in bytes and checksums of the lines [lines]."""
     import pyarrow as pa
     from pyarrow.json import ReadOptions, read_json
 
@@ -43,23 +43,23 @@ def columns(lines: bytes, where: str) -> tuple[dict[str, Float64], Float64, Floa
         )
         numbers = dict(_numbers(table))
     except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-        raise IntegrityError(f"{where} has an invalid line: {error}") from None
+        raise IntegrityError(f"{file} has an invalid line: {error}") from None
     if len(table) != len(ends):
-        raise IntegrityError(f"{where} has an empty line")
-    parts = [lines[end - size : end] for end, size in zip(ends, sizes, strict=True)]
-    if not all(map(is_sound, parts)):
-        raise IntegrityError(f"{where} has a damaged line")
-    sums = [zlib.crc32(line) for line in parts]
-    return numbers, sizes.astype(np.float64), np.array(sums, np.float64)
+        raise IntegrityError(f"{file} has an empty line")
+    split_lines = [lines[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    if not all(map(is_sound, split_lines)):
+        raise IntegrityError(f"{file} has a damaged line")
+    checksums = [zlib.crc32(line) for line in split_lines]
+    return numbers, sizes.astype(np.float64), np.array(checksums, np.float64)
 
 
 def missing_value(name: str) -> float:
-    """Return the value of a curve in a line without one."""
+    """Return a curve's value where a line has none."""
     return 0.0 if name.partition("/")[0] in COUNTS else np.nan
 
 
 def valid_bytes(lines: bytes) -> int:
-    """Return the number of bytes before the first line that is no whole entry."""
+    """Return the number of bytes before the first invalid line."""
     end = 0
     for line in lines.splitlines(keepends=True):
         if entry_of(line) is None:
@@ -72,37 +72,37 @@ def _numbers(table: Any) -> Iterator[tuple[str, Float64]]:
     import pyarrow as pa
 
     for name, column in zip(table.column_names, table.columns, strict=True):
-        whole = column.combine_chunks()
-        if name in GROUPS and pa.types.is_struct(whole.type):
-            drawn = fields_of(name)
-            for part, fields in _fields(whole):
+        array = column.combine_chunks()
+        if name in GROUPS and pa.types.is_struct(array.type):
+            drawn_fields = fields_of(name)
+            for member, fields in _fields(array):  # a source, or a layer
                 if pa.types.is_struct(fields.type):
                     for field, values in _fields(fields):
-                        if field in drawn and _is_number(values.type):
+                        if field in drawn_fields and _is_number(values.type):
                             numbers, missing = _floats(values), missing_value(field)
                             yield (
-                                f"{field}/{part}",
+                                f"{field}/{member}",
                                 np.where(np.isnan(numbers), missing, numbers),
                             )
-        elif name not in LEFT_OUT and _is_number(whole.type):
-            yield name, _floats(whole)
+        elif name not in NOT_CURVES and _is_number(array.type):
+            yield name, _floats(array)
 
 
 def _fields(struct: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a column of objects; a missing object has missing fields."""
+    """Yield the fields of a struct column; where a struct is missing, so are the fields."""
     names = (field.name for field in struct.type)
     return zip(names, struct.flatten(), strict=True)
 
 
-def _is_number(kind: Any) -> bool:
+def _is_number(dtype: Any) -> bool:
     from pyarrow import types
 
-    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
+    return bool(types.is_integer(dtype) or types.is_floating(dtype) or types.is_boolean(dtype))
 
 
 def _floats(values: Any) -> Float64:
     import pyarrow as pa
 
     numbers = values.cast(pa.int8()) if pa.types.is_boolean(values.type) else values
-    found: Float64 = numbers.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-    return np.where(np.isfinite(found), np.clip(found, -LARGEST, LARGEST), found)
+    floats: Float64 = numbers.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    return np.where(np.isfinite(floats), np.clip(floats, -LARGEST, LARGEST), floats)

@@ -1,4 +1,4 @@
-"""Curves of a window as bytes: what the page asks for at each zoom.
+"""Encode the curves of a window for the page, which asks for them at each zoom.
 
     uint32 length of the head | head: JSON, padded with spaces to a multiple of 8
     for each run and table: x, first, last as float64, then mean, low, high of each curve as float32
@@ -24,12 +24,12 @@ from .levels import FACTOR, Float32, Levels, Window
 from .runs import BoardRun
 
 AXES = ("step", "tokens", "hours")
-WIDEST = 4000
-LEAST = 1e-9
-"""Part of a logarithmic axis's end at which it begins, if the window begins at 0."""
+MAX_WIDTH = 4000
+MIN_LOG_START = 1e-9
+"""Start of a logarithmic axis relative to the end, if the window begins at 0."""
 
 
-def curves(
+def encode_curves(
     runs: Sequence[BoardRun],
     names: Sequence[str],
     axis: str,
@@ -40,110 +40,120 @@ def curves(
     log: bool = False,
     bits: bool = False,
 ) -> bytes:
-    """Return the curves of a window of an axis, in about `width` buckets each: of one size, or with
-    `log` smaller ones at the begin. With `bits`, losses are in bits per byte."""
-    width = max(1, min(width, WIDEST))
+    """Encode curves between `low` and `high` on an axis, in about `width` buckets.
+
+    With `log`, the first buckets are smaller. With `bits`, losses are in bits per byte.
+    """
+    width = max(1, min(width, MAX_WIDTH))
     metrics = [name for name in names if not name.startswith(HELD_OUT)]
     evaluations = [name.removeprefix(HELD_OUT) for name in names if name.startswith(HELD_OUT)]
     head: list[dict[str, Any]] = []
-    parts: list[bytes] = []
+    chunks: list[bytes] = []
     for run in runs:
         sizes = run.sizes if bits else None
         trained, held_out = (sizes.trained, sizes.held_out) if sizes else ({}, {})
-        of_steps = (_log_window if log else Levels.window)(
-            run.metrics, [*metrics, *_weights(trained)], axis, low, high, width
+        steps = (_log_window if log else Levels.window)(
+            run.metrics, [*metrics, *_weight_curves(trained)], axis, low, high, width
         )
-        windows = [("", in_bits(of_steps, trained))]
+        windows = [("", convert_window(steps, trained))]
         if signals := [name for name in metrics if name in run.signals.index.series]:
-            windows.append(("", _sparse(run, run.signals, signals, axis, low, high, width)))
-        known = sizes is None or run.evaluated <= held_out.keys()  # not those that began since
-        if evaluations and run.evaluations.index.entries and known:
-            named = [*evaluations, *_weights(held_out)]
-            of_evaluations = _sparse(run, run.evaluations, named, axis, low, high, width)
-            windows.append((HELD_OUT, in_bits(of_evaluations, held_out)))
+            windows.append(("", _sparse_window(run, run.signals, signals, axis, low, high, width)))
+        # a source may have been evaluated for the first time since its bytes were measured
+        all_measured = sizes is None or run.evaluated <= held_out.keys()
+        if evaluations and run.evaluations.index.entries and all_measured:
+            evaluation_curves = [*evaluations, *_weight_curves(held_out)]
+            window = _sparse_window(run, run.evaluations, evaluation_curves, axis, low, high, width)
+            windows.append((HELD_OUT, convert_window(window, held_out)))
         for prefix, window in windows:
-            found = {prefix + name: values for name, values in window.curves.items()}
-            head.append({"run": run.id, "points": len(window.x), "curves": list(found)})
-            parts += [np.ascontiguousarray(each, "<f8").tobytes() for each in _places(window)]
-            parts += [each.astype("<f4").tobytes() for values in found.values() for each in values]
-            parts.append(bytes(-sum(map(len, parts)) % 8))
-    text = json.dumps(head).encode()
-    text += b" " * (-(len(text) + 4) % 8)
-    return len(text).to_bytes(4, "little") + text + b"".join(parts)
+            curves = {prefix + name: arrays for name, arrays in window.curves.items()}
+            head.append({"run": run.id, "points": len(window.x), "curves": list(curves)})
+            chunks += [np.ascontiguousarray(values, "<f8").tobytes() for values in _axes(window)]
+            chunks += [
+                array.astype("<f4").tobytes() for arrays in curves.values() for array in arrays
+            ]
+            chunks.append(bytes(-sum(map(len, chunks)) % 8))
+    encoded_head = json.dumps(head).encode()
+    encoded_head += b" " * (-(len(encoded_head) + 4) % 8)
+    return len(encoded_head).to_bytes(4, "little") + encoded_head + b"".join(chunks)
 
 
-def _weights(sizes: BytesPerToken) -> list[str]:
-    """Return the curves of the sources' loss weights, from which bits per byte follow."""
+def _weight_curves(sizes: BytesPerToken) -> list[str]:
+    """Return the curves of loss weights, which the conversion to bits per byte needs."""
     return [f"weight/{name}" for name in sizes]
 
 
-def in_bits(window: Window, sizes: BytesPerToken) -> Window:
-    """Return a window with its losses in bits per byte, from bytes per token by source; the same
-    without them. The mean of a bucket is that of its nats over that of its bytes."""
+def convert_window(window: Window, sizes: BytesPerToken) -> Window:
+    """Return a window with losses in bits per byte, without its weight curves.
+
+    A bucket's loss is its mean nats over its mean bytes. Without `sizes` the window stays as it is.
+    """
     if not sizes:
         return window
-    kept = dict(window.curves)
-    none = np.zeros(len(window.x))
-    weights = {name: kept.pop(f"weight/{name}", (none,))[0].astype(np.float64) for name in sizes}
+    curves = dict(window.curves)
+    zeros = np.zeros(len(window.x))
+    weights = {name: curves.pop(f"weight/{name}", (zeros,))[0].astype(np.float64) for name in sizes}
     for name, factors in bits_per_nat(weights, sizes).items():
-        if name in kept:
-            mean, low, high = ((values * factors).astype(np.float32) for values in kept[name])
-            kept[name] = mean, low, high
-    return replace(window, curves=kept)
+        if name in curves:
+            mean, low, high = ((values * factors).astype(np.float32) for values in curves[name])
+            curves[name] = mean, low, high
+    return replace(window, curves=curves)
 
 
 def _log_window(
     levels: Levels, names: Sequence[str], axis: str, low: float, high: float, width: int
 ) -> Window:
-    """Return windows that are each FACTOR times as long as the one before, as one window."""
+    """Return a window of several joined windows, each FACTOR times as long as the one before."""
     x = levels.axis(axis)
     if not len(x):
         return levels.window(names, axis, low, high, width)
     last = min(high, float(x[-1]))
-    first = max(low, float(x[0]), last * LEAST)
-    count = max(1, math.ceil(math.log(last / first, FACTOR))) if last > first > 0 else 1
-    edges = [low, *(last / FACTOR**power for power in range(count - 1, 0, -1)), high]
-    parts = [
-        levels.window(names, axis, begin, end, max(1, width // count))
+    first = max(low, float(x[0]), last * MIN_LOG_START)
+    num_windows = max(1, math.ceil(math.log(last / first, FACTOR))) if last > first > 0 else 1
+    edges = [low, *(last / FACTOR**power for power in range(num_windows - 1, 0, -1)), high]
+    windows = [
+        levels.window(names, axis, begin, end, max(1, width // num_windows))
         for begin, end in itertools.pairwise(edges)
     ]
-    return _joined(levels, axis, parts)
+    return _join_windows(levels, axis, windows)
 
 
-def _joined(levels: Levels, axis: str, parts: Sequence[Window]) -> Window:
-    """Return neighbouring windows as one. A bucket that begins in the window before it stands
-    behind the buckets of that window, and keeps its values and its steps."""
-    kept, begins, done = [], [], -math.inf
-    for part in parts:
-        kept.append(part.last > done)
-        begins.append(np.maximum(part.first, done + 1))
-        done = max(done, *part.last[-1:]) if len(part.last) else done
+def _join_windows(levels: Levels, axis: str, windows: Sequence[Window]) -> Window:
+    """Join neighbouring windows, whose edge buckets overlap.
+
+    Buckets that end inside the window before are dropped. A bucket that only begins there keeps its
+    values and steps, and is drawn behind that window's buckets.
+    """
+    masks, begins, last_step = [], [], -math.inf
+    for window in windows:
+        masks.append(window.last > last_step)
+        begins.append(np.maximum(window.first, last_step + 1))
+        last_step = max(last_step, *window.last[-1:]) if len(window.last) else last_step
 
     def join(arrays: Iterable[Any]) -> Any:
-        return np.concatenate([each[new] for each, new in zip(arrays, kept, strict=True)])
+        return np.concatenate([array[mask] for array, mask in zip(arrays, masks, strict=True)])
 
     def curve(name: str, place: int) -> Float32:
-        joined: Float32 = join(part.curves[name][place] for part in parts)
+        joined: Float32 = join(window.curves[name][place] for window in windows)
         return joined
 
-    begin, last = join(begins), join(part.last for part in parts)
+    begin, last = join(begins), join(window.last for window in windows)
     steps = levels.axis("step")
     middle = (np.searchsorted(steps, begin) + np.searchsorted(steps, last)) // 2
     return Window(
         np.asarray(levels.axis(axis))[middle],
-        join(part.first for part in parts),
+        join(window.first for window in windows),
         last,
-        {name: (curve(name, 0), curve(name, 1), curve(name, 2)) for name in parts[0].curves},
+        {name: (curve(name, 0), curve(name, 1), curve(name, 2)) for name in windows[0].curves},
     )
 
 
-def _places(window: Window) -> Iterator[Float64]:
+def _axes(window: Window) -> Iterator[Float64]:
     yield window.x
     yield window.first
     yield window.last
 
 
-def _sparse(
+def _sparse_window(
     run: BoardRun,
     levels: Levels,
     names: Sequence[str],
@@ -152,8 +162,8 @@ def _sparse(
     high: float,
     width: int,
 ) -> Window:
-    """Return curves of few steps, of evaluations or signals. Their lines have no hours: those of
-    the run's steps count."""
+    """Return a window of evaluations or signals, which only some steps have. Hours come from the
+    run's steps."""
     if axis != "hours":
         return levels.window(names, axis, low, high, width)
     steps, hours = run.metrics.axis("step"), run.metrics.axis("hours")
@@ -162,24 +172,25 @@ def _sparse(
         for value in (low, high)
     )
     window = levels.window(names, "step", first, last, width)
-    places = np.minimum(np.searchsorted(steps, window.x), len(steps) - 1)
-    return Window(np.asarray(hours)[places], window.first, window.last, window.curves)
+    entries = np.minimum(np.searchsorted(steps, window.x), len(steps) - 1)
+    return Window(np.asarray(hours)[entries], window.first, window.last, window.curves)
 
 
 def nearest_step(
     run: BoardRun, name: str, first: int, last: int, value: float, *, bits: bool = False
 ) -> int | None:
-    """Return the step from `first` to `last` whose value is nearest to one that was clicked. With
-    `bits`, it is a loss in bits per byte."""
-    levels = run.levels_of(name)
+    """Return the step from `first` to `last` whose value is nearest to `value`, where a person has
+    clicked. With `bits`, it is a loss in bits per byte."""
+    levels = run.training_levels(name)
     begin, end = levels.entry(first), levels.entry(last)
     if begin is None or end is None or name not in levels.index.series:
         return None
     sizes = run.sizes.trained if bits and run.sizes else {}
-    names = [name, *_weights(sizes)]
-    steps = levels.window(names, "step", first, last, end - begin + 3)  # one beyond each end
-    inside = (steps.first >= first) & (steps.last <= last)
-    apart = np.abs(in_bits(steps, sizes).curves[name][0] - np.float32(value))[inside]
-    if not np.isfinite(apart).any():
+    names = [name, *_weight_curves(sizes)]
+    window = levels.window(names, "step", first, last, end - begin + 3)  # a bucket beyond each end
+    inside = (window.first >= first) & (window.last <= last)
+    values = convert_window(window, sizes).curves[name][0]
+    distances = np.abs(values - np.float32(value))[inside]
+    if not np.isfinite(distances).any():
         return first
-    return int(steps.first[inside][int(np.nanargmin(apart))])
+    return int(window.first[inside][int(np.nanargmin(distances))])

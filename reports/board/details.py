@@ -1,4 +1,4 @@
-"""Parts of a run's page beside its curves: plan, rows taken, layout, checkpoints, history."""
+"""Describe a run for the page: plan, rows taken, layout, checkpoints, history."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from ...dataplane.storage import storage
 from ...trainer.checkpoints import store
 from ...trainer.folders import folder as files
 from ...trainer.scores import records
-from .byte_sizes import converted
-from .runs import SKIPPED, STARTS, BoardRun, entry_with
+from .byte_sizes import convert_entry
+from .runs import SKIPPED, STARTS, BoardRun, parse_entry
 
-MOST_EVENTS = 400
-MOST_MARKS = 400
-MOST_STRETCHES = 400
-MOST_COLUMNS = 240
+MAX_EVENTS = 400
+MAX_MARKS = 400
+MAX_STRETCHES = 400
+MAX_COLUMNS = 240
 MEMORY = ("memory", "measured")
-"""Events with the memory of each rank."""
-LEFT_OUT = ("checkpoint", "memory")
+"""Events with the memory by rank."""
+SHOWN_ELSEWHERE = ("checkpoint", "memory")
 """Events that other parts of the page show."""
 AXES = ("pp", "dp", "cp", "tp")
-"""Axes of the grid of ranks, the one whose neighbours are farthest apart first."""
+"""Axes of the grid of ranks; neighbours on the first are farthest apart."""
 
 
 def summary(run: BoardRun) -> dict[str, Any]:
-    """Return a run's line in the list, and the names of its curves."""
+    """Return a run's entry in the list of runs."""
     metrics, last = run.metrics, {}
     entries = metrics.index.entries
     if entries:
@@ -40,10 +40,10 @@ def summary(run: BoardRun) -> dict[str, Any]:
         "status": run.status,
         "missing": [
             {
-                "text": each.sentence(),
-                "command": each.command(run.url) if storage.is_local(run.url) else None,
+                "text": score.sentence(),
+                "command": score.command(run.url) if storage.is_local(run.url) else None,
             }
-            for each in run.missing
+            for score in run.missing
         ],
         "problem": run.problem,
         "version": run.version,
@@ -54,7 +54,7 @@ def summary(run: BoardRun) -> dict[str, Any]:
         "last_step": run.last_step,
         "tokens": last.get("tokens"),
         "loss": last.get("loss"),
-        "bits": converted(last, run.sizes.trained)["loss"] if last and run.sizes else None,
+        "bits": convert_entry(last, run.sizes.trained)["loss"] if last and run.sizes else None,
         "tokenizer": run.tokenizer,
         "bytes_known": run.sizes is not None,
         "bytes_problem": run.sizes_problem,
@@ -70,7 +70,7 @@ def summary(run: BoardRun) -> dict[str, Any]:
 
 
 def _noise_steps(run: BoardRun) -> int | None:
-    """Return the steps that measured the noise scale, while none of them has one."""
+    """Return how many steps have measured the noise scale, as long as no scale is known."""
     series = run.signals.index.series
     if "noise_steps" not in series or "noise_scale" in series:
         return None
@@ -84,36 +84,42 @@ def _range(run: BoardRun, axis: str) -> list[float]:
 
 
 def marks(run: BoardRun) -> list[dict[str, Any]]:
-    """Return the places of restarts and skipped steps on all axes."""
-    found = [each for each in run.events if each["event"] in ("resume", *SKIPPED)][-MOST_MARKS:]
+    """Return the positions of restarts and skipped steps on all axes."""
+    events = [event for event in run.events if event["event"] in ("resume", *SKIPPED)]
     return [
-        {"kind": "resume" if each["event"] == "resume" else "skipped", **_place(run, each["step"])}
-        for each in found
+        {
+            "kind": "resume" if event["event"] == "resume" else "skipped",
+            **_position(run, event["step"]),
+        }
+        for event in events[-MAX_MARKS:]
     ]
 
 
 def phases(run: BoardRun) -> list[dict[str, Any]]:
-    """Return the phases, and the places on all axes where they begin."""
+    """Return the phases, and the positions on all axes where they begin."""
     if run.plan is None:
         return []
     return [
-        {"name": phase["name"], **_place(run, phase["first_step"])} for phase in run.plan["phases"]
+        {"name": phase["name"], **_position(run, phase["first_step"])}
+        for phase in run.plan["phases"]
     ]
 
 
-def _place(run: BoardRun, step: int) -> dict[str, float | None]:
-    """Return the axes' values of a step; None for one that is not taken yet."""
+def _position(run: BoardRun, step: int) -> dict[str, float | None]:
+    """Return a step's position on all axes; tokens and hours are None before it is taken."""
     steps = run.metrics.axis("step")
     entry = int(np.searchsorted(steps, step))
-    inside = entry < len(steps)
+    is_taken = entry < len(steps)
     return {
         "step": step,
-        "tokens": float(run.metrics.axis("tokens")[entry]) if inside else None,
-        "hours": float(run.metrics.axis("hours")[entry]) if inside else None,
+        "tokens": float(run.metrics.axis("tokens")[entry]) if is_taken else None,
+        "hours": float(run.metrics.axis("hours")[entry]) if is_taken else None,
     }
 
 
 def details(run: BoardRun) -> dict[str, Any]:
+    """Return what the page shows of a run besides its curves."""
+    events = [event for event in run.events if event["event"] not in SHOWN_ELSEWHERE]
     return {
         "files": [name for name in FILES if storage.exists(storage.join(run.url, name))],
         "plan": plan(run),
@@ -121,15 +127,13 @@ def details(run: BoardRun) -> dict[str, Any]:
         "layout": layout(run),
         "checkpoints": list(checkpoints(run)),
         "scores": list(scores(run)),
-        "events": [_shown(each) for each in run.events if each["event"] not in LEFT_OUT][
-            -MOST_EVENTS:
-        ],
+        "events": [_without_lists(event) for event in events[-MAX_EVENTS:]],
     }
 
 
 def scores(run: BoardRun) -> Iterator[dict[str, Any]]:
-    """Yield the scores of the run's checkpoints as text: by step, task and metric, where several
-    evaluations have one, the last."""
+    """Yield the checkpoints' scores as text, by step, task and metric. A later score with the same
+    three replaces an earlier one."""
     for entry in run.scores:
         for (task, metric), value in records.values(entry).items():
             yield {"step": entry["step"], "task": task, "metric": metric, "value": value}
@@ -139,11 +143,11 @@ def scores(run: BoardRun) -> Iterator[dict[str, Any]]:
 
 
 def _recalled(run: BoardRun) -> Iterator[dict[str, Any]]:
-    """Yield the whole lines of what checkpoints recall."""
+    """Yield the valid lines of recall.jsonl."""
     file = storage.join(run.url, files.RECALL)
     data = storage.read(file) if storage.exists(file) else b""
     for line in data.splitlines(keepends=True):
-        if entry := entry_with(line, ("step", "tasks")):
+        if entry := parse_entry(line, ("step", "tasks")):
             yield entry
 
 
@@ -159,11 +163,11 @@ FILES = (
     files.SCORES,
     files.RECALL,
 )
-"""Files of a run that the page shows as they are."""
+"""Files that the page shows as they are."""
 
 
 def plan(run: BoardRun) -> dict[str, Any] | None:
-    """Return the planned shares of each phase, as stretches over tokens, beside the rows taken."""
+    """Return planned shares and taken rows by phase; planned shares are stretches over tokens."""
     if run.plan is None:
         return None
     names = [source["name"] for source in run.plan["sources"]]
@@ -188,55 +192,59 @@ def plan(run: BoardRun) -> dict[str, Any] | None:
 
 
 def _taken_over_tokens(run: BoardRun, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return (tokens, shares) of the steps so far, in columns of equally many steps."""
+    """Return (tokens, shares) for columns with equally many steps."""
     series = [f"rows/{name}" for name in names]
-    window = run.metrics.window(series, "step", -np.inf, np.inf, MOST_COLUMNS)
+    window = run.metrics.window(series, "step", -np.inf, np.inf, MAX_COLUMNS)
     if not len(window.x) or run.plan is None:
         return []
-    last = np.searchsorted(run.metrics.axis("step"), window.last)
-    ends = np.asarray(run.metrics.axis("tokens"))[last]
-    tokens = np.diff(ends, prepend=run.plan["phases"][0]["first_token"])
-    none = np.zeros(len(ends), np.float32)
-    rows = np.stack([window.curves.get(name, (none,))[0] for name in series], axis=1)
+    last_entries = np.searchsorted(run.metrics.axis("step"), window.last)
+    ends = np.asarray(run.metrics.axis("tokens"))[last_entries]
+    column_tokens = np.diff(ends, prepend=run.plan["phases"][0]["first_token"])
+    zeros = np.zeros(len(ends), np.float32)
+    rows = np.stack([window.curves.get(name, (zeros,))[0] for name in series], axis=1)
     rows = np.nan_to_num(rows.astype(np.float64))
-    shares = rows / np.maximum(rows.sum(axis=1, keepdims=True), 1e-9)
+    column_shares = rows / np.maximum(rows.sum(axis=1, keepdims=True), 1e-9)
     return [
-        {"tokens": each, "shares": own}
-        for each, own in zip(tokens.tolist(), shares.tolist(), strict=True)
+        {"tokens": tokens, "shares": shares}
+        for tokens, shares in zip(column_tokens.tolist(), column_shares.tolist(), strict=True)
     ]
 
 
 def _stretches(phase: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return (tokens, shares) of stretches of constant weights, neighbours joined if many."""
+    """Return (tokens, shares) for stretches with constant weights; neighbours are merged if there
+    are more than MAX_STRETCHES."""
     stretches = phase["stretches"]
-    group = max(1, -(-len(stretches) // MOST_STRETCHES))
-    joined = [stretches[first : first + group] for first in range(0, len(stretches), group)]
+    group_size = max(1, -(-len(stretches) // MAX_STRETCHES))
+    groups = [
+        stretches[first : first + group_size] for first in range(0, len(stretches), group_size)
+    ]
     return [
         {
-            "tokens": sum(each["rows"] for each in part) * phase["seq_len"],
-            "shares": _shares(part),
+            "tokens": sum(stretch["rows"] for stretch in group) * phase["seq_len"],
+            "shares": _shares(group),
         }
-        for part in joined
+        for group in groups
     ]
 
 
 def _shares(stretches: Sequence[dict[str, Any]]) -> list[float]:
-    rows = np.array([each["rows"] for each in stretches], np.float64)
-    weights = np.array([each["weights"] for each in stretches], np.float64)
+    """Return the mean shares of stretches, weighted by rows."""
+    rows = np.array([stretch["rows"] for stretch in stretches], np.float64)
+    weights = np.array([stretch["weights"] for stretch in stretches], np.float64)
     shares = rows @ (weights / weights.sum(axis=1, keepdims=True)) / rows.sum()
     return [float(share) for share in shares]
 
 
-def _mean_shares(phase: dict[str, Any], sources: int) -> list[float]:
-    return _shares(phase["stretches"]) if phase["stretches"] else [0.0] * sources
+def _mean_shares(phase: dict[str, Any], num_sources: int) -> list[float]:
+    return _shares(phase["stretches"]) if phase["stretches"] else [0.0] * num_sources
 
 
 def _taken(run: BoardRun, phase: dict[str, Any], names: Sequence[str]) -> list[float]:
-    """Return the rows that the run has taken from each source in a phase."""
+    """Return the rows taken in a phase by source."""
     metrics = run.metrics
     steps = metrics.axis("step")
-    last = phase["first_step"] + phase["rows"] // phase["batch_rows"]
-    first, end = (int(np.searchsorted(steps, step)) for step in (phase["first_step"], last))
+    end_step = phase["first_step"] + phase["rows"] // phase["batch_rows"]
+    first, end = (int(np.searchsorted(steps, step)) for step in (phase["first_step"], end_step))
     if first == end:
         return [0.0] * len(names)
     series = [f"rows/{name}" for name in names]
@@ -249,45 +257,45 @@ def _taken(run: BoardRun, phase: dict[str, Any], names: Sequence[str]) -> list[f
 
 
 def layout(run: BoardRun) -> dict[str, Any]:
-    """Return the layout of the last start, the place of each rank in it, and measured memory."""
-    starts = [each for each in run.events if each["event"] in STARTS and "layout" in each]
+    """Return the last start's layout, the ranks' coordinates in the grid, and measured memory."""
+    starts = [event for event in run.events if event["event"] in STARTS and "layout" in event]
     if not starts:
         return {}
-    found = dict(starts[-1]["layout"])
-    degrees = [int(found.get(axis, 1)) for axis in AXES]
-    count = int(np.prod(degrees))
-    places = np.stack(np.unravel_index(np.arange(count), degrees), axis=1).tolist()
-    began = run.events.index(starts[-1])
-    measured = [each for each in run.events[began:] if each["event"] in MEMORY]
-    by_rank = measured[-1]["memory"] if measured else []
-    first_rank = None
+    degrees = dict(starts[-1]["layout"])
+    shape = [int(degrees.get(axis, 1)) for axis in AXES]
+    num_ranks = int(np.prod(shape))
+    coordinates = np.stack(np.unravel_index(np.arange(num_ranks), shape), axis=1).tolist()
+    last_start = run.events.index(starts[-1])
+    measured = [event for event in run.events[last_start:] if event["event"] in MEMORY]
+    memory_by_rank = measured[-1]["memory"] if measured else []
+    first_rank_memory = None
     entries = run.metrics.index.entries
     if entries and "memory" in run.metrics.index.series:
-        first_rank = float(run.metrics.values("memory", entries - 1, entries)[0])
-    memory = by_rank or [first_rank]
+        first_rank_memory = float(run.metrics.values("memory", entries - 1, entries)[0])
+    memory = memory_by_rank or [first_rank_memory]
     return {
-        "degrees": found,
+        "degrees": degrees,
         "starts": len(starts),
         "ranks": [
             {
                 "rank": rank,
-                "place": dict(zip(AXES, place, strict=True)),
+                "place": dict(zip(AXES, coordinate, strict=True)),
                 "memory": memory[rank] if rank < len(memory) else None,
             }
-            for rank, place in enumerate(places)
+            for rank, coordinate in enumerate(coordinates)
         ],
         "measured": measured[-1]["step"] if measured else None,
     }
 
 
 def checkpoints(run: BoardRun) -> Iterator[dict[str, Any]]:
-    """Yield the checkpoints with their state, the newest first."""
+    """Yield the checkpoints and their state, newest first."""
     folder = storage.join(run.url, files.CHECKPOINTS)
-    saved = {each["step"]: each for each in run.events if each["event"] == "checkpoint"}
+    events = {event["step"]: event for event in run.events if event["event"] == "checkpoint"}
     names = [name for name in storage.names(folder) if store.NAME.match(name)]
     for name in sorted(names, key=store.step_of, reverse=True):
         step = store.step_of(name)
-        event = saved.get(step, {})
+        event = events.get(step, {})
         yield {
             "name": name,
             "step": step,
@@ -298,8 +306,8 @@ def checkpoints(run: BoardRun) -> Iterator[dict[str, Any]]:
 
 
 def _state(checkpoint: str) -> dict[str, Any]:
-    """Return the scalars of a checkpoint and its size, or its damage. Who loads it checks the
-    hashes."""
+    """Return a checkpoint's scalars and size, or its damage. Hashes are not checked here, but when
+    the checkpoint is loaded."""
     remote = storage.exists(storage.join(checkpoint, store.REMOTE))
     try:
         manifest, state = store.read_manifest(checkpoint), store.read_state(checkpoint)
@@ -318,10 +326,9 @@ def _state(checkpoint: str) -> dict[str, Any]:
     }
 
 
-LISTS = ("memory", "phases", "memory_phases")
-"""Keys of events that the list of events leaves out."""
+LIST_KEYS = ("memory", "phases", "memory_phases")
+"""Keys of events whose lists can be as long as the number of ranks."""
 
 
-def _shown(event: dict[str, Any]) -> dict[str, Any]:
-    """Return an event without its lists, which can be as long as the ranks are many."""
-    return {key: value for key, value in event.items() if key not in LISTS}
+def _without_lists(event: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in event.items() if key not in LIST_KEYS}

@@ -1,14 +1,14 @@
-"""Levels of detail of a run's curves, kept in files.
+"""Store a run's curves at several levels of detail.
 
-    entries   0 1 2 3 4 5 6 7 | 8 …          one for each line: 4 bytes
+    entries   0 1 2 3 4 5 6 7 | 8 …          for each line: 4 bytes
     level 1   min max mean count | …         for each 8 entries: 16 bytes
     level 2   min max mean count | …         for each 64 entries
     …         up to 8^6
 
-A window of any width is read from the finest level that has few more buckets than the page has
-pixels, so a window of a million steps costs as much as one of a thousand. Lines are only appended,
-except that a resume cuts a file back: each line's checksum shows up to which line the files are
-still true, and the rest is read again.
+A window is read from the finest level that has few more buckets than the page has pixels, so a
+window over a million steps costs as much as a window over a thousand. Lines are only appended,
+except that a resume truncates a file: checksums tell up to which line the stored curves are valid,
+and later lines are read again.
 """
 
 from __future__ import annotations
@@ -37,115 +37,115 @@ VERSION = 1
 FACTOR = 8
 LEVELS = 6
 CHUNK = 8 << 20
-"""Bytes of lines that are read at once."""
+"""Bytes of lines in memory at once."""
 BUCKET = np.dtype([("low", "<f4"), ("high", "<f4"), ("mean", "<f4"), ("count", "<f4")])
 AXES = ("step", "tokens", "hours", "at", "sum")
-"""Columns in 8 bytes, without levels: three axes, and place and checksum of the line."""
+"""Columns in 8 bytes, without levels: three axes, and the line's offset and checksum."""
 INDEX = "index.json"
 LOCK = "lock"
 
 
 @dataclass(frozen=True)
 class Index:
-    """The lines that the files of a folder hold."""
+    """The lines that are stored in a folder."""
 
     version: int = VERSION
     entries: int = 0
     offset: int = 0
-    """Bytes of these lines."""
+    """End of these lines in the file, in bytes."""
     series: dict[str, int] = field(default_factory=dict)
-    """Number of each curve's files."""
+    """File number by curve."""
 
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """Curves of a window, in at most as many buckets as were asked for."""
+    """Curves of a window, in buckets. All arrays have a value for each bucket."""
 
     x: Float64
-    """Middle of each bucket on the axis."""
+    """Middle of the bucket on the axis."""
     first: Float64
-    """First step of each bucket."""
+    """First step."""
     last: Float64
+    """Last step."""
     curves: dict[str, tuple[Float32, Float32, Float32]]
-    """Mean, least and greatest value of each bucket, NaN where no line has one."""
+    """Mean, minimum and maximum by curve; NaN where no line has a value."""
 
 
 class Levels:
-    """The curves of one file of lines."""
+    """The curves of a file of lines, at all levels of detail."""
 
     def __init__(self, file: str, folder: Path, chunk_bytes: int = CHUNK) -> None:
         self.file, self.chunk_bytes = file, chunk_bytes
         self.folder = folder
         self.size = 0
-        """Bytes of the file when it was last looked at."""
-        self.index = self._stored()
+        """Bytes of the file at the last poll."""
+        self.index = self._load_index()
 
     def refresh(self) -> Iterator[None]:
-        """Read the lines that are new, a part at a time. If another process does it already, see
-        what it has read."""
+        """Read new lines chunk by chunk; yield after each. If another process is reading them, take
+        over its index."""
         if not storage.exists(self.file):  # the run may have been deleted: make no folder in it
             self.index, self.size = Index(), 0
             return
         if not (self.folder / INDEX).exists():
             self.index = Index()
-        with self._writing() as ours:
-            if not ours:
-                self.index = self._stored()
+        with self._lock() as is_locked:
+            if not is_locked:
+                self.index = self._load_index()
                 return
             self.size = storage.size(self.file)
-            self._forget_changed()
-            while self.index.offset < self.size and self._read_more():
+            self._truncate_to_valid()
+            while self.index.offset < self.size and self._read_chunk():
                 yield
 
     def axis(self, name: str) -> Float64:
-        """Return the axis of all entries, mapped."""
-        return self._mapped(name, self.index.entries)
+        """Return an axis over all entries, memory-mapped."""
+        return self._map(name, self.index.entries)
 
     def window(
         self, names: Sequence[str], axis: str, low: float, high: float, width: int
     ) -> Window:
-        """Return curves between two values of an axis, with one bucket beyond each end."""
+        """Return curves between `low` and `high` on an axis, in at most about `width` buckets, with
+        a bucket beyond each end."""
         index, x = self.index, self.axis(axis)
         first = max(0, int(np.searchsorted(x, low, "left")) - 1)
-        last = min(len(x), int(np.searchsorted(x, high, "right")) + 1)
+        end = min(len(x), int(np.searchsorted(x, high, "right")) + 1)
         level = 0
-        while level < LEVELS and (last - first) // FACTOR ** (level + 1) >= width:
+        while level < LEVELS and (end - first) // FACTOR ** (level + 1) >= width:
             level += 1
-        size = FACTOR**level
-        buckets = range(first // size, -(-last // size))
-        group = max(1, -(-len(buckets) // width))
-        begin = buckets.start // group * group
-        stop = min(-(-buckets.stop // group) * group, -(-index.entries // size))
-        starts = np.arange(begin, stop, group) * size
-        ends = np.minimum(starts + group * size, index.entries)
-        steps = self._mapped("step", index.entries)
+        bucket_size = FACTOR**level
+        buckets = range(first // bucket_size, -(-end // bucket_size))
+        group_size = max(1, -(-len(buckets) // width))
+        begin = buckets.start // group_size * group_size
+        stop = min(-(-buckets.stop // group_size) * group_size, -(-index.entries // bucket_size))
+        starts = np.arange(begin, stop, group_size) * bucket_size
+        ends = np.minimum(starts + group_size * bucket_size, index.entries)
+        steps = self._map("step", index.entries)
         curves = {
-            name: _grouped(self._buckets(index, name, level, begin, stop), group)
+            name: _merge_groups(self._read_buckets(index, name, level, begin, stop), group_size)
             for name in names
             if name in index.series
         }
         return Window(x[(starts + ends - 1) // 2], steps[starts], steps[ends - 1], curves)
 
-    def values(self, name: str, first: int, last: int) -> Float32:
-        """Return a curve's values of single entries."""
+    def values(self, name: str, first_entry: int, end_entry: int) -> Float32:
+        """Return a curve's values [entries]."""
         file = self._path(self.index.series[name], 0)
-        return np.fromfile(file, "<f4", last - first, offset=4 * first)
+        return np.fromfile(file, "<f4", end_entry - first_entry, offset=4 * first_entry)
 
     def entry(self, step: int) -> int | None:
-        """Return the number of a step's entry."""
+        """Return the number of a step's entry; None if the step has no line."""
         steps = self.axis("step")
-        place = int(np.searchsorted(steps, step))
-        return place if place < len(steps) and steps[place] == step else None
+        entry = int(np.searchsorted(steps, step))
+        return entry if entry < len(steps) and steps[entry] == step else None
 
     def line(self, entry: int) -> dict[str, Any] | None:
-        """Return an entry's line; None if the file has changed since it was read."""
-        at, sums = self.axis("at"), self.axis("sum")
-        end = int(at[entry + 1]) if entry + 1 < len(at) else self.index.offset
-        line = storage.read(self.file, int(at[entry]), end)
-        return entry_of(line) if zlib.crc32(line) == sums[entry] else None
+        """Read an entry's line; None if the file has changed since."""
+        line = self._read_line(entry)
+        return entry_of(line) if self._is_valid(line, entry) else None
 
-    def _read_more(self) -> bool:
-        """Read a part of the new lines; False if none of them is whole."""
+    def _read_chunk(self) -> bool:
+        """Read a chunk of new lines; return False if there is no complete line."""
         index = self.index
         end = min(self.size, index.offset + self.chunk_bytes)
         data = storage.read(self.file, index.offset, end)
@@ -155,90 +155,96 @@ class Levels:
         if length == 0:
             return False
         try:
-            found, sizes, sums = columns(data[:length], self.file)
+            new_columns, line_sizes, checksums = columns(data[:length], self.file)
         except IntegrityError:
             length = valid_bytes(data[:length])
             if not length:
                 number = index.entries + 1
-                what = f"line {number:,} of {self.file} is invalid: the curves end before it"
-                raise IntegrityError(what) from None
-            found, sizes, sums = columns(data[:length], self.file)
-        count = len(sizes)
-        found["at"] = index.offset + np.cumsum(sizes) - sizes
-        found["sum"] = sums
-        before = float(self._mapped("hours", index.entries)[-1]) if index.entries else 0.0
-        seconds = np.nan_to_num(found.get("seconds", np.zeros(count)))
-        found["hours"] = before + np.cumsum(seconds) / 3600
+                message = f"line {number:,} of {self.file} is invalid: the curves end before it"
+                raise IntegrityError(message) from None
+            new_columns, line_sizes, checksums = columns(data[:length], self.file)
+        num_lines = len(line_sizes)
+        new_columns["at"] = index.offset + np.cumsum(line_sizes) - line_sizes
+        new_columns["sum"] = checksums
+        hours_before = float(self._map("hours", index.entries)[-1]) if index.entries else 0.0
+        seconds = np.nan_to_num(new_columns.get("seconds", np.zeros(num_lines)))
+        new_columns["hours"] = hours_before + np.cumsum(seconds) / 3600
         self.folder.mkdir(parents=True, exist_ok=True)
-        if lacking := [name for name in AXES if name not in found]:
+        if lacking := [name for name in AXES if name not in new_columns]:
             raise IntegrityError(f"{self.file} has lines without {' and '.join(lacking)}")
         for name in AXES:
-            _put(self.folder / name, index.entries, found.pop(name).astype("<f8"))
+            _write_at(self.folder / name, index.entries, new_columns.pop(name).astype("<f8"))
         series = dict(index.series)
-        for name in found:
+        for name in new_columns:
             series.setdefault(name, len(series))
         for name, number in series.items():
-            values = found.get(name, np.full(count, missing_value(name)))
+            values = new_columns.get(name, np.full(num_lines, missing_value(name)))
             self._append(number, index, name, values)
-        self._store(Index(VERSION, index.entries + count, index.offset + length, series))
+        self._store(Index(VERSION, index.entries + num_lines, index.offset + length, series))
         return True
 
     def _append(self, number: int, index: Index, name: str, values: Float64) -> None:
-        """Append the values of a curve to all its levels."""
+        """Append a curve's values to all levels. A new curve is filled up from the first line."""
         start = index.entries if name in index.series else 0
-        fill = np.full(
-            index.entries - start, missing_value(name)
-        )  # lines before the curve's first one
-        below: Any = np.concatenate([fill, values]).astype("<f4")
-        _put(self._path(number, 0), start, below)
+        fill = np.full(index.entries - start, missing_value(name))
+        finer: Any = np.concatenate([fill, values]).astype("<f4")
+        _write_at(self._path(number, 0), start, finer)
         for level in range(1, LEVELS + 1):
-            file, part = self._path(number, level - 1), start % FACTOR
-            start -= part
-            if part:  # the bucket that has begun
-                below = np.concatenate([np.fromfile(file, below.dtype, part,
-                                        offset=start * below.itemsize), below])  # fmt: skip
-            below, start = _bucketed(below, FACTOR), start // FACTOR
-            _put(self._path(number, level), start, below)
+            num_open = start % FACTOR  # values in the bucket that is not full yet
+            start -= num_open
+            if num_open:
+                file, offset = self._path(number, level - 1), start * finer.itemsize
+                open_bucket = np.fromfile(file, finer.dtype, num_open, offset=offset)
+                finer = np.concatenate([open_bucket, finer])
+            finer, start = _merge(finer, FACTOR), start // FACTOR
+            _write_at(self._path(number, level), start, finer)
 
-    def _buckets(self, index: Index, name: str, level: int, first: int, last: int) -> Any:
-        """Return buckets of a level; entries count as buckets of one value."""
+    def _read_buckets(self, index: Index, name: str, level: int, first: int, end: int) -> Any:
+        """Read buckets of a level; an entry counts as a bucket with a single value."""
         file = self._path(index.series[name], level)
-        kind = np.dtype("<f4") if level == 0 else BUCKET
-        read = np.fromfile(file, kind, last - first, offset=first * kind.itemsize)
-        return read if level else _single(read)
+        dtype = np.dtype("<f4") if level == 0 else BUCKET
+        values = np.fromfile(file, dtype, end - first, offset=first * dtype.itemsize)
+        return values if level else _single_buckets(values)
 
-    def _forget_changed(self) -> None:
-        """Forget the entries from the first line on that is no longer in the file."""
-        known, index = 0, self.index
-        if not index.entries or self._same(index.entries - 1):
+    def _truncate_to_valid(self) -> None:
+        """Drop the entries from the first line that is no longer in the file."""
+        index = self.index
+        if not index.entries or self._is_in_file(index.entries - 1):
             return
-        unknown = index.entries - 1
-        while known < unknown:
-            middle = (known + unknown) // 2
-            if self._same(middle):
-                known = middle + 1
+        num_valid, upper_bound = 0, index.entries - 1
+        while num_valid < upper_bound:
+            middle = (num_valid + upper_bound) // 2
+            if self._is_in_file(middle):
+                num_valid = middle + 1
             else:
-                unknown = middle
-        offset = int(self.axis("at")[known])
-        self._store(replace(index, entries=known, offset=offset) if known else Index())
+                upper_bound = middle
+        offset = int(self.axis("at")[num_valid])
+        self._store(replace(index, entries=num_valid, offset=offset) if num_valid else Index())
 
-    def _same(self, entry: int) -> bool:
-        at = self.axis("at")
-        end = int(at[entry + 1]) if entry + 1 < len(at) else self.index.offset
-        if end > self.size:
+    def _is_in_file(self, entry: int) -> bool:
+        if self._line_end(entry) > self.size:
             return False
-        line = storage.read(self.file, int(at[entry]), end)
+        return self._is_valid(self._read_line(entry), entry)
+
+    def _line_end(self, entry: int) -> int:
+        offsets = self.axis("at")
+        return int(offsets[entry + 1]) if entry + 1 < len(offsets) else self.index.offset
+
+    def _read_line(self, entry: int) -> bytes:
+        return storage.read(self.file, int(self.axis("at")[entry]), self._line_end(entry))
+
+    def _is_valid(self, line: bytes, entry: int) -> bool:
         return bool(zlib.crc32(line) == self.axis("sum")[entry])
 
     def _path(self, number: int, level: int) -> Path:
         return self.folder / f"{number}.{level}"
 
-    def _mapped(self, name: str, count: int) -> Float64:
+    def _map(self, name: str, count: int) -> Float64:
         if not count:
             return np.empty(0)
         return np.memmap(self.folder / name, "<f8", "r", shape=(count,))
 
-    def _stored(self) -> Index:
+    def _load_index(self) -> Index:
         try:
             data = json.loads((self.folder / INDEX).read_bytes())
             return Index(**data) if data["version"] == VERSION else Index()
@@ -250,7 +256,7 @@ class Levels:
         self.index = index
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[bool]:
+    def _lock(self) -> Iterator[bool]:
         """Hold the folder's lock; yield False if another process holds it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / LOCK).open("w") as file:
@@ -262,40 +268,42 @@ class Levels:
             yield True
 
 
-def _put(file: Path, place: int, values: Any) -> None:
-    """Write values at a place of a file. It never becomes shorter: a thread may have mapped it."""
+def _write_at(file: Path, position: int, values: Any) -> None:
+    """Write values from a position in a file, which never shrinks: a thread may have mapped it."""
     with file.open("r+b" if file.exists() else "w+b") as opened:
-        opened.seek(place * values.itemsize)
+        opened.seek(position * values.itemsize)
         opened.write(values.tobytes())
 
 
-def _single(values: Any) -> Any:
+def _single_buckets(values: Any) -> Any:
     buckets = np.empty(len(values), BUCKET)
     buckets["low"] = buckets["high"] = buckets["mean"] = values
     buckets["count"] = np.isfinite(values)
     return buckets
 
 
-def _bucketed(values: Any, size: int) -> Any:
-    """Join so many neighbouring values, or buckets, to one bucket each."""
-    below = values if values.dtype == BUCKET else _single(values)
-    count = -(-len(below) // size)
-    padded = np.zeros(count * size, BUCKET)
+def _merge(values: Any, size: int) -> Any:
+    """Merge every `size` neighbouring values or buckets into a bucket."""
+    finer = values if values.dtype == BUCKET else _single_buckets(values)
+    num_buckets = -(-len(finer) // size)
+    padded = np.zeros(num_buckets * size, BUCKET)
     for name in ("low", "high", "mean"):
         padded[name] = np.nan
-    padded[: len(below)] = below
-    rows = padded.reshape(count, size)
-    joined = np.empty(count, BUCKET)
-    joined["low"] = np.fmin.reduce(rows["low"], axis=1)
-    joined["high"] = np.fmax.reduce(rows["high"], axis=1)
-    counts = rows["count"].astype(np.float64)
-    sums = np.where(counts > 0, rows["mean"].astype(np.float64), 0.0) * counts
+    padded[: len(finer)] = finer
+    groups = padded.reshape(num_buckets, size)
+    merged = np.empty(num_buckets, BUCKET)
+    merged["low"] = np.fmin.reduce(groups["low"], axis=1)
+    merged["high"] = np.fmax.reduce(groups["high"], axis=1)
+    counts = groups["count"].astype(np.float64)
+    sums = np.where(counts > 0, groups["mean"].astype(np.float64), 0.0) * counts
     total = counts.sum(axis=1)
-    joined["count"] = total
-    joined["mean"] = np.divide(sums.sum(axis=1), total, out=np.full(count, np.nan), where=total > 0)
-    return joined
+    mean = np.full(num_buckets, np.nan)
+    merged["count"] = total
+    merged["mean"] = np.divide(sums.sum(axis=1), total, out=mean, where=total > 0)
+    return merged
 
 
-def _grouped(buckets: Any, group: int) -> tuple[Float32, Float32, Float32]:
-    joined = buckets if group == 1 else _bucketed(buckets, group)
-    return tuple(np.ascontiguousarray(joined[name]) for name in ("mean", "low", "high"))  # type: ignore[return-value]
+def _merge_groups(buckets: Any, group_size: int) -> tuple[Float32, Float32, Float32]:
+    """Return mean, minimum and maximum of groups of buckets."""
+    merged = buckets if group_size == 1 else _merge(buckets, group_size)
+    return tuple(np.ascontiguousarray(merged[name]) for name in ("mean", "low", "high"))  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""Rows of a step for the page: documents, text, and the proof against the ledger."""
+"""Show a step's rows on the page: documents, text, and the proof against the ledger."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ...mixtures.audit.auditor import Auditor
 from ...mixtures.planning.open_plan import open_plan
 from .runs import BoardRun
 
-PAGE = 8
-"""Rows that are shown at once."""
-MOST_TEXT = 20_000
-"""Characters of a document's piece that are shown."""
+PAGE_ROWS = 8
+"""Rows on a page."""
+MAX_CHARACTERS = 20_000
+"""Characters of a document's piece that are shown, at most."""
 
 
 class StepRows:
-    """The rows of the steps of runs. The last step and the last plan are kept."""
+    """Audits steps of runs, and caches the last plan and the last step."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -26,36 +26,36 @@ class StepRows:
         self._audited: tuple[tuple[str, int], list[AuditedRow], bool] | None = None
 
     def page(self, run: BoardRun, step: int, first: int) -> dict[str, Any]:
-        """Return a page of a step's rows, from its row number `first` on (0: the step's first), and
-        the line of metrics beside the line before it."""
+        """Return the step's rows from number `first` (0 is the step's first row), and its line of
+        metrics with the line before."""
         entry = run.metrics.entry(step)
-        found: dict[str, Any] = {"run": run.id, "step": step, "metrics": None, "before": None}
+        metrics: dict[str, Any] = {"run": run.id, "step": step, "metrics": None, "before": None}
         if entry is not None:
-            found["metrics"] = run.metrics.line(entry)
-            found["before"] = run.metrics.line(entry - 1) if entry else None
+            metrics["metrics"] = run.metrics.line(entry)
+            metrics["before"] = run.metrics.line(entry - 1) if entry else None
         if run.plan is None and run.problem:
-            return {**found, "error": run.problem, "hint": None}
+            return {**metrics, "error": run.problem, "hint": None}
         if run.plan is None:
-            return {**found, "why": "The rows of this run are synthetic: there are no documents."}
+            return {**metrics, "why": "The rows of this run are synthetic: there are no documents."}
         with self._lock:
             try:
                 auditor = self._auditor(run)
-                rows, proved = self._step(run, auditor, step)
-                shown = [_shown(auditor, row) for row in rows[first : first + PAGE]]
+                rows, proved = self._audit_step(run, auditor, step)
+                page_rows = [_row(auditor, row) for row in rows[first : first + PAGE_ROWS]]
             except UserError as error:
-                return {**found, "error": error.what, "hint": error.hint}
+                return {**metrics, "error": error.what, "hint": error.hint}
         counts: dict[str, int] = {}
         for row in rows:
             counts[row.source] = counts.get(row.source, 0) + 1
         return {
-            **found,
+            **metrics,
             "proved": proved,
             "taken": auditor.opened.ledger is not None and entry is not None,
             "count": len(rows),
             "counts": counts,
             "first": first,
-            "page": PAGE,
-            "rows": shown,
+            "page": PAGE_ROWS,
+            "rows": page_rows,
         }
 
     def _auditor(self, run: BoardRun) -> Auditor:
@@ -66,15 +66,19 @@ class StepRows:
             self._opened = (key, Auditor(open_plan(run.url)))
         return self._opened[1]
 
-    def _step(self, run: BoardRun, auditor: Auditor, step: int) -> tuple[list[AuditedRow], bool]:
+    def _audit_step(
+        self, run: BoardRun, auditor: Auditor, step: int
+    ) -> tuple[list[AuditedRow], bool]:
+        """Return the step's rows, and whether the ledger proves them. An unproved step is audited
+        again: the ledger may have reached it since."""
         key = (run.url, step)
         if self._audited is None or self._audited[0] != key or not self._audited[2]:
-            auditor.opened.__dict__.pop("ledger", None)  # it may have begun since
+            auditor.opened.__dict__.pop("ledger", None)  # a cached property
             self._audited = (key, *auditor.step(step))
         return self._audited[1], self._audited[2]
 
 
-def _shown(auditor: Auditor, row: AuditedRow) -> dict[str, Any]:
+def _row(auditor: Auditor, row: AuditedRow) -> dict[str, Any]:
     pieces = zip(row.documents, auditor.texts(row.row), strict=True)
     return {
         "row": row.row,
@@ -83,7 +87,7 @@ def _shown(auditor: Auditor, row: AuditedRow) -> dict[str, Any]:
         "epoch": row.epoch,
         "hash": row.tokens_hash,
         "documents": [
-            {**vars(piece), "text": text[:MOST_TEXT], "cut": len(text) > MOST_TEXT}
+            {**vars(piece), "text": text[:MAX_CHARACTERS], "cut": len(text) > MAX_CHARACTERS}
             for piece, text in pieces
         ],
     }

@@ -1,4 +1,4 @@
-"""Runs below folders and URLs, as their files show them: on any machine, without torch."""
+"""Find runs below folders and URLs, and read their files on any machine, without torch."""
 
 from __future__ import annotations
 
@@ -23,73 +23,76 @@ from .levels import Levels
 
 T = TypeVar("T")
 
-DEEPEST = 4
-"""Folders between a place in a store and its runs."""
+MAX_DEPTH = 4
+"""Folder levels between a place in a store and its runs, at most."""
 NUMBERED = re.compile(r"(runs|trials)/[\d-]+")
-"""The last parts of the path of a run that belongs to a request."""
-BY_STARTS = frozenset({files.ABOUT, METRICS, files.EVENTS})
-"""Files that a start writes; a run.yaml without them may be one that a person has written."""
+"""End of the path of a run that a request started."""
+WRITTEN_BY_STARTS = frozenset({files.ABOUT, METRICS, files.EVENTS})
+"""Files that a start writes; without them, a person may have written the run.yaml."""
 STARTS = ("start", "resume")
 SKIPPED = ("spike", "not finite")
 """Events of skipped steps."""
 ENDS = {"finish": "finished", "stop": "interrupted", "fail": "failed"}
 NOT_STARTED = "not started"
-"""No start has joined its ranks."""
+"""No event: the ranks of no start have joined."""
 RUNNING = "running"
 KILLED = "killed"
-"""The last event is no end, and the process that held the folder's lock has ended."""
+"""The last event is not an end, and the process that held the folder's lock has ended."""
 UNSCORED = "unscored"
 """All steps were taken, and the scores of the last checkpoint are missing."""
 
 
-def status_of(
+def derive_status(
     event: dict[str, Any] | None, *, ended: bool = False, missing: Sequence[Missing] = ()
 ) -> str:
-    """Return the status of a run whose last event this is. `ended`: its process has ended;
-    `missing`: scores that it was to have."""
+    """Derive a run's status from its last event, from whether its process has `ended`, and from
+    its missing scores."""
     if event is None:
         return KILLED if ended else NOT_STARTED
     status = ENDS.get(event["event"], RUNNING)
     if status == RUNNING and ended:
         status = KILLED
-    owed = any(each.reason is None for each in missing)
-    return UNSCORED if status != RUNNING and owed else status
+    can_be_scored = any(score.reason is None for score in missing)
+    return UNSCORED if status != RUNNING and can_be_scored else status
 
 
 def shortest_names(folders: Sequence[Path]) -> list[str]:
-    """Return the fewest last parts of each path that tell it from the other paths. A number is no
-    name: the run of a request is called `anneal/runs/00`."""
+    """Return the shortest unique end of each path. A number is no name: the run of a request is
+    called `anneal/runs/00`."""
     paths = [folder.resolve().parts for folder in folders]
     names = []
-    for parts in paths:
-        count = 3 if NUMBERED.fullmatch("/".join(parts[-2:])) else 1
-        while count < len(parts) and sum(path[-count:] == parts[-count:] for path in paths) > 1:
-            count += 1
-        names.append(str(Path(*parts[-count:])))
+    for path in paths:
+        length = 3 if NUMBERED.fullmatch("/".join(path[-2:])) else 1
+        while (
+            length < len(path)
+            and sum(candidate[-length:] == path[-length:] for candidate in paths) > 1
+        ):
+            length += 1
+        names.append(str(Path(*path[-length:])))
     return names
 
 
-def runs_below(place: str, depth: int = DEEPEST) -> Iterator[str]:
+def find_runs(place: str, depth: int = MAX_DEPTH) -> Iterator[str]:
     """Yield the runs in and below a folder or URL."""
     if not storage.is_local(place):
         names = storage.names(place)
-        if files.RUN in names and not BY_STARTS.isdisjoint(names):
+        if files.RUN in names and not WRITTEN_BY_STARTS.isdisjoint(names):
             yield place.rstrip("/")
         elif depth:
             for name in names:
                 if "." not in name:
-                    yield from runs_below(storage.join(place, name), depth - 1)
+                    yield from find_runs(storage.join(place, name), depth - 1)
         return
     path = storage.local_path(place)
-    if begun(path):
+    if holds_run(path):
         yield str(path)
     elif path.is_dir():
         for inner in inner_folders(path):
-            yield from runs_below(str(inner))
+            yield from find_runs(str(inner))
 
 
-def begun(folder: Path) -> bool:
-    """Return True if a folder holds a run that this user may read."""
+def holds_run(folder: Path) -> bool:
+    """Return whether a folder holds a run that this user may read."""
     try:
         return RunFolder(folder).begun
     except PermissionError:
@@ -97,8 +100,8 @@ def begun(folder: Path) -> bool:
 
 
 def inner_folders(folder: Path) -> list[Path]:
-    """Return the folders in a folder in which runs may be, in order; none if this user may not look
-    into it, or it has just been deleted."""
+    """Return the subfolders in which runs may be, sorted; none if this user may not read the
+    folder, or it has just been deleted."""
     try:
         return [
             inner
@@ -109,30 +112,38 @@ def inner_folders(folder: Path) -> list[Path]:
         return []
 
 
-def settings_of(run: str) -> dict[str, Any]:
-    """Return all settings of a run, its model and its mixture, by dotted path."""
-    found = _yaml(run, files.RUN)
-    parts = {"model": _yaml(run, files.MODEL), "mixture": _yaml(run, files.MIXTURE)}
-    return dict(_flat({**found, **parts}))
+def read_settings(run: str) -> dict[str, Any]:
+    """Read the settings of a run, its model and its mixture, by dotted path."""
+    settings = {
+        **_read_yaml(run, files.RUN),
+        "model": _read_yaml(run, files.MODEL),
+        "mixture": _read_yaml(run, files.MIXTURE),
+    }
+    return dict(_flatten(settings))
 
 
-def stored_plan(run: str) -> dict[str, Any] | None:
-    """Return the plan of a run as it is stored; None for synthetic rows."""
+def read_plan(run: str) -> dict[str, Any] | None:
+    """Read a run's stored plan; None for synthetic rows."""
     file = storage.join(run, files.PLAN)
     if not storage.exists(file):
         return None
     try:
-        found = read_saved(file)
-        last = found["phases"][-1]
-        int(last["first_step"] + last["rows"] // last["batch_rows"])
+        plan = read_saved(file)
+        _end_step(plan)
     except (ValueError, TypeError, LookupError):
         hint = "restore it from a copy"
         raise IntegrityError(f"{file} is not a whole plan", hint=hint) from None
-    return found
+    return plan
 
 
-def _yaml(run: str, name: str) -> dict[str, Any]:
-    """Return the contents of a YAML file of the run, or nothing."""
+def _end_step(plan: dict[str, Any]) -> int:
+    """Return the plan's end: one past its last step."""
+    phase = plan["phases"][-1]
+    return int(phase["first_step"] + phase["rows"] // phase["batch_rows"])
+
+
+def _read_yaml(run: str, name: str) -> dict[str, Any]:
+    """Read a YAML file of the run; empty if there is none."""
     url = storage.join(run, name)
     if not storage.exists(url):
         return {}
@@ -140,14 +151,15 @@ def _yaml(run: str, name: str) -> dict[str, Any]:
 
 
 class BoardRun:
-    """A run of the page."""
+    """A run on the page."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         place = str(storage.local_path(url).resolve()) if storage.is_local(url) else url
-        self.id = hashlib.sha256(place.encode()).hexdigest()[:12]  # one run, whatever its path
+        # a run has the same id under any path that leads to it
+        self.id = hashlib.sha256(place.encode()).hexdigest()[:12]
         self.number = 0
-        """The lowest that no other run of the page had when this one appeared: its colour."""
+        """Number of the run's colour: the lowest that was free when the run appeared."""
         folder = _levels_folder(url, self.id)
         self.metrics = Levels(storage.join(url, METRICS), folder / "metrics")
         self.evaluations = Levels(storage.join(url, files.EVALUATIONS), folder / "evaluations")
@@ -155,34 +167,34 @@ class BoardRun:
         self.events: list[dict[str, Any]] = []
         self.scores: list[dict[str, Any]] = []
         self.settings: dict[str, Any] = {}
-        """All settings of the run, its model and its mixture, by dotted path; empty if they cannot
-        be read."""
+        """Settings of the run, its model and its mixture, by dotted path; empty if they cannot be
+        read."""
         self.plan: dict[str, Any] | None = None
-        """The plan as it is stored; None for synthetic rows, or if it cannot be read."""
+        """The stored plan; None for synthetic rows, or if it cannot be read."""
         self.version = 0
-        """Number of times that settings or plan were read: a start may change them."""
+        """How often settings or plan were read: a start may change them."""
         self.sizes: ByteSizes | None = None
-        """Bytes per token of the sources, once `measure` has read them."""
+        """Bytes per token of the sources, after `measure`."""
         self.sizes_problem: str | None = None
-        """Reason for which they are not known."""
+        """Why `measure` failed."""
         self.problem: str | None = None
-        """Errors of the run's files; its curves end before them."""
+        """Errors in the run's files; curves end at the first damaged line."""
         self._states: dict[str, object] = {}
-        """State of the small files when they were read."""
+        """States of the small files at their last reading."""
         self._damage: dict[str, str] = {}
-        """Errors of the small files."""
+        """Errors in the small files, by file."""
 
     def refresh(self) -> Iterator[None]:
-        """Read what is new in the run's files, a part at a time. A damaged file hides no other."""
-        found = []
-        for part in (self._small_files, *(each.refresh for each in self._levels)):
+        """Read new records incrementally. An error in a file does not stop the others."""
+        problems = []
+        for refresh in (self._read_small_files, *(levels.refresh for levels in self._levels)):
             try:
-                yield from part()
+                yield from refresh()
             except UserError as error:
-                found.append(str(error))
+                problems.append(str(error))
             except OSError as error:
-                found.append(f"{error.filename or self.url}: {file_fault(error)[0]}")
-        self.problem = "\n".join([*self._damage.values(), *found]) or None
+                problems.append(f"{error.filename or self.url}: {file_fault(error)[0]}")
+        self.problem = "\n".join([*self._damage.values(), *problems]) or None
 
     @property
     def plan_problem(self) -> str | None:
@@ -191,19 +203,19 @@ class BoardRun:
 
     @property
     def tokenizer(self) -> str | None:
-        """What identifies the tokens of the run; None while it is not known."""
+        """Identity of the run's tokens; None while it is not known."""
         if self.plan is not None:
             return str(self.plan["tokenizer"])
         vocabulary = self.settings.get("model.vocab_size")
         return None if vocabulary is None else f"synthetic {vocabulary}"
 
     def measure(self) -> None:
-        """Read the bytes per token of the run's sources from their datasets, or note why not."""
+        """Measure the bytes per token of the run's sources, or record why that fails."""
         try:
             if self.plan is None:
                 synthetic = f"the rows of {self.url} are synthetic and have no bytes"
                 raise UserError(self.plan_problem or synthetic)
-            sizes = ByteSizes.measured(_urls(self.plan), self._held_out())
+            sizes = ByteSizes.measure(_urls(self.plan), self._held_out_urls())
             if unknown := self.evaluated - sizes.held_out.keys():
                 raise UserError(f"{self.url} does not name those of {', '.join(sorted(unknown))}")
             self.sizes = sizes
@@ -214,15 +226,15 @@ class BoardRun:
 
     @property
     def evaluated(self) -> set[str]:
-        """The held-out sources that have curves."""
+        """Held-out sources that have curves."""
         return {
             name.removeprefix("loss/")
             for name in self.evaluations.index.series
             if name.startswith("loss/")
         }
 
-    def _held_out(self) -> dict[str, str]:
-        """Return the URLs of the held-out datasets, by name."""
+    def _held_out_urls(self) -> dict[str, str]:
+        """Return the URLs of the held-out datasets by source."""
         about = storage.join(self.url, files.ABOUT)
         if not storage.exists(about):
             return {}
@@ -236,116 +248,117 @@ class BoardRun:
     def _levels(self) -> tuple[Levels, ...]:
         return self.metrics, self.evaluations, self.signals
 
-    def _small_files(self) -> Iterator[None]:
+    def _read_small_files(self) -> Iterator[None]:
         if not storage.is_local(self.url):
-            storage.names(self.url)  # a new listing: fsspec takes sizes from the last one
-        self.events = self._lines(files.EVENTS, self.events, ("time", "event", "step"))
-        self.scores = self._lines(files.SCORES, self.scores, ("step", "asked", "failed", "tasks"))
+            storage.names(self.url)  # renews the listing from which fsspec takes sizes
+        self.events = self._read_lines(files.EVENTS, self.events, ("time", "event", "step"))
+        self.scores = self._read_lines(
+            files.SCORES, self.scores, ("step", "asked", "failed", "tasks")
+        )
         states = [self._state(name) for name in (files.RUN, files.MODEL, files.MIXTURE)]
-        settings = self._reread("settings", states, settings_of, self.settings)
-        plan = self._reread(files.PLAN, self._state(files.PLAN), stored_plan, self.plan)
+        settings = self._reread("settings", states, read_settings, self.settings)
+        plan = self._reread(files.PLAN, self._state(files.PLAN), read_plan, self.plan)
         if settings is not self.settings or plan is not self.plan:
             self.version += 1
             self.sizes = self.sizes_problem = None
         self.settings, self.plan = settings, plan
         yield
 
-    def _reread(self, name: str, state: object, read: Callable[[str], T], before: T) -> T:
-        """Return the present content of the run's files; the earlier one if they have not changed,
-        or cannot be read: then the next look tries again."""
+    def _reread(self, name: str, state: object, read: Callable[[str], T], previous: T) -> T:
+        """Read files again if their state has changed. Return the previous content if it has not,
+        or if they cannot be read; then the next poll tries again."""
         if state == self._states.get(name, ...):
-            return before
+            return previous
         self._damage.pop(name, None)
         try:
-            found = read(self.url)
+            content = read(self.url)
         except UserError as error:
             self._damage[name] = str(error)
-            return before
+            return previous
         self._states[name] = state
-        return found
+        return content
 
     def _state(self, name: str) -> object:
-        """Return what changes with a file; None if there is none."""
+        """Return a value that changes with the file; None if there is no file."""
         url = storage.join(self.url, name)
         if not storage.exists(url):
             return None
         if not storage.is_local(url):
             return storage.size(url)
-        found = storage.local_path(url).stat()
-        return found.st_size, found.st_mtime_ns, found.st_ino
+        stat = storage.local_path(url).stat()
+        return stat.st_size, stat.st_mtime_ns, stat.st_ino
 
-    def levels_of(self, name: str) -> Levels:
-        """Return the levels that hold a curve of the training: of every step, or of few."""
+    def training_levels(self, name: str) -> Levels:
+        """Return the levels that have a training curve: those of signals, or of all steps."""
         return self.signals if name in self.signals.index.series else self.metrics
 
     @property
     def status(self) -> str:
         ended = storage.is_local(self.url) and RunFolder(self.url).holder_has_ended
         last = self.events[-1] if self.events else None
-        return status_of(last, ended=ended, missing=self.missing)
+        return derive_status(last, ended=ended, missing=self.missing)
 
     @property
     def missing(self) -> list[Missing]:
-        """Scores that the run was to have."""
-        saved = {each["step"] for each in self.events if each["event"] == "checkpoint"}
-        last = self.last_step if self.last_step in saved else None
-        own = {name: self.settings.get(f"scores.{name}") for name in ("limit", "ema")}
-        return missing(self.settings.get("scores.tasks"), self.scores, last, **own)
+        """Scores that the run should have and has not."""
+        saved_steps = {event["step"] for event in self.events if event["event"] == "checkpoint"}
+        last = self.last_step if self.last_step in saved_steps else None
+        options = {name: self.settings.get(f"scores.{name}") for name in ("limit", "ema")}
+        return missing(self.settings.get("scores.tasks"), self.scores, last, **options)
 
     @property
     def last_step(self) -> int | None:
         """One past the last step of the plan."""
         if self.plan:
-            phase = self.plan["phases"][-1]
-            return int(phase["first_step"] + phase["rows"] // phase["batch_rows"])
+            return _end_step(self.plan)
         steps = self.settings.get("synthetic.steps")
         return None if steps is None else int(steps)
 
-    def _lines(
-        self, name: str, before: list[dict[str, Any]], fields: Sequence[str]
+    def _read_lines(
+        self, name: str, previous: list[dict[str, Any]], fields: Sequence[str]
     ) -> list[dict[str, Any]]:
-        """Return the whole lines of a small file that have some fields; those of before, if it has
-        not changed."""
+        """Read the lines of a small file, and record lines without all `fields` as damage. Return
+        the previous lines if the file has not changed."""
 
         def read(run: str) -> list[dict[str, Any]]:
             file = storage.join(run, name)
             lines = storage.read(file).splitlines(keepends=True) if state else []
-            entries = [entry_with(line, fields) for line in lines if line.endswith(b"\n")]
-            damaged = [number for number, entry in enumerate(entries, 1) if entry is None]
-            if damaged:
-                count = f"{len(damaged)} invalid line{'s' * (len(damaged) != 1)}"
-                self._damage[name] = f"{file} has {count}, the first is line {damaged[0]}"
+            entries = [parse_entry(line, fields) for line in lines if line.endswith(b"\n")]
+            invalid = [number for number, entry in enumerate(entries, 1) if entry is None]
+            if invalid:
+                count = f"{len(invalid)} invalid line{'s' * (len(invalid) != 1)}"
+                self._damage[name] = f"{file} has {count}, the first is line {invalid[0]}"
             return [entry for entry in entries if entry is not None]
 
         state = self._state(name)
-        return self._reread(name, state, read, before)
+        return self._reread(name, state, read, previous)
 
 
-def entry_with(line: bytes, fields: Sequence[str]) -> dict[str, Any] | None:
-    """Return the object of a whole line; None if it is none, or lacks a field."""
+def parse_entry(line: bytes, fields: Sequence[str]) -> dict[str, Any] | None:
+    """Parse a line; None if it is invalid or lacks one of `fields`."""
     entry = entry_of(line)
     return entry if entry is not None and entry.keys() >= set(fields) else None
 
 
 def _levels_folder(url: str, id: str) -> Path:
-    """Return the folder of a run's levels: beside the run, or of this user where that is not
-    writable."""
+    """Return the folder for a run's levels: in the run's folder, or in the user's cache if that is
+    not writable."""
     if storage.is_local(url):
         root = storage.local_path(url)
-        own = root / files.BOARD
-        if os.access(own if own.exists() else root, os.W_OK):
-            return own
+        folder = root / files.BOARD
+        if os.access(folder if folder.exists() else root, os.W_OK):
+            return folder
     return host_files.folder().with_name("headrace-board") / id
 
 
 def _urls(plan: dict[str, Any]) -> dict[str, str]:
-    """Return the URLs of a stored plan's datasets, by source."""
+    """Return the dataset URLs of a stored plan by source."""
     return {source["name"]: source["url"] for source in plan["sources"]}
 
 
-def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict) and value:
         for key, inner in value.items():
-            yield from _flat(inner, f"{path}.{key}" if path else str(key))
+            yield from _flatten(inner, f"{path}.{key}" if path else str(key))
     elif path and value is not None and value != {}:
         yield path, value

@@ -16,18 +16,18 @@ log = get_logger(__name__)
 
 
 def serve(places: Sequence[str], port: int | None, *, as_json: bool = False) -> None:
-    """Serve the runs in and below `places`. Without a port: the usual one, or another if it is in
-    use."""
+    """Serve the runs in and below `places`. Without a port, take the default, or a free one if it
+    is in use."""
     board = Board(places)
     server = _open(board, port)
-    board.look()
+    board.scan()
     board.follow()
     if as_json:
         command.emit({"url": server.url, "port": server.server_port, "runs": len(board.runs)})
     for problem in board.problems:
         log.warning("%s; trying again", problem)
-    count = len(board.runs)
-    command.say(f"{count} run{'s' * (count != 1)}: {server.url}")
+    num_runs = len(board.runs)
+    command.say(f"{num_runs} run{'s' * (num_runs != 1)}: {server.url}")
     command.say(
         f"from another machine: ssh -L {server.server_port}:127.0.0.1:{server.server_port} HOST, "
         "then this URL; Ctrl-C ends the board"

@@ -1,11 +1,11 @@
-"""Server of the page: on this machine alone, behind a token.
+"""Serve the page on this machine alone, behind a token.
 
-    http://127.0.0.1:8688/TOKEN/             the page; everything below it is asked for by the page
-    http://127.0.0.1:8688/TOKEN/api/runs     the list of the runs
+    http://127.0.0.1:8688/TOKEN/             the page, which asks for everything below
+    http://127.0.0.1:8688/TOKEN/api/runs     the list of runs
 
-Another user of the machine, or a page of another site in the same browser, does not know the token.
-The Host header must be this machine's: a site whose name resolves to 127.0.0.1 is refused. Nothing
-is written through it but the levels of the curves.
+Other users of the machine, and pages of other sites in the same browser, do not know the token. The
+Host header must name this machine: a site whose name resolves to 127.0.0.1 is refused. The server
+writes nothing but the levels of curves.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ...console.html.style import COLOURS, SCROLL, SIDES
 from ...console.log import get_logger
 from ...dataplane.storage import storage
 from ...trainer.loop.metrics import for_pages
-from . import curves as drawn
+from . import curves
 from .board import Board
 from .details import FILES, details
 from .runs import BoardRun
@@ -35,7 +35,7 @@ log = get_logger(__name__)
 HOST = "127.0.0.1"
 PORT = 8688
 HOSTS = (HOST, "localhost", "[::1]")
-"""Names of this machine in a browser; through an SSH tunnel, with another port."""
+"""Names of this machine in a browser; an SSH tunnel may change the port."""
 STATIC = Path(__file__).parent / "static"
 PAGES = {
     "": ("index.html", "text/html; charset=utf-8"),
@@ -55,11 +55,11 @@ HEADERS = {
 }
 
 
-class Refused(Exception):
-    """A request that is answered with an error."""
+class RefusedRequest(Exception):
+    """A request that is answered with an HTTP error."""
 
-    def __init__(self, code: int, what: str) -> None:
-        super().__init__(what)
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
         self.code = code
 
 
@@ -72,7 +72,7 @@ class Server(ThreadingHTTPServer):
         self.token = secrets.token_urlsafe(24)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that closes its page resets its connections: that is no error."""
+        """Log an error, except of connections that a browser resets when it closes the page."""
         if not isinstance(sys.exc_info()[1], OSError):
             log.exception("a connection failed")
 
@@ -89,43 +89,51 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         try:
-            kind, body = self._answer()
+            content_type, body = self._answer()
             code = 200
-        except Refused as refused:
-            code, kind, body = refused.code, "text/plain; charset=utf-8", str(refused).encode()
+        except RefusedRequest as refused:
+            code, content_type, body = (
+                refused.code,
+                "text/plain; charset=utf-8",
+                str(refused).encode(),
+            )
         except UserError as error:
-            code, kind, body = 500, "text/plain; charset=utf-8", str(error).encode()
+            code, content_type, body = 500, "text/plain; charset=utf-8", str(error).encode()
         except Exception:
             log.exception("a request failed")
-            code, kind, body = 500, "text/plain; charset=utf-8", b"the server failed; see its log"
+            code, content_type, body = (
+                500,
+                "text/plain; charset=utf-8",
+                b"the server failed; see its log",
+            )
         try:
             self.send_response(code)
             for name, value in HEADERS.items():
                 self.send_header(name, value)
-            self.send_header("Content-Type", kind)
+            self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
-        except OSError:  # the reader has left
+        except OSError:  # the browser has closed the connection
             self.close_connection = True
 
     def log_message(self, format: str, *values: Any) -> None:
-        """Print nothing: a line would hold the token."""
+        """Print nothing: a line would contain the token."""
 
     def _answer(self) -> tuple[str, bytes]:
         host = self.headers.get("Host", "")
         if host.rpartition(":")[0] not in HOSTS and host not in HOSTS:
-            raise Refused(403, "the board answers to this machine's own name alone")
-        parts = urlsplit(self.path)
-        _, token, *words = [unquote(word) for word in parts.path.split("/")] + [""]
+            raise RefusedRequest(403, "the board answers to this machine's own name alone")
+        url = urlsplit(self.path)
+        _, token, *words = [unquote(word) for word in url.path.split("/")] + [""]
         if not hmac.compare_digest(token.encode(), self.server.token.encode()):
-            raise Refused(403, "open the URL that `trainer board` printed, with its token")
+            raise RefusedRequest(403, "open the URL that `trainer board` printed, with its token")
         words = words[:-1]
-        asked = parse_qs(parts.query, keep_blank_values=True)
+        query = parse_qs(url.query, keep_blank_values=True)
         match words:
             case [name] if name in PAGES:
-                file, kind = PAGES[name]
-                return kind, (STATIC / file).read_bytes()
+                file, content_type = PAGES[name]
+                return content_type, (STATIC / file).read_bytes()
             case ["colours.css"]:
                 return "text/css; charset=utf-8", (COLOURS + SCROLL + SIDES).encode()
             case ["hints.js"]:
@@ -137,75 +145,75 @@ class Handler(BaseHTTPRequestHandler):
             case ["api", "settings"]:
                 return _json({id: run.settings for id, run in self.server.board.runs.items()})
             case ["api", "curves"]:
-                return "application/octet-stream", self._curves(asked)
+                return "application/octet-stream", self._curves(query)
             case ["api", "nearest", run]:
-                return _json(self._nearest(self._run(run), asked))
+                return _json(self._nearest(self._run(run), query))
             case ["api", "run", run]:
                 return _json(details(self._run(run)))
             case ["api", "step", run, step] if step.isdecimal():
-                first = _whole(asked, "first", "0")
+                first = _natural(query, "first", "0")
                 return _json(self.server.board.rows.page(self._run(run), int(step), first))
             case ["file", run, name] if name in FILES:
                 return "text/plain; charset=utf-8", _file(self._run(run), name)
-        raise Refused(404, "there is no such page or file of a run")
+        raise RefusedRequest(404, "there is no such page or file of a run")
 
     def _run(self, id: str) -> BoardRun:
         run = self.server.board.runs.get(id)
         if run is None:
-            raise Refused(404, "there is no such run")
+            raise RefusedRequest(404, "there is no such run")
         return run
 
-    def _curves(self, asked: dict[str, list[str]]) -> bytes:
-        axis = _one(asked, "axis", "step")
-        if axis not in drawn.AXES:
-            raise Refused(400, f"no axis {axis}")
-        runs = [self._run(id) for id in asked.get("run", [])]
-        low, high = _number(asked, "low", "-inf"), _number(asked, "high", "inf")
-        width = _whole(asked, "width", "800")
-        names, log = asked.get("curve", []), _one(asked, "log", "0") == "1"
-        return drawn.curves(runs, names, axis, low, high, width, log=log, bits=_bits(asked))
+    def _curves(self, query: dict[str, list[str]]) -> bytes:
+        axis = _first(query, "axis", "step")
+        if axis not in curves.AXES:
+            raise RefusedRequest(400, f"no axis {axis}")
+        runs = [self._run(id) for id in query.get("run", [])]
+        low, high = _number(query, "low", "-inf"), _number(query, "high", "inf")
+        width = _natural(query, "width", "800")
+        names, log = query.get("curve", []), _first(query, "log", "0") == "1"
+        return curves.encode_curves(runs, names, axis, low, high, width, log=log, bits=_bits(query))
 
-    def _nearest(self, run: BoardRun, asked: dict[str, list[str]]) -> dict[str, int | None]:
-        first, last = _whole(asked, "first", "0"), _whole(asked, "last", "0")
-        value = _number(asked, "value", "0")
-        name = _one(asked, "curve", "loss")
-        bits = _bits(asked)
-        return {"step": drawn.nearest_step(run, name, first, last, value, bits=bits)}
+    def _nearest(self, run: BoardRun, query: dict[str, list[str]]) -> dict[str, int | None]:
+        first, last = _natural(query, "first", "0"), _natural(query, "last", "0")
+        value = _number(query, "value", "0")
+        name = _first(query, "curve", "loss")
+        bits = _bits(query)
+        return {"step": curves.nearest_step(run, name, first, last, value, bits=bits)}
 
 
 def _file(run: BoardRun, name: str) -> bytes:
-    """Return a file of a run. A link out of its folder is refused: a run may be another user's."""
+    """Read a file of a run. Links out of the run's folder are refused: the run may be another
+    user's."""
     url = storage.join(run.url, name)
     if storage.is_local(url):
         path = storage.local_path(url)
         if path.resolve().parent != path.parent.resolve():
-            raise Refused(403, "this file is a link that leads out of the run's folder")
+            raise RefusedRequest(403, "this file is a link that leads out of the run's folder")
     if not storage.exists(url):
-        raise Refused(404, "the run has no such file")
+        raise RefusedRequest(404, "the run has no such file")
     return storage.read(url)
 
 
-def _bits(asked: dict[str, list[str]]) -> bool:
-    """Return True if losses are asked for in bits per byte."""
-    return _one(asked, "bits", "0") == "1"
+def _bits(query: dict[str, list[str]]) -> bool:
+    """Return whether the request asks for losses in bits per byte."""
+    return _first(query, "bits", "0") == "1"
 
 
-def _one(asked: dict[str, list[str]], name: str, default: str) -> str:
-    return asked.get(name, [default])[0]
+def _first(query: dict[str, list[str]], name: str, default: str) -> str:
+    return query.get(name, [default])[0]
 
 
-def _number(asked: dict[str, list[str]], name: str, default: str) -> float:
-    text = _one(asked, name, default)
+def _number(query: dict[str, list[str]], name: str, default: str) -> float:
     try:
-        return float(text)
+        return float(_first(query, name, default))
     except ValueError:
-        raise Refused(400, f"{name} must be a number") from None
+        raise RefusedRequest(400, f"{name} must be a number") from None
 
 
-def _whole(asked: dict[str, list[str]], name: str, default: str) -> int:
-    number = _number(asked, name, default)
+def _natural(query: dict[str, list[str]], name: str, default: str) -> int:
+    number = _number(query, name, default)
     if not (number.is_integer() and number >= 0):
-        raise Refused(400, f"{name} must be a whole number, at least 0")
+        raise RefusedRequest(400, f"{name} must be a whole number, at least 0")
     return int(number)
 
 

@@ -15,7 +15,7 @@ from ...trainer.checkpoints import store
 from ...trainer.folders.folder import RunFolder
 from ...trainer.run.stored import read_run
 from ...trainer.scores.records import missing_of
-from ..board.runs import begun, inner_folders, status_of
+from ..board.runs import derive_status, holds_run, inner_folders
 
 UNREADABLE = "unreadable"
 
@@ -54,7 +54,7 @@ def find_runs(places: Sequence[str]) -> list[RunFolder]:
 
 
 def _find_below(place: Path) -> Iterator[RunFolder]:
-    if begun(place):
+    if holds_run(place):
         yield RunFolder(place)
         return
     for path in inner_folders(place):
@@ -74,7 +74,7 @@ def scan_run(folder: RunFolder) -> ListedRun:
     files = (path for path in (folder.metrics, folder.events, folder.run) if path.exists())
     return ListedRun(
         folder=str(folder.root),
-        status=status_of(event, ended=folder.holder_has_ended, missing=missing),
+        status=derive_status(event, ended=folder.holder_has_ended, missing=missing),
         step=step["step"] + 1 if step else job.plan.first_step,
         last_step=job.plan.last_step,
         tokens=step.get("tokens"),

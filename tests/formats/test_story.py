@@ -186,7 +186,7 @@ def test_files_of_a_build_that_goes_on(made: Made) -> None:
 def test_what_the_board_serves_and_keeps(read: Path) -> None:
     """The page of a board asks for these, and its folder holds the curves' files."""
     board = Board([str(read / "main")])
-    board.look()
+    board.scan()
     board.refresh()
     [run] = board.runs.values()
     with contextlib.chdir(read):  # the plan names its datasets by relative paths

@@ -18,8 +18,8 @@ from ....trainer.checkpoints import store
 from ....trainer.folders.folder import RunFolder
 from ....trainer.loop.batches import RunPlan
 from ....trainer.scores.missing import Missing, missing
-from ...board.byte_sizes import ByteSizes, converted, mean_loss
-from ...board.runs import SKIPPED, status_of
+from ...board.byte_sizes import ByteSizes, convert_entry, mean_loss
+from ...board.runs import SKIPPED, derive_status
 from .buckets import CurveBuckets, CurveTable
 from .candidates import OutlierCandidates
 from .chunks import CHUNK, chunks, convert_losses, count_lines, read_line
@@ -158,7 +158,9 @@ class RunData:
     def last(self) -> list[dict[str, Any]]:
         """Lines of the last tenth of the steps, at most 50."""
         sizes = self.sizes
-        return [converted(entry, sizes.trained) if sizes else entry for entry in self.totals.last]
+        return [
+            convert_entry(entry, sizes.trained) if sizes else entry for entry in self.totals.last
+        ]
 
     @property
     def last_token(self) -> int:
@@ -173,7 +175,7 @@ class RunData:
     @property
     def status(self) -> str:
         last, ended = self.events[-1] if self.events else None, self.folder.holder_has_ended
-        return status_of(last, ended=ended, missing=self.missing)
+        return derive_status(last, ended=ended, missing=self.missing)
 
     @property
     def missing(self) -> list[Missing]:
@@ -218,7 +220,7 @@ class RunData:
         sizes = self.stored.sizes
         if sizes is None:
             return None
-        return mean_loss([converted(entry, sizes.trained) for entry in self.last])
+        return mean_loss([convert_entry(entry, sizes.trained) for entry in self.last])
 
     @property
     def memory(self) -> int:
@@ -237,7 +239,9 @@ class RunData:
             return self.held_out
         sizes = self.stored.sizes
         known = sizes is not None and self.evaluation["sources"].keys() <= sizes.held_out.keys()
-        return mean_loss([converted(self.evaluation, sizes.held_out)]) if sizes and known else None
+        return (
+            mean_loss([convert_entry(self.evaluation, sizes.held_out)]) if sizes and known else None
+        )
 
     def phases(self) -> list[PhaseShares]:
         return [
@@ -276,7 +280,7 @@ class RunData:
 
 
 def _convert(entry: dict[str, Any] | None, sizes: dict[str, float] | None) -> Any:
-    return converted(entry, sizes) if entry is not None and sizes is not None else entry
+    return convert_entry(entry, sizes) if entry is not None and sizes is not None else entry
 
 
 def _read_sparse(

@@ -16,7 +16,7 @@ from ....trainer.folders.folder import RunFolder
 from ....trainer.loop.batches import RunPlan
 from ....trainer.loop.synthetic import SyntheticConfig, SyntheticPlan
 from ...board.byte_sizes import ByteSizes
-from ...board.runs import settings_of
+from ...board.runs import read_settings
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class StoredRun:
     @classmethod
     def open(cls, folder: RunFolder, name: str | None = None) -> StoredRun:
         folder.check_is_run()
-        facts, settings = about.load_facts(folder), settings_of(str(folder.root))
+        facts, settings = about.load_facts(folder), read_settings(str(folder.root))
         return cls(
             folder=folder,
             name=name or folder.root.resolve().name,
@@ -78,7 +78,7 @@ class StoredRun:
             {source.name: source.url for source in sources}
             for sources in (self.sources, self.held_out_sources)
         )
-        return ByteSizes.measured(trained, held_out)
+        return ByteSizes.measure(trained, held_out)
 
     @cached_property
     def measured(self) -> dict[str, Any] | None:

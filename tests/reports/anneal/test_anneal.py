@@ -100,7 +100,7 @@ def check_its_runs_are_runs_like_any(folder: str) -> None:
     assert list(status) == runs[: len(status)] and status[runs[0]] == "finished"
     assert "unreadable" not in status.values()
     board = Board([folder])
-    board.look()
+    board.scan()
     assert [run["name"] for run in board.summary()["runs"]] == list(status)
     for words in (["resume"], ["report"], ["export"]):
         out = ["out"] if words == ["export"] else []

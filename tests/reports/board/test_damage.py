@@ -81,7 +81,7 @@ def test_a_run_that_is_deleted_stays_deleted(open_board: Any, runs: Path) -> Non
     assert not (runs / "other").exists()
     found = {run["name"]: run["entries"] for run in client.json("api/runs")["runs"]}
     assert found == {"base": STEPS, "other": 0}
-    client.board.look()
+    client.board.scan()
     assert list(client.ids()) == ["base"]
 
 

@@ -35,7 +35,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def url(runs: Path) -> Iterator[str]:
     board = Board([str(runs)])
-    board.look()
+    board.scan()
     board.refresh()
     board.follow()
     server = Server(board, 0)

@@ -297,7 +297,7 @@ def test_new_steps_and_new_runs_appear(open_board: Any, runs: Path) -> None:
     with (runs / "other/metrics.jsonl").open("a") as file:
         file.write(json.dumps({**later[-1], "step": 12, "tokens": 13 * 256}) + "\n")
     shutil.move(runs.parent / "base", runs / "a/b/base")
-    client.board.look()
+    client.board.scan()
     client.board.refresh()
     found = {run["name"]: run["entries"] for run in client.json("api/runs")["runs"]}
     assert found == {"base": STEPS, "other": 13}

@@ -97,11 +97,11 @@ def test_the_board_shows_a_run_in_s3_while_it_trains(
             [*command, "watch.mirror=s3://runs/live"], stdout=log, stderr=log
         )
     try:
-        client = Client("s3://runs/live", remote_pause=0.0)
+        client = Client("s3://runs/live", remote_interval=0.0)
 
         def listed() -> dict[str, Any]:
             assert training.poll() is None, (tmp_path / "log").read_text()
-            client.board.look()
+            client.board.scan()
             client.board.refresh()
             found: list[dict[str, Any]] = client.json("api/runs")["runs"]
             return found[0] if found else {"entries": 0}

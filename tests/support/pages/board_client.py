@@ -22,7 +22,7 @@ class Client:
 
     def __init__(self, *places: Path | str, **options: float) -> None:
         self.board = Board([str(place) for place in places], **options)
-        self.board.look()
+        self.board.scan()
         self.board.refresh()
         self.server = Server(self.board, 0)
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
