@@ -15,7 +15,7 @@ from headrace.models.config.options.recompute import Rule
 from headrace.models.model.model import initial_weights
 from headrace.trainer.accounting.memory import timelines
 from headrace.trainer.checkpoints.store import RunState
-from headrace.trainer.engines.engine import give
+from headrace.trainer.engines.engine import load_weights
 from headrace.trainer.launch.worker import build_engine
 from headrace.trainer.layout.groups import join
 from headrace.trainer.layout.stages import shared_modules
@@ -75,7 +75,7 @@ def _train(
     shared = shared_modules(job.run.layout, job.model, job.cuts)
     parallel = join(job.run.layout, "cpu", TIMEOUT, shared)
     engine = build_engine(job, parallel)
-    give(engine, initial_weights(job.model, 0))
+    load_weights(engine, initial_weights(job.model, 0))
     meters: list[Meter] = []
     seen: set[int] = set()
     measured_steps = {turn: step for step, turn in enumerate(turns)}.values()

@@ -17,7 +17,7 @@ from headrace.models.config.config import ModelConfig
 from headrace.models.config.options.precision import PRECISIONS
 from headrace.models.model.model import initial_weights
 from headrace.trainer.engines.config import EngineConfig
-from headrace.trainer.engines.engine import Engine, give
+from headrace.trainer.engines.engine import Engine, load_weights
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig
 from headrace.trainer.layout.config import LayoutConfig
@@ -61,5 +61,5 @@ def build(
     model.keep(cuts, chunks_of(layout, parallel.pipe.stage))
     model.shard(parallel.axes)
     built = engine.build(Objective(model), AdamWConfig(), PRECISIONS[precision], parallel)
-    give(built, initial_weights(config, 0))
+    load_weights(built, initial_weights(config, 0))
     return built, parallel

@@ -43,7 +43,7 @@ def serve(options: dict[str, Any], parent: Connection) -> None:
     from headrace.models.config.options.precision import PRECISIONS
     from headrace.models.model.model import initial_weights
     from headrace.trainer.cluster import ranks as group
-    from headrace.trainer.engines.engine import give
+    from headrace.trainer.engines.engine import load_weights
     from headrace.trainer.engines.fsdp2 import Fsdp2Config
     from headrace.trainer.engines.objective import Objective
     from headrace.trainer.engines.optimizers.adamw import AdamWConfig
@@ -70,7 +70,7 @@ def serve(options: dict[str, Any], parent: Connection) -> None:
     objective = Objective(build_meta(config))
     settings = AdamWConfig(ema=options.pop("ema", None))
     engine = Fsdp2Config().build(objective, settings, PRECISIONS["fp32"], parallel)
-    give(engine, initial_weights(config, 1))
+    load_weights(engine, initial_weights(config, 1))
     parent.send(sum(parameter.numel() for parameter in objective.parameters()))
     began = [time.process_time()]
 

@@ -45,7 +45,7 @@ def stepper(
     from headrace.models.model.model import initial_weights
     from headrace.trainer.cluster import ranks as group
     from headrace.trainer.engines import ENGINES as KNOWN
-    from headrace.trainer.engines.engine import give
+    from headrace.trainer.engines.engine import load_weights
     from headrace.trainer.engines.groups import parameter_groups
     from headrace.trainer.engines.objective import Objective, parameters
     from headrace.trainer.engines.optimizers.adamw import AdamWConfig
@@ -93,7 +93,7 @@ def stepper(
         parallel = join(LayoutConfig(), "cpu", timedelta(minutes=5))
         config_of_engine = KNOWN[engine](compile=compiled)  # type: ignore[call-arg]
         ours = config_of_engine.build(objective, settings, PRECISIONS["fp32"], parallel)
-        give(ours, initial_weights(config, 1))
+        load_weights(ours, initial_weights(config, 1))
 
         def step() -> None:
             ours.backward(ours(*rows).total / total, last=True)

@@ -25,7 +25,7 @@ from headrace.models.config.options.recompute import Recompute, rules_of
 from headrace.models.model.model import initial_weights
 from headrace.models.transforms.fp8 import quantize
 from headrace.trainer.cluster import ranks
-from headrace.trainer.engines.engine import Engine, give
+from headrace.trainer.engines.engine import Engine, load_weights
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig
@@ -76,7 +76,7 @@ def build(
     engine = Fsdp2Config(compile=compiled, compile_backend=backend).build(
         Objective(model), AdamWConfig(), PRECISIONS[precision], parallel_of(sizes.device)
     )
-    give(engine, weights_of(name, sizes))
+    load_weights(engine, weights_of(name, sizes))
     return engine
 
 

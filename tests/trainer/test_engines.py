@@ -13,7 +13,7 @@ from headrace.models.config.options.precision import PRECISIONS
 from headrace.models.model.model import initial_weights
 from headrace.models.weights import Weights
 from headrace.trainer.checkpoints.fragments import masters
-from headrace.trainer.engines.engine import give
+from headrace.trainer.engines.engine import load_weights
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig
@@ -33,7 +33,7 @@ def test_whole_tensors_pass_one_at_a_time(parallel: Parallel) -> None:
         alive.append(weakref.ref(tensor))
         return tensor
 
-    give(engine, Weights(drawn.shapes, read))
+    load_weights(engine, Weights(drawn.shapes, read))
     found = {each.parameter: each.data for each in masters(engine.fragments())}
     assert found.keys() == drawn.shapes.keys() and len(alive) == len(found)
     assert all(torch.equal(data, drawn[name].float().flatten()) for name, data in found.items())

@@ -23,7 +23,7 @@ from headrace.models.config.options.precision import PRECISIONS
 from headrace.trainer.cluster import ranks as group
 from headrace.trainer.checkpoints.store import RunState
 from headrace.trainer.loop.synthetic import SyntheticConfig
-from headrace.trainer.engines.engine import give
+from headrace.trainer.engines.engine import load_weights
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.layout.config import LayoutConfig
 from headrace.trainer.layout.groups import join
@@ -40,7 +40,7 @@ operators = {"a": OPTIONS["attention"](heads=2), "g": OPTIONS["glu"](hidden=32)}
 config = ModelConfig(vocab_size=64, width=32, pattern="[a]*2", mlp="g", operators=operators)
 objective = Objective(build_meta(config))
 engine = Fsdp2Config().build(objective, AdamWConfig(), PRECISIONS["fp32"], parallel)
-give(engine, initial_weights(config, 1))
+load_weights(engine, initial_weights(config, 1))
 plan = SyntheticPlan(SyntheticConfig(steps=2, seq_len=32, batch_rows=4), 64, 1)
 def steps(step, rows):
     return iter(SyntheticLoader(plan, rank=0, world=1, micro_batch=rows, start_step=step))

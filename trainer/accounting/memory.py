@@ -42,10 +42,10 @@ def parameters(job: Job) -> dict[str, int]:
 def checkpoint_bytes(job: Job) -> int:
     def count() -> int:
         from ...models.accounting.count import build_meta
-        from ..engines.groups import kept_states, parameter_groups
+        from ..engines.groups import parameter_groups, state_names
 
         model, optimizer = build_meta(job.model), job.run.optimizer
-        states = kept_states(parameter_groups(model, optimizer), averaged=optimizer.ema is not None)
+        states = state_names(parameter_groups(model, optimizer), averaged=optimizer.ema is not None)
         return sum(
             NUMBER_BYTES * (1 + len(states[name])) * parameter.numel()
             for name, parameter in model.named_parameters()

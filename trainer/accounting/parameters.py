@@ -13,7 +13,7 @@ from ...models.accounting.state import Degrees
 from ...models.config.options.precision import Precision
 from ...models.model.model import Model
 from ..checkpoints.kinds import AVERAGE
-from ..engines.groups import kept_states, parameter_groups
+from ..engines.groups import parameter_groups, state_names
 from ..engines.optimizers.base import ParameterGroup
 from ..layout.devices import choose_device
 from ..run import config as run_config
@@ -38,7 +38,7 @@ def parameter_state(run: RunConfig, model: Model, precision: Precision) -> Param
     return ParameterState(
         names,
         fp32,
-        kept_states(groups, averaged=averaged),
+        state_names(groups, averaged=averaged),
         [group.names for group in groups if not group.frozen],
         frozen,
     )

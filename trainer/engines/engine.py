@@ -1,7 +1,7 @@
 """The interface between the loop and an engine.
 
-An engine is built from an objective on the meta device. It allocates this rank's state without
-values; the caller fills the state through `fragments()` before the first step.
+An engine is built from an objective on the meta device. It allocates this rank's state but does not
+initialize it; the caller fills it through `fragments()` before the first step.
 
     for micro-batch:  sums = engine(…);  engine.backward(sums.total / weight, last=…)
     update(engine, lr)                   # update.py, the same for all engines
@@ -30,7 +30,7 @@ class Engine(Protocol):
     dtype: torch.dtype
     """Number format of the residual stream."""
     clip: float
-    """Limit of the norm of all gradients; 0: no limit."""
+    """Maximum norm of all gradients; 0: no limit."""
     average: MovingAverage
     updates: int
     """Optimizer steps applied since the run began."""
@@ -39,29 +39,33 @@ class Engine(Protocol):
         """Run the objective's forward pass."""
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        """Add the gradients of one micro-batch; `last` is the last of an optimizer step."""
+        """Accumulate a micro-batch's gradients; `last` marks the last one before an optimizer
+        step."""
 
     def gradients(self) -> list[Fragment]:
-        """Return the shards of the summed gradients that this rank applies: live memory. Parameters
-        with copies are not yet summed over them. Call after the last backward pass."""
+        """Return the shards of the summed gradients that this rank applies: live memory. Gradients
+        of copied parameters are not yet summed over the copies. Call after the last backward
+        pass."""
 
     def step(self, lr: float, finite: torch.Tensor) -> None:
-        """Apply the gradients and clear them. Where `finite`, a bool on the device, is False, clear
-        them and change nothing else."""
+        """Apply and clear the gradients. If `finite`, a bool on the device, is False, only clear
+        them."""
 
     def discard(self) -> None:
-        """Clear the gradients and change nothing else."""
+        """Clear the gradients without a step."""
 
     def fragments(self) -> list[Fragment]:
-        """Return this rank's masters and optimizer states: live memory, to save and to load."""
+        """Return this rank's masters and optimizer states: live memory, to save or to overwrite."""
 
     def loaded(self, steps: int) -> None:
-        """Update all that follows from the fragments, after they were written to."""
+        """Recompute what derives from the fragments, after they were overwritten."""
 
 
-def give(engine: Engine, weights: Mapping[str, torch.Tensor]) -> None:
-    """Fill a new engine with weights. It reads whole tensors one after the other, and only those
-    of which the rank holds a range: no rank holds more than one beside its shards."""
+def load_weights(engine: Engine, weights: Mapping[str, torch.Tensor]) -> None:
+    """Fill a new engine with weights.
+
+    A rank reads the unsharded tensors of its shards one by one, and holds a single one at a time.
+    """
     fragments = engine.fragments()
     for fragment in masters(fragments):
         fragment.take(weights[fragment.parameter])

@@ -1,18 +1,18 @@
-"""Memory of FSDP2 over a step, for the memory accounting.
+"""Model FSDP2's memory over a step, for the memory accounting.
 
-    forward of a block    gather: buffer, then whole weights; the buffer waits for the next gather
-    after it              whole weights go, if they are sharded again
-    backward              gather, and the buffer of the block ahead, the last one's beside the loss;
-                          gradients whole
-    after it              a copy of the gradients in fp32 is reduced; it waits for the next one,
-                          across micro-batches too
-    after it, by step     whole gradients stay to the last micro-batch; in bf16 an fp32 sum does
-    after it, replicas    HSDP: torch keeps each shard that it sums over replicas until the end of
-                          the last backward pass. In the first micro-batch it is the gradient
+    forward of a block    gather: buffer, then unsharded weights; the buffer waits for the next one
+    after the forward     unsharded weights are freed, if the block is resharded
+    backward              gather, prefetch of the next block's buffer (the last block's during the
+                          loss), unsharded gradients
+    after the backward    an fp32 copy of the gradients is reduced; it stays to the next reduction,
+                          also in the next micro-batch
+      gather: step        unsharded gradients stay to the last micro-batch; in bf16, fp32 sums do
+      HSDP                torch keeps the shards that it sums over replicas to the end of the last
+                          backward pass. In the first micro-batch the shard is the gradient
 
-What belongs to no block (embedding, final norm, head, shared blocks) is whole from the first
-forward to the end of the backward pass. On one rank nothing is gathered, and the copies are made.
-Split experts are gathered and reduced apart from the rest of their block.
+Parameters outside blocks (embedding, final norm, head, shared blocks) are unsharded from the first
+forward to the end of the backward pass. A single rank gathers nothing, but makes the copies. Split
+experts are gathered and reduced separately from their block's other parameters.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 WEIGHTS = "weights"
 BUFFERS = "buffers"
-REDUCED = 4
-"""Bytes of a number of a reduced gradient."""
+REDUCED_BYTES = 4
+"""Bytes of a number in a reduced gradient: fp32."""
 
 
-class Settings(Protocol):
-    """Settings of FSDP2 that decide its memory."""
+class Fsdp2Settings(Protocol):
+    """The settings of FSDP2 that affect memory."""
 
     @property
     def forward_prefetch(self) -> int: ...
@@ -49,28 +49,28 @@ class Settings(Protocol):
 
 
 @dataclass
-class _Group:
+class _GatherGroup:
     """Parameters that are gathered together."""
 
-    whole: int
-    """Elements, padded to equal shards."""
-    shard: int
+    numel: int
+    """Unsharded elements, padded to equal shards."""
+    shard_numel: int
     """Elements of the largest shard."""
     ranks: int
-    """Ranks that share one copy."""
+    """Ranks over which a copy is sharded."""
     replicated: bool = False
     """True if other ranks have copies of the shards."""
-    ahead: int = 0
-    """Bytes of the buffer of a gather ahead."""
+    prefetched: int = 0
+    """Bytes of the prefetch buffer."""
     unsharded: bool = False
     gradients: int = 0
-    """Bytes of whole gradients."""
-    whole_sums: int = 0
-    """Bytes of whole sums in fp32, beside gradients in half precision."""
+    """Bytes of unsharded gradients."""
+    gradient_sums: int = 0
+    """Bytes of unsharded fp32 sums of gradients in half precision."""
     reduced: bool = False
     """True if the rank holds the reduced gradient."""
     summed: bool = False
-    """True if torch keeps the shard that was summed over replicas, beside the gradient."""
+    """True if torch also keeps the shard that was summed over replicas."""
 
 
 def whole_by_block(shapes: Shapes, ranks: int, *, engine: Settings, ahead: int) -> int:
@@ -92,93 +92,94 @@ def whole_by_block(shapes: Shapes, ranks: int, *, engine: Settings, ahead: int) 
 
 class Fsdp2Memory(EngineMemory):
     def __init__(
-        self, config: Settings, state: StateOnDevice, shards: Shards, degrees: Degrees
+        self, config: Fsdp2Settings, state: StateOnDevice, shards: Shards, degrees: Degrees
     ) -> None:
         self.config, self.fp32 = config, state.fp32
         self.gather = config.gather_of(state.layout)
         self.half = state.precision.separate_masters
         self.clones = state.device == "cpu"
-        """True if a reduce-scatter clones what it sends: gloo does."""
+        """True if a reduce-scatter clones its input, as gloo does."""
         self.bytes = state.precision.weight_bytes
         self.host = HOST if config.offloads else ""
         self.copies = config.offloads and state.device != "cpu"
-        """True if the gradient is a copy of what was reduced, and no view of it."""
-        lasting = [
+        """True if the gradient is a copy of the reduced buffer, not a view."""
+        persistent = [
             part
             for part in state.parts
             if (part.sharded_over or part.names == state.fp32) and not part.name.endswith(GRADIENTS)
         ]
-        self.lasting = state_bytes(lasting, shards, degrees)
-        self.groups: dict[tuple[Unit, bool], _Group] = {(None, False): _Group(0, 0, 1)}
-        """By part, and whether its parameters are split experts."""
-        self.group_of: dict[str, _Group] = {}
-        everywhere = next(part for part in lasting if part.sharded_over)
-        by_all = replace(everywhere, shard_ranks=None)
+        self.persistent = state_bytes(persistent, shards, degrees)
+        self.groups: dict[tuple[Unit, bool], _GatherGroup] = {(None, False): _GatherGroup(0, 0, 1)}
+        """By unit, and whether the parameters are split experts."""
+        self.group_by_parameter: dict[str, _GatherGroup] = {}
+        sharded = next(part for part in persistent if part.sharded_over)
+        fully_sharded = replace(sharded, shard_ranks=None)
         for name, shard in shards.items():
             if name in self.fp32:
                 continue
-            ranks = everywhere.ranks(degrees, name, shard)
-            all_ranks = by_all.ranks(degrees, name, shard)
-            group = self.groups.setdefault((layer_of(name), shard.experts), _Group(0, 0, ranks))
-            self.group_of[name] = group
+            ranks = sharded.ranks(degrees, name, shard)
+            key = layer_of(name), shard.experts
+            group = self.groups.setdefault(key, _GatherGroup(0, 0, ranks))
+            self.group_by_parameter[name] = group
             group.ranks = max(group.ranks, ranks)
-            group.replicated |= ranks < all_ranks
-            first, *rest = shard.local or (1,)
-            own = -(-first // ranks) * math.prod(rest)
-            group.shard += own
-            group.whole += own * ranks
+            group.replicated |= ranks < fully_sharded.ranks(degrees, name, shard)
+            rows, *row_shape = shard.local or (1,)
+            shard_numel = -(-rows // ranks) * math.prod(row_shape)
+            group.shard_numel += shard_numel
+            group.numel += shard_numel * ranks
         self.layers = sorted({unit for unit, _ in self.groups if unit is not None})
         self.gathered = 0
-        """Bytes of the buffer of the last gather."""
+        """Bytes of the last gather's buffer."""
         self.reducing = 0
-        """Bytes of the copy that was reduced last."""
+        """Bytes of the last reduction's copy."""
         self.sums: set[str] = set()
 
     def begin(self, level: Level) -> None:
-        for name, size in self.lasting.items():
-            level.add(name, size)
+        for part, size in self.persistent.items():
+            level.add(part, size)
 
-    def _of(self, unit: Unit) -> list[_Group]:
-        """Return the groups of a part: the rest of a block, and its split experts."""
+    def _groups_in(self, unit: Unit) -> list[_GatherGroup]:
+        """Return a unit's groups: the split experts, after the other parameters."""
         return [self.groups[unit, split] for split in (False, True) if (unit, split) in self.groups]
 
     def enter(self, level: Level, unit: Unit, *, backward: bool) -> None:
-        for group in self._of(unit):
+        for group in self._groups_in(unit):
             self._gather(level, group, backward=backward)
         if self.gather != "block":
             return
-        if unit is None:  # torch's own choice, as nothing is set for it: the last block
-            near = self.layers[-1:] if backward and self.groups[None, False].whole else []
+        if unit is None:  # no prefetch is set for it: torch prefetches the last block
+            next_layers = self.layers[-1:] if backward and self.groups[None, False].numel else []
         elif unit not in self.layers:
             return
         elif backward:
-            near = [layer for layer in reversed(self.layers) if layer < unit]
-            near = near[: self.config.backward_prefetch]
+            next_layers = [layer for layer in reversed(self.layers) if layer < unit]
+            next_layers = next_layers[: self.config.backward_prefetch]
         else:
-            near = [layer for layer in self.layers if layer > unit][: self.config.forward_prefetch]
-        for layer in near:
-            for group in self._of(layer)[:1]:
-                self._start(level, group)
+            next_layers = [layer for layer in self.layers if layer > unit]
+            next_layers = next_layers[: self.config.forward_prefetch]
+        for layer in next_layers:
+            for group in self._groups_in(layer)[:1]:
+                self._prefetch(level, group)
 
-    def _start(self, level: Level, group: _Group) -> None:
-        """Gather ahead: fill the buffer of a group."""
-        if group.unsharded or group.ahead or group.ranks == 1:
+    def _prefetch(self, level: Level, group: _GatherGroup) -> None:
+        """Gather a group's weights into a buffer."""
+        if group.unsharded or group.prefetched or group.ranks == 1:
             return
-        group.ahead = group.whole * self.bytes
-        level.add(BUFFERS, group.ahead)
-        if self.half:  # its own part in half precision
-            level.passing(BUFFERS, group.shard * self.bytes)
+        group.prefetched = group.numel * self.bytes
+        level.add(BUFFERS, group.prefetched)
+        if self.half:  # this rank's shard is cast before it is sent
+            level.passing(BUFFERS, group.shard_numel * self.bytes)
 
-    def _gather(self, level: Level, group: _Group, *, backward: bool) -> None:
+    def _gather(self, level: Level, group: _GatherGroup, *, backward: bool) -> None:
         if group.unsharded:
             return
-        self._start(level, group)
+        self._prefetch(level, group)
         group.unsharded = True
         if not backward:
             level.add(BUFFERS, -self.gathered)
             self.gathered = 0
-        level.add(WEIGHTS, group.whole * self.bytes)
-        buffer, group.ahead = group.ahead, 0
+        level.add(WEIGHTS, group.numel * self.bytes)
+        buffer, group.prefetched = group.prefetched, 0
         if backward or self.config.forward_prefetch:
             level.add(BUFFERS, -buffer)
         else:
@@ -190,53 +191,53 @@ class Fsdp2Memory(EngineMemory):
                 level.add(BUFFERS, -self.gathered)
                 self.gathered = 0
             return
-        groups = self._of(unit)
+        groups = self._groups_in(unit)
         if backward:
             for group in reversed(groups):
                 self._reduce(level, group)
         elif groups and self.gather == "block":
-            left = len(self.layers) - 1 - self.layers.index(unit)
-            if self.config.resharded(unit, left):
+            num_later_layers = len(self.layers) - 1 - self.layers.index(unit)
+            if self.config.resharded(unit, num_later_layers):
                 for group in groups:
                     self._reshard(level, group)
 
-    def _reshard(self, level: Level, group: _Group) -> None:
+    def _reshard(self, level: Level, group: _GatherGroup) -> None:
         if group.unsharded:
             group.unsharded = False
-            level.add(WEIGHTS, -group.whole * self.bytes)
+            level.add(WEIGHTS, -group.numel * self.bytes)
 
-    def _reduce(self, level: Level, group: _Group) -> None:
-        """Reduce the gradients of a group in a copy of fp32, and shard it again."""
+    def _reduce(self, level: Level, group: _GatherGroup) -> None:
+        """Reshard a group, and reduce an fp32 copy of its gradients."""
         if self.gather == "step":
             if self.half:
-                self._sum(level, group)
+                self._accumulate(level, group)
             if not self.last:
                 return
-            group.gradients, group.whole_sums = group.gradients + group.whole_sums, 0
+            group.gradients, group.gradient_sums = group.gradients + group.gradient_sums, 0
         self._reshard(level, group)
         if not group.gradients:
             return
         level.add(BUFFERS, -self.reducing)
-        self.reducing = group.whole * REDUCED
+        self.reducing = group.numel * REDUCED_BYTES
         level.add(BUFFERS, self.reducing)
         level.add(GRADIENTS, -group.gradients)
         group.gradients = 0
         if self.clones and group.ranks > 1:
-            level.passing(BUFFERS, group.whole * REDUCED)
-        reduced = group.shard * REDUCED
-        level.passing(BUFFERS, reduced)
+            level.passing(BUFFERS, group.numel * REDUCED_BYTES)
+        shard_bytes = group.shard_numel * REDUCED_BYTES
+        level.passing(BUFFERS, shard_bytes)
         if group.replicated and not group.summed and (group.reduced or self.copies):
             group.summed = True
-            level.add(BUFFERS, reduced)
+            level.add(BUFFERS, shard_bytes)
         if not group.reduced:
             group.reduced = True
-            level.add(f"{self.host}{GRADIENTS}", reduced)
+            level.add(f"{self.host}{GRADIENTS}", shard_bytes)
 
-    def _sum(self, level: Level, group: _Group) -> None:
-        """Add the gradients of a micro-batch to the whole sums."""
-        if not group.whole_sums:
-            group.whole_sums = group.gradients // self.bytes * REDUCED
-            level.add(GRADIENTS, group.whole_sums - group.gradients)
+    def _accumulate(self, level: Level, group: _GatherGroup) -> None:
+        """Add a micro-batch's gradients to the unsharded fp32 sums."""
+        if not group.gradient_sums:
+            group.gradient_sums = group.gradients // self.bytes * REDUCED_BYTES
+            level.add(GRADIENTS, group.gradient_sums - group.gradients)
         else:
             level.add(GRADIENTS, -group.gradients)
         group.gradients = 0
@@ -250,8 +251,8 @@ class Fsdp2Memory(EngineMemory):
                 self.sums.add(name)
                 level.add(GRADIENTS, size)
             return
-        group = self.group_of[name]
-        if self.gather == "step" and not self.half:  # sums of all micro-batches
+        group = self.group_by_parameter[name]
+        if self.gather == "step" and not self.half:  # all micro-batches accumulate in place
             if name in self.sums:
                 return
             self.sums.add(name)
@@ -267,8 +268,8 @@ class Fsdp2Memory(EngineMemory):
             for group in self.groups.values():
                 if group.summed:
                     group.summed = False
-                    level.add(BUFFERS, -group.shard * REDUCED)
+                    level.add(BUFFERS, -group.shard_numel * REDUCED_BYTES)
 
     def update(self, level: Level) -> None:
-        largest = max((group.shard for group in self.groups.values()), default=0)
+        largest = max((group.shard_numel for group in self.groups.values()), default=0)
         level.passing("working", 8 * min(largest, 1 << 24))

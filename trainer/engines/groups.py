@@ -1,7 +1,7 @@
-"""Parameter groups: parameters with the same learning rate, decay, states, copies and replicas.
+"""Group parameters with equal learning rate, decay, states, copies and replicas.
 
 All ranks that hold copies of a parameter make the same groups in the same order, so that ZeRO and
-FSDP2 cut the groups identically, and one all-reduce of a group's gradient shards sums the copies.
+FSDP2 cut the groups identically, and a single all-reduce of the gradient shards sums the copies.
 """
 
 from __future__ import annotations
@@ -22,32 +22,34 @@ from .optimizers.base import ParameterGroup
 from .optimizers.config import GroupConfig, OptimizerConfig
 from .optimizers.decay import NO_DECAY
 
-NEAREST = 3
+MAX_SUGGESTIONS = 3
 
 
 def parameter_groups(
     model: Model, config: OptimizerConfig, fp32: Collection[str] = ()
 ) -> list[ParameterGroup]:
-    """Return the groups of a model's parameters. Call before an engine wraps the model. `fp32`
-    names parameters that are fp32 beside weights of half precision: they have groups of their own.
+    """Group a model's parameters. Call before an engine wraps the model.
+
+    `fp32` names parameters that stay fp32 in a model of half precision; they are grouped apart.
     """
     shards, states = local_shards(model), config.states(model)
-    constant = NO_DECAY[config.decay](model)
-    whole = model if len(model.chunks) == 1 else build_meta(model.config)
-    chosen = assign(aliases(whole), config.groups)  # a pattern may name another stage's parameters
+    no_decay = NO_DECAY[config.decay](model)
+    # a pattern may name parameters of another stage
+    full_model = model if len(model.chunks) == 1 else build_meta(model.config)
+    numbers = assign_groups(find_aliases(full_model), config.groups)
     names: dict[tuple[Any, ...], list[str]] = {}
     frozen = {number for number, group in enumerate(config.groups) if group.lr == 0}
     for name, shard in shards.items():
-        held = () if chosen[name] in frozen else states[name]
-        alike = (chosen[name], name in constant, held)
-        key = (*alike, members(shard.copies), shard.experts, name in fp32)
+        trained_states = () if numbers[name] in frozen else states[name]
+        settings = (numbers[name], name in no_decay, trained_states)
+        key = (*settings, members(shard.copies), shard.experts, name in fp32)
         names.setdefault(key, []).append(name)
     return [_group(tuple(names[key]), key, config, shards[names[key][0]]) for key in sorted(names)]
 
 
-def kept_states(groups: Sequence[ParameterGroup], *, averaged: bool) -> dict[str, tuple[str, ...]]:
-    """Return the names of all tensors that are kept beside the master of every parameter: the
-    optimizer's states, and the moving average."""
+def state_names(groups: Sequence[ParameterGroup], *, averaged: bool) -> dict[str, tuple[str, ...]]:
+    """Return the state tensors by parameter, besides the master: the optimizer's states, and with
+    `averaged` the moving average."""
     average = (AVERAGE,) if averaged else ()
     return {
         name: () if group.frozen else (*group.states, *average)
@@ -57,12 +59,12 @@ def kept_states(groups: Sequence[ParameterGroup], *, averaged: bool) -> dict[str
 
 
 def engine_groups(groups: Sequence[ParameterGroup]) -> list[ParameterGroup]:
-    """Return the groups that an engine trains: the others are outside of it."""
+    """Return the groups that an engine trains; frozen and fp32 groups are outside."""
     return [group for group in groups if not (group.frozen or group.full_precision)]
 
 
 def check_trained(groups: Sequence[ParameterGroup], stage: str = "") -> None:
-    """Raise if no parameter is left for the engine to train."""
+    """Raise if the engine has no parameter to train."""
     if not engine_groups(groups):
         raise LayoutError(
             f"optimizer.groups freezes all parameters{stage} (lr: 0)",
@@ -76,33 +78,33 @@ def check_trained(groups: Sequence[ParameterGroup], stage: str = "") -> None:
 def _group(
     names: tuple[str, ...], key: tuple[Any, ...], config: OptimizerConfig, shard: LocalShard
 ) -> ParameterGroup:
-    number, constant, states, *_ = key
-    own = config.groups[number] if number < len(config.groups) else None
+    number, has_no_decay, states, *_, full_precision = key
+    settings = config.groups[number] if number < len(config.groups) else None
     decay = config.weight_decay
-    if own is not None and own.weight_decay is not None:
-        decay = own.weight_decay
+    if settings is not None and settings.weight_decay is not None:
+        decay = settings.weight_decay
     return ParameterGroup(
         names=names,
-        match=own.match if own is not None else None,
-        lr=own.lr if own is not None else 1.0,
-        weight_decay=0.0 if constant else decay,
+        match=settings.match if settings is not None else None,
+        lr=settings.lr if settings is not None else 1.0,
+        weight_decay=0.0 if has_no_decay else decay,
         states=states,
         copies=shard.copies,
         experts=shard.experts,
-        full_precision=key[-1],
+        full_precision=full_precision,
     )
 
 
 def describe_groups(
     model: Model, config: OptimizerConfig, fp32: Collection[str] = ()
 ) -> list[dict[str, Any]]:
-    """Return a row for each parameter group of a model that may stand on the meta device."""
+    """Return a row for each parameter group; the model may be on the meta device."""
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    called = aliases(model)
+    aliases = find_aliases(model)
     return [
         {
             "match": group.match,
-            "names": sorted({_every_layer(called[name][-1]) for name in group.names}),
+            "names": sorted({_layer_pattern(aliases[name][-1]) for name in group.names}),
             "tensors": len(group.names),
             "parameters": sum(sizes[name] for name in group.names),
             "lr": config.lr * group.lr,
@@ -115,69 +117,72 @@ def describe_groups(
 
 
 def local_shards(model: Model) -> Mapping[str, LocalShard]:
-    """Return the local shard of each parameter. Call before an engine wraps the model."""
+    """Return the local shards by parameter. Call before an engine wraps the model."""
     if model.local_shards:
         return model.local_shards
     return {name: LocalShard(tuple(p.shape)) for name, p in model.named_parameters()}
 
 
-def aliases(model: Model) -> dict[str, tuple[str, ...]]:
-    """Return the names that a pattern can match, for each parameter: the parameter's own, and
-    those with an operator's name or kind in place of `mixer.operator` and `mlp.operator`."""
+def find_aliases(model: Model) -> dict[str, tuple[str, ...]]:
+    """Return, by parameter, the names that a pattern can match: the parameter's name, and names
+    with an operator's name or kind in place of `mixer.operator` and `mlp.operator`."""
     config = model.config
-    places: dict[str, list[str]] = {}
+    prefix_aliases: dict[str, list[str]] = {}
     for number, layer in enumerate(config.layers):
         for branch, operator in (("mixer", layer.mixer), ("mlp", layer.mlp)):
             if operator is not None:
                 kind = config.operators[operator].kind
-                here = [f"blocks.{number}.{word}." for word in (operator, kind)]
-                places[f"blocks.{number}.{branch}.operator."] = here
+                prefix = f"blocks.{number}.{branch}.operator."
+                prefix_aliases[prefix] = [f"blocks.{number}.{word}." for word in (operator, kind)]
         if layer.shared is not None:
             kind = config.operators[layer.shared].kind
-            places[f"shared.{layer.shared}."] = [f"shared.{kind}."]
-    found = {}
+            prefix_aliases[f"shared.{layer.shared}."] = [f"shared.{kind}."]
+    names: dict[str, tuple[str, ...]] = {}
     for name, _ in model.named_parameters():
-        place = re.match(r"blocks\.\d+\.(mixer|mlp)\.operator\.|shared\.[^.]+\.", name)
-        others = places[place[0]] if place is not None else []
-        found[name] = (name, *(other + name[place.end() :] for other in others if place))
-    return found
+        names[name] = (name,)
+        if match := re.match(r"blocks\.\d+\.(mixer|mlp)\.operator\.|shared\.[^.]+\.", name):
+            suffix = name[match.end() :]
+            names[name] += tuple(prefix + suffix for prefix in prefix_aliases[match[0]])
+    return names
 
 
-def assign(names: Mapping[str, Sequence[str]], groups: Sequence[GroupConfig]) -> dict[str, int]:
-    """Return the number of the first group that matches each parameter; len(groups) for none."""
-    chosen = {
-        name: next((n for n, group in enumerate(groups) if _matches(group, called)), len(groups))
-        for name, called in names.items()
+def assign_groups(
+    names: Mapping[str, Sequence[str]], groups: Sequence[GroupConfig]
+) -> dict[str, int]:
+    """Return the number of the first matching group by parameter; len(groups) without a match."""
+    numbers = {
+        name: next((n for n, group in enumerate(groups) if _matches(group, aliases)), len(groups))
+        for name, aliases in names.items()
     }
-    unused = [number for number in range(len(groups)) if number not in chosen.values()]
+    unused = [number for number in range(len(groups)) if number not in numbers.values()]
     if unused:
         problems = [Problem(f"groups.{n}.match", _unmatched(groups[n], names)) for n in unused]
         raise ConfigError("the optimizer", problems)
-    return chosen
+    return numbers
 
 
-def _matches(group: GroupConfig, called: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, group.match) for name in called)
+def _matches(group: GroupConfig, aliases: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, group.match) for name in aliases)
 
 
 def _unmatched(group: GroupConfig, names: Mapping[str, Sequence[str]]) -> str:
-    if any(_matches(group, called) for called in names.values()):
+    if any(_matches(group, aliases) for aliases in names.values()):
         return f"`{group.match}` matches only parameters of the groups before it"
-    known = sorted({pattern for called in names.values() for pattern in _patterns(called)})
-    near = difflib.get_close_matches(group.match, known, n=NEAREST, cutoff=0.3)
-    hint = f"; the nearest are {', '.join(near)}" if near else ""
+    patterns = sorted({pattern for aliases in names.values() for pattern in _patterns(aliases)})
+    close = difflib.get_close_matches(group.match, patterns, n=MAX_SUGGESTIONS, cutoff=0.3)
+    hint = f"; the nearest are {', '.join(close)}" if close else ""
     return f"no parameter's name matches `{group.match}`{hint}"
 
 
-def _patterns(called: Sequence[str]) -> Iterator[str]:
-    """Yield patterns that would match a parameter, layer numbers replaced by `*`."""
-    for name in called:
-        words = _every_layer(name).split(".")
+def _patterns(aliases: Sequence[str]) -> Iterator[str]:
+    """Yield patterns that would match a parameter, with `*` for layer numbers."""
+    for name in aliases:
+        words = _layer_pattern(name).split(".")
         for length in range(2 if words[0] == "blocks" else 1, len(words) + 1):
             tail = "" if length == len(words) else ".*"
             yield ".".join(words[:length]) + tail
 
 
-def _every_layer(name: str) -> str:
-    """Return the pattern of a parameter of every layer: numbers become `*`."""
+def _layer_pattern(name: str) -> str:
+    """Return the parameter's pattern in all layers: numbers become `*`."""
     return ".".join("*" if word.isdigit() else word for word in name.split("."))

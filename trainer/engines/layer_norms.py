@@ -1,10 +1,10 @@
-"""Norms by layer of one step: of the weights, their gradients and their update.
+"""Compute a step's norms by layer: of weights, gradients and updates.
 
     before the step: squares of weights and gradients, a copy of the weights ─► step ─► squares of
-    the differences ─► sum over all ranks, in one message of a fixed size
+    the differences ─► sum over all ranks, in a single message with a fixed size
 
-Each element counts once, on the rank whose fragment `writes`: every layout gives the same norms.
-The squares are tensors on the device, so that the host launches the step without waiting.
+An element counts once, on the rank whose fragment `writes`: all layouts give the same norms. The
+squares are tensors on the device, so that the host launches the step without waiting.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from .engine import Engine
 KINDS = 3
 """Norms of a layer."""
 CHUNK = 1 << 24
-"""Elements whose squares are summed at once: fp64 makes a copy of them."""
+"""Elements whose squares are summed at once, because fp64 needs a copy."""
 NUMBERED = ("blocks", "shared")
-"""Modules whose children are layers of their own."""
+"""Modules whose children count as layers."""
 
 
-class LayerNorm(NamedTuple):
-    """Norms of one layer in one step."""
+class LayerNorms(NamedTuple):
+    """Norms of a layer in a step."""
 
     weight: float
     """Norm of the weights before the step."""
@@ -40,64 +40,66 @@ class LayerNorm(NamedTuple):
     """Norm of the change of the weights in the step."""
 
 
-def layers_of(config: ModelConfig) -> tuple[str, ...]:
-    """Return the names of a model's layers, in the order of the model: `embedding`, `blocks.0`, …
-    The stages of a pipeline have the same names."""
+def layer_names(config: ModelConfig) -> tuple[str, ...]:
+    """Return the names of a model's layers, in the model's order: `embedding`, `blocks.0`, … All
+    stages of a pipeline return the same names."""
     names = [name for name, _ in build_meta(config).named_parameters()]
-    return tuple(dict.fromkeys(map(layer_of, names)))
+    return tuple(dict.fromkeys(map(layer_name, names)))
 
 
-def layer_of(parameter: str) -> str:
+def layer_name(parameter: str) -> str:
     """Return the name of the layer that holds a parameter."""
     words = parameter.split(".")
     return ".".join(words[:2]) if words[0] in NUMBERED else words[0]
 
 
 class LayerSquares:
-    """Squares of the norms in a step. Create it before the step, with the summed gradients."""
+    """Squared norms by layer. Create it before the step, with the summed gradients."""
 
     def __init__(
         self, engine: Engine, layers: Sequence[str], gradients: Sequence[Fragment]
     ) -> None:
         self.engine = engine
-        self.places = {layer: place for place, layer in enumerate(layers)}
-        size = (KINDS, len(layers))
-        self.squares = torch.zeros(size, dtype=torch.float64, device=engine.device)
+        self.columns = {layer: column for column, layer in enumerate(layers)}
+        shape = (KINDS, len(layers))
+        self.squares = torch.zeros(shape, dtype=torch.float64, device=engine.device)
         weights = self._weights()
-        self.trained = {each.parameter for each in gradients}
-        self.before = [each.data.clone() for each in weights if each.parameter in self.trained]
-        for each in weights:
-            self._add(0, each, each.data)
-        for each in gradients:
-            if each.writes:
-                self._add(1, each, each.data)
+        self.trained = {gradient.parameter for gradient in gradients}
+        self.weights_before = [
+            weight.data.clone() for weight in weights if weight.parameter in self.trained
+        ]
+        for weight in weights:
+            self._add(0, weight, weight.data)
+        for gradient in gradients:
+            if gradient.writes:
+                self._add(1, gradient, gradient.data)
 
-    def after(self) -> Tensor:
-        """Return the squares after the step, summed over all ranks: [KINDS × layers]. Collective
-        over all ranks."""
-        trained = [each for each in self._weights() if each.parameter in self.trained]
-        for each, before in zip(trained, self.before, strict=True):
-            self._add(2, each, before.sub_(each.data))
-        self.before.clear()
+    def reduce_after_step(self) -> Tensor:
+        """Return the squares, with those of the update, summed over all ranks [KINDS × layers].
+        Collective over all ranks."""
+        trained = [weight for weight in self._weights() if weight.parameter in self.trained]
+        for weight, before in zip(trained, self.weights_before, strict=True):
+            self._add(2, weight, before.sub_(weight.data))
+        self.weights_before.clear()
         dist.all_reduce(self.squares)
         return self.squares.view(-1)
 
     def _weights(self) -> list[Fragment]:
-        return [each for each in masters(self.engine.fragments()) if each.writes]
+        return [weight for weight in masters(self.engine.fragments()) if weight.writes]
 
     def _add(self, kind: int, fragment: Fragment, values: Tensor) -> None:
-        total = self.squares[kind, self.places[layer_of(fragment.parameter)]]
+        total = self.squares[kind, self.columns[layer_name(fragment.parameter)]]
         for chunk in values.split(CHUNK):
-            total += squared(chunk).to(total.device)
+            total += sum_squares(chunk).to(total.device)
 
 
-def squared(values: Tensor) -> Tensor:
-    """Return the sum of the squares, fp64."""
+def sum_squares(values: Tensor) -> Tensor:
+    """Return the sum of squares in fp64."""
     square: Tensor = torch.linalg.vector_norm(values, dtype=torch.float64).square()
     return square
 
 
-def norms(layers: Sequence[str], squares: Tensor) -> dict[str, LayerNorm]:
-    """Return the norms by layer, from their squares in host memory."""
+def norms_by_layer(layers: Sequence[str], squares: Tensor) -> dict[str, LayerNorms]:
+    """Return the norms by layer from their squares [KINDS × layers] in host memory."""
     roots = squares.sqrt().view(KINDS, -1).T.tolist()
-    return {layer: LayerNorm(*own) for layer, own in zip(layers, roots, strict=True)}
+    return {layer: LayerNorms(*values) for layer, values in zip(layers, roots, strict=True)}

@@ -1,7 +1,7 @@
-"""The objective: model and loss as one module, which an engine trains.
+"""Wrap model and loss as a module that an engine trains.
 
-Training minimises a mean over the global batch. No rank knows it alone, so the module returns sums
-and the loop divides them by the sum of `counted` over all ranks' micro-batches.
+Training minimises a mean over the global batch, which no rank knows alone. So the module returns
+sums, and the loop divides them by the sum of `divisor_terms` over all ranks' micro-batches.
 """
 
 from __future__ import annotations
@@ -21,21 +21,20 @@ from ...models.parallel.tensor import highest
 PREFIX = "model."
 
 
-def counted(weights: torch.Tensor, divisor: Divisor) -> torch.Tensor:
-    """Return what each target adds to the divisor of the loss."""
+def divisor_terms(weights: torch.Tensor, divisor: Divisor) -> torch.Tensor:
+    """Return what each target adds to the loss divisor, in the shape of `weights`."""
     return weights if divisor == "weights" else (weights != 0).to(weights.dtype)
 
 
 class Sums(NamedTuple):
     total: torch.Tensor
-    """Start of the backward pass: Σ w·ℓ, and the routers' losses of each row times its divisor.
-    Where tensor or context parallelism splits the loss, or a pipeline the layers, this is the
-    rank's part: the objective is the sum over the axes and the chunks."""
+    """Start of the backward pass: Σ w·ℓ, and the routers' losses by row times the row's divisor.
+    If tensor or context parallelism splits the loss, or a pipeline the layers, this is the rank's
+    share: the objective is the sum over axes and chunks."""
     rows: torch.Tensor
-    """Σ w·ℓ of each row without the z-loss, for the losses by source; empty from a chunk without
-    the loss."""
+    """Σ w·ℓ [rows] without the z-loss, for the losses by source; empty before the last chunk."""
     stream: tuple[torch.Tensor, ...] = ()
-    """Inputs of the next chunk; empty from the last."""
+    """Inputs of the next chunk; empty after the last chunk."""
 
 
 class Objective(nn.Module):
@@ -47,7 +46,7 @@ class Objective(nn.Module):
         self.received: Counter[tuple[int, int]] = Counter()
         """Rows that this rank's experts received in training, by chunk and operator call."""
         self.penalty: torch.Tensor | None = None
-        """Σ w·ℓ of the z-loss in training, this rank's part; None: no micro-batch had one."""
+        """This rank's share of Σ w·ℓ of the z-loss in training; None if no micro-batch had one."""
 
     def forward(
         self,
@@ -58,14 +57,17 @@ class Objective(nn.Module):
         chunk: int = 0,
         stream: Sequence[torch.Tensor] = (),
     ) -> Sums:
-        """Run one chunk of the model; the last computes the loss."""
-        # Padding rows have no weights on any rank: statistics over a micro-batch leave them out.
-        text = highest((weights != 0).any(dim=1).int(), self.model.axes.context).bool()
-        stream, losses = self.model.run_chunk(chunk, tokens, documents, stream, rows=text)
+        """Run a chunk of the model; the last chunk computes the loss.
+
+        tokens, targets, weights [rows, seq]
+        """
+        # Padding rows have no weights on any rank, and are excluded from statistics.
+        is_text = highest((weights != 0).any(dim=1).int(), self.model.axes.context).bool()
+        stream, losses = self.model.run_chunk(chunk, tokens, documents, stream, rows=is_text)
         if self.training:
             calls = enumerate(self.model.received)
             self.received.update({(chunk, number): rows for number, rows in calls})
-        auxiliary = (losses * counted(weights, self.divisor).sum(dim=1)).sum()
+        auxiliary = (losses * divisor_terms(weights, self.divisor).sum(dim=1)).sum()
         if chunk < len(self.model.chunks) - 1:
             return Sums(auxiliary, weights.new_empty(0), stream)
         z_loss = self.z_loss if self.training else 0.0
@@ -77,7 +79,7 @@ class Objective(nn.Module):
         return Sums(total + auxiliary, rows)
 
     def take_penalty(self, device: torch.device) -> torch.Tensor:
-        """Return this rank's part of the z-losses in training since the last call, [1]."""
+        """Return this rank's share of the z-losses in training since the last call [1]."""
         penalty, self.penalty = self.penalty, None
         if penalty is None:
             return torch.zeros(1, dtype=torch.float64, device=device)
@@ -86,13 +88,13 @@ class Objective(nn.Module):
     def take_received(self) -> list[int]:
         """Return the rows that this rank's experts received in training since the last call, by
         layer."""
-        received = [self.received[layer] for layer in sorted(self.received)]
+        rows_by_layer = [self.received[layer] for layer in sorted(self.received)]
         self.received.clear()
-        return received
+        return rows_by_layer
 
 
 def parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters by logical name: the model's own names, whatever wraps it."""
+    """Return the parameters by the model's names, without those of wrappers."""
     return {_logical(name): parameter for name, parameter in module.named_parameters()}
 
 

@@ -1,7 +1,6 @@
-"""Pieces: the ranges of parameters that a rank updates, in the engine's own memory.
+"""Turn an engine's pieces, the ranges of parameters that a rank updates, into fragments.
 
-An engine states its pieces; from them follow the fragments of masters, optimizer states and
-gradients. All three have the same ranges.
+Fragments of masters, optimizer states and gradients have the same ranges, in the engine's memory.
 """
 
 from __future__ import annotations
@@ -21,22 +20,22 @@ GRADIENT = "gradient"
 
 
 class Piece(NamedTuple):
-    """A range of this rank's local shard of one parameter."""
+    """A range of this rank's local shard of a parameter."""
 
     parameter: str
     tensor: Tensor
-    """The tensor that the optimizer updates: the parameter's, or a flat one of several."""
+    """The tensor that the optimizer updates: the parameter, or a flat tensor of several."""
     begin: int
-    """First element of the range in `tensor`'s own memory."""
+    """First element of the range in the memory of `tensor`."""
     start: int
     """First element of the range in the local shard, in row-major order."""
     numel: int
     writes: bool
-    """True on the one rank that stores the range and counts it in the norm."""
+    """True on the rank that stores the range and counts it in the norm."""
 
 
 class Pieces:
-    """Makes fragments of an engine's pieces."""
+    """Builds fragments from an engine's pieces."""
 
     def __init__(
         self,
@@ -46,7 +45,7 @@ class Pieces:
         *,
         averaged: bool,
     ) -> None:
-        """`averaged`: there is a moving average of each master."""
+        """`averaged` says whether masters have moving averages."""
         self.optimizer = optimizer
         self.averaged = averaged
         self.shards = shards
@@ -54,18 +53,18 @@ class Pieces:
 
     def fragments(self, pieces: Iterable[Piece]) -> list[Fragment]:
         """Return fragments of the masters and optimizer states."""
-        found = []
+        fragments = []
         for piece in pieces:
-            states = self.optimizer.state_of(piece.tensor, self.states[piece.parameter])
+            states = self.optimizer.state_tensors(piece.tensor, self.states[piece.parameter])
             if self.averaged:
-                states |= self.optimizer.state_of(piece.tensor, (AVERAGE,))
+                states |= self.optimizer.state_tensors(piece.tensor, (AVERAGE,))
             for kind, tensor in {MASTER: piece.tensor, **states}.items():
                 flat = local(tensor).view(-1).narrow(0, piece.begin, piece.numel)
-                found.append(self._fragment(kind, piece, flat))
-        return found
+                fragments.append(self._fragment(kind, piece, flat))
+        return fragments
 
     def gradients(self, pieces: Iterable[Piece], flat: Iterable[Tensor]) -> list[Fragment]:
-        """Return fragments of the gradients, from the flat gradient of each piece."""
+        """Return fragments of the gradients, from a flat gradient for each piece."""
         pairs = zip(pieces, flat, strict=True)
         return [self._fragment(GRADIENT, piece, gradient) for piece, gradient in pairs]
 
@@ -81,5 +80,5 @@ class Pieces:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this rank's memory of a tensor, sharded or not."""
+    """Return this rank's part of a tensor, which may be sharded."""
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()

@@ -1,4 +1,4 @@
-"""Ranks that share the state of a layer under FSDP2: for all layers alike, or for each its own."""
+"""Choose the ranks over which FSDP2 shards the state: the same for all layers, or by layer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..layout.groups import Parallel
     from .optimizers.base import ParameterGroup
 
-OF_LAYER = re.compile(r"blocks\.(\d+)\.")
+LAYER_NUMBER = re.compile(r"blocks\.(\d+)\.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,35 +36,36 @@ class LayerShards:
 
     def __post_init__(self) -> None:
         first, last = self.layers
-        wrong = []
+        problems = []
         if not 0 <= first <= last:
-            wrong.append(Problem("layers", f"first and last layer, not {list(self.layers)}"))
+            problems.append(Problem("layers", f"first and last layer, not {list(self.layers)}"))
         if self.shard is not None and self.shard < 1:
-            wrong.append(Problem("shard", f"must be at least 1, not {self.shard}"))
-        if wrong:
-            raise Problems(wrong)
+            problems.append(Problem("shard", f"must be at least 1, not {self.shard}"))
+        if problems:
+            raise Problems(problems)
 
     def __contains__(self, layer: int) -> bool:
         return self.layers[0] <= layer <= self.layers[1]
 
 
 def overlapping(spans: Sequence[LayerShards]) -> Iterator[str]:
-    """Yield the layers that two spans contain."""
-    for one, other in pairwise(sorted(span.layers for span in spans)):
-        if one[1] >= other[0]:
-            yield f"layer {other[0]} is in {list(one)} and in {list(other)}"
+    """Yield a message for each layer that two spans contain."""
+    for lower, upper in pairwise(sorted(span.layers for span in spans)):
+        if lower[1] >= upper[0]:
+            yield f"layer {upper[0]} is in {list(lower)} and in {list(upper)}"
 
 
 def layer_of(parameter: str) -> int | None:
-    """Return the layer that holds a parameter; None for embedding, head and shared blocks."""
-    found = OF_LAYER.match(parameter)
-    return int(found[1]) if found else None
+    """Return a parameter's layer; None for embedding, head and shared blocks."""
+    match = LAYER_NUMBER.match(parameter)
+    return int(match[1]) if match else None
 
 
 def shard_of(spans: Sequence[LayerShards], layer: int | None, standard: int | None) -> int | None:
-    """Return the ranks that share one copy of a layer's state; `standard` for other layers."""
-    own = next((span.shard for span in spans if layer is not None and layer in span), None)
-    return own or standard
+    """Return the number of ranks that share a copy of a layer's state; `standard` for a layer
+    outside the spans."""
+    shard = next((span.shard for span in spans if layer is not None and layer in span), None)
+    return shard or standard
 
 
 def check_shard(name: str, shard: int, ranks: int, layout: LayoutConfig) -> None:
@@ -98,50 +99,50 @@ def with_one_mesh(
 
 
 class ShardGroups:
-    """The ranks that share the state of each parameter."""
+    """The grids of ranks that share the state of parameters."""
 
     def __init__(self, parallel: Parallel, shard: int | None, spans: Sequence[LayerShards]) -> None:
-        """Collective: every rank makes the groups of all layers, in one order."""
-        ranks, device = parallel.data.size, parallel.device.type
-        tensor, split = parallel.axes.tensor.size, parallel.axes.experts.size
-        self.spans, self.standard = spans, shard or ranks
+        """Collective: all ranks create the grids of all layers in the same order."""
+        dp, device = parallel.data.size, parallel.device.type
+        tp, ep = parallel.axes.tensor.size, parallel.axes.experts.size
+        self.spans, self.standard = spans, shard or dp
         sizes = sorted({self.standard, *(span.shard or self.standard for span in spans)})
-        self.dense = {size: Grid(device, ranks, size, tensor) for size in sizes}
+        self.dense = {size: Grid(device, dp, size, tp) for size in sizes}
         self.experts = self.dense
-        if split > 1:
-            replicas = parallel.replicas.size
+        if ep > 1:
+            num_replicas = parallel.replicas.size
             self.experts = {
-                size: Grid(device, replicas, max(1, size * tensor // split), split)
-                for size in sizes
+                size: Grid(device, num_replicas, max(1, size * tp // ep), ep) for size in sizes
             }
 
     def of(self, layer: int | None, *, experts: bool = False) -> Grid:
-        """Return the grid of a layer, or of the parameters of no layer."""
+        """Return a layer's grid; None stands for parameters outside layers."""
         size = shard_of(self.spans, layer, self.standard)
         assert size is not None
         return (self.experts if experts else self.dense)[size]
 
 
 class Grid:
-    """The ranks that hold one local shard: replicas of the state, each sharded over some ranks."""
+    """The ranks that hold the same local shard: replicas of the state, each sharded."""
 
-    def __init__(self, device: str, ranks: int, shards: int, others: int) -> None:
-        """The world is made of blocks of `ranks` × `others` ranks. In a block, `ranks` of them hold
-        one local shard; `others` neighbouring ranks hold different ones. Collective."""
+    def __init__(self, device: str, ranks: int, shards: int, num_local_shards: int) -> None:
+        """The world consists of blocks of `ranks` × `num_local_shards` ranks. In a block, `ranks`
+        hold the same local shard, and neighbouring ranks hold different ones. Collective."""
         import torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh
 
         self.shards = shards
-        blocks = dist.get_world_size() // (ranks * others)
-        shape = (blocks, ranks // shards, shards, others)
-        names = ("block", "replica", "shard", "other")
-        whole = init_device_mesh(device, shape, mesh_dim_names=names)
-        self.mesh: Any = whole["replica", "shard"] if shards < ranks else whole["shard"]
-        self.replica: int = whole.get_local_rank("replica")
-        self.shard: int = whole.get_local_rank("shard")
+        num_blocks = dist.get_world_size() // (ranks * num_local_shards)
+        shape = (num_blocks, ranks // shards, shards, num_local_shards)
+        names = ("block", "replica", "shard", "local_shard")
+        world = init_device_mesh(device, shape, mesh_dim_names=names)
+        self.mesh: Any = world["replica", "shard"] if shards < ranks else world["shard"]
+        self.replica: int = world.get_local_rank("replica")
+        self.shard: int = world.get_local_rank("shard")
 
     def first_element(self, parameter: nn.Parameter | DTensor) -> int:
-        """Return the index of the shard's first element: equal numbers of rows, the last fewer."""
-        rows, *rest = parameter.shape
-        piece = -(-rows // self.shards)
-        return min(piece * self.shard, rows) * math.prod(rest)
+        """Return the index of the shard's first element. Shards have equally many rows, the last
+        ones fewer."""
+        rows, *row_shape = parameter.shape
+        shard_rows = -(-rows // self.shards)
+        return min(shard_rows * self.shard, rows) * math.prod(row_shape)

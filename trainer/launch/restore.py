@@ -29,7 +29,7 @@ from ..checkpoints.fragments import begin_averages, masters
 from ..checkpoints.policy import is_planned
 from ..checkpoints.store import RunState
 from ..cluster.agreement import agreed, by_first, from_first
-from ..engines.engine import Engine, give
+from ..engines.engine import Engine, load_weights
 from ..layout.groups import Parallel
 from ..run.job import Job
 from ..weights.source import Checkpoint, WeightSource
@@ -80,10 +80,10 @@ def begin(
     state = _first_state(job)
     origin = agreed("the initial weights", job.origin, _identity, parallel.control)
     if origin is None:
-        give(engine, initial_weights(job.model, job.run.seed))
+        load_weights(engine, initial_weights(job.model, job.run.seed))
         return state, None
     if not isinstance(origin, Checkpoint):
-        give(engine, origin.weights())
+        load_weights(engine, origin.weights())
         return state, origin.where
     fragments = engine.fragments()
     source = job.run.init_from

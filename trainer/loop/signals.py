@@ -19,7 +19,7 @@ import torch.distributed as dist
 from ...dataplane.order.timeline import PhaseRows, Step
 from ...models.model.layer_watch import LayerWatch
 from ..engines.engine import Engine
-from ..engines.layer_norms import layers_of, norms
+from ..engines.layer_norms import layer_names, norms_by_layer
 from ..engines.update import squared_norm, sum_copies
 from ..layout.groups import Parallel
 from .batches import PADDING, MicroBatch
@@ -89,7 +89,7 @@ class StepSignals:
                 **{f"{kind}_norm": norm for kind, norm in own._asdict().items()},
                 **(outputs[layer].entry() if layer in outputs else {}),
             }
-            for layer, own in norms(self.layers, squares).items()
+            for layer, own in norms_by_layer(self.layers, squares).items()
         }
 
     def noise_of(
@@ -114,7 +114,7 @@ class Signals:
         self.parallel = parallel
         self.layers_every = layers_every
         self.noise_every = noise_every
-        self.layers = layers_of(engine.objective.model.config) if layers_every else ()
+        self.layers = layer_names(engine.objective.model.config) if layers_every else ()
 
     @contextmanager
     def of(self, step: int, small: SmallBatch | None) -> Iterator[StepSignals]:

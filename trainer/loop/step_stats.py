@@ -20,7 +20,7 @@ import torch.distributed as dist
 from ...console.errors import RunError
 from ...dataplane.runlog.ledger import DIGEST_BYTES
 from ...models.config.options.names import Divisor
-from ..engines.objective import counted
+from ..engines.objective import divisor_terms
 from ..layout.groups import Parallel
 from .batches import PADDING, MicroBatch
 from .metrics import Combination, Largest, add_in_order, combinations, mean
@@ -101,7 +101,7 @@ def total_weight(batches: Sequence[MicroBatch], parallel: Parallel, divisor: Div
     """Return the divisor of the loss of the micro-batches of all ranks. Collective."""
     total = torch.zeros((), dtype=torch.float64)
     for batch in batches if parallel.counts_tokens else ():
-        total += counted(batch.weights, divisor).sum(dtype=torch.float64).cpu()
+        total += divisor_terms(batch.weights, divisor).sum(dtype=torch.float64).cpu()
     dist.all_reduce(total, group=parallel.control)
     return float(total) or 1.0  # the loss of a fully masked batch is 0
 
@@ -163,7 +163,7 @@ def _sums(
 ) -> torch.Tensor:
     """Return this rank's Σ w·ℓ, divisors and rows by source, [3, sources]."""
     source = torch.tensor([int(each) for batch in batches for each in batch.sources])
-    sums_by_row = [counted(batch.weights, divisor).sum(dim=1) for batch in batches]
+    sums_by_row = [divisor_terms(batch.weights, divisor).sum(dim=1) for batch in batches]
     weights = torch.cat(sums_by_row) * parallel.counts_tokens
     drawn = torch.tensor([row != PADDING for batch in batches for row in batch.rows])
     sums = torch.zeros(3, sources, dtype=torch.float64)

@@ -15,7 +15,7 @@ from headrace.models.model.model import initial_weights
 from headrace.trainer.checkpoints import saver
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.checkpoints.store import RunState
-from headrace.trainer.engines.engine import give
+from headrace.trainer.engines.engine import load_weights
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig
@@ -54,7 +54,7 @@ def make(parallel: Parallel, **options: Any) -> tuple[Loop, Kept]:
     engine = Fsdp2Config().build(
         Objective(model), AdamWConfig(lr=1e-2), PRECISIONS["fp32"], parallel
     )
-    give(engine, initial_weights(model.config, 3))
+    load_weights(engine, initial_weights(model.config, 3))
     kept = Kept()
     rows = options.pop("steps", steps)
     chosen = LoopOptions(**{"micro_batch_tokens": 32, "seed": 1, **options})

@@ -32,7 +32,7 @@ from headrace.trainer.checkpoints.saver import Saver
 from headrace.trainer.checkpoints.store import RunState
 from headrace.trainer.cluster.agreement import agreed, by_first
 from headrace.trainer.cluster.hangs import waits_for_others
-from headrace.trainer.engines.engine import Engine, give
+from headrace.trainer.engines.engine import Engine, load_weights
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig
@@ -69,7 +69,7 @@ def make_engine(seed: int = 3) -> Engine:
     shape = load_model_config(TINY)
     objective = Objective(build_meta(shape))
     engine = Fsdp2Config().build(objective, AdamWConfig(lr=1e-2), PRECISIONS["fp32"], place())
-    give(engine, initial_weights(shape, seed))
+    load_weights(engine, initial_weights(shape, seed))
     return engine
 
 
@@ -317,7 +317,7 @@ def divided_loss(tp: int, cp: int, divisor: Any, z_loss: float) -> list[float]:
     engine = Fsdp2Config().build(
         Objective(model, z_loss, divisor), AdamWConfig(), PRECISIONS["fp32"], parallel
     )
-    give(engine, initial_weights(shape, 3))
+    load_weights(engine, initial_weights(shape, 3))
     axis = parallel.axes.context
 
     def steps(step: int, rows: int) -> Iterator[Sequence[Any]]:

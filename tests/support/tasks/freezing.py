@@ -18,7 +18,7 @@ from headrace.trainer.checkpoints import saver, store
 from headrace.trainer.checkpoints.fragments import masters
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.engines.deepspeed import DeepSpeedConfig
-from headrace.trainer.engines.engine import Engine, give
+from headrace.trainer.engines.engine import Engine, load_weights
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers.config import GroupConfig
@@ -73,7 +73,7 @@ def step(name: str, precision: str, *, frozen: bool) -> dict[str, Any]:
     each parameter, and what is held of frozen parameters."""
     engine, rank = build(name, precision, frozen=frozen), dist.get_rank()
     before = dict(initial_weights(config(), 3))
-    give(engine, before)
+    load_weights(engine, before)
     held = engine.frozen
     rounded = all(torch.equal(w, before[n].to(w.dtype)) for n, w in held.weights.items())
     sums = engine(*(part[rank : rank + 1] for part in batch()), None)
@@ -98,8 +98,8 @@ def step(name: str, precision: str, *, frozen: bool) -> dict[str, Any]:
 def save_and_load(folder: Path, first: str, second: str, precision: str) -> list[bool]:
     """Save with one engine, load with another; return whether all masters are equal."""
     source, target = (build(name, precision, frozen=True) for name in (first, second))
-    give(source, dict(initial_weights(config(), 3)))
-    give(target, dict(initial_weights(config(), 4)))
+    load_weights(source, dict(initial_weights(config(), 3)))
+    load_weights(target, dict(initial_weights(config(), 4)))
     group = place("", "tiny").checkpoint
     keeper = saver.Saver(folder, CheckpointConfig(), group)
     zero = {"plan_hash": "p", "updates": 0, "ledger": "", "seed": 1}

@@ -40,7 +40,7 @@ from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.engines import deepspeed as deepspeed_engine
 from headrace.trainer.engines import update as steps_of
 from headrace.trainer.engines.deepspeed import DeepSpeedConfig
-from headrace.trainer.engines.engine import Engine, give
+from headrace.trainer.engines.engine import Engine, load_weights
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers import OPTIMIZERS
@@ -129,7 +129,7 @@ def make_engine(
     keep(empty, parallel)
     empty.set_recompute(recompute)
     engine = config.build(Objective(empty, Z_LOSS), settings, chosen, parallel)
-    give(engine, initial_weights(shape, seed))
+    load_weights(engine, initial_weights(shape, seed))
     if "hpz" in layout:  # DeepSpeed has one such group for a process: the next engine has none
         vars(import_module("deepspeed.utils.groups"))["_ZERO_PARAM_INTRA_PARALLEL_GROUP"] = None
     return engine

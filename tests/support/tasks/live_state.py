@@ -68,7 +68,7 @@ def _full(engine: Any, parameter: nn.Parameter, kind: str, dtensor: type) -> tor
     if isinstance(parameter, dtensor):
         tensor = parameter
         if kind != MASTER:  # Muon has no state for an empty shard, so it may have to be made
-            tensor = engine.optimizer.state_of(parameter, [kind])[kind]
+            tensor = engine.optimizer.state_tensors(parameter, [kind])[kind]
         return tensor.detach().full_tensor()  # type: ignore[no-any-return,union-attr]
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 

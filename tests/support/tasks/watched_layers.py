@@ -32,7 +32,12 @@ from headrace.trainer.accounting.state import add_full_precision
 from headrace.trainer.accounting.watched import add_watched_masters
 from headrace.trainer.checkpoints.fragments import masters
 from headrace.trainer.engines import update as steps_of
-from headrace.trainer.engines.layer_norms import LayerSquares, layer_of, layers_of, norms
+from headrace.trainer.engines.layer_norms import (
+    LayerSquares,
+    layer_name,
+    layer_names,
+    norms_by_layer,
+)
 from headrace.trainer.run.config import RunConfig
 
 LAUNCH = steps_of.launch
@@ -53,7 +58,7 @@ def norms_of(
             results = work.train(plain, parallel, 0, 2)
             engine = work.make_engine(layout, parallel, model=model)
             work.train(engine, parallel, 0, 1)
-            layers, seen = layers_of(engine.objective.model.config), []
+            layers, seen = layer_names(engine.objective.model.config), []
 
             def launch(*arguments: Any, layers: Any = layers, seen: Any = seen) -> torch.Tensor:
                 seen.append(LAUNCH(*arguments, layers))
@@ -64,7 +69,7 @@ def norms_of(
                 second = work.train(engine, parallel, 1, 1)
             after, other = gathered(engine, parallel), gathered(plain, parallel)
         same = second == results[1:] and all(torch.equal(after[k], other[k]) for k in other)
-        own = {layer: tuple(each) for layer, each in norms(layers, seen[0][1:]).items()}
+        own = {layer: tuple(each) for layer, each in norms_by_layer(layers, seen[0][1:]).items()}
         found[layout] = (own, whole_norms(before, after), (same, second[0][1]))
     return found
 
@@ -75,7 +80,7 @@ def whole_norms(before: Any, after: Any) -> dict[str, tuple[float, float]]:
         kind, _, name = key.partition(".")
         if kind == "master":
             apart = (after[key] - weight).double().square().sum()
-            squares[layer_of(name)] += torch.stack([weight.double().square().sum(), apart])
+            squares[layer_name(name)] += torch.stack([weight.double().square().sum(), apart])
     return {layer: tuple(both.sqrt().tolist()) for layer, both in squares.items()}
 
 
@@ -140,10 +145,10 @@ def copied_masters(folder: Path, layouts: list[str]) -> dict[str, tuple[int, int
     for layout in layouts:
         parallel = place(layout)
         engine = work.make_engine(layout, parallel)
-        names = layers_of(engine.objective.model.config)
+        names = layer_names(engine.objective.model.config)
         gradients = masters(engine.fragments())  # of the same parameters
         squares = LayerSquares(engine, names, gradients)
-        copied = [torch.tensor(sum(each.nbytes for each in squares.before))] * 2
+        copied = [torch.tensor(sum(each.nbytes for each in squares.weights_before))] * 2
         dist.all_reduce(copied[0], op=dist.ReduceOp.MAX)
         config, precision = work.engine_config(layout), PRECISIONS[layout.split("-")[2]]
         parts = config.state_layout(precision, 8, "cpu", parallel.pipe.layout)

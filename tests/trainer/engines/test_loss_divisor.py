@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from headrace.models.config.config import load_model_config
 from headrace.models.config.options.names import Divisor
 from headrace.models.model.model import Model, initial_weights
-from headrace.trainer.engines.objective import Objective, counted
+from headrace.trainer.engines.objective import Objective, divisor_terms
 
 LAYOUTS = {"dp2": (1, 1), "tp2": (2, 1), "cp2": (1, 2)}
 
@@ -95,8 +95,8 @@ def test_the_z_loss_is_apart_from_the_loss_in_every_layout(
 def test_router_losses_keep_their_size() -> None:
     """They are divided by the divisor too, so they are multiplied by it first."""
     weights = torch.tensor([[1.0, 0.1, 0.0, 0.1]])
-    assert counted(weights, "targets").tolist() == [[1, 1, 0, 1]]
-    assert counted(weights, "weights") is weights
+    assert divisor_terms(weights, "targets").tolist() == [[1, 1, 0, 1]]
+    assert divisor_terms(weights, "weights") is weights
 
     class Routed(torch.nn.Module):
         axes = Model(load_model_config(CONFIGS / "tiny.yaml")).axes
@@ -112,4 +112,4 @@ def test_router_losses_keep_their_size() -> None:
     for divisor in get_args(Divisor):
         objective = Objective(Routed(), divisor=divisor)  # type: ignore[arg-type]
         total = objective(weights, weights, weights, None).total
-        assert float(total / counted(weights, divisor).sum()) == pytest.approx(7.0)
+        assert float(total / divisor_terms(weights, divisor).sum()) == pytest.approx(7.0)

@@ -15,8 +15,8 @@ from headrace.models.model.model import Model
 from headrace.models.transforms.matrices import matrices
 from headrace.trainer.checkpoints.fragments import masters
 from headrace.trainer.engines.objective import Objective
-from headrace.trainer.engines.optimizers.exchange import owners
-from headrace.trainer.engines.optimizers.muon_step import orthogonal
+from headrace.trainer.engines.optimizers.exchange import assign_owners
+from headrace.trainer.engines.optimizers.muon_step import orthogonalize
 from headrace.trainer.layout.groups import Parallel
 
 REFERENCE = "fsdp2-0-fp32"
@@ -34,16 +34,16 @@ def by_singular_values(matrix: torch.Tensor, iterations: int = 5) -> torch.Tenso
 @pytest.mark.parametrize("shape", [(7, 12), (12, 7), (3, 5, 4), (1, 6)])
 def test_singular_values_approach_one(shape: tuple[int, ...]) -> None:
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-    found = orthogonal(matrix, 5, torch.float32)
+    found = orthogonalize(matrix, 5, torch.float32)
     assert torch.allclose(found.double(), by_singular_values(matrix), atol=2e-5)
     values = torch.linalg.svdvals(found)
     assert float(values.min()) > 0.6 and float(values.max()) < 1.25
-    rounded = orthogonal(matrix, 5, torch.bfloat16)
+    rounded = orthogonalize(matrix, 5, torch.bfloat16)
     assert 1e-4 < float((rounded - found).abs().max()) < 0.1
 
 
 def test_zeros_stay_zeros() -> None:
-    assert not orthogonal(torch.zeros(3, 4), 5, torch.float32).any()
+    assert not orthogonalize(torch.zeros(3, 4), 5, torch.float32).any()
 
 
 PROJECTIONS = {
@@ -79,7 +79,7 @@ def test_only_projections_of_operators_are_matrices() -> None:
 
 
 def test_every_tensor_has_an_owner_and_work_is_balanced() -> None:
-    found = owners({"a": 5.0, "b": 4.0, "c": 3.0, "d": 3.0, "e": 1.0}, 2)
+    found = assign_owners({"a": 5.0, "b": 4.0, "c": 3.0, "d": 3.0, "e": 1.0}, 2)
     assert found == {"a": 0, "b": 1, "c": 1, "d": 0, "e": 1}
 
 

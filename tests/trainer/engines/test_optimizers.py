@@ -34,7 +34,7 @@ def test_a_group_decays_by_its_own_rate() -> None:
 def test_moments_exist_before_the_first_step_and_are_live() -> None:
     parameter = nn.Parameter(torch.ones(4, 2))
     built = adamw(parameter)
-    before = built.state_of(parameter, ADAM)
+    before = built.state_tensors(parameter, ADAM)
     assert not any(moment.any() for moment in before.values())
     parameter.grad = torch.ones_like(parameter)
     built.step()
@@ -47,7 +47,7 @@ def test_the_bias_correction_depends_on_the_number_of_steps() -> None:
     for steps in (0, 99):
         parameter = nn.Parameter(torch.zeros(1, 1))
         built = adamw(parameter, lr=1.0)
-        built.state_of(parameter, ADAM)
+        built.state_tensors(parameter, ADAM)
         built.loaded(steps)
         parameter.grad = torch.ones(1, 1)
         built.step()
@@ -99,7 +99,7 @@ DUMMY = '''
             for group in self.param_groups:
                 for tensor in group["params"]:
                     if tensor.grad is not None:
-                        average = self.state_of(tensor, ("average",))["average"]
+                        average = self.state_tensors(tensor, ("average",))["average"]
                         average.lerp_(tensor.grad, 1 - group["keep"])
                         tensor.add_(average.sign(), alpha=-group["lr"])
 

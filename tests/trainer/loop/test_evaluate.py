@@ -17,7 +17,7 @@ from headrace.models.config.config import load_model_config
 from headrace.models.config.options.precision import PRECISIONS
 from headrace.models.documents import Documents
 from headrace.models.model.model import Model
-from headrace.trainer.engines.engine import give
+from headrace.trainer.engines.engine import load_weights
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig
@@ -76,7 +76,7 @@ def test_evaluation_loss_equals_plain_torch_by_source(plan: Plan, parallel: Para
                 weights[batch.sources[0]] += float(batch.weights.sum())
     objective = Objective(build_meta(model.config), z_loss=0.5)
     engine = Fsdp2Config().build(objective, AdamWConfig(), PRECISIONS["fp32"], parallel)
-    give(engine, dict(model.named_parameters()))
+    load_weights(engine, dict(model.named_parameters()))
     before = [fragment.data.clone() for fragment in engine.fragments()]
     evaluator = Evaluator(rows, Loader(rows, micro_batch=3), parallel, every=1)
     found = evaluator(engine)

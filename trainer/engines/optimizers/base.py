@@ -1,10 +1,10 @@
-"""Base of all optimizers: parameter groups, and the arithmetic of one step.
+"""Define parameter groups and the base class of optimizers.
 
     gradients ─► sums over copies ─► norm, clip ─► `direct` ─► `step`
 
-ZeRO lays the parameters of a group end to end and cuts them anywhere, so `step` must work element
-by element. An optimizer that needs whole matrices computes its directions in `direct`, which
-receives every local range with its place in the parameter.
+ZeRO concatenates the parameters of a group and cuts them anywhere, so `step` must be elementwise.
+An optimizer that needs whole matrices computes directions in `direct`, which receives all local
+ranges with their positions in the parameter.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from ...checkpoints.fragments import Fragment
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Parameters that are updated alike and have the same copies."""
+    """Parameters with the same update rule and the same copies."""
 
     names: tuple[str, ...]
     match: str | None
-    """The pattern of `optimizer.groups` that chose them; None: no pattern."""
+    """The pattern in `optimizer.groups` that they match; None: no pattern."""
     lr: float
     """Multiple of the run's learning rate."""
     weight_decay: float
     states: tuple[str, ...]
-    """Names of the state tensors of each parameter."""
+    """Names of a parameter's state tensors."""
     copies: Axis = ALONE
     """Ranks that hold the same parameters, in the same order."""
     experts: bool = False
     """True for parameters that expert parallelism shards."""
     full_precision: bool = False
-    """True for parameters that are fp32 beside weights of half precision."""
+    """True for parameters that stay fp32 in a model of half precision."""
 
     @property
     def frozen(self) -> bool:
-        """True for parameters that no step changes, whatever the schedule's learning rate."""
+        """True for parameters without updates."""
         return self.lr == 0
 
 
 class Optimizer(torch.optim.Optimizer):
-    """A torch optimizer whose state a checkpoint can hold."""
+    """A torch optimizer whose state can be saved and loaded."""
 
     def set_lr(self, lr: float) -> None:
         for group in self.param_groups:
             group["lr"] = lr * group["lr_factor"]
 
-    def state_of(self, tensor: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
-        """Return the state tensors of one tensor; create them as zeros before the first step, so
-        that a load can fill them."""
+    def state_tensors(self, tensor: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
+        """Return a tensor's states. Before the first step they are created as zeros, so that a
+        load can fill them."""
         state = self.state[tensor]
         for name in names:
             if name not in state:
@@ -63,24 +63,26 @@ class Optimizer(torch.optim.Optimizer):
         return {name: state[name] for name in names}
 
     def loaded(self, steps: int) -> None:
-        """Accept state tensors that were written to from outside, after this number of steps."""
+        """Accept overwritten state tensors, as after so many steps."""
 
     def direct(
-        self, gradients: Sequence[Fragment], held: Callable[[], list[Fragment]], finite: Tensor
+        self, gradients: Sequence[Fragment], fragments: Callable[[], list[Fragment]], finite: Tensor
     ) -> None:
-        """Replace gradients by directions in place, where `step` needs whole parameters to find
-        them. `held` returns this rank's fragments of masters and states. Where `finite`, a bool on
-        the device, is False, change no state. Collective."""
+        """Replace gradients by directions in place, if these need whole parameters. Collective.
+
+        `fragments` returns this rank's masters and states. If `finite`, a bool on the device, is
+        False, no state changes.
+        """
 
     @abstractmethod
     def step_if(self, finite: Tensor) -> None:
-        """Run `step`; change nothing where `finite`, a bool on the device, is False."""
+        """Run `step`; change nothing if `finite`, a bool on the device, is False."""
 
 
 def torch_groups(
     groups: Sequence[ParameterGroup], parameters: Mapping[str, nn.Parameter]
 ) -> list[dict[str, Any]]:
-    """Return the groups in the form that torch's optimizers take."""
+    """Return the groups as torch's optimizers take them."""
     return [
         {
             "params": [parameters[name] for name in group.names],

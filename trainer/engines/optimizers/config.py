@@ -17,7 +17,7 @@ DecayRule = Literal["headrace", "savanna"]
 
 
 Limits = Sequence[tuple[str, str, bool]]
-"""Field, what it must be, and whether it is."""
+"""Field, limit in words, and whether the field meets it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,32 +83,32 @@ class OptimizerConfig(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """Return name and settings in one line, for people."""
+        """Return name and settings in a line for people."""
 
     def describe_average(self) -> str:
         return "" if self.ema is None else f", average {self.ema:g}"
 
     @abstractmethod
     def states(self, model: Model) -> dict[str, tuple[str, ...]]:
-        """Return the names of the state tensors of every parameter, by the parameter's name. Each
-        is an fp32 tensor of the parameter's shape, and `<state>.<parameter>` in a checkpoint."""
+        """Return the names of state tensors by parameter. A state is an fp32 tensor in the
+        parameter's shape, called `<state>.<parameter>` in a checkpoint."""
 
     on_host: ClassVar[bool] = True
-    """True if the CPU can apply it fast enough to states in host memory."""
+    """True if the CPU is fast enough to update states in host memory."""
 
     @abstractmethod
     def build(
         self, model: Model, groups: Sequence[ParameterGroup], parameters: Mapping[str, nn.Parameter]
     ) -> Optimizer:
-        """Return the optimizer of this rank's parameters."""
+        """Build the optimizer of this rank's parameters."""
 
 
 def require(config: object, limits: Limits) -> None:
-    """Raise one ValueError for all fields that are outside their limits."""
-    wrong = [
+    """Raise a ValueError that names all fields outside their limits."""
+    problems = [
         f"{name} must be {limit}, not {getattr(config, name)}"
-        for name, limit, right in limits
-        if not right
+        for name, limit, is_met in limits
+        if not is_met
     ]
-    if wrong:
-        raise ValueError("; ".join(wrong))
+    if problems:
+        raise ValueError("; ".join(problems))

@@ -1,4 +1,4 @@
-"""Rules for weight decay: each names the parameters that have none. `optimizer.decay` chooses one.
+"""Find the parameters without weight decay, by the rule that `optimizer.decay` chooses.
 
 | parameter                                        | headrace | savanna |
 |--------------------------------------------------|----------|---------|
@@ -9,9 +9,8 @@
 | skip of Hyena-MR and -LI; other vectors          | none     | decays  |
 | norms, biases                                    | none     | none    |
 
-Savanna's rule goes by module: its norms and the module of MR's filter have no decay, and of all
-other modules the parameters called `bias`. It has no operators such as Mamba or experts; those keep
-headrace's rule.
+Savanna's rule goes by module: norms, the module of MR's filter, and parameters called `bias` in any
+module have no decay. Operators that Savanna lacks, such as Mamba or experts, keep headrace's rule.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ SAVANNA: dict[str, tuple[str, ...]] = {
     "hyena-li-factored": ("steps", "poles", "residues"),
     "hyena-mlp": (),
 }
-"""Operators that Savanna has, with their parameters without decay beside norms and biases."""
+"""Savanna's operators, and their parameters without decay besides norms and biases."""
 
 
 def headrace(model: Model) -> set[str]:
-    """Spare vectors and scalars, and the parameters that operators name themselves."""
-    flat = {name for name, parameter in model.named_parameters() if parameter.ndim < 2}
-    return flat | {
+    """Return vectors, scalars, and the parameters that operators list in `no_decay`."""
+    vectors = {name for name, parameter in model.named_parameters() if parameter.ndim < 2}
+    return vectors | {
         f"{path}.{name}"
         for path, operator in model.named_modules()
         if isinstance(operator, Operator)
@@ -50,19 +49,20 @@ def headrace(model: Model) -> set[str]:
 
 
 def savanna(model: Model) -> set[str]:
-    """Spare norms, biases and MR's taps; operators that Savanna lacks keep headrace's rule."""
-    spared = {name for name, _ in model.named_parameters() if name.rpartition(".")[2] == "bias"}
-    ours = headrace(model)
+    """Return norms, biases, MR's taps, and by headrace's rule the parameters of operators that
+    Savanna lacks."""
+    no_decay = {name for name, _ in model.named_parameters() if name.rpartition(".")[2] == "bias"}
+    headrace_no_decay = headrace(model)
     for path, module in model.named_modules():
         if isinstance(module, RMSNorm | GatedRMSNorm | LayerNorm):
-            spared |= {f"{path}.{name}" for name, _ in module.named_parameters()}
+            no_decay |= {f"{path}.{name}" for name, _ in module.named_parameters()}
         elif isinstance(module, Operator):
             kind = module.options.kind
             if kind in SAVANNA:
-                spared |= {f"{path}.{name}" for name in SAVANNA[kind]}
+                no_decay |= {f"{path}.{name}" for name in SAVANNA[kind]}
             else:
-                spared |= {name for name in ours if name.startswith(f"{path}.")}
-    return spared
+                no_decay |= {name for name in headrace_no_decay if name.startswith(f"{path}.")}
+    return no_decay
 
 
 NO_DECAY: dict[DecayRule, Callable[[Model], set[str]]] = {"headrace": headrace, "savanna": savanna}

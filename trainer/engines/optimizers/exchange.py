@@ -1,14 +1,14 @@
-"""Whole tensors from the fragments of all ranks, and back.
+"""Gather whole tensors from the fragments of all ranks, compute with them, and scatter the results.
 
-Each tensor has an owner. Writers send their ranges to the owner, which computes with the whole
-tensor and sends every holder its range. Ranges lie where ZeRO, FSDP2 and tensor parallelism put
-them; of the copies and replicas of a range one sends it, and all receive it.
+A tensor has an owner. Writers send their ranges to the owner, which computes with the whole tensor
+and returns the ranges to all ranks that hold them. ZeRO, FSDP2 and tensor parallelism decide the
+ranges; a single copy or replica of a range sends it, and all receive it.
 
-    rank 0   [a a a b]        owner of a: rank 0        one all-to-all there, one back:
-    rank 1   [b b c c]        owner of b: rank 1        every element travels once each way
-    rank 2   [c c c c]        owner of c: rank 2        (and to each copy and replica)
+    rank 0   [a a a b]        owner of a: rank 0        an all-to-all to the owners, and back:
+    rank 1   [b b c c]        owner of b: rank 1        an element travels once in each direction
+    rank 2   [c c c c]        owner of c: rank 2        (and to all copies and replicas)
 
-Elements are copied, never summed: the whole tensor has the same bits in every layout.
+Elements are copied, never summed: the whole tensor has the same bits in all layouts.
 """
 
 from __future__ import annotations
@@ -24,81 +24,99 @@ from ...checkpoints.fragments import Fragment
 
 
 class Exchange:
-    """Computes with whole tensors of which each rank holds ranges."""
+    """Computes with whole tensors of which ranks hold ranges."""
 
     def __init__(
         self, fragments: Sequence[Fragment], costs: Mapping[str, float], device: torch.device
     ) -> None:
-        """`fragments` are this rank's; `costs` estimates the work for each tensor, and is the same
-        on every rank. Collective."""
+        """`fragments` are this rank's; `costs` estimates the work by tensor, equally on all ranks.
+        Collective."""
         self.device = device
-        self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        nothing = torch.empty(0, device="meta")
-        mine = [(len(each.data), replace(each, data=nothing)) for each in fragments]
-        self.held = [mine] * self.world
-        dist.all_gather_object(self.held, mine)
-        self.owners = owners(costs, self.world)
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        no_data = torch.empty(0, device="meta")
+        ranges = [(len(fragment.data), replace(fragment, data=no_data)) for fragment in fragments]
+        self.ranges_by_rank = [ranges] * self.world_size
+        """Length and fragment, without data."""
+        dist.all_gather_object(self.ranges_by_rank, ranges)
+        self.owners = assign_owners(costs, self.world_size)
 
     def __call__(
         self, fragments: Sequence[Fragment], compute: Callable[[str, Tensor], Tensor]
     ) -> None:
-        """Replace the elements of the fragments by those of `compute(parameter, whole tensor)`.
+        """Replace the fragments' elements by those of `compute(parameter, whole tensor)`.
 
         The fragments are those of the constructor, in the same order. Collective.
         """
-        going = [[f.data for f in self._owned_by(rank, fragments) if f.writes] for rank in self.all]
-        sizes = [[n for n, f in self._ours(held) if f.writes] for held in self.held]
-        arrived = self._send(going, sizes)
-        whole: dict[str, Tensor] = {}
-        for held, ranges in zip(self.held, arrived, strict=True):
-            there = [f for _, f in self._ours(held) if f.writes]
-            for fragment, data in zip(there, ranges, strict=True):
-                if fragment.parameter not in whole:
-                    whole[fragment.parameter] = data.new_empty(fragment.shape)
-                replace(fragment, data=data).give(whole[fragment.parameter])
-        for name in whole:
-            whole[name] = compute(name, whole[name])
-        answers: list[list[Tensor]] = [[] for _ in self.all]
-        for rank, held in enumerate(self.held):
-            for numel, fragment in self._ours(held):
-                tensor = whole[fragment.parameter]
-                answers[rank].append(tensor.new_empty(numel))
-                replace(fragment, data=answers[rank][-1]).take(tensor)
-        due = [self._owned_by(rank, fragments) for rank in self.all]
-        back = self._send(answers, [[len(f.data) for f in there] for there in due])
-        for there, ranges in zip(due, back, strict=True):
-            for fragment, data in zip(there, ranges, strict=True):
+        by_owner = [self._owned_by(rank, fragments) for rank in range(self.world_size)]
+        tensors = self._gather(by_owner)
+        for name in tensors:
+            tensors[name] = compute(name, tensors[name])
+        self._scatter(tensors, by_owner)
+
+    def _gather(self, by_owner: Sequence[Sequence[Fragment]]) -> dict[str, Tensor]:
+        """Send this rank's ranges to their owners. Return the whole tensors that this rank owns."""
+        outgoing = [[f.data for f in fragments if f.writes] for fragments in by_owner]
+        incoming = [
+            [(numel, fragment) for numel, fragment in self._own_ranges(rank) if fragment.writes]
+            for rank in range(self.world_size)
+        ]
+        received = self._all_to_all(outgoing, [[n for n, _ in ranges] for ranges in incoming])
+        tensors: dict[str, Tensor] = {}
+        for ranges, data_of_rank in zip(incoming, received, strict=True):
+            for (_, fragment), data in zip(ranges, data_of_rank, strict=True):
+                if fragment.parameter not in tensors:
+                    tensors[fragment.parameter] = data.new_empty(fragment.shape)
+                replace(fragment, data=data).give(tensors[fragment.parameter])
+        return tensors
+
+    def _scatter(
+        self, tensors: Mapping[str, Tensor], by_owner: Sequence[Sequence[Fragment]]
+    ) -> None:
+        """Send the ranges of this rank's tensors to all ranks that hold them. Overwrite this rank's
+        fragments with the ranges from their owners."""
+        outgoing: list[list[Tensor]] = [[] for _ in range(self.world_size)]
+        for rank, ranges in enumerate(outgoing):
+            for numel, fragment in self._own_ranges(rank):
+                tensor = tensors[fragment.parameter]
+                ranges.append(tensor.new_empty(numel))
+                replace(fragment, data=ranges[-1]).take(tensor)
+        sizes = [[len(fragment.data) for fragment in fragments] for fragments in by_owner]
+        received = self._all_to_all(outgoing, sizes)
+        for fragments, ranges in zip(by_owner, received, strict=True):
+            for fragment, data in zip(fragments, ranges, strict=True):
                 fragment.data.copy_(data)
 
-    @property
-    def all(self) -> range:
-        return range(self.world)
-
     def _owned_by(self, rank: int, fragments: Sequence[Fragment]) -> list[Fragment]:
-        return [each for each in fragments if self.owners[each.parameter] == rank]
+        return [fragment for fragment in fragments if self.owners[fragment.parameter] == rank]
 
-    def _ours(self, held: Sequence[tuple[int, Fragment]]) -> list[tuple[int, Fragment]]:
-        return [each for each in held if self.owners[each[1].parameter] == self.rank]
+    def _own_ranges(self, rank: int) -> list[tuple[int, Fragment]]:
+        """Return the ranges on `rank` whose tensors this rank owns."""
+        return [
+            (numel, fragment)
+            for numel, fragment in self.ranges_by_rank[rank]
+            if self.owners[fragment.parameter] == self.rank
+        ]
 
-    def _send(
-        self, pieces: Sequence[Sequence[Tensor]], sizes: Sequence[Sequence[int]]
+    def _all_to_all(
+        self, outgoing: Sequence[Sequence[Tensor]], sizes: Sequence[Sequence[int]]
     ) -> list[list[Tensor]]:
-        """Send `pieces[r]` to rank r. Return what each rank sent, in pieces of `sizes[r]`."""
-        nothing = torch.empty(0, device=self.device)
-        flat = torch.cat([nothing, *(piece for there in pieces for piece in there)])
-        received = flat.new_empty(sum(map(sum, sizes)))
-        outgoing = [sum(map(len, there)) for there in pieces]
-        dist.all_to_all_single(received, flat, [sum(there) for there in sizes], outgoing)
-        ranges = iter(received.split([size for there in sizes for size in there]))
-        return [[next(ranges) for _ in there] for there in sizes]
+        """Send `outgoing[r]` to rank r. Return the ranges from rank r, of lengths `sizes[r]`."""
+        no_data = torch.empty(0, device=self.device)
+        sent = torch.cat([no_data, *(data for ranges in outgoing for data in ranges)])
+        received = sent.new_empty(sum(map(sum, sizes)))
+        sent_sizes = [sum(map(len, ranges)) for ranges in outgoing]
+        dist.all_to_all_single(received, sent, [sum(numels) for numels in sizes], sent_sizes)
+        data = iter(received.split([numel for numels in sizes for numel in numels]))
+        return [[next(data) for _ in numels] for numels in sizes]
 
 
-def owners(costs: Mapping[str, float], world: int) -> dict[str, int]:
-    """Return the owner of each tensor: the dearest first, each to the rank with the least work."""
-    work = [0.0] * world
-    found = {}
+def assign_owners(costs: Mapping[str, float], world_size: int) -> dict[str, int]:
+    """Return the owner's rank by tensor: the costliest tensor first, to the rank with the lowest
+    load."""
+    load = [0.0] * world_size
+    owners = {}
     for name in sorted(costs, key=lambda name: (-costs[name], name)):
-        rank = work.index(min(work))
-        work[rank] += costs[name]
-        found[name] = rank
-    return found
+        rank = load.index(min(load))
+        load[rank] += costs[name]
+        owners[name] = rank
+    return owners

@@ -1,7 +1,8 @@
-"""The moving average of the weights, which an engine keeps beside its masters.
+"""Update the moving average of the weights.
 
-A step keeps the part `decay` of the average. The first steps keep less, (1 + n) / (10 + n) in step
-n, so that the initial weights, which are random, are forgotten soon.
+    average ← d·average + (1−d)·weights,   d = min(decay, (1 + n) / (10 + n)) in step n
+
+The first steps have a lower d, so that the random initial weights are forgotten soon.
 """
 
 from __future__ import annotations
@@ -16,24 +17,24 @@ from ...checkpoints.fragments import Fragment, averaged
 
 class MovingAverage:
     def __init__(self, decay: float | None, device: torch.device) -> None:
-        """Without a decay, there is no average."""
+        """`decay` None: there is no average."""
         self.decay = decay
         self.steps = torch.zeros((), dtype=torch.float64, device=device)
-        """Optimizer steps applied since the run began; on the device, because the host launches a
-        step before it knows whether the last one was applied."""
+        """Optimizer steps applied since the run began; on the device, because the host launches the
+        next step before it knows whether this one was applied."""
 
     def loaded(self, steps: int) -> None:
         self.steps.fill_(steps)
 
-    def move(self, held: Callable[[], Sequence[Fragment]], finite: Tensor) -> None:
-        """Move the averages of the held fragments, after an optimizer step; where
-        `finite` is False, change nothing."""
+    def move(self, fragments: Callable[[], Sequence[Fragment]], finite: Tensor) -> None:
+        """Update the averages in `fragments()` after an optimizer step; change nothing if `finite`,
+        a bool on the device, is False."""
         if self.decay is None:
             return
-        fragments = held()
+        pairs = averaged(fragments())
         self.steps += finite
-        kept = ((1 + self.steps) / (10 + self.steps)).clamp(max=self.decay)
-        moved = torch.where(finite, 1 - kept, 0.0)
-        for average, weight in averaged(fragments):
+        decay = ((1 + self.steps) / (10 + self.steps)).clamp(max=self.decay)
+        weight_of_new = torch.where(finite, 1 - decay, 0.0)
+        for average, weight in pairs:
             data = average.data
-            data.lerp_(weight.data, moved.to(data.device, data.dtype))
+            data.lerp_(weight.data, weight_of_new.to(data.device, data.dtype))

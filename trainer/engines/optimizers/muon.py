@@ -58,8 +58,10 @@ class MuonConfig(OptimizerConfig):
     def states(self, model: Model) -> dict[str, tuple[str, ...]]:
         from ....models.transforms.matrices import matrices
 
-        found = matrices(model.config)
-        return {name: MUON if name in found else ADAM for name, _ in model.named_parameters()}
+        muon_parameters = matrices(model.config)
+        return {
+            name: MUON if name in muon_parameters else ADAM for name, _ in model.named_parameters()
+        }
 
     def build(
         self, model: Model, groups: Sequence[ParameterGroup], parameters: Mapping[str, nn.Parameter]
@@ -70,7 +72,7 @@ class MuonConfig(OptimizerConfig):
 
         return Muon(
             torch_groups(groups, parameters),
-            found=matrices(model.config),
+            matrices=matrices(model.config),
             momentum=self.momentum,
             nesterov=self.nesterov,
             iterations=self.iterations,

@@ -1,4 +1,4 @@
-"""Names of the state tensors that optimizers keep of a parameter, and of their arithmetic."""
+"""Name the optimizers' state tensors, and Muon's number formats."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Parameters that an engine never sees: each rank holds them whole."""
+"""Parameters outside the engine, replicated on all ranks."""

@@ -1,8 +1,8 @@
-"""Frozen parameters, for all engines: those of groups with a learning rate of 0.
+"""Hold frozen parameters, whose groups have learning rate 0, for all engines.
 
-They have neither gradients nor optimizer states, so the engine never sees them: they leave the
-modules before the engine takes these, and return as buffers, whole on each rank in the compute
-precision. Where that rounds them, the ranks share fp32 masters, which checkpoints hold.
+They have neither gradients nor optimizer states, so the engine never sees them: they are removed
+from the modules before the engine wraps these, and return as buffers, replicated on all ranks in
+the compute precision. If that rounds them, the ranks shard fp32 masters, which checkpoints hold.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..optimizers.base import ParameterGroup
 
 
 class Frozen:
-    """Parameters that no step changes. There may be none."""
+    """Parameters without updates. There may be none."""
 
     def __init__(
         self,
@@ -36,15 +36,15 @@ class Frozen:
         precision: Precision,
         parallel: Parallel,
     ) -> None:
-        """Take the parameters out of a model on the meta device, and allocate them. `fp32` are
+        """Remove the parameters from a model on the meta device, and allocate them. `fp32` names
         those that must not be rounded."""
         self.model = model
         self.shards = shards
         self.axes: dict[str, Axis] = {}
-        """Ranks that hold the same values, for each parameter."""
+        """Ranks that hold the same values, by parameter."""
         self.weights: dict[str, Tensor] = {}
         self.masters: dict[str, Tensor] = {}
-        """This rank's part of the fp32 masters of weights in half precision."""
+        """This rank's shards of the fp32 masters of rounded weights."""
         rounded = compute_dtype(precision) if precision.separate_masters else torch.float32
         names = [name for group in groups if group.frozen for name in group.names]
         for name in sorted(names):
@@ -52,15 +52,15 @@ class Frozen:
             parameter = model.get_submodule(path)._parameters.pop(attribute)
             assert parameter is not None
             axis = parallel.replicas if shards[name].experts else parallel.data
-            kind = torch.float32 if name in fp32 else rounded
+            dtype = torch.float32 if name in fp32 else rounded
             self.axes[name] = axis
-            self.weights[name] = torch.empty_like(parameter, dtype=kind, device=parallel.device)
-            if kind != torch.float32:
-                size = len(_part(parameter.numel(), axis, axis.rank))
+            self.weights[name] = torch.empty_like(parameter, dtype=dtype, device=parallel.device)
+            if dtype != torch.float32:
+                size = len(_master_range(parameter.numel(), axis, axis.rank))
                 self.masters[name] = torch.empty(size, device=parallel.device)
 
     def give_back(self) -> None:
-        """Return the parameters to the model, as buffers. Call when the engine has the others."""
+        """Register the parameters as buffers of the model. Call after the engine has wrapped it."""
         for name, weight in self.weights.items():
             path, _, attribute = name.rpartition(".")
             self.model.get_submodule(path).register_buffer(attribute, weight)
@@ -73,30 +73,30 @@ class Frozen:
             master, start, writes = weight.view(-1), 0, number % axis.size == axis.rank
             if name in self.masters:
                 master, writes = self.masters[name], True
-                start = _part(weight.numel(), axis, axis.rank).start
+                start = _master_range(weight.numel(), axis, axis.rank).start
             if master.numel():
                 writes = writes and shard.stored
                 fragments.append(Fragment(keyed(MASTER, name), shard, start, master, writes))
         return fragments
 
     def loaded(self) -> None:
-        """Round the masters into the weights, after they were written to. Collective over the
-        ranks of each axis."""
+        """Round overwritten masters into the weights. Collective over the ranks of each axis."""
         for name, master in self.masters.items():
             weight, axis = self.weights[name], self.axes[name]
-            parts = [_part(weight.numel(), axis, rank) for rank in range(axis.size)]
-            sent = weight.new_zeros(max(map(len, parts)))
-            sent[: len(master)] = master
-            gathered = [torch.empty_like(sent) for _ in parts]
+            ranges = [_master_range(weight.numel(), axis, rank) for rank in range(axis.size)]
+            padded = weight.new_zeros(max(map(len, ranges)))
+            padded[: len(master)] = master
+            gathered = [torch.empty_like(padded) for _ in ranges]
             if axis.size == 1:
-                gathered = [sent]
+                gathered = [padded]
             else:
-                dist.all_gather(gathered, sent, group=axis.group)
-            whole = torch.cat([x[: len(part)] for x, part in zip(gathered, parts, strict=True)])
-            weight.copy_(whole.view(weight.shape))
+                dist.all_gather(gathered, padded, group=axis.group)
+            pairs = zip(gathered, ranges, strict=True)
+            flat = torch.cat([values[: len(elements)] for values, elements in pairs])
+            weight.copy_(flat.view(weight.shape))
 
 
-def _part(numel: int, axis: Axis, rank: int) -> range:
-    """Return the elements of a parameter whose masters a rank holds."""
+def _master_range(numel: int, axis: Axis, rank: int) -> range:
+    """Return the range of elements whose masters a rank holds."""
     size = -(-numel // axis.size)
     return range(min(rank * size, numel), min((rank + 1) * size, numel))

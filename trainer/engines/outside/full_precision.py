@@ -1,9 +1,9 @@
-"""Parameters that are fp32 beside weights of half precision, for all engines.
+"""Train parameters that stay fp32 in a model of half precision, for all engines.
 
 Operators name them (`Operator.full_precision`): rates of scans, decays, residues. They are few, so
-each rank holds them whole, with gradients and optimizer states, and the engine never sees them:
-they leave the modules before the engine takes these, and return as buffers, which neither DeepSpeed
-nor FSDP2 shards or casts. Their gradients are summed over the data axis once per step.
+all ranks hold them unsharded, with gradients and optimizer states. The engine never sees them: they
+are removed from the modules before the engine wraps these, and return as buffers, which neither
+DeepSpeed nor FSDP2 shards or casts. Gradients are summed over the data axis once per step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..pieces import Piece, Pieces
 
 
 class FullPrecision:
-    """fp32 parameters that are their own masters. There may be none."""
+    """fp32 parameters, which are also the masters. There may be none."""
 
     def __init__(
         self,
@@ -35,40 +35,41 @@ class FullPrecision:
         shards: Mapping[str, LocalShard],
         parallel: Parallel,
     ) -> None:
-        """Take the parameters out of a model on the meta device, and allocate them."""
+        """Remove the parameters from a model on the meta device, and allocate them."""
         self.model = model
         self.data: Axis = parallel.data
         self.parameters: dict[str, nn.Parameter] = {}
-        own_groups = [group for group in groups if group.full_precision and not group.frozen]
-        for name in sorted(name for group in own_groups for name in group.names):
+        fp32_groups = [group for group in groups if group.full_precision and not group.frozen]
+        for name in sorted(name for group in fp32_groups for name in group.names):
             assert not shards[name].experts, "their gradients are summed over the data axis"
-            path, _, own = name.rpartition(".")
-            taken = model.get_submodule(path)._parameters.pop(own)
-            assert taken is not None
-            empty = torch.empty_like(taken, dtype=torch.float32, device=parallel.device)
+            path, _, attribute = name.rpartition(".")
+            meta = model.get_submodule(path)._parameters.pop(attribute)
+            assert meta is not None
+            empty = torch.empty_like(meta, dtype=torch.float32, device=parallel.device)
             self.parameters[name] = nn.Parameter(empty)
         self.optimizer: Optimizer | None = None
-        if own_groups:
-            self.optimizer = config.build(model, own_groups, self.parameters)
+        if fp32_groups:
+            self.optimizer = config.build(model, fp32_groups, self.parameters)
             averaged = config.ema is not None
-            self.pieces = Pieces(self.optimizer, shards, own_groups, averaged=averaged)
+            self.pieces = Pieces(self.optimizer, shards, fp32_groups, averaged=averaged)
 
     def give_back(self) -> None:
-        """Return the parameters to the model, as buffers. Call when the engine has the others."""
+        """Register the parameters as buffers of the model. Call after the engine has wrapped it."""
         for name, parameter in self.parameters.items():
-            path, _, own = name.rpartition(".")
-            self.model.get_submodule(path).register_buffer(own, parameter)
+            path, _, attribute = name.rpartition(".")
+            self.model.get_submodule(path).register_buffer(attribute, parameter)
 
     def reduce(self, factor: float) -> None:
-        """Sum the gradients over the data axis, and multiply them. Call once per step."""
+        """Sum the gradients over the data axis, and multiply them by `factor`. Call once per
+        step."""
         if self.data.size == 1 or not self.parameters:
             return
         gradients = self._gradients()
         total = torch.cat([gradient.view(-1) for gradient in gradients])
         dist.all_reduce(total, group=self.data.group)
-        parts = (total * factor).split([gradient.numel() for gradient in gradients])
-        shaped = map(Tensor.view_as, parts, gradients)
-        torch._foreach_copy_(gradients, list(shaped))
+        sums = (total * factor).split([gradient.numel() for gradient in gradients])
+        shaped_sums = map(Tensor.view_as, sums, gradients)
+        torch._foreach_copy_(gradients, list(shaped_sums))
 
     def gradients(self) -> list[Fragment]:
         """Return the gradients: live memory."""
@@ -98,13 +99,13 @@ class FullPrecision:
 
     def _gradients(self) -> list[Tensor]:
         for parameter in self.parameters.values():
-            if parameter.grad is None:  # unused: it still decays, as the others
+            if parameter.grad is None:  # an unused parameter still decays
                 parameter.grad = torch.zeros_like(parameter)
-        found = [parameter.grad for parameter in self.parameters.values()]
-        return [gradient for gradient in found if gradient is not None]
+        gradients = [parameter.grad for parameter in self.parameters.values()]
+        return [gradient for gradient in gradients if gradient is not None]
 
     def _pieces(self) -> list[Piece]:
-        """Return all parameters, whole; the ranks take turns in writing them."""
+        """Return all parameters as pieces; the ranks take turns in writing them."""
         return [
             Piece(
                 name, parameter, 0, 0, parameter.numel(), number % self.data.size == self.data.rank

@@ -1,14 +1,14 @@
-"""Split experts under DeepSpeed's ZeRO 1 and 2.
+"""Make DeepSpeed shard split experts in ZeRO 1 and 2.
 
-DeepSpeed treats as experts the parameters that carry a mark, and sums their gradients and shards
-their state over a process group of their own. It does so only if it finds a layer of its own class
-in the model, which it also asks for the process groups. headrace's operators are of another class.
-So a layer of DeepSpeed's class, without parameters, stands in the model while DeepSpeed starts.
+DeepSpeed treats marked parameters as experts: it sums their gradients and shards their state over a
+separate process group. But it does so only if the model contains a layer of DeepSpeed's MoE class,
+which also supplies the process groups, and headrace's operators have a different class. So the
+model contains such a layer, without parameters, while DeepSpeed starts.
 
-DeepSpeed divides the sums of experts' gradients by the size of the data axis, as all others, so the
-engine's factor is right for both.
+DeepSpeed divides all sums of gradients by the size of the data axis, so the engine's factor is also
+right for experts.
 
-Beside state.py this is the only file that reads DeepSpeed's private fields.
+Only this file and state.py read DeepSpeed's private fields.
 """
 
 from __future__ import annotations
@@ -35,36 +35,39 @@ def split_experts(
     shards: Mapping[str, LocalShard],
     parallel: Parallel,
 ) -> Iterator[None]:
-    """Make DeepSpeed, which starts inside, take this rank's experts as such."""
+    """Let DeepSpeed, which starts inside the context, treat this rank's experts as experts."""
     experts = [parameter for name, parameter in named.items() if shards[name].experts]
     if not experts:
         yield
         return
-    name = f"ep_size_{parallel.axes.experts.size}"  # DeepSpeed reads the number
+    group_name = f"ep_size_{parallel.axes.experts.size}"  # DeepSpeed parses the number
     for parameter in experts:
-        parameter.allreduce, parameter.group_name = False, name  # type: ignore[attr-defined]
-    for group, wanted in zip(optimizer.param_groups, groups, strict=True):
-        if wanted.experts:
-            group.update(moe=True, name=name)
-    module.add_module("deepspeed_experts", _layer(name, parallel))
+        parameter.allreduce, parameter.group_name = False, group_name  # type: ignore[attr-defined]
+    for torch_group, group in zip(optimizer.param_groups, groups, strict=True):
+        if group.experts:
+            torch_group.update(moe=True, name=group_name)
+    module.add_module("deepspeed_experts", _moe_layer(group_name, parallel))
     try:
         yield
     except (AssertionError, AttributeError, KeyError, TypeError) as error:
-        raise _changed(f"it does not start with them: {error!r}") from error
+        raise _changed_error(f"it does not start with them: {error!r}") from error
     finally:
         del module.deepspeed_experts
 
 
 def check(engine: Any, groups: Sequence[ParameterGroup], parallel: Parallel) -> None:
-    """Raise unless DeepSpeed shards each parameter group over the ranks that hold it."""
-    wanted = [parallel.replicas if group.experts else parallel.data for group in groups]
-    found = list(getattr(engine.optimizer, "real_dp_process_group", ()))
-    if [axis.group for axis in wanted] != found:
-        raise _changed("it does not shard experts over the process group that its layer gave it")
+    """Raise unless DeepSpeed shards all parameter groups over the ranks that hold them."""
+    axes = [parallel.replicas if group.experts else parallel.data for group in groups]
+    process_groups = list(getattr(engine.optimizer, "real_dp_process_group", ()))
+    if [axis.group for axis in axes] != process_groups:
+        raise _changed_error(
+            "it does not shard experts over the process group that its layer gave it"
+        )
 
 
-def _layer(name: str, parallel: Parallel) -> nn.Module:
-    """Return a layer of DeepSpeed's class that has no parameters and gives it process groups."""
+def _moe_layer(group_name: str, parallel: Parallel) -> nn.Module:
+    """Return a layer of DeepSpeed's MoE class that has no parameters and registers process
+    groups."""
     try:
         from deepspeed.moe.layer import MoE
         from deepspeed.utils import groups
@@ -74,7 +77,7 @@ def _layer(name: str, parallel: Parallel) -> nn.Module:
             "replicas": groups._EXPERT_DATA_PARALLEL_GROUP,
         }
     except (ImportError, AttributeError) as error:
-        raise _changed(str(error)) from None
+        raise _changed_error(str(error)) from None
 
     class Layer(MoE):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -84,17 +87,17 @@ def _layer(name: str, parallel: Parallel) -> nn.Module:
         def set_deepspeed_parallelism(self, *_: Any, **__: Any) -> None:
             for kind, axis in (("experts", parallel.axes.experts), ("replicas", parallel.replicas)):
                 registered[kind].clear()
-                registered[kind][name] = axis.group
+                registered[kind][group_name] = axis.group
 
     return Layer()
 
 
-def _changed(what: str) -> MissingError:
+def _changed_error(difference: str) -> MissingError:
     import deepspeed
 
     return MissingError(
         f"DeepSpeed {deepspeed.__version__} differs from the version that headrace splits experts "
-        f"with: {what}",
+        f"with: {difference}",
         hint="install the version that constraints.txt names, or use engine.kind=fsdp2 or "
         "layout.ep=1",
     )

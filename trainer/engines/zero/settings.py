@@ -1,8 +1,8 @@
-"""Keys of a run for DeepSpeed, and the configuration of DeepSpeed that they become.
+"""Define a run's keys for DeepSpeed, and translate them into DeepSpeed's configuration.
 
-`engine.extra` reaches DeepSpeed as it is. DeepSpeed ignores names that it does not know, and many
-names that it knows would change results or the places of its state, so `extra` takes the names of
-`EXTRA` alone. Each was read in DeepSpeed 0.19.8: it changes speed, memory or messages.
+`engine.extra` reaches DeepSpeed unchanged. DeepSpeed ignores unknown names, and many known names
+would change results or the location of its state, so `extra` takes only the names in `EXTRA`. Their
+code was read in DeepSpeed 0.19.8: they change speed, memory or messages.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ..config import EngineConfig
 ZERO = "zero_optimization"
 PERSISTENCE = "stage3_param_persistence_threshold"
 PERSISTENT = 100_000
-"""DeepSpeed's default of it."""
+"""DeepSpeed's default threshold."""
 EFFICIENT_LINEAR = "memory_efficient_linear"
-"""DeepSpeed's own function of linear layers in ZeRO-3."""
+"""Replaces linear layers by DeepSpeed's function in ZeRO-3."""
 EXTRA: dict[str, tuple[str, ...]] = {
     "": (
         "comms_logger",
@@ -44,7 +44,7 @@ EXTRA: dict[str, tuple[str, ...]] = {
         "use_multi_rank_bucket_allreduce",
     ),
 }
-"""Names that `engine.extra` takes, at the top and in `zero_optimization`."""
+"""Names that `engine.extra` takes, at the top level and in `zero_optimization`."""
 
 OWN_KEYS = {
     "optimizer": "optimizer",
@@ -76,22 +76,23 @@ OWN_KEYS = {
         )
     },
 }
-"""Keys of a run that hold what DeepSpeed's configuration has under these names."""
+"""The run's key for each name in DeepSpeed's configuration that has one."""
 
 
 def extra_problems(extra: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield each name of `engine.extra` that is refused, with its key of a run if there is one."""
+    """Yield a problem for each name in `engine.extra` that is refused, with the run's key for the
+    same setting if there is one."""
     for name, value in extra.items():
         if name != ZERO:
-            yield from _refused("", name)
+            yield from _name_problems("", name)
         elif not isinstance(value, Mapping):
             yield Problem(f"extra.{name}", "should be a section")
         else:
-            for inner in value:
-                yield from _refused(ZERO, inner)
+            for inner_name in value:
+                yield from _name_problems(ZERO, inner_name)
 
 
-def _refused(section: str, name: str) -> Iterator[Problem]:
+def _name_problems(section: str, name: str) -> Iterator[Problem]:
     if name in EXTRA[section]:
         return
     path = f"{section}.{name}".removeprefix(".")
@@ -153,8 +154,8 @@ class ZeroConfig(EngineConfig):
         if ranks < 1:
             yield Problem("zero_hpz_partition_size", f"must be at least 1, not {ranks}")
         if ranks > 1 and self.zero != 3:
-            what = f"needs zero=3: zero={self.zero} keeps the weights whole"
-            yield Problem("zero_hpz_partition_size", what)
+            message = f"needs zero=3: zero={self.zero} keeps the weights whole"
+            yield Problem("zero_hpz_partition_size", message)
         if self.offloads and not self.zero:
             yield Problem("offload_optimizer", "needs zero=1, 2 or 3")
 
@@ -163,55 +164,56 @@ class ZeroConfig(EngineConfig):
         return self.offload_optimizer is not None
 
     def overlaps(self, precision: Precision, device: str) -> bool:
-        """Return True if DeepSpeed reduces gradients while the backward pass runs. On the CPU it
-        would wait for gloo at each bucket, and hold two."""
+        """Return whether DeepSpeed reduces gradients during the backward pass. On the CPU it would
+        wait for gloo at each bucket, and hold two buckets."""
         if self.overlap_comm is not None:
             return self.overlap_comm
         return device == "cuda" and self.can_overlap(precision)
 
     def can_overlap(self, precision: Precision) -> bool:
-        """Return True if DeepSpeed can overlap. Without ZeRO, and in ZeRO-1 of half precision with
-        the optimizer on the device, it reduces after the last backward pass in any case."""
-        after = self.zero == 1 and precision.separate_masters and not self.offloads
-        return self.zero > 0 and not after
+        """Return whether DeepSpeed can overlap. Without ZeRO, and in ZeRO-1 in half precision with
+        the optimizer on the device, it always reduces after the last backward pass."""
+        reduces_late = self.zero == 1 and precision.separate_masters and not self.offloads
+        return self.zero > 0 and not reduces_late
 
     @property
     def linear(self) -> LinearForm:
-        own = self.zero == 3 and self.extra.get(ZERO, {}).get(EFFICIENT_LINEAR, True)
-        return "zero3" if own else "torch"
+        is_replaced = self.zero == 3 and self.extra.get(ZERO, {}).get(EFFICIENT_LINEAR, True)
+        return "zero3" if is_replaced else "torch"
 
     @property
     def persistent(self) -> int:
-        """Elements up to which ZeRO-3 keeps a whole copy of a parameter."""
+        """Elements up to which ZeRO-3 keeps an unsharded copy of a parameter."""
         return int(self.extra.get(ZERO, {}).get(PERSISTENCE, PERSISTENT))
 
     def settings(
         self, precision: Precision, device: str, reduced: int, gathered: int, *, split_experts: bool
     ) -> dict[str, Any]:
-        """Return DeepSpeed's configuration, with the elements reduced and gathered at once."""
+        """Return DeepSpeed's configuration. `reduced` and `gathered` are the elements reduced and
+        gathered at once."""
         half = precision.separate_masters
         zero: dict[str, Any] = {
             "stage": self.zero,
             "overlap_comm": self.overlaps(precision, device),
-            # Before ZeRO-3, what DeepSpeed calls so is an all-reduce of a copy, and a copy back. It
-            # sums gradients of experts in no other way.
+            # Before ZeRO-3, DeepSpeed's "reduce_scatter" is an all-reduce of a copy, and a copy
+            # back. Experts' gradients are summed in no other way.
             "reduce_scatter": self.zero == 3 or split_experts,
             "reduce_bucket_size": reduced,
             "allgather_bucket_size": gathered,
             "stage3_prefetch_bucket_size": gathered,
             "zero_hpz_partition_size": self.zero_hpz_partition_size,
         }
-        found: dict[str, Any] = {
+        top_level: dict[str, Any] = {
             "train_micro_batch_size_per_gpu": 1,  # counters only: the loop owns the batch
             "gradient_accumulation_steps": 1,
             "gradient_clipping": 0.0,  # update.py clips
             "communication_data_type": self.communication_data_type,
             "bf16": {"enabled": half, "check_grad_overflow": half},
         }
-        if self.zero:  # DeepSpeed has no other sums without ZeRO: then weights are fp32 as well
-            found["data_types"] = {"grad_accum_dtype": "fp32"}
+        if self.zero:  # without ZeRO, sums have the weights' format, and weights are fp32
+            top_level["data_types"] = {"grad_accum_dtype": "fp32"}
         if self.offloads:
             zero["offload_optimizer"] = {"device": "cpu", "pin_memory": device == "cuda"}
-            found["zero_force_ds_cpu_optimizer"] = False  # headrace's, which is not compiled
+            top_level["zero_force_ds_cpu_optimizer"] = False  # headrace's AdamW instead
         extra = dict(self.extra)
-        return {**found, ZERO: {**zero, **extra.pop(ZERO, {})}, **extra}
+        return {**top_level, ZERO: {**zero, **extra.pop(ZERO, {})}, **extra}

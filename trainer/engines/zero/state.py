@@ -1,18 +1,18 @@
-"""Location of DeepSpeed's masters, optimizer states and gradients.
+"""Locate DeepSpeed's masters, optimizer states and gradients.
 
-Beside experts.py this is the only file that reads DeepSpeed's private fields.
+Only this file and experts.py read DeepSpeed's private fields.
 
-    ZeRO 0           the parameters themselves, whole on every rank (fp32 only)
+    ZeRO 0           the parameters themselves, replicated (fp32 only)
     ZeRO 1, 2        a flat partition per parameter group; `_hp_mapping` locates a parameter in it
-    ZeRO 3           every parameter cut evenly, padded; flat sub-groups; `grad_position`
+    ZeRO 3           parameters cut evenly, padded; flat sub-groups; `grad_position`
 
 Gradients, between the last backward pass and the step:
 
     ZeRO 0                p.grad
-    ZeRO 1 fp32, 2        averaged_gradients[group]: tensors that make up the flat partition
+    ZeRO 1 fp32, 2        averaged_gradients[group]: consecutive tensors of the flat partition
     ZeRO 1 bf16           BF16_Optimizer.fp32_groups_gradient_flat_partition[group]
-    ZeRO 3                averaged_gradients[sub-group]: a padded tensor for each parameter
-    offload_optimizer     .grad of the partitions, which lie in host memory
+    ZeRO 3                averaged_gradients[sub-group]: a padded tensor per parameter
+    offload_optimizer     .grad of the partitions, in host memory
 
 pyproject.toml pins DeepSpeed's minor version for this file; tests/trainer checks it.
 """
@@ -40,11 +40,11 @@ class ShardedState(ABC):
 
     @abstractmethod
     def gradients(self, pieces: Sequence[Piece]) -> list[Tensor]:
-        """Return the flat gradient of each piece."""
+        """Return the pieces' flat gradients."""
 
     @abstractmethod
     def refuse(self) -> None:
-        """Make DeepSpeed skip its next step: write NaN into the gradients."""
+        """Make DeepSpeed skip the next step: write NaN into the gradients."""
 
     @abstractmethod
     def refresh(self) -> None:
@@ -54,9 +54,10 @@ class ShardedState(ABC):
 def find(
     engine: Any, optimizer: torch.optim.Optimizer, parameters: Named, data: Axis
 ) -> ShardedState:
+    """Return the state of a DeepSpeed engine, by its ZeRO stage."""
     stage = int(engine.zero_optimization_stage())
     if not stage:
-        return _Whole(engine, parameters, data)
+        return _Replicated(engine, parameters, data)
     state: ShardedState = _Flat(engine.optimizer, optimizer, parameters)
     if stage == 3:
         state = _Partitioned(engine.optimizer, parameters, data)
@@ -64,8 +65,8 @@ def find(
     return _OnHost(state, engine.optimizer, parameters) if on_host else state
 
 
-class _Whole(ShardedState):
-    """ZeRO 0: every rank holds everything; the ranks take turns in writing it."""
+class _Replicated(ShardedState):
+    """ZeRO 0: all ranks hold all parameters, and take turns in writing them."""
 
     def __init__(self, engine: Any, parameters: Named, data: Axis) -> None:
         self.engine = engine
@@ -87,10 +88,10 @@ class _Whole(ShardedState):
 
     def gradients(self, pieces: Sequence[Piece]) -> list[Tensor]:
         for parameter in self.parameters.values():
-            if parameter.grad is None:  # unused: it still decays, as under ZeRO
+            if parameter.grad is None:  # an unused parameter still decays, as under ZeRO
                 parameter.grad = torch.zeros_like(parameter)
-        found = [self.parameters[piece.parameter].grad for piece in pieces]
-        return [gradient.view(-1) for gradient in found if gradient is not None]
+        gradients = [self.parameters[piece.parameter].grad for piece in pieces]
+        return [gradient.view(-1) for gradient in gradients if gradient is not None]
 
     def refuse(self) -> None:
         raise AssertionError("without ZeRO, DeepSpeed applies what it is given")
@@ -100,24 +101,24 @@ class _Whole(ShardedState):
 
 
 class _Flat(ShardedState):
-    """ZeRO 1 and 2: a range of all parameters of a group, laid end to end."""
+    """ZeRO 1 and 2: a range of a group's concatenated parameters."""
 
     def __init__(self, zero: Any, optimizer: torch.optim.Optimizer, parameters: Named) -> None:
         self.zero = zero
         self.optimizer = optimizer
         self.parameters = parameters
         self.accumulates = hasattr(zero, "fp32_groups_gradient_flat_partition")
-        """True for BF16_Optimizer, which keeps gradients of all parameters on every rank."""
+        """True for BF16_Optimizer, which accumulates unsharded gradients."""
 
     def pieces(self) -> list[Piece]:
         partitions = [group["params"][0] for group in self.optimizer.param_groups]
-        found = []
+        pieces = []
         for name, parameter in self.parameters.items():
             mapping = parameter._hp_mapping  # type: ignore[attr-defined]
-            if mapping is None:  # another rank's
+            if mapping is None:  # on other ranks
                 continue
             address = mapping.hp_fragment_address
-            found.append(
+            pieces.append(
                 Piece(
                     parameter=name,
                     tensor=partitions[mapping.param_group_index],
@@ -127,30 +128,30 @@ class _Flat(ShardedState):
                     writes=True,
                 )
             )
-        return found
+        return pieces
 
     def gradients(self, pieces: Sequence[Piece]) -> list[Tensor]:
-        by_place = []
+        gradients_by_begin = []
         for number in range(len(self.optimizer.param_groups)):
             if self.accumulates:
                 tensors = [self.zero.fp32_groups_gradient_flat_partition[number]]
             else:
                 tensors = self.zero.averaged_gradients[number]
-            begins = accumulate((each.numel() for each in tensors), initial=0)
-            by_place.append(dict(zip(begins, tensors, strict=False)))
-        return [self._gradient(piece, by_place) for piece in pieces]
+            begins = accumulate((tensor.numel() for tensor in tensors), initial=0)
+            gradients_by_begin.append(dict(zip(begins, tensors, strict=False)))
+        return [self._gradient(piece, gradients_by_begin) for piece in pieces]
 
-    def _gradient(self, piece: Piece, by_place: Sequence[Mapping[int, Tensor]]) -> Tensor:
+    def _gradient(self, piece: Piece, gradients_by_begin: Sequence[Mapping[int, Tensor]]) -> Tensor:
         mapping: Any = self.parameters[piece.parameter]._hp_mapping  # type: ignore[attr-defined]
         group: int = mapping.param_group_index
         if self.accumulates:
-            return by_place[group][0].narrow(0, piece.begin, piece.numel)
-        found = by_place[group][piece.begin].view(-1)
-        assert len(found) == piece.numel, "DeepSpeed cuts gradients and masters alike"
-        return found
+            return gradients_by_begin[group][0].narrow(0, piece.begin, piece.numel)
+        gradient = gradients_by_begin[group][piece.begin].view(-1)
+        assert len(gradient) == piece.numel, "DeepSpeed cuts gradients and masters alike"
+        return gradient
 
     def refuse(self) -> None:
-        if self.accumulates:  # each rank decides by what it has: some have padding alone
+        if self.accumulates:  # each rank decides by its gradients, and some have only padding
             gradients = self.zero.fp32_groups_gradients_flat
         else:
             gradients = self.gradients(self.pieces())
@@ -162,7 +163,7 @@ class _Flat(ShardedState):
 
 
 class _Partitioned(ShardedState):
-    """ZeRO 3: an even part of every parameter; the last ranks' parts end in padding."""
+    """ZeRO 3: an even cut of every parameter; those of the last ranks end in padding."""
 
     def __init__(self, zero: Any, parameters: Named, data: Axis) -> None:
         self.zero = zero
@@ -170,13 +171,13 @@ class _Partitioned(ShardedState):
         self.data = data
 
     def pieces(self) -> list[Piece]:
-        found = []
+        pieces = []
         for name, parameter in self.parameters.items():
             group, offset, padded = self.zero.grad_position[self.zero.get_param_id(parameter)]
             start = padded * self.data.rank
             numel = min(padded, parameter.ds_numel - start)  # type: ignore[attr-defined]
             if numel > 0:
-                found.append(
+                pieces.append(
                     Piece(
                         parameter=name,
                         tensor=self.zero.fp32_partitioned_groups_flat[group],
@@ -186,21 +187,22 @@ class _Partitioned(ShardedState):
                         writes=True,
                     )
                 )
-        return found
+        return pieces
 
     def gradients(self, pieces: Sequence[Piece]) -> list[Tensor]:
-        padded: dict[int, Tensor] = {}
+        padded_gradients: dict[int, Tensor] = {}
         for number, group in enumerate(self.zero.fp16_groups):
-            members = map(id, group)
-            padded.update(zip(members, self.zero.averaged_gradients[number], strict=True))
-        found = [padded[id(self.parameters[piece.parameter])] for piece in pieces]
+            ids = map(id, group)
+            padded_gradients.update(zip(ids, self.zero.averaged_gradients[number], strict=True))
         return [
-            gradient.view(-1).narrow(0, 0, piece.numel)
-            for gradient, piece in zip(found, pieces, strict=True)
+            padded_gradients[id(self.parameters[piece.parameter])]
+            .view(-1)
+            .narrow(0, 0, piece.numel)
+            for piece in pieces
         ]
 
     def refuse(self) -> None:
-        # Not the padding: DeepSpeed's buffer would keep NaN there.
+        # Without the padding: DeepSpeed's buffer would keep NaN there.
         for gradient in self.gradients(self.pieces()):
             gradient.fill_(torch.nan)
 
@@ -210,16 +212,16 @@ class _Partitioned(ShardedState):
             self.zero._reassign_or_swap_out_partitioned_parameters(group)
         persistent = self.zero.persistent_parameters
         if persistent:
-            # Small parameters stay gathered on every rank. Without `partition`, the gather would
-            # keep the values of before.
+            # Small parameters stay gathered on all ranks. Without `partition`, the gather would
+            # keep the old values.
             for parameter in persistent:
                 parameter.partition()
             persistent[0].all_gather(persistent)
 
 
 class _OnHost(ShardedState):
-    """offload_optimizer: DeepSpeed copies the gradients to its partitions in host memory, notes a
-    norm of each, and judges the step by these."""
+    """offload_optimizer: DeepSpeed copies gradients to the partitions in host memory, records their
+    norms, and skips the step if a norm is not finite."""
 
     def __init__(self, state: ShardedState, zero: Any, parameters: Named) -> None:
         self.state = state
@@ -232,21 +234,21 @@ class _OnHost(ShardedState):
     def gradients(self, pieces: Sequence[Piece]) -> list[Tensor]:
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()  # the copies are asynchronous
-        found = []
+        gradients = []
         for piece in pieces:
             assert piece.tensor.grad is not None, "DeepSpeed allocates it once"
             gradient = piece.tensor.grad.view(-1).narrow(0, piece.begin, piece.numel)
             number = self.zero.get_param_id(self.parameters[piece.parameter])
             if number not in self.zero.norm_for_param_grads:
-                gradient.zero_()  # unused: this is the gradient of an earlier step
-            found.append(gradient)
-        return found
+                gradient.zero_()  # an unused parameter has the gradient of an earlier step
+            gradients.append(gradient)
+        return gradients
 
     def refuse(self) -> None:
         self.zero.local_overflow = True
         norms = self.zero.norm_for_param_grads
         norms.update({key: torch.full_like(norm, torch.nan) for key, norm in norms.items()})
-        # The sums of ZeRO-2 on the device, which DeepSpeed would keep for the next step.
+        # ZeRO-2's sums on the device: DeepSpeed would keep them for the next step.
         self.zero.averaged_gradients = dict.fromkeys(self.zero.averaged_gradients)
 
     def refresh(self) -> None:
