@@ -138,8 +138,8 @@ def _encode_run(run: RunData) -> list[dict[str, Any]]:
 def _encode_table(
     run_id: str, table: CurveTable, curves: dict[str, tuple[Any, ...]]
 ) -> dict[str, Any]:
-    """Encode a table for the panels. Without `minimum` and `maximum` where each bucket is a single
-    step, and for rows, which are sums."""
+    """Encode a table for the panels. A curve has its mean alone if each bucket is a single step,
+    or if it counts rows; else minimum and maximum too."""
     single = bool((table.first == table.last).all())
     return {
         "run": run_id,

@@ -254,12 +254,18 @@ def timelines(job: Job, stage: int) -> list[Timeline]:
             threads=job.threads if device == "cpu" else 1,
         )
         passes = model_passes(job.model, shape, job.rules)
-        number, inputs = micro_batches(rows, phase, job.dp), input_bytes(shape)
-        stream = stream_bytes(shape, job.model.width)
+        num_micro_batches = micro_batches(rows, phase, job.dp)
+        inputs, stream = input_bytes(shape), stream_bytes(shape, job.model.width)
         phase_timelines = [
             step_memory(
-                *(passes, state.memory(shards, degrees), layout, job.cuts),
-                *(stage, number, inputs, stream),
+                passes,
+                state.memory(shards, degrees),
+                layout,
+                job.cuts,
+                stage,
+                num_micro_batches,
+                inputs,
+                stream,
             )
             for shards in shards_by_rank
         ]

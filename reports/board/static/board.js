@@ -18,8 +18,8 @@ const focused = () => runOf(state.focus) || shown()[0] || state.runs[0];
 function matches(run) {
   const [key, value] = state.filter.split("=").map(word => word.trim());
   if (run.name.toLowerCase().includes(state.filter.toLowerCase())) return true; // a name may have a "=" too
-  const equal = own => typeof own === "number" && value && !isNaN(value) ? own === Number(value) : String(own).startsWith(value);
-  return value !== undefined && Object.entries(state.settings[run.id] || {}).some(([name, own]) => name.endsWith(key) && equal(own));
+  const equal = setting => typeof setting === "number" && value && !isNaN(value) ? setting === Number(value) : String(setting).startsWith(value);
+  return value !== undefined && Object.entries(state.settings[run.id] || {}).some(([name, setting]) => name.endsWith(key) && equal(setting));
 }
 
 /* Curves */
@@ -80,12 +80,12 @@ function drawn(now, began, turn) {
 function parse(buffer) {
   const size = new DataView(buffer).getUint32(0, true), head = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, size)));
   let at = 4 + size;
-  const take = (kind, count) => { const found = new kind(buffer, at, count); at += count * kind.BYTES_PER_ELEMENT; return found; };
+  const take = (kind, count) => { const array = new kind(buffer, at, count); at += count * kind.BYTES_PER_ELEMENT; return array; };
   return head.map(({ run, points, curves }) => {
-    const part = { run, x: take(Float64Array, points), first: take(Float64Array, points), last: take(Float64Array, points), curves: {} };
-    for (const name of curves) part.curves[name] = [take(Float32Array, points), take(Float32Array, points), take(Float32Array, points)];
+    const curvesOfRun = { run, x: take(Float64Array, points), first: take(Float64Array, points), last: take(Float64Array, points), curves: {} };
+    for (const name of curves) curvesOfRun.curves[name] = [take(Float32Array, points), take(Float32Array, points), take(Float32Array, points)];
     at = Math.ceil(at / 8) * 8;
-    return part;
+    return curvesOfRun;
   });
 }
 
@@ -196,20 +196,20 @@ const TABS = {
   /* The newest scores of the runs that are shown beside each other; of one run, its steps. */
   async Scores() {
     const runs = shown().length ? shown() : state.runs;
-    const found = await Promise.all(runs.map(async run => ({ run, scores: (await json(`api/run/${run.id}`)).scores })));
-    const columns = runs.length > 1 ? found.map(({ run, scores }) => ({ name: run.name, scores }))
-      : [...new Set(found[0].scores.map(each => each.step))].sort((a, b) => a - b).slice(-8).map(step => ({ name: `step ${whole(step)}`, scores: found[0].scores.filter(each => each.step === step) }));
-    const keys = [...new Set(found.flatMap(({ scores }) => scores.map(each => JSON.stringify([each.task, each.metric]))))].sort();
+    const scored = await Promise.all(runs.map(async run => ({ run, scores: (await json(`api/run/${run.id}`)).scores })));
+    const columns = runs.length > 1 ? scored.map(({ run, scores }) => ({ name: run.name, scores }))
+      : [...new Set(scored[0].scores.map(score => score.step))].sort((a, b) => a - b).slice(-8).map(step => ({ name: `step ${whole(step)}`, scores: scored[0].scores.filter(score => score.step === step) }));
+    const keys = [...new Set(scored.flatMap(({ scores }) => scores.map(score => JSON.stringify([score.task, score.metric]))))].sort();
     const lacking = runs.flatMap(run => run.missing.map(({ text, command }) => el("p", { class: "note" }, el("b", {}, "Missing: "), runs.length > 1 ? `${run.name}: ${text}` : text,
       command ? el("span", {}, ". To compute them: ", el("code", {}, command)) : null)));
     if (!keys.length) return card("Scores", ...lacking, el("p", { class: "empty" }, "No checkpoint has scores. trainer eval and trainer recall write them beside the run."));
-    const newest = (scores, task, metric) => scores.filter(each => each.task === task && each.metric === metric).reduce((last, each) => !last || each.step >= last.step ? each : last, null);
+    const newest = (scores, task, metric) => scores.filter(score => score.task === task && score.metric === metric).reduce((last, score) => !last || score.step >= last.step ? score : last, null);
     const rows = keys.map(key => {
       const [task, metric] = JSON.parse(key), values = columns.map(({ scores }) => newest(scores, task, metric));
-      return row([task, metric, ...values.map(each => each ? el("span", {}, each.value, runs.length > 1 ? el("small", {}, ` step ${whole(each.step)}`) : null) : "–")],
-        runs.length > 1 && new Set(values.map(each => each?.value)).size > 1 ? "differs" : "");
+      return row([task, metric, ...values.map(score => score ? el("span", {}, score.value, runs.length > 1 ? el("small", {}, ` step ${whole(score.step)}`) : null) : "–")],
+        runs.length > 1 && new Set(values.map(score => score?.value)).size > 1 ? "differs" : "");
     });
-    return card("Scores", ...lacking, table(["task", "metric", ...columns.map(each => each.name)], rows, "sides"));
+    return card("Scores", ...lacking, table(["task", "metric", ...columns.map(column => column.name)], rows, "sides"));
   },
   async History(run) {
     const { events, files } = await json(`api/run/${run.id}`);
@@ -246,34 +246,34 @@ async function openStep(id, step, first = 0) {
     el("button", { "aria-label": "step after", disabled: step >= run.range.step[1], onclick: () => openStep(id, step + 1) }, "›"),
     el("button", { class: "close", "aria-label": "close", onclick: () => drawer.close() }, "×"));
   anew(drawer, () => drawer.replaceChildren(head, el("p", { class: "empty" }, "reading the rows …")));
-  let found;
-  try { found = await json(`api/step/${id}/${step}?first=${first}`); }
-  catch (error) { found = { error: String(error.message) }; }
-  anew(drawer, () => drawer.replaceChildren(head, proof(found), measured(found), ...(found.rows || []).map(rowCard), pager(found, id, step)));
+  let stepRows;
+  try { stepRows = await json(`api/step/${id}/${step}?first=${first}`); }
+  catch (error) { stepRows = { error: String(error.message) }; }
+  anew(drawer, () => drawer.replaceChildren(head, proof(stepRows), measured(stepRows), ...(stepRows.rows || []).map(rowCard), pager(stepRows, id, step)));
   for (const words of drawer.querySelectorAll("pre")) words.nextElementSibling.hidden = words.scrollHeight <= words.clientHeight + 1;
   drawer.scrollTop = 0;
   markCut();
 }
-function proof(found) {
-  if (found.error) return el("div", { class: "proof bad" }, el("b", {}, found.error), found.hint ? el("p", {}, found.hint) : null);
-  if (found.why) return el("p", { class: "proof" }, found.why);
-  if (found.proved) return el("p", { class: "proof good" }, el("b", {}, "Proved. "), `The ${whole(found.count)} rows match their hash in the run's ledger.`);
-  return el("p", { class: "proof" }, found.taken ? "Not proved: the ledger does not hold the hash of the step before." : "Planned: the run has not taken this step yet.");
+function proof(stepRows) {
+  if (stepRows.error) return el("div", { class: "proof bad" }, el("b", {}, stepRows.error), stepRows.hint ? el("p", {}, stepRows.hint) : null);
+  if (stepRows.why) return el("p", { class: "proof" }, stepRows.why);
+  if (stepRows.proved) return el("p", { class: "proof good" }, el("b", {}, "Proved. "), `The ${whole(stepRows.count)} rows match their hash in the run's ledger.`);
+  return el("p", { class: "proof" }, stepRows.taken ? "Not proved: the ledger does not hold the hash of the step before." : "Planned: the run has not taken this step yet.");
 }
 function measured({ metrics, before }) {
   if (!metrics) return null;
   const value = number => number === null || number === undefined ? "not finite" : number.toFixed(4);
   const was = previous => previous === null || previous === undefined ? "–" : previous.toFixed(4);
-  const rows = [row(["all", value(metrics.loss), was(before?.loss), whole(Object.values(metrics.sources).reduce((sum, each) => sum + each.rows, 0))]),
-    ...Object.entries(metrics.sources).map(([name, each]) => row([name, value(each.loss), was(before?.sources[name]?.loss), whole(each.rows)]))];
+  const rows = [row(["all", value(metrics.loss), was(before?.loss), whole(Object.values(metrics.sources).reduce((sum, source) => sum + source.rows, 0))]),
+    ...Object.entries(metrics.sources).map(([name, source]) => row([name, value(source.loss), was(before?.sources[name]?.loss), whole(source.rows)]))];
   return el("div", {}, table(["source", "loss", "step before", "rows"], rows),
     el("p", { class: "note" }, `phase ${metrics.phase} · gradient norm ${metrics.grad_norm === null ? "not finite" : human(metrics.grad_norm)} · learning rate ${human(metrics.lr)} · ${human(metrics.tokens_per_second)} tokens/s`,
       metrics.slowest_rank === undefined ? "" : ` · slowest rank ${metrics.slowest_rank}: the others wait for it in ${percent(metrics.slowest_lag)} of the step${metrics.slowest_steps > 1 ? `, for ${whole(metrics.slowest_steps)} steps in a row` : ""}`,
       metrics.skipped ? el("b", {}, ` · skipped: ${metrics.why}`) : ""));
 }
-function rowCard(each) {
+function rowCard(audited) {
   return el("article", { class: "rowcard" },
-    el("h3", {}, `row ${whole(each.row)}`, el("small", {}, `${each.source} · epoch ${each.epoch} · ${each.phase}`), el("code", { title: "hash of the row's tokens" }, each.hash.slice(0, 16))),
+    el("h3", {}, `row ${whole(audited.row)}`, el("small", {}, `${audited.source} · epoch ${audited.epoch} · ${audited.phase}`), el("code", { title: "hash of the row's tokens" }, audited.hash.slice(0, 16))),
     ...each.documents.map(piece => {
       const words = el("pre", {}, piece.text, piece.cut ? "\n…" : "");
       return el("div", { class: "piece" },
@@ -282,13 +282,13 @@ function rowCard(each) {
         words, el("button", { class: "more", onclick: event => { words.classList.toggle("open"); event.target.textContent = words.classList.contains("open") ? "less" : "whole text"; } }, "whole text"));
     }));
 }
-function pager(found, id, step) {
-  if (!found.rows || found.count <= found.page) return el("span");
-  const last = Math.min(found.first + found.page, found.count);
+function pager(stepRows, id, step) {
+  if (!stepRows.rows || stepRows.count <= stepRows.page) return el("span");
+  const last = Math.min(stepRows.first + stepRows.page, stepRows.count);
   return el("div", { class: "pager" },
-    el("button", { disabled: !found.first, onclick: () => openStep(id, step, found.first - found.page) }, "rows before"),
-    el("span", {}, `rows ${found.first + 1} to ${last} of ${whole(found.count)}`),
-    el("button", { disabled: last >= found.count, onclick: () => openStep(id, step, found.first + found.page) }, "rows after"));
+    el("button", { disabled: !stepRows.first, onclick: () => openStep(id, step, stepRows.first - stepRows.page) }, "rows before"),
+    el("span", {}, `rows ${stepRows.first + 1} to ${last} of ${whole(stepRows.count)}`),
+    el("button", { disabled: last >= stepRows.count, onclick: () => openStep(id, step, stepRows.first + stepRows.page) }, "rows after"));
 }
 
 /* Polling */

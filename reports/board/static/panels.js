@@ -179,8 +179,8 @@ class Card {
     return own.map(mark => ({ kind: mark.kind, y: mark.y, x: mark[state.axis] })).filter(mark => mark.x !== null);
   }
   phases(runs, end) {
-    const each = runs.map(run => JSON.stringify(run.phases.map(phase => [phase.name, phase[state.axis]])));
-    if (!runs.length || each.some(own => own !== each[0])) return [];
+    const phasesByRun = runs.map(run => JSON.stringify(run.phases.map(phase => [phase.name, phase[state.axis]])));
+    if (!runs.length || phasesByRun.some(phases => phases !== phasesByRun[0])) return [];
     const begun = runs[0].phases.filter(phase => phase[state.axis] !== null);
     return begun.map((phase, i) => ({ name: phase.name, from: i ? phase[state.axis] : -Infinity, to: begun[i + 1]?.[state.axis] ?? end }));
   }

@@ -25,15 +25,15 @@ function ticks(low, high, count) {
   if (!(high > low)) return [low];
   const rough = (high - low) / count, size = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 2.5, 5, 10].map(m => m * size).find(s => s >= rough * 0.999);
-  const found = [];
-  for (let n = Math.ceil(low / step - 1e-9); n * step <= high + step * 1e-9; n++) found.push(n * step);
-  return found.length < 2 && count < 20 ? ticks(low, high, 2 * count) : found; // one label shows no scale
+  const values = [];
+  for (let n = Math.ceil(low / step - 1e-9); n * step <= high + step * 1e-9; n++) values.push(n * step);
+  return values.length < 2 && count < 20 ? ticks(low, high, 2 * count) : values; // one label shows no scale
 }
 function logTicks(low, high, count) {
-  const found = [];
+  const candidates = [];
   for (let e = Math.floor(Math.log10(low)); e <= Math.ceil(Math.log10(high)); e++)
-    for (const m of [1, 2, 5]) found.push(m * 10 ** e);
-  const inside = found.filter(v => v >= low * 0.999 && v <= high * 1.001);
+    for (const m of [1, 2, 5]) candidates.push(m * 10 ** e);
+  const inside = candidates.filter(v => v >= low * 0.999 && v <= high * 1.001);
   if (inside.length < 2) return ticks(low, high, count);
   const tens = inside.filter(v => /^1(e|0*$|\.?$)|^0?\.0*1$/.test(String(v)));
   return inside.length > count * 1.6 && tens.length > 1 ? tens : inside;

@@ -23,8 +23,8 @@ function draw() {
 }
 function build() {
   $("curves").replaceChildren(); $("more").replaceChildren();
-  const found = panelsOf(shown());
-  mount(found, panel => $(panel.wide ? "curves" : "more"));
+  const panels = panelsOf(shown());
+  mount(panels, panel => $(panel.wide ? "curves" : "more"));
   for (const name of ["curves", "more"]) $(name).hidden = !$(name).children.length;
 }
 const note = el("p", { class: "note", id: "rows", role: "status" });
