@@ -205,7 +205,7 @@ def case_of(kind: str, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
             for n, share in enumerate(shares)
         ]
         storage.write(str(file), sealed({"weights": {"web": 1.0}, "candidates": candidates}))
-        return Case(file, lambda: repr(rankings.load([str(tmp_path)])))
+        return Case(file, lambda: repr(rankings.load_scores([str(tmp_path)])))
     if kind == "measured":
         measured.write(tmp_path / "measured.json", {"phases": [{"measured": 1.25}]})
         return Case(tmp_path / "measured.json", lambda: measured.read(tmp_path / "measured.json"))

@@ -12,7 +12,8 @@ from ...console import command
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .measured import Measured
+    from ...dataplane.arrays import Float64
+    from .measured import MeasuredMixtures
     from .propose import Proposal
     from .regression import Regression
 
@@ -61,46 +62,49 @@ def search(
     """
     import numpy as np
 
-    from .measured import load
-    from .propose import expected_best, propose
+    from .measured import load_scores
+    from .propose import find_expected_best, propose
     from .regression import Regression
 
     if (mixture is None) != (out is None):
         raise click.UsageError("--mixture FILE and --out FOLDER need each other")
-    measured = load(anneals)
-    largest = _limits(limits, measured.sources)
-    most = np.array([largest.get(name, 1.0) for name in measured.sources])
-    fit = Regression(measured.shares, measured.scores, measured.error)
-    best = float(fit.predict(measured.shares)[0].min())
-    proposals = propose(fit, best, count, most, seed)
-    expected = expected_best(fit, best, most, seed)
-    files = _write(mixture, out, measured, proposals) if mixture and out else []
+    measured = load_scores(anneals)
+    limits_by_source = _parse_limits(limits, measured.sources)
+    max_shares = np.array([limits_by_source.get(source, 1.0) for source in measured.sources])
+    regression = Regression(measured.shares, measured.scores, measured.error)
+    best_score = float(regression.predict(measured.shares)[0].min())
+    proposals = propose(regression, best_score, count, max_shares, seed)
+    expected = find_expected_best(regression, best_score, max_shares, seed)
+    files = _write_proposals(mixture, out, measured, proposals) if mixture and out else []
     if as_json:
-        command.emit(_json(measured, fit, proposals, expected, files))
-    command.say("\n".join(_lines(measured, fit, proposals, expected)))
+        command.emit(_json_summary(measured, regression, proposals, expected, files))
+    command.say("\n".join(_summary_lines(measured, regression, proposals, expected)))
     if len(proposals) < count:
         command.say(f"--max allows only {len(proposals)} mixtures that differ from those measured")
     for file in files:
         command.say(f"wrote {file}")
 
 
-def _limits(words: tuple[str, ...], sources: Sequence[str]) -> dict[str, float]:
+def _parse_limits(words: tuple[str, ...], sources: Sequence[str]) -> dict[str, float]:
+    """Parse the --max options into the largest share by source."""
     from ...console.errors import MisuseError
 
     form = "SOURCE=SHARE, with a share from 0 to 1"
-    found = command.named_numbers(words, "--max", form, most=1.0)
-    if unknown := [name for name in found if name not in sources]:
+    max_shares = command.named_numbers(words, "--max", form, most=1.0)
+    if unknown := [source for source in max_shares if source not in sources]:
         raise MisuseError(
             f"--max names {', '.join(unknown)}, which no measured mixture has",
             hint=f"the sources are {', '.join(sources)}",
         )
-    if sum(found.get(name, 1.0) for name in sources) < 1:
+    if sum(max_shares.get(source, 1.0) for source in sources) < 1:
         raise MisuseError("the shares of --max sum to less than 1", hint="allow larger shares")
-    return found
+    return max_shares
 
 
-def _write(mixture: str, out: str, measured: Measured, proposals: Sequence[Proposal]) -> list[Path]:
-    """Write each proposal as the mixture with other weights."""
+def _write_proposals(
+    mixture: str, out: str, measured: MeasuredMixtures, proposals: Sequence[Proposal]
+) -> list[Path]:
+    """Write the mixture once per proposal, with the proposal's shares as weights."""
     from dataclasses import replace
 
     from ...console import config
@@ -113,91 +117,104 @@ def _write(mixture: str, out: str, measured: Measured, proposals: Sequence[Propo
     if draft.problems:
         raise ConfigError(draft.source, draft.problems)
     if len(draft.mixture.phases) != 1:
-        what = f"there are {len(draft.mixture.phases)}; a proposal has the shares of one phase"
-        raise ConfigError(draft.source, [Problem("phases", what)])
-    [(name, phase)] = draft.mixture.phases.items()
+        message = f"there are {len(draft.mixture.phases)}; a proposal has the shares of one phase"
+        raise ConfigError(draft.source, [Problem("phases", message)])
+    [(phase_name, phase)] = draft.mixture.phases.items()
     files = [Path(out) / f"proposal-{number}.yaml" for number in range(1, len(proposals) + 1)]
-    if there := [file for file in files if file.exists()]:
-        raise StorageError(f"{there[0]} already exists", hint="choose another --out")
-    for file, each in zip(files, proposals, strict=True):
+    if existing := [file for file in files if file.exists()]:
+        raise StorageError(f"{existing[0]} already exists", hint="choose another --out")
+    for file, proposal in zip(files, proposals, strict=True):
         weights: dict[str, Weight] = {
             source: float(share)
-            for source, share in zip(measured.sources, each.shares, strict=True)
+            for source, share in zip(measured.sources, proposal.shares, strict=True)
             if share
         }
-        made = replace(draft.mixture, phases={name: replace(phase, weights=weights)})
-        storage.write(str(file), config.dump(made).encode())
+        phases = {phase_name: replace(phase, weights=weights)}
+        storage.write(str(file), config.dump(replace(draft.mixture, phases=phases)).encode())
     return files
 
 
-def _json(
-    measured: Measured,
-    fit: Regression,
+def _json_summary(
+    measured: MeasuredMixtures,
+    regression: Regression,
     proposals: Sequence[Proposal],
     expected: Proposal,
     files: Sequence[Path],
 ) -> dict[str, Any]:
-    from .propose import effects
+    from .propose import estimate_effects
 
-    def one(each: Proposal) -> dict[str, Any]:
-        shares = dict(zip(measured.sources, map(float, each.shares), strict=True))
-        return {"shares": shares, "score": each.score, "error": each.error, "better": each.better}
+    def summarize(proposal: Proposal) -> dict[str, Any]:
+        return {
+            "shares": dict(zip(measured.sources, map(float, proposal.shares), strict=True)),
+            "score": proposal.score,
+            "error": proposal.error,
+            "better": proposal.improvement_probability,
+        }
 
-    changes = effects(fit, measured.shares[measured.best])
+    effects = estimate_effects(regression, measured.shares[measured.best])
     return {
         "measured": len(measured.names),
         "best": {"name": measured.names[measured.best], "score": measured.scores.min()},
-        "fit": dict(zip(("error", "error_of_the_mean"), _left_out(measured, fit), strict=True)),
+        "fit": dict(
+            zip(("error", "error_of_the_mean"), _left_out_errors(measured, regression), strict=True)
+        ),
         "effects": {
-            name: {"change": change, "error": error}
-            for name, (change, error) in zip(measured.sources, changes, strict=True)
+            source: {"change": change, "error": error}
+            for source, (change, error) in zip(measured.sources, effects, strict=True)
         },
-        "expected_best": one(expected),
-        "proposals": [one(each) for each in proposals],
+        "expected_best": summarize(expected),
+        "proposals": [summarize(proposal) for proposal in proposals],
         "files": list(map(str, files)),
     }
 
 
-def _left_out(measured: Measured, fit: Regression) -> tuple[float, float]:
-    """Return the root mean square error for mixtures that are left out: of the fit, and of the
-    mean of the others."""
+def _left_out_errors(measured: MeasuredMixtures, regression: Regression) -> tuple[float, float]:
+    """Compute the leave-one-out root mean square errors: by the regression, and by the mean."""
     import numpy as np
 
-    scores, count = measured.scores, len(measured.scores)
-    others = (scores.sum() - scores) / (count - 1)
-    errors = [float(np.sqrt(np.mean((guess - scores) ** 2))) for guess in (fit.left_out(), others)]
-    return errors[0], errors[1]
+    def root_mean_square_error(predictions: Float64) -> float:
+        return float(np.sqrt(np.mean((predictions - scores) ** 2)))
+
+    scores = measured.scores
+    means = (scores.sum() - scores) / (len(scores) - 1)
+    return root_mean_square_error(regression.predict_left_out()), root_mean_square_error(means)
 
 
-def _lines(
-    measured: Measured, fit: Regression, proposals: Sequence[Proposal], expected: Proposal
+def _summary_lines(
+    measured: MeasuredMixtures,
+    regression: Regression,
+    proposals: Sequence[Proposal],
+    expected: Proposal,
 ) -> list[str]:
-    from .propose import effects
+    from .propose import estimate_effects
 
-    error, plain = _left_out(measured, fit)
+    error, mean_error = _left_out_errors(measured, regression)
     best = measured.best
-    verdict = "" if error < plain else ": no better, so the shares do not explain the scores yet"
-    text = [
+    verdict = (
+        "" if error < mean_error else ": no better, so the shares do not explain the scores yet"
+    )
+    lines = [
         f"measured    {len(measured.names)} mixtures; the best is {measured.names[best]}, "
         f"{measured.scores[best]:.4f} bits per byte",
         f"fit         off by {error:.4f} for a mixture that is left out; the mean of the others by "
-        f"{plain:.4f}{verdict}",
+        f"{mean_error:.4f}{verdict}",
         "1% more     "
         + ", ".join(
-            f"{name} {change:+.4f} ± {deviation:.4f}"
-            for name, (change, deviation) in zip(
-                measured.sources, effects(fit, measured.shares[best]), strict=True
+            f"{source} {change:+.4f} ± {deviation:.4f}"
+            for source, (change, deviation) in zip(
+                measured.sources, estimate_effects(regression, measured.shares[best]), strict=True
             )
         ),
         f"{'':<12}predicted    error  better  " + "  ".join(measured.sources),
     ]
-    named = [("expected", expected), *((f"proposal {n}", p) for n, p in enumerate(proposals, 1))]
-    for name, each in named:
+    rows = [("expected", expected), *((f"proposal {n}", p) for n, p in enumerate(proposals, 1))]
+    for title, proposal in rows:
         shares = "  ".join(
             f"{share:>{max(6, len(source))}.1%}"
-            for source, share in zip(measured.sources, each.shares, strict=True)
+            for source, share in zip(measured.sources, proposal.shares, strict=True)
         )
-        text.append(
-            f"{name:<12}{each.score:>9.4f}  {each.error:>7.4f}  {each.better:>6.1%}  {shares}"
+        lines.append(
+            f"{title:<12}{proposal.score:>9.4f}  {proposal.error:>7.4f}  "
+            f"{proposal.improvement_probability:>6.1%}  {shares}"
         )
-    return text
+    return lines

@@ -1,4 +1,8 @@
-"""Propose the mixtures to measure next, where the regression expects the most improvement."""
+"""Propose the mixtures to measure next, where the regression expects the most improvement.
+
+Bayesian optimization on the simplex of shares: random search maximizes the expected improvement,
+in rounds that narrow around the best mixtures.
+"""
 
 from __future__ import annotations
 
@@ -12,137 +16,153 @@ import numpy as np
 from ...dataplane.arrays import Float64
 from .regression import Regression
 
-SAMPLES = 4096
-"""Mixtures that are compared in each round of a search."""
-ROUNDS = 6
-"""Rounds, each closer around the best mixtures of the round before."""
-KEPT = 32
+NUM_SAMPLES = 4096
+"""Random mixtures per round."""
+NUM_ROUNDS = 6
+"""Rounds per search; later rounds draw closer around the best mixtures."""
+NUM_SURVIVORS = 32
+"""Mixtures that a round passes on to the next."""
 CONCENTRATION = 30.0
 """Sharpness of the first round around a mixture; it doubles in each round."""
-DIGITS = 3
-"""Digits of a proposed share."""
-APART = 0.02
-"""Least difference, in the share of some source, between a proposal and any other mixture of the
-fit: two nearer ones would train nearly the same model."""
+SHARE_DIGITS = 3
+"""Decimals of a proposed share."""
+MIN_DISTANCE = 0.02
+"""Minimum distance, in the share of some source, between a proposal and any mixture in the fit: two
+nearer mixtures would train nearly the same model."""
 
 
 @dataclass(frozen=True)
 class Proposal:
     shares: Float64
+    """[sources]."""
     score: float
     """Predicted."""
     error: float
     """Standard deviation of the prediction."""
-    better: float
-    """Probability that it is better than the best measured mixture."""
+    improvement_probability: float
+    """Probability that the mixture is better than the best measured mixture."""
 
 
 def propose(
-    fit: Regression, best: float, count: int, most: Float64, seed: int = 0
+    regression: Regression, best_score: float, count: int, max_shares: Float64, seed: int = 0
 ) -> list[Proposal]:
-    """Return `count` mixtures to measure together, or fewer if the limits allow no more: each where
-    the fit expects the most improvement on the score `best`. `most` are the largest shares of the
-    sources.
+    """Return up to `count` mixtures to measure together, fewer if `max_shares` [sources] allows no
+    more. Each maximizes the expected improvement on `best_score`.
 
-    Later ones are chosen as if earlier ones had been measured with the predicted scores.
+    Later mixtures are chosen as if earlier ones had been measured with the predicted scores.
     """
     random = np.random.default_rng(seed)
-    found: list[Proposal] = []
-    believed, least = fit, best
-    while len(found) < count:
-        worth = partial(expected_improvement, least)
-        shares = _best_of(random, believed, most, worth, new=True)
+    proposals: list[Proposal] = []
+    conditioned, min_score = regression, best_score
+    while len(proposals) < count:
+        utility = partial(expected_improvement, min_score)
+        shares = _maximize(random, conditioned, max_shares, utility, distinct=True)
         if shares is None:
             break
-        found.append(proposal(fit, shares, best))
-        believed, least = believed.believing(shares), min(least, found[-1].score)
-    return found
+        proposals.append(_predict_proposal(regression, shares, best_score))
+        conditioned = conditioned.condition_on_prediction(shares)
+        min_score = min(min_score, proposals[-1].score)
+    return proposals
 
 
-def expected_best(fit: Regression, best: float, most: Float64, seed: int = 0) -> Proposal:
-    """Return the mixture with the lowest predicted score."""
-    shares = _best_of(np.random.default_rng(seed), fit, most, lambda mean, _: -mean)
+def find_expected_best(
+    regression: Regression, best_score: float, max_shares: Float64, seed: int = 0
+) -> Proposal:
+    """Find the mixture with the lowest predicted score."""
+    random = np.random.default_rng(seed)
+    shares = _maximize(random, regression, max_shares, lambda mean, _: -mean)
     assert shares is not None
-    return proposal(fit, shares, best)
+    return _predict_proposal(regression, shares, best_score)
 
 
-def proposal(fit: Regression, shares: Float64, best: float) -> Proposal:
-    [mean], [error] = fit.predict(shares[None])
-    better = float(mean < best) if not error else _normal((best - mean) / error)
-    return Proposal(shares, float(mean), float(error), better)
+def _predict_proposal(regression: Regression, shares: Float64, best_score: float) -> Proposal:
+    [mean], [error] = regression.predict(shares[None])
+    probability = (
+        float(mean < best_score) if not error else _normal_cdf((best_score - mean) / error)
+    )
+    return Proposal(shares, float(mean), float(error), probability)
 
 
-def expected_improvement(best: float, mean: Float64, error: Float64) -> Float64:
-    """Return how far below `best` scores are expected to be, where above counts as 0."""
+def expected_improvement(best_score: float, mean: Float64, error: Float64) -> Float64:
+    """Compute the expectation of max(best_score - score, 0)."""
     error = np.maximum(error, 1e-12)
-    z = (best - mean) / error
+    z = (best_score - mean) / error
     density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
-    return np.asarray(error * (z * _normals(z) + density))
+    return np.asarray(error * (z * _normal_cdfs(z) + density))
 
 
-def _best_of(
+def _maximize(
     random: np.random.Generator,
-    fit: Regression,
-    most: Float64,
-    worth: Callable[[Float64, Float64], Float64],
+    regression: Regression,
+    max_shares: Float64,
+    utility: Callable[[Float64, Float64], Float64],
     *,
-    new: bool = False,
+    distinct: bool = False,
 ) -> Float64 | None:
-    """Return the mixture whose predicted score and its error have the greatest worth: random ones
-    first, then ones around the best. A `new` one is apart from those that the fit has; there may
-    be none."""
-    centres = np.vstack([fit.shares, np.full((1, len(most)), 1 / len(most))])
-    tried = [random.dirichlet(np.full(len(most), a), SAMPLES // 4) for a in (0.3, 1.0, 3.0)]
-    tried.append(_around(random, centres, CONCENTRATION, SAMPLES // 4))
-    pool = np.vstack([*tried, fit.shares])
-    for number in range(ROUNDS):
-        pool = _rounded(pool[(pool <= most + 1e-9).all(1)])
+    """Search for the mixture that maximizes `utility(mean, error)` of its predicted score.
+
+    A `distinct` mixture lies MIN_DISTANCE from all mixtures in the fit; None if there is none.
+    """
+    num_sources = len(max_shares)
+    centres = np.vstack([regression.shares, np.full((1, num_sources), 1 / num_sources)])
+    samples = [
+        random.dirichlet(np.full(num_sources, alpha), NUM_SAMPLES // 4) for alpha in (0.3, 1.0, 3.0)
+    ]
+    samples.append(_sample_around(random, centres, CONCENTRATION, NUM_SAMPLES // 4))
+    pool = np.vstack([*samples, regression.shares])
+    for number in range(NUM_ROUNDS):
+        pool = _round_shares(pool[(pool <= max_shares + 1e-9).all(1)])
         if not len(pool):  # narrow limits: from the limits themselves
-            pool = _rounded((most / most.sum())[None])
-        if new:
-            apart = np.abs(pool[:, None] - fit.shares[None]).max(-1).min(1)
-            pool = pool[apart >= APART]
+            pool = _round_shares((max_shares / max_shares.sum())[None])
+        if distinct:
+            distances = np.abs(pool[:, None] - regression.shares[None]).max(-1).min(1)
+            pool = pool[distances >= MIN_DISTANCE]
         if not len(pool):
             return None
-        pool = pool[np.argsort(-worth(*fit.predict(pool)), kind="stable")[:KEPT]]
-        if number < ROUNDS - 1:
-            pool = np.vstack([pool, _around(random, pool, CONCENTRATION * 2**number, SAMPLES)])
+        ranking = np.argsort(-utility(*regression.predict(pool)), kind="stable")
+        pool = pool[ranking[:NUM_SURVIVORS]]
+        if number < NUM_ROUNDS - 1:
+            concentration = CONCENTRATION * 2**number
+            pool = np.vstack([pool, _sample_around(random, pool, concentration, NUM_SAMPLES)])
     return np.asarray(pool[0])
 
 
-def _around(
+def _sample_around(
     random: np.random.Generator, centres: Float64, concentration: float, count: int
 ) -> Float64:
-    chosen = centres[random.integers(0, len(centres), count)]
-    drawn = random.standard_gamma(np.maximum(chosen * concentration, 1e-3))
-    total = drawn.sum(1, keepdims=True)
-    return np.asarray(np.where(total > 0, drawn / np.maximum(total, 1e-300), chosen))
+    """Draw `count` mixtures from Dirichlet distributions around random centres."""
+    means = centres[random.integers(0, len(centres), count)]
+    gammas = random.standard_gamma(np.maximum(means * concentration, 1e-3))
+    total = gammas.sum(1, keepdims=True)
+    return np.asarray(np.where(total > 0, gammas / np.maximum(total, 1e-300), means))
 
 
-def _rounded(shares: Float64) -> Float64:
-    """Return shares with DIGITS digits, which sum to 1: the largest takes the difference."""
-    found = np.round(shares, DIGITS)
-    largest = found.argmax(1)
-    found[np.arange(len(found)), largest] += 1 - found.sum(1)
-    return np.round(found, DIGITS)
+def _round_shares(shares: Float64) -> Float64:
+    """Round shares to SHARE_DIGITS; the largest takes the difference, so that the sum stays 1."""
+    rounded = np.round(shares, SHARE_DIGITS)
+    largest = rounded.argmax(1)
+    rounded[np.arange(len(rounded)), largest] += 1 - rounded.sum(1)
+    return np.round(rounded, SHARE_DIGITS)
 
 
-def _normal(value: float) -> float:
+def _normal_cdf(value: float) -> float:
     return 0.5 * (1 + math.erf(value / math.sqrt(2)))
 
 
-def _normals(values: Float64) -> Float64:
-    return np.array([_normal(value) for value in values], np.float64)
+def _normal_cdfs(values: Float64) -> Float64:
+    return np.array([_normal_cdf(value) for value in values], np.float64)
 
 
-def effects(fit: Regression, shares: Float64, step: float = 0.01) -> list[tuple[float, float]]:
-    """Return the predicted change of the score if a source's share grows by `step` and the others
-    shrink in proportion, and the standard deviation of its error."""
-    found = []
+def estimate_effects(
+    regression: Regression, shares: Float64, step: float = 0.01
+) -> list[tuple[float, float]]:
+    """Predict, by source, the change in score when the source's share grows by `step` and all
+    other shares shrink in proportion; with its standard deviation."""
+    effects = []
     for number, share in enumerate(shares):
-        others = 1 - share
-        more = min(step, others)
-        moved = shares * ((others - more) / others if others else 0.0)
-        moved[number] = share + more
-        found.append(fit.difference(moved, shares))
-    return found
+        remainder = 1 - share
+        growth = min(step, remainder)
+        shifted = shares * ((remainder - growth) / remainder if remainder else 0.0)
+        shifted[number] = share + growth
+        effects.append(regression.predict_difference(shifted, shares))
+    return effects

@@ -3,8 +3,8 @@
 score(x) = mean + slopes · x + a smooth function of √x + noise
 
 Between square roots a step from 1% to 2% is as long as one from 10% to about 12.5%, as small shares
-change a score most. The scales of the slopes, of the smooth function and of the noise, and its
-length, are those under which the measured scores are most likely.
+change a score most. The scales of slopes, smooth function and noise, and the length of the
+function, maximize the likelihood of the measured scores.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ import numpy as np
 
 from ...dataplane.arrays import Float64
 
-LENGTHS = (0.15, 0.3, 0.6, 1.2)
+LENGTH_SCALES = (0.15, 0.3, 0.6, 1.2)
 """Distances between √x over which the smooth function changes."""
-SMOOTH = (0.1, 0.3, 1.0, 3.0)
-SLOPES = (0.3, 1.0, 3.0, 10.0)
-NOISE = (0.01, 0.03, 0.1, 0.3, 1.0)
-"""Scales that are tried, in standard deviations of the scores."""
+SMOOTH_SCALES = (0.1, 0.3, 1.0, 3.0)
+SLOPE_SCALES = (0.3, 1.0, 3.0, 10.0)
+NOISE_SCALES = (0.01, 0.03, 0.1, 0.3, 1.0)
+"""Candidate scales, in standard deviations of the scores."""
 
 
 @dataclass(frozen=True)
-class Scales:
+class Hyperparameters:
+    """Parameters of the kernel and the noise."""
+
     slopes: float
     smooth: float
     length: float
@@ -36,83 +38,84 @@ class Scales:
 class Regression:
     """A fit of scores [n] on shares [n, sources]."""
 
-    def __init__(self, shares: Float64, scores: Float64, least_noise: float = 0.0) -> None:
-        """`least_noise` is the standard error of a score, known from seeds."""
+    def __init__(self, shares: Float64, scores: Float64, min_noise: float = 0.0) -> None:
+        """Fit the scores. `min_noise` is the standard error of a score, known from seeds."""
         self.shares = shares
         self.mean = float(scores.mean())
         self.unit = float(scores.std()) or 1.0
         self.targets = (scores - self.mean) / self.unit
-        floor = least_noise / self.unit
-        tried = (
-            Scales(*scales)
-            for scales in itertools.product(SLOPES, SMOOTH, LENGTHS, NOISE)
-            if scales[-1] >= floor or scales[-1] == NOISE[-1]
+        floor = min_noise / self.unit
+        candidates = (
+            Hyperparameters(slopes, smooth, length, noise)
+            for slopes, smooth, length, noise in itertools.product(
+                SLOPE_SCALES, SMOOTH_SCALES, LENGTH_SCALES, NOISE_SCALES
+            )
+            if noise >= floor or noise == NOISE_SCALES[-1]
         )
-        self.scales = max(tried, key=self._log_likelihood)
+        self.hyperparameters = max(candidates, key=self._log_likelihood)
         self._fit()
 
     def _fit(self) -> None:
-        covariance = self._noisy(self.scales)
+        covariance = self._noisy_covariance(self.hyperparameters)
         self._lower = np.linalg.cholesky(covariance)
         self._weights = self._solve(self.targets)
 
-    def _noisy(self, scales: Scales) -> Float64:
-        noise = scales.noise**2 * np.eye(len(self.shares))
-        return kernel(self.shares, self.shares, scales) + noise
+    def _noisy_covariance(self, hyperparameters: Hyperparameters) -> Float64:
+        noise = hyperparameters.noise**2 * np.eye(len(self.shares))
+        return kernel(self.shares, self.shares, hyperparameters) + noise
 
     def _solve(self, values: Float64) -> Float64:
         return np.asarray(np.linalg.solve(self._lower.T, np.linalg.solve(self._lower, values)))
 
-    def _log_likelihood(self, scales: Scales) -> float:
-        lower = np.linalg.cholesky(self._noisy(scales))
+    def _log_likelihood(self, hyperparameters: Hyperparameters) -> float:
+        lower = np.linalg.cholesky(self._noisy_covariance(hyperparameters))
         half = np.linalg.solve(lower, self.targets)
         return float(-0.5 * half @ half - np.log(np.diag(lower)).sum())
 
     def predict(self, shares: Float64) -> tuple[Float64, Float64]:
-        """Return the predicted scores, and the standard deviations of their errors, noise left
-        out."""
-        cross = kernel(shares, self.shares, self.scales)
+        """Predict scores [m] of shares [m, sources], and standard deviations without noise."""
+        cross = kernel(shares, self.shares, self.hyperparameters)
         half = np.linalg.solve(self._lower, cross.T)
-        own = kernel_of_each(shares, self.scales)
-        variance = np.maximum(own - (half**2).sum(0), 0.0)
+        prior = prior_variances(shares, self.hyperparameters)
+        variance = np.maximum(prior - (half**2).sum(0), 0.0)
         return self.mean + self.unit * (cross @ self._weights), self.unit * np.sqrt(variance)
 
-    def difference(self, there: Float64, here: Float64) -> tuple[float, float]:
-        """Return the predicted difference of the scores of two mixtures, and the standard deviation
-        of its error."""
-        both = np.stack([there, here])
+    def predict_difference(self, shares: Float64, baseline: Float64) -> tuple[float, float]:
+        """Predict the score of `shares` minus that of `baseline`, with its standard deviation."""
+        both = np.stack([shares, baseline])
         sign = np.array([1.0, -1.0])
-        cross = kernel(both, self.shares, self.scales)
+        cross = kernel(both, self.shares, self.hyperparameters)
         half = np.linalg.solve(self._lower, cross.T)
-        covariance = kernel(both, both, self.scales) - half.T @ half
+        covariance = kernel(both, both, self.hyperparameters) - half.T @ half
         variance = max(float(sign @ covariance @ sign), 0.0)
         return self.unit * float(sign @ cross @ self._weights), self.unit * math.sqrt(variance)
 
-    def left_out(self) -> Float64:
-        """Return the prediction of each score by a fit of the others, with the same scales."""
-        inverse = np.linalg.inv(self._noisy(self.scales))
+    def predict_left_out(self) -> Float64:
+        """Predict every score by a fit without it (leave-one-out), at equal hyperparameters."""
+        inverse = np.linalg.inv(self._noisy_covariance(self.hyperparameters))
         errors = (inverse @ self.targets) / np.diag(inverse)
         return np.asarray(self.mean + self.unit * (self.targets - errors))
 
-    def believing(self, shares: Float64) -> Regression:
-        """Return the regression as if its own prediction for one more mixture had been measured."""
+    def condition_on_prediction(self, shares: Float64) -> Regression:
+        """Return the regression as if the predicted score of `shares` had been measured."""
         predicted, _ = self.predict(shares[None])
-        more = object.__new__(Regression)
-        more.mean, more.unit, more.scales = self.mean, self.unit, self.scales
-        more.shares = np.vstack([self.shares, shares])
-        more.targets = np.append(self.targets, (predicted - self.mean) / self.unit)
-        more._fit()
-        return more
+        conditioned = object.__new__(Regression)
+        conditioned.mean, conditioned.unit = self.mean, self.unit
+        conditioned.hyperparameters = self.hyperparameters
+        conditioned.shares = np.vstack([self.shares, shares])
+        conditioned.targets = np.append(self.targets, (predicted - self.mean) / self.unit)
+        conditioned._fit()
+        return conditioned
 
 
-def kernel(one: Float64, other: Float64, scales: Scales) -> Float64:
-    """Return the covariances of the scores of two lists of mixtures."""
-    apart = np.sqrt(one)[:, None, :] - np.sqrt(other)[None, :, :]
-    distance = (apart**2).sum(-1) / scales.length**2
-    slopes = scales.slopes**2 * (one @ other.T)
-    return np.asarray(slopes + scales.smooth**2 * np.exp(-distance / 2))
+def kernel(rows: Float64, columns: Float64, hyperparameters: Hyperparameters) -> Float64:
+    """Compute the prior covariances [m, n] between scores of shares [m, sources], [n, sources]."""
+    steps = np.sqrt(rows)[:, None, :] - np.sqrt(columns)[None, :, :]
+    distance = (steps**2).sum(-1) / hyperparameters.length**2
+    slopes = hyperparameters.slopes**2 * (rows @ columns.T)
+    return np.asarray(slopes + hyperparameters.smooth**2 * np.exp(-distance / 2))
 
 
-def kernel_of_each(shares: Float64, scales: Scales) -> Float64:
-    """Return the variance of each mixture's score."""
-    return np.asarray(scales.slopes**2 * (shares**2).sum(-1) + scales.smooth**2)
+def prior_variances(shares: Float64, hyperparameters: Hyperparameters) -> Float64:
+    """Compute the diagonal of `kernel(shares, shares)`."""
+    return np.asarray(hyperparameters.slopes**2 * (shares**2).sum(-1) + hyperparameters.smooth**2)

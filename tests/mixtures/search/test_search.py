@@ -14,8 +14,8 @@ from formats.samples import pin_keys
 from headrace.console.errors import InputError, MisuseError
 from headrace.dataplane.arrays import Float64
 from headrace.mixtures.cli import main
-from headrace.mixtures.search.measured import load
-from headrace.mixtures.search.propose import effects, expected_best, propose
+from headrace.mixtures.search.measured import load_scores
+from headrace.mixtures.search.propose import estimate_effects, find_expected_best, propose
 from headrace.mixtures.search.regression import Regression
 
 WORTH = np.array([1.0, 2.0, 0.5, 0.05])
@@ -51,7 +51,7 @@ def simulated(rounds: int, noise: float, seed: int, *, blind: bool = False) -> f
     if blind:
         return float(true_score(shares[scores.argmin()]))
     fit = Regression(shares, scores, noise)
-    return float(true_score(expected_best(fit, float(scores.min()), np.ones(4)).shares))
+    return float(true_score(find_expected_best(fit, float(scores.min()), np.ones(4)).shares))
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.01])
@@ -97,7 +97,7 @@ def test_the_sources_effects_are_those_of_the_truth() -> None:
     shares = np.random.default_rng(5).dirichlet(np.ones(4), 24)
     fit = Regression(shares, true_score(shares))
     middle = np.full(4, 0.25)
-    changes = [change for change, _ in effects(fit, middle)]
+    changes = [change for change, _ in estimate_effects(fit, middle)]
     assert np.argsort(changes).tolist() == np.argsort(-WORTH).tolist()
 
 
@@ -108,10 +108,10 @@ def test_a_left_out_mixture_is_predicted_by_the_others() -> None:
     fit = Regression(shares, scores)
     keep = np.arange(9) != 4
     without = object.__new__(Regression)
-    without.mean, without.unit, without.scales = fit.mean, fit.unit, fit.scales
+    without.mean, without.unit, without.hyperparameters = fit.mean, fit.unit, fit.hyperparameters
     without.shares, without.targets = shares[keep], fit.targets[keep]
     without._fit()
-    assert fit.left_out()[4] == pytest.approx(without.predict(shares[4:5])[0][0], abs=1e-9)
+    assert fit.predict_left_out()[4] == pytest.approx(without.predict(shares[4:5])[0][0], abs=1e-9)
 
 
 @pytest.fixture
@@ -203,10 +203,10 @@ def test_rankings_that_cannot_be_joined_are_refused(anneal: Path, tmp_path: Path
     data = json.loads((anneal / "scores.json").read_text())
     (other / "scores.json").write_text(json.dumps({**data, "weights": {"web": 1.0}}))
     with pytest.raises(MisuseError, match="other sources or weights"):
-        load([str(anneal), str(other)])
+        load_scores([str(anneal), str(other)])
     (other / "scores.json").write_text(json.dumps({**data, "candidates": data["candidates"][:2]}))
     with pytest.raises(InputError, match="2 mixtures have a score; a regression needs 4"):
-        load([str(other)])
+        load_scores([str(other)])
     (other / "scores.json").write_text("{}")
     with pytest.raises(InputError, match=r"is not a ranking of `trainer anneal`"):
-        load([str(other)])
+        load_scores([str(other)])
