@@ -1,4 +1,4 @@
-"""The mixture: the dataclasses of its YAML. `check.py` checks that the values make sense.
+"""The mixture: dataclasses of the YAML. `check.py` validates the values.
 
 seed: 7
 sources:
@@ -102,7 +102,7 @@ class Mixture:
 
 @dataclass(frozen=True)
 class SizedPhase:
-    """A phase with the sequence length and batch that it uses; None where none is given."""
+    """A phase with its effective sequence length and batch; None if the mixture sets none."""
 
     name: str
     spec: PhaseSpec
@@ -111,7 +111,7 @@ class SizedPhase:
 
 
 def sized_phases(mixture: Mixture, seq_len: int | None, batch: int | None) -> Iterator[SizedPhase]:
-    """Yield the phases in order. `seq_len` and `batch` are those before the first phase."""
+    """Yield the phases in order; `seq_len` and `batch` apply before the first phase."""
     for name, spec in mixture.phases.items():
         seq_len = seq_len if spec.seq_len is None else spec.seq_len
         batch = batch if spec.batch is None else spec.batch
@@ -119,20 +119,22 @@ def sized_phases(mixture: Mixture, seq_len: int | None, batch: int | None) -> It
 
 
 def endpoints(weight: Weight) -> tuple[float, float]:
-    """Return a share at the start and at the end of the phase."""
+    """Return a share at the start and the end of the phase."""
     if isinstance(weight, Mapping):
         return weight["from"], weight["to"]
     return weight, weight
 
 
-def shares_of(phase: PhaseSpec) -> dict[str, Weight]:
-    """Return the shares that a phase names; none if they follow from the sizes of the sources."""
+def explicit_shares(phase: PhaseSpec) -> dict[str, Weight]:
+    """Return the shares that a phase names; none if they follow from source sizes."""
     return phase.weights if isinstance(phase.weights, dict) else {}
 
 
-def temperature_of(phase: PhaseSpec, names: Container[str]) -> float | None:
-    """Return the temperature by which the sizes of the sources give a phase's shares; None if the
-    phase names its shares. `names` are those of sources and phases: one may be `temperature`."""
+def find_temperature(phase: PhaseSpec, names: Container[str]) -> float | None:
+    """Find the temperature that turns source sizes into a phase's shares; None for named shares.
+
+    `names` holds all sources and phases, as one may be called `temperature`.
+    """
     if not isinstance(phase.weights, dict):
         return 1.0
     value = phase.weights.get(TEMPERATURE)
@@ -142,5 +144,5 @@ def temperature_of(phase: PhaseSpec, names: Container[str]) -> float | None:
 
 
 def exact_fraction(value: float) -> Fraction:
-    """Return the decimal as it was written: 0.1 is one tenth."""
+    """Convert a float to the decimal that was written: 0.1 becomes 1/10."""
     return Fraction(repr(value))

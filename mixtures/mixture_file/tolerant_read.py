@@ -1,7 +1,7 @@
 """Read a mixture's YAML despite errors, so that all problems are reported at once.
 
-Values of the wrong type and unknown keys are removed; the rest is built and checked. Problems that
-only follow from a removed value are not reported.
+Values with a wrong type and unknown keys are removed; the remaining YAML is built and checked.
+Problems caused by a removed value are not reported.
 """
 
 from __future__ import annotations
@@ -17,48 +17,48 @@ from ...console.config import Lines
 from ...console.errors import ConfigError, Problem
 from ...console.explain import at, line_of
 from ...console.yaml_text import Path, dotted
-from .check import Finding
+from .check import MixtureFinding
 from .mixture import Mixture
 
 NAMED_SECTIONS = ("sources", "phases")
-"""Sections whose keys are names: a problem in one entry does not affect the others."""
+"""Sections with entries by name, which are built independently."""
 
 
 @dataclass
 class Draft:
-    """A mixture as far as its YAML could be built, and the problems of the rest."""
+    """A mixture as far as its YAML could be built, and the problems in the removed values."""
 
     mixture: Mixture
     source: str
-    """Name of the YAML in error messages."""
+    """Name that error messages give the YAML."""
     lines: Lines = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
-    """Values of the wrong type, and unknown keys."""
+    """Wrong types and unknown keys."""
     removed: list[Path] = field(default_factory=list)
-    """Paths that were removed because of these problems."""
+    """Paths removed because of these problems."""
     damaged: list[Path] = field(default_factory=list)
-    """Entries of named sections from which a key was removed."""
+    """Entries in named sections that lost a key."""
 
     @property
     def unreadable_names(self) -> list[str]:
-        """Sources and phases that the YAML names and that were removed as a whole."""
+        """Sources and phases removed as a whole."""
         return [str(path[1]) for path in self.removed if len(path) == 2]
 
     @property
     def lacks_section(self) -> bool:
-        """True if a whole section was removed, so that its names are unknown."""
+        """True if a whole section was removed, with all its names."""
         return any(len(path) == 1 for path in self.removed)
 
-    def problem(self, finding: Finding) -> Problem | None:
-        """Add the line to a finding; return None if it only follows from a removed value."""
+    def locate_problem(self, finding: MixtureFinding) -> Problem | None:
+        """Add the line to a finding; return None if a removed value caused it."""
         path = finding.path
-        within_removed = any(path[: len(other)] == other for other in self.removed)
-        emptied = len(path) == 1 and any(other[0] == path[0] for other in self.removed)
+        within_removed = any(path[: len(removed)] == removed for removed in self.removed)
+        emptied = len(path) == 1 and any(removed[0] == path[0] for removed in self.removed)
         # A key that seems to be missing may be there, misspelt.
         uncertain = self.lacks_section or any(path[: len(entry)] == entry for entry in self.damaged)
         if within_removed or emptied or (uncertain and path not in self.lines):
             return None
-        return Problem(dotted(path), finding.what, line_of(self.lines, path))
+        return Problem(dotted(path), finding.message, line_of(self.lines, path))
 
 
 def read(file: str | FilePath, overrides: Sequence[str] = ()) -> Draft:
@@ -70,7 +70,7 @@ def read(file: str | FilePath, overrides: Sequence[str] = ()) -> Draft:
 def build_draft(data: dict[str, Any], source: str, lines: Lines) -> Draft:
     """Build as much of a mixture as possible.
 
-    Raises ConfigError with the problems found so far if the data as a whole cannot be used.
+    Raises ConfigError with the collected problems if the data as a whole cannot be used.
     """
     data, draft = deepcopy(data), Draft(Mixture(), source, lines)
     while True:
@@ -78,26 +78,28 @@ def build_draft(data: dict[str, Any], source: str, lines: Lines) -> Draft:
             draft.mixture = config.build(Mixture, data, source=source, lines=lines)
             return draft
         except ConfigError as error:
-            known = {problem.path for problem in draft.problems}
-            draft.problems += [problem for problem in error.problems if problem.path not in known]
-            removable = list(_removable(data))
-            bad = {
-                next((place for place in removable if _within(problem.path, place)), ())
+            reported = {problem.path for problem in draft.problems}
+            draft.problems += [
+                problem for problem in error.problems if problem.path not in reported
+            ]
+            removable_paths = list(_removable_paths(data))
+            bad_paths = {
+                next((path for path in removable_paths if _is_within(problem.path, path)), ())
                 for problem in error.problems
             }
-            if () in bad:  # a problem of the whole file
+            if () in bad_paths:  # a problem of the whole file
                 raise ConfigError(source, draft.problems) from None
-            for place in sorted(bad, key=len):
-                if at(data, place[:-1]) is not None:  # else its parent was removed already
-                    del at(data, place[:-1])[place[-1]]
-                    draft.removed.append(place)
-                    draft.damaged += [place[:2]] if place[0] in NAMED_SECTIONS else []
+            for path in sorted(bad_paths, key=len):
+                if at(data, path[:-1]) is not None:  # else its parent was removed already
+                    del at(data, path[:-1])[path[-1]]
+                    draft.removed.append(path)
+                    draft.damaged += [path[:2]] if path[0] in NAMED_SECTIONS else []
 
 
-def _removable(data: dict[str, Any]) -> Iterator[Path]:
+def _removable_paths(data: dict[str, Any]) -> Iterator[Path]:
     """Yield the paths that can be removed, smallest first: settings, entries, sections.
 
-    A required key that is missing has no path of its own, so its entry is removed.
+    A missing required key has no path, so its entry is removed.
     """
     for section in NAMED_SECTIONS:
         entries = data.get(section)
@@ -109,5 +111,5 @@ def _removable(data: dict[str, Any]) -> Iterator[Path]:
     yield from ((key,) for key in data)
 
 
-def _within(path: str, place: Path) -> bool:
-    return path == dotted(place) or path.startswith(f"{dotted(place)}.")
+def _is_within(path: str, parent: Path) -> bool:
+    return path == dotted(parent) or path.startswith(f"{dotted(parent)}.")

@@ -22,8 +22,8 @@ from ...dataplane.order.plan import Parent, Phase, Plan
 from ...dataplane.order.source_order import Position, Rest, SourceOrder
 from ...dataplane.order.stream import Stream
 from ...dataplane.storage import storage
-from ..mixture_file.check import Finding, Inherited
-from ..mixture_file.mixture import After, Mixture, SourceSpec, shares_of, temperature_of
+from ..mixture_file.check import Inherited, MixtureFinding
+from ..mixture_file.mixture import After, Mixture, SourceSpec, explicit_shares, find_temperature
 from .open_sources import OpenedSource
 from .shares import Shares, drawn_shares
 
@@ -129,9 +129,9 @@ def _newest_checkpoint(run: str) -> int:
 def with_inherited_sources(mixture: Mixture, branch: BranchPoint) -> Mixture:
     """Add the run's sources that the mixture uses, by name, by replaying a phase, or in shares that
     follow from the sizes of all sources."""
-    used = {name for phase in mixture.phases.values() for name in shares_of(phase)}
+    used = {name for phase in mixture.phases.values() for name in explicit_shares(phase)}
     names = {*mixture.sources, *mixture.phases, *branch.inherited.phases, *branch.inherited.sources}
-    if any(temperature_of(phase, names) is not None for phase in mixture.phases.values()):
+    if any(find_temperature(phase, names) is not None for phase in mixture.phases.values()):
         used |= set(branch.inherited.sources)
     for phase, shares in branch.shares().items():
         if phase in used:
@@ -146,7 +146,9 @@ def with_inherited_sources(mixture: Mixture, branch: BranchPoint) -> Mixture:
     return replace(mixture, sources={**mixture.sources, **missing})
 
 
-def source_conflicts(branch: BranchPoint, opened: Mapping[str, OpenedSource]) -> Iterator[Finding]:
+def source_conflicts(
+    branch: BranchPoint, opened: Mapping[str, OpenedSource]
+) -> Iterator[MixtureFinding]:
     """Yield sources that differ from those of the run that is continued."""
     before = {source.name: source for source in branch.plan.sources}
     consumed = {source.dataset: source.name for source in branch.plan.sources}
@@ -158,13 +160,13 @@ def source_conflicts(branch: BranchPoint, opened: Mapping[str, OpenedSource]) ->
                 continue
             if before[name].dataset in (g.hash for g in source.manifest.generations):
                 what = f"the run has already used {before[name].generations} generations"
-                yield Finding(("sources", name, "generations"), what)
+                yield MixtureFinding(("sources", name, "generations"), what)
             else:
-                yield Finding(place, "is not the dataset that the run uses under this name")
+                yield MixtureFinding(place, "is not the dataset that the run uses under this name")
             continue
         old_name = next((consumed[hash] for hash in hashes if hash in consumed), None)
         if old_name is not None:
-            yield Finding(
+            yield MixtureFinding(
                 place,
                 f"is the run's source {old_name}: under another name, tokens that the run "
                 "consumed would be served again",

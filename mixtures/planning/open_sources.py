@@ -14,14 +14,14 @@ from ...console.errors import UserError
 from ...dataplane.datasets import manifest as manifests
 from ...dataplane.datasets import packing, view
 from ...dataplane.datasets.manifest import Generation, Manifest
-from ..mixture_file.check import Finding
+from ..mixture_file.check import MixtureFinding
 from ..mixture_file.mixture import (
     Mixture,
     SourceSpec,
     endpoints,
-    shares_of,
+    explicit_shares,
+    find_temperature,
     sized_phases,
-    temperature_of,
 )
 
 READERS = 16
@@ -57,7 +57,9 @@ class OpenedSource:
         return self.generations[-1].hash
 
 
-def open_sources(specs: Mapping[str, SourceSpec]) -> tuple[dict[str, OpenedSource], list[Finding]]:
+def open_sources(
+    specs: Mapping[str, SourceSpec],
+) -> tuple[dict[str, OpenedSource], list[MixtureFinding]]:
     """Return the sources that can be opened, and the problems of the others."""
 
     def open_one(spec: SourceSpec) -> Manifest | UserError:
@@ -71,30 +73,30 @@ def open_sources(specs: Mapping[str, SourceSpec]) -> tuple[dict[str, OpenedSourc
     with ThreadPoolExecutor(READERS) as pool:
         loaded = list(pool.map(open_one, specs.values()))
     opened: dict[str, OpenedSource] = {}
-    findings: list[Finding] = []
+    findings: list[MixtureFinding] = []
     for (name, spec), manifest in zip(specs.items(), loaded, strict=True):
         place = ("sources", name, "data")
         if isinstance(manifest, UserError):
             hint = f"; {manifest.hint}" if manifest.hint else ""
-            findings.append(Finding(place, f"{manifest.what}{hint}"))
+            findings.append(MixtureFinding(place, f"{manifest.what}{hint}"))
             continue
         available, wanted = len(manifest.generations), spec.generations
         if wanted is not None and wanted > available:
             what = f"is {wanted}, but the dataset has {available}"
-            findings.append(Finding(("sources", name, "generations"), what))
+            findings.append(MixtureFinding(("sources", name, "generations"), what))
             continue
         # check.py reports a number below 1.
         source = OpenedSource(spec, manifest, manifest.generations[: wanted and max(wanted, 1)])
         if source.generations and source.tokens:
             opened[name] = source
         else:
-            findings.append(Finding(place, "the dataset is empty"))
+            findings.append(MixtureFinding(place, "the dataset is empty"))
     return opened, findings
 
 
 def source_mismatches(
     opened: Mapping[str, OpenedSource], tokenizer: tuple[str, int] | None
-) -> Iterator[Finding]:
+) -> Iterator[MixtureFinding]:
     """Yield sources of another tokenizer, and sources that are the same dataset.
 
     `tokenizer` is the fingerprint and vocabulary size of the run that the mixture continues.
@@ -121,19 +123,21 @@ def source_mismatches(
                 )
             else:
                 continue
-            yield Finding(("sources", name, "data"), what)
+            yield MixtureFinding(("sources", name, "data"), what)
     owners: dict[str, str] = {}
     for name, source in opened.items():
         hashes = [generation.hash for generation in source.generations]
         owner = next((owners[hash] for hash in hashes if hash in owners), None)
         if owner is not None:
-            yield Finding(("sources", name, "data"), f"is the same dataset as source {owner}")
+            yield MixtureFinding(
+                ("sources", name, "data"), f"is the same dataset as source {owner}"
+            )
         owners.update(dict.fromkeys(hashes, name))
 
 
 def unfit_rows(
     mixture: Mixture, opened: Mapping[str, OpenedSource], seq_len: int | None
-) -> Iterator[Finding]:
+) -> Iterator[MixtureFinding]:
     """Yield phases whose rows are longer than a source that they draw from, or cut its bins.
 
     `seq_len` is that of the run that the mixture continues.
@@ -142,9 +146,9 @@ def unfit_rows(
     known = {*mixture.sources, *mixture.phases}
     for phase in sized_phases(mixture, seq_len, None):
         names: set[str] = set()
-        if temperature_of(phase.spec, known) is not None:
+        if find_temperature(phase.spec, known) is not None:
             names |= set(opened)
-        for name, weight in shares_of(phase.spec).items():
+        for name, weight in explicit_shares(phase.spec).items():
             if not (isinstance(weight, dict) and len(weight) < 2) and any(endpoints(weight)):
                 names |= drawn.get(name, {name})
         drawn[phase.name] = names
@@ -152,7 +156,7 @@ def unfit_rows(
             length = phase.seq_len
             if length is not None and (what := _unfit(name, opened[name], length)):
                 place = "seq_len" if phase.spec.seq_len else "weights"
-                yield Finding(("phases", phase.name, place), what)
+                yield MixtureFinding(("phases", phase.name, place), what)
 
 
 def _unfit(name: str, source: OpenedSource, length: int) -> str | None:

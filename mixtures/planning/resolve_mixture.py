@@ -19,8 +19,8 @@ from ...console.errors import ConfigError, UserError
 from ...dataplane.order.plan import Phase, Plan, PlanSource
 from ...dataplane.order.source_order import Position, SourceOrder
 from ...dataplane.order.stream import Stream
-from ..mixture_file.check import Finding, check_mixture
-from ..mixture_file.mixture import Mixture, sized_phases, temperature_of
+from ..mixture_file.check import MixtureFinding, check_mixture
+from ..mixture_file.mixture import Mixture, find_temperature, sized_phases
 from ..mixture_file.tolerant_read import Draft, read
 from .branch_point import (
     BranchPoint,
@@ -67,13 +67,13 @@ def resolve_draft(draft: Draft) -> Stream:
 def resolve_with_sources(draft: Draft) -> tuple[Stream, dict[str, OpenedSource]]:
     """Return the plan of a mixture as a stream, and the datasets of its sources."""
     mixture, branch = draft.mixture, None
-    findings: list[Finding] = []
+    findings: list[MixtureFinding] = []
     if mixture.after is not None:
         try:
             branch = open_branch_point(mixture.after)
             check_checkpoint(mixture.after)
         except UserError as error:
-            findings.append(Finding(("after",), error.what))
+            findings.append(MixtureFinding(("after",), error.what))
     names_incomplete = draft.lacks_section or (mixture.after is not None and branch is None)
     inherited = branch.inherited if branch else None
     findings += check_mixture(
@@ -90,18 +90,18 @@ def resolve_with_sources(draft: Draft) -> tuple[Stream, dict[str, OpenedSource]]
     findings += unfit_rows(mixture, opened, inherited.seq_len if inherited else None)
     if branch:
         findings += source_conflicts(branch, opened)
-    problems = [*draft.problems, *filter(None, map(draft.problem, findings))]
+    problems = [*draft.problems, *filter(None, map(draft.locate_problem, findings))]
     if problems:
         raise ConfigError(draft.source, problems)
     stream = _stream(mixture, opened, branch)
     shortages = [
-        Finding(("phases", shortage.phase, "tokens"), f"{shortage.source}: {shortage.why}")
+        MixtureFinding(("phases", shortage.phase, "tokens"), f"{shortage.source}: {shortage.why}")
         for shortage in stream.shortages()
     ]
     if shortages:
         raise ConfigError(
             draft.source,
-            [problem for problem in map(draft.problem, shortages) if problem],
+            [problem for problem in map(draft.locate_problem, shortages) if problem],
             hint="lower the source's weight, shorten the phase, add data, or raise `max_epochs`",
         )
     return stream, opened
@@ -223,7 +223,7 @@ def _phases(
         assert seq_len and batch, name
         batch_rows = max(1, round(Fraction(batch, seq_len)))
         rows = max(1, round(Fraction(spec.tokens, batch_rows * seq_len))) * batch_rows
-        temperature, rule, left_out = temperature_of(spec, known), "", dict[str, int]()
+        temperature, rule, left_out = find_temperature(spec, known), "", dict[str, int]()
         if temperature is None:
             first, last = phase_shares(spec, names, replays)
         else:

@@ -12,7 +12,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 from ...dataplane.order.plan import PERIOD, Phase, Stretch
-from ..mixture_file.mixture import PhaseSpec, endpoints, exact_fraction, shares_of
+from ..mixture_file.mixture import PhaseSpec, endpoints, exact_fraction, explicit_shares
 
 RAMP_STRETCHES = 128
 RAMP_PERIOD = 1 << 10
@@ -30,7 +30,7 @@ def phase_shares(
     Replayed phases are replaced by their sources: `replays` has the shares of earlier phases.
     """
     shares = ([Fraction(0)] * len(sources), [Fraction(0)] * len(sources))
-    for name, weight in shares_of(phase).items():
+    for name, weight in explicit_shares(phase).items():
         for side, value in enumerate(endpoints(weight)):
             if name in replays:
                 for index, share in enumerate(replays[name]):
