@@ -1,4 +1,4 @@
-"""Continue another run's stream: its position, and what each source has left.
+"""Continue another run's stream: its position, and the remaining tokens of each source.
 
 A source keeps its order and its position if the order still fits: the dataset has not grown, and
 the chunks are multiples of the new sequence lengths. Otherwise, or if the mixture asks for it, it
@@ -64,13 +64,13 @@ class BranchPoint:
 
     @cached_property
     def positions(self) -> tuple[Position, ...]:
-        """Position of each source, in rows of the last phase's length."""
+        """Positions by source, in rows with the last phase's length."""
         return self.stream.positions(self.row)
 
     def shares(self) -> dict[str, dict[str, Fraction]]:
-        """Return, by phase, the average shares of its sources, by which a replay draws.
+        """Return, by phase, the average shares by which a replay draws.
 
-        The phases are those of this run and of all runs that it continues.
+        Phases of the runs that this run continues are included.
         """
         names = [source.name for source in self.plan.sources]
         by_phase = {
@@ -84,9 +84,9 @@ class BranchPoint:
 
 
 def open_branch_point(after: After) -> BranchPoint:
-    """Find the row of another run at which a mixture continues it."""
+    """Find the row at which a mixture continues another run."""
     plan = Plan.load(storage.join(after.run, PLAN))
-    step = _newest_checkpoint(after.run) if after.step is None else after.step
+    step = _newest_checkpoint_step(after.run) if after.step is None else after.step
     if not plan.first_step <= step <= plan.last_step:
         raise PlanError(
             f"the run {after.run} has no step {step}: its plan covers steps {plan.first_step} to "
@@ -104,7 +104,7 @@ def open_branch_point(after: After) -> BranchPoint:
 def check_checkpoint(after: After) -> None:
     """Raise if a run has checkpoints and none of the step that a mixture continues: the new run
     would have no weights. A run without checkpoints, such as a plan alone, is not checked."""
-    steps = _checkpoints(after.run)
+    steps = _checkpoint_steps(after.run)
     if steps and after.step is not None and after.step not in steps:
         raise PlanError(
             f"the run {after.run} has no checkpoint of step {after.step}; it has "
@@ -112,21 +112,21 @@ def check_checkpoint(after: After) -> None:
         )
 
 
-def _checkpoints(run: str) -> list[int]:
-    """Return the steps of a run's checkpoints. A folder step-N exists only once complete."""
+def _checkpoint_steps(run: str) -> list[int]:
+    """List the steps with a checkpoint. A folder step-N exists only once complete."""
     names = storage.names(storage.join(run, "checkpoints"))
     return sorted(int(match[1]) for match in map(CHECKPOINT.match, names) if match)
 
 
-def _newest_checkpoint(run: str) -> int:
-    """Return the step of a run's newest checkpoint."""
-    steps = _checkpoints(run)
+def _newest_checkpoint_step(run: str) -> int:
+    """Find the newest step with a checkpoint."""
+    steps = _checkpoint_steps(run)
     if not steps:
         raise PlanError(f"the run {run} has no checkpoint yet; set `after.step`")
     return max(steps)
 
 
-def with_inherited_sources(mixture: Mixture, branch: BranchPoint) -> Mixture:
+def add_inherited_sources(mixture: Mixture, branch: BranchPoint) -> Mixture:
     """Add the run's sources that the mixture uses, by name, by replaying a phase, or in shares that
     follow from the sizes of all sources."""
     used = {name for phase in mixture.phases.values() for name in explicit_shares(phase)}
@@ -149,25 +149,25 @@ def with_inherited_sources(mixture: Mixture, branch: BranchPoint) -> Mixture:
 def source_conflicts(
     branch: BranchPoint, opened: Mapping[str, OpenedSource]
 ) -> Iterator[MixtureFinding]:
-    """Yield sources that differ from those of the run that is continued."""
+    """Yield sources that differ from those in the continued run."""
     before = {source.name: source for source in branch.plan.sources}
     consumed = {source.dataset: source.name for source in branch.plan.sources}
     for name, source in opened.items():
-        place = ("sources", name, "data")
+        path = ("sources", name, "data")
         hashes = [generation.hash for generation in source.generations]
         if name in before:
             if before[name].dataset in hashes:
                 continue
             if before[name].dataset in (g.hash for g in source.manifest.generations):
-                what = f"the run has already used {before[name].generations} generations"
-                yield MixtureFinding(("sources", name, "generations"), what)
+                message = f"the run has already used {before[name].generations} generations"
+                yield MixtureFinding(("sources", name, "generations"), message)
             else:
-                yield MixtureFinding(place, "is not the dataset that the run uses under this name")
+                yield MixtureFinding(path, "is not the dataset that the run uses under this name")
             continue
         old_name = next((consumed[hash] for hash in hashes if hash in consumed), None)
         if old_name is not None:
             yield MixtureFinding(
-                place,
+                path,
                 f"is the run's source {old_name}: under another name, tokens that the run "
                 "consumed would be served again",
             )
@@ -178,14 +178,14 @@ def continued_order(
 ) -> tuple[SourceOrder, Position]:
     """Return the order of a source after the run, and its first position.
 
-    That is the run's own order where it fits, else `fresh` over what the run has left. `length` is
+    That is the run's order where it fits, else `fresh` over what the run has left. `length` is
     the sequence length of the first new phase, `lengths` are those of all new phases.
     """
     before, position = branch.plan.sources[index].order, branch.positions[index]
     before_length = branch.last_phase.seq_len
     grown = fresh.tokens > before.tokens
     same = (fresh.chunk, fresh.window) == (before.chunk, before.window) and not branch.reshuffle
-    if same and not grown and all(before.chunk % other == 0 for other in lengths):
+    if same and not grown and all(before.chunk % new_length == 0 for new_length in lengths):
         if length == before_length:
             return before, position
         return before, before.change_length(position, before_length, length)
@@ -199,14 +199,14 @@ def continued_order(
 
 
 def inherited_debts(branch: BranchPoint, names: Sequence[str]) -> tuple[Fraction, ...]:
-    """Return the tokens that each of the sources is owed by its share since row 0."""
+    """Compute, by source, the tokens owed since row 0."""
     known = [source.name for source in branch.plan.sources]
     debts = dict(zip(known, branch.stream.debts(branch.row), strict=True))
     return tuple(debts.get(name, Fraction(0)) for name in names)
 
 
 def replayed_shares(branch: BranchPoint, names: Sequence[str]) -> dict[str, Shares]:
-    """Return, by phase of the run, the shares of the sources `names` in a replay."""
+    """Return, by phase, the shares with which a replay draws from the sources `names`."""
     return {
         phase: tuple(shares.get(name, Fraction(0)) for name in names)
         for phase, shares in branch.shares().items()

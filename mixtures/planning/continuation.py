@@ -49,13 +49,13 @@ class Continuation:
 
 
 def epochs_consumed(order: SourceOrder, position: Position, length: int) -> float:
-    """Return the number of epochs consumed at a position."""
-    left = order.tokens_left(position, length)
-    return position.epoch + 1 - left / max(order.tokens - 1, 1)
+    """Compute the epochs consumed at a position."""
+    remaining = order.tokens_left(position, length)
+    return position.epoch + 1 - remaining / max(order.tokens - 1, 1)
 
 
-def continuation(stream: Stream, branch: BranchPoint) -> Continuation:
-    """Compare the plan of `stream` with the run that it continues."""
+def compare_continuation(stream: Stream, branch: BranchPoint) -> Continuation:
+    """Compare the plan of `stream` with the run it continues."""
     plan, before = stream.plan, branch.plan
     length = branch.last_phase.seq_len
     names = [source.name for source in plan.sources]
@@ -65,18 +65,17 @@ def continuation(stream: Stream, branch: BranchPoint) -> Continuation:
     for index, source in enumerate(before.sources):
         number = names.index(source.name)
         carried = plan.debts[number] if drawn[number] else 0
-        here = branch.positions[index]
-        sibling = _taken(branch.stream, index, branch.row)
-        own = _taken(stream, number, plan.first_row)
+        sibling = _served_spans(branch.stream, index, branch.row)
+        planned = _served_spans(stream, number, plan.first_row)
         inherited.append(
             InheritedSource(
                 source=source.name,
-                stands_at=epochs_consumed(source.order, here, length),
-                sibling_tokens=sum(_length(spans) for spans in sibling.values()),
+                stands_at=epochs_consumed(source.order, branch.positions[index], length),
+                sibling_tokens=sum(_count_tokens(spans) for spans in sibling.values()),
                 shared_tokens=sum(
-                    _length(_common(spans, own[epoch]))
+                    _count_tokens(_intersect_spans(spans, planned[epoch]))
                     for epoch, spans in sibling.items()
-                    if epoch in own
+                    if epoch in planned
                 ),
                 owed=round(debts[number]),
                 unpaid=round(debts[number] - carried),
@@ -91,35 +90,35 @@ def continuation(stream: Stream, branch: BranchPoint) -> Continuation:
     )
 
 
-def _taken(stream: Stream, source: int, first: int) -> dict[int, Int64]:
-    """Return, by epoch, the tokens of a source that rows from `first` on take, as sorted spans."""
+def _served_spans(stream: Stream, source: int, first_row: int) -> dict[int, Int64]:
+    """Collect, by epoch, the token spans [n, 2] that rows from `first_row` serve, sorted."""
     order = stream.plan.sources[source].order
     by_epoch: dict[int, list[Int64]] = {}
     for span in stream.spans:
-        if span.last_row <= first:
+        if span.last_row <= first_row:
             continue
-        begun = int(stream.counts(max(first, span.first_row))[source] - span.counts[source])
+        begun = int(stream.counts(max(first_row, span.first_row))[source] - span.counts[source])
         ended = int(stream.counts(span.last_row)[source] - span.counts[source])
         position = order.advance(span.starts[source], span.length, begun)
         for epoch, spans in order.taken(position, span.length, ended - begun):
             by_epoch.setdefault(epoch, []).append(spans)
     return {
-        epoch: (whole := np.concatenate(spans))[np.argsort(whole[:, 0])]
+        epoch: (joined := np.concatenate(spans))[np.argsort(joined[:, 0])]
         for epoch, spans in by_epoch.items()
     }
 
 
-def _common(one: Int64, other: Int64) -> Int64:
-    """Return the intersection of two lists of spans, each sorted and without overlaps."""
-    edges = np.unique(np.concatenate([one.ravel(), other.ravel()]))
+def _intersect_spans(a: Int64, b: Int64) -> Int64:
+    """Intersect two lists of spans [n, 2], both sorted and without overlaps."""
+    edges = np.unique(np.concatenate([a.ravel(), b.ravel()]))
     inside = [
         np.searchsorted(spans[:, 0], edges[:-1], side="right")
         > np.searchsorted(spans[:, 1], edges[:-1], side="right")
-        for spans in (one, other)
+        for spans in (a, b)
     ]
     both = inside[0] & inside[1]
     return np.stack([edges[:-1][both], edges[1:][both]], axis=1)
 
 
-def _length(spans: Int64) -> int:
+def _count_tokens(spans: Int64) -> int:
     return int((spans[:, 1] - spans[:, 0]).sum())

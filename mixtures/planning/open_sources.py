@@ -24,8 +24,8 @@ from ..mixture_file.mixture import (
     sized_phases,
 )
 
-READERS = 16
-"""Manifests read in parallel; on an object store each of them is one request."""
+NUM_READERS = 16
+"""Manifests read in parallel; an object store needs a request per manifest."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class OpenedSource:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the order, whose last one is only ever a target. After the last bin of a packed
-        view, that is one more token of padding."""
-        return sum(made.tokens for made in self.generations) + (self.bins is not None)
+        """Tokens in the order, whose last token is only a target: after the last bin of a packed
+        view, an extra token of padding."""
+        return sum(generation.tokens for generation in self.generations) + (self.bins is not None)
 
     @property
     def bins(self) -> int | None:
@@ -60,9 +60,9 @@ class OpenedSource:
 def open_sources(
     specs: Mapping[str, SourceSpec],
 ) -> tuple[dict[str, OpenedSource], list[MixtureFinding]]:
-    """Return the sources that can be opened, and the problems of the others."""
+    """Open the sources in parallel; also return the problems of those that fail."""
 
-    def open_one(spec: SourceSpec) -> Manifest | UserError:
+    def load_manifest(spec: SourceSpec) -> Manifest | UserError:
         try:
             manifest = manifests.load(spec.data)
             view.check_dataset(spec.data, view.view_of(spec.data, manifest))
@@ -70,37 +70,39 @@ def open_sources(
         except UserError as error:
             return error
 
-    with ThreadPoolExecutor(READERS) as pool:
-        loaded = list(pool.map(open_one, specs.values()))
+    with ThreadPoolExecutor(NUM_READERS) as pool:
+        loaded = list(pool.map(load_manifest, specs.values()))
     opened: dict[str, OpenedSource] = {}
     findings: list[MixtureFinding] = []
     for (name, spec), manifest in zip(specs.items(), loaded, strict=True):
-        place = ("sources", name, "data")
+        path = ("sources", name, "data")
         if isinstance(manifest, UserError):
             hint = f"; {manifest.hint}" if manifest.hint else ""
-            findings.append(MixtureFinding(place, f"{manifest.what}{hint}"))
+            findings.append(MixtureFinding(path, f"{manifest.what}{hint}"))
             continue
-        available, wanted = len(manifest.generations), spec.generations
-        if wanted is not None and wanted > available:
-            what = f"is {wanted}, but the dataset has {available}"
-            findings.append(MixtureFinding(("sources", name, "generations"), what))
+        available, requested = len(manifest.generations), spec.generations
+        if requested is not None and requested > available:
+            message = f"is {requested}, but the dataset has {available}"
+            findings.append(MixtureFinding(("sources", name, "generations"), message))
             continue
         # check.py reports a number below 1.
-        source = OpenedSource(spec, manifest, manifest.generations[: wanted and max(wanted, 1)])
+        source = OpenedSource(
+            spec, manifest, manifest.generations[: requested and max(requested, 1)]
+        )
         if source.generations and source.tokens:
             opened[name] = source
         else:
-            findings.append(MixtureFinding(place, "the dataset is empty"))
+            findings.append(MixtureFinding(path, "the dataset is empty"))
     return opened, findings
 
 
 def source_mismatches(
     opened: Mapping[str, OpenedSource], tokenizer: tuple[str, int] | None
 ) -> Iterator[MixtureFinding]:
-    """Yield sources of another tokenizer, and sources that are the same dataset.
+    """Yield sources with a different tokenizer, and sources that share a dataset.
 
-    `tokenizer` is the fingerprint and vocabulary size of the run that the mixture continues.
-    Without one, the most frequent tokenizer is the expected one.
+    `tokenizer` is the fingerprint and vocabulary size in the continued run; without a run, the most
+    frequent tokenizer is expected.
     """
     infos = {name: source.manifest.tokenizer for name, source in opened.items()}
     if infos:
@@ -112,18 +114,18 @@ def source_mismatches(
             reference = f"source {majority}"
         for name, info in infos.items():
             if info.fingerprint != fingerprint:
-                what = (
+                message = (
                     f"was built with another tokenizer ({info.kind}, {info.vocab_size:,} ids, "
                     f"{info.fingerprint[:12]}) than {reference} ({fingerprint[:12]})"
                 )
             elif info.vocab_size != vocab_size:
-                what = (
+                message = (
                     f"has a vocabulary of {info.vocab_size:,} ids, but {reference} has "
                     f"{vocab_size:,}"
                 )
             else:
                 continue
-            yield MixtureFinding(("sources", name, "data"), what)
+            yield MixtureFinding(("sources", name, "data"), message)
     owners: dict[str, str] = {}
     for name, source in opened.items():
         hashes = [generation.hash for generation in source.generations]
@@ -138,9 +140,9 @@ def source_mismatches(
 def unfit_rows(
     mixture: Mixture, opened: Mapping[str, OpenedSource], seq_len: int | None
 ) -> Iterator[MixtureFinding]:
-    """Yield phases whose rows are longer than a source that they draw from, or cut its bins.
+    """Yield phases whose rows are longer than a drawn source, or cut its bins.
 
-    `seq_len` is that of the run that the mixture continues.
+    `seq_len` comes from the continued run.
     """
     drawn: dict[str, set[str]] = {}
     known = {*mixture.sources, *mixture.phases}
@@ -154,13 +156,13 @@ def unfit_rows(
         drawn[phase.name] = names
         for name in sorted(names & set(opened)):
             length = phase.seq_len
-            if length is not None and (what := _unfit(name, opened[name], length)):
-                place = "seq_len" if phase.spec.seq_len else "weights"
-                yield MixtureFinding(("phases", phase.name, place), what)
+            if length is not None and (message := _explain_unfit(name, opened[name], length)):
+                key = "seq_len" if phase.spec.seq_len else "weights"
+                yield MixtureFinding(("phases", phase.name, key), message)
 
 
-def _unfit(name: str, source: OpenedSource, length: int) -> str | None:
-    """Return why rows of a length cannot be drawn from a source, or None."""
+def _explain_unfit(name: str, source: OpenedSource, length: int) -> str | None:
+    """Explain why a source cannot serve rows with `length` tokens; None if it can."""
     tokens, bins = source.tokens, source.bins
     if bins is not None and length % bins:
         return (

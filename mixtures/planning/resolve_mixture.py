@@ -24,48 +24,48 @@ from ..mixture_file.mixture import Mixture, find_temperature, sized_phases
 from ..mixture_file.tolerant_read import Draft, read
 from .branch_point import (
     BranchPoint,
+    add_inherited_sources,
     check_checkpoint,
     continued_order,
     inherited_debts,
     open_branch_point,
     replayed_shares,
     source_conflicts,
-    with_inherited_sources,
 )
 from .open_sources import OpenedSource, open_sources, source_mismatches, unfit_rows
-from .shares import Shares, average, fits_tables, line, phase_shares, stretches
-from .size_weights import rule_text, size_weights
+from .shares import Shares, average_shares, fit_tables, make_line, phase_shares, split_stretches
+from .size_weights import describe_rule, size_weights
 from .supply import rows_left
 
 CHUNK_TOKENS = 1 << 23
 SMALL_CHUNKS = 256
-"""Number of chunks of a source that is too small for chunks of CHUNK_TOKENS, if rows allow it."""
+"""Chunks in a source that is too small for CHUNK_TOKENS, if rows allow it."""
 WINDOW_CHUNKS = 32
 """benchmarks/shuffle.py measures how well chunks and windows shuffle, and what they cost."""
-MOST_KEPT_BACK = 3
-"""Rows that a rule may keep back of a source, at most."""
+MAX_WITHHELD_ROWS = 3
+"""Maximum rows that a rule may withhold from a source."""
 WINDOW_FRACTION = 8
-"""A window is at most this fraction (1/8) of a small source: a change of sequence length moves at
-most one window to the end of the epoch."""
+"""A window is at most 1/8 of a small source, as a change of sequence length can move a window to
+the end of the epoch."""
 
 
 def resolve_file(file: str | Path, overrides: Sequence[str] = ()) -> Plan:
-    """Return the plan of a mixture YAML. Its relative paths start at the working directory."""
+    """Resolve a mixture YAML to a plan. Relative paths start at the working directory."""
     return resolve_draft(read(file, overrides)).plan
 
 
 def resolve(mixture: Mixture) -> Plan:
-    """Return the plan of a mixture."""
+    """Resolve a mixture to a plan."""
     return resolve_draft(Draft(mixture, "the mixture")).plan
 
 
 def resolve_draft(draft: Draft) -> Stream:
-    """Return the plan of a mixture as a stream, or raise ConfigError with all its problems."""
+    """Resolve a draft to a plan's stream, or raise ConfigError with all problems."""
     return resolve_with_sources(draft)[0]
 
 
 def resolve_with_sources(draft: Draft) -> tuple[Stream, dict[str, OpenedSource]]:
-    """Return the plan of a mixture as a stream, and the datasets of its sources."""
+    """Resolve a draft to a plan's stream, and open the datasets of its sources."""
     mixture, branch = draft.mixture, None
     findings: list[MixtureFinding] = []
     if mixture.after is not None:
@@ -80,7 +80,7 @@ def resolve_with_sources(draft: Draft) -> tuple[Stream, dict[str, OpenedSource]]
         mixture, inherited, unreadable=draft.unreadable_names, names_incomplete=names_incomplete
     )
     if branch:
-        mixture = with_inherited_sources(mixture, branch)
+        mixture = add_inherited_sources(mixture, branch)
     opened, source_findings = open_sources(mixture.sources)
     findings += source_findings
     reported = {finding.path for finding in findings}
@@ -93,7 +93,7 @@ def resolve_with_sources(draft: Draft) -> tuple[Stream, dict[str, OpenedSource]]
     problems = [*draft.problems, *filter(None, map(draft.locate_problem, findings))]
     if problems:
         raise ConfigError(draft.source, problems)
-    stream = _stream(mixture, opened, branch)
+    stream = _resolve_stream(mixture, opened, branch)
     shortages = [
         MixtureFinding(("phases", shortage.phase, "tokens"), f"{shortage.source}: {shortage.why}")
         for shortage in stream.shortages()
@@ -107,26 +107,29 @@ def resolve_with_sources(draft: Draft) -> tuple[Stream, dict[str, OpenedSource]]
     return stream, opened
 
 
-def _stream(
+def _resolve_stream(
     mixture: Mixture, opened: Mapping[str, OpenedSource], branch: BranchPoint | None
 ) -> Stream:
-    """Return the plan of a mixture. A source of which a rule has given the last row, and which the
-    order then serves a row early, gets a row less."""
-    kept_back: Counter[str] = Counter()
+    """Resolve a mixture to a stream without shortages of limited sources, if possible.
+
+    The order may serve a row early. If a rule has assigned a source's last row, that is one row too
+    many, so the row is withheld.
+    """
+    withheld_rows: Counter[str] = Counter()
     while True:
-        stream = Stream(_plan(mixture, opened, branch, kept_back))
+        stream = Stream(_resolve_plan(mixture, opened, branch, withheld_rows))
         limited = {name for phase in stream.plan.phases for name in phase.left_out}
         short = {shortage.source for shortage in stream.shortages()} & limited
-        if not short or max(kept_back.values(), default=0) == MOST_KEPT_BACK:
+        if not short or max(withheld_rows.values(), default=0) == MAX_WITHHELD_ROWS:
             return stream
-        kept_back.update(short)
+        withheld_rows.update(short)
 
 
-def _plan(
+def _resolve_plan(
     mixture: Mixture,
     opened: Mapping[str, OpenedSource],
     branch: BranchPoint | None,
-    kept_back: Mapping[str, int],
+    withheld_rows: Mapping[str, int],
 ) -> Plan:
     before = {source.name: source for source in branch.plan.sources} if branch else {}
     # Sources of the run that this mixture does not use stay in the plan, with their positions.
@@ -135,7 +138,7 @@ def _plan(
     tokenizer = next(iter(opened.values())).manifest.tokenizer
     debts = inherited_debts(branch, names) if branch else ()
 
-    def plan_of(phases: Sequence[Phase]) -> Plan:
+    def build_plan(phases: Sequence[Phase]) -> Plan:
         return Plan(
             seed=mixture.seed,
             sources=sources,
@@ -147,14 +150,20 @@ def _plan(
             parent=branch.parent if branch else None,
         )
 
-    phases, sides = _phases(mixture, opened, names, branch, partial(rows_left, plan_of, kept_back))
+    phases, edge_shares_by_phase = _resolve_phases(
+        mixture, opened, names, branch, partial(rows_left, build_plan, withheld_rows)
+    )
     limited = any(phase.left_out for phase in phases)
-    if branch or limited or not all(fits_tables(*both) for both in sides):
-        return plan_of(phases)
-    return plan_of(
+    if (
+        branch
+        or limited
+        or not all(fit_tables(*edge_shares) for edge_shares in edge_shares_by_phase)
+    ):
+        return build_plan(phases)
+    return build_plan(
         [
-            replace(phase, stretches=stretches(phase.rows, *both))
-            for phase, both in zip(phases, sides, strict=True)
+            replace(phase, stretches=split_stretches(phase.rows, *edge_shares))
+            for phase, edge_shares in zip(phases, edge_shares_by_phase, strict=True)
         ]
     )
 
@@ -165,9 +174,9 @@ def _plan_sources(
     names: Sequence[str],
     branch: BranchPoint | None,
 ) -> tuple[PlanSource, ...]:
-    """Return the sources of the plan, with their orders and first positions."""
+    """Resolve the sources, with their orders and first positions."""
     before = {source.name: source for source in branch.plan.sources} if branch else {}
-    lengths = _lengths(mixture, branch)
+    lengths = _sequence_lengths(mixture, branch)
     first = next(sized_phases(mixture, branch.inherited.seq_len if branch else None, None))
     planned = []
     for name in names:
@@ -196,28 +205,30 @@ def _plan_sources(
     return tuple(planned)
 
 
-def _lengths(mixture: Mixture, branch: BranchPoint | None) -> list[int]:
-    """Return the sequence lengths of the phases."""
+def _sequence_lengths(mixture: Mixture, branch: BranchPoint | None) -> list[int]:
+    """Collect the distinct sequence lengths of the phases, sorted."""
     before = branch.inherited.seq_len if branch else None
     return sorted({sized.seq_len for sized in sized_phases(mixture, before, None) if sized.seq_len})
 
 
-def _phases(
+def _resolve_phases(
     mixture: Mixture,
     opened: Mapping[str, OpenedSource],
     names: Sequence[str],
     branch: BranchPoint | None,
     rows_left: Callable[[Sequence[Phase], int], Mapping[str, Fraction]],
 ) -> tuple[list[Phase], list[tuple[Shares, Shares]]]:
-    """Return the phases in rows, each rounded to whole steps, as lines of their exact shares; and
-    these shares. `rows_left`: the rows that each source has left after some phases."""
+    """Resolve the phases, rounded to whole steps, and their exact shares at start and end.
+
+    `rows_left` computes the remaining rows by source after a list of phases.
+    """
     row, step, token = (branch.row, branch.step, branch.token) if branch else (0, 0, 0)
     before = (branch.inherited.seq_len, branch.inherited.batch) if branch else (None, None)
     replays: dict[str, Shares] = replayed_shares(branch, names) if branch else {}
     known = {*names, *mixture.phases, *replays}
     sizes = {name: source.tokens for name, source in opened.items()}
     phases: list[Phase] = []
-    sides: list[tuple[Shares, Shares]] = []
+    edge_shares_by_phase: list[tuple[Shares, Shares]] = []
     for sized in sized_phases(mixture, *before):
         name, spec, seq_len, batch = sized.name, sized.spec, sized.seq_len, sized.batch
         assert seq_len and batch, name
@@ -227,15 +238,15 @@ def _phases(
         if temperature is None:
             first, last = phase_shares(spec, names, replays)
         else:
-            left = rows_left(phases, seq_len)
+            remaining_rows = rows_left(phases, seq_len)
             sized_weights = size_weights(
-                name, sizes, temperature, rows, {name: left[name] for name in sizes}
+                name, sizes, temperature, rows, {source: remaining_rows[source] for source in sizes}
             )
-            rule = rule_text(temperature, sized_weights)
+            rule = describe_rule(temperature, sized_weights)
             left_out = {source: count * seq_len for source, count in sized_weights.left_out.items()}
             first = tuple(sized_weights.shares.get(source, Fraction(0)) for source in names)
             last = first
-        replays[name] = average(first, last)
+        replays[name] = average_shares(first, last)
         phases.append(
             Phase(
                 name=name,
@@ -245,24 +256,24 @@ def _phases(
                 rows=rows,
                 seq_len=seq_len,
                 batch_rows=batch_rows,
-                stretches=(line(rows, first, last),),
+                stretches=(make_line(rows, first, last),),
                 lr=asdict(spec.lr),
                 asked_tokens=spec.tokens,
                 weights_rule=rule,
                 left_out=left_out,
             )
         )
-        sides.append((first, last))
+        edge_shares_by_phase.append((first, last))
         row, step, token = row + rows, step + rows // batch_rows, token + rows * seq_len
-    return phases, sides
+    return phases, edge_shares_by_phase
 
 
 def _chunking(
     mixture: Mixture, tokens: int, lengths: Sequence[int], before: SourceOrder | None
 ) -> tuple[int, int]:
-    """Return the tokens of a source's chunks, and the number of chunks of its windows.
+    """Choose the tokens per chunk and the chunks per window of a source.
 
-    They come from the mixture, else from the run that it continues, else from the source's size.
+    They come from the mixture, else from the continued run, else from the source's size.
     """
     common = math.lcm(*lengths)
     if mixture.chunk is not None:

@@ -1,7 +1,7 @@
-"""Turn the shares of a mixture into exact fractions, and those into integer weights of a plan.
+"""Convert the shares in a mixture to exact fractions, and to the integer weights of a plan.
 
-Shares are read as the decimals that were written. Where tables serve the rows (`Plan.fair`), a
-changing share is a staircase; else it is a line of the exact shares.
+Shares are the decimals in the YAML. Where tables serve the rows (`Plan.fair`), a changing share is
+a staircase; else it is a line of exact shares.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..mixture_file.mixture import PhaseSpec, endpoints, exact_fraction, explici
 RAMP_STRETCHES = 128
 RAMP_PERIOD = 1 << 10
 RAMP_END = 1 << 7
-"""Maximum rows of a ramp's last stretch, so that its weights can settle all debts."""
+"""Maximum rows in a ramp's last stretch, so that its weights can settle all debts."""
 
 Shares = tuple[Fraction, ...]
 
@@ -25,9 +25,9 @@ Shares = tuple[Fraction, ...]
 def phase_shares(
     phase: PhaseSpec, sources: Sequence[str], replays: Mapping[str, Shares]
 ) -> tuple[Shares, Shares]:
-    """Return each source's share at the start and at the end of a phase.
+    """Resolve the share by source at the start and the end of a phase.
 
-    Replayed phases are replaced by their sources: `replays` has the shares of earlier phases.
+    A replayed phase is replaced by its sources, with the shares in `replays`.
     """
     shares = ([Fraction(0)] * len(sources), [Fraction(0)] * len(sources))
     for name, weight in explicit_shares(phase).items():
@@ -37,43 +37,43 @@ def phase_shares(
                     shares[side][index] += exact_fraction(value) * share
             else:
                 shares[side][sources.index(name)] += exact_fraction(value)
-    first, last = (_normal(side) for side in shares)
+    first, last = (_normalize(side) for side in shares)
     return first, last
 
 
-def average(first: Shares, last: Shares) -> Shares:
-    """Return the average shares of a phase. A phase that replays it draws by these."""
+def average_shares(first: Shares, last: Shares) -> Shares:
+    """Average the shares over a phase; a replay draws by this average."""
     return tuple((start + end) / 2 for start, end in zip(first, last, strict=True))
 
 
 def drawn_shares(phase: Phase) -> Shares:
-    """Return the average shares of a planned phase, from its integer weights."""
+    """Compute the average shares of a planned phase from the integer weights."""
     sums = [Fraction(0)] * len(phase.stretches[0].weights)
     for stretch in phase.stretches:
-        whole = 2 * sum(stretch.weights) * phase.rows
-        both = zip(stretch.weights, stretch.to or stretch.weights, strict=True)
-        for index, (start, end) in enumerate(both):
+        denominator = 2 * sum(stretch.weights) * phase.rows
+        edges = zip(stretch.weights, stretch.to or stretch.weights, strict=True)
+        for index, (start, end) in enumerate(edges):
             if start or end:
-                sums[index] += Fraction((start + end) * stretch.rows, whole)
+                sums[index] += Fraction((start + end) * stretch.rows, denominator)
     return tuple(sums)
 
 
-def fits_tables(first: Shares, last: Shares) -> bool:
-    """Return whether a table of PERIOD rows holds the shares of a phase."""
+def fit_tables(first: Shares, last: Shares) -> bool:
+    """Tell whether a table with PERIOD rows can hold the shares exactly."""
     return all(math.lcm(*(share.denominator for share in side)) <= PERIOD for side in (first, last))
 
 
-def line(rows: int, first: Shares, last: Shares) -> Stretch:
-    """Return the rows of a phase as one stretch of the exact shares."""
+def make_line(rows: int, first: Shares, last: Shares) -> Stretch:
+    """Make one stretch with the exact shares, which change linearly."""
     common = math.lcm(*(share.denominator for share in (*first, *last)))
     start, end = (tuple(int(share * common) for share in side) for side in (first, last))
     return Stretch(rows=rows, weights=start, to=() if start == end else end)
 
 
-def stretches(rows: int, first: Shares, last: Shares) -> tuple[Stretch, ...]:
-    """Split the rows of a phase into stretches of constant integer weights."""
+def split_stretches(rows: int, first: Shares, last: Shares) -> tuple[Stretch, ...]:
+    """Split the rows of a phase into stretches with constant integer weights."""
     if first == last:
-        return (line(rows, first, last),)
+        return (make_line(rows, first, last),)
     period = max(RAMP_PERIOD, 4 * len(first))
     # Shares are integers over `common`, and rows are counted in units of 1 / (2 * common * rows *
     # period): integers are several times faster than fractions.
@@ -82,57 +82,56 @@ def stretches(rows: int, first: Shares, last: Shares) -> tuple[Stretch, ...]:
     changes = [int(share * common) - start for share, start in zip(last, starts, strict=True)]
     unit = 2 * common * rows
     taken = [0] * len(first)
-    result = []
+    ramp = []
     for start, end in pairwise(_ramp_edges(rows)):
-        # wanted: rows that each source is owed at the end of the stretch, so that rounding errors
-        # do not add up. later: rows that it is still owed after that, until the phase ends.
+        # Targets are cumulative, so that rounding errors do not add up.
         owed = [
-            (one * 2 * rows * end + change * end * end) * period
-            for one, change in zip(starts, changes, strict=True)
+            (initial * 2 * rows * end + change * end * end) * period
+            for initial, change in zip(starts, changes, strict=True)
         ]
-        wanted = [at_end - so_far for at_end, so_far in zip(owed, taken, strict=True)]
+        targets = [at_end - so_far for at_end, so_far in zip(owed, taken, strict=True)]
         later = [
-            (2 * one + change) * rows * rows * period - at_end
-            for one, change, at_end in zip(starts, changes, owed, strict=True)
+            (2 * initial + change) * rows * rows * period - at_end
+            for initial, change, at_end in zip(starts, changes, owed, strict=True)
         ]
-        weights = _ramp_weights(wanted, later, period)
-        result.append(Stretch(rows=end - start, weights=weights))
+        weights = _apportion_ramp(targets, later, period)
+        ramp.append(Stretch(rows=end - start, weights=weights))
         taken = [
             so_far + weight * (end - start) * unit
             for so_far, weight in zip(taken, weights, strict=True)
         ]
-    return tuple(result)
+    return tuple(ramp)
 
 
-def _ramp_weights(wanted: Sequence[int], later: Sequence[int], period: int) -> tuple[int, ...]:
-    """Return integers that sum to `period`, in proportion to the `wanted` rows of a stretch.
+def _apportion_ramp(targets: Sequence[int], later: Sequence[int], period: int) -> tuple[int, ...]:
+    """Apportion `period` units in proportion to the `targets` of a stretch.
 
-    No source gets more than one unit above that, or more than it is owed until the end of the
-    phase (`later`).
+    A source gets at most one unit above its target, and never more than the phase still owes it:
+    its target plus the `later` rows, after the stretch.
     """
-    total = sum(wanted)  # a unit of weight is total / period
-    weights = [max(rows * period // total, 0) for rows in wanted]
-    room = [
+    total = sum(targets)  # a unit is total / period rows
+    weights = [max(rows * period // total, 0) for rows in targets]
+    budgets = [
         (rows + more) * period - weight * total
-        for rows, more, weight in zip(wanted, later, weights, strict=True)
+        for rows, more, weight in zip(targets, later, weights, strict=True)
     ]
-    short = period - sum(weights)
-    nearest = sorted(
-        range(len(wanted)), key=lambda index: weights[index] * total - wanted[index] * period
+    deficit = period - sum(weights)
+    by_need = sorted(
+        range(len(targets)), key=lambda index: weights[index] * total - targets[index] * period
     )
-    for index in [index for index in nearest if room[index] >= total][:short]:
+    for index in [index for index in by_need if budgets[index] >= total][:deficit]:
         weights[index] += 1
-        room[index] -= total
-    # Near the end, and with more sources than units, too few sources have room for a whole unit.
+        budgets[index] -= total
+    # Near the end, and with more sources than units, too few budgets hold a whole unit.
     while sum(weights) < period:
-        index = max(nearest, key=lambda index: room[index])
+        index = max(by_need, key=lambda index: budgets[index])
         weights[index] += 1
-        room[index] -= total
+        budgets[index] -= total
     return tuple(weights)
 
 
 def _ramp_edges(rows: int) -> list[int]:
-    """Return the edges of a ramp's stretches: of equal length, then shorter and shorter, so that
+    """Place the edges of a ramp's stretches: equally spaced, then halving towards the end, so that
     every source ends within a row of its share."""
     count = min(RAMP_STRETCHES, rows)
     edges = [rows * number // count for number in range(count)]
@@ -141,6 +140,6 @@ def _ramp_edges(rows: int) -> list[int]:
     return [*edges, rows]
 
 
-def _normal(shares: Sequence[Fraction]) -> Shares:
+def _normalize(shares: Sequence[Fraction]) -> Shares:
     total = sum(shares)
     return tuple(share / total for share in shares)

@@ -1,8 +1,7 @@
-"""Weights that follow from the sizes of the sources: `proportional`, `{temperature: 1.5}`.
+"""Weights from source sizes: `proportional`, `{temperature: 1.5}`.
 
-The share of a source is in proportion to tokens ** (1 / temperature). A source that would exceed
-its `max_epochs` gets exactly what it has left (supply.py); the others share the rest in the same
-proportions.
+Shares are proportional to tokens ** (1 / temperature). A source that would exceed `max_epochs` gets
+exactly its remaining rows (supply.py); free sources divide the remainder in the same proportions.
 """
 
 from __future__ import annotations
@@ -15,20 +14,20 @@ from fractions import Fraction
 from ...console.errors import PlanError
 
 UNITS = 100_000
-"""Shares are multiples of 1/UNITS, five decimals, if `max_epochs` limits none of them."""
-FEWEST_UNITS = 1000
-"""Units for each source that is not limited, at least: else they are made finer."""
+"""Shares are multiples of 1/UNITS, five decimals, if `max_epochs` limits no source."""
+MIN_UNITS = 1000
+"""Minimum units per free source; with fewer, units become ten times finer."""
 
 
 @dataclass(frozen=True)
 class SizeWeights:
-    """The shares of a phase that follow from sizes."""
+    """Shares of a phase, computed from source sizes."""
 
     shares: Mapping[str, Fraction]
     limited: Sequence[str]
-    """The sources that get what they have left."""
+    """Sources that get exactly their remaining rows."""
     left_out: Mapping[str, int]
-    """Rows that each of these would get besides without its `max_epochs`."""
+    """Further rows that a limited source would get without `max_epochs`."""
 
 
 def size_weights(
@@ -36,86 +35,99 @@ def size_weights(
     sizes: Mapping[str, int],
     temperature: float,
     rows: int,
-    most: Mapping[str, Fraction],
+    max_rows: Mapping[str, Fraction],
 ) -> SizeWeights:
-    """Return the weights of a phase of `rows` rows. `most`: the rows that each source has left."""
+    """Compute the shares of a phase with `rows` rows; `max_rows` limits the rows by source."""
     largest = max(sizes.values())
-    wanted = {name: (size / largest) ** (1 / temperature) for name, size in sizes.items()}
-    if sum(most.values()) < rows:
-        share = float(sum(most.values()) / rows)
+    proportions = {source: (size / largest) ** (1 / temperature) for source, size in sizes.items()}
+    if sum(max_rows.values()) < rows:
+        share = float(sum(max_rows.values()) / rows)
         raise PlanError(
             f"phase {phase} asks for more tokens than its sources have left within their "
             f"max_epochs: they can fill {share:.1%} of it",
             hint="shorten the phase, add data, or raise `max_epochs`",
         )
-    limited = _limited(wanted, most, rows)
-    # No source gets less than a unit, unless it has less.
-    small = {name for name in sizes if most[name] * UNITS < rows}
+    limited = _find_limited(proportions, max_rows, rows)
+    # Every source gets at least a unit, unless it has less.
+    small = {source for source in sizes if max_rows[source] * UNITS < rows}
     limited |= small if len(limited | small) < len(sizes) else set()
-    free = {name: share for name, share in wanted.items() if name not in limited}
-    room = rows - sum((most[name] for name in limited), Fraction(0))
+    free = {source: share for source, share in proportions.items() if source not in limited}
+    free_rows = rows - sum((max_rows[source] for source in limited), Fraction(0))
     units = UNITS
-    while free and 0 < math.floor(room * units / rows) < FEWEST_UNITS * len(free):
+    while free and 0 < math.floor(free_rows * units / rows) < MIN_UNITS * len(free):
         units *= 10
-    whole = math.floor(room * units / rows)
-    caps = {name: math.floor(most[name] * units / rows) for name in free}
-    shares = {name: Fraction(number, units) for name, number in _whole(free, caps, whole).items()}
-    if free:  # what is no whole unit
-        roomiest = max(free, key=lambda name: most[name] - shares[name] * rows)
-        shares[roomiest] += room / rows - Fraction(whole, units)
-    shares |= {name: most[name] / rows for name in limited}
-    total = sum(wanted.values())
+    num_units = math.floor(free_rows * units / rows)
+    max_units = {source: math.floor(max_rows[source] * units / rows) for source in free}
+    shares = {
+        source: Fraction(count, units)
+        for source, count in _apportion_units(free, max_units, num_units).items()
+    }
+    if free:  # the fraction of a unit goes to the source with the most rows to spare
+        receiver = max(free, key=lambda source: max_rows[source] - shares[source] * rows)
+        shares[receiver] += free_rows / rows - Fraction(num_units, units)
+    shares |= {source: max_rows[source] / rows for source in limited}
+    total = sum(proportions.values())
     return SizeWeights(
-        {name: shares[name] for name in sizes},
-        [name for name in sizes if name in limited],
+        {source: shares[source] for source in sizes},
+        [source for source in sizes if source in limited],
         {
-            name: max(0, round(wanted[name] / total * rows - float(most[name])))
-            for name in sizes
-            if name in limited
+            source: max(0, round(proportions[source] / total * rows - float(max_rows[source])))
+            for source in sizes
+            if source in limited
         },
     )
 
 
-def _limited(wanted: Mapping[str, float], most: Mapping[str, Fraction], rows: int) -> set[str]:
-    """Return the sources that get all they have, so that the others can be in proportion."""
+def _find_limited(
+    proportions: Mapping[str, float], max_rows: Mapping[str, Fraction], rows: int
+) -> set[str]:
+    """Find the sources whose proportional share exceeds their rows, until none does."""
     limited: set[str] = set()
     while True:
-        free = [name for name in wanted if name not in limited]
-        room = float(rows - sum((most[name] for name in limited), Fraction(0)))
-        total = sum(wanted[name] for name in free)
-        over = {name for name in free if wanted[name] * room > float(most[name]) * total}
-        if not over or len(over) == len(free):
+        free = [source for source in proportions if source not in limited]
+        free_rows = float(rows - sum((max_rows[source] for source in limited), Fraction(0)))
+        total = sum(proportions[source] for source in free)
+        exceeding = {
+            source
+            for source in free
+            if proportions[source] * free_rows > float(max_rows[source]) * total
+        }
+        if not exceeding or len(exceeding) == len(free):
             return limited
-        limited |= over
+        limited |= exceeding
 
 
-def _whole(wanted: Mapping[str, float], most: Mapping[str, int], room: int) -> dict[str, int]:
-    """Return whole units that sum to `room`; a source gets at least one if it has one left."""
-    total = sum(wanted.values())
-    exact = {name: share * room / total for name, share in wanted.items()}
-    units = {name: min(max(1, math.floor(share)), most[name]) for name, share in exact.items()}
-    # Rounding leaves some units over, or takes some for sources that got their first one.
-    while (short := room - sum(units.values())) > 0:
-        below = _by_need(units, exact, lambda name: units[name] < most[name])[:short]
-        if not below:  # less than a unit of each is left
+def _apportion_units(
+    proportions: Mapping[str, float], max_units: Mapping[str, int], num_units: int
+) -> dict[str, int]:
+    """Apportion `num_units` in proportion; every source gets at least one, up to `max_units`."""
+    total = sum(proportions.values())
+    exact = {source: share * num_units / total for source, share in proportions.items()}
+    units = {
+        source: min(max(1, math.floor(share)), max_units[source]) for source, share in exact.items()
+    }
+    # Rounding down leaves units to assign; minimums of one may have assigned too many.
+    while (deficit := num_units - sum(units.values())) > 0:
+        receivers = _sort_by_need(units, exact, lambda source: units[source] < max_units[source])
+        if not receivers:  # no source has a whole unit left
             break
-        for name in below:
-            units[name] += 1
-    while (over := sum(units.values()) - room) > 0:
-        for name in _by_need(units, exact, lambda name: units[name] > 1)[-over:]:
-            units[name] -= 1
+        for source in receivers[:deficit]:
+            units[source] += 1
+    while (excess := sum(units.values()) - num_units) > 0:
+        for source in _sort_by_need(units, exact, lambda source: units[source] > 1)[-excess:]:
+            units[source] -= 1
     return units
 
 
-def _by_need(
+def _sort_by_need(
     units: Mapping[str, int], exact: Mapping[str, float], eligible: Callable[[str], bool]
 ) -> Sequence[str]:
-    """Return the eligible sources, those that are furthest below their exact share first."""
-    return sorted(filter(eligible, units), key=lambda name: units[name] - exact[name])
+    """Sort the eligible sources, furthest below their exact units first."""
+    return sorted(filter(eligible, units), key=lambda source: units[source] - exact[source])
 
 
-def rule_text(temperature: float, weights: SizeWeights) -> str:
-    """Return the rule that has given the weights, for people."""
+def describe_rule(temperature: float, weights: SizeWeights) -> str:
+    """Describe the rule behind the weights, for people."""
     rule = "proportional to the sizes of the sources"
     if temperature != 1:
         rule += f" to the power of 1/{temperature:g}"

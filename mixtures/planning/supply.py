@@ -1,9 +1,9 @@
-"""The rows that sources have left within their `max_epochs`, where a phase begins: exact.
+"""The exact rows that sources have left within `max_epochs`, where a phase begins.
 
-The order of all rows before the phase's length is known, hence each source's position there: what
-its epoch has left, and the remainders that changes of length have cut. Within the rows of a length,
-a source that is owed a whole number of rows has been given just as many. After a change of length
-or at a branch, debts are paid to within a small part of a row (ROUNDING), which is kept free.
+The order up to the phase's sequence length is known, hence every source's position: the remainder
+of the epoch, and the partial rows that changes of length have cut. Among rows with equal length, a
+source that is owed a whole number of rows has received as many. After a change of length or at a
+branch, debts are paid to within a fraction of a row (ROUNDING), which stays free.
 """
 
 from __future__ import annotations
@@ -18,39 +18,40 @@ from ...dataplane.order.stream import Stream
 from .shares import drawn_shares
 
 ROUNDING = Fraction(1, 1 << 10)
-FINEST = 1 << 20
-"""Where debts are paid, what is left is a multiple of 1/FINEST of a row."""
+RESOLUTION = 1 << 20
+"""Where debts are paid, remaining rows are multiples of 1/RESOLUTION."""
 
 
 def rows_left(
-    plan_of: Callable[[Sequence[Phase]], Plan],
-    kept_back: Mapping[str, int],
+    build_plan: Callable[[Sequence[Phase]], Plan],
+    withheld_rows: Mapping[str, int],
     phases: Sequence[Phase],
     seq_len: int,
 ) -> dict[str, Fraction]:
-    """Return the rows of `seq_len` tokens that each source has left after some phases.
+    """Compute, by source, the rows with `seq_len` tokens that remain after some phases.
 
-    `plan_of` returns the plan of some phases. `kept_back`: rows of sources that are not to be
-    given."""
-    same = list(takewhile(lambda phase: phase.seq_len == seq_len, reversed(phases)))
-    before = phases[: len(phases) - len(same)]
-    plan = plan_of(before)
+    `build_plan` builds a plan from phases. `withheld_rows` are reserved, by source.
+    """
+    same_length_phases = list(takewhile(lambda phase: phase.seq_len == seq_len, reversed(phases)))
+    earlier_phases = phases[: len(phases) - len(same_length_phases)]
+    plan = build_plan(earlier_phases)
     debts = plan.debts or (Fraction(0),) * len(plan.sources)
     positions = [source.start for source in plan.sources]
-    if before:
-        stream, length = Stream(plan, goes_on=True), before[-1].seq_len
+    if earlier_phases:
+        stream, length = Stream(plan, goes_on=True), earlier_phases[-1].seq_len
         debts = tuple(stream.debts(plan.last_row))
         positions = [
             source.order.change_length(position, length, seq_len)
             for source, position in zip(plan.sources, stream.positions(plan.last_row), strict=True)
         ]
     owed = [Fraction(0)] * len(plan.sources)
-    for phase in same:
+    for phase in same_length_phases:
         owed = [
             rows + share * phase.rows for rows, share in zip(owed, drawn_shares(phase), strict=True)
         ]
     totals = [
-        source.order.rows_left(position, seq_len, source.max_epochs) - kept_back.get(source.name, 0)
+        source.order.rows_left(position, seq_len, source.max_epochs)
+        - withheld_rows.get(source.name, 0)
         for source, position in zip(plan.sources, positions, strict=True)
     ]
     if any(debts):
@@ -64,7 +65,7 @@ def rows_left(
         ]
     rows_by_source = {}
     for source, total, rows in zip(plan.sources, totals, owed, strict=True):
-        value = max(total - rows, Fraction(0))
-        rounded = Fraction(math.floor(value * FINEST), FINEST)
-        rows_by_source[source.name] = rounded if any(debts) else value
+        remaining = max(total - rows, Fraction(0))
+        rounded = Fraction(math.floor(remaining * RESOLUTION), RESOLUTION)
+        rows_by_source[source.name] = rounded if any(debts) else remaining
     return rows_by_source

@@ -15,7 +15,7 @@ from ...dataplane.order.plan import Phase, Plan
 from ...dataplane.order.source_order import Position, SourceOrder
 from ...dataplane.order.stream import Stream
 from ..planning.branch_point import BranchPoint
-from ..planning.continuation import Continuation, continuation, epochs_consumed
+from ..planning.continuation import Continuation, compare_continuation, epochs_consumed
 from ..planning.open_sources import OpenedSource
 from ..planning.shares import drawn_shares
 from .debts import WorstDebt, worst_debt
@@ -119,7 +119,7 @@ def summarize(
         tokens=plan.tokens,
         phases=tuple(phases),
         total=_total(plan, phases),
-        continues=continuation(stream, branch) if branch else None,
+        continues=compare_continuation(stream, branch) if branch else None,
         packed=tuple(
             PackedSource(source=name, bins=source.bins, padding=source.padding / source.tokens)
             for name, source in (sources or {}).items()

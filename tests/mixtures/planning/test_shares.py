@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from headrace.dataplane.order.plan import Phase
 from headrace.mixtures.mixture_file.mixture import PhaseSpec, exact_fraction
 from headrace.mixtures.planning.shares import (
-    average,
+    average_shares,
     drawn_shares,
-    fits_tables,
-    line,
+    fit_tables,
+    make_line,
     phase_shares,
-    stretches,
+    split_stretches,
 )
 
 F = Fraction
@@ -35,7 +35,7 @@ def test_a_replayed_phase_is_replaced_by_its_sources():
     # check.py reports shares that do not sum to 1; here they are scaled.
     assert first == (F(65, 80), F(15, 80))
     assert last == (F(65, 120), F(55, 120))
-    assert average((F(1), F(0)), (F(1, 2), F(1, 2))) == (F(3, 4), F(1, 4))
+    assert average_shares((F(1), F(0)), (F(1, 2), F(1, 2))) == (F(3, 4), F(1, 4))
 
 
 def as_phase(rows, parts):
@@ -54,7 +54,7 @@ def as_phase(rows, parts):
 @given(st.lists(st.integers(0, 1000), min_size=2, max_size=12).filter(any), st.integers(1, 10**12))
 def test_weights_reproduce_decimal_shares_exactly(parts, rows):
     shares = tuple(F(part, sum(parts)) for part in parts)
-    (only,) = stretches(rows, shares, shares)
+    (only,) = split_stretches(rows, shares, shares)
     assert [F(weight, sum(only.weights)) for weight in only.weights] == list(shares)
 
 
@@ -70,7 +70,7 @@ def test_a_ramp_follows_its_line_and_ends_within_a_row(one, two, rows):
         return
     first = tuple(F(part, sum(one)) for part in one)
     last = tuple(F(part, sum(two)) for part in two)
-    parts = stretches(rows, first, last)
+    parts = split_stretches(rows, first, last)
     assert sum(part.rows for part in parts) == rows
     assert all(part.rows > 0 for part in parts)
     drawn = drawn_shares(as_phase(rows, parts))
@@ -86,18 +86,18 @@ def test_a_ramp_follows_its_line_and_ends_within_a_row(one, two, rows):
             # On the way, off by at most the rounding of the table over one stretch.
             assert abs(taken[index] - asked) <= 1 + F(size * (math.ceil(rows / 128) + 1), 1024)
     for index in range(size):
-        assert abs(drawn[index] - average(first, last)[index]) * rows < 1
+        assert abs(drawn[index] - average_shares(first, last)[index]) * rows < 1
 
 
 def test_a_line_keeps_shares_of_any_decimals():
     first = (F(1, 3), F(2, 3) - F(1, 10**7), F(1, 10**7))
     last = (F(1), F(0), F(0))
-    assert fits_tables(last, last) and not fits_tables(first, last)
-    only = line(10**9, first, last)
+    assert fit_tables(last, last) and not fit_tables(first, last)
+    only = make_line(10**9, first, last)
     assert [F(weight, sum(only.weights)) for weight in only.weights] == list(first)
     assert [F(weight, sum(only.weights)) for weight in only.to] == list(last)
-    assert drawn_shares(as_phase(10**9, (only,))) == average(first, last)
+    assert drawn_shares(as_phase(10**9, (only,))) == average_shares(first, last)
     assert sum(rows for rows, _ in only.parts) == 10**9
     mean = [sum(rows * shares[index] for rows, shares in only.parts) / 1e9 for index in range(3)]
-    assert mean == pytest.approx([float(share) for share in average(first, last)])
-    assert line(7, last, last).to == ()
+    assert mean == pytest.approx([float(share) for share in average_shares(first, last)])
+    assert make_line(7, last, last).to == ()

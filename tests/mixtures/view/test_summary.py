@@ -10,7 +10,7 @@ from support.data.plan_data import served, write_run
 
 from headrace.dataplane.order.stream import Stream
 from headrace.mixtures.mixture_file.mixture import After, Mixture, PhaseSpec, SourceSpec
-from headrace.mixtures.planning.continuation import _common
+from headrace.mixtures.planning.continuation import _intersect_spans
 from headrace.mixtures.planning.open_plan import OpenedPlan
 from headrace.mixtures.planning.resolve_mixture import resolve
 from headrace.mixtures.view.summary import summarize
@@ -146,10 +146,10 @@ def test_common_spans_equal_the_intersection_of_sets(one, other):
     def tokens(spans):
         return {token for start, end in spans.tolist() for token in range(start, end)}
 
-    assert tokens(_common(one, other)) == tokens(one) & tokens(other)
+    assert tokens(_intersect_spans(one, other)) == tokens(one) & tokens(other)
     # Spans that touch count once.
     if len(one):
         halves = np.array([[s, (s + e) // 2] for s, e in one] + [[(s + e) // 2, e] for s, e in one])
         halves = halves[np.argsort(halves[:, 0], kind="stable")]
         halves = halves[halves[:, 0] < halves[:, 1]]
-        assert tokens(_common(halves, other)) == tokens(one) & tokens(other)
+        assert tokens(_intersect_spans(halves, other)) == tokens(one) & tokens(other)
