@@ -21,7 +21,7 @@ from ...models.layers.grouped import group_ends, grouped_product
 from ...models.layers.mixed_scan import mixed_scan
 from ...models.layers.norms import GatedRMSNorm, RMSNorm
 from ...models.layers.rope import rotate, rotation
-from ...models.model.embedding import Table, Unembedding
+from ...models.model.embedding import EmbeddingTable, Unembedding
 from ...models.operators.mlp import apply_gate
 from ...models.parallel.axes import ALONE
 from ...models.parallel.ring import Hops, Zigzag, ring_attention
@@ -98,7 +98,7 @@ def glu(draw: Draw, size: int) -> Work:
 
 
 def linear_cross_entropy(draw: Draw, size: int) -> Work:
-    table = Table(size, draw.width)
+    table = EmbeddingTable(size, draw.width)
     torch.nn.init.normal_(table.weight, std=draw.width**-0.5)
     unembedding = Unembedding(table.to(draw.device, dtype_of(draw.precision)))
     shape = (draw.rows, draw.length)

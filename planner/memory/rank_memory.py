@@ -339,7 +339,8 @@ def _between(
         for unit in reversed(units):
             engine.leave(level, unit, backward=True)
         engine.end_backward(level, last=False)
-    return Between(*moments, running)
+    first, later = moments
+    return Between(first, later, running)
 
 
 def _lasting_of(

@@ -73,7 +73,7 @@ class _GatherGroup:
     """True if torch also keeps the shard that was summed over replicas."""
 
 
-def whole_by_block(shapes: Shapes, ranks: int, *, engine: Settings, ahead: int) -> int:
+def whole_by_block(shapes: Shapes, ranks: int, *, engine: Fsdp2Settings, ahead: int) -> int:
     """Count the whole weights of a rank that gathers block by block: those of no block, and, at the
     fullest moment of a pass, a run of `ahead` blocks and the kept blocks that ran before it."""
     sizes: dict[int, int] = {}
