@@ -2,8 +2,7 @@
 
     inputs → files → slices → tasks → shards → shard table → manifest
 
-The manifest is written last and atomically; before that there is no dataset. A build can be killed
-at any moment and run again.
+The manifest is written last, atomically. A build can be killed at any moment and run again.
 """
 
 from __future__ import annotations
@@ -93,8 +92,7 @@ class BuildConfig:
     shuffle: int | None = None
     """Seed for shuffling documents across the whole build; None: keep their order."""
     shuffle_memory: int | None = None
-    """Shuffle through buckets: bytes of tokens that a worker may hold. It decides where shards
-    begin: files that are added later need the same."""
+    """Shuffle through buckets of so many bytes of tokens; files added later need the same."""
     dedup: Literal["exact"] | None = None
     """exact: keep only the first of byte-equal documents."""
     max_document_tokens: int | None = None
@@ -102,8 +100,7 @@ class BuildConfig:
     drop: tuple[str, ...] = ()
     """Files that list documents to leave out. The log and the manifest count each list."""
     filter: str | None = None
-    """`module:function` or `./rules.py:function` that decides which documents stay; of documents
-    that are read in pieces, each piece."""
+    """`module:function` or `./rules.py:function` that decides which documents, or pieces, stay."""
     filter_settings: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the filter."""
     decontaminate: EvaluationConfig | None = None

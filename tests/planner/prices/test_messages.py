@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from headrace.models.config.config import load_model_config
 from headrace.models.config.options.precision import PRECISIONS
-from headrace.models.model.embedding import Table, Unembedding
+from headrace.models.model.embedding import EmbeddingTable, Unembedding
 from headrace.models.parallel.axes import Axis
 from headrace.models.parallel.exchange import own_parts, whole_rows
 from headrace.models.parallel.heads import from_heads, to_heads
@@ -145,7 +145,7 @@ def test_messages_of_a_sharded_loss_are_those_of_the_code() -> None:
     """Each row sends its own. Beside them, the stream is gathered for the logits, and its gradient
     is scattered; the price has the embedding's messages here too."""
     with torch.device("meta"):
-        head = Unembedding(Table(512, WIDTH), "torch")
+        head = Unembedding(EmbeddingTable(512, WIDTH), "torch")
         head.table.weight = torch.nn.Parameter(torch.empty(512 // RANKS, WIDTH))
         hidden = torch.empty(3, LENGTH // RANKS, WIDTH, requires_grad=True)
         targets, weights = torch.zeros(3, LENGTH, dtype=torch.int64), torch.ones(3, LENGTH)
