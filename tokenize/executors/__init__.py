@@ -1,7 +1,7 @@
-"""Executors: run tasks in this process, in processes of this machine, or on a Ray cluster.
+"""Executors: run tasks in this process, in processes on this machine, or on a Ray cluster.
 
-A task function is a generator; the executor passes its events to the caller as they come. Events
-of different tasks come in any order: tasks must not depend on each other.
+A task function is a generator; the executor passes its events to the caller as they come, in any
+order across tasks: tasks must not depend on each other.
 
 This module imports no executor: command-line help lists their names.
 """
@@ -41,7 +41,7 @@ class ExecutorConfig:
 def run(
     config: ExecutorConfig, function: Callable[[T], Iterator[E]], tasks: Sequence[T]
 ) -> Iterator[E]:
-    """Run `function` on each task, and yield the events of all tasks as they come."""
+    """Run `function` on all tasks, and yield their events as they come."""
     if config.kind == "ray":
         from .ray_cluster import run_on_ray
 

@@ -20,7 +20,7 @@ E = TypeVar("E")
 def run_local(
     function: Callable[[T], Iterator[E]], tasks: Sequence[T], workers: int
 ) -> Iterator[E]:
-    """Run `function` on each task in `workers` processes (1: in this process)."""
+    """Run `function` on all tasks in `workers` processes (1: in this process)."""
     if workers == 1 or len(tasks) == 1:
         for task in tasks:
             yield from function(task)
@@ -31,13 +31,13 @@ def run_local(
     resource_tracker.ensure_running()  # starting it while SIGINT is blocked would unblock it
     try:
         for _ in range(min(workers, len(tasks))):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(theirs, function), daemon=True)
+            parent_end, worker_end = context.Pipe()
+            process = context.Process(target=_work, args=(worker_end, function), daemon=True)
             with sigint_blocked():
                 process.start()
-            theirs.close()
-            running[ours] = process
-            ours.send(waiting.popleft())
+            worker_end.close()
+            running[parent_end] = process
+            parent_end.send(waiting.popleft())
         while running:
             for pipe in wait(list(running)):
                 assert isinstance(pipe, Connection)

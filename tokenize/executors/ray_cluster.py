@@ -15,7 +15,7 @@ E = TypeVar("E")
 def run_on_ray(
     function: Callable[[T], Iterator[E]], tasks: Sequence[T], address: str | None
 ) -> Iterator[E]:
-    """Run `function` on each task on the Ray cluster at `address`, or on one that Ray starts here.
+    """Run `function` on all tasks on the Ray cluster at `address`, or on one that Ray starts here.
 
     Every node needs headrace, and must see the corpus and the dataset under the same URLs. If a
     node is lost, its tasks are run again.
