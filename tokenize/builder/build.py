@@ -248,9 +248,8 @@ def build(config: BuildConfig) -> dict[str, Manifest]:
             return commit(job, tokenizer, files, result, manifests)
 
         for number, tasks in find_missing_shards(job, manifests).items():
-            files = find_generation_files(
-                job, newest_output, manifests[newest_output].generations[number], inputs
-            )
+            lost = manifests[newest_output].generations[number]
+            files = find_generation_files(job, newest_output, lost, inputs)
             log.warning("rebuilding lost shards of generation %d (%d tasks)", number, len(tasks))
             for task in tasks:
                 TaskState.delete(job.url, task)  # a state that says its lost shards are finished
@@ -379,9 +378,7 @@ def deduplicate(
     run(config, "comparing", DigestWorker(job), tasks)
     url = dataset_url(job.url, job.outputs[0])
     earlier_digests = [
-        read_named(url, drops_file)
-        for generation in earlier
-        for drops_file in generation.provenance["digests"]
+        read_named(url, name) for generation in earlier for name in generation.provenance["digests"]
     ]
     result = find_duplicates(job, tasks, earlier_digests)
     tasks_without_duplicates = []
