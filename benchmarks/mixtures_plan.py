@@ -39,7 +39,7 @@ from headrace.mixtures.audit.auditor import Auditor
 from headrace.mixtures.mixture_file.mixture import Mixture, PhaseSpec, SourceSpec
 from headrace.mixtures.planning.open_plan import open_plan
 from headrace.mixtures.planning.resolve_mixture import resolve
-from headrace.mixtures.template import template
+from headrace.mixtures.template import render_template
 from headrace.mixtures.view.summary import summarize
 from headrace.mixtures.view.table import table
 
@@ -89,7 +89,7 @@ def many_sources(folder: Path) -> None:
         for number, size in enumerate(sizes)
     ]
     file = folder / "many.yaml"
-    file.write_text(template(urls))
+    file.write_text(render_template(urls))
     report(
         "plan 1,000 sources x 10,000 shards, with its table", [timed(table_of, file)], PLAN_SECONDS
     )

@@ -55,11 +55,11 @@ def new(datasets: tuple[str, ...], out: str | None, force: bool, as_json: bool) 
     from ..console import yaml_text
     from ..console.errors import StorageError
     from ..dataplane.storage import storage
-    from .template import template
+    from .template import render_template
 
     if out is not None and Path(out).exists() and not force:
         raise StorageError(f"{out} already exists", hint="choose another --out, or add --force")
-    text = template(datasets)
+    text = render_template(datasets)
     if out is not None:
         storage.write(out, text.encode())
         command.say(f"wrote {out}; next: mixtures plan {out}")
@@ -191,9 +191,9 @@ def card(file: str, overrides: tuple[str, ...], out: str | None) -> None:
     """
     from ..dataplane.storage import storage
     from .planning.open_plan import open_plan
-    from .view.card import card as card_of
+    from .view.card import render_card
 
-    text = card_of(open_plan(file, overrides).stream)
+    text = render_card(open_plan(file, overrides).stream)
     if out is None:
         click.echo(text, nl=False)
         return

@@ -18,11 +18,11 @@ BATCH = 1 << 22
 STEPS = 2_000
 """Minimum number of steps; small datasets get a smaller batch."""
 STABLE, ANNEAL = 90, 7
-"""Percentage of the datasets' tokens that each phase takes."""
+"""Percentages of the datasets' tokens, by phase."""
 EXAMPLES = {"web": 0.8, "code": 0.2}
 PHASES = ("stable", "anneal")
 
-TEXT = """\
+TEMPLATE = """\
 # A mixture: the datasets of a run, their shares, and the phases of training.
 #   mixtures check FILE      report all problems, with line numbers
 #   mixtures plan FILE       show rows, tokens and epochs of every source; starts nothing
@@ -51,13 +51,13 @@ phases:                        # trained one after the other; each is rounded to
 """
 
 
-def template(urls: Sequence[str]) -> str:
-    """Return the YAML of a mixture of these datasets, each with a share of its size."""
-    specs = _named(urls)
+def render_template(urls: Sequence[str]) -> str:
+    """Render the YAML of a mixture of datasets, with shares in proportion to size."""
+    specs = _name_datasets(urls)
     opened, findings = open_sources(specs)
     findings += source_mismatches(opened, None)
     if findings:
-        problems = [Problem(specs[str(path[1])].data, what) for path, what in findings]
+        problems = [Problem(specs[str(path[1])].data, message) for path, message in findings]
         raise ConfigError("the datasets", problems)
     if not opened:
         return _render(
@@ -68,15 +68,15 @@ def template(urls: Sequence[str]) -> str:
         )
     total = sum(source.tokens for source in opened.values())
     smallest = min(source.tokens for source in opened.values())
-    seq_len = _seq_len(smallest)
-    shares = _shares(opened, total)
+    seq_len = _choose_seq_len(smallest)
+    shares = _proportional_shares(opened, total)
     lines = {}
     for name, source in opened.items():
         rows = max(1, (source.tokens - 1) // seq_len)
         epochs = math.ceil(shares[name] * total / (rows * seq_len) * (STABLE + ANNEAL + 1) / 100)
         more = f", max_epochs: {epochs}" if epochs > 1 else ""
         count = f"{human(source.tokens)} tokens"
-        lines[name] = f"  {name}: {{data: {_quoted(source.spec.data)}{more}}}", f"  # {count}"
+        lines[name] = f"  {name}: {{data: {_quote_url(source.spec.data)}{more}}}", f"  # {count}"
     width = max(len(line) for line, _ in lines.values())
     aligned = {name: f"{line:<{width}}{count}" for name, (line, count) in lines.items()}
     return _render(aligned, shares, tokens=total, seq_len=seq_len)
@@ -87,34 +87,34 @@ def _render(
 ) -> str:
     """Fill in the template for datasets of `tokens` tokens in total."""
     rows = max(1, min(BATCH, tokens // STEPS) // seq_len)
-    return TEXT.format(
+    return TEMPLATE.format(
         sources="\n".join(sources.values()) + "\n",
         weights="".join(f"      {name}: {share:.10g}\n" for name, share in shares.items()),
         seq_len=seq_len,
-        batch=_count(rows * seq_len),
-        stable=_count(_rounded(tokens * STABLE // 100)),
-        anneal=_count(_rounded(tokens * ANNEAL // 100)),
-        warmup=_count(_rounded(tokens // 100)),
+        batch=_format_count(rows * seq_len),
+        stable=_format_count(_round_down(tokens * STABLE // 100)),
+        anneal=_format_count(_round_down(tokens * ANNEAL // 100)),
+        warmup=_format_count(_round_down(tokens // 100)),
         shape=DEFAULT_SHAPE,
         other_shapes=", ".join(name for name in SHAPES if name != DEFAULT_SHAPE),
     )
 
 
-def _seq_len(smallest: int) -> int:
-    """Return a power of two that the smallest source holds several times."""
+def _choose_seq_len(smallest: int) -> int:
+    """Choose a power of two that the smallest source holds several times."""
     return min(SEQ_LEN, 1 << max(3, (smallest // 16).bit_length() - 1))
 
 
-def _named(urls: Sequence[str]) -> dict[str, SourceSpec]:
-    """Name each dataset by the last part of its URL, or the part before if that is `train` (the
+def _name_datasets(urls: Sequence[str]) -> dict[str, SourceSpec]:
+    """Name datasets by the last segment of the URL, or by the segment before a final `train` (the
     training split of `tokenize build --split`)."""
     specs: dict[str, SourceSpec] = {}
     for url in urls:
-        *_, above, last = map(_word, ["", *url.rstrip("/").split("/")])
+        *_, above, last = map(_slugify, ["", *url.rstrip("/").split("/")])
         base = (last == "train" and above) or last
         # YAML reads `true` and `null` as values, and names that start with a digit as numbers.
-        clear = base[:1].isalpha() and isinstance(value(base), str)
-        base = base if clear else f"source-{base}".strip("-")
+        is_plain = base[:1].isalpha() and isinstance(value(base), str)
+        base = base if is_plain else f"source-{base}".strip("-")
         name, number = base, 1
         while name in specs or name in PHASES:
             number += 1
@@ -123,34 +123,36 @@ def _named(urls: Sequence[str]) -> dict[str, SourceSpec]:
     return specs
 
 
-def _word(part: str) -> str:
-    return re.sub(r"[\W_]+", "-", part.lower()).strip("-")
+def _slugify(segment: str) -> str:
+    return re.sub(r"[\W_]+", "-", segment.lower()).strip("-")
 
 
-def _shares(opened: Mapping[str, OpenedSource], total: int) -> dict[str, float]:
-    """Return shares in proportion to tokens that sum to 1, with as few decimals as the smallest
-    source allows (more decimals make larger tables)."""
+def _proportional_shares(opened: Mapping[str, OpenedSource], total: int) -> dict[str, float]:
+    """Compute shares in proportion to tokens, which sum to 1.
+
+    They have as few decimals as the smallest source allows: more decimals make larger tables.
+    """
     smallest = min(source.tokens for source in opened.values()) / total
     decimals = min(5, max(3, math.ceil(-math.log10(smallest)) + 1))
     units = 10**decimals
     exact = {name: source.tokens * units / total for name, source in opened.items()}
-    whole = {name: max(1, math.floor(share)) for name, share in exact.items()}
-    largest = sorted(exact, key=lambda name: whole[name] - exact[name])
-    for name in largest[: max(units - sum(whole.values()), 0)]:
-        whole[name] += 1
-    # Small sources may have been rounded up to one unit each; the largest source pays for them.
-    biggest = max(whole, key=lambda name: whole[name])
-    whole[biggest] -= sum(whole.values()) - units
-    return {name: count / units for name, count in whole.items()}
+    rounded = {name: max(1, math.floor(share)) for name, share in exact.items()}
+    by_need = sorted(exact, key=lambda name: rounded[name] - exact[name])
+    for name in by_need[: max(units - sum(rounded.values()), 0)]:
+        rounded[name] += 1
+    # Small sources may have been rounded up to a unit; the largest source pays for them.
+    largest = max(rounded, key=lambda name: rounded[name])
+    rounded[largest] -= sum(rounded.values()) - units
+    return {name: count / units for name, count in rounded.items()}
 
 
-def _rounded(number: int) -> int:
+def _round_down(number: int) -> int:
     """Round down to three digits."""
     size: int = 10 ** max(0, len(str(number)) - 3)
     return number // size * size
 
 
-def _count(number: int) -> str:
+def _format_count(number: int) -> str:
     """Write a count with a suffix: 900B, 4096, 4Mi."""
     for suffix, size in (("T", 10**12), ("B", 10**9), ("M", 10**6)):
         if number >= size and number * 1000 % size == 0:
@@ -161,5 +163,5 @@ def _count(number: int) -> str:
     return f"{number:_}" if number >= 10_000 else str(number)
 
 
-def _quoted(url: str) -> str:
+def _quote_url(url: str) -> str:
     return url if re.fullmatch(r"[\w./:@+-]+", url) else "'" + url.replace("'", "''") + "'"

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..console.page import table
-from ..dataplane.account.account import Account, account_of
-from ..dataplane.account.fields import described_field
-from ..dataplane.account.sample import QUANTILES, Sample, sample_of
+from ..dataplane.account.account import Account, load_account
+from ..dataplane.account.fields import describe_field
+from ..dataplane.account.sample import QUANTILES, Sample, take_sample
 from ..dataplane.datasets import about, packing
 from ..dataplane.datasets import manifest as manifests
 from ..dataplane.datasets.about import About
@@ -32,15 +32,15 @@ def card(url: str, *, licenses: Sequence[str] = (), sources: Sequence[str] = ())
             licenses=tuple(licenses) or stated.licenses, sources=tuple(sources) or stated.sources
         )
         about.save(url, stated)
-    account = account_of(url)
-    manifest, sample = account.held, sample_of(url)
+    account = load_account(url)
+    manifest, sample = account.held, take_sample(url)
     sections = [
         [f"# Dataset {_name(url, account)}", "", *_totals(url, account, sample)],
         _origin(account),
         _lengths(manifest, sample),
         *_left_out_sections(account),
         _settings(manifest),
-        *(described_field(key, sample, f"## Field `{key}`") for key in manifest.kept_fields),
+        *(describe_field(key, sample, f"## Field `{key}`") for key in manifest.kept_fields),
     ]
     return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
 

@@ -112,7 +112,7 @@ def build_command(as_json: bool, pack: int | None, pack_long: Long | None, **val
 
     More: docs/tokenize.md
     """
-    from ..dataplane.account.account import counts_of, described_counts
+    from ..dataplane.account.account import describe_counts, sum_counts
     from ..dataplane.datasets import packing
     from .builder.build import build
     from .views.build_packed import build_packed
@@ -131,7 +131,7 @@ def build_command(as_json: bool, pack: int | None, pack_long: Long | None, **val
             command.say(f"{url}: {manifest.documents:,} documents, {manifest.tokens:,} tokens")
         else:
             command.say(f"{url}: {packing.describe(manifest)}")
-    command.say(described_counts(counts_of(next(iter(manifests.values())))))
+    command.say(describe_counts(sum_counts(next(iter(manifests.values())))))
 
 
 @main.command("index")

@@ -11,7 +11,7 @@ import numpy as np
 from ..console.errors import InputError
 from ..console.progress import as_bytes, human
 from ..dataplane import tokenizers
-from ..dataplane.account.account import left_out_of, records_read, splits_in_words
+from ..dataplane.account.account import count_records_read, describe_splits, select_left_out
 from ..dataplane.datasets import manifest as manifests
 from ..dataplane.datasets import packing
 from ..dataplane.datasets.dataset import Dataset
@@ -59,7 +59,7 @@ def _record_counts(counts: Mapping[str, int] | None) -> dict[str, Any]:
     """Return how many records a generation read, and how many it left out, by reason."""
     if counts is None or "documents read" not in counts:
         return {}
-    return {"records_read": records_read(counts), "left_out": left_out_of(counts)}
+    return {"records_read": count_records_read(counts), "left_out": select_left_out(counts)}
 
 
 def make_json_data(url: str, numbers: Iterable[int]) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def describe(url: str) -> str:
         if inputs := generation.provenance.get("inputs"):
             lines.append(f"    from {describe_inputs([inputs])}")
         if counts := generation.provenance.get("counts"):
-            all_splits = splits_in_words(manifest)
+            all_splits = describe_splits(manifest)
             lines += [f"    counts of {all_splits}:"] if all_splits else []
             lines += [f"    {name}: {count:,}" for name, count in counts.items()]
     return "\n".join(lines)

@@ -1,7 +1,7 @@
-"""The account of a dataset: its licences and sources, and the documents that were left out.
+"""The account of a dataset: licences, sources, and documents that were left out.
 
-The tokens of a view are those of another dataset. So the account of a view is that of this dataset,
-with the documents that the view left out.
+A view has its tokens from another dataset, so its account combines that dataset's with the
+documents that the view left out.
 """
 
 from __future__ import annotations
@@ -16,71 +16,71 @@ from ..datasets.manifest import Manifest
 from ..datasets.view import View, check_dataset, view_of
 
 LEFT_OUT = ("bad: ", "dropped by ", "duplicates", "empty documents")
-"""Beginnings of the names of a build's counts of documents that it left out. Others count documents
-that stay, or say why some were dropped."""
+"""Prefixes of build counts for left-out documents. Further counts concern kept documents, or break
+a left-out count down by reason."""
 LEFT_OUT_BY_PACKING = (
     "documents longer than a bin",
     "documents without tokens",
     "tokens after the first bin of a document",
 )
 NO_IDS = "bad: not tokenizable"
-"""The one count of bad records that "documents read" has too: they were read as documents."""
-MOST_REASONS = 10
-"""Reasons that the end of a build lists."""
+"""Bad records that "documents read" includes too, as they were read as documents."""
+MAX_REASONS = 10
+"""Maximum number of reasons in the summary after a build."""
 NOT_CHOSEN = "documents not chosen"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """The account of a dataset, or of its first generations."""
+    """What a card says about a dataset, or about the first generations."""
 
     held: Manifest
     stated: About
-    """What people state of it."""
+    """Licences and sources, as people state them."""
     view: View | None
     base: Manifest
-    """The dataset that has the tokens: of a view another one."""
+    """The dataset with the tokens; for a view, the dataset below."""
     base_stated: About
 
     @property
     def licenses(self) -> str:
         """The licences in words."""
-        return _in_words(self.stated.licenses, self.base_stated.licenses)
+        return _describe_statement(self.stated.licenses, self.base_stated.licenses)
 
     @property
     def sources(self) -> str:
         """The sources in words."""
-        return _in_words(self.stated.sources, self.base_stated.sources)
+        return _describe_statement(self.stated.sources, self.base_stated.sources)
 
     @property
     def splits(self) -> str:
-        """The splits that the counts of the build are of together; empty for a dataset alone."""
-        return splits_in_words(self.base)
+        """All splits that the build counts cover together; empty without splits."""
+        return describe_splits(self.base)
 
     @property
     def left_out_by_build(self) -> dict[str, int]:
-        return left_out_of(counts_of(self.base))
+        return select_left_out(sum_counts(self.base))
 
     @property
     def other_counts(self) -> dict[str, int]:
-        """The other counts of the build."""
+        """Build counts that are no left-out records."""
         left_out = self.left_out_by_build
-        return {name: n for name, n in counts_of(self.base).items() if name not in left_out}
+        return {name: n for name, n in sum_counts(self.base).items() if name not in left_out}
 
     @property
     def left_out_by_view(self) -> dict[str, int]:
         if self.view is None:
             return {}
-        counts = counts_of(self.held)
+        counts = sum_counts(self.held)
         by_packing = {name: counts[name] for name in LEFT_OUT_BY_PACKING if name in counts}
         documents = sum(n for name, n in by_packing.items() if name.startswith("documents"))
         not_chosen = self.base.documents - documents - packing.documents_of(self.held)
         return ({NOT_CHOSEN: not_chosen} if not_chosen else {}) | by_packing
 
 
-def account_of(url: str, generations: int | None = None) -> Account:
-    """Return the account of a dataset, or of its first generations."""
-    held = _first(manifest.load(url), generations)
+def load_account(url: str, generations: int | None = None) -> Account:
+    """Load the account for a dataset, or for the first generations."""
+    held = _select_generations(manifest.load(url), generations)
     stated = about.load(url)
     view = view_of(url, held)
     check_dataset(url, view)
@@ -90,53 +90,55 @@ def account_of(url: str, generations: int | None = None) -> Account:
         held=held,
         stated=stated,
         view=view,
-        base=_first(manifest.load(view.url), len(held.generations)),
+        base=_select_generations(manifest.load(view.url), len(held.generations)),
         base_stated=about.load(view.url),
     )
 
 
-def left_out_of(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return those of a build's counts that are of records it left out: each counts for one."""
+def select_left_out(counts: Mapping[str, int]) -> dict[str, int]:
+    """Select the counts of left-out records; a record is in one count only."""
     return {name: count for name, count in counts.items() if name.startswith(LEFT_OUT) and count}
 
 
-def records_read(counts: Mapping[str, int]) -> int:
-    """Return the number of records that a build read: those it kept, and those it left out."""
-    unread = (name for name in left_out_of(counts) if name.startswith(("bad: ", "empty")))
+def count_records_read(counts: Mapping[str, int]) -> int:
+    """Count the records that a build read, both kept and left out."""
+    unread = (name for name in select_left_out(counts) if name.startswith(("bad: ", "empty")))
     return counts.get("documents read", 0) + sum(counts[name] for name in unread if name != NO_IDS)
 
 
-def described_counts(counts: Mapping[str, int]) -> str:
-    """Return how many records a build read and kept, and how many it left out for each reason."""
-    read, left_out = records_read(counts), left_out_of(counts)
+def describe_counts(counts: Mapping[str, int]) -> str:
+    """Describe how many records a build read, kept, and left out by reason."""
+    read, left_out = count_records_read(counts), select_left_out(counts)
     reasons = sorted(left_out.items(), key=lambda item: (-item[1], item[0]))
-    listed = [f"{count:,} {name}" for name, count in reasons[:MOST_REASONS]]
-    if rest := sum(count for _, count in reasons[MOST_REASONS:]):
-        listed.append(f"{rest:,} for other reasons (`tokenize inspect` lists them)")
+    listed = [f"{count:,} {name}" for name, count in reasons[:MAX_REASONS]]
+    if num_unlisted := sum(count for _, count in reasons[MAX_REASONS:]):
+        listed.append(f"{num_unlisted:,} for other reasons (`tokenize inspect` lists them)")
     words = f"read {read:,} records, kept {read - sum(left_out.values()):,}"
     return "; ".join([words, f"left out: {', '.join(listed)}"] if listed else [words])
 
 
-def splits_in_words(held: Manifest) -> str:
-    """Return the splits of the build that a dataset is one of: each has the counts of the build,
-    because a record that is left out belongs to no split. Empty for a build without splits."""
+def describe_splits(held: Manifest) -> str:
+    """List all splits that share a dataset's build; empty for a build without splits.
+
+    Counts cover the whole build, because a left-out record belongs to no split.
+    """
     names = [name for name, _ in held.settings.get("splits", ())]
     return f"{', '.join(['train', *names[:-1]])} and {names[-1]} together" if names else ""
 
 
-def counts_of(held: Manifest) -> dict[str, int]:
-    """Return the sums of the counts of all generations, by name."""
+def sum_counts(held: Manifest) -> dict[str, int]:
+    """Sum the build counts over all generations, by name."""
     counts: Counter[str] = Counter()
-    for made in held.generations:
-        counts.update(made.provenance.get("counts", {}))
+    for generation in held.generations:
+        counts.update(generation.provenance.get("counts", {}))
     return {name: count for name, count in sorted(counts.items()) if count}
 
 
-def _first(held: Manifest, generations: int | None) -> Manifest:
+def _select_generations(held: Manifest, generations: int | None) -> Manifest:
     return replace(held, generations=held.generations[:generations])
 
 
-def _in_words(own: Sequence[str], of_base: Sequence[str]) -> str:
-    if own:
-        return "; ".join(own)
-    return f"{'; '.join(of_base)} (as its dataset states)" if of_base else "not stated"
+def _describe_statement(stated: Sequence[str], base_stated: Sequence[str]) -> str:
+    if stated:
+        return "; ".join(stated)
+    return f"{'; '.join(base_stated)} (as its dataset states)" if base_stated else "not stated"

@@ -1,5 +1,4 @@
-"""Kept fields on the cards of datasets and mixtures: the shares of documents and tokens by their
-values."""
+"""Kept fields on the cards of datasets and mixtures: shares of documents and tokens by value."""
 
 from __future__ import annotations
 
@@ -11,24 +10,24 @@ import numpy as np
 from ...console.page import table
 from .sample import QUANTILES, Sample
 
-MOST_VALUES = 20
-"""Values of a field that the page lists."""
+MAX_VALUES = 20
+"""Maximum number of values that the page lists."""
 
 
-def described_field(key: str, sample: Sample, heading: str) -> list[str]:
-    """Return the part of a page about a kept field, below a heading: the shares of its values, of
-    the elements of its lists, or the quantiles of its numbers."""
+def describe_field(key: str, sample: Sample, heading: str) -> list[str]:
+    """Render a kept field below a heading: shares by value or list element, or quantiles if all
+    values are numbers."""
     values = [(fields[key], tokens) for fields, tokens in sample.fields]
     present = [value for value, _ in values if value is not None]
     missing = len(values) - len(present)
     lines = [heading, ""]
     lines += [f"Missing in {missing:,} of {len(values):,} documents of the sample.", ""]
     if present and all(type(value) in (int, float) for value in present):
-        whole = all(type(value) is int for value in present)
-        method: Literal["inverted_cdf", "linear"] = "inverted_cdf" if whole else "linear"
+        integral = all(type(value) is int for value in present)
+        method: Literal["inverted_cdf", "linear"] = "inverted_cdf" if integral else "linear"
         quantiles = np.quantile(np.array(present), QUANTILES, method=method).tolist()
         numbers = [
-            (f"{share:.0%}", f"{value:,}" if whole else f"{value:.6g}")
+            (f"{share:.0%}", f"{value:,}" if integral else f"{value:.6g}")
             for share, value in zip(QUANTILES, quantiles, strict=True)
         ]
         return lines + table(("share of documents", "not above"), numbers)
@@ -44,12 +43,12 @@ def described_field(key: str, sample: Sample, heading: str) -> list[str]:
     total = max(1, total)
     if any(isinstance(value, list) for value in present):
         length = sum(map(len, present)) / len(present)
-        words = f"Lists of {length:.3g} elements on average; a document counts for each element."
-        lines += [words, ""]
+        note = f"Lists of {length:.3g} elements on average; a document counts for each element."
+        lines += [note, ""]
     rows = [
         (value, f"{count / max(1, len(present)):.2%}", f"{tokens[value] / total:.2%}")
-        for value, count in documents.most_common(MOST_VALUES)
+        for value, count in documents.most_common(MAX_VALUES)
     ]
-    if len(documents) > MOST_VALUES:
-        lines += [f"The {MOST_VALUES} most frequent of {len(documents):,} values.", ""]
+    if len(documents) > MAX_VALUES:
+        lines += [f"The {MAX_VALUES} most frequent of {len(documents):,} values.", ""]
     return lines + table(("value", "documents", "tokens"), rows)

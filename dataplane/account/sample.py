@@ -1,4 +1,4 @@
-"""A sample of a dataset: lengths, bytes of a token, loss weights and fields of some shards."""
+"""A sample of a dataset: lengths, bytes per token, loss weights and fields from some shards."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ from ..datasets import packing
 from ..datasets.dataset import Dataset
 from ..datasets.open_shard import Padding
 
-SHARDS = 32
-"""Shards of the sample."""
-DOCUMENTS = 2048
-"""Documents of a shard whose fields are counted."""
-TOKENS = 1 << 18
-"""Tokens of a shard whose bytes are counted."""
+MAX_SHARDS = 32
+"""Maximum number of shards in a sample."""
+MAX_DOCUMENTS = 2048
+"""Maximum documents per shard whose fields are counted."""
+MAX_TOKENS = 1 << 18
+"""Maximum tokens per shard whose bytes are counted."""
 QUANTILES = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
-"""Shares of the documents for which cards give the largest length or number."""
+"""Quantiles that cards list for lengths and numbers."""
 
 
 @dataclass
 class Sample:
-    """Counts of some shards of a dataset."""
+    """Counts over sampled shards."""
 
     shards: int = 0
     lengths: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Tokens of each document."""
+    """[documents]: tokens per document."""
     tokens: int = 0
     bytes: int | None = 0
-    """Bytes of the text of `tokens`; None if the tokenizer is unknown."""
+    """Bytes of text in `tokens`; None if the tokenizer is unknown."""
     weights: Counter[float] = field(default_factory=Counter)
-    """Tokens by their loss weight; empty if all have the weight 1."""
+    """Tokens by loss weight; empty if all weights are 1."""
     fields: list[tuple[dict[str, Any], int]] = field(default_factory=list)
-    """Kept fields of documents, with the tokens of each."""
+    """Kept fields and number of tokens, by document."""
 
     @property
     def bytes_of_token(self) -> float | None:
-        """Bytes of text of a token on average; None if they are unknown."""
+        """Average bytes per token; None if unknown."""
         return self.bytes / self.tokens if self.bytes and self.tokens else None
 
     @property
     def length_quantiles(self) -> list[int]:
-        """The length that each share of QUANTILES does not exceed; nothing without documents."""
+        """Document lengths at QUANTILES; empty without documents."""
         if not len(self.lengths):
             return []
-        found = np.quantile(self.lengths, QUANTILES, method="inverted_cdf")
-        return [int(length) for length in found]
+        quantiles = np.quantile(self.lengths, QUANTILES, method="inverted_cdf")
+        return [int(length) for length in quantiles]
 
 
-def sample_of(url: str, generations: int | None = None) -> Sample:
-    """Count the lengths, bytes and fields of up to SHARDS shards, spread over a dataset or over its
+def take_sample(url: str, generations: int | None = None) -> Sample:
+    """Count lengths, bytes and fields in up to MAX_SHARDS shards, spread over a dataset or the
     first generations."""
     dataset = Dataset(url, generations=generations)
     held, count = dataset.manifest, len(dataset.shard_tokens) - 1
@@ -66,11 +66,11 @@ def sample_of(url: str, generations: int | None = None) -> Sample:
     except UserError:  # an indexed dataset may name no tokenizer
         sample.bytes = None
     lengths = [sample.lengths]
-    for number in np.unique(np.linspace(0, count - 1, min(SHARDS, count)).astype(int)).tolist():
+    for number in np.unique(np.linspace(0, count - 1, min(MAX_SHARDS, count)).astype(int)).tolist():
         start, end = (int(token) for token in dataset.shard_tokens[number : number + 2])
         lengths.append(dataset.open_shard(number).layout.document_tokens)
         if sizes is not None and sample.bytes is not None:
-            ids = np.empty(min(TOKENS, end - start), np.int64)
+            ids = np.empty(min(MAX_TOKENS, end - start), np.int64)
             dataset.fill(start, ids)
             if packing.length_of(held) is not None:  # padding has no text
                 codes = np.concatenate(dataset.codes(start, start + len(ids)))
@@ -84,7 +84,7 @@ def sample_of(url: str, generations: int | None = None) -> Sample:
                     sample.weights[weight] += tokens
         if held.kept_fields:
             first = int(dataset.shard_documents[number])
-            rows = dataset.fields(first, first + min(DOCUMENTS, len(lengths[-1])))
+            rows = dataset.fields(first, first + min(MAX_DOCUMENTS, len(lengths[-1])))
             sample.fields += zip(rows, lengths[-1].tolist(), strict=False)
         sample.shards += 1
     sample.lengths = np.concatenate(lengths)

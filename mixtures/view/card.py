@@ -1,5 +1,5 @@
-"""A mixture's card: a page of Markdown with its phases and sources, and the account of each
-source's dataset. It goes with the weights that were trained on it."""
+"""A mixture's card: a page of Markdown with phases, sources, and the account of every dataset. It
+goes with the weights that were trained on the mixture."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from dataclasses import dataclass
 
 from ...console.errors import UserError
 from ...console.page import table
-from ...dataplane.account.account import Account, account_of
-from ...dataplane.account.fields import described_field
-from ...dataplane.account.sample import QUANTILES, SHARDS, Sample, sample_of
+from ...dataplane.account.account import Account, load_account
+from ...dataplane.account.fields import describe_field
+from ...dataplane.account.sample import MAX_SHARDS, QUANTILES, Sample, take_sample
 from ...dataplane.datasets import packing
 from ...dataplane.order.plan import PlanSource
 from ...dataplane.order.stream import Stream
 from .summary import Summary, summarize
 
 
-def card(stream: Stream, *, steps: int | None = None) -> str:
-    """Return the card of a plan; `steps` of it are taken, if they are known."""
+def render_card(stream: Stream, *, steps: int | None = None) -> str:
+    """Render a plan's card. `steps` is the number of steps that the weights have seen, if known."""
     summary = summarize(stream)
-    described = [_Described.of(source) for source in stream.plan.sources]
+    cards = [_SourceCard.load(source) for source in stream.plan.sources]
     taken = [] if steps is None else [f"The weights have seen its first {steps:,} steps."]
-    parts = [
+    sections = [
         [
             f"# Training data of plan {summary.hash[:16]}",
             "",
@@ -32,87 +32,87 @@ def card(stream: Stream, *, steps: int | None = None) -> str:
             *taken,
             *([f"It continues the plan `{summary.parent}`."] if summary.parent else []),
         ],
-        ["## Phases", "", *_phases(summary)],
-        ["## Sources", "", *_sources(described, summary)],
-        ["## Datasets", "", *_datasets(described)],
-        _origin(described),
-        _left_out(described),
-        _lengths(described),
-        *(part for each in described for part in _fields(each)),
+        ["## Phases", "", *_phase_table(summary)],
+        ["## Sources", "", *_source_table(cards, summary)],
+        ["## Datasets", "", *_dataset_table(cards)],
+        _origin_section(cards),
+        _left_out_section(cards),
+        _lengths_section(cards),
+        *(section for card in cards for section in _field_sections(card)),
     ]
-    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+    return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
 
 
-def _phases(summary: Summary) -> list[str]:
+def _phase_table(summary: Summary) -> list[str]:
     names = [use.source for use in summary.total]
     rows = []
     for phase in summary.phases:
-        mark = " (changing)" if phase.changing else ""
+        suffix = " (changing)" if phase.changing else ""
         shares = [f"{use.share:.2%}" for use in phase.sources]
         numbers = (f"{phase.tokens:,}", f"{phase.steps:,}", f"{phase.seq_len:,}")
-        rows.append((phase.phase + mark, *numbers, *shares))
+        rows.append((phase.phase + suffix, *numbers, *shares))
     return table(("phase", "tokens", "steps", "row length", *names), rows)
 
 
-def _sources(described: Sequence[_Described], summary: Summary) -> list[str]:
+def _source_table(cards: Sequence[_SourceCard], summary: Summary) -> list[str]:
     rows = []
-    for each, use in zip(described, summary.total, strict=True):
+    for card, use in zip(cards, summary.total, strict=True):
         rows.append(
             (
                 use.source,
                 f"{use.tokens:,}",
                 f"{use.share:.2%}",
-                f"{each.tokens:,}",
-                _epochs(use.epochs),
+                f"{card.tokens:,}",
+                _format_epochs(use.epochs),
             )
         )
     return table(("source", "tokens", "share", "tokens available", "epochs"), rows)
 
 
-def _epochs(epochs: float) -> str:
+def _format_epochs(epochs: float) -> str:
     return f"{epochs:.3g}" if epochs < 1 else f"{epochs:.2f}"
 
 
-def _datasets(described: Sequence[_Described]) -> list[str]:
+def _dataset_table(cards: Sequence[_SourceCard]) -> list[str]:
     head = ("source", "URL", "hash", "documents", "bytes of a token", "padding")
     rows = [
-        (each.source.name, f"`{each.source.url}`", f"`{each.source.dataset[:16]}`", *each.totals())
-        for each in described
+        (card.source.name, f"`{card.source.url}`", f"`{card.source.dataset[:16]}`", *card.totals())
+        for card in cards
     ]
     lines = table(head, rows)
-    missing = [each.source.name for each in described if each.account is None]
+    missing = [card.source.name for card in cards if card.account is None]
     if missing:
         lines += ["", f"The datasets of these sources cannot be read: {', '.join(missing)}."]
     return lines
 
 
-def _origin(described: Sequence[_Described]) -> list[str]:
+def _origin_section(cards: Sequence[_SourceCard]) -> list[str]:
     rows = [
-        (each.source.name, each.account.licenses, each.account.sources)
-        for each in described
-        if each.account is not None
+        (card.source.name, card.account.licenses, card.account.sources)
+        for card in cards
+        if card.account is not None
     ]
     return ["## Licences and origin", "", *table(("source", "licences", "origin"), rows)]
 
 
-def _left_out(described: Sequence[_Described]) -> list[str]:
+def _left_out_section(cards: Sequence[_SourceCard]) -> list[str]:
     rows = []
-    for each in described:
-        if (account := each.account) is None:
+    for card in cards:
+        if (account := card.account) is None:
             continue
         for name, count in account.left_out_by_build.items():
             by = f"the build of {account.splits}" if account.splits else "the build"
-            rows.append((each.source.name, by, name, f"{count:,}"))
+            rows.append((card.source.name, by, name, f"{count:,}"))
         for name, count in account.left_out_by_view.items():
-            rows.append((each.source.name, "the view", name, f"{count:,}"))
+            rows.append((card.source.name, "the view", name, f"{count:,}"))
     return ["## Left out", "", *table(("source", "by", "kind", "count"), rows)] if rows else []
 
 
-def _lengths(described: Sequence[_Described]) -> list[str]:
+def _lengths_section(cards: Sequence[_SourceCard]) -> list[str]:
     rows = [
-        (each.source.name, *(f"{tokens:,}" for tokens in each.sample.length_quantiles))
-        for each in described
-        if each.sample is not None and len(each.sample.lengths)
+        (card.source.name, *(f"{tokens:,}" for tokens in card.sample.length_quantiles))
+        for card in cards
+        if card.sample is not None and len(card.sample.lengths)
     ]
     if not rows:
         return []
@@ -121,24 +121,24 @@ def _lengths(described: Sequence[_Described]) -> list[str]:
         "",
         "Tokens of a document, or of its piece in a bin. A column says that this share of the "
         "documents is not longer. Lengths, bytes of a token and fields are counted in up to "
-        f"{SHARDS} shards of a dataset.",
+        f"{MAX_SHARDS} shards of a dataset.",
         "",
         *table(("source", *(f"{share:.0%}" for share in QUANTILES)), rows),
     ]
 
 
-def _fields(each: _Described) -> list[list[str]]:
-    if each.account is None or each.sample is None:
+def _field_sections(card: _SourceCard) -> list[list[str]]:
+    if card.account is None or card.sample is None:
         return []
     return [
-        described_field(key, each.sample, f"## Field `{key}` of {each.source.name}")
-        for key in each.account.held.kept_fields
+        describe_field(key, card.sample, f"## Field `{key}` of {card.source.name}")
+        for key in card.account.held.kept_fields
     ]
 
 
 @dataclass(frozen=True)
-class _Described:
-    """A source, with the account and the sample of its dataset."""
+class _SourceCard:
+    """A source, with the account and sample of the dataset."""
 
     source: PlanSource
     account: Account | None
@@ -147,20 +147,20 @@ class _Described:
     """None if its shards cannot be read."""
 
     @classmethod
-    def of(cls, source: PlanSource) -> _Described:
+    def load(cls, source: PlanSource) -> _SourceCard:
         account = sample = None
         with suppress(UserError):
-            account = account_of(source.url, source.generations)
-            sample = sample_of(source.url, source.generations)
+            account = load_account(source.url, source.generations)
+            sample = take_sample(source.url, source.generations)
         return cls(source, account, sample)
 
     @property
     def tokens(self) -> int:
-        """The tokens of the dataset. Those of the order are one more if it is packed."""
+        """Tokens in the dataset; the order counts one more if it is packed."""
         return self.source.order.tokens if self.account is None else self.account.held.tokens
 
     def totals(self) -> tuple[str, str, str]:
-        """Return the documents, the bytes of a token, and the share of padding."""
+        """Format the documents, bytes per token and share of padding."""
         if self.account is None:
             return "unknown", "unknown", "unknown"
         held, ratio = self.account.held, self.sample and self.sample.bytes_of_token

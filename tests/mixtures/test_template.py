@@ -12,7 +12,7 @@ from support.data.plan_data import write_head
 from headrace.console import yaml_text
 from headrace.console.errors import ConfigError
 from headrace.mixtures.planning.resolve_mixture import resolve_file
-from headrace.mixtures.template import _count, template
+from headrace.mixtures.template import _format_count, render_template
 
 
 @given(sizes=st.lists(st.integers(900, 10**7), min_size=1, max_size=6))
@@ -23,7 +23,7 @@ def test_the_mixture_has_no_problems_and_fits_the_datasets(sizes, tmp_path_facto
     folder = tmp_path_factory.mktemp("new")
     urls = [write_head(str(folder / f"Set {number}"), size) for number, size in enumerate(sizes)]
     file = folder / "mixture.yaml"
-    file.write_text(template(urls))
+    file.write_text(render_template(urls))
     plan = resolve_file(file)
     assert [phase.name for phase in plan.phases] == ["stable", "anneal"]
     assert plan.tokens <= 1.1 * sum(sizes) + 2 * plan.phases[0].batch_rows * plan.phases[0].seq_len
@@ -46,7 +46,7 @@ def test_source_names_come_from_urls_and_are_unique(head):
         "null",
     )
     urls = [head(name, 5_000 + place) for place, name in enumerate(names)]
-    data, _ = yaml_text.parse(template(urls), source="it")
+    data, _ = yaml_text.parse(render_template(urls), source="it")
     above = Path(urls[5]).parent.name.replace("_", "-")
     assert list(data["sources"]) == [
         *("web", "web-2", "stable-2", "source-2024-new"),
@@ -56,7 +56,7 @@ def test_source_names_come_from_urls_and_are_unique(head):
 
 
 def test_without_datasets_it_has_example_sources():
-    data, _ = yaml_text.parse(template([]), source="it")
+    data, _ = yaml_text.parse(render_template([]), source="it")
     assert set(data) == {"seed", "sources", "phases"}
     assert sum(data["phases"]["stable"]["weights"].values()) == 1
 
@@ -65,7 +65,7 @@ def test_datasets_that_do_not_fit_together_are_reported(head, tmp_path):
     good, alien = head("good", 5_000), head("alien", 5_000, fingerprint="other")
     more, missing = head("more", 5_000), str(tmp_path / "missing")
     with pytest.raises(ConfigError) as caught:
-        template([good, alien, missing, more])
+        render_template([good, alien, missing, more])
     assert {problem.path for problem in caught.value.problems} == {alien, missing}
 
 
@@ -83,5 +83,5 @@ def test_datasets_that_do_not_fit_together_are_reported(head, tmp_path):
     ],
 )
 def test_counts_are_written_with_suffixes(number, text):
-    assert _count(number) == text
+    assert _format_count(number) == text
     assert yaml_text.value(text) == number

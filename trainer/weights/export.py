@@ -15,7 +15,7 @@ import torch
 from ...dataplane.order.plan import Plan
 from ...dataplane.order.stream import Stream
 from ...dataplane.storage import storage
-from ...mixtures.view.card import card
+from ...mixtures.view.card import render_card
 from ...models.conversion.folders import write_model
 from ...models.weights import Weights
 from .chat_template import find_template
@@ -71,4 +71,4 @@ def data_card(source: WeightSource) -> str | None:
     if not isinstance(source, Checkpoint) or source.run is None or not source.run.plan.exists():
         return None
     stream = Stream(Plan.load(source.run.plan))
-    return card(stream, steps=source.step - stream.plan.first_step)
+    return render_card(stream, steps=source.step - stream.plan.first_step)

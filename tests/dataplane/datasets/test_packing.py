@@ -24,7 +24,7 @@ from headrace.dataplane.loader.loader import Loader
 from headrace.dataplane.loader.rows import RowReader
 from headrace.mixtures.audit.auditor import Auditor
 from headrace.mixtures.planning.open_plan import OpenedPlan, open_plan
-from headrace.mixtures.view.card import card
+from headrace.mixtures.view.card import render_card
 from headrace.mixtures.view.summary import summarize
 from headrace.mixtures.view.table import table
 from headrace.models.config.config import ModelConfig
@@ -286,9 +286,9 @@ def test_plans_and_cards_show_the_padding(tmp_path: Path) -> None:
         ("packed", L, share)
     ]
     assert f"packed is packed to 64 tokens: {share:.2%} of its tokens are padding" in table(summary)
-    rows = [line.split(" | ") for line in card(opened.stream).splitlines() if "`/" in line]
+    rows = [line.split(" | ") for line in render_card(opened.stream).splitlines() if "`/" in line]
     padding = packing.padding_of(made) / made.tokens
     assert [row[-1].strip(" |") for row in rows] == [f"{padding:.2%}", "none"]
     # One token of padding follows the last bin in the order, and is none of the view's.
-    assert f" | {made.tokens:,} | " in card(opened.stream)
-    assert f" | {made.tokens + 1:,} | " not in card(opened.stream)
+    assert f" | {made.tokens:,} | " in render_card(opened.stream)
+    assert f" | {made.tokens + 1:,} | " not in render_card(opened.stream)

@@ -13,7 +13,7 @@ from headrace.dataplane.datasets.about import About
 from headrace.dataplane.order.stream import Stream
 from headrace.mixtures.mixture_file.mixture import Mixture, PhaseSpec, SourceSpec
 from headrace.mixtures.planning.resolve_mixture import resolve
-from headrace.mixtures.view.card import card
+from headrace.mixtures.view.card import render_card
 from headrace.mixtures.view.summary import summarize
 from headrace.tokenize.builder.build import BuildConfig, build
 from headrace.tokenize.sources.format import KeptField, SourceConfig
@@ -33,7 +33,7 @@ def test_a_card_of_a_mixture(head: Callable[..., str], tmp_path: Path) -> None:
     )
     stream = Stream(resolve(mixture))
     summary = summarize(stream)
-    page = card(stream, steps=7)
+    page = render_card(stream, steps=7)
     assert f"# Training data of plan {summary.hash[:16]}" in page
     assert f"{summary.tokens:,} tokens in {summary.rows:,} rows" in page
     assert "The weights have seen its first 7 steps." in page
@@ -44,7 +44,7 @@ def test_a_card_of_a_mixture(head: Callable[..., str], tmp_path: Path) -> None:
     assert "| code | not stated | not stated |" in page
     assert "## Lengths" not in page  # the datasets have heads alone, without shards
     (tmp_path / "code" / "manifest.json").unlink()
-    assert "The datasets of these sources cannot be read: code." in card(stream)
+    assert "The datasets of these sources cannot be read: code." in render_card(stream)
 
 
 def test_a_card_has_what_the_cards_of_its_datasets_say(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_card_has_what_the_cards_of_its_datasets_say(tmp_path: Path) -> None:
     made = select(SelectConfig(dataset=base, where="language == 'en'", out=view, engine=ONE))
     phase = PhaseSpec(tokens=4_000, seq_len=16, batch=128, weights={"bin": 1})
     mixture = Mixture(sources={"bin": SourceSpec(data=view)}, phases={"main": phase})
-    page = card(Stream(resolve(mixture)))
+    page = render_card(Stream(resolve(mixture)))
     documents = read_dataset(tmp_path / "view")
     lengths = sorted(len(ids) for _, _, ids in documents)
     ratio = sum(len(text.encode()) for _, text, _ in documents) / sum(lengths)
