@@ -26,8 +26,8 @@ from ...dataplane.tokenizers import Tokenizer, brackets
 from ..planning.open_plan import OpenedPlan
 from .audit_rows import AuditedDocument, AuditedRow, DocumentInRow, Occurrence, ThroughView
 
-BLOCK = 256
-"""Number of rows read at once."""
+BLOCK_ROWS = 256
+"""Rows read at once."""
 
 
 class Auditor:
@@ -41,7 +41,7 @@ class Auditor:
         self._tokenizer = cache(self._load_tokenizer)
 
     def rows(self, rows: range) -> Iterator[AuditedRow]:
-        """Yield the contents of rows."""
+        """Yield rows with documents and hashes."""
         if rows.start < self.plan.first_row or rows.stop > self.plan.last_row:
             raise PlanError(
                 f"the plan has rows {self.plan.first_row:,} to {self.plan.last_row:,}, not "
@@ -50,11 +50,11 @@ class Auditor:
             )
         for phase in self.plan.phases:
             first, last = max(rows.start, phase.first_row), min(rows.stop, phase.last_row)
-            for start in range(first, last, BLOCK):
-                yield from self._block(np.arange(start, min(start + BLOCK, last)), phase)
+            for start in range(first, last, BLOCK_ROWS):
+                yield from self._block(np.arange(start, min(start + BLOCK_ROWS, last)), phase)
 
     def step(self, number: int) -> tuple[list[AuditedRow], bool]:
-        """Return the rows of a step, and True if the run's ledger proves them.
+        """Return a step's rows, and True if the run's ledger proves them.
 
         A ledger that begins after the plan's first step does not prove its own first step: the hash
         before it is lost.
@@ -85,11 +85,11 @@ class Auditor:
         return audited, True
 
     def has_taken(self, number: int) -> bool:
-        """Return True if the run has taken this step, by the end of its ledger."""
+        """Tell whether the run has taken this step, by the end of the ledger."""
         return self._planned_step(number).first_row < (self._rows_taken or 0)
 
     def texts(self, row: int) -> list[str]:
-        """Return the text of each document's piece in a row, in order."""
+        """Decode the pieces of documents in a row, in order."""
         located = self.reader.stream.locate(np.array([row], np.int64))
         source = int(located.sources[0])
         [tokens] = self.reader.read(self.reader.find(located)).arrays.tokens
@@ -100,7 +100,7 @@ class Auditor:
         ]
 
     def find(self, document: str, source: str | None) -> Iterator[AuditedDocument]:
-        """Yield each document that has a number or an id, with its rows, in one source or in all.
+        """Yield the documents with a number or an id, and their rows, in one source or in all.
 
         `document` is the number in the dataset, or the id of the corpus (`id:7` if the id is itself
         a number).
@@ -128,18 +128,18 @@ class Auditor:
     def _block(self, rows: Int64, phase: Phase) -> Iterator[AuditedRow]:
         located = self.reader.stream.locate(rows)
         block = self.reader.read(self.reader.find(located))
-        for place, row in enumerate(rows.tolist()):
-            source = int(located.sources[place])
-            dataset, spans = self.reader.dataset(source), list(located.spans(place))
-            ids = block.arrays.tokens[place, :-1].tolist()
+        for index, row in enumerate(rows.tolist()):
+            source = int(located.sources[index])
+            dataset, spans = self.reader.dataset(source), list(located.spans(index))
+            ids = block.arrays.tokens[index, :-1].tolist()
             yield AuditedRow(
                 row=row,
                 step=phase.first_step + (row - phase.first_row) // phase.batch_rows,
                 phase=phase.name,
                 source=self.plan.sources[source].name,
-                epoch=int(located.epochs[place]),
+                epoch=int(located.epochs[index]),
                 documents=tuple(self._documents(dataset, spans)),
-                tokens_hash=block.digests[place].hex(),
+                tokens_hash=block.digests[index].hex(),
                 text=self._decode(source, ids) if self.text else None,
                 bracketed=self._bracketed(source, ids, spans) if self.text else None,
             )
@@ -147,7 +147,7 @@ class Auditor:
     def _documents(
         self, dataset: Dataset, spans: Iterable[tuple[int, int]]
     ) -> Iterator[DocumentInRow]:
-        """Yield the documents of a row, in order; twice one of which two spans hold tokens."""
+        """Yield a row's documents in order; a document in two spans comes twice."""
         at = 0
         for start, end in spans:
             yield from self._documents_of_span(dataset, start, end, at)
@@ -193,7 +193,7 @@ class Auditor:
         )
 
     def _hash_before(self, step: int, before: LedgerEntry | None) -> str:
-        """Return the ledger's hash before a step."""
+        """Find the ledger's hash before a step."""
         if before is not None:
             return before.hash
         if self.plan.parent is None:
@@ -210,20 +210,20 @@ class Auditor:
         return entry.hash
 
     def _numbers(self, dataset: Dataset, document: str) -> Iterable[int]:
-        """Return the numbers of the documents with this number or id."""
+        """Return the numbers of documents with this number or id."""
         count = int(dataset.shard_documents[-1])
         if document.isdecimal():
             return [int(document)] if int(document) < count else []
-        wanted = document.removeprefix("id:")
+        document_id = document.removeprefix("id:")
         return (
-            first + place
+            first + index
             for first, last in zip(
                 dataset.shard_documents[:-1].tolist(),
                 dataset.shard_documents[1:].tolist(),
                 strict=True,
             )
-            for place, origin in enumerate(dataset.origins(first, last))
-            if origin.id == wanted
+            for index, origin in enumerate(dataset.origins(first, last))
+            if origin.id == document_id
         )
 
     def _audited_document(self, source: int, number: int) -> AuditedDocument:
@@ -255,7 +255,7 @@ class Auditor:
         )
 
     def _occurrences(self, row: int, start: int, end: int) -> Iterator[Occurrence]:
-        """Yield the parts of a row that hold tokens of a document: one for each span of the row."""
+        """Yield the occurrences of a document in a row, at most one per span."""
         located = self.reader.stream.locate(np.array([row], np.int64))
         step, at = self.plan.step_at(row), 0
         for first, last in located.spans(0):
@@ -287,12 +287,11 @@ class Auditor:
     def _bracketed(
         self, source: int, ids: list[int], spans: Sequence[tuple[int, int]]
     ) -> str | None:
-        """Return ids as text, with brackets around what is not learnt; None if the dataset has no
-        loss weights."""
+        """Decode ids, with brackets around what is not learnt; None without loss weights."""
         dataset = self.reader.dataset(source)
         if dataset.weight_table is None:
             return None
-        codes = np.concatenate([part for span in spans for part in dataset.codes(*span)])
+        codes = np.concatenate([codes for span in spans for codes in dataset.codes(*span)])
         weights = dataset.weight_table[codes[: len(ids)]].astype(float).round(6)
         return brackets.bracketed(self._tokenizer(source), ids, weights.tolist())
 
@@ -303,7 +302,7 @@ class Auditor:
 
 
 def _views(dataset: Dataset, first: int, last: int) -> list[ThroughView]:
-    """Return for documents of a view where they come from; nothing for other datasets."""
+    """Return where a view's documents come from; empty for a dataset with tokens."""
     view = dataset.view
     if view is None:
         return []
