@@ -274,7 +274,7 @@ function measured({ metrics, before }) {
 function rowCard(audited) {
   return el("article", { class: "rowcard" },
     el("h3", {}, `row ${whole(audited.row)}`, el("small", {}, `${audited.source} · epoch ${audited.epoch} · ${audited.phase}`), el("code", { title: "hash of the row's tokens" }, audited.hash.slice(0, 16))),
-    ...each.documents.map(piece => {
+    ...audited.documents.map(piece => {
       const words = el("pre", {}, piece.text, piece.cut ? "\n…" : "");
       return el("div", { class: "piece" },
         el("p", {}, el("b", {}, piece.id || `document ${whole(piece.document)}`), ` ${piece.file}:${piece.position + 1}`, el("small", {}, ` tokens ${whole(piece.at)} to ${whole(piece.at + piece.tokens)} of the row, from its token ${whole(piece.first)} on`)),
