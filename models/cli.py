@@ -73,14 +73,14 @@ def list_models(as_json: bool) -> None:
 
 def _parameters(config: ModelConfig) -> int:
     """Return the parameters of a model. They are stored: torch is imported once for each model."""
-    from .accounting.stored import stored
+    from .accounting.stored import load_or_compute
 
     def count() -> int:
-        from .accounting.count import build_meta, parameters
+        from .accounting.count import build_meta, count_parameters
 
-        return parameters(build_meta(config))
+        return count_parameters(build_meta(config))
 
-    return stored(f"parameters {config!r}", count)
+    return load_or_compute(f"parameters {config!r}", count)
 
 
 def keys() -> Iterator[str]:
@@ -182,7 +182,7 @@ def show_model(
     from ..console.machine import gpus_seen
     from .accounting.show import render
     from .accounting.state import Degrees
-    from .accounting.stored import stored
+    from .accounting.stored import load_or_compute
     from .config.options.precision import PRECISIONS, Fp8Config
 
     if find_engine_state is None:
@@ -209,7 +209,7 @@ def show_model(
 
     # All that decides the answer: the engines too, which are above this package.
     asked = [config, seq_len, rows, number_format, degrees, words, gpus_seen(), sources.digest()]
-    summary = stored(f"show {asked!r}", count)
+    summary = load_or_compute(f"show {asked!r}", count)
     if as_json:
         command.emit(summary)
     else:

@@ -227,10 +227,10 @@ def case_of(kind: str, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert kind == "traces"
 
     def answer() -> Any:
-        return traces.stored("how many?", lambda: [1, 2, 3.5, "words"])
+        return traces.load_or_compute("how many?", lambda: [1, 2, 3.5, "words"])
 
     answer()
-    (file,) = traces.folder().iterdir()
+    (file,) = traces.cache_folder().iterdir()
     return Case(file, answer)
 
 

@@ -1,4 +1,4 @@
-"""Exact parameters and floating-point operations, counted from the built module."""
+"""Exact parameters and FLOPs, counted from the built model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..model.model import Model
 from ..operators import Operator
 
 TRAINING = 3.0
-"""Cost of a forward and a backward pass, in forward passes: backward has two products for each."""
+"""FLOPs of forward and backward over FLOPs of forward: backward runs two products per product."""
 
 
 def build_meta(config: ModelConfig) -> Model:
@@ -24,55 +24,56 @@ def build_meta(config: ModelConfig) -> Model:
         return Model(config)
 
 
-def parameters(model: nn.Module) -> int:
-    """Count parameters; tied and shared ones count once."""
+def count_parameters(model: nn.Module) -> int:
+    """Count parameters; tied and shared parameters count once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def active_parameters(model: Model) -> int:
-    """Count the parameters that a token uses: of experts, those that it is sent to."""
+def count_active_parameters(model: Model) -> int:
+    """Count the parameters that a token uses: only the experts it is routed to."""
     operators = [branch.operator for block in model.typed_blocks() for branch in block.branches()]
-    return parameters(model) - sum(operator.unused_parameters() for operator in operators)
+    return count_parameters(model) - sum(operator.unused_parameters() for operator in operators)
 
 
-def parameters_by_part(model: Model) -> dict[str, int]:
-    """Count parameters by part: embedding, each operator by its YAML name, norms, head."""
-    parts: Counter[str] = Counter()
-    parts["embedding"] = model.embedding.weight.numel()
+def count_parameters_by_part(model: Model) -> dict[str, int]:
+    """Count parameters by part: embedding, operators by YAML name, norms, head."""
+    counts: Counter[str] = Counter()
+    counts["embedding"] = model.embedding.weight.numel()
     if model.positions is not None:
-        parts["positions"] = model.positions.weight.numel()
-    norms = parameters(model.norm)
+        counts["positions"] = model.positions.weight.numel()
+    norms = count_parameters(model.norm)
     for name, shared in model.shared.items():
-        parts[name] = parameters(shared)
+        counts[name] = count_parameters(shared)
     for layer, block in zip(model.config.layers, model.typed_blocks(), strict=True):
         if block.call is not None:
-            parts[f"{layer.shared} (calls)"] += parameters(block.call)
+            counts[f"{layer.shared} (calls)"] += count_parameters(block.call)
         for name, branch in zip(layer.branches, block.branches(), strict=True):
-            parts[name] += parameters(branch.operator)
-            norms += parameters(branch.norm)
-    parts["norms"] = norms
+            counts[name] += count_parameters(branch.operator)
+            norms += count_parameters(branch.norm)
+    counts["norms"] = norms
     if model.head is not None:
-        parts["head"] = model.head.weight.numel()
-    assert sum(parts.values()) == parameters(model), "every parameter is in one part"
-    return dict(parts)
+        counts["head"] = model.head.weight.numel()
+    assert sum(counts.values()) == count_parameters(model), "every parameter is in one part"
+    return dict(counts)
 
 
 def forward_flops_per_token(config: ModelConfig, seq_len: int) -> dict[str, float]:
-    """Count FLOPs by part: two for each weight of a matrix product, and each operator's own.
+    """Count forward FLOPs by part: two per weight of a matrix product, and the operators' other
+    FLOPs.
 
-    Attention is counted as the plain kernels compute it: every pair of the row, including the
-    masked half.
+    Attention counts every pair of tokens in a row, including the masked half, as the plain kernels
+    compute it.
     """
     return forward_flops(build_meta(config), seq_len)
 
 
-def step_flops_per_token(config: ModelConfig, seen: int) -> dict[str, float]:
-    """Count FLOPs by part for one generated token after `seen` others."""
-    return step_flops(build_meta(config), seen)
+def step_flops_per_token(config: ModelConfig, num_tokens: int) -> dict[str, float]:
+    """Count FLOPs by part for a token generated after `num_tokens` tokens."""
+    return step_flops(build_meta(config), num_tokens)
 
 
 def training_flops_per_token(config: ModelConfig, seq_len: int) -> float:
-    """Count FLOPs of forward and backward pass; recomputation is not counted."""
+    """Count FLOPs of forward and backward pass, without recomputation."""
     return TRAINING * sum(forward_flops_per_token(config, seq_len).values())
 
 
@@ -80,61 +81,63 @@ def forward_flops(model: Model, seq_len: int) -> dict[str, float]:
     return flops_by_part(model, lambda operator: operator.flops(seq_len))
 
 
-def step_flops(model: Model, seen: int) -> dict[str, float]:
-    return flops_by_part(model, lambda operator: operator.step_flops(seen))
+def step_flops(model: Model, num_tokens: int) -> dict[str, float]:
+    return flops_by_part(model, lambda operator: operator.step_flops(num_tokens))
 
 
-def flops_by_part(model: Model, own: Callable[[Operator], dict[str, float]]) -> dict[str, float]:
-    """Add matrix products and `own`, the other FLOPs of an operator, by part."""
-    parts: defaultdict[str, float] = defaultdict(float)
-    for layer in layer_flops(model, own):
+def flops_by_part(
+    model: Model, operator_flops: Callable[[Operator], dict[str, float]]
+) -> dict[str, float]:
+    """Sum FLOPs by part: matrix products, and `operator_flops` of each operator."""
+    totals: defaultdict[str, float] = defaultdict(float)
+    for layer in layer_flops(model, operator_flops):
         for name, flops in layer.items():
-            parts[name] += flops
-    parts["head"] = head_flops(model)
-    return dict(parts)
+            totals[name] += flops
+    totals["head"] = head_flops(model)
+    return dict(totals)
 
 
 def flops_by_layer(model: Model, seq_len: int) -> list[float]:
-    """Count forward FLOPs for each token of each layer; the last entry is the head."""
+    """Count forward FLOPs per token and layer; the last entry is the head."""
     layers = layer_flops(model, lambda operator: operator.flops(seq_len))
-    return [*(sum(parts.values()) for parts in layers), head_flops(model)]
+    return [*(sum(flops.values()) for flops in layers), head_flops(model)]
 
 
 def layer_flops(
-    model: Model, own: Callable[[Operator], dict[str, float]]
+    model: Model, operator_flops: Callable[[Operator], dict[str, float]]
 ) -> Iterator[dict[str, float]]:
-    """Yield the FLOPs of each layer by part."""
+    """Yield FLOPs by part, layer by layer."""
     for layer, block in zip(model.config.layers, model.typed_blocks(), strict=True):
-        parts: defaultdict[str, float] = defaultdict(float)
+        totals: defaultdict[str, float] = defaultdict(float)
         shared = model.shared_block(layer)
         if layer.shared and shared is not None and block.call is not None:
-            parts[layer.shared] += matrix_flops(shared) + sum(own(shared).values())
-            parts[f"{layer.shared} (calls)"] += matrix_flops(block.call)
+            totals[layer.shared] += matrix_flops(shared) + sum(operator_flops(shared).values())
+            totals[f"{layer.shared} (calls)"] += matrix_flops(block.call)
         for name, branch in zip(layer.branches, block.branches(), strict=True):
             operator = branch.operator
-            parts[name] += matrix_flops(operator) + sum(own(operator).values())
-        yield parts
+            totals[name] += matrix_flops(operator) + sum(operator_flops(operator).values())
+        yield totals
 
 
 KINDS: dict[str, Results] = {"experts": "matmul", "projections": "matmul", "fft": "convolution"}
-"""Kind of operation of an operator's part, where it has another name."""
+"""Kind of result that a part's operations produce, where the part's name differs."""
 
 
 def recomputed_flops(model: Model, seq_len: int, rules: Sequence[Rule]) -> float:
-    """Count the FLOPs for each token that the backward pass computes again."""
+    """Count the FLOPs per token that the backward pass recomputes."""
     total = 0.0
     for rule, layer, block in zip(rules, model.config.layers, model.typed_blocks(), strict=True):
         if rule == "none":
             continue
-        kept = rule.save if isinstance(rule, Selective) else ()
+        saved = rule.save if isinstance(rule, Selective) else ()
         shared, calls = model.shared_block(layer), block.call
         operators = [shared, *(branch.operator for branch in block.branches())]
-        again = defaultdict(float, {"matmul": matrix_flops(calls) if calls else 0.0})
+        flops_by_kind = defaultdict(float, {"matmul": matrix_flops(calls) if calls else 0.0})
         for operator in filter(None, operators):
-            again["matmul"] += matrix_flops(operator)
+            flops_by_kind["matmul"] += matrix_flops(operator)
             for part, flops in operator.flops(seq_len).items():
-                again[KINDS.get(part, part)] += flops
-        total += sum(flops for kind, flops in again.items() if kind not in kept)
+                flops_by_kind[KINDS.get(part, part)] += flops
+        total += sum(flops for kind, flops in flops_by_kind.items() if kind not in saved)
     return total
 
 
@@ -143,11 +146,11 @@ def head_flops(model: Model) -> float:
 
 
 def matrix_flops(module: nn.Module) -> float:
-    """Count two for each weight of the matrices that every token is multiplied by."""
+    """Count two FLOPs per weight of the matrices that multiply every token."""
     once = module.once if isinstance(module, Operator) else ()
     matrices = [
-        part.weight
-        for name, part in module.named_modules()
-        if isinstance(part, (nn.Linear, SplitLinear)) and name.partition(".")[0] not in once
+        layer.weight
+        for name, layer in module.named_modules()
+        if isinstance(layer, (nn.Linear, SplitLinear)) and name.partition(".")[0] not in once
     ]
     return 2.0 * sum(weight.numel() for weight in matrices)

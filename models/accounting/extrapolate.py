@@ -1,42 +1,42 @@
-"""Passes at numbers of rows and lengths that do not run, from those that do."""
+"""Passes at numbers of rows and lengths that do not run, extrapolated from those that do."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
-from .pieces import Pass, Passes, Piece
+from .pieces import Pass, Passes, Segment
 
 
-def fitted(points: Sequence[int], found: Sequence[Passes], at: int) -> Passes:
-    """Return the passes at another point: each number on the polynomial through all points."""
+def fit_passes(points: Sequence[int], samples: Sequence[Passes], target: int) -> Passes:
+    """Return the passes at `target`: each number lies on the polynomial through all points."""
     if len(points) == 1:
-        return found[0]
+        return samples[0]
 
-    def of_passes(each: Iterable[Pass]) -> Pass:
+    def fit(passes: Iterable[Pass]) -> Pass:
         return tuple(
-            Piece(
-                extrapolated(points, [piece.high for piece in pieces], at),
-                extrapolated(points, [piece.change for piece in pieces], at),
-                pieces[0].gradient,
-                extrapolated(points, [piece.size for piece in pieces], at),
+            Segment(
+                extrapolate(points, [segment.high for segment in segments], target),
+                extrapolate(points, [segment.change for segment in segments], target),
+                segments[0].gradient,
+                extrapolate(points, [segment.size for segment in segments], target),
             )
-            for pieces in zip(*each, strict=True)
+            for segments in zip(*passes, strict=True)
         )
 
     return Passes(
-        of_passes(passes.forward for passes in found),
-        of_passes(passes.backward for passes in found),
+        fit(passes.forward for passes in samples),
+        fit(passes.backward for passes in samples),
     )
 
 
-def extrapolated(points: Sequence[int], sizes: Sequence[int], at: int) -> int:
-    """Return the value of the polynomial through all points."""
+def extrapolate(points: Sequence[int], values: Sequence[int], target: int) -> int:
+    """Evaluate the polynomial through all points (Lagrange) at `target`."""
     total = Fraction(0)
-    for point, size in zip(points, sizes, strict=True):
-        term = Fraction(size)
-        for other in points:
-            if other != point:
-                term *= Fraction(at - other, point - other)
+    for point, value in zip(points, values, strict=True):
+        term = Fraction(value)
+        for node in points:
+            if node != point:
+                term *= Fraction(target - node, point - node)
         total += term
     return round(total)

@@ -1,62 +1,63 @@
-"""Passes of a long ring from those of a short one.
+"""Passes of a long ring from the passes of a short ring.
 
-With parts of one length, a ring of more ranks runs more hops, and all hops but the first and the
-last ones are alike. A trace that is cut at each message shows them as equal pieces in a row, once
-for each loop over the ranks: the passes of a longer ring have more of them.
+With chunks of equal length, a larger ring runs more hops, and all hops but the first and the last
+few are equal. A trace that is cut at each message shows them as a run of equal segments, once for
+each loop over the ranks. The passes of a larger ring repeat that hop more often.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .pieces import Pass, Passes, Piece
+from .pieces import Pass, Passes, Segment
 
 RING = 8
-"""Ranks of the ring that is traced."""
-ALIKE = RING - 4
-"""Least hops in a row that are equal in each loop over its ranks."""
+"""Ranks of the traced ring."""
+MIN_EQUAL_HOPS = RING - 4
+"""Consecutive equal hops in each loop over the ranks, at least."""
 LONG = 12
-"""Rings of more ranks follow from the short one."""
+"""Larger rings are extrapolated from the short one."""
 
 
-def lengthened(passes: Passes, more: int) -> Passes | None:
-    """Return the passes of a ring with so many ranks more; None if no hops are alike."""
-    forward, backward = _lengthened(passes.forward, more), _lengthened(passes.backward, more)
+def lengthen_ring(passes: Passes, num_ranks: int) -> Passes | None:
+    """Return the passes of a ring with `num_ranks` more ranks; None if no hops are equal."""
+    forward = _repeat_hops(passes.forward, num_ranks)
+    backward = _repeat_hops(passes.backward, num_ranks)
     return None if forward is None or backward is None else Passes(forward, backward)
 
 
-def _lengthened(pieces: Pass, more: int) -> Pass | None:
-    found: list[Piece] = []
-    place = loops = 0
-    while place < len(pieces):
-        width, hops = _alike(pieces, place)
-        found += pieces[place : place + width * hops]
+def _repeat_hops(segments: Pass, num_hops: int) -> Pass | None:
+    lengthened: list[Segment] = []
+    start = num_loops = 0
+    while start < len(segments):
+        width, hops = _count_equal_hops(segments, start)
+        lengthened += segments[start : start + width * hops]
         if hops > 1:
-            found += pieces[place : place + width] * more
-            loops += 1
-        place += width * hops
-    return joined(found) if loops else None
+            lengthened += segments[start : start + width] * num_hops
+            num_loops += 1
+        start += width * hops
+    return join_segments(lengthened) if num_loops else None
 
 
-def _alike(pieces: Pass, first: int) -> tuple[int, int]:
-    """Return the pieces of a hop that begins here, and how many equal hops follow each other."""
+def _count_equal_hops(segments: Pass, start: int) -> tuple[int, int]:
+    """Return the segments per hop from `start` on, and the number of consecutive equal hops."""
     for width in (1, 2):  # a message of keys and values; in a backward pass, of gradients too
-        hop, hops = pieces[first : first + width], 1
-        while pieces[first + width * hops : first + width * (hops + 1)] == hop:
+        hop, hops = segments[start : start + width], 1
+        while segments[start + width * hops : start + width * (hops + 1)] == hop:
             hops += 1
-        if hops >= ALIKE:
+        if hops >= MIN_EQUAL_HOPS:
             return width, hops
     return 1, 1
 
 
-def joined(pieces: Sequence[Piece]) -> Pass:
-    """Join the pieces up to each gradient."""
-    found: list[Piece] = []
+def join_segments(segments: Sequence[Segment]) -> Pass:
+    """Merge the segments between two complete gradients."""
+    merged: list[Segment] = []
     level = high = 0
-    for number, piece in enumerate(pieces):
-        high = max(high, level + piece.high)
-        level += piece.change
-        if piece.gradient or number == len(pieces) - 1:
-            found.append(Piece(high, level, piece.gradient, piece.size))
+    for number, segment in enumerate(segments):
+        high = max(high, level + segment.high)
+        level += segment.change
+        if segment.gradient or number == len(segments) - 1:
+            merged.append(Segment(high, level, segment.gradient, segment.size))
             level = high = 0
-    return tuple(found)
+    return tuple(merged)

@@ -1,4 +1,4 @@
-"""Shards of one rank, and the states of generation. The memory of a step is in step.py."""
+"""Local shards of a rank, and the memory of generation. The memory of a step is in step.py."""
 
 from __future__ import annotations
 
@@ -21,25 +21,24 @@ def rank_shards(
     degrees: Degrees,
     rank: int,
     cuts: Sequence[int] = (),
-    own: Collection[int] = (0,),
+    local_chunks: Collection[int] = (0,),
 ) -> Shards:
-    """Return the local shard of each parameter on a rank of the tensor axis; with `cuts`, on the
-    stage of a pipeline that holds the chunks `own`."""
+    """Return a local shard per parameter for a rank of the tensor axis; with `cuts`, for the
+    pipeline stage that holds `local_chunks`."""
     tp, ep = degrees.tp, degrees.ep
-    ranks = degrees.dp * degrees.cp * tp
-    if wrong := [*config.tp_problems(tp), *config.ep_problems(ep, tp, ranks)]:
-        what = f"tp={tp}" if ep == 1 else f"tp={tp}, ep={ep}"
-        raise LayoutError("\n  ".join([f"{what} does not divide this model", *wrong]))
+    num_ranks = degrees.dp * degrees.cp * tp
+    if problems := [*config.tp_problems(tp), *config.ep_problems(ep, tp, num_ranks)]:
+        layout = f"tp={tp}" if ep == 1 else f"tp={tp}, ep={ep}"
+        raise LayoutError("\n  ".join([f"{layout} does not divide this model", *problems]))
     model = build_meta(config)
-    model.keep(cuts, own)
-    # All ranks of the experts' axis have equally many experts.
+    model.keep(cuts, local_chunks)
+    # Every rank of the expert axis has the same number of experts.
     model.shard(Axes(tensor=Axis(None, rank, tp), experts=Axis(None, rank, ep)))
     return model.local_shards
 
 
 def generation_bytes(config: ModelConfig, seq_len: int, *, precision: Precision) -> int:
-    """Return the bytes of one sequence in generation: constant states, and caches that grow with
-    the sequence."""
+    """Count a sequence's bytes in generation: constant states, and caches that grow with it."""
     model = build_meta(config).to(compute_dtype(precision))
     with torch.device("meta"):
         u = torch.empty(1, 1, config.width, dtype=compute_dtype(precision))

@@ -1,10 +1,10 @@
-"""Memory of the parts of a model: each sort of layer, the embedding, and the loss, traced once.
+"""Memory of a model's embedding, layers and loss over a forward and a backward pass.
 
-One layer of each sort runs forward and backward on fake tensors (fake/), with the rows, the
-shards and the recompute rule of one rank. Layers that are alike share a trace; a process traces
-each model, shape and rule once.
+A single layer per kind runs forward and backward on fake tensors (fake/), with a rank's rows,
+shards and recompute rule. Equal layers share a trace. A process traces each model, shape and rule
+once.
 
-Stored traces are read without torch; a part without one runs (fake/).
+Cached traces are read without torch; only missing ones run.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from ..config.options.hyena import ModalOptions
 from ..config.options.precision import Fp8Config, Precision
 from ..config.options.recompute import Rule
 from ..parallel.tiles import TILE
-from .extrapolate import fitted
-from .hops import LONG, RING, joined, lengthened
+from .extrapolate import fit_passes
+from .hops import LONG, RING, join_segments, lengthen_ring
 from .pieces import EMBEDDINGS, ModelPasses, Passes
 from .shape import Shape
-from .sorts import one_of_each
-from .stored import stored, stored_passes
+from .sorts import reduce_to_kinds
+from .stored import load_or_compute, load_or_compute_passes
 
 if TYPE_CHECKING:
     from .fake.model import FakeModel
 
 MAX_LENGTH = 4096
-"""Tokens of the longest row that runs where operators walk through it in steps. Longer rows are
-extrapolated from shorter ones: from two, or from three where masks grow with the square. Both are
-long enough to show the highest moment of longer rows: beside a short row, the gradient of a weight
-is larger."""
+"""Tokens of the longest row that runs where operators walk through rows in steps. Longer rows are
+extrapolated from two shorter ones, or from three where masks grow quadratically. The shorter rows
+are long enough to peak at the same moment: with very short rows, a weight's gradient would be the
+peak."""
 MAX_ROWS = 64
-"""Most rows that run; the bytes of more rows are extrapolated from two numbers of rows, which are
-large for the same reason."""
+"""Rows that run, at most. Larger micro-batches are extrapolated from two numbers of rows, large
+for the same reason."""
 
-_known: dict[str, Passes] = {}
+_traced_passes: dict[str, Passes] = {}
 
 
 def model_passes(config: ModelConfig, shape: Shape, rules: Sequence[Rule]) -> ModelPasses:
-    """Trace a model with a recompute rule for each layer."""
+    """Trace a model with a recompute rule per layer."""
     return Tracer(config, shape).whole(rules)
 
 
 def _problems(config: ModelConfig, shape: Shape) -> Iterator[str]:
-    """Yield each reason why the ranks cannot divide the rows. A run checks them before."""
+    """Yield the reasons why the ranks cannot divide the rows. A run has checked them already."""
     tp, cp = shape.degrees.tp, shape.degrees.cp
     if shape.seq_len % (tp * cp):
         yield f"rows of {shape.seq_len:,} tokens do not divide by tp × cp = {tp * cp}"
@@ -58,26 +58,29 @@ def _problems(config: ModelConfig, shape: Shape) -> Iterator[str]:
             yield f"operators.{name}: tp={tp} × cp={cp} does not divide its {heads} heads"
 
 
-def renamed(passes: Passes, prefixes: Mapping[str, str]) -> Passes:
-    def name(own: str) -> str:
-        if not own or own == EMBEDDINGS:
-            return own
-        shared = own.startswith("shared.")
-        return prefixes["shared."] + own.removeprefix("shared.") if shared else prefixes[""] + own
+def rename_gradients(passes: Passes, prefixes: Mapping[str, str]) -> Passes:
+    """Replace the prefixes (`shared.` or none) of a layer's parameters by the model's."""
+
+    def rename(local_name: str) -> str:
+        if not local_name or local_name == EMBEDDINGS:
+            return local_name
+        if local_name.startswith("shared."):
+            return prefixes["shared."] + local_name.removeprefix("shared.")
+        return prefixes[""] + local_name
 
     return Passes(
         passes.forward,
-        tuple(replace(each, gradient=name(each.gradient)) for each in passes.backward),
+        tuple(replace(segment, gradient=rename(segment.gradient)) for segment in passes.backward),
     )
 
 
-def rows_that_run(rows: int, max_rows: int = MAX_ROWS) -> list[int]:
-    """Return the numbers of rows from which the bytes of so many rows follow."""
+def choose_traced_rows(rows: int, max_rows: int = MAX_ROWS) -> list[int]:
+    """Return the numbers of rows to trace, from which the bytes of `rows` rows are extrapolated."""
     return [rows] if rows <= max_rows else [max_rows - 1, max_rows]
 
 
 class Tracer:
-    """Traces the parts of a model at the lengths and rows that run."""
+    """Traces a model's parts, and extrapolates to numbers of rows and lengths that do not run."""
 
     def __init__(
         self,
@@ -88,129 +91,140 @@ class Tracer:
         max_length: int = MAX_LENGTH,
         max_ring: int = LONG,
     ) -> None:
-        """More rows, longer rows and larger rings than these follow from smaller ones that run."""
-        if wrong := list(_problems(config, shape)):
-            raise LayoutError("\n  ".join(["the layout does not divide the model's rows", *wrong]))
+        """Extrapolate above `max_rows` rows, `max_length` tokens and `max_ring` ranks."""
+        if problems := list(_problems(config, shape)):
+            raise LayoutError(
+                "\n  ".join(["the layout does not divide the model's rows", *problems])
+            )
         shape = replace(shape, degrees=replace(shape.degrees, dp=1))  # it divides no micro-batch
         self.config, self.shape = config, shape
         self.max_rows, self.max_length, self.max_ring = max_rows, max_length, max_ring
-        self.sorts = _sorts(config, shape.precision)
+        self.kinds = _layer_kinds(config, shape.precision)
         self.traced = config
-        """The model that runs, with a layer of each sort."""
-        self.places = {sort: self.sorts.index(sort) for sort in self.sorts}
+        """The model that runs, with a layer per kind."""
+        self.kind_indices = {kind: self.kinds.index(kind) for kind in self.kinds}
         if shape.precision.fp8 is None:  # whether a product is in FP8 depends on the layer
-            self.traced = one_of_each(config)
-            self.places = {sort: place for place, sort in enumerate(self.places)}
+            self.traced = reduce_to_kinds(config)
+            self.kind_indices = {kind: index for index, kind in enumerate(self.kind_indices)}
         self.models: dict[tuple[int, int, int], FakeModel] = {}
-        self.of_sort, self.named = cache(self._of_sort), cache(self._named)
+        self.trace_kind, self.named = cache(self._trace_kind), cache(self._trace_named)
         self.first, self.last = cache(self._first), cache(self._last)
 
     def whole(self, rules: Sequence[Rule]) -> ModelPasses:
-        """Return the passes of the model with a recompute rule for each layer."""
+        """Return the passes of the model with a recompute rule per layer."""
         numbers = range(len(self.config.layers))
-        layers = [self.named(*each) for each in zip(numbers, rules, strict=True)]
+        layers = [self.named(*pair) for pair in zip(numbers, rules, strict=True)]
         return ModelPasses(self.first(), layers, self.last(), list(map(str, self.config.layers)))
 
-    def _named(self, number: int, rule: Rule) -> Passes:
-        """Return the passes of a layer, under names of the model's parameters."""
+    def _trace_named(self, number: int, rule: Rule) -> Passes:
+        """Return the passes of a layer, with the model's names of parameters."""
         shared = self.config.layers[number].shared
-        own = {"": f"blocks.{number}.", "shared.": f"shared.{shared}."}
-        return renamed(self.layer(number, rule), own)
+        prefixes = {"": f"blocks.{number}.", "shared.": f"shared.{shared}."}
+        return rename_gradients(self.layer(number, rule), prefixes)
 
     def layer(self, number: int, rule: Rule) -> Passes:
-        """Return the passes of a layer, under names of the layer's own parameters."""
-        return self.of_sort(self.sorts[number], rule)
+        """Return the passes of a layer, with the layer's names of parameters."""
+        return self.trace_kind(self.kinds[number], rule)
 
-    def _of_sort(self, sort: str, rule: Rule) -> Passes:
-        first, place = self.sorts.index(sort), self.places[sort]
-        names = self.config.layers[first].names
-        part, hops = self._key(f"{first} {rule!r}", names), self._is_long_ring(names)
-        lengths = self._lengths(names)
-        return self._fitted(part, lengths, lambda model: model.layer(place, rule, hops=hops), hops)
+    def _trace_kind(self, kind: str, rule: Rule) -> Passes:
+        first, index = self.kinds.index(kind), self.kind_indices[kind]
+        operators = self.config.layers[first].names
+        part, hops = self._key(f"{first} {rule!r}", operators), self._is_long_ring(operators)
+        lengths = self._lengths(operators)
+        return self._extrapolate(
+            part, lengths, lambda model: model.layer(index, rule, hops=hops), hops
+        )
 
     def _first(self) -> Passes:
-        return self._fitted(self._key("first"), self._lengths(), lambda model: model.first())
+        return self._extrapolate(self._key("first"), self._lengths(), lambda model: model.first())
 
     def _last(self) -> Passes:
-        return self._fitted(self._key("last"), self._lengths(), lambda model: model.last())
+        return self._extrapolate(self._key("last"), self._lengths(), lambda model: model.last())
 
     def _lengths(self, operators: Sequence[str] = ()) -> list[int]:
-        """Return the lengths at which a part runs: that of the rows, if no operator takes more
-        operations for longer rows."""
-        shape, own = self.shape, [self.config.operators[name] for name in operators]
-        attends = any(each.attention_heads for each in own)
-        longest = self.max_length
+        """Return the lengths at which a part runs: the sequence length itself, if no operator needs
+        more operations for longer rows."""
+        shape, options = self.shape, [self.config.operators[name] for name in operators]
+        attends = any(operator.attention_heads for operator in options)
+        max_length = self.max_length
         ring = attends and shape.attention == "ring" and shape.device != "cuda"
         if ring:  # with two tiles in each chunk; scores of fewer grow with the square of the length
-            longest = max(longest, 4 * shape.degrees.cp * TILE)
-        if shape.seq_len <= longest or not (ring or any(each.steps(shape.device) for each in own)):
+            max_length = max(max_length, 4 * shape.degrees.cp * TILE)
+        if shape.seq_len <= max_length or not (
+            ring or any(operator.steps(shape.device) for operator in options)
+        ):
             return [shape.seq_len]
-        longest += -longest % (2 * shape.degrees.tp * shape.degrees.cp)
-        masks = any(getattr(each, "window", None) for each in own)
-        return [longest // 2, longest, *([2 * longest] if masks else [])]
+        max_length += -max_length % (2 * shape.degrees.tp * shape.degrees.cp)
+        masks = any(getattr(operator, "window", None) for operator in options)
+        return [max_length // 2, max_length, *([2 * max_length] if masks else [])]
 
     def _is_long_ring(self, operators: Sequence[str]) -> bool:
-        """True for a layer with a long ring that has nothing but parts of rows."""
-        own = [self.config.operators[name] for name in operators]
-        parts = all(each.tokenwise or each.attention_heads for each in own)
-        windows = any(getattr(each, "window", None) for each in own)
-        ring = self.shape.attention == "ring" and any(each.attention_heads for each in own)
-        return ring and parts and not windows and self.shape.degrees.cp > self.max_ring
+        """True for a layer with a long ring, whose operators all work on chunks of rows."""
+        options = [self.config.operators[name] for name in operators]
+        divisible = all(operator.tokenwise or operator.attention_heads for operator in options)
+        windows = any(getattr(operator, "window", None) for operator in options)
+        ring = self.shape.attention == "ring" and any(
+            operator.attention_heads for operator in options
+        )
+        return ring and divisible and not windows and self.shape.degrees.cp > self.max_ring
 
     def _key(self, part: str, operators: Sequence[str] = ()) -> str:
-        """Return the name of a part, without what its operators do not read of the shape: layouts
-        that differ in nothing else share the part's traces."""
-        own = [self.config.operators[name] for name in operators]
+        """Return the cache key of a part, without fields of the shape that its operators ignore:
+        layouts that differ only in those share traces."""
+        options = [self.config.operators[name] for name in operators]
         shape = replace(self.shape, rows=1, seq_len=1)
-        if not any(each.attention_heads for each in own):
+        if not any(operator.attention_heads for operator in options):
             shape = replace(shape, attention="a2a")
-        if not any(isinstance(each, ModalOptions) for each in own):
+        if not any(isinstance(operator, ModalOptions) for operator in options):
             shape = replace(shape, hyena_li="states")
-        if not any(each.expert_count for each in own):
+        if not any(operator.expert_count for operator in options):
             shape = replace(shape, degrees=replace(shape.degrees, ep=1))
-        if not own:  # the embedding, and the head with its loss
+        if not options:  # the embedding, and the head with its loss
             shape = replace(shape, linear="torch")
         return f"{part} {self.config!r} {shape!r}"
 
-    def _fitted(
+    def _extrapolate(
         self,
         part: str,
         lengths: Sequence[int],
         run: Callable[[FakeModel], Passes],
         hops: bool = False,
     ) -> Passes:
-        """Return the passes of a part at the rows and the length that run, from those it has at a
-        few of them."""
+        """Trace a part at a few numbers of rows and lengths, and extrapolate to the shape's."""
         rows = self.shape.rows
-        numbers = rows_that_run(rows, self.max_rows)
+        traced_rows = choose_traced_rows(rows, self.max_rows)
 
-        def of_rows(length: int) -> Passes:
-            found = [self._traced(part, each, length, run, hops) for each in numbers]
-            return fitted(numbers, found, rows)
+        def extrapolate_rows(length: int) -> Passes:
+            samples = [self._trace(part, num_rows, length, run, hops) for num_rows in traced_rows]
+            return fit_passes(traced_rows, samples, rows)
 
-        return fitted(lengths, [of_rows(length) for length in lengths], self.shape.seq_len)
+        return fit_passes(
+            lengths, [extrapolate_rows(length) for length in lengths], self.shape.seq_len
+        )
 
-    def _traced(
+    def _trace(
         self, part: str, rows: int, length: int, run: Callable[[FakeModel], Passes], hops: bool
     ) -> Passes:
         cp = self.shape.degrees.cp
 
-        def make() -> Passes:
+        def compute() -> Passes:
             if not hops:
-                return self._run(rows, length, cp, run)
-            short = self._run(rows, length // cp * RING, RING, run)
-            if long := lengthened(short, cp - RING):
+                return self._run_part(rows, length, cp, run)
+            short = self._run_part(rows, length // cp * RING, RING, run)
+            if long := lengthen_ring(short, cp - RING):
                 return long
-            whole = self._run(rows, length, cp, run)
-            return Passes(joined(whole.forward), joined(whole.backward))
+            full = self._run_part(rows, length, cp, run)
+            return Passes(join_segments(full.forward), join_segments(full.backward))
 
         key = f"{rows} {length} {part}"
-        if key not in _known:
-            _known[key] = stored_passes(key, make)
-        return _known[key]
+        if key not in _traced_passes:
+            _traced_passes[key] = load_or_compute_passes(key, compute)
+        return _traced_passes[key]
 
-    def _run(self, rows: int, length: int, cp: int, run: Callable[[FakeModel], Passes]) -> Passes:
-        """Run a part with rows of this length, on so many ranks of the context axis."""
+    def _run_part(
+        self, rows: int, length: int, cp: int, run: Callable[[FakeModel], Passes]
+    ) -> Passes:
+        """Run a part with rows of `length` tokens on `cp` ranks."""
         size = rows, length, cp
         if size not in self.models:
             from .fake.model import FakeModel
@@ -221,13 +235,13 @@ class Tracer:
         return self.models[size].run(run)
 
 
-def _sorts(config: ModelConfig, precision: Precision) -> list[str]:
-    """Return a name for each layer that layers of its sort share."""
+def _layer_kinds(config: ModelConfig, precision: Precision) -> list[str]:
+    """Return a name per layer, equal for layers of a kind."""
     if precision.fp8 is None:
         return [repr(layer) for layer in config.layers]
     question = f"fp8 matrices {config!r} {precision.fp8!r}"
-    narrow = stored(question, partial(_fp8_matrices, config, precision.fp8))
-    return [f"{layer!r} {count}" for layer, count in zip(config.layers, narrow, strict=True)]
+    num_matrices = load_or_compute(question, partial(_fp8_matrices, config, precision.fp8))
+    return [f"{layer!r} {count}" for layer, count in zip(config.layers, num_matrices, strict=True)]
 
 
 def _fp8_matrices(config: ModelConfig, fp8: Fp8Config) -> list[int]:

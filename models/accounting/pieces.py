@@ -1,8 +1,9 @@
-"""Passes of a computation in pieces: its memory over time, in bytes.
+"""Forward and backward passes as segments: memory over time, in bytes.
 
-A piece of a backward pass ends where the gradient of a parameter is complete: how long the gradient
-lives is the engine's matter, so it counts until the end of its piece and not longer. Passes of
-neighbouring layers follow each other: the level at the end of one is that at the start of the next.
+A segment of a backward pass ends where the gradient of a parameter is complete. The engine decides
+how long that gradient lives, so the gradient counts to the end of its segment only. Passes of
+adjacent layers are contiguous: the level at the end of a pass is the level at the start of the
+next.
 """
 
 from __future__ import annotations
@@ -12,52 +13,52 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A part of a pass, in bytes."""
+class Segment:
+    """A stretch of a pass, in bytes."""
 
     high: int
-    """Highest level, above that at the start of the piece."""
+    """Peak, relative to the level at the start."""
     change: int
-    """Level at the end, above that at the start."""
+    """Level at the end, relative to the start."""
     gradient: str = ""
     """Parameter whose gradient is complete at the end, or empty."""
     size: int = 0
-    """Bytes of that gradient: not in `change`, and in `high`."""
+    """Bytes of that gradient: included in `high`, but not in `change`."""
 
 
-Pass = tuple[Piece, ...]
+Pass = tuple[Segment, ...]
 
 
-def change(pieces: Pass) -> int:
-    """Return the change of the level over a pass."""
-    return sum(piece.change for piece in pieces)
+def sum_changes(segments: Pass) -> int:
+    """Return the level at the end of a pass, relative to its start."""
+    return sum(segment.change for segment in segments)
 
 
-def high(pieces: Pass) -> int:
-    """Return the highest level of a pass, above that at its start."""
-    level = most = 0
-    for piece in pieces:
-        most = max(most, level + piece.high)
-        level += piece.change
-    return most
+def find_peak(segments: Pass) -> int:
+    """Return the peak of a pass, relative to the level at its start."""
+    level = peak = 0
+    for segment in segments:
+        peak = max(peak, level + segment.high)
+        level += segment.change
+    return peak
 
 
 @dataclass(frozen=True)
 class Passes:
-    """Both passes of a computation."""
+    """Forward and backward pass of a computation."""
 
     forward: Pass
     backward: Pass
 
     @property
-    def kept(self) -> int:
-        """Bytes that stay from the forward to the backward pass."""
-        return change(self.forward)
+    def activations(self) -> int:
+        """Bytes saved by the forward pass for the backward pass."""
+        return sum_changes(self.forward)
 
 
 @dataclass(frozen=True)
 class ModelPasses:
-    """Passes of all parts of a model. Gradients have the parameters' logical names."""
+    """Passes of a whole model. Gradients have the parameters' logical names."""
 
     first: Passes
     """The embedding."""
@@ -65,9 +66,9 @@ class ModelPasses:
     last: Passes
     """Final norm, logits and loss."""
     names: Sequence[str]
-    """Sort of each layer, for people."""
+    """Kind of each layer, for people."""
 
 
 EMBEDDINGS = "embeddings"
-"""Name of the embeddings among the parameters of a layer that calls a shared block: their gradient
-is the sum of those of all calls."""
+"""Name of the embeddings among the parameters of a layer that calls a shared block. Their gradient
+is summed over all calls."""

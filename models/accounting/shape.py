@@ -11,10 +11,10 @@ from .state import Degrees
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Rows, precision, device and layout of one rank's micro-batch."""
+    """Rows, precision, device and layout of a rank's micro-batch."""
 
     rows: int
-    """Rows of a micro-batch; the ranks of tp and cp have parts of them."""
+    """Rows of a micro-batch, before tp and cp divide them."""
     seq_len: int
     precision: Precision
     device: str
@@ -22,6 +22,6 @@ class Shape:
     attention: AttentionForm = "a2a"
     hyena_li: LongFilterForm = "states"
     linear: LinearForm = "torch"
-    """The function of the engine."""
+    """The engine's linear function."""
     threads: int = 1
-    """Threads of a rank on a CPU: each has scores of its own in attention."""
+    """CPU threads of a rank: attention allocates scores per thread."""

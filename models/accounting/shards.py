@@ -1,4 +1,4 @@
-"""Stored local shards: which part of each parameter a rank holds, without building the model."""
+"""Local shards from the cache: the part of each parameter that a rank holds, without a model."""
 
 from __future__ import annotations
 
@@ -8,48 +8,47 @@ from typing import Any
 from ..config.config import ModelConfig
 from ..parallel.axes import Axis
 from ..parallel.local_shard import LocalShard
-from .sorts import one_of_each, sorts_of
+from .sorts import find_layer_kinds, reduce_to_kinds
 from .state import Degrees, Shards
-from .stored import stored
+from .stored import load_or_compute
 
 LAYERS = "blocks."
 
 
-def stored_shards(config: ModelConfig, tp: int, ep: int) -> Shards:
-    """Return the local shard of each parameter on the first rank of the tensor axis. Those of one
-    layer of each sort are stored."""
-    one = one_of_each(config)
-    make = partial(_make, one, tp, ep)
-    found = stored(f"shards {one!r} tp={tp} ep={ep}", make, _packed, _unpacked)
-    return _of_all_layers(found, sorts_of(config)[1])
+def load_shards(config: ModelConfig, tp: int, ep: int) -> Shards:
+    """Return the local shard of each parameter on the first rank of the tensor axis. The cache has
+    a single layer per kind."""
+    reduced = reduce_to_kinds(config)
+    compute = partial(_compute_shards, reduced, tp, ep)
+    shards = load_or_compute(f"shards {reduced!r} tp={tp} ep={ep}", compute, _pack, _unpack)
+    return _expand_kinds(shards, find_layer_kinds(config)[1])
 
 
-def _make(config: ModelConfig, tp: int, ep: int) -> Shards:
+def _compute_shards(config: ModelConfig, tp: int, ep: int) -> Shards:
     from .memory import rank_shards
 
     return rank_shards(config, Degrees(dp=max(1, ep // tp), tp=tp, ep=ep), 0)
 
 
-def _of_all_layers(shards: Shards, sorts: tuple[int, ...]) -> Shards:
-    """Return the shards of a model from those of one layer of each sort; `sorts` have the sort of
-    each layer."""
-    own: dict[int, dict[str, LocalShard]] = {}
+def _expand_kinds(shards: Shards, layer_kinds: tuple[int, ...]) -> Shards:
+    """Return the shards of all layers from those of a layer per kind."""
+    shards_by_kind: dict[int, dict[str, LocalShard]] = {}
     for name, shard in shards.items():
         if name.startswith(LAYERS):
-            sort, _, rest = name.removeprefix(LAYERS).partition(".")
-            own.setdefault(int(sort), {})[rest] = shard
-    layers = {
-        f"{LAYERS}{number}.{name}": shard
-        for number, sort in enumerate(sorts)
-        for name, shard in own[sort].items()
+            kind, _, local_name = name.removeprefix(LAYERS).partition(".")
+            shards_by_kind.setdefault(int(kind), {})[local_name] = shard
+    layer_shards = {
+        f"{LAYERS}{number}.{local_name}": shard
+        for number, kind in enumerate(layer_kinds)
+        for local_name, shard in shards_by_kind[kind].items()
     }
-    found: dict[str, LocalShard] = {}
+    expanded: dict[str, LocalShard] = {}
     for name, shard in shards.items():
-        found |= layers if name.startswith(LAYERS) else {name: shard}
-    return found
+        expanded |= layer_shards if name.startswith(LAYERS) else {name: shard}
+    return expanded
 
 
-def _packed(shards: Shards) -> dict[str, Any]:
+def _pack(shards: Shards) -> dict[str, Any]:
     return {
         name: {
             "shape": shard.shape,
@@ -62,14 +61,14 @@ def _packed(shards: Shards) -> dict[str, Any]:
     }
 
 
-def _unpacked(packed: dict[str, Any]) -> Shards:
+def _unpack(packed: dict[str, Any]) -> Shards:
     return {
         name: LocalShard(
-            shape=tuple(each["shape"]),
-            dim=each["dim"],
-            runs=each["runs"] and tuple(range(*run) for run in each["runs"]),
-            copies=Axis(None, *each["copies"]),
-            experts=each["experts"],
+            shape=tuple(fields["shape"]),
+            dim=fields["dim"],
+            runs=fields["runs"] and tuple(range(*run) for run in fields["runs"]),
+            copies=Axis(None, *fields["copies"]),
+            experts=fields["experts"],
         )
-        for name, each in packed.items()
+        for name, fields in packed.items()
     }

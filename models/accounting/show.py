@@ -1,6 +1,6 @@
-"""`headrace models show`: layers as a stripe, parameters, operations, memory.
+"""Text of `headrace models show`: layers as a stripe, parameters, FLOPs, memory.
 
-It prints a summary (`summary.py`), which may be a stored one: nothing here needs torch.
+It renders a summary (`summary.py`) that may come from the cache: nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ def render(summary: dict[str, Any]) -> str:
 def title(summary: dict[str, Any]) -> str:
     layers = len(summary["layers"])
     shape = f"width {summary['width']:,}, vocabulary {summary['vocab_size']:,}"
-    active = shown_active(summary["parameters"], summary["active_parameters"])
+    active = format_active(summary["parameters"], summary["active_parameters"])
     return f"{human(summary['parameters'])} parameters{active}: {layers} layers, {shape}"
 
 
-def shown_active(count: int, active: int) -> str:
-    """Return the active parameters in brackets, where a token does not use all."""
-    return f" ({human(active)} active)" if active < count else ""
+def format_active(total: int, active: int) -> str:
+    """Format the active parameters in brackets, if a token does not use all parameters."""
+    return f" ({human(active)} active)" if active < total else ""
 
 
 def stripe(layers: list[str]) -> str:
-    """Draw one letter for each layer, and a legend."""
+    """Draw a letter per layer, and a legend."""
     import click
 
     counts = Counter(layers)
     painted = {
         name: click.style(mark, fg=COLOURS[number % len(COLOURS)], bold=True)
-        for number, (name, mark) in enumerate(letters_of(layers).items())
+        for number, (name, mark) in enumerate(choose_letters(layers).items())
     }
     lines = [
         f"{first:>5}  " + "".join(painted[name] for name in layers[first : first + STRIPE])
@@ -56,14 +56,16 @@ def stripe(layers: list[str]) -> str:
     return "\n".join([*lines, f"       {legend}"])
 
 
-def letters_of(layers: list[str]) -> dict[str, str]:
-    """Return a letter of its name for each kind of layer, unique if possible."""
-    chosen: dict[str, str] = {}
+def choose_letters(layers: list[str]) -> dict[str, str]:
+    """Choose a letter from the name of each kind of layer, unique if possible."""
+    letters: dict[str, str] = {}
     for name in dict.fromkeys(layers):
-        letters = [c.upper() for c in name if c.isalnum()] + [c for c in name if c.isalnum()]
-        free = [c for c in letters if c not in chosen.values()]
-        chosen[name] = free[0] if free else "?"
-    return chosen
+        candidates = [letter.upper() for letter in name if letter.isalnum()] + [
+            letter for letter in name if letter.isalnum()
+        ]
+        unused = [letter for letter in candidates if letter not in letters.values()]
+        letters[name] = unused[0] if unused else "?"
+    return letters
 
 
 def parts_table(summary: dict[str, Any]) -> str:
@@ -74,10 +76,11 @@ def parts_table(summary: dict[str, Any]) -> str:
         f"{'':<20}{'parameters':>16}{'share':>8}{'forward':>12}{'generation':>12}",
     ]
     for name in dict.fromkeys([*summary["parameters_by_part"], *forward]):
-        count = summary["parameters_by_part"].get(name, 0)
-        tied = name == "head" and not count
+        num_parameters = summary["parameters_by_part"].get(name, 0)
+        tied = name == "head" and not num_parameters
         lines.append(
-            f"{'head (tied)' if tied else name:<20}{count:>16,}{count / total:>8.1%}"
+            f"{'head (tied)' if tied else name:<20}{num_parameters:>16,}"
+            f"{num_parameters / total:>8.1%}"
             f"{metric(forward.get(name, 0)):>12}{metric(step.get(name, 0)):>12}"
         )
     lines.append(
@@ -106,9 +109,9 @@ def fp8_table(summary: dict[str, Any]) -> str:
     lines = [f"{'matrices':<44}{'forward':>12}  precision"]
     for entry in [*summary["fp8"], *summary["bf16"]]:
         count = f" ×{entry['count']}" if entry["count"] > 1 else ""
-        where = f"bf16: {entry['reason']}" if entry["reason"] else "fp8"
+        precision = f"bf16: {entry['reason']}" if entry["reason"] else "fp8"
         flops = metric(entry["forward_flops_per_token"])
-        lines.append(f"{entry['matrix'] + count:<44}{flops:>12}  {where}")
+        lines.append(f"{entry['matrix'] + count:<44}{flops:>12}  {precision}")
     lines.append(
         f"{summary['share']:.1%} of these FLOPs are in FP8 (e4m3). Gradients of weights stay in "
         f"bf16: {summary['training_share']:.1%} in training."
@@ -127,10 +130,10 @@ def memory_table(summary: dict[str, Any]) -> str:
     totals = (as_bytes(device_bytes(step[unit])) for unit in units)
     lines.append(f"{'most of a step':<20}" + "".join(f"{size:>14}" for size in totals))
     lines.append(f"{'generation state':<20}{as_bytes(summary['generation_state']):>14}")
-    what = f"{summary['rows']} × {summary['seq_len']:,} tokens in {summary['precision']}"
-    what += f", {summary['threads']} thread" if summary["threads"] else ""
+    batch = f"{summary['rows']} × {summary['seq_len']:,} tokens in {summary['precision']}"
+    batch += f", {summary['threads']} thread" if summary["threads"] else ""
     layout = f"{summary['engine']}; {layout}"
-    return "\n".join([*lines, f"For each rank at the highest moment of a step: {what}; {layout}."])
+    return "\n".join([*lines, f"For each rank at the highest moment of a step: {batch}; {layout}."])
 
 
 def metric(number: float) -> str:

@@ -1,4 +1,4 @@
-"""Layers of a model that are alike: costs are counted once for each sort."""
+"""Kinds of layers: equal layers cost the same, so each kind is counted once."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from ..config.config import ModelConfig
 from ..config.pattern import Layer
 
 
-def sorts_of(model: ModelConfig) -> tuple[list[Layer], tuple[int, ...]]:
-    """Return the different layers, and the number of the sort of each layer."""
-    sorts = list(dict.fromkeys(model.layers))
-    numbers = {layer: number for number, layer in enumerate(sorts)}
-    return sorts, tuple(numbers[layer] for layer in model.layers)
+def find_layer_kinds(model: ModelConfig) -> tuple[list[Layer], tuple[int, ...]]:
+    """Return the distinct layers, and the kind of each layer as an index into them."""
+    kinds = list(dict.fromkeys(model.layers))
+    indices = {layer: index for index, layer in enumerate(kinds)}
+    return kinds, tuple(indices[layer] for layer in model.layers)
 
 
-def one_of_each(model: ModelConfig) -> ModelConfig:
-    """Return the model with one layer of each sort."""
-    sorts, _ = sorts_of(model)
-    return replace(model, pattern=f"[{', '.join(_word(layer) for layer in sorts)}]")
+def reduce_to_kinds(model: ModelConfig) -> ModelConfig:
+    """Return the model with a single layer per kind."""
+    kinds, _ = find_layer_kinds(model)
+    return replace(model, pattern=f"[{', '.join(_format_layer(layer) for layer in kinds)}]")
 
 
-def _word(layer: Layer) -> str:
-    before = f"{layer.shared}>" if layer.shared else ""
-    after = f"{'&' if layer.parallel else '/'}{layer.mlp or 'none'}"
-    return f"{before}{layer.mixer}{after}"
+def _format_layer(layer: Layer) -> str:
+    call = f"{layer.shared}>" if layer.shared else ""
+    mlp = f"{'&' if layer.parallel else '/'}{layer.mlp or 'none'}"
+    return f"{call}{layer.mixer}{mlp}"

@@ -1,11 +1,10 @@
 """Training state of one rank: weights, gradients, masters, optimizer states and buffers.
 
-An engine's configuration lists what the engine holds as `StatePart`s: bytes per parameter, the
-axes that shard them, and how they are cut. `state_bytes` adds them up for a model. There is no
-second accounting: `headrace models show` and `trainer run --dry-run` both print these numbers.
+An engine's configuration lists its state as `StatePart`s: bytes per parameter, sharding axes, and
+how parameters are cut. `state_bytes` adds them up for a model. There is no second accounting:
+`headrace models show` and `trainer run --dry-run` both print these numbers.
 
-Tensor and expert parallelism are no axes here: all parts are counted from the local shards of one
-rank.
+Tensor and expert parallelism are no axes here: a rank's local shards already include them.
 """
 
 from __future__ import annotations
@@ -18,22 +17,22 @@ from typing import Literal
 from ..parallel.local_shard import LocalShard
 
 HOST = "host "
-"""Beginning of the names of parts that lie in host memory, beside a rank's device."""
+"""Prefix of parts in host memory instead of device memory."""
 AxisName = Literal["dp", "cp"]
 Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
-"""Shape of local shards, by the parameter's logical name."""
+"""Shapes of local shards, by logical parameter name."""
 Shards = Mapping[str, LocalShard]
-"""Local shard of each parameter on one rank, by logical name; tied parameters once."""
+"""Local shards of a rank, by logical parameter name; tied parameters once."""
 BytesPerParameter = int | Callable[[str], int]
 """A function of the parameter's logical name where parameters differ."""
 Cut = Callable[[Shapes, int], int]
-"""Return the elements that one rank holds of these parameters, sharded among that many ranks."""
+"""Return the elements per rank when these parameters are sharded over so many ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Degrees:
-    """Degrees of data, tensor and context parallelism, and of experts among those ranks."""
+    """Degrees of data, tensor, context and expert parallelism; ep divides the same ranks."""
 
     dp: int = 1
     tp: int = 1
@@ -45,69 +44,74 @@ class Degrees:
             raise ValueError(f"dp, tp, cp and ep must be at least 1: {self}")
 
     def size(self, axes: Sequence[AxisName]) -> int:
-        """Ranks along these axes together."""
+        """Multiply the degrees of these axes."""
         return math.prod(getattr(self, axis) for axis in axes)
 
 
-def flat(shapes: Shapes, ranks: int) -> int:
-    """Lay the parameters end to end and cut the whole evenly."""
+def cut_flat(shapes: Shapes, ranks: int) -> int:
+    """Concatenate the parameters and cut the flat tensor evenly."""
     return -(-elements(shapes.values()) // ranks)
 
 
-def by_parameter(shapes: Shapes, ranks: int) -> int:
+def cut_parameters(shapes: Shapes, ranks: int) -> int:
     """Cut each parameter evenly; the last shard is padded."""
     return sum(-(-math.prod(shape) // ranks) for shape in shapes.values())
 
 
-def by_rows(shapes: Shapes, ranks: int) -> int:
-    """Deal out the rows (dimension 0) of each parameter; the first rank holds the most."""
+def cut_rows(shapes: Shapes, ranks: int) -> int:
+    """Cut each parameter along dimension 0; the first rank holds the largest shard."""
     shaped = (shape or (1,) for shape in shapes.values())  # a scalar is one row
-    return sum(-(-rows // ranks) * math.prod(rest) for rows, *rest in shaped)
+    return sum(-(-rows // ranks) * math.prod(inner) for rows, *inner in shaped)
 
 
-def outside_blocks(shapes: Shapes, ranks: int) -> int:
-    """Count embeddings, head, final norm and shared blocks: no layer holds them. All are whole."""
+def count_outside_blocks(shapes: Shapes, ranks: int) -> int:
+    """Count embeddings, head, final norm and shared blocks, which no layer holds: not sharded."""
     return elements(shape for name, shape in shapes.items() if not name.startswith("blocks."))
 
 
 @dataclass(frozen=True, kw_only=True)
 class StatePart:
-    """A part of the state that a rank holds from one backward pass to the next or longer."""
+    """A part of a rank's state that survives a backward pass."""
 
     name: str
-    """weights, gradients, masters, optimizer, buffers. Entries of one name are added. With `HOST`
-    before it: in host memory."""
+    """weights, gradients, masters, optimizer, buffers. Parts with the same name are added. The
+    prefix `HOST` means host memory."""
     bytes_per_parameter: BytesPerParameter
     sharded_over: tuple[AxisName, ...] = ()
-    """Axes whose ranks share one copy. Empty: each rank holds all of it."""
+    """Axes whose ranks share a copy. Empty: every rank holds a full copy."""
     shard_ranks: int | Callable[[str], int | None] | None = None
-    """Ranks that share one copy, where they are fewer than those of the axes (HSDP). A function of
-    the parameter's logical name where parameters differ."""
-    cut: Cut = flat
+    """Ranks that share a copy, where they are fewer than the axes' ranks (HSDP). A function of the
+    parameter's logical name where parameters differ."""
+    cut: Cut = cut_flat
     names: Collection[str] | None = None
-    """Parameters of which the part is, by logical name; None: all."""
+    """Logical names of the part's parameters; None: all."""
 
     def bytes(self, shards: Shards, degrees: Degrees) -> int:
-        """Bytes on the rank that holds the most."""
-        each = self.bytes_per_parameter
-        alike: dict[tuple[int, int], dict[str, Shape]] = {}
+        """Count bytes on the rank with the largest shard."""
+        per_parameter = self.bytes_per_parameter
+        groups: dict[tuple[int, int], dict[str, Shape]] = {}
         for name, shard in shards.items():
             if self.names is not None and name not in self.names:
                 continue
-            key = (each(name) if callable(each) else each, self.ranks(degrees, name, shard))
-            alike.setdefault(key, {})[name] = shard.local
-        return sum(size * self.cut(shapes, ranks) for (size, ranks), shapes in alike.items())
+            key = (
+                per_parameter(name) if callable(per_parameter) else per_parameter,
+                self.ranks(degrees, name, shard),
+            )
+            groups.setdefault(key, {})[name] = shard.local
+        return sum(size * self.cut(shapes, ranks) for (size, ranks), shapes in groups.items())
 
     def ranks(self, degrees: Degrees, name: str, shard: LocalShard) -> int:
-        """Ranks that share one copy of a parameter. ep ranks have different experts, so ep / tp
-        times fewer share a copy of them."""
-        own = self.shard_ranks
-        ranks = (own(name) if callable(own) else own) or degrees.size(self.sharded_over)
+        """Count the ranks that share a copy of a parameter. The ep ranks have different experts, so
+        ep / tp times fewer ranks share a copy of an expert."""
+        shard_ranks = self.shard_ranks
+        ranks = (shard_ranks(name) if callable(shard_ranks) else shard_ranks) or degrees.size(
+            self.sharded_over
+        )
         return max(1, ranks * degrees.tp // degrees.ep) if shard.experts else ranks
 
 
 def state_bytes(parts: Sequence[StatePart], shards: Shards, degrees: Degrees) -> dict[str, int]:
-    """Bytes of each part of the state on one rank, by name."""
+    """Count a rank's state in bytes, by name of the part."""
     totals: dict[str, int] = {}
     for part in parts:
         totals[part.name] = totals.get(part.name, 0) + part.bytes(shards, degrees)
@@ -115,15 +119,15 @@ def state_bytes(parts: Sequence[StatePart], shards: Shards, degrees: Degrees) ->
 
 
 def host_bytes(parts: Mapping[str, int]) -> int:
-    """Bytes of the parts that lie in host memory."""
+    """Sum the parts in host memory."""
     return sum(size for name, size in parts.items() if name.startswith(HOST))
 
 
 def device_bytes(parts: Mapping[str, int]) -> int:
-    """Bytes of the other parts."""
+    """Sum the parts in device memory."""
     return sum(parts.values()) - host_bytes(parts)
 
 
 def elements(shapes: Iterable[Shape]) -> int:
-    """Return the elements of all these parameters."""
+    """Count the elements of these parameters."""
     return sum(math.prod(shape) for shape in shapes)

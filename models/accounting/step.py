@@ -1,12 +1,11 @@
-"""Memory of one rank over a training step: the passes of its layers, and the events of its engine.
+"""Timeline of a rank's memory in a training step, from passes of layers and events of the engine.
 
-    forward    part by part: the working set comes and goes, kept results stay
-    backward   the same in reverse; each gradient that is complete goes to the engine
+    forward    layer by layer: the working set comes and goes, activations stay
+    backward   in reverse; every complete gradient goes to the engine
     update     the optimizer
 
-An engine says what it holds (`EngineMemory`): whole weights while a layer runs, buffers, gradients.
-The highest level of the step is the rank's memory, its parts are the table, its sequence is the
-picture.
+The engine adds its own memory (`EngineMemory`): gathered weights while a layer runs, buffers,
+gradients. The timeline's peak is the rank's memory.
 """
 
 from __future__ import annotations
@@ -28,54 +27,54 @@ from .level import (
     Moment,
     Unit,
 )
-from .pieces import EMBEDDINGS, ModelPasses, Passes, Piece
+from .pieces import EMBEDDINGS, ModelPasses, Passes, Segment
 from .shape import Shape
 from .state import device_bytes
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """Memory of one rank over a step."""
+    """A rank's memory over a step."""
 
     moments: Sequence[Moment]
 
     @property
     def peak(self) -> Moment:
-        """The moment with the highest level."""
+        """The moment with the highest device memory."""
         return max(self.moments, key=lambda moment: device_bytes(moment.high))
 
     @property
     def highest(self) -> int:
-        """Bytes at the highest level."""
+        """Bytes of device memory at the peak."""
         return device_bytes(self.peak.high)
 
     @property
     def parts(self) -> dict[str, int]:
-        """Bytes by part at the highest level."""
+        """Bytes by part at the peak."""
         return {name: size for name, size in self.peak.high.items() if size}
 
 
 def input_bytes(shape: Shape) -> int:
-    """Return the bytes of a micro-batch: token ids, targets, weights, and its documents."""
+    """Count the bytes of a micro-batch: token ids, targets, weights and documents."""
     tokens = shape.rows * shape.seq_len // shape.degrees.cp
-    whole = shape.rows * shape.seq_len
-    return tokens * (8 + 4) + (0 if shape.device == "cuda" else 3 * 8 * whole)
+    row_tokens = shape.rows * shape.seq_len
+    return tokens * (8 + 4) + (0 if shape.device == "cuda" else 3 * 8 * row_tokens)
 
 
 class Action(NamedTuple):
-    """A pass of a chunk of layers over a micro-batch, and its messages with other stages."""
+    """A pass of a micro-batch through a chunk of layers, and the messages before it."""
 
     kind: Literal["forward", "backward"]
     chunk: int
     micro: int
     received: Sequence[int] = ()
-    """Chunks whose messages are received before the pass: streams, or gradients of streams."""
+    """Chunks whose output stream (forward) or upstream gradient (backward) is received first."""
     arrived: Sequence[int] = ()
-    """Chunks of earlier backward passes, whose gradients have arrived at another stage by then."""
+    """Chunks of earlier backward passes whose gradients have reached their stage by then."""
 
 
 def stream_bytes(shape: Shape, width: int) -> int:
-    """Return the bytes of a tensor of a micro-batch's stream on a rank."""
+    """Count the bytes of a micro-batch's stream tensor on a rank."""
     degrees = shape.degrees
     tokens = shape.rows * shape.seq_len // degrees.cp // degrees.tp
     return tokens * width * shape.precision.weight_bytes
@@ -89,9 +88,9 @@ def timeline(
     inputs: int = 0,
     stream: int = 0,
 ) -> Timeline:
-    """Return the memory of a rank that runs these actions in a step. `chunks` are the layers of all
-    chunks of the model; `inputs` the bytes of the tokens of a step, `stream` those of a tensor that
-    travels between stages."""
+    """Simulate the memory of a rank that runs these actions in a step. `chunks` are the layers of
+    all chunks of the model, `inputs` the bytes of a step's tokens, and `stream` the bytes of a
+    tensor sent between stages."""
     return _Step(passes, engine, chunks, stream).run(list(actions), inputs)
 
 
@@ -101,125 +100,137 @@ class _Step:
     ) -> None:
         self.passes, self.engine, self.chunks = passes, engine, chunks
         self.stream = stream
-        calls = [any(each.gradient == EMBEDDINGS for each in p.backward) for p in passes.layers]
-        self.tensors = [1 + any(calls[layers.start :]) for layers in chunks]
-        """Tensors of the stream that enters each chunk: the embeddings travel to later calls."""
-        self.sent = 0
-        """Bytes of gradients on their way to other stages."""
+        calls = [
+            any(segment.gradient == EMBEDDINGS for segment in p.backward) for p in passes.layers
+        ]
+        self.num_tensors = [1 + any(calls[layers.start :]) for layers in chunks]
+        """Tensors in the input stream of each chunk: later calls also need the embeddings."""
+        self.sent_bytes = 0
+        """Bytes of gradients in flight to other stages."""
         self.level = Level()
-        self.left: Counter[str] = Counter()
-        """Parts of this backward pass that still add to the gradient of a parameter."""
-        self.sums: dict[str, int] = {}
-        """Bytes of the gradients of which a part is still to come."""
+        self.pending: Counter[str] = Counter()
+        """Contributions to each parameter's gradient that this backward pass still has to add."""
+        self.partial_gradients: dict[str, int] = {}
+        """Bytes of incomplete gradients."""
 
     def run(self, actions: Sequence[Action], inputs: int) -> Timeline:
         level, engine = self.level, self.engine
         engine.begin(level)
         level.add(INPUTS, inputs)
-        level.mark("state", None, 0)
+        level.end_moment("state", None, 0)
         backwards = [action for action in actions if action[0] == "backward"]
         for action in actions:
             if action.kind == "forward":
                 self._forward(action)
             else:
                 self._backward(action, last=action == backwards[-1])
-        self._give_back(self.sent)
+        self._drop_sent(self.sent_bytes)
         engine.update(level)
-        level.mark("update", None, 0)
+        level.end_moment("update", None, 0)
         return Timeline(level.moments)
 
-    def _parts(self, chunk: int) -> list[tuple[str, Unit, Passes]]:
-        """Return the parts of a chunk in the order of the forward pass."""
+    def _chunk_parts(self, chunk: int) -> list[tuple[str, Unit, Passes]]:
+        """Return name, unit and passes of a chunk's parts, in forward order."""
         passes = self.passes
-        parts: list[tuple[str, Unit, Passes]] = [
+        layers: list[tuple[str, Unit, Passes]] = [
             (passes.names[number], number, passes.layers[number]) for number in self.chunks[chunk]
         ]
         first: list[tuple[str, Unit, Passes]] = [("embedding", None, passes.first)]
         last: list[tuple[str, Unit, Passes]] = [(LOSS, None, passes.last)]
         return [
             *(first if chunk == 0 else []),
-            *parts,
+            *layers,
             *(last if chunk == len(self.chunks) - 1 else []),
         ]
 
-    def _enters(self, chunk: int) -> int:
-        """Return the bytes of the stream that enters a chunk from another stage, or leaves the
-        chunk before it. A stream within a stage belongs to the passes."""
-        return self.stream * self.tensors[chunk] if 0 < chunk < len(self.chunks) else 0
+    def _input_stream_bytes(self, chunk: int) -> int:
+        """Count the bytes of the stream between a chunk and the chunk before it. Inside a stage,
+        streams belong to the passes."""
+        return self.stream * self.num_tensors[chunk] if 0 < chunk < len(self.chunks) else 0
 
     def _receive(self, action: Action) -> None:
-        hop = action.kind == "backward"
-        self._hold(sum(self._enters(chunk + hop) for chunk in action.received))
-        self._give_back(sum(self._enters(chunk) for chunk in action.arrived))
+        is_backward = action.kind == "backward"
+        self._add_stream(
+            sum(self._input_stream_bytes(chunk + is_backward) for chunk in action.received)
+        )
+        self._drop_sent(sum(self._input_stream_bytes(chunk) for chunk in action.arrived))
 
-    def _hold(self, size: int) -> None:
-        """Add bytes of streams, on a stage among others."""
+    def _add_stream(self, size: int) -> None:
+        """Add bytes of streams; without stages there are none."""
         if size:
             self.level.add(ACTIVATIONS, size)
 
-    def _give_back(self, arrived: int) -> None:
-        """Drop gradients that have arrived at another stage."""
-        self._hold(-arrived)
-        self.sent -= arrived
+    def _drop_sent(self, size: int) -> None:
+        """Free gradients that have reached another stage."""
+        self._add_stream(-size)
+        self.sent_bytes -= size
 
     def _forward(self, action: Action) -> None:
         level, engine, (_, chunk, micro, *_) = self.level, self.engine, action
         self._receive(action)
         engine.enter(level, None, backward=False)
-        for name, unit, passes in self._parts(chunk):
+        for name, unit, passes in self._chunk_parts(chunk):
             if unit is not None:
                 engine.enter(level, unit, backward=False)
-            for piece in passes.forward:
-                self._piece(name, piece)
+            for segment in passes.forward:
+                self._run_segment(name, segment)
             if unit is not None:
                 engine.leave(level, unit, backward=False)
-            level.mark(f"forward {name}", unit, micro)
+            level.end_moment(f"forward {name}", unit, micro)
         engine.leave(level, None, backward=False)
-        self._hold(max(0, self._enters(chunk + 1) - self.stream))  # a copy of the embeddings
+        self._add_stream(
+            max(0, self._input_stream_bytes(chunk + 1) - self.stream)
+        )  # a copy of the embeddings
 
     def _backward(self, action: Action, *, last: bool) -> None:
         level, engine, (_, chunk, micro, *_) = self.level, self.engine, action
-        parts = self._parts(chunk)
+        parts = self._chunk_parts(chunk)
         self._receive(action)
-        left, entered = self._enters(chunk + 1), self._enters(chunk)
-        self._hold(-left)  # its gradient has come instead
-        if left > self.stream:
-            self.sums[EMBEDDINGS] = self.stream
-        self.left = Counter(
-            piece.gradient for *_, each in parts for piece in each.backward if piece.gradient
+        output_stream, input_stream = (
+            self._input_stream_bytes(chunk + 1),
+            self._input_stream_bytes(chunk),
+        )
+        self._add_stream(-output_stream)  # its gradient has come instead
+        if output_stream > self.stream:
+            self.partial_gradients[EMBEDDINGS] = self.stream
+        self.pending = Counter(
+            segment.gradient
+            for *_, passes in parts
+            for segment in passes.backward
+            if segment.gradient
         )
         engine.enter(level, None, backward=True)
         for name, unit, passes in reversed(parts):
             if unit is not None:
                 engine.enter(level, unit, backward=True)
-            for piece in passes.backward:
-                self._piece(name, piece)
-                if piece.gradient:
-                    self._complete(piece.gradient, piece.size, last=last)
+            for segment in passes.backward:
+                self._run_segment(name, segment)
+                if segment.gradient:
+                    self._complete_gradient(segment.gradient, segment.size, last=last)
             if unit is not None:
                 engine.leave(level, unit, backward=True)
-            level.mark(f"backward {name}", unit, micro)
-        self._hold(entered)  # until the pass ends, beside its gradient
-        self._hold(-entered)
-        level.add(ACTIVATIONS, -self.sums.pop(EMBEDDINGS, 0))
-        self.sent += entered
+            level.end_moment(f"backward {name}", unit, micro)
+        self._add_stream(input_stream)  # until the pass ends, beside its gradient
+        self._add_stream(-input_stream)
+        level.add(ACTIVATIONS, -self.partial_gradients.pop(EMBEDDINGS, 0))
+        self.sent_bytes += input_stream
         engine.leave(level, None, backward=True)
         engine.end_backward(level, last=last)
-        level.mark("backward end", None, micro)
+        level.end_moment("backward end", None, micro)
 
-    def _piece(self, name: str, piece: Piece) -> None:
+    def _run_segment(self, name: str, segment: Segment) -> None:
         loss = name == LOSS
-        self.level.passing(LOGITS if loss else WORKING, piece.high)
-        self.level.add(LOGITS if loss else ACTIVATIONS, piece.change)
+        self.level.add_transient(LOGITS if loss else WORKING, segment.high)
+        self.level.add(LOGITS if loss else ACTIVATIONS, segment.change)
 
-    def _complete(self, name: str, size: int, *, last: bool) -> None:
-        """Hand a gradient to the engine when all of its parts are there."""
-        self.left[name] -= 1
+    def _complete_gradient(self, name: str, size: int, *, last: bool) -> None:
+        """Pass a gradient to the engine once all contributions are added."""
+        self.pending[name] -= 1
         part = ACTIVATIONS if name == EMBEDDINGS else GRADIENTS
-        if self.left[name] or name == EMBEDDINGS:
-            if name not in self.sums:
-                self.sums[name] = size
+        if self.pending[name] or name == EMBEDDINGS:
+            if name not in self.partial_gradients:
+                self.partial_gradients[name] = size
                 self.level.add(part, size)
             return
-        self.level.add(part, -self.sums.pop(name, 0))
+        self.level.add(part, -self.partial_gradients.pop(name, 0))
         self.engine.gradient(self.level, name, size, last=last)

@@ -1,9 +1,9 @@
-"""Answers on disk that only a built or traced model gives, in `~/.cache/headrace-traces`.
+"""Disk cache in `~/.cache/headrace-traces` for answers that need a built or traced model.
 
-A file's name is the hash of the question, of the source that answers it, and of torch's version. A
-trace takes seconds for large models, and a stored answer needs no torch. The first line of a file
-is the hash of the rest. A file that is damaged, or cannot be written, is no error: the answer is
-found again.
+Tracing a large model takes seconds; reading a cached answer does not even need torch. A file is
+named by a hash over the question, the source code behind the answer and torch's version. Its first
+line is the hash of the remaining content. A damaged or unwritable file is no error: the answer is
+computed again.
 """
 
 from __future__ import annotations
@@ -19,74 +19,76 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .pieces import Pass, Passes, Piece
+from .pieces import Pass, Passes, Segment
 
 T = TypeVar("T")
 PACKAGE = Path(__file__).parents[1]
-"""Modules whose source decides an answer."""
+"""The answers depend on the source of its modules."""
 
 
-def stored(
+def load_or_compute(
     question: str,
-    make: Callable[[], T],
+    compute: Callable[[], T],
     pack: Callable[[T], Any] = lambda answer: answer,
     unpack: Callable[[Any], T] = lambda packed: packed,
     source: Path = PACKAGE,
 ) -> T:
-    """Return the stored answer to a question, or make and store it. `pack` and `unpack` turn an
-    answer into JSON and back; modules of the folder `source` decide the answer too."""
-    key = hashlib.sha256(f"{_hash(PACKAGE)} {_hash(source)} {question}".encode()).hexdigest()[:32]
-    file = folder() / f"{key}.json"
+    """Return the cached answer to a question, or compute and cache it. `pack` and `unpack` convert
+    an answer to JSON and back. The answer also depends on the modules in the folder `source`."""
+    name = hashlib.sha256(
+        f"{_hash_source(PACKAGE)} {_hash_source(source)} {question}".encode()
+    ).hexdigest()[:32]
+    file = cache_folder() / f"{name}.json"
     try:
-        digest, text = file.read_text().split("\n", 1)
-        if digest != _digest(text):
+        digest, content = file.read_text().split("\n", 1)
+        if digest != _digest(content):
             raise ValueError("the file is damaged")
-        return unpack(json.loads(text))
+        return unpack(json.loads(content))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        answer = make()
-    text = json.dumps(pack(answer))
+        answer = compute()
+    content = json.dumps(pack(answer))
     with contextlib.suppress(OSError):  # a folder without room or rights
         file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as written:
-            written.write(f"{_digest(text)}\n{text}")
-        Path(written.name).replace(file)
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as temporary:
+            temporary.write(f"{_digest(content)}\n{content}")
+        Path(temporary.name).replace(file)
     return answer
 
 
-def stored_passes(question: str, make: Callable[[], Passes]) -> Passes:
-    """Return the stored passes of a question, or make and store them."""
-    return stored(f"passes {question}", make, _packed, _passes)
+def load_or_compute_passes(question: str, compute: Callable[[], Passes]) -> Passes:
+    """Return the cached passes for a question, or compute and cache them."""
+    return load_or_compute(f"passes {question}", compute, _pack_passes, _unpack_passes)
 
 
-def folder() -> Path:
+def cache_folder() -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(home) / "headrace-traces"
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def _digest(content: str) -> str:
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
-def _packed(passes: Passes) -> Any:
+def _pack_passes(passes: Passes) -> Any:
     return [
-        [[each.high, each.change, each.gradient, each.size] for each in pieces]
-        for pieces in (passes.forward, passes.backward)
+        [[segment.high, segment.change, segment.gradient, segment.size] for segment in segments]
+        for segments in (passes.forward, passes.backward)
     ]
 
 
-def _passes(packed: Any) -> Passes:
+def _unpack_passes(packed: Any) -> Passes:
     forward, backward = packed
-    return Passes(_pieces(forward), _pieces(backward))
+    return Passes(_unpack_segments(forward), _unpack_segments(backward))
 
 
-def _pieces(rows: list[tuple[int, int, str, int]]) -> Pass:
-    return tuple(Piece(*row) for row in rows)
+def _unpack_segments(rows: list[tuple[int, int, str, int]]) -> Pass:
+    return tuple(Segment(*row) for row in rows)
 
 
 @cache
-def _hash(package: Path) -> str:
-    """Return the hash of a package's source, and of torch's version."""
-    found = hashlib.sha256(metadata.version("torch").encode())
+def _hash_source(package: Path) -> str:
+    """Hash a package's source and torch's version."""
+    digest = hashlib.sha256(metadata.version("torch").encode())
     for file in sorted(package.rglob("*.py")):
-        found.update(file.read_bytes())
-    return found.hexdigest()
+        digest.update(file.read_bytes())
+    return digest.hexdigest()

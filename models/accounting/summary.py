@@ -1,4 +1,4 @@
-"""What `headrace models show` prints, counted from the built and traced model, as JSON."""
+"""Summary that `headrace models show` prints, counted from the built and traced model, as JSON."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ..model.model import Model
 from ..transforms import fp8
 from .count import (
     TRAINING,
-    active_parameters,
     build_meta,
+    count_active_parameters,
+    count_parameters,
+    count_parameters_by_part,
     forward_flops,
-    parameters,
-    parameters_by_part,
     step_flops,
 )
 from .level import EngineState
@@ -28,12 +28,12 @@ from .state import Degrees, Shards, state_bytes
 from .step import Action, input_bytes, timeline
 
 LADDER = (2048, 8192, 32768, 131072, 1048576)
-"""Lengths of rows whose operations are counted."""
+"""Sequence lengths of the table of FLOPs."""
 
 
 class FindEngineState(Protocol):
-    """Find the state of the engine that a run's `PATH.TO.KEY=VALUE` words configure. The engines
-    live above this package, so the command that knows both hands this function down."""
+    """Find the engine state that a run's `PATH.TO.KEY=VALUE` words configure. Engines live above
+    this package, so the command that knows both passes this function."""
 
     def __call__(
         self, words: Sequence[str], model: Model, precision: Precision, degrees: Degrees
@@ -49,23 +49,23 @@ def describe(
     precision: Precision,
     degrees: Degrees,
 ) -> dict[str, Any]:
-    """Return everything that is shown, as one JSON document."""
+    """Return the summary as a JSON document."""
     model = build_meta(config)
-    count, active = parameters(model), active_parameters(model)
+    num_parameters, num_active = count_parameters(model), count_active_parameters(model)
     forward = forward_flops(model, seq_len)
-    training = TRAINING * sum(forward.values())
+    training_flops = TRAINING * sum(forward.values())
     return {
         "layers": [str(layer) for layer in config.layers],
         "vocab_size": config.vocab_size,
         "width": config.width,
-        "parameters": count,
-        "active_parameters": active,
-        "parameters_by_part": parameters_by_part(model),
+        "parameters": num_parameters,
+        "active_parameters": num_active,
+        "parameters_by_part": count_parameters_by_part(model),
         "seq_len": seq_len,
         "forward_flops_per_token": forward,
         "step_flops_per_token": step_flops(model, seq_len),
-        "training_flops_per_token": training,
-        "six_n_error": 6 * active / training - 1,
+        "training_flops_per_token": training_flops,
+        "six_n_error": 6 * num_active / training_flops - 1,
         "by_seq_len": {str(length): lengths_row(model, length) for length in LADDER},
         "fp8": fp8.summary(model, precision.fp8) if precision.fp8 else None,
         "memory": memory(config, seq_len, engine, rows=rows, precision=precision, degrees=degrees),
@@ -81,8 +81,8 @@ def memory(
     precision: Precision,
     degrees: Degrees,
 ) -> dict[str, Any]:
-    """Return the bytes on one rank that trains `rows` sequences at once, and the bytes of one
-    sequence in generation."""
+    """Count the bytes of a rank that trains `rows` sequences at once, and of a sequence in
+    generation."""
     shards = rank_shards(config, degrees, degrees.tp - 1)  # the last rank has the most
     shape = Shape(
         rows=rows,
@@ -108,12 +108,12 @@ def memory(
 def step_memory(
     config: ModelConfig, shape: Shape, engine: EngineState, shards: Shards, unit: Unit
 ) -> dict[str, int]:
-    """Return the bytes of each part at the highest moment of a step of one micro-batch."""
-    layers = len(config.layers)
-    passes = model_passes(config, shape, rules_of(unit, layers))
-    held = engine.memory(shards, shape.degrees)
+    """Count bytes by part at the peak of a step with a single micro-batch."""
+    num_layers = len(config.layers)
+    passes = model_passes(config, shape, rules_of(unit, num_layers))
+    engine_memory = engine.memory(shards, shape.degrees)
     actions = [Action("forward", 0, 0), Action("backward", 0, 0)]
-    return timeline(passes, held, actions, [range(layers)], input_bytes(shape)).parts
+    return timeline(passes, engine_memory, actions, [range(num_layers)], input_bytes(shape)).parts
 
 
 def lengths_row(model: Model, seq_len: int) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def lengths_row(model: Model, seq_len: int) -> dict[str, Any]:
     return {
         "training_flops_per_token": training,
         "step_flops_per_token": sum(step.values()),
-        "six_n_error": 6 * active_parameters(model) / training - 1,
+        "six_n_error": 6 * count_active_parameters(model) / training - 1,
         "forward_flops_by_part": forward,
         "step_flops_by_part": step,
     }

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple, Protocol
 
-from ...models.accounting.pieces import ModelPasses, Passes, high
+from ...models.accounting.pieces import ModelPasses, Passes, find_peak
 from ...models.config.options.names import LinearForm
 from ...models.config.options.recompute import Rule
 from ..grid.split import Split
@@ -41,8 +41,8 @@ class Traces(Protocol):
 
 
 def footprint(passes: Passes) -> Footprint:
-    kept = passes.kept
-    return Footprint(kept, max(0, high(passes.backward), high(passes.forward) - kept))
+    kept = passes.activations
+    return Footprint(kept, max(0, find_peak(passes.backward), find_peak(passes.forward) - kept))
 
 
 def least(passes: Passes) -> Footprint:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from ...models.accounting.passes import Tracer
 from ...models.accounting.shape import Shape
-from ...models.accounting.shards import stored_shards
-from ...models.accounting.sorts import one_of_each, sorts_of
+from ...models.accounting.shards import load_shards
+from ...models.accounting.sorts import find_layer_kinds, reduce_to_kinds
 from ...models.accounting.state import Degrees, Shards
 from ...models.accounting.step import input_bytes, stream_bytes
-from ...models.accounting.stored import stored
+from ...models.accounting.stored import load_or_compute
 from ...models.config.config import chunk_users
 from ...models.config.options.names import LinearForm
 from ...models.config.options.precision import Precision
@@ -36,7 +36,7 @@ class OwnParts:
         self.model, self.seq_len = model, seq_len
         self.precision, self.device = precision, device
         self.threads = threads_of(run, device)
-        _, self.layers = sorts_of(model)
+        _, self.layers = find_layer_kinds(model)
         """Sort of each layer."""
 
     def _shape(self, split: Split, ep: int = 1, linear: LinearForm = "torch") -> Shape:
@@ -62,20 +62,22 @@ class OwnParts:
         return stream_bytes(self._shape(split), self.model.width)
 
     def parameters(self, run: RunConfig, *, whole: bool) -> ParameterState:
-        model = self.model if whole else one_of_each(self.model)
+        model = self.model if whole else reduce_to_kinds(self.model)
         question = f"parameters {model!r} {run.optimizer!r} {self.precision!r}"
         make = partial(_parameters, run, model, self.precision)
-        return stored(question, make, ParameterState.packed, ParameterState.unpacked, TRAINER)
+        return load_or_compute(
+            question, make, ParameterState.packed, ParameterState.unpacked, TRAINER
+        )
 
     def shards(self, tp: int, ep: int) -> Shards:
-        return stored_shards(self.model, tp, ep)
+        return load_shards(self.model, tp, ep)
 
     def shards_of_sorts(self, tp: int, ep: int) -> SortShards:
         layers: list[dict[str, Any]] = [{} for _ in {*self.layers}]
         first: dict[str, Any] = {}
         last: dict[str, Any] = {}
         modules: dict[str, dict[str, Any]] = {}
-        for name, shard in stored_shards(one_of_each(self.model), tp, ep).items():
+        for name, shard in load_shards(reduce_to_kinds(self.model), tp, ep).items():
             root, _, rest = name.partition(".")
             if root == "blocks":
                 layers[int(rest.partition(".")[0])][name] = shard

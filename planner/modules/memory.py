@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...models.accounting.extrapolate import fitted
+from ...models.accounting.extrapolate import fit_passes
 from ...models.accounting.fake.linear import linear_layers
 from ...models.accounting.fake.trace import fake_tensors, new_mode, trace
-from ...models.accounting.passes import renamed, rows_that_run
+from ...models.accounting.passes import choose_traced_rows, rename_gradients
 from ...models.accounting.pieces import ModelPasses, Passes
 from ...models.accounting.state import Shards
 from ...models.config.options.names import LinearForm
@@ -107,12 +107,12 @@ class ModuleTraces:
         return NOTHING
 
     def layer(self, number: int, rule: Rule) -> Passes:
-        numbers = rows_that_run(self.rows)
-        return fitted(numbers, [self.traced(number, n, rule) for n in numbers], self.rows)
+        numbers = choose_traced_rows(self.rows)
+        return fit_passes(numbers, [self.traced(number, n, rule) for n in numbers], self.rows)
 
     def whole(self, rules: Sequence[Rule]) -> ModelPasses:
         layers = [
-            renamed(self.layer(number, rule), {"": f"blocks.{number}."})
+            rename_gradients(self.layer(number, rule), {"": f"blocks.{number}."})
             for number, rule in enumerate(rules)
         ]
         names = [self.modules.sorts[sort].name for sort in self.modules.layers]

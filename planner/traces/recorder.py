@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from ...models.accounting.fake.repeated import result_of, tensors_in
+from ...models.accounting.fake.repeated import iterate_tensors, run_operation
 from ...models.config.options.recompute import OPERATIONS, Results
 from ...models.parallel.whole_results import SeesWholeResults, Whole
 from .work import Work
@@ -52,7 +52,7 @@ class Recorder(SeesWholeResults):
     def __torch_dispatch__(
         self, operation: Any, types: Any, inputs: Any = (), options: Any = None
     ) -> Any:
-        result = result_of(operation, inputs, options)
+        result = run_operation(operation, inputs, options)
         name = operation._schema.name
         plain = name.partition("::")[2]
         if operation.is_view or name.startswith(OUTSIDE) or plain.startswith(FREE):
@@ -64,7 +64,7 @@ class Recorder(SeesWholeResults):
 
     def _record(self, name: str, operation: Any, inputs: Any, options: Any, result: Any) -> None:
         plain = name.partition("::")[2]
-        moved = sum(each.nbytes for each in tensors_in((inputs, options, result)))
+        moved = sum(each.nbytes for each in iterate_tensors((inputs, options, result)))
         saved: str = self.part_of or self.kinds.get(name, "")
         if name in PRODUCTS:
             first, second = PRODUCTS[name]
@@ -114,7 +114,7 @@ class Recorder(SeesWholeResults):
                 self.work.append(Work("memory", "", (), 1, moved))
             return
         # Of one row: gradient and result have one element for each channel and token.
-        own = inputs[0] if name.endswith("_backward") else next(tensors_in(result))
+        own = inputs[0] if name.endswith("_backward") else next(iterate_tensors(result))
         width = own.numel() // self.seq_len
         sizes = [named[each].shape[-1] for each in SIZES if each in named]
         size = named.get("size", sizes[0] if sizes else 0)

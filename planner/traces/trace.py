@@ -21,8 +21,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...models.accounting.sorts import one_of_each, sorts_of
-from ...models.accounting.stored import stored
+from ...models.accounting.sorts import find_layer_kinds, reduce_to_kinds
+from ...models.accounting.stored import load_or_compute
 from ..grid.split import Direction
 from .work import Work, counted
 
@@ -68,7 +68,7 @@ def trace(model: ModelConfig, seq_len: int, precision: Precision, device: str) -
     """Return the stored trace, or make it."""
     question = f"operations {model!r} {seq_len} {precision!r} {device}"
     make = partial(_make, model, seq_len, precision, device)
-    return stored(question, make, asdict, _from_json, PLANNER)
+    return load_or_compute(question, make, asdict, _from_json, PLANNER)
 
 
 def _from_json(data: Any) -> ModelTrace:
@@ -93,8 +93,8 @@ def _make(model: ModelConfig, seq_len: int, precision: Precision, device: str) -
     from ...models.model.model import Model
     from ...models.operators import BatchContext
 
-    sorts, layers = sorts_of(model)
-    config = one_of_each(model)
+    sorts, layers = find_layer_kinds(model)
+    config = reduce_to_kinds(model)
     found = []
     standard = torch.get_default_dtype()
     torch.set_default_dtype(compute_dtype(precision))
@@ -235,7 +235,9 @@ def _name(work: Work) -> tuple[Any, ...]:
 
 def _stored(ring: Ring, ranks: int) -> Operations:
     make = partial(_record_ring, ring, ranks)
-    return stored(f"ring attention {ring!r} {ranks}", make, asdict, _operations_from_json, PLANNER)
+    return load_or_compute(
+        f"ring attention {ring!r} {ranks}", make, asdict, _operations_from_json, PLANNER
+    )
 
 
 def _operations_from_json(data: Any) -> Operations:

@@ -236,7 +236,7 @@ def test_traces_are_stored_by_their_question(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    traces.stored("how many?", lambda: [1, 2.5, "words"])
-    [file] = traces.folder().iterdir()
+    traces.load_or_compute("how many?", lambda: [1, 2.5, "words"])
+    [file] = traces.cache_folder().iterdir()
     digest, text = file.read_text().split("\n")
     assert len(digest) == 64 and json.loads(text) == [1, 2.5, "words"]

@@ -12,11 +12,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from headrace.console.errors import LayoutError
 from headrace.models.accounting.count import (
-    active_parameters,
     build_meta,
+    count_active_parameters,
+    count_parameters,
     forward_flops_per_token,
     matrix_flops,
-    parameters,
     step_flops_per_token,
     training_flops_per_token,
 )
@@ -28,9 +28,9 @@ from headrace.models.accounting.state import (
     Degrees,
     Shards,
     StatePart,
-    by_parameter,
-    by_rows,
-    flat,
+    cut_flat,
+    cut_parameters,
+    cut_rows,
     state_bytes,
 )
 from headrace.models.accounting.summary import describe
@@ -174,14 +174,14 @@ def kept_on(config: ModelConfig, degrees: Degrees, unit: Unit) -> int:
     """Return the bytes that all layers keep with this unit of recompute."""
     shape = Shape(rows=2, seq_len=256, precision=PRECISIONS["bf16"], device="cpu", degrees=degrees)
     passes = model_passes(config, shape, [unit] * len(config.layers))
-    return sum(layer.kept for layer in passes.layers)
+    return sum(layer.activations for layer in passes.layers)
 
 
 def test_tensor_ranks_hold_their_shards() -> None:
     config = load_model_config("tiny-hybrid")
-    count = parameters(Model(config))
+    count = count_parameters(Model(config))
     shards = rank_shards(config, Degrees(tp=2), 1)
-    here = flat({name: shard.local for name, shard in shards.items()}, 1)
+    here = cut_flat({name: shard.local for name, shard in shards.items()}, 1)
     # Norms and other small parameters are replicated on every rank of the tensor axis.
     assert 1 <= 2 * here / count < 1.02
     message = r"operators\.attention: tp=8 does not divide its 4 heads"
@@ -216,7 +216,7 @@ def test_state_is_sharded_as_its_parts_say() -> None:
     shards = whole_shards({"matrix": (5, 3), "vector": (4,), "scalar": ()})
     degrees = Degrees(dp=2, cp=2, tp=3)
     whole = StatePart(name="weights", bytes_per_parameter=2)
-    for cut, elements in ((flat, 5), (by_parameter, 4 + 1 + 1), (by_rows, 2 * 3 + 1 + 1)):
+    for cut, elements in ((cut_flat, 5), (cut_parameters, 4 + 1 + 1), (cut_rows, 2 * 3 + 1 + 1)):
         sharded = StatePart(
             name="masters", bytes_per_parameter=4, sharded_over=("dp", "cp"), cut=cut
         )
@@ -244,12 +244,12 @@ def test_active_parameters_are_those_that_a_token_uses() -> None:
     config = load_model_config("blackmamba-1.5b")
     model = build_meta(config)
     unused = 15 * 7 * 3 * 1152 * 3072
-    assert active_parameters(model) == parameters(model) - unused
+    assert count_active_parameters(model) == count_parameters(model) - unused
     six_n = 6 / training_flops_per_token(config, 2048)
-    assert abs(six_n * active_parameters(model) - 1) < 0.1
-    assert six_n * parameters(model) - 1 > 3, "a negative control"
+    assert abs(six_n * count_active_parameters(model) - 1) < 0.1
+    assert six_n * count_parameters(model) - 1 > 3, "a negative control"
     dense = build_meta(load_model_config("tiny-zamba"))
-    assert active_parameters(dense) == parameters(dense)
+    assert count_active_parameters(dense) == count_parameters(dense)
 
 
 def test_state_bytes_are_those_of_generation(tiny: Model) -> None:

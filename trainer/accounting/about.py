@@ -42,12 +42,12 @@ def load_facts(folder: RunFolder) -> dict[str, Any]:
 
 
 def count_facts(job: Job) -> dict[str, Any]:
-    from ...models.accounting.show import shown_active
+    from ...models.accounting.show import format_active
     from . import describe, memory
 
     counts = memory.parameters(job)
     layers = [layer.mixer for layer in job.model.layers]
-    active = shown_active(counts["parameters"], counts["active_parameters"])
+    active = format_active(counts["parameters"], counts["active_parameters"])
     return {
         "model": {
             **counts,

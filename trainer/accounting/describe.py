@@ -7,9 +7,9 @@ from typing import Any
 
 from ...console import config as yaml_config
 from ...console.progress import as_bytes, human
-from ...models.accounting.show import letters_of, shown_active
+from ...models.accounting.show import choose_letters, format_active
 from ...models.accounting.state import HOST, device_bytes, host_bytes
-from ...models.accounting.stored import stored
+from ...models.accounting.stored import load_or_compute
 from ..loop.evaluate import missing_note, plan_of, unnamed
 from ..run.config import COUPLED
 from ..run.job import Job
@@ -90,7 +90,7 @@ def load_counts(job: Job, *, activations: bool) -> dict[str, Any]:
     run["optimizer"] = {name: run["optimizer"][name] for name in run["optimizer"] if name != "lr"}
     phases = [(phase.name, phase.seq_len, phase.batch_rows) for phase in job.plan.phases]
     question = f"described {activations} {job.model!r} {run} {phases} {job.layout}"
-    return stored(question, count, source=memory.TRAINER)
+    return load_or_compute(question, count, source=memory.TRAINER)
 
 
 def count_scoring(job: Job, *, activations: bool) -> dict[str, Any] | None:
@@ -188,7 +188,7 @@ def eager_operators(job: Job) -> list[str]:
 def stripe(job: Job) -> str:
     """Return a letter for each layer, as in `headrace models show`: `[SMLAT]`."""
     kinds = [str(layer) for layer in job.model.layers]
-    letters = letters_of(kinds)
+    letters = choose_letters(kinds)
     return f"[{''.join(letters[kind] for kind in kinds)}]"
 
 
@@ -198,7 +198,7 @@ def lines(about: dict[str, Any]) -> list[str]:
     formatted = [
         f"run          {about['run']}{' (resumes)' if about['begun'] else ''}",
         f"model        {model['stripe']}  {model['parameters']:,} parameters"
-        f"{shown_active(model['parameters'], model['active_parameters'])}, vocabulary "
+        f"{format_active(model['parameters'], model['active_parameters'])}, vocabulary "
         f"{model['vocab_size']:,}",
         f"plan         {plan['hash']}: {human(plan['tokens'])} tokens, {plan['steps']:,} steps, "
         f"sources {', '.join(plan['sources'])}",

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...models.accounting.stored import stored
+from ...models.accounting.stored import load_or_compute
 from ..loop.batches import micro_batches, micro_rows
 from ..run.job import Job
 
@@ -31,12 +31,15 @@ def parameters(job: Job) -> dict[str, int]:
     """Return the number of parameters, and how many a token uses."""
 
     def count() -> dict[str, int]:
-        from ...models.accounting.count import active_parameters, build_meta, parameters
+        from ...models.accounting.count import build_meta, count_active_parameters, count_parameters
 
         model = build_meta(job.model)
-        return {"parameters": parameters(model), "active_parameters": active_parameters(model)}
+        return {
+            "parameters": count_parameters(model),
+            "active_parameters": count_active_parameters(model),
+        }
 
-    return stored(f"counts {job.model!r}", count)
+    return load_or_compute(f"counts {job.model!r}", count)
 
 
 def checkpoint_bytes(job: Job) -> int:
@@ -51,7 +54,7 @@ def checkpoint_bytes(job: Job) -> int:
             for name, parameter in model.named_parameters()
         )
 
-    return stored(f"checkpoint {job.model!r} {_rateless(job)!r}", count, source=TRAINER)
+    return load_or_compute(f"checkpoint {job.model!r} {_rateless(job)!r}", count, source=TRAINER)
 
 
 def groups(job: Job) -> list[dict[str, Any]]:
@@ -65,7 +68,7 @@ def groups(job: Job) -> list[dict[str, Any]]:
         return describe_groups(model, _rateless(job), model.full_precision(job.precision))
 
     question = f"groups {job.model!r} {_rateless(job)!r} {job.precision!r}"
-    groups = stored(question, count, source=TRAINER)
+    groups = load_or_compute(question, count, source=TRAINER)
     return [group | {"lr": job.run.optimizer.lr * group["lr"]} for group in groups]
 
 
@@ -181,14 +184,14 @@ def batch_memory(config: ModelConfig, shape: Shape) -> dict[str, int]:
     """
     from ...models.accounting.level import ACTIVATIONS, INPUTS, LOGITS
     from ...models.accounting.passes import model_passes
-    from ...models.accounting.pieces import high
+    from ...models.accounting.pieces import find_peak
     from ...models.accounting.step import stream_bytes
     from ...models.config.options.recompute import rules_of
 
     passes = model_passes(config, shape, rules_of("block", len(config.layers)))
     stream = stream_bytes(shape, config.width)
     embeddings = stream if any(layer.shared for layer in config.layers) else 0
-    layer_bytes = embeddings + stream + max(high(layer.forward) for layer in passes.layers)
+    layer_bytes = embeddings + stream + max(find_peak(layer.forward) for layer in passes.layers)
     hidden_bytes, logit_bytes = _head_bytes(config, shape)
     inputs = {INPUTS: 3 * 8 * shape.rows * shape.seq_len}  # ids, positions and targets
     if layer_bytes > hidden_bytes + logit_bytes:
@@ -201,7 +204,7 @@ def _head_bytes(config: ModelConfig, shape: Shape) -> tuple[int, int]:
     import torch
 
     from ...models.accounting.fake.model import FakeModel
-    from ...models.accounting.sorts import one_of_each
+    from ...models.accounting.sorts import reduce_to_kinds
     from ...models.model.model import Model
     from ..scores.likelihood import POSITIONS, score_part
 
@@ -215,8 +218,8 @@ def _head_bytes(config: ModelConfig, shape: Shape) -> tuple[int, int]:
         chunk = min(POSITIONS, tokens)
         score_part(model, torch.empty(chunk, config.width), torch.zeros(chunk, dtype=torch.int64))
 
-    model = FakeModel(one_of_each(config), replace(shape, rows=1, seq_len=1))
-    return model.most(norm), model.most(logits)
+    model = FakeModel(reduce_to_kinds(config), replace(shape, rows=1, seq_len=1))
+    return model.peak_bytes(norm), model.peak_bytes(logits)
 
 
 def timelines(job: Job, stage: int) -> list[Timeline]:

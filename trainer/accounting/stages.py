@@ -17,7 +17,7 @@ MIN_MICRO_BATCHES = 2
 
 def describe_stages(job: Job) -> list[dict[str, Any]]:
     """Return the layer ranges and the number of parameters by stage."""
-    from ...models.accounting.count import build_meta, parameters
+    from ...models.accounting.count import build_meta, count_parameters
     from ...models.config.config import chunk_layers
 
     chunks = chunk_layers(len(job.model.layers), job.cuts)
@@ -27,7 +27,7 @@ def describe_stages(job: Job) -> list[dict[str, Any]]:
         model = build_meta(job.model)
         model.keep(job.cuts, stage_chunks)
         layers = [[chunks[chunk].start, chunks[chunk].stop - 1] for chunk in stage_chunks]
-        stages.append({"stage": stage, "layers": layers, "parameters": parameters(model)})
+        stages.append({"stage": stage, "layers": layers, "parameters": count_parameters(model)})
     return stages
 
 

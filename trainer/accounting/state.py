@@ -13,7 +13,7 @@ from ...models.accounting.state import (
     Degrees,
     Shards,
     StatePart,
-    by_parameter,
+    cut_parameters,
     state_bytes,
 )
 from ...models.config.options.precision import Precision
@@ -145,7 +145,7 @@ def frozen_parts(
     parts = [StatePart(name="weights", bytes_per_parameter=precision.weight_bytes, names=rounded)]
     if precision.separate_masters:
         masters = partial(StatePart, name="masters", bytes_per_parameter=STATE_BYTES)
-        sharded = masters(names=rounded, sharded_over=("dp", "cp"), cut=by_parameter)
+        sharded = masters(names=rounded, sharded_over=("dp", "cp"), cut=cut_parameters)
         parts += [sharded, masters(names=frozen & fp32)]
     return parts
 

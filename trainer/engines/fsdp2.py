@@ -160,11 +160,17 @@ class Fsdp2Config(EngineConfig):
         layout: LayoutConfig,
     ) -> list[StatePart]:
         """Return the parts of the state that a rank holds: fp32 parameters, sharded by rows."""
-        from ...models.accounting.state import HOST, StatePart, by_rows, flat, outside_blocks
+        from ...models.accounting.state import (
+            HOST,
+            StatePart,
+            count_outside_blocks,
+            cut_flat,
+            cut_rows,
+        )
         from .fsdp2_memory import whole_by_block
 
         sharded = partial(
-            StatePart, sharded_over=("dp", "cp"), shard_ranks=self.shard_ranks, cut=by_rows
+            StatePart, sharded_over=("dp", "cp"), shard_ranks=self.shard_ranks, cut=cut_rows
         )
         gather, host = self.gather_of(layout), HOST if self.offloads else ""
         masters = "masters" if precision.separate_masters else "weights"
@@ -176,14 +182,16 @@ class Fsdp2Config(EngineConfig):
         # Gathered from the forward pass to the end of the backward pass; or, by block, at once.
         ahead = 1 + max(self.forward_prefetch, self.backward_prefetch)
         by_block = partial(whole_by_block, engine=self, ahead=ahead)
-        gathered = by_block if gather == "block" else flat
+        gathered = by_block if gather == "block" else cut_flat
         parts.append(
             StatePart(name="weights", bytes_per_parameter=precision.weight_bytes, cut=gathered)
         )
         if gather == "step":  # summed in fp32 until the last backward pass
             parts.append(StatePart(name="gradients", bytes_per_parameter=4))
         else:  # FSDP2 keeps what it reduced last until the next micro-batch has gradients
-            parts.append(StatePart(name="gradients", bytes_per_parameter=4, cut=outside_blocks))
+            parts.append(
+                StatePart(name="gradients", bytes_per_parameter=4, cut=count_outside_blocks)
+            )
         return parts
 
     def memory(self, state: StateOnDevice, shards: Shards, degrees: Degrees) -> EngineMemory:

@@ -22,7 +22,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from ...models.accounting.level import GRADIENTS, EngineMemory, Level, Unit
-from ...models.accounting.state import HOST, Degrees, Shapes, Shards, outside_blocks, state_bytes
+from ...models.accounting.state import (
+    HOST,
+    Degrees,
+    Shapes,
+    Shards,
+    count_outside_blocks,
+    state_bytes,
+)
 from .shard_groups import layer_of
 
 if TYPE_CHECKING:
@@ -87,7 +94,7 @@ def whole_by_block(shapes: Shapes, ranks: int, *, engine: Fsdp2Settings, ahead: 
         if not engine.resharded(layer, len(layers) - 1 - place):
             kept.append(layer)
         most = max(most, sum(sizes[each] for each in {*kept, *layers[place : place + ahead]}))
-    return outside_blocks(shapes, ranks) + most
+    return count_outside_blocks(shapes, ranks) + most
 
 
 class Fsdp2Memory(EngineMemory):
@@ -168,7 +175,7 @@ class Fsdp2Memory(EngineMemory):
         group.prefetched = group.numel * self.bytes
         level.add(BUFFERS, group.prefetched)
         if self.half:  # this rank's shard is cast before it is sent
-            level.passing(BUFFERS, group.shard_numel * self.bytes)
+            level.add_transient(BUFFERS, group.shard_numel * self.bytes)
 
     def _gather(self, level: Level, group: _GatherGroup, *, backward: bool) -> None:
         if group.unsharded:
@@ -223,9 +230,9 @@ class Fsdp2Memory(EngineMemory):
         level.add(GRADIENTS, -group.gradients)
         group.gradients = 0
         if self.clones and group.ranks > 1:
-            level.passing(BUFFERS, group.numel * REDUCED_BYTES)
+            level.add_transient(BUFFERS, group.numel * REDUCED_BYTES)
         shard_bytes = group.shard_numel * REDUCED_BYTES
-        level.passing(BUFFERS, shard_bytes)
+        level.add_transient(BUFFERS, shard_bytes)
         if group.replicated and not group.summed and (group.reduced or self.copies):
             group.summed = True
             level.add(BUFFERS, shard_bytes)
@@ -272,4 +279,4 @@ class Fsdp2Memory(EngineMemory):
 
     def update(self, level: Level) -> None:
         largest = max((group.shard_numel for group in self.groups.values()), default=0)
-        level.passing("working", 8 * min(largest, 1 << 24))
+        level.add_transient("working", 8 * min(largest, 1 << 24))

@@ -16,7 +16,7 @@ from typing import Any
 import lm_eval.tasks
 from lm_eval.tasks._index import Entry, Kind, TaskIndex, log
 
-from ...models.accounting.stored import stored
+from ...models.accounting.stored import load_or_compute
 
 FOLDER = Path(lm_eval.tasks.__file__).parent
 Index = dict[str, Entry]
@@ -39,7 +39,7 @@ def build_index(paths: Iterable[Path], harness: Path = FOLDER, **options: Any) -
 def stored_index(folder: Path) -> Index:
     """Return the entries of the harness's own folder."""
     question = f"tasks {folder} {_state(folder)}"
-    return stored(question, lambda: read_index([folder]), _packed, _unpacked)
+    return load_or_compute(question, lambda: read_index([folder]), _packed, _unpacked)
 
 
 def _packed(index: Index) -> Any:

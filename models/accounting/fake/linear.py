@@ -1,15 +1,16 @@
-"""Linear layers as an engine computes them.
+"""Linear layers with an engine's linear function.
 
-DeepSpeed's ZeRO-3 replaces torch's function (`deepspeed.runtime.zero.linear`). Recompute that keeps
-products keeps less then:
+DeepSpeed's ZeRO-3 replaces torch's function (`deepspeed.runtime.zero.linear`). Recompute that saves
+products then saves less:
 
-    torch   x·Wᵀ + b is one operation, whose result is kept. It saves its inputs before: a layer
-            that ends with it is recomputed up to there, and its kept result waits for the end of
-            the backward pass.
-    zero3   b is added in place, so that the kept product is dropped. Inputs are saved after the
-            product: the recomputation takes the kept one, which then ends.
+    torch   x·Wᵀ + b is a single operation, whose result is saved. Autograd saves its inputs first:
+            a layer that ends with it is recomputed up to there, and the saved result lives until
+            the backward pass ends.
+    zero3   b is added in place, which drops the saved product. Inputs are saved after the product:
+            the recomputation takes the saved product, which is then freed.
 
-In the backward pass ZeRO-3 computes the gradient of x before that of W, and returns both at once.
+In the backward pass, ZeRO-3 computes the gradient of x before the gradient of W, and returns both
+at once.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ class _Zero3Linear(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, out_grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, _ = ctx.saved_tensors
-        of_x, of_weight, of_bias = ctx.needs_input_grad
-        rows = gradient.reshape(-1, gradient.shape[-1])
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+        rows = out_grad.reshape(-1, out_grad.shape[-1])
         return (
-            gradient.matmul(weight) if of_x else None,
-            rows.t().matmul(x.reshape(-1, x.shape[-1])) if of_weight else None,
-            rows.sum(0) if of_bias else None,
+            out_grad.matmul(weight) if needs_x else None,
+            rows.t().matmul(x.reshape(-1, x.shape[-1])) if needs_weight else None,
+            rows.sum(0) if needs_bias else None,
         )
 
 
@@ -56,15 +57,15 @@ def _zero3(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return result
 
 
-FORMS: dict[LinearForm, Any] = {"torch": torch._C._nn.linear, "zero3": _zero3}
+LINEAR_FUNCTIONS: dict[LinearForm, Any] = {"torch": torch._C._nn.linear, "zero3": _zero3}
 
 
 @contextmanager
 def linear_layers(form: LinearForm) -> Iterator[None]:
-    """Compute linear layers in this form inside. DeepSpeed's function stays in a process that has
-    run ZeRO-3, so both forms are set."""
-    before, F.linear = F.linear, FORMS[form]
+    """Use this linear function inside. A process that has run ZeRO-3 keeps DeepSpeed's function, so
+    torch's is set too."""
+    original, F.linear = F.linear, LINEAR_FUNCTIONS[form]
     try:
         yield
     finally:
-        F.linear = before
+        F.linear = original

@@ -1,8 +1,8 @@
-"""A model of fake tensors with one layer of each sort, whose parts run forward and backward.
+"""Model of fake tensors with a single layer per kind, whose parts run forward and backward.
 
-On a GPU the fused kernels run where `kernel: auto` chooses them. On the CPU rows have documents, as
-in training. Split experts run as if this rank had them alone: each gets an equal part of the rows,
-and the buffers of the exchange are not counted.
+On a GPU, fused kernels run where `kernel: auto` chooses them. On a CPU, rows have documents, as in
+training. Sharded experts run as if no other rank had experts: each gets an equal share of the rows,
+and exchange buffers are not counted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class _Documents(Documents):
-    """Documents whose layouts are real tensors: their sizes depend on the numbers."""
+    """Documents with real tensors as layouts, since shapes depend on the values."""
 
     def lengthened(self, before: int) -> Documents:
         with _disable_current_modes():
@@ -61,26 +61,28 @@ class _Documents(Documents):
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Let torch have so many threads inside: some operations allocate memory for each."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
+def _threads(num_threads: int) -> Iterator[None]:
+    """Set torch's threads inside: some operations allocate memory per thread."""
+    original = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(original)
 
 
 class FakeModel:
-    """A model of fake tensors, and a micro-batch."""
+    """Model and micro-batch of fake tensors."""
 
     def __init__(self, config: ModelConfig, shape: Shape) -> None:
         degrees = shape.degrees
         self.shape, self.mode = shape, new_mode()
-        self.config = _with_own_experts(config, degrees.ep)
+        self.config = _with_local_experts(config, degrees.ep)
         self.axes = Axes(
             tensor=Axis(None, degrees.tp - 1, degrees.tp),
-            context=Axis(None, degrees.cp - 1, degrees.cp),  # it has all states before its part
+            context=Axis(
+                None, degrees.cp - 1, degrees.cp
+            ),  # the last rank receives all earlier states
             attention=shape.attention,
             hyena_li=shape.hyena_li,
         )
@@ -89,7 +91,7 @@ class FakeModel:
 
     @contextmanager
     def _fake_tensors(self) -> Iterator[None]:
-        """Make tensors fake inside, on the device of the shape, and linear layers the engine's."""
+        """Create fake tensors inside, for the shape's device and the engine's linear function."""
         kernels = as_on_gpu() if self.shape.device == "cuda" else nullcontext()
         with (
             kernels,
@@ -109,27 +111,27 @@ class FakeModel:
         return model
 
     def _documents(self) -> Documents | None:
-        """Return rows of one document each; None where a GPU needs none."""
+        """Return documents as long as the rows; None on a GPU, which needs none."""
         shape, axis = self.shape, self.axes.context
         if shape.device == "cuda":
             return None
         rows, length = shape.rows, shape.seq_len
         ends = torch.arange(0, rows * length + 1, length)
-        whole = _Documents(Documents.from_cu_seqlens(ends, (rows, length)).positions)
+        rows_documents = _Documents(Documents.from_cu_seqlens(ends, (rows, length)).positions)
         if axis.size == 1:
-            return whole
-        return _Documents(whole.positions[:, axis.part(length)], whole)
+            return rows_documents
+        return _Documents(rows_documents.positions[:, axis.part(length)], rows_documents)
 
-    def run(self, part: Callable[[FakeModel], Passes]) -> Passes:
+    def run(self, trace_part: Callable[[FakeModel], Passes]) -> Passes:
         with self._fake_tensors(), _threads(self.shape.threads):
-            return part(self)
+            return trace_part(self)
 
-    def most(self, run: Callable[[Model], object]) -> int:
-        """Return the most bytes that a function of the model holds, without gradients."""
+    def peak_bytes(self, run: Callable[[Model], object]) -> int:
+        """Return the peak memory of a function of the model, in bytes, without gradients."""
         meter = Meter()
         with self._fake_tensors(), _threads(self.shape.threads), torch.no_grad(), meter:
             run(self.model)
-        return meter.most
+        return meter.peak
 
     def _batch(self, embeddings: Tensor | None = None) -> BatchContext:
         length = self.shape.seq_len // self.axes.context.size
@@ -158,7 +160,7 @@ class FakeModel:
             leaves |= {f"shared.{name}": leaf for name, leaf in _leaves(shared).items()}
             leaves[EMBEDDINGS] = embeddings
         batch = self._batch(embeddings)
-        self._make_ring()
+        self._build_ring_tables()
 
         def run(u: Tensor) -> Tensor:
             result: Tensor = block(u, batch, None, shared)[0]
@@ -168,23 +170,23 @@ class FakeModel:
         block.set_recompute("none")
         return passes
 
-    def _make_ring(self) -> None:
-        """Make the tables of a ring, which all of its calls share: they are not the layer's."""
-        part, axis = self._tokens(), self.axes.context
+    def _build_ring_tables(self) -> None:
+        """Build the ring's tables first: all calls share them, so no layer should count them."""
+        tokens, axis = self._tokens(), self.axes.context
         if axis.size > 1 and self.axes.attention == "ring" and self.documents is None:
-            plan_row_calls.cache_clear()  # those of another model are fake tensors of its mode
-            plan_row_calls(*part.shape, axis, part.device)
+            plan_row_calls.cache_clear()  # another model's tables are fake tensors of its mode
+            plan_row_calls(*tokens.shape, axis, tokens.device)
 
     def first(self) -> Passes:
         tokens, batch = self._tokens(), self._batch()
         model = self.model
-        leaves = _within(model, ("embedding.", "positions."))
+        leaves = _leaves_under(model, ("embedding.", "positions."))
         return trace(lambda ids: model.embed(ids, batch), lambda: tokens, leaves)
 
     def last(self) -> Passes:
         model, targets = self.model, self._tokens()
         weights = torch.ones(targets.shape, dtype=torch.float32)
-        leaves = _within(model, ("embedding.", "norm.", "head."))
+        leaves = _leaves_under(model, ("embedding.", "norm.", "head."))
         return trace(lambda u: model.loss(model.norm(u), targets, weights)[0], self._stream, leaves)
 
 
@@ -192,24 +194,24 @@ def _leaves(module: nn.Module) -> dict[str, Tensor]:
     return dict(module.named_parameters())
 
 
-def _within(model: Model, roots: tuple[str, ...]) -> dict[str, Tensor]:
+def _leaves_under(model: Model, roots: tuple[str, ...]) -> dict[str, Tensor]:
     return {name: leaf for name, leaf in model.named_parameters() if name.startswith(roots)}
 
 
-def _with_own_experts(config: ModelConfig, ep: int) -> ModelConfig:
-    """Return the model with the experts of one rank."""
+def _with_local_experts(config: ModelConfig, ep: int) -> ModelConfig:
+    """Return the model with a rank's number of experts."""
     if ep == 1:
         return config
     operators = dict(config.operators)
     for name, options in operators.items():
         if options.expert_count is not None:
-            own = max(options.expert_count // ep, getattr(options, "top_k", 1))
-            operators[name] = replace(options, experts=own)  # type: ignore[call-arg]
+            num_local = max(options.expert_count // ep, getattr(options, "top_k", 1))
+            operators[name] = replace(options, experts=num_local)  # type: ignore[call-arg]
     return replace(config, operators=operators)
 
 
 def fp8_matrices(config: ModelConfig, fp8: Fp8Config) -> list[int]:
-    """Return the number of matrices in FP8 of each layer."""
+    """Count the FP8 matrices of each layer."""
     model = quantize(build_meta(config), fp8)
     return [
         sum(getattr(module, "fp8", False) for module in block.modules())

@@ -1,6 +1,6 @@
-"""Bytes that operations hold beside their results while they run.
+"""Workspace of operations: bytes that an operation allocates and frees before it returns.
 
-No tensor stands for them: an operation allocates them for itself and frees them before it returns.
+No tensor represents them, so a trace cannot see them.
 """
 
 from __future__ import annotations
@@ -16,85 +16,86 @@ from ...kernels.choice import requests_kernel
 from ...kernels.linear_cross_entropy import workspace_bytes
 
 SMALLEST_PRODUCT = 16**3
-"""Multiplications of the largest product in bf16 that a CPU computes without oneDNN."""
+"""Multiplications of the largest bf16 product that a CPU computes without oneDNN."""
 ROWS, COLUMNS, INNER = 256, 64, 512
-"""Most rows, columns and inner elements of a block of a product in bf16 on a CPU (oneDNN's
+"""Maximal rows, columns and inner elements of a block in a CPU's bf16 product (oneDNN's
 brgemm_matmul for AVX-512)."""
 SUMMED_COLUMNS = 1024
-"""Most columns whose sums such a product keeps from one block of inner elements to the next."""
+"""Maximal columns whose sums such a product carries between blocks of inner elements."""
 
 
 def _loss_scratch(hidden: Tensor, weight: Tensor, *_: Any) -> int:
-    """Return the bytes of a chunk of logits, and of sums in fp32."""
+    """Count a chunk of logits and its fp32 sums."""
     size = hidden.element_size()
-    held = workspace_bytes(len(hidden), hidden.shape[1], len(weight), size)
-    return held - hidden.nbytes - weight.nbytes
+    total = workspace_bytes(len(hidden), hidden.shape[1], len(weight), size)
+    return total - hidden.nbytes - weight.nbytes
 
 
 def _product_scratch(x: Tensor, weights: Tensor, _: Tensor) -> int:
-    return _pieces_of_groups(x, len(x) * weights.shape[1])
+    return _group_result_bytes(x, len(x) * weights.shape[1])
 
 
 def _outer_scratch(y: Tensor, x: Tensor, ends: Tensor) -> int:
-    return _pieces_of_groups(x, len(ends) * y.shape[1] * x.shape[1])
+    return _group_result_bytes(x, len(ends) * y.shape[1] * x.shape[1])
 
 
-def _pieces_of_groups(x: Tensor, numbers: int) -> int:
-    """Return the bytes of the groups' results, which a loop over the groups (layers/grouped.py)
-    joins: as many as those of the whole result."""
+def _group_result_bytes(x: Tensor, num_elements: int) -> int:
+    """Count the results per group, which a loop over the groups (layers/grouped.py) concatenates:
+    as large as the result itself."""
     one_launch = requests_kernel("auto", x.device) and x.dtype == torch.bfloat16
-    return 0 if one_launch else numbers * x.element_size()
+    return 0 if one_launch else num_elements * x.element_size()
 
 
 def _attention_scratch(q: Tensor, k: Tensor, *_: Any) -> int:
-    """Return the bytes that a CPU's threads hold in attention: the scores of a block, their sums,
-    and the block's result in fp32. Scores in bf16 are a copy."""
+    """Count the blocks of a CPU's threads in attention: scores, their sums, and the result in fp32.
+    bf16 scores are an additional copy."""
     if requests_kernel("auto", q.device):  # as on a GPU
         return 0
-    queries, keys = _block(q, k)
+    queries, keys = _attention_block(q, k)
     scores = queries * keys * (4 if q.dtype == torch.float32 else 6)
     return torch.get_num_threads() * (scores + 4 * queries * (2 + q.shape[-1]))
 
 
 def _attention_backward_scratch(_: Tensor, q: Tensor, k: Tensor, *__: Any) -> int:
-    """Return the bytes of the scores of a block and their gradients, and of a copy like q."""
+    """Count the blocks of scores and their gradients, and a copy with the shape of q."""
     if requests_kernel("auto", q.device):
         return 0
-    queries, keys = _block(q, k)
+    queries, keys = _attention_block(q, k)
     scores = queries * keys * (4 if q.dtype == torch.float32 else 6)
     return torch.get_num_threads() * (2 * scores + 4 * queries) + q.nbytes
 
 
-def _block(q: Tensor, k: Tensor) -> tuple[int, int]:
-    """Return the queries and keys of a block of attention on a CPU (FlashAttentionKernel.cpp)."""
+def _attention_block(q: Tensor, k: Tensor) -> tuple[int, int]:
+    """Return queries and keys per attention block on a CPU (FlashAttentionKernel.cpp)."""
     length = q.shape[-2]
     return min(length, 256 if length >= 768 else 64 if length >= 192 else 32), min(512, k.shape[-2])
 
 
-def _bf16_product_scratch(left: Tensor, right: Tensor) -> int:
-    """Return the bytes of a CPU's threads in a product in bf16: a block of sums in fp32, a packed
-    block of the right matrix, and a copy of the left one's rows if they are columns in memory, as
-    in the gradient of a weight."""
-    if left.dtype != torch.bfloat16 or requests_kernel("auto", left.device):
+def _bf16_product_scratch(a: Tensor, b: Tensor) -> int:
+    """Count the blocks of CPU threads in a bf16 product a [m, k] × b [k, n]: fp32 sums, a packed
+    block of b, and a copy of rows of a if it is column-major, as in a weight's gradient."""
+    if a.dtype != torch.bfloat16 or requests_kernel("auto", a.device):
         return 0
-    (height, inner), width = left.shape, right.shape[1]
+    (height, inner), width = a.shape, b.shape[1]
     if height * inner * width <= SMALLEST_PRODUCT:
         return 0
-    threads, copies = torch.get_num_threads(), left.stride(0) < left.stride(1)
-    # Threads share blocks evenly; those that copy rows have rows of their own.
-    share = threads if copies else threads // math.gcd(threads, -(-width // COLUMNS))
-    rows = -(-height // (share * -(-height // (share * ROWS))))
-    part, columns = min(inner, INNER), COLUMNS
-    packed = part * COLUMNS
-    if copies:
-        packed += part * rows
-        if inner > part:
+    num_threads, copies_rows = torch.get_num_threads(), a.stride(0) < a.stride(1)
+    # Threads share the blocks evenly; threads that copy rows do not share rows.
+    row_threads = (
+        num_threads if copies_rows else num_threads // math.gcd(num_threads, -(-width // COLUMNS))
+    )
+    rows = -(-height // (row_threads * -(-height // (row_threads * ROWS))))
+    inner_block, columns = min(inner, INNER), COLUMNS
+    packed = inner_block * COLUMNS
+    if copies_rows:
+        packed += inner_block * rows
+        if inner > inner_block:
             columns = max(COLUMNS, min(width, SUMMED_COLUMNS))
-    return threads * (2 * packed + 4 * rows * columns)
+    return num_threads * (2 * packed + 4 * rows * columns)
 
 
-def _added_product_scratch(_: Tensor, left: Tensor, right: Tensor) -> int:
-    return _bf16_product_scratch(left, right)
+def _added_product_scratch(_: Tensor, a: Tensor, b: Tensor) -> int:
+    return _bf16_product_scratch(a, b)
 
 
 SCRATCH: dict[str, Callable[..., int]] = {
@@ -106,4 +107,4 @@ SCRATCH: dict[str, Callable[..., int]] = {
     "headrace::grouped_product": _product_scratch,
     "headrace::grouped_outer": _outer_scratch,
 }
-"""A function of an operation's arguments that returns the bytes, by the operation's name."""
+"""Functions from an operation's arguments to its workspace in bytes, by operation name."""

@@ -1,16 +1,15 @@
-"""Memory of a computation over time: its forward and its backward pass on fake tensors.
+"""Memory of a computation over time: forward and backward pass on fake tensors.
 
-Nothing is allocated. `trace` runs any function of one tensor (a layer, a head, a torch module that
-is not ours) under FakeTensorMode, follows each storage from the operation that creates it to its
-end, and returns both passes as `Passes`:
+Nothing is allocated. `trace` runs any function of a tensor (a layer, a head, a foreign torch
+module) under FakeTensorMode, follows every storage from creation to release, and returns both
+passes as `Passes`:
 
-    forward    u is alive ─► the result is alive, and everything that autograd keeps
-    backward   the gradient of the result is alive ─► the gradient of u is alive
+    forward    u is live ─► the result and everything that autograd saves are live
+    backward   the result's gradient is live ─► u's gradient is live
 
-Each pass is a list of pieces (accounting/pieces.py).
+A pass is a list of segments (accounting/pieces.py).
 
-What an operation allocates for itself and frees before it returns has no tensor; scratch.py lists
-what is known of it.
+Workspace that an operation frees before it returns has no tensor; scratch.py estimates it.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..pieces import Passes, Piece
-from .repeated import result_of, storage_of, tensors_in
+from ..pieces import Passes, Segment
+from .repeated import iterate_tensors, run_operation, storage_key
 from .scratch import SCRATCH
 
 
 class Meter(TorchDispatchMode):
-    """Follows the storages that operations create: `level` is the sum of those that live."""
+    """Follows the storages that operations create: `level` is the sum of the live ones."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.level = 0
-        self.most = 0
-        self.message: Callable[[], None] | None = None
-        """Called before each message of all ranks to all."""
-        self._living: dict[int, weakref.ref[Any]] = {}
+        self.peak = 0
+        self.on_message: Callable[[], None] | None = None
+        """Called before each all-to-all."""
+        self._live: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(
         self, operation: Any, types: Any, inputs: Any = (), options: Any = None
@@ -49,62 +48,66 @@ class Meter(TorchDispatchMode):
             return inputs[0].fake_device
         if operation is torch.ops._c10d_functional.wait_tensor.default:
             return inputs[0]  # the same tensor, and on fake tensors a new one
-        if self.message and operation is torch.ops._c10d_functional.all_to_all_single.default:
-            self.message()
-        result = result_of(operation, inputs, options)
+        if self.on_message and operation is torch.ops._c10d_functional.all_to_all_single.default:
+            self.on_message()
+        result = run_operation(operation, inputs, options)
         scratch = SCRATCH.get(operation._schema.name)
-        given: set[int] = set()
-        for tensor in tensors_in(result):
-            if storage_of(tensor) not in self._living:
-                given = given or {storage_of(each) for each in tensors_in((inputs, options))}
-                if storage_of(tensor) not in given:
+        argument_storages: set[int] = set()
+        for tensor in iterate_tensors(result):
+            if storage_key(tensor) not in self._live:
+                argument_storages = argument_storages or {
+                    storage_key(argument) for argument in iterate_tensors((inputs, options))
+                }
+                if storage_key(tensor) not in argument_storages:
                     self._watch(tensor.untyped_storage())
         if scratch is not None:
-            self.most = max(self.most, self.level + scratch(*inputs))
+            self.peak = max(self.peak, self.level + scratch(*inputs))
         return result
 
     def _watch(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()
 
-        def ended(_: Any) -> None:
-            del self._living[key]
+        def free(_: Any) -> None:
+            del self._live[key]
             self.level -= size
 
-        self._living[key] = weakref.ref(storage, ended)
+        self._live[key] = weakref.ref(storage, free)
         self.level += size
-        self.most = max(self.most, self.level)
+        self.peak = max(self.peak, self.level)
 
 
-class _Recording:
-    """Cuts what a meter sees into pieces."""
+class _SegmentRecorder:
+    """Cuts a meter's level over time into segments."""
 
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
-        self.pieces: list[Piece] = []
-        self.begun = 0
+        self.segments: list[Segment] = []
+        self.start = 0
 
-    def begin(self, more: int = 0) -> None:
-        """Begin at this level, and `more` bytes that are still to come."""
-        self.begun = self.meter.level + more
-        self.meter.most = self.begun
+    def begin(self, pending_bytes: int = 0) -> None:
+        """Begin at the current level, plus `pending_bytes` that will be allocated next."""
+        self.start = self.meter.level + pending_bytes
+        self.meter.peak = self.start
 
-    def cut(self, gradient: str = "", *, less: int = 0, more: int = 0) -> None:
-        """End a piece. `less` bytes of the level are those of the gradient; `more` bytes have just
-        gone, and count still."""
-        level = self.meter.level + more - less
-        most = self.meter.most - self.begun
-        self.pieces.append(Piece(most, level - self.begun, gradient, less))
-        self.begun = level
-        self.meter.most = self.meter.level
+    def cut(self, gradient: str = "", *, gradient_bytes: int = 0, pending_bytes: int = 0) -> None:
+        """End a segment. The level includes `gradient_bytes` of the gradient, which the segment
+        leaves out, and lacks `pending_bytes` that were just freed but still count."""
+        level = self.meter.level + pending_bytes - gradient_bytes
+        peak = self.meter.peak - self.start
+        self.segments.append(Segment(peak, level - self.start, gradient, gradient_bytes))
+        self.start = level
+        self.meter.peak = self.meter.level
 
 
 @contextmanager
-def _completed(parameters: Mapping[str, Tensor], recording: _Recording) -> Iterator[None]:
-    """End a piece at each complete gradient, and drop the gradient."""
+def _cut_at_gradients(
+    parameters: Mapping[str, Tensor], recorder: _SegmentRecorder
+) -> Iterator[None]:
+    """End a segment at each complete gradient, and free the gradient."""
 
     def cut(name: str, parameter: Tensor) -> None:
         assert parameter.grad is not None
-        recording.cut(name, less=parameter.grad.untyped_storage().nbytes())
+        recorder.cut(name, gradient_bytes=parameter.grad.untyped_storage().nbytes())
         parameter.grad = None
 
     handles = [
@@ -119,29 +122,29 @@ def _completed(parameters: Mapping[str, Tensor], recording: _Recording) -> Itera
 
 
 def new_mode() -> FakeTensorMode:
-    """Return a mode for `fake_tensors`. Tensors of one mode cannot be used in another."""
+    """Create a mode for `fake_tensors`. Tensors of different modes cannot be mixed."""
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 @contextmanager
 def fake_tensors(dtype: torch.dtype, mode: FakeTensorMode | None = None) -> Iterator[None]:
-    """Make tensors fake inside, and of this number format where none is named."""
-    standard = torch.get_default_dtype()
+    """Create fake tensors inside, with this default dtype."""
+    default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with mode or new_mode():
             yield
     finally:
-        torch.set_default_dtype(standard)
+        torch.set_default_dtype(default)
 
 
-class _Begin(torch.autograd.Function):
-    """The input of a computation. Its caller holds it no longer than autograd does."""
+class _Input(torch.autograd.Function):
+    """Input of a computation: the caller keeps no reference, so autograd decides its lifetime."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, made: list[Tensor], gradients: list[Tensor]) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, tensors: list[Tensor], gradients: list[Tensor]) -> Tensor:
         ctx.gradients = gradients
-        return made.pop()
+        return tensors.pop()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
@@ -149,8 +152,8 @@ class _Begin(torch.autograd.Function):
         return gradient.new_empty(()), None, None
 
 
-class _End(torch.autograd.Function):
-    """The result of a computation, whose gradient comes from elsewhere."""
+class _Output(torch.autograd.Function):
+    """Result of a computation; its upstream gradient comes from outside."""
 
     @staticmethod
     def forward(ctx: Any, result: Tensor) -> Tensor:
@@ -165,36 +168,35 @@ class _End(torch.autograd.Function):
 
 def trace(
     run: Callable[[Tensor], Tensor],
-    make: Callable[[], Tensor],
+    create: Callable[[], Tensor],
     parameters: Mapping[str, Tensor],
     *,
     hops: bool = False,
 ) -> Passes:
-    """Run `run` on the tensor of `make`, forward and backward, inside `fake_tensors`.
+    """Run `run` on the tensor that `create` returns, forward and backward, inside `fake_tensors`.
 
-    `parameters` are the leaves that `run` uses, by name. A tensor of numbers without gradients
-    (token ids) counts nothing: the caller of all layers holds it. With `hops`, a piece also ends at
-    each message of all ranks to all.
+    `parameters` are the leaves that `run` uses, by name. An integer tensor (token ids) is not
+    counted: it outlives the layers. With `hops`, a segment also ends at each all-to-all.
     """
     gradients: list[Tensor] = []
     with Meter() as meter:
         anchor = torch.empty((), requires_grad=True)
-        held = [make()]
-        if held[0].is_floating_point():
-            held = [_Begin.apply(anchor, held, gradients)]
-        forward = _Recording(meter)
+        tensors = [create()]
+        if tensors[0].is_floating_point():
+            tensors = [_Input.apply(anchor, tensors, gradients)]
+        forward = _SegmentRecorder(meter)
         forward.begin()
-        meter.message = forward.cut if hops else None
-        result = run(held[0])
-        left = result.nbytes
-        held.clear()
-        end = _End.apply(result)
+        meter.on_message = forward.cut if hops else None
+        result = run(tensors[0])
+        result_bytes = result.nbytes
+        tensors.clear()
+        output = _Output.apply(result)
         del result
-        forward.cut(more=left)
-        backward = _Recording(meter)
-        backward.begin(more=left)
-        meter.message = backward.cut if hops else None
-        with _completed(parameters, backward):
-            end.backward()
+        forward.cut(pending_bytes=result_bytes)
+        backward = _SegmentRecorder(meter)
+        backward.begin(pending_bytes=result_bytes)
+        meter.on_message = backward.cut if hops else None
+        with _cut_at_gradients(parameters, backward):
+            output.backward()
         backward.cut()
-    return Passes(tuple(forward.pieces), tuple(backward.pieces))
+    return Passes(tuple(forward.segments), tuple(backward.segments))

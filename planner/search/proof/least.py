@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
-from ....models.accounting.pieces import ModelPasses, Passes, Piece, high
+from ....models.accounting.pieces import ModelPasses, Passes, Segment, find_peak
 from ....models.accounting.step import Timeline
 from ....models.config.options.recompute import Rule
 from ....trainer.layout.cuts import Cuts
@@ -48,16 +48,16 @@ class LeastPlan:
 
 def least_of(every: Sequence[Passes]) -> Passes:
     """Return passes that are at no moment above any of these: of one layer with several rules."""
-    kept = min(passes.kept for passes in every)
-    forward = Piece(min(high(passes.forward) for passes in every), kept)
-    levels = [passes.kept for passes in every]
+    kept = min(passes.activations for passes in every)
+    forward = Segment(min(find_peak(passes.forward) for passes in every), kept)
+    levels = [passes.activations for passes in every]
     now, backward = kept, []
     for pieces in zip(*(passes.backward for passes in every), strict=True):
         one = pieces[0]
         assert all((p.gradient, p.size) == (one.gradient, one.size) for p in pieces), "one order"
         most = min(level + piece.high for level, piece in zip(levels, pieces, strict=True))
         levels = [level + piece.change for level, piece in zip(levels, pieces, strict=True)]
-        backward.append(Piece(most - now, min(levels) - now, one.gradient, one.size))
+        backward.append(Segment(most - now, min(levels) - now, one.gradient, one.size))
         now = min(levels)
     return Passes((forward,), tuple(backward))
 
@@ -89,11 +89,11 @@ class LeastMemory:
         places = self.costs.memory.footprints.places
         least = [least_of([passes.layers[place] for passes in found]) for place in places]
         return Kept(
-            [passes.kept for passes in least],
-            [high(passes.backward) for passes in least],
-            one.first.kept,
-            one.last.kept,
-            high(one.last.backward),
+            [passes.activations for passes in least],
+            [find_peak(passes.backward) for passes in least],
+            one.first.activations,
+            one.last.activations,
+            find_peak(one.last.backward),
         )
 
     @cached_property

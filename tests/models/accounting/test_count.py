@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.models.accounting.count import build_meta, parameters, parameters_by_part
+from headrace.models.accounting.count import build_meta, count_parameters, count_parameters_by_part
 from headrace.models.config.config import load_model_config, shipped_models
 
 PUBLISHED = {
@@ -45,7 +45,7 @@ NOT_COUNTED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_counts_equal_published_ones(name: str) -> None:
-    assert parameters(build_meta(load_model_config(name))) == PUBLISHED[name]
+    assert count_parameters(build_meta(load_model_config(name))) == PUBLISHED[name]
 
 
 def test_every_shipped_model_is_listed_here() -> None:
@@ -55,4 +55,4 @@ def test_every_shipped_model_is_listed_here() -> None:
 @pytest.mark.parametrize("name", sorted(NOT_COUNTED))
 def test_parts_add_up(name: str) -> None:
     model = build_meta(load_model_config(name))
-    assert sum(parameters_by_part(model).values()) == parameters(model)
+    assert sum(count_parameters_by_part(model).values()) == count_parameters(model)

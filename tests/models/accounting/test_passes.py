@@ -11,11 +11,11 @@ import pytest
 from headrace.models.accounting import passes
 from headrace.models.accounting.fake.model import FakeModel
 from headrace.models.accounting.fake.trace import Meter
-from headrace.models.accounting.hops import lengthened
+from headrace.models.accounting.hops import lengthen_ring
 from headrace.models.accounting.passes import Tracer, model_passes
-from headrace.models.accounting.pieces import Passes, high
+from headrace.models.accounting.pieces import Passes, find_peak
 from headrace.models.accounting.shape import Shape
-from headrace.models.accounting.sorts import one_of_each
+from headrace.models.accounting.sorts import reduce_to_kinds
 from headrace.models.accounting.state import Degrees
 from headrace.models.config.config import ModelConfig, load_model_config
 from headrace.models.config.options import OPTIONS
@@ -44,7 +44,7 @@ def test_both_forms_of_context_attention_keep_as_much_and_the_ring_works_with_mo
         )  # fmt: skip
         found[attention] = model_passes(config, shape, ["none"] * len(config.layers)).layers[0]
     a2a, ring = (found[form] for form in forms)
-    assert ring.kept == pytest.approx(a2a.kept, rel=0.1)
+    assert ring.activations == pytest.approx(a2a.activations, rel=0.1)
     one, other = (sum(piece.high for piece in each.backward) for each in (ring, a2a))
     assert one > 1.05 * other
 
@@ -67,7 +67,7 @@ def test_the_ring_is_traced_and_grows_with_the_row(device: str, window: int | No
         attention="ring",
     )
     kept = [
-        model_passes(config, replace(shape, seq_len=length), ["none"]).layers[0].kept
+        model_passes(config, replace(shape, seq_len=length), ["none"]).layers[0].activations
         for length in (128, 256, 512)
     ]
     short, middle, long = kept
@@ -94,7 +94,7 @@ def test_a_gpu_is_traced_with_the_kernels_that_it_would_take() -> None:
     long = replace(shape, seq_len=4096)
     [complex_poles] = model_passes(poles, long, ["none"]).layers
     [plain] = model_passes(replace(poles, kernel="torch"), long, ["none"]).layers
-    assert complex_poles.kept == pytest.approx(plain.kept, rel=0.2)
+    assert complex_poles.activations == pytest.approx(plain.activations, rel=0.2)
 
 
 @pytest.mark.parametrize(
@@ -122,10 +122,10 @@ def test_layouts_share_the_traces_of_parts_that_they_do_not_change(
     found: list[dict[str, Passes]] = []
     for number, other in enumerate([{}, *others]):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / str(number)))
-        monkeypatch.setattr(passes, "_known", {})
+        monkeypatch.setattr(passes, "_traced_passes", {})
         tracer = Tracer(config, replace(shape, **other))
         tracer.whole(["none"] * len(config.layers))
-        found.append(dict(passes._known))
+        found.append(dict(passes._traced_passes))
     base, *changed = found
     for parts in changed:
         shared = base.keys() & parts.keys()
@@ -140,7 +140,7 @@ def test_many_short_rows_take_the_memory_of_few_long_ones() -> None:
 
     def highest(rows: int, seq_len: int, **limits: int) -> int:
         shape = Shape(rows=rows, seq_len=seq_len, precision=PRECISIONS["bf16"], device="cuda")
-        return high(Tracer(config, shape, **limits).layer(0, "none").backward)
+        return find_peak(Tracer(config, shape, **limits).layer(0, "none").backward)
 
     assert highest(48, 8) == pytest.approx(highest(3, 128), rel=0.01)
     # Negative control: the gradient of a weight is the highest moment of two or three short rows.
@@ -167,7 +167,7 @@ def test_a_second_trace_of_a_ring_equals_the_first() -> None:
         attention="ring",
     )
     first, second, other = (
-        FakeModel(one_of_each(config), each).run(lambda model: model.layer(0, "block"))
+        FakeModel(reduce_to_kinds(config), each).run(lambda model: model.layer(0, "block"))
         for each in (shape, shape, replace(shape, rows=3))
     )
     assert first == second
@@ -186,15 +186,15 @@ def test_a_long_ring_follows_from_a_short_one(monkeypatch: pytest.MonkeyPatch) -
     )
     rules: list[Rule] = ["none", "block", Selective(save=("attention",))]
     found = [Tracer(config, shape).layer(0, rule) for rule in rules]
-    monkeypatch.setattr(passes, "_known", {})
-    monkeypatch.setattr(passes, "stored_passes", lambda _, make: make())
+    monkeypatch.setattr(passes, "_traced_passes", {})
+    monkeypatch.setattr(passes, "load_or_compute_passes", lambda _, make: make())
     assert found == [Tracer(config, shape, max_ring=16).layer(0, rule) for rule in rules]
     # Negative control: a short ring with shorter parts.
     for part in (64, 32):
         few = replace(shape, seq_len=part * 8, degrees=Degrees(cp=8))
-        model = FakeModel(one_of_each(config), few)
+        model = FakeModel(reduce_to_kinds(config), few)
         own = model.run(lambda model: model.layer(0, rules[-1], hops=True))
-        assert (lengthened(own, 8) == found[-1]) == (part == 64)
+        assert (lengthen_ring(own, 8) == found[-1]) == (part == 64)
 
 
 OPERATORS: dict[str, dict[str, Any]] = {
@@ -262,7 +262,7 @@ def test_long_rows_follow_from_shorter_ones(
         if lengths:
             monkeypatch.setattr(tracer, "_lengths", lambda _=(): lengths)
         layer = tracer.layer(0, "block")
-        return [high(layer.forward), high(layer.backward)]
+        return [find_peak(layer.forward), find_peak(layer.backward)]
 
     found, ran, wrong = (highest(lengths) for lengths in (None, [shape.seq_len], [256, 512]))
     assert found == pytest.approx(ran, rel=0.02)

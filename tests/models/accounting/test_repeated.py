@@ -11,11 +11,11 @@ import torch
 
 from headrace.models.accounting.fake import repeated, trace
 from headrace.models.accounting.fake.model import FakeModel
-from headrace.models.accounting.fake.repeated import result_of
+from headrace.models.accounting.fake.repeated import run_operation
 from headrace.models.accounting.fake.trace import fake_tensors
 from headrace.models.accounting.pieces import Passes
 from headrace.models.accounting.shape import Shape
-from headrace.models.accounting.sorts import one_of_each
+from headrace.models.accounting.sorts import reduce_to_kinds
 from headrace.models.accounting.state import Degrees
 from headrace.models.config.config import load_model_config
 from headrace.models.config.options.precision import PRECISIONS
@@ -28,7 +28,7 @@ def as_first(operation: Any, inputs: Any, options: Any) -> Any:
 
 
 def passes_of(name: str, device: str) -> list[Passes]:
-    model = one_of_each(load_model_config(name))
+    model = reduce_to_kinds(load_model_config(name))
     shape = Shape(
         rows=2,
         seq_len=64,
@@ -51,23 +51,23 @@ def passes_of(name: str, device: str) -> list[Passes]:
 def test_traces_are_those_of_the_mode_alone(
     name: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repeated, "_known", {})
+    monkeypatch.setattr(repeated, "_layouts_by_key", {})
     found = passes_of(name, device)
-    assert sum(known is not None for known in repeated._known.values()) > 20
-    monkeypatch.setattr(trace, "result_of", as_first)
+    assert sum(known is not None for known in repeated._layouts_by_key.values()) > 20
+    monkeypatch.setattr(trace, "run_operation", as_first)
     assert passes_of(name, device) == found
 
 
 def test_traces_see_how_long_repeated_results_live(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control of the test above."""
     found = passes_of("tiny-moe", "cuda")
-    make, alive = repeated._made, []
+    make, alive = repeated._create_result, []
 
     def made(*like: Any) -> Any:
         alive.append(make(*like))
         return alive[-1]
 
-    monkeypatch.setattr(repeated, "_made", made)
+    monkeypatch.setattr(repeated, "_create_result", made)
     assert passes_of("tiny-moe", "cuda") != found
 
 
@@ -94,7 +94,7 @@ def test_a_view_is_that_of_the_mode_and_shares_its_input(
 ) -> None:
     with fake_tensors(torch.float32):
         x = torch.empty(5, 6, device=device)[1:]
-        views = [find(operation, (x, *arguments), None) for find in (result_of, as_first)]
+        views = [find(operation, (x, *arguments), None) for find in (run_operation, as_first)]
         own, theirs = (each if isinstance(each, list) else [each] for each in views)
         assert [_described(each) for each in own] == [_described(each) for each in theirs]
         assert {repeated.storage_of(each) for each in own} == {repeated.storage_of(x)}
@@ -105,10 +105,10 @@ def _described(x: Any) -> Any:
 
 
 def test_results_have_storages_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeated, "_known", {})
+    monkeypatch.setattr(repeated, "_layouts_by_key", {})
     with fake_tensors(torch.float32):
         x, y = torch.empty(3, 4), torch.empty(4, 5)
-        results = [result_of(ATEN.mm.default, (x, y), None) for _ in range(3)]
+        results = [run_operation(ATEN.mm.default, (x, y), None) for _ in range(3)]
     assert len({each.untyped_storage()._cdata for each in results}) == 3
     assert {(tuple(each.shape), each.untyped_storage().nbytes()) for each in results} == {
         ((3, 5), 60)
@@ -116,38 +116,38 @@ def test_results_have_storages_of_their_own(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_equal_numbers_of_other_types_are_other_questions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeated, "_known", {})
+    monkeypatch.setattr(repeated, "_layouts_by_key", {})
     with fake_tensors(torch.float32):
         x = torch.empty(3, dtype=torch.int64)
-        types = [result_of(ATEN.mul.Tensor, (x, n), None).dtype for n in (2, 2.0, 2, 2.0)]
+        types = [run_operation(ATEN.mul.Tensor, (x, n), None).dtype for n in (2, 2.0, 2, 2.0)]
     assert types == [torch.int64, torch.float32] * 2
 
 
 def test_the_standard_type_is_a_part_of_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeated, "_known", {})
+    monkeypatch.setattr(repeated, "_layouts_by_key", {})
     for dtype in (torch.float32, torch.bfloat16) * 2:
         with fake_tensors(dtype):
             x = torch.empty(3, dtype=torch.int64)
-            assert result_of(ATEN.div.Tensor, (x, x), None).dtype == dtype
+            assert run_operation(ATEN.div.Tensor, (x, x), None).dtype == dtype
 
 
 @pytest.mark.parametrize("operation", ["in place", "two inputs of one storage", "constant", "real"])
 def test_other_operations_are_left_to_the_mode(
     operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repeated, "_known", {})
+    monkeypatch.setattr(repeated, "_layouts_by_key", {})
     real = torch.ones(3)
     with fake_tensors(torch.float32):
         x = torch.empty(3)
         for _ in range(2):
             if operation == "in place":
-                assert result_of(ATEN.add_.Tensor, (x, x), None) is x
+                assert run_operation(ATEN.add_.Tensor, (x, x), None) is x
             elif operation == "two inputs of one storage":
-                expanded = result_of(ATEN.expand_as.default, (x, x.unsqueeze(0)), None)
+                expanded = run_operation(ATEN.expand_as.default, (x, x.unsqueeze(0)), None)
                 assert expanded.shape == (1, 3)
             elif operation == "constant":
                 one = torch.tensor(1)
-                assert result_of(ATEN._local_scalar_dense.default, (one,), None) == 1
+                assert run_operation(ATEN._local_scalar_dense.default, (one,), None) == 1
             else:
-                assert result_of(ATEN.add.Tensor, (real, real), None).shape == (3,)
-    assert not any(repeated._known.values())
+                assert run_operation(ATEN.add.Tensor, (real, real), None).shape == (3,)
+    assert not any(repeated._layouts_by_key.values())

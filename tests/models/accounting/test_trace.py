@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from headrace.models.accounting.fake.linear import linear_layers
 from headrace.models.accounting.fake.trace import Meter, fake_tensors, trace
-from headrace.models.accounting.pieces import Passes, change, high
+from headrace.models.accounting.pieces import Passes, find_peak, sum_changes
 from headrace.models.config.options.names import LinearForm
 from headrace.models.config.options.recompute import Selective
 from headrace.models.kernels.choice import as_on_gpu
@@ -103,8 +103,8 @@ def test_traced_levels_are_those_of_the_allocator(run: Run) -> None:
     passes = traced(run)
     real = allocated(run)
     unseen = SCALARS if run is plain else SCALARS + RANDOM
-    assert abs(passes.kept - real.turn) <= unseen
-    most = max(high(passes.forward), passes.kept + high(passes.backward))
+    assert abs(passes.activations - real.turn) <= unseen
+    most = max(find_peak(passes.forward), passes.activations + find_peak(passes.backward))
     assert abs(most - real.most) <= unseen
 
 
@@ -120,7 +120,7 @@ def test_linear_layers_are_traced_as_the_engine_computes_them(
     for each in get_args(LinearForm):
         with linear_layers(each):
             passes = traced(products)
-        kept[each], most[each] = passes.kept, passes.kept + high(passes.backward)
+        kept[each], most[each] = passes.activations, passes.activations + find_peak(passes.backward)
     assert kept["torch"] - kept["zero3"] == 4 * ROWS * LENGTH * (3 + 4 + 1) * WIDTH
     if form == "zero3":
         monkeypatch.setattr(nn.functional, "linear", zero3_linear_wrap)
@@ -151,17 +151,17 @@ def test_products_in_bf16_hold_the_blocks_of_each_thread(
             torch.empty_strided(left.shape, left.stride()) @ torch.empty(inner, width)
     finally:
         torch.set_num_threads(before)
-    found = meter.most - left.nbytes - right.nbytes
+    found = meter.peak - left.nbytes - right.nbytes
     assert 0.96 < found / real < 1.01
     assert height * width * 2 < 0.9 * real
 
 
 def test_the_passes_cancel_and_name_every_gradient() -> None:
     passes = traced(plain)
-    assert abs(change(passes.forward) + change(passes.backward)) <= SCALARS
+    assert abs(sum_changes(passes.forward) + sum_changes(passes.backward)) <= SCALARS
     names = [piece.gradient for piece in passes.backward if piece.gradient]
     assert sorted(names) == sorted(name for name, _ in Layer().named_parameters())
-    assert passes.kept > traced(again).kept
+    assert passes.activations > traced(again).activations
 
 
 def test_a_saved_result_is_kept_beside_the_stream() -> None:
@@ -169,7 +169,7 @@ def test_a_saved_result_is_kept_beside_the_stream() -> None:
     size = 4 * ROWS * LENGTH * WIDTH
     with fake_tensors(torch.float32):
         passes = trace(torch.sigmoid, partial(torch.empty, ROWS, LENGTH, WIDTH), {})
-    assert abs(passes.kept - size) <= SCALARS
+    assert abs(passes.activations - size) <= SCALARS
 
 
 def test_products_of_experts_hold_the_results_of_each_group() -> None:
@@ -195,8 +195,10 @@ def test_products_of_experts_hold_the_results_of_each_group() -> None:
         y.backward(torch.empty_like(y))
 
     passes = traced()
-    assert abs(high(passes.forward) - levels(forward).most) <= SCALARS
-    assert abs(passes.kept + high(passes.backward) + result - levels(both).most) <= SCALARS
+    assert abs(find_peak(passes.forward) - levels(forward).most) <= SCALARS
+    assert (
+        abs(passes.activations + find_peak(passes.backward) + result - levels(both).most) <= SCALARS
+    )
     with as_on_gpu():  # one launch in bf16, a loop in fp32
         assert traced() == passes
-        assert abs(high(traced(torch.bfloat16).forward) - result // 2) <= SCALARS
+        assert abs(find_peak(traced(torch.bfloat16).forward) - result // 2) <= SCALARS

@@ -120,7 +120,10 @@ def test_the_accounting_lists_the_results_that_are_kept(config: ModelConfig, rul
     model.init_weights(1)
     shape = Shape(rows=2, seq_len=LENGTH, precision=PRECISIONS["fp32"], device="cpu")
     less, more = (
-        sum(layer.kept for layer in model_passes(config, shape, [each] * len(config.layers)).layers)
+        sum(
+            layer.activations
+            for layer in model_passes(config, shape, [each] * len(config.layers)).layers
+        )
         for each in ("block", rule)
     )
     live = live_bytes(model, rule) - live_bytes(model, "block")

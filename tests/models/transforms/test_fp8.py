@@ -18,17 +18,17 @@ from headrace.models.config.config import load_model_config
 from headrace.models.config.options.precision import PRECISIONS, Fp8Config, Precision
 from headrace.models.config.options.recompute import Rule, Selective
 from headrace.models.model.model import Model
-from headrace.models.transforms.fp8 import fp8_share, matrices, quantize, summary
+from headrace.models.transforms.fp8 import fp8_share, iterate_matrices, quantize, summary
 
 SMALL = Fp8Config(smallest=16, ends=0)
 
 
 def names(model: Model, config: Fp8Config) -> set[str]:
-    return {each.name for each in matrices(model, config) if each.reason is None}
+    return {each.name for each in iterate_matrices(model, config) if each.reason is None}
 
 
 def reasons(model: Model, config: Fp8Config) -> dict[str, str | None]:
-    return {each.name: each.reason for each in matrices(model, config)}
+    return {each.name: each.reason for each in iterate_matrices(model, config)}
 
 
 def test_what_stays_in_bf16_and_why(everything: Model) -> None:
@@ -64,7 +64,7 @@ def test_settings(everything: Model) -> None:
 
 def test_all_flops_of_matrices_are_listed(everything: Model) -> None:
     """All that the accounting counts as products with weights, and nothing else."""
-    listed = sum(each.flops for each in matrices(everything, SMALL))
+    listed = sum(each.flops for each in iterate_matrices(everything, SMALL))
     counted = forward_flops(everything, 1)
     others = 0.0
     for layer, block in zip(everything.config.layers, everything.typed_blocks(), strict=True):
@@ -79,7 +79,7 @@ def test_all_flops_of_matrices_are_listed(everything: Model) -> None:
 def test_marks_are_those_of_the_list(tiny: Model) -> None:
     marked = quantize(build_meta(tiny.config), SMALL)
     plain = build_meta(tiny.config)
-    narrow = [each for each in matrices(marked, SMALL) if each.reason is None]
+    narrow = [each for each in iterate_matrices(marked, SMALL) if each.reason is None]
     assert {id(each.module) for each in narrow} == {
         id(module) for module in marked.modules() if getattr(module, "fp8", False)
     }
@@ -90,7 +90,7 @@ def test_a_model_computes_with_its_marks(tiny: Model) -> None:
     tokens = torch.randint(0, 23, (2, 20), generator=torch.Generator().manual_seed(0))
     before = tiny(tokens).detach()
     after = quantize(tiny, SMALL)(tokens).detach()
-    marked = any(each.reason is None for each in matrices(tiny, SMALL))
+    marked = any(each.reason is None for each in iterate_matrices(tiny, SMALL))
     difference = float((after - before).abs().max() / before.abs().max())
     assert (1e-5 < difference < 0.3) if marked else difference == 0.0
 
@@ -102,7 +102,7 @@ def test_the_accounting_measures_products_in_fp8(everything: Model) -> None:
     def kept(precision: Precision, rule: Rule) -> list[int]:
         shape = Shape(rows=2, seq_len=24, precision=precision, device="cpu")
         passes = model_passes(config, shape, [rule] * len(config.layers))
-        return [layer.kept for layer in passes.layers]
+        return [layer.activations for layer in passes.layers]
 
     fp8, bf16 = replace(PRECISIONS["fp8"], fp8=SMALL), PRECISIONS["bf16"]
     products = Selective(save=("matmul",))
@@ -114,7 +114,7 @@ def test_the_accounting_measures_products_in_fp8(everything: Model) -> None:
 def test_shipped_models_have_most_flops_in_fp8() -> None:
     for name in ("hybrid-1b", "transformer-1b", "llama2-7b"):
         model = build_meta(load_model_config(name))
-        assert fp8_share(matrices(model, Fp8Config())) > 0.8, name
+        assert fp8_share(iterate_matrices(model, Fp8Config())) > 0.8, name
     evo2 = build_meta(load_model_config("evo2-7b-8k"))
     entries = summary(evo2, Fp8Config(matrices="evo2"))["fp8"]
     assert {entry["matrix"] for entry in entries} == {

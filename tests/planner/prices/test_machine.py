@@ -11,7 +11,7 @@ from headrace.console.errors import PlanError
 from headrace.dataplane.datasets.cache import default_folder
 from headrace.models.accounting.memory import rank_shards
 from headrace.models.accounting.state import Degrees
-from headrace.models.accounting.stored import folder
+from headrace.models.accounting.stored import cache_folder
 from headrace.models.config.config import load_model_config
 from headrace.models.config.options.precision import PRECISIONS, Fp8Config
 from headrace.planner.grid.split import Split
@@ -113,4 +113,4 @@ def test_merged_operations_send_a_message_each() -> None:
 
 def test_traces_lie_outside_the_cache_of_chunks() -> None:
     """That cache refuses a folder that holds other files."""
-    assert not folder().is_relative_to(default_folder())
+    assert not cache_folder().is_relative_to(default_folder())

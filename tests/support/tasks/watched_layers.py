@@ -161,7 +161,7 @@ def copied_masters(folder: Path, layouts: list[str]) -> dict[str, tuple[int, int
         events = add_watched_masters(lambda *_, plain=plain: plain, parts)(
             engine.pieces.shards, degrees
         )
-        plain.update.side_effect = lambda level: level.mark("update", None, 0)
+        plain.update.side_effect = lambda level: level.end_moment("update", None, 0)
         events.update(level)
         assert level.total == 0, "the copy is free after the step"
         found[layout] = (int(copied[0]), sum(level.moments[0].high.values()))

@@ -26,9 +26,9 @@ from ....models.accounting.state import (
     BytesPerParameter,
     Shapes,
     StatePart,
-    by_parameter,
+    cut_flat,
+    cut_parameters,
     elements,
-    flat,
 )
 from ....models.config.options.precision import Precision
 from .settings import ZeroConfig
@@ -45,7 +45,7 @@ def state_layout(
     stage, compute, half = config.zero, precision.weight_bytes, precision.separate_masters
     replicated = StatePart
     sharded = partial(
-        StatePart, sharded_over=("dp", "cp"), cut=by_parameter if stage == 3 else flat
+        StatePart, sharded_over=("dp", "cp"), cut=cut_parameters if stage == 3 else cut_flat
     )
     if stage == 0:
         return [
@@ -126,4 +126,4 @@ def _persistent(shapes: Shapes, ranks: int, *, largest: int) -> int:
 def _secondary(shapes: Shapes, ranks: int, *, largest: int) -> int:
     """Return the elements of ZeRO++'s secondary shards; small parameters have none."""
     sharded = {name: shape for name, shape in shapes.items() if math.prod(shape) > largest}
-    return by_parameter(sharded, ranks)
+    return cut_parameters(sharded, ranks)

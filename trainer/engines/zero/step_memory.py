@@ -139,7 +139,7 @@ class ZeroMemory(EngineMemory):
         if is_fp32 or self.stage < 2:
             if self.stage == 1 and self.half and not (is_fp32 or self.late):
                 half_size, size = size, size // self.bytes * SUMS
-                level.passing(GRADIENTS, half_size + size)
+                level.add_transient(GRADIENTS, half_size + size)
             if name not in self.sums:
                 self.sums[name] = size
                 level.add(GRADIENTS, size)
@@ -153,14 +153,14 @@ class ZeroMemory(EngineMemory):
         """Reduce the bucket, and keep this rank's shard."""
         if self.stage == 3:
             width = 2 if self.config.communication_data_type == "bf16" else SUMS
-            level.passing(BUFFERS, self.filled * width * (1 + self.clones))
+            level.add_transient(BUFFERS, self.filled * width * (1 + self.clones))
         elif self.half:
             if not self.shard_bytes:
                 self._keep_shard(level, self.shard_elements * SUMS)
-            level.passing(BUFFERS, self.filled * SUMS)
+            level.add_transient(BUFFERS, self.filled * SUMS)
         elif not self.offloads:
             if self.shard_bytes:
-                level.passing(GRADIENTS, self.shard_bytes)
+                level.add_transient(GRADIENTS, self.shard_bytes)
             else:
                 self._keep_shard(level, self.edge_elements * self.bytes)
         self.filled = 0
@@ -173,11 +173,11 @@ class ZeroMemory(EngineMemory):
         if self.stage >= 2:
             self._reduce(level)
         elif self.late:
-            level.passing(BUFFERS, self.largest_parameter * SUMS)
+            level.add_transient(BUFFERS, self.largest_parameter * SUMS)
         if last and self.stage == 0:
-            level.passing(BUFFERS, sum(self.sums.values()))
+            level.add_transient(BUFFERS, sum(self.sums.values()))
         if last and self.late:
-            level.passing(BUFFERS, self.elements * SUMS)
+            level.add_transient(BUFFERS, self.elements * SUMS)
         if last and self.stage == 1 and not self.late:
             if not self.offloads:
                 self._keep_shard(level, self.shard_elements * SUMS)
@@ -189,8 +189,8 @@ class ZeroMemory(EngineMemory):
 
     def update(self, level: Level) -> None:
         if self.stage in (1, 2) and not (self.half or self.offloads):
-            level.passing(GRADIENTS, self.shard_elements * SUMS)
-        level.passing("working", 8 * min(self.largest_parameter, 1 << 24))
+            level.add_transient(GRADIENTS, self.shard_elements * SUMS)
+        level.add_transient("working", 8 * min(self.largest_parameter, 1 << 24))
 
 
 def edge_elements(shapes: Shapes, ranks: int, *, groups: Sequence[Sequence[str]]) -> int:
