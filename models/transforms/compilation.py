@@ -1,14 +1,14 @@
-"""torch.compile of a model, block by block: all blocks of one kind share their graphs.
+"""torch.compile of a model, block by block: all blocks of a kind share their graphs.
 
-A kind is a layer of the pattern, such as `se/glu`. Each kind has its own copy of the code of
-`Block.forward`: torch keeps graphs by code, counts recompilations by code, and gives up on code
-that it compiled too often. The forward function alone is compiled, so what engines attach to the
-call of a block (gathering of weights, recompute) stays outside the graphs.
+A kind is a layer of the pattern, such as `se/glu`. Each kind has a copy of `Block.forward`'s code:
+torch stores graphs and counts recompilations per code object, and gives up on code that it compiled
+too often. Only the forward function is compiled, so hooks that engines attach to a block (gathering
+of weights, recompute) stay outside the graphs.
 
 A block with an operator that torch.compile cannot trace is compiled branch by branch, and that
 operator's branch runs eagerly. So no graph has a break.
 
-Shapes are static: each length of rows, packed or not, in training or evaluation, has its graphs.
+Shapes are static: each row length, packed or not, in training or evaluation, has separate graphs.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from ..model.model import Model
 from ..operators import Operator
 from ..parallel.axes import Axes
 
-LIMIT = 64
-"""Graphs of one kind of block: lengths of rows, packed or not, in training and in evaluation."""
+MAX_GRAPHS = 64
+"""Graphs per kind of block: row lengths, packed or not, in training and in evaluation."""
 
 
 def compile_blocks(
@@ -37,11 +37,11 @@ def compile_blocks(
     backend: Backend = "inductor",
     *,
     fallback: bool = False,
-    limit: int = LIMIT,
+    limit: int = MAX_GRAPHS,
 ) -> None:
-    """Compile the blocks of a model for a device. A kind that cannot be compiled, or has more than
-    `limit` graphs, is an error; with `fallback`, it runs eagerly. Both hold for all code that this
-    process compiles."""
+    """Compile a model's blocks for a device. A kind that cannot be compiled, or has more than
+    `limit` graphs, is an error; with `fallback`, it runs eagerly. Both settings hold for all code
+    that this process compiles."""
     from torch._dynamo import config
 
     config.recompile_limit = limit
@@ -49,68 +49,76 @@ def compile_blocks(
     config.suppress_errors = fallback
     model.compiled = True
     forwards: dict[str, Callable[..., Any]] = {}
-    for kind, module in parts(model, device):
+    for kind, module in select_modules(model, device):
         if kind not in forwards:
-            own = own_code(type(module), kind)
-            whole = torch.compile(own, backend=backend, fullgraph=not fallback, dynamic=False)
-            forwards[kind] = whole if fallback else checked(whole, kind, limit)
+            forward = copy_forward(type(module), kind)
+            compiled = torch.compile(
+                forward, backend=backend, fullgraph=not fallback, dynamic=False
+            )
+            forwards[kind] = compiled if fallback else name_kind_in_errors(compiled, kind, limit)
         module.forward = MethodType(forwards[kind], module)
 
 
-def parts(model: Model, device: torch.device) -> Iterator[tuple[str, nn.Module]]:
-    """Yield what is compiled, with its kind: blocks, or the branches of a block that can be."""
+def select_modules(model: Model, device: torch.device) -> Iterator[tuple[str, nn.Module]]:
+    """Yield kind and module of whatever is compiled: whole blocks, or a block's traceable
+    branches."""
     for block in model.typed_blocks():
-        own = operators_of(model, block)
-        if not any(each.untraced(model.axes, device) for each in own.values()):
+        operators = find_operators(model, block)
+        if not any(operator.untraced(model.axes, device) for operator in operators.values()):
             yield _kind(block), block
             continue
         for name, branch in zip(block.layer.branches, block.branches(), strict=True):
-            if not own[name].untraced(model.axes, device):
+            if not operators[name].untraced(model.axes, device):
                 yield name, branch
 
 
-def operators_of(model: Model, block: Block) -> Mapping[str, Operator]:
+def find_operators(model: Model, block: Block) -> Mapping[str, Operator]:
     """Return the operators that a block calls, by name."""
     shared = model.shared_block(block.layer)
     branches = zip(block.layer.branches, block.branches(), strict=True)
-    found: dict[str, Operator] = {name: branch.operator for name, branch in branches}
-    return found if shared is None else {**found, str(block.layer.shared): shared}
+    operators: dict[str, Operator] = {name: branch.operator for name, branch in branches}
+    return operators if shared is None else {**operators, str(block.layer.shared): shared}
 
 
-def left_out(model: Model, axes: Axes, device: torch.device) -> dict[str, str]:
-    """Return the operators that run eagerly in a compiled model with these axes, and why."""
+def find_eager_operators(model: Model, axes: Axes, device: torch.device) -> dict[str, str]:
+    """Return the reasons why operators run eagerly in a compiled model with these axes, by name."""
     reasons = {
         name: operator.untraced(axes, device)
         for block in model.typed_blocks()
-        for name, operator in operators_of(model, block).items()
+        for name, operator in find_operators(model, block).items()
     }
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
-def own_code(module: type[nn.Module], kind: str) -> FunctionType:
-    """Return the forward function of a block or branch with a copy of its code."""
+def copy_forward(module: type[nn.Module], kind: str) -> FunctionType:
+    """Return the forward function of a block or branch, with a copied code object."""
     forward: Any = module.forward
     while not isinstance(forward, FunctionType):
         forward = forward.__wrapped__
-    name = f"{forward.__name__}_of_" + "".join(c if c.isalnum() else "_" for c in kind)
+    name = f"{forward.__name__}_of_" + "".join(
+        letter if letter.isalnum() else "_" for letter in kind
+    )
     code = forward.__code__.replace(co_name=name)
     return FunctionType(code, forward.__globals__, name, forward.__defaults__)
 
 
-def checked(compiled: Callable[..., Any], kind: str, limit: int) -> Callable[..., Any]:
-    """Return the compiled function with errors that name the kind of block."""
+def name_kind_in_errors(compiled: Callable[..., Any], kind: str, limit: int) -> Callable[..., Any]:
+    """Wrap a compiled function so that errors name the kind of block."""
     from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
     def call(*inputs: Any) -> Any:
         try:
             return compiled(*inputs)
         except FailOnRecompileLimitHit as error:
-            what, why = f"torch.compile has compiled the blocks `{kind}` {limit} times", str(error)
+            message, cause = (
+                f"torch.compile has compiled the blocks `{kind}` {limit} times",
+                str(error),
+            )
         except TorchDynamoException as error:
-            what, why = f"torch.compile cannot compile the blocks `{kind}`", str(error)
+            message, cause = f"torch.compile cannot compile the blocks `{kind}`", str(error)
         raise LayoutError(
-            what,
-            where="\n" + why.strip(),
+            message,
+            where="\n" + cause.strip(),
             hint="set engine.compile=false, or engine.compile_fallback=true, which runs eagerly "
             "what cannot be compiled",
         )

@@ -1,6 +1,6 @@
-"""Choice of the matrices whose products run in FP8, and a list of those that stay as they are.
+"""Choice of the matrices whose products run in FP8, and the reasons why the others do not.
 
-The choice depends on the whole model alone, so it is the same in every layout.
+The choice depends only on the unsharded model, so every layout makes the same choice.
 """
 
 from __future__ import annotations
@@ -21,100 +21,105 @@ from ..operators import Operator
 from ..operators.hyena import Hyena
 
 Linear = SplitLinear | OutputLinear
-NARROW, TRAINING = 2, 3
-"""Products of a matrix in a training step: those in FP8 (forward, gradient of the input), all (also
-the gradient of the matrix)."""
+FP8_PRODUCTS, ALL_PRODUCTS = 2, 3
+"""Products per matrix in a training step: in FP8 (forward, input gradient) and in total (weight
+gradient too)."""
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix that every token is multiplied by, or a part of its rows. Matrices of shared blocks
-    count once for each call."""
+    """A matrix that multiplies every token, or some of its rows. Matrices of shared blocks count
+    once per call."""
 
     name: str
     flops: float
-    """Forward FLOPs for each token."""
+    """Forward FLOPs per token."""
     reason: str | None
-    """Reason why its products stay in the compute precision; None: they run in FP8."""
+    """Why its products stay in the compute precision; None: they run in FP8."""
     module: Linear | None = None
     layer: int | None = None
-    """Layer that multiplies by it; None: the embedding and the head."""
+    """Layer that uses it; None: embedding and head."""
 
 
 def quantize(model: Model, config: Fp8Config | None) -> Model:
-    """Mark the chosen matrices of a whole model, before it is cut and sharded, and the norms before
-    them. Return it."""
-    for matrix in matrices(model, config) if config is not None else ():
+    """Mark the chosen matrices, and the norms before them, in a model that is not yet cut or
+    sharded. Return the model."""
+    for matrix in iterate_matrices(model, config) if config is not None else ():
         if matrix.module is not None and matrix.reason is None:
             matrix.module.fp8 = True
     for branch in chain.from_iterable(block.branches() for block in model.typed_blocks()):
-        readers = (each for each in branch.operator.children() if isinstance(each, SplitLinear))
-        branch.stores = isinstance(branch.norm, RMSNorm) and any(each.fp8 for each in readers)
+        readers = (child for child in branch.operator.children() if isinstance(child, SplitLinear))
+        branch.stores = isinstance(branch.norm, RMSNorm) and any(child.fp8 for child in readers)
     return model
 
 
 def summary(model: Model, config: Fp8Config) -> dict[str, Any]:
-    """Return the matrices in FP8, the others with the reason, and the shares of FLOPs, for people.
-    Layers with the same matrices are one entry, whose name has `*` for their numbers."""
-    found = list(matrices(model, config))
+    """Summarise the choice for people: matrices in FP8, matrices in bf16 with a reason, and shares
+    of FLOPs. Equal matrices of several layers are a single entry, with `*` as layer number."""
+    chosen = list(iterate_matrices(model, config))
     entries: dict[tuple[str, str | None], dict[str, Any]] = {}
-    for matrix in found:
+    for matrix in chosen:
         name = ".".join("*" if word.isdigit() else word for word in matrix.name.split("."))
-        new = {"matrix": name, "count": 0, "forward_flops_per_token": 0.0, "reason": matrix.reason}
-        entry = entries.setdefault((name, matrix.reason), new)
+        new_entry = {
+            "matrix": name,
+            "count": 0,
+            "forward_flops_per_token": 0.0,
+            "reason": matrix.reason,
+        }
+        entry = entries.setdefault((name, matrix.reason), new_entry)
         entry["count"] += 1
         entry["forward_flops_per_token"] += matrix.flops
-    share = fp8_share(found)
+    share = fp8_share(chosen)
     return {
         "share": share,
-        "training_share": share * NARROW / TRAINING,
+        "training_share": share * FP8_PRODUCTS / ALL_PRODUCTS,
         "fp8": [entry for entry in entries.values() if entry["reason"] is None],
         "bf16": [entry for entry in entries.values() if entry["reason"] is not None],
     }
 
 
 def fp8_share(matrices: Iterable[Matrix]) -> float:
-    """Return the share of the FLOPs of all matrices that belongs to matrices in FP8."""
+    """Return the FLOPs of matrices in FP8, as a share of all matrices' FLOPs."""
     flops = [(matrix.flops, matrix.reason is None) for matrix in matrices]
-    return sum(each for each, narrow in flops if narrow) / sum(each for each, _ in flops)
+    return sum(count for count, in_fp8 in flops if in_fp8) / sum(count for count, _ in flops)
 
 
-def matrices(model: Model, config: Fp8Config) -> Iterator[Matrix]:
-    """Yield the matrices of a whole model."""
+def iterate_matrices(model: Model, config: Fp8Config) -> Iterator[Matrix]:
+    """Yield the matrices of an unsharded model."""
     yield Matrix("embedding", 0.0, "table")
     if model.positions is not None:
         yield Matrix("positions", 0.0, "table")
     layers = model.config.layers
     for number, (layer, block) in enumerate(zip(layers, model.typed_blocks(), strict=True)):
-        end = min(number, len(layers) - 1 - number) < config.ends
+        at_end = min(number, len(layers) - 1 - number) < config.ends
         shared = model.shared_block(layer)
         if shared is not None and block.call is not None:
-            for matrix in _of_operator(f"shared.{layer.shared}", shared, config):
+            for matrix in _operator_matrices(f"shared.{layer.shared}", shared, config):
                 yield replace(matrix, layer=number)
             for path, module in block.call.named_modules():
                 if isinstance(module, nn.Linear):
                     name = f"blocks.{number}.call.{path}"
                     yield Matrix(name, _flops(module), "call of a shared block", layer=number)
         for name, branch in zip(layer.branches, block.branches(), strict=True):
-            place = f"blocks.{number}.{name}"
-            for matrix in _of_operator(place, branch.operator, config, end=end):
+            prefix = f"blocks.{number}.{name}"
+            for matrix in _operator_matrices(prefix, branch.operator, config, at_end=at_end):
                 yield replace(matrix, layer=number)
     yield Matrix("head", 2.0 * (model.head or model.embedding).weight.numel(), "head")
 
 
-def _of_operator(
-    place: str, operator: Operator, config: Fp8Config, *, end: bool = False
+def _operator_matrices(
+    prefix: str, operator: Operator, config: Fp8Config, *, at_end: bool = False
 ) -> Iterator[Matrix]:
     for path, module in operator.named_modules():
-        name = f"{place}.{path}"
+        name = f"{prefix}.{path}"
         if isinstance(module, Linear):
-            columns, narrow = module.weight.shape[1], module.narrow_rows()
-            reason = _reason(operator, module, config, end)
-            yield Matrix(name, 2.0 * narrow * columns, reason, module)
-            if wide := len(module.weight) - narrow:
+            columns, narrow_rows = module.weight.shape[1], module.narrow_rows()
+            reason = _bf16_reason(operator, module, config, at_end)
+            yield Matrix(name, 2.0 * narrow_rows * columns, reason, module)
+            if wide_rows := len(module.weight) - narrow_rows:
                 assert isinstance(module, SplitLinear)
                 name = f"{name}[{', '.join(module.wide)}]"
-                yield Matrix(name, 2.0 * wide * columns, "selects states")
+                yield Matrix(name, 2.0 * wide_rows * columns, "selects states")
         elif isinstance(module, nn.Linear):
             if path.partition(".")[0] in operator.once:
                 yield Matrix(name, 0.0, "runs once for a batch")
@@ -124,17 +129,17 @@ def _of_operator(
         flops = operator.flops(1)
         total = flops.get("experts", 0.0) + flops.get("projections", 0.0)
         reason = "experts" if operator.experts else "selects states"
-        yield Matrix(f"{place}.[{', '.join(stacks)}]", total, reason)
+        yield Matrix(f"{prefix}.[{', '.join(stacks)}]", total, reason)
 
 
-def _reason(operator: Operator, module: Linear, config: Fp8Config, end: bool) -> str | None:
-    """Return why a projection stays in the compute precision, or None."""
+def _bf16_reason(operator: Operator, module: Linear, config: Fp8Config, at_end: bool) -> str | None:
+    """Return why a projection stays in the compute precision; None if it runs in FP8."""
     rows, columns = module.narrow_rows(), module.weight.shape[1]
     if config.matrices != "all" and not isinstance(operator, Hyena):
         return "not of a Hyena operator"
     if config.matrices == "evo2" and not isinstance(module, SplitLinear):
         return "not an input projection"
-    if end:
+    if at_end:
         return "in a block at an end"
     if min(rows, columns) < config.smallest:
         return f"smaller than {config.smallest:,}"

@@ -19,7 +19,7 @@ from headrace.models.config.config import ModelConfig
 from headrace.models.config.options.precision import Fp8Config
 from headrace.models.layers import fp8
 from headrace.models.model.model import Model
-from headrace.models.transforms.fp8 import fp8_share, matrices, quantize
+from headrace.models.transforms.fp8 import fp8_share, iterate_matrices, quantize
 
 VOCABULARY, ROWS, LENGTH = 32, 8, 32
 CONFIG = build(
@@ -98,7 +98,7 @@ def compare(steps: int) -> dict[str, Any]:
 
 def test_most_products_are_in_fp8() -> None:
     with torch.device("meta"):
-        assert fp8_share(matrices(Model(CONFIG), NARROW)) > 0.9
+        assert fp8_share(iterate_matrices(Model(CONFIG), NARROW)) > 0.9
 
 
 def test_the_first_steps_follow_bf16() -> None:

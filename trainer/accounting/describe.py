@@ -172,7 +172,7 @@ def eager_operators(job: Job) -> list[str]:
 
     from ...models.accounting.count import build_meta
     from ...models.parallel.axes import Axes, Axis
-    from ...models.transforms.compilation import left_out
+    from ...models.transforms.compilation import find_eager_operators
 
     layout = job.run.layout
     axes = Axes(
@@ -181,7 +181,7 @@ def eager_operators(job: Job) -> list[str]:
         attention=layout.attention,
         hyena_li=layout.hyena_li,
     )
-    reasons = left_out(build_meta(job.model), axes, torch.device(job.run.device))
+    reasons = find_eager_operators(build_meta(job.model), axes, torch.device(job.run.device))
     return [f"engine.compile: `{name}` runs eagerly: {reason}" for name, reason in reasons.items()]
 
 

@@ -194,9 +194,9 @@ def _fp8(job: Job) -> None:
     if settings is None:
         return
     from ...models.accounting.count import build_meta
-    from ...models.transforms.fp8 import matrices
+    from ...models.transforms.fp8 import iterate_matrices
 
-    reasons = [each.reason for each in matrices(build_meta(job.model), settings)]
+    reasons = [each.reason for each in iterate_matrices(build_meta(job.model), settings)]
     if None not in reasons:
         most = Counter(filter(None, reasons)).most_common()
         raise LayoutError(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ...models.accounting.count import TRAINING, build_meta, forward_flops, recomputed_flops
 from ...models.config.options.precision import Fp8Config
 from ...models.config.options.recompute import Rule, Selective
-from ...models.transforms.fp8 import NARROW, matrices
+from ...models.transforms.fp8 import FP8_PRODUCTS, iterate_matrices
 
 if TYPE_CHECKING:
     from ...models.config.config import ModelConfig
@@ -84,8 +84,8 @@ def speed_of(
     flops = {length: TRAINING * sum(forward_flops(model, length).values()) for length in lengths}
     again = {length: recomputed_flops(model, length, rules) for length in flops}
     executed = {length: flops[length] + again[length] for length in flops}
-    found = [each for each in matrices(model, fp8) if each.reason is None] if fp8 else []
-    narrow = NARROW * sum(each.flops for each in found)
+    found = [each for each in iterate_matrices(model, fp8) if each.reason is None] if fp8 else []
+    narrow = FP8_PRODUCTS * sum(each.flops for each in found)
     repeated = [each for each in found if each.layer is not None and recomputes(rules[each.layer])]
     return Speed(flops, executed, peak, narrow, narrow + sum(each.flops for each in repeated))
 

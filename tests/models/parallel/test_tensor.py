@@ -20,7 +20,7 @@ from headrace.models.parallel.axes import Axis
 from headrace.models.parallel.local_shard import LocalShard
 from headrace.models.parallel.sharding import local_part
 from headrace.models.parallel.tensor import group_runs
-from headrace.models.transforms.fp8 import matrices, quantize
+from headrace.models.transforms.fp8 import iterate_matrices, quantize
 
 EVERY = CONFIGS / "every.yaml"
 ROWS, LENGTH = 2, 24
@@ -131,7 +131,7 @@ def test_rows_in_fp8_have_the_scales_of_whole_rows(two: Ranks) -> None:
     """Negative control: each rank takes the scale of its part of a row."""
     config = Fp8Config(smallest=16, ends=0)
     model = quantize(make(*WIDER), config)
-    narrow = {each.name for each in matrices(model, config) if each.reason is None}
+    narrow = {each.name for each in iterate_matrices(model, config) if each.reason is None}
     assert len(narrow) > 20
     assert apart(two, model, fp8=config) < BOUND
     assert apart(two, model, fp8=config, fault="scale") > 1e-4

@@ -17,7 +17,7 @@ from headrace.models.documents import Documents
 from headrace.models.model.model import Model
 from headrace.models.operators.hyena_mr import HyenaMR
 from headrace.models.parallel.axes import Axes, Axis
-from headrace.models.transforms.compilation import compile_blocks, left_out
+from headrace.models.transforms.compilation import compile_blocks, find_eager_operators
 from headrace.models.transforms.fp8 import quantize
 
 CPU = torch.device("cpu")
@@ -153,7 +153,9 @@ def test_a_kind_with_too_many_graphs_is_an_error_unless_allowed() -> None:
 def test_an_operator_that_cannot_be_traced_runs_eagerly() -> None:
     changes = ("pattern='[mr]'", "operators.mr.method=fft", "operators.mr.groups=3")
     compiled, eager = model_of(*changes), model_of(*changes)
-    assert left_out(compiled, Axes(), CPU) == {"mr": "FFTs of packed rows in plain torch"}
+    assert find_eager_operators(compiled, Axes(), CPU) == {
+        "mr": "FFTs of packed rows in plain torch"
+    }
     compile_blocks(compiled, CPU, "eager")
     hold(compiled, eager, [24])
     assert graphs() == 2, "the MLP, after packed rows and others"
@@ -181,6 +183,6 @@ def test_an_untraced_part_that_is_not_named_is_an_error(monkeypatch: pytest.Monk
 )
 def test_operators_that_are_left_out(axes: Axes, names: set[str]) -> None:
     model = model_of(name="every")
-    assert set(left_out(model, axes, CPU)) == names
+    assert set(find_eager_operators(model, axes, CPU)) == names
     on_gpu = {"moe", *ATTENTION} & names
-    assert set(left_out(model, axes, torch.device("cuda"))) == on_gpu
+    assert set(find_eager_operators(model, axes, torch.device("cuda"))) == on_gpu

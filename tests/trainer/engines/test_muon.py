@@ -12,7 +12,7 @@ from support.configs import CONFIGS
 from headrace.models.config.config import load_model_config
 from headrace.models.documents import Documents
 from headrace.models.model.model import Model
-from headrace.models.transforms.matrices import matrices
+from headrace.models.transforms.matrices import find_matrices
 from headrace.trainer.checkpoints.fragments import masters
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers.exchange import assign_owners
@@ -65,7 +65,7 @@ PROJECTIONS = {
 
 def test_only_projections_of_operators_are_matrices() -> None:
     config = load_model_config(CONFIGS / "every.yaml")
-    found = matrices(config)
+    found = find_matrices(config)
     for name, parameter in Model(config).named_parameters():
         ends = ".".join(name.split(".")[-2:])
         expected = ends in PROJECTIONS or name.split(".")[-2:] == ["down", "weight"]

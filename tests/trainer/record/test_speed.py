@@ -7,7 +7,7 @@ from headrace.models.accounting.count import build_meta, forward_flops_per_token
 from headrace.models.config.config import load_model_config
 from headrace.models.config.options.precision import Fp8Config
 from headrace.models.config.options.recompute import Rule, Selective
-from headrace.models.transforms.fp8 import matrices
+from headrace.models.transforms.fp8 import iterate_matrices
 from headrace.trainer.record.speed import known_peak, memory_used, speed_of
 
 MODEL = load_model_config("tiny-transformer")
@@ -28,7 +28,7 @@ def test_recomputed_layers_count_in_hfu_alone() -> None:
 def test_flops_in_fp8_count_half() -> None:
     """An MFU of 1 is the time of each product at the peak of its precision."""
     config = Fp8Config(smallest=64, ends=1)
-    found = list(matrices(build_meta(MODEL), config))
+    found = list(iterate_matrices(build_meta(MODEL), config))
     narrow = sum(each.flops for each in found if each.reason is None)
     total = 3 * sum(forward_flops_per_token(MODEL, 128).values())
     save: Rule = Selective(save=("matmul",))

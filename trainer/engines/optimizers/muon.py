@@ -56,9 +56,9 @@ class MuonConfig(OptimizerConfig):
         )
 
     def states(self, model: Model) -> dict[str, tuple[str, ...]]:
-        from ....models.transforms.matrices import matrices
+        from ....models.transforms.matrices import find_matrices
 
-        muon_parameters = matrices(model.config)
+        muon_parameters = find_matrices(model.config)
         return {
             name: MUON if name in muon_parameters else ADAM for name, _ in model.named_parameters()
         }
@@ -66,13 +66,13 @@ class MuonConfig(OptimizerConfig):
     def build(
         self, model: Model, groups: Sequence[ParameterGroup], parameters: Mapping[str, nn.Parameter]
     ) -> Optimizer:
-        from ....models.transforms.matrices import matrices
+        from ....models.transforms.matrices import find_matrices
         from .base import torch_groups
         from .muon_step import Muon
 
         return Muon(
             torch_groups(groups, parameters),
-            matrices=matrices(model.config),
+            matrices=find_matrices(model.config),
             momentum=self.momentum,
             nesterov=self.nesterov,
             iterations=self.iterations,
