@@ -41,7 +41,7 @@ import torch.distributed as dist
 from headrace.models.config.config import ModelConfig, load_model_config
 from headrace.models.documents import Documents
 from headrace.models.model.model import Model
-from headrace.models.parallel.handed import handed
+from headrace.models.parallel.handed import attach_gradients
 from headrace.trainer.engines.engine import Engine
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Sums
@@ -148,7 +148,9 @@ def pass_times(engine: Engine, parallel: Parallel, batch: Batch, chunk: int) -> 
         middle = time.thread_time()
         loss = sums.total / LENGTH
         if sums.stream:
-            loss = loss + handed(sums.stream, [torch.full(shape, 1e-3) for _ in sums.stream])
+            loss = loss + attach_gradients(
+                sums.stream, [torch.full(shape, 1e-3) for _ in sums.stream]
+            )
         engine.backward(loss, last=False)
         forward.append(middle - began)
         backward.append(time.thread_time() - middle)

@@ -58,9 +58,9 @@ def list_models(as_json: bool) -> None:
     """
     from collections import Counter
 
-    from .config.config import load_model_config, shipped_models
+    from .config.config import list_shipped_models, load_model_config
 
-    configs = {name: load_model_config(name) for name in shipped_models()}
+    configs = {name: load_model_config(name) for name in list_shipped_models()}
     sizes = {name: _parameters(config) for name, config in configs.items()}
     if as_json:
         command.emit([{"name": name, "parameters": size} for name, size in sizes.items()])
@@ -94,10 +94,10 @@ def keys() -> Iterator[str]:
 def _model_of(name_or_file: str, overrides: Sequence[str]) -> ModelConfig:
     """Return the model of a name, of a YAML file, or of a folder."""
     from ..console import config as reader
-    from .config.config import ModelConfig, load_model_config, shipped_models
+    from .config.config import ModelConfig, list_shipped_models, load_model_config
 
     folder = Path(name_or_file)
-    if name_or_file in shipped_models() or not folder.is_dir():
+    if name_or_file in list_shipped_models() or not folder.is_dir():
         return load_model_config(name_or_file, overrides)
     if (own := folder / "model.yaml").is_file():
         return load_model_config(own, overrides)

@@ -16,7 +16,7 @@ from headrace.models.accounting.count import build_meta
 from headrace.models.accounting.memory import rank_shards
 from headrace.models.accounting.state import Degrees, state_bytes
 from headrace.models.config.options.precision import PRECISIONS
-from headrace.models.config.options.recompute import rules_of
+from headrace.models.config.options.recompute import expand_rules
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig
 from headrace.trainer.layout.config import LayoutConfig
@@ -47,7 +47,7 @@ def predict(line: Line, sizes: Sizes) -> str:
         recompute=line.recompute,
     )
     pairs = sizes.pairs(line.packed)
-    rules = rules_of(line.recompute, len(config.layers))
+    rules = expand_rules(line.recompute, len(config.layers))
     fp8 = PRECISIONS[line.precision].fp8
     speed = speed_of(config, [pairs], rules=rules, peak=PEAK, fp8=fp8)
     parts = device_times(counts, attention_flops(line, sizes))

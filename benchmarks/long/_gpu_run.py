@@ -21,7 +21,7 @@ from benchmarks._synthetic_run import train
 from headrace.models.accounting.count import build_meta
 from headrace.models.config.options.names import Backend, Kernel
 from headrace.models.config.options.precision import PRECISIONS
-from headrace.models.config.options.recompute import Recompute, rules_of
+from headrace.models.config.options.recompute import Recompute, expand_rules
 from headrace.models.model.model import initial_weights
 from headrace.models.transforms.fp8 import quantize
 from headrace.trainer.cluster import ranks
@@ -149,7 +149,7 @@ def speed(line: Line, sizes: Sizes) -> Speed:
     return speed_of(
         config,
         [sizes.pairs(line.packed)],
-        rules=rules_of(line.recompute, len(config.layers)),
+        rules=expand_rules(line.recompute, len(config.layers)),
         peak=known_peak(sizes.device),
         fp8=PRECISIONS[line.precision].fp8,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
-from .pieces import Pass, Passes, Segment
+from .pieces import Pass, Passes, PassSegment
 
 
 def fit_passes(points: Sequence[int], samples: Sequence[Passes], target: int) -> Passes:
@@ -15,7 +15,7 @@ def fit_passes(points: Sequence[int], samples: Sequence[Passes], target: int) ->
 
     def fit(passes: Iterable[Pass]) -> Pass:
         return tuple(
-            Segment(
+            PassSegment(
                 extrapolate(points, [segment.high for segment in segments], target),
                 extrapolate(points, [segment.change for segment in segments], target),
                 segments[0].gradient,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .pieces import Pass, Passes, Segment
+from .pieces import Pass, Passes, PassSegment
 
 RING = 8
 """Ranks of the traced ring."""
@@ -27,7 +27,7 @@ def lengthen_ring(passes: Passes, num_ranks: int) -> Passes | None:
 
 
 def _repeat_hops(segments: Pass, num_hops: int) -> Pass | None:
-    lengthened: list[Segment] = []
+    lengthened: list[PassSegment] = []
     start = num_loops = 0
     while start < len(segments):
         width, hops = _count_equal_hops(segments, start)
@@ -50,14 +50,14 @@ def _count_equal_hops(segments: Pass, start: int) -> tuple[int, int]:
     return 1, 1
 
 
-def join_segments(segments: Sequence[Segment]) -> Pass:
+def join_segments(segments: Sequence[PassSegment]) -> Pass:
     """Merge the segments between two complete gradients."""
-    merged: list[Segment] = []
+    merged: list[PassSegment] = []
     level = high = 0
     for number, segment in enumerate(segments):
         high = max(high, level + segment.high)
         level += segment.change
         if segment.gradient or number == len(segments) - 1:
-            merged.append(Segment(high, level, segment.gradient, segment.size))
+            merged.append(PassSegment(high, level, segment.gradient, segment.size))
             level = high = 0
     return tuple(merged)

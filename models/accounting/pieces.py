@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Segment:
+class PassSegment:
     """A stretch of a pass, in bytes."""
 
     high: int
@@ -26,7 +26,7 @@ class Segment:
     """Bytes of that gradient: included in `high`, but not in `change`."""
 
 
-Pass = tuple[Segment, ...]
+Pass = tuple[PassSegment, ...]
 
 
 def sum_changes(segments: Pass) -> int:

@@ -27,7 +27,7 @@ from .level import (
     Moment,
     Unit,
 )
-from .pieces import EMBEDDINGS, ModelPasses, Passes, Segment
+from .pieces import EMBEDDINGS, ModelPasses, Passes, PassSegment
 from .shape import Shape
 from .state import device_bytes
 
@@ -218,7 +218,7 @@ class _Step:
         engine.end_backward(level, last=last)
         level.end_moment("backward end", None, micro)
 
-    def _run_segment(self, name: str, segment: Segment) -> None:
+    def _run_segment(self, name: str, segment: PassSegment) -> None:
         loss = name == LOSS
         self.level.add_transient(LOGITS if loss else WORKING, segment.high)
         self.level.add(LOGITS if loss else ACTIVATIONS, segment.change)

@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .pieces import Pass, Passes, Segment
+from .pieces import Pass, Passes, PassSegment
 
 T = TypeVar("T")
 PACKAGE = Path(__file__).parents[1]
@@ -82,7 +82,7 @@ def _unpack_passes(packed: Any) -> Passes:
 
 
 def _unpack_segments(rows: list[tuple[int, int, str, int]]) -> Pass:
-    return tuple(Segment(*row) for row in rows)
+    return tuple(PassSegment(*row) for row in rows)
 
 
 @cache

@@ -8,7 +8,7 @@ from typing import Any, Protocol, get_args
 
 from ..config.config import ModelConfig
 from ..config.options.precision import Precision
-from ..config.options.recompute import Unit, rules_of
+from ..config.options.recompute import Unit, expand_rules
 from ..model.model import Model
 from ..transforms import fp8
 from .count import (
@@ -110,7 +110,7 @@ def step_memory(
 ) -> dict[str, int]:
     """Count bytes by part at the peak of a step with a single micro-batch."""
     num_layers = len(config.layers)
-    passes = model_passes(config, shape, rules_of(unit, num_layers))
+    passes = model_passes(config, shape, expand_rules(unit, num_layers))
     engine_memory = engine.memory(shards, shape.degrees)
     actions = [Action("forward", 0, 0), Action("backward", 0, 0)]
     return timeline(passes, engine_memory, actions, [range(num_layers)], input_bytes(shape)).parts

@@ -68,21 +68,21 @@ class ModelConfig:
     """Initial distribution of matrices."""
 
     def __post_init__(self) -> None:
-        wrong = [
+        problems = [
             Problem(name, f"must be at least 1, not {getattr(self, name)}")
             for name in ("vocab_size", "width", "learned_positions")
             if getattr(self, name) is not None and getattr(self, name) < 1
         ]
         if not self.norm_eps > 0:
-            wrong.append(Problem("norm_eps", f"must be above 0, not {self.norm_eps}"))
-        if not wrong:
-            wrong = [*self._pattern_problems(), *self._operator_problems()]
-        if wrong:
-            raise Problems(wrong)
+            problems.append(Problem("norm_eps", f"must be above 0, not {self.norm_eps}"))
+        if not problems:
+            problems = [*self._pattern_problems(), *self._operator_problems()]
+        if problems:
+            raise Problems(problems)
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
-        """Layers of the pattern."""
+        """Layers that the pattern describes."""
         return parse_pattern(self.pattern, mlp=self.mlp)
 
     @property
@@ -92,22 +92,23 @@ class ModelConfig:
 
     @property
     def couples_rows(self) -> list[str]:
-        """Operators with which another division into micro-batches is another model."""
+        """Operators that couple rows: other micro-batches then mean another model."""
         return [name for name, options in self.operators.items() if options.couples_rows]
 
-    def uses(self, name: str) -> list[int]:
-        """Numbers of the layers that use the operator."""
+    def find_layers(self, name: str) -> list[int]:
+        """Return the numbers of the layers that use an operator."""
         return [number for number, layer in enumerate(self.layers) if name in layer.names]
 
     def tp_problems(self, tp: int) -> Iterator[str]:
-        """Yield each size that this number of tensor-parallel ranks does not divide."""
+        """Yield the sizes that `tp` tensor-parallel ranks do not divide."""
         for name, options in self.operators.items():
-            for what, number in options.tp_sizes(self.width).items():
-                if number % tp:
-                    yield f"operators.{name}: tp={tp} does not divide its {number} {what}"
+            for unit, size in options.tp_sizes(self.width).items():
+                if size % tp:
+                    yield f"operators.{name}: tp={tp} does not divide its {size} {unit}"
 
     def ep_problems(self, ep: int, tp: int, ranks: int) -> Iterator[str]:
-        """Yield each reason why experts cannot be split over `ep` of these ranks (dp × cp × tp)."""
+        """Yield the reasons why experts cannot be split over `ep` of `ranks` ranks (dp × cp ×
+        tp)."""
         if ep == 1:
             return
         if ep % tp:
@@ -122,82 +123,84 @@ class ModelConfig:
                 yield f"operators.{name}: ep={ep} does not divide its {count} experts"
 
     def _pattern_problems(self) -> list[Problem]:
-        named: dict[str, int] = {}
+        first_layers: dict[str, int] = {}
         for number, layer in enumerate(self.layers):
             for name in layer.names:
-                named.setdefault(name, number)
-        wrong = []
-        for name, number in named.items():
+                first_layers.setdefault(name, number)
+        messages = []
+        for name, number in first_layers.items():
             if name not in self.operators:
-                near = nearest(name, self.operators)
-                hint = f"; did you mean `{near}`?" if near else ""
+                suggestion = nearest(name, self.operators)
+                hint = f"; did you mean `{suggestion}`?" if suggestion else ""
                 known = ", ".join(self.operators)
-                wrong.append(
+                messages.append(
                     f"layer {number} names the operator `{name}`, which is not defined under"
                     f" `operators`{hint} (defined: {known})"
                 )
         for number, layer in enumerate(self.layers):
             if layer.shared is not None and "." in layer.shared:
-                wrong.append(f"layer {number}: a shared block's name has no dot: `{layer.shared}`")
+                messages.append(
+                    f"layer {number}: a shared block's name has no dot: `{layer.shared}`"
+                )
             for name in layer.names:
                 options = self.operators.get(name)
                 shared = name == layer.shared
                 if options is not None and options.shared != shared:
-                    should = "cannot be shared" if shared else "must stand before `>`"
-                    wrong.append(
-                        f"layer {number}: `{name}` is of kind {options.kind}, which {should}"
+                    rule = "cannot be shared" if shared else "must stand before `>`"
+                    messages.append(
+                        f"layer {number}: `{name}` is of kind {options.kind}, which {rule}"
                     )
-        return [Problem("pattern", what) for what in wrong]
+        return [Problem("pattern", message) for message in messages]
 
     def _operator_problems(self) -> list[Problem]:
         undefined = {name for layer in self.layers for name in layer.names} - self.operators.keys()
-        wrong = []
+        all_problems = []
         for name, options in self.operators.items():
-            numbers = self.uses(name)
-            shown = ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
-            place = f" (layers {shown})" if numbers else ""
-            problems = [f"{what}{place}" for what in options.problems(self.width)]
-            if not numbers:
-                near = nearest(name, undefined)
-                hint = f"; is it the `{near}` of the pattern?" if near else ""
+            layers = self.find_layers(name)
+            shown = ", ".join(map(str, layers[:8])) + (", …" if len(layers) > 8 else "")
+            users = f" (layers {shown})" if layers else ""
+            problems = [f"{problem}{users}" for problem in options.problems(self.width)]
+            if not layers:
+                suggestion = nearest(name, undefined)
+                hint = f"; is it the `{suggestion}` of the pattern?" if suggestion else ""
                 problems.insert(0, f"no layer uses it{hint}")
-            wrong += [Problem(f"operators.{name}", what) for what in problems]
-        return wrong
+            all_problems += [Problem(f"operators.{name}", problem) for problem in problems]
+        return all_problems
 
 
 def load_model_config(name_or_file: str | Path, overrides: Sequence[str] = ()) -> ModelConfig:
     """Load a shipped model by name (`llama2-7b`), or a YAML file by path."""
     file = Path(name_or_file)
     if file.suffix not in SUFFIXES and not file.is_file():
-        shipped = shipped_models()
+        shipped = list_shipped_models()
         if str(name_or_file) not in shipped:
-            inside = file / "model.yaml"  # in an exported folder, a checkpoint or a run
-            near = (
-                [str(inside)]
-                if inside.is_file()
+            model_file = file / "model.yaml"  # in an exported folder, a checkpoint or a run
+            suggestions = (
+                [str(model_file)]
+                if model_file.is_file()
                 else difflib.get_close_matches(str(name_or_file), shipped, n=3, cutoff=0.4)
             )
             raise ConfigError(
                 "the model",
                 [Problem("", f"there is no shipped model `{name_or_file}`")],
-                hint=(f"did you mean {', '.join(near)}? " if near else "")
+                hint=(f"did you mean {', '.join(suggestions)}? " if suggestions else "")
                 + "`headrace models list` shows all shipped models; a file's name ends in .yaml",
             )
         file = shipped[str(name_or_file)]
     data, lines = reader.read_yaml(file)
-    before = _named(data)
+    names_before = _pattern_names(data)
     data = reader.apply_overrides(data, overrides, lines)
-    after = _named(data)
-    if isinstance(data.get("operators"), dict) and after <= data["operators"].keys():
+    names_after = _pattern_names(data)
+    if isinstance(data.get("operators"), dict) and names_after <= data["operators"].keys():
         # A pattern on the command line removes operators that it no longer names.
-        chosen = {word.split(".")[1] for word in overrides if word.startswith("operators.")}
-        for name in before - after - chosen:
+        overridden = {word.split(".")[1] for word in overrides if word.startswith("operators.")}
+        for name in names_before - names_after - overridden:
             data["operators"].pop(name, None)
     return reader.build(ModelConfig, data, source=str(file), lines=lines)
 
 
-def _named(data: dict[str, Any]) -> set[str]:
-    """Operators that the pattern names in raw YAML data; empty if it cannot be parsed."""
+def _pattern_names(data: dict[str, Any]) -> set[str]:
+    """Return the operators in the pattern of raw YAML data; empty if it cannot be parsed."""
     pattern, mlp = data.get("pattern"), data.get("mlp")
     if not isinstance(pattern, str) or not isinstance(mlp, str | None):
         return set()
@@ -208,19 +211,19 @@ def _named(data: dict[str, Any]) -> set[str]:
     return {name for layer in layers for name in layer.names}
 
 
-def shipped_models() -> dict[str, Path]:
-    """Files of `configs/models/`, by name."""
+def list_shipped_models() -> dict[str, Path]:
+    """List the files in `configs/models/`, by name."""
     folder = Path(str(resources.files("headrace.configs"))) / "models"
     return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
 
 
 def chunk_layers(layers: int, cuts: Sequence[int] = ()) -> tuple[range, ...]:
-    """Return the layers of each chunk; `cuts` are the first layers of those after the first."""
-    return tuple(range(first, end) for first, end in pairwise((0, *cuts, layers)))
+    """Split layers into chunks; `cuts` are the first layers of all chunks but the first."""
+    return tuple(range(start, end) for start, end in pairwise((0, *cuts, layers)))
 
 
 def chunk_users(config: ModelConfig, chunks: Sequence[range]) -> dict[str, set[int]]:
-    """Return the chunks that use each module outside the blocks, by the module's path."""
+    """Return the chunks that use a module outside the blocks, by module path."""
     last = len(chunks) - 1
     users = {"embedding": {0, last} if config.tie_embeddings else {0}, "norm": {last}}
     if config.learned_positions:

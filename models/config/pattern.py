@@ -5,9 +5,9 @@
     item    := '[' pattern, … ']' | '(' pattern ')' | layer
     layer   := [shared '>'] mixer [('/' | '&') mlp]
 
-`attention` is a layer of that operator and of the model's default MLP, `attention/moe` has another
+`attention` is a layer with that operator and the model's default MLP, `attention/moe` has another
 MLP, `mamba/none` has none, and in `block>mamba` the shared block `block` feeds the layer. In
-`mamba&moe` the MLP stands beside the mixer: both read the residual stream before the layer.
+`mamba&moe` the MLP is parallel to the mixer: both read the residual stream before the layer.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ class Layer:
 
     @property
     def names(self) -> list[str]:
-        """All operators of the layer."""
+        """All operators, including the shared block."""
         return [*self.branches, *([self.shared] if self.shared is not None else [])]
 
     def __str__(self) -> str:
-        before = f"{self.shared}>" if self.shared else ""
-        return before + self.mixer + (f"&{self.mlp}" if self.parallel else "")
+        call = f"{self.shared}>" if self.shared else ""
+        return call + self.mixer + (f"&{self.mlp}" if self.parallel else "")
 
 
 def parse_pattern(text: str, *, mlp: str | None) -> tuple[Layer, ...]:
-    """Return the layers of a pattern; `mlp` follows each mixer that names no MLP itself."""
-    parser = _Parser(text, mlp)
-    layers = parser.sequence()
+    """Return the layers of a pattern; `mlp` follows every mixer without an explicit MLP."""
+    parser = _PatternParser(text, mlp)
+    layers = parser.parse_sequence()
     if parser.rest():
         raise parser.error("the end")
     if not layers:
@@ -57,68 +57,68 @@ def parse_pattern(text: str, *, mlp: str | None) -> tuple[Layer, ...]:
     return tuple(layers)
 
 
-class _Parser:
+class _PatternParser:
     def __init__(self, text: str, mlp: str | None) -> None:
         self.text = text
         self.mlp = mlp
-        self.place = 0
+        self.position = 0
 
-    def sequence(self) -> list[Layer]:
-        layers = self.repeated()
-        while self.take("+"):
-            layers += self.repeated()
+    def parse_sequence(self) -> list[Layer]:
+        layers = self.parse_repetition()
+        while self.take_mark("+"):
+            layers += self.parse_repetition()
         return layers
 
-    def repeated(self) -> list[Layer]:
-        layers = self.item()
-        while self.take("*"):
-            number = NUMBER.match(self.text, self.place)
+    def parse_repetition(self) -> list[Layer]:
+        layers = self.parse_item()
+        while self.take_mark("*"):
+            number = NUMBER.match(self.text, self.position)
             if not number:
                 raise self.error("a number after `*`")
-            self.place = number.end()
+            self.position = number.end()
             if len(layers) * int(number[1]) > MAX_LAYERS:
                 raise ValueError(f"the pattern has more than {MAX_LAYERS} layers")
             layers *= int(number[1])
         return layers
 
-    def item(self) -> list[Layer]:
-        if self.take("["):
+    def parse_item(self) -> list[Layer]:
+        if self.take_mark("["):
             layers: list[Layer] = []
-            while not self.take("]"):
-                layers += self.sequence()
-                if not self.take(",") and self.peek() != "]":
+            while not self.take_mark("]"):
+                layers += self.parse_sequence()
+                if not self.take_mark(",") and self.peek() != "]":
                     raise self.error("`,` or `]`")
             return layers
-        if self.take("("):
-            layers = self.sequence()
-            if not self.take(")"):
+        if self.take_mark("("):
+            layers = self.parse_sequence()
+            if not self.take_mark(")"):
                 raise self.error("`)`")
             return layers
-        match = TOKEN.match(self.text, self.place)
+        match = TOKEN.match(self.text, self.position)
         if not match or not match["layer"]:
             raise self.error("the name of an operator")
-        self.place = match.end()
-        return [self.layer(match["layer"])]
+        self.position = match.end()
+        return [self.parse_layer(match["layer"])]
 
-    def layer(self, text: str) -> Layer:
-        before, _, after = text.rpartition(">")
-        parallel = "&" in after
-        mixer, mark, mlp = (word.strip() for word in after.partition("&" if parallel else "/"))
+    def parse_layer(self, text: str) -> Layer:
+        shared, _, branches = text.rpartition(">")
+        parallel = "&" in branches
+        mixer, mark, mlp = (word.strip() for word in branches.partition("&" if parallel else "/"))
         if parallel and mlp == "none":
             raise ValueError(f"`{text}` has nothing beside its mixer: write `{mixer}/none`")
-        own = (None if mlp == "none" else mlp) if mark else self.mlp
-        return Layer(mixer, own, before.strip() or None, parallel)
+        layer_mlp = (None if mlp == "none" else mlp) if mark else self.mlp
+        return Layer(mixer, layer_mlp, shared.strip() or None, parallel)
 
     def rest(self) -> str:
-        return self.text[self.place :].strip()
+        return self.text[self.position :].strip()
 
     def peek(self) -> str:
         return self.rest()[:1]
 
-    def take(self, mark: str) -> bool:
+    def take_mark(self, mark: str) -> bool:
         if self.peek() != mark:
             return False
-        self.place = self.text.index(mark, self.place) + 1
+        self.position = self.text.index(mark, self.position) + 1
         return True
 
     def error(self, expected: str) -> ValueError:

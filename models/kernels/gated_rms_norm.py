@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..parallel.groups import named
-from ..parallel.tensor import group_runs, sums_of_groups
+from ..parallel.groups import find_axis
+from ..parallel.tensor import split_group_runs, sum_groups
 from . import fp8, layout
 from .op import op
 from .rms_norm import MAX_GRAD_PROGRAMS
@@ -133,9 +133,9 @@ def _(grad: Tensor, y: Tensor, z: Tensor, weight: Tensor, *_: Any) -> tuple[Tens
 def _split_runs(width: int, groups: int, axis: str) -> tuple[int, int, bool]:
     """Return num_runs, group_width, groups_are_cut: this rank's channels form runs of equal length,
     each within one group; ranks may share groups."""
-    ranks = named(axis)
+    ranks = find_axis(axis)
     total_width = width * ranks.size
-    num_runs = len(group_runs(groups, total_width, ranks))
+    num_runs = len(split_group_runs(groups, total_width, ranks))
     return num_runs, total_width // groups, groups % ranks.size != 0
 
 
@@ -144,7 +144,7 @@ def _sum_groups(
 ) -> Tensor:
     """Return fp32 [1 or 2, rows, runs]: Σ v² over the whole group of each run and, with dy, Σ
     dy·weight·v."""
-    ranks, (num_rows, width) = named(axis), y.shape
+    ranks, (num_rows, width) = find_axis(axis), y.shape
     sums = y.new_empty(1 if dy is None else 2, num_rows, num_runs, dtype=torch.float32)
     block, rows_per_program, warps = layout.row_tile_sizes(width // num_runs)
     _programs().gated_rms_norm_sums[(-(-num_rows // rows_per_program), num_runs)](
@@ -152,7 +152,7 @@ def _sum_groups(
         y.stride(0), z.stride(0), BACKWARD=dy is not None, ROWS=rows_per_program, BLOCK=block,
         num_warps=warps,
     )  # fmt: skip
-    return sums_of_groups(sums, groups, width * ranks.size, ranks)
+    return sum_groups(sums, groups, width * ranks.size, ranks)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from ..parallel.axes import Axis
-from ..parallel.groups import named
+from ..parallel.groups import find_axis
 from ..parallel.tensor import gather, reduce
 from .op import op
 
@@ -88,7 +88,7 @@ def linear_cross_entropy(
     target whose weight is zero is not read. All losses are fp32. `axis` names the tensor axis that
     shards the vocabulary of `vocab_size`, or is empty; all its ranks get the same losses.
     """
-    ranks = named(axis)
+    ranks = find_axis(axis)
     first_id = ranks.part_range(vocab_size).start
     targets, weights = targets.contiguous(), weights.contiguous()
     num_tokens = len(hidden)
@@ -171,7 +171,7 @@ def _backward(
     grad: Tensor, grad_hidden: Tensor, grad_weight: Tensor, axis: str
 ) -> tuple[Tensor, Tensor]:
     """Scale the stored gradients. Every rank has the loss, so its gradient is summed over ranks."""
-    scale = reduce(grad, named(axis))
+    scale = reduce(grad, find_axis(axis))
 
     def scaled(x: Tensor) -> Tensor:
         """Scale in fp32 and round once; torch would round the scale first."""

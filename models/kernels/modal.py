@@ -35,8 +35,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..parallel.groups import named
-from ..parallel.states import entering
+from ..parallel.groups import find_axis
+from ..parallel.states import receive_state
 from .layout import split_tiles, to_channels_last
 from .op import op
 
@@ -230,9 +230,9 @@ def _scan_states(
         )  # fmt: skip
         return final
 
-    if (context := named(axis)).size > 1:
+    if (context := find_axis(axis)).size > 1:
         rank_decay = torch.exp(-rates * length) * unbroken.prod(1)[:, None, None]
-        received = entering(scan(initial, write=False), rank_decay, context, backward=backward)
+        received = receive_state(scan(initial, write=False), rank_decay, context, backward=backward)
         initial = received if initial is None else initial + received
     return scan(initial, write=True)
 

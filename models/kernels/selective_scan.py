@@ -30,8 +30,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..parallel.groups import named
-from ..parallel.states import entering
+from ..parallel.groups import find_axis
+from ..parallel.states import receive_state
 from .layout import to_channels_last
 from .op import op
 
@@ -215,10 +215,10 @@ def _scan_states(
         )  # fmt: skip
         return final
 
-    if (context := named(axis)).size > 1:
+    if (context := find_axis(axis)).size > 1:
         total_delta = delta_sums.sum(1).unsqueeze(1)
         rank_decay = torch.where(total_delta.isinf(), 0, torch.exp2(rates * total_delta))
-        received = entering(scan(initial, write=False), rank_decay, context, backward=backward)
+        received = receive_state(scan(initial, write=False), rank_decay, context, backward=backward)
         initial = received if initial is None else initial + received
     return scan(initial, write=True)
 

@@ -29,8 +29,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..parallel.groups import named
-from ..parallel.states import entering
+from ..parallel.groups import find_axis
+from ..parallel.states import receive_state
 from .layout import to_channels_last
 from .op import op
 
@@ -358,9 +358,9 @@ def _scan_states(
         )  # fmt: skip
         return final
 
-    if (context := named(axis)).size > 1:
+    if (context := find_axis(axis)).size > 1:
         rank_decay = span_decays.prod(1)[..., None, None]
-        received = entering(
+        received = receive_state(
             scan(initial, write=False), rank_decay, context, backward=backward_states is not None
         )
         initial = received if initial is None else initial + received

@@ -26,8 +26,8 @@ from ..kernels import fp8 as kernel
 from ..kernels.choice import uses_kernel
 from ..kernels.fp8 import E4M3, Quantized
 from ..parallel.axes import ALONE, Axis
-from ..parallel.groups import named
-from ..parallel.tensor import highest
+from ..parallel.groups import find_axis
+from ..parallel.tensor import reduce_max
 
 MULTIPLE = 16
 """Rows and columns of a matrix in FP8 are multiples of it, as matrix units need."""
@@ -44,7 +44,7 @@ def quantize(x: Tensor, axis: Axis = ALONE, gains: Tensor | None = None) -> Quan
     """Return Q(x · gains) for x [..., width], gains [width]. The ranks of `axis` share the rows."""
     maxima = None
     if axis.size > 1:
-        maxima = highest(row_maxima(x if gains is None else x * gains), axis)
+        maxima = reduce_max(row_maxima(x if gains is None else x * gains), axis)
     if uses_kernel("auto", "fp8", x, kernel.unsupported_reason(x.shape[-1])):
         return Quantized(*kernel.fp8_rows(x, gains, maxima))
     return plain(x, gains, maxima)
@@ -107,10 +107,10 @@ def fp8_linear(
     """
     flat = x.flatten(0, -2)
     if values is None or scales is None:
-        a = quantize(flat, named(input_axis))
+        a = quantize(flat, find_axis(input_axis))
     else:
         a = Quantized(values.flatten(0, -2), scales.flatten(0, -2))
-    b = quantize(weight[:num_fp8_rows], named(input_axis))
+    b = quantize(weight[:num_fp8_rows], find_axis(input_axis))
     y = multiply(a, b, None if bias is None else bias[:num_fp8_rows], x.dtype, fast=True)
     if num_fp8_rows < len(weight):
         unrounded = F.linear(
@@ -131,8 +131,10 @@ def _backward(
 ) -> Tensor:
     """Return the gradient of x [..., in] for dy [..., out]."""
     flat = dy.flatten(0, -2)
-    b = quantize(weight[:num_fp8_rows], named(input_axis))
-    a = quantize(flat[:, :num_fp8_rows], named(output_axis), gains=b.scales.flatten().to(dy.dtype))
+    b = quantize(weight[:num_fp8_rows], find_axis(input_axis))
+    a = quantize(
+        flat[:, :num_fp8_rows], find_axis(output_axis), gains=b.scales.flatten().to(dy.dtype)
+    )
     columns = b.values.t().contiguous()
     ones = b.scales.new_ones(len(columns), 1)
     dx = multiply(a, Quantized(columns, ones), None, dy.dtype, fast=False)

@@ -12,7 +12,7 @@ from ..kernels import gated_rms_norm, rms_norm
 from ..kernels.choice import uses_kernel
 from ..kernels.fp8 import Quantized
 from ..parallel.axes import ALONE, Axis
-from ..parallel.tensor import group_runs, sums_of_groups
+from ..parallel.tensor import split_group_runs, sum_groups
 
 
 class RMSNorm(nn.Module):
@@ -105,9 +105,9 @@ class GatedRMSNorm(nn.Module):
     def plain(self, y: Tensor, z: Tensor, axis: Axis = ALONE) -> Tensor:
         """Reference implementation of the kernel in torch, for y and z [..., width]."""
         gated = widen(y) * F.silu(widen(z))
-        runs = group_runs(self.groups, self.width, axis)
+        runs = split_group_runs(self.groups, self.width, axis)
         grouped = gated.unflatten(-1, (len(runs), -1))
-        square_sums = sums_of_groups(grouped.square().sum(-1), self.groups, self.width, axis)
+        square_sums = sum_groups(grouped.square().sum(-1), self.groups, self.width, axis)
         mean = square_sums.unsqueeze(-1) / (self.width // self.groups)
         normed: Tensor = grouped * torch.rsqrt(mean + self.eps)
         return self.weight * normed.flatten(-2).to(y.dtype)

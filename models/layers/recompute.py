@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
 
 from ..config.options.recompute import Results, Selective
-from ..parallel.whole_results import SeesWholeResults, Whole
+from ..parallel.whole_results import CompositeResultMode, Compute
 
 
 class Recomputable(nn.Module):
@@ -65,7 +65,7 @@ class _Result:
     """None after a write to it."""
 
 
-class _ResultsContext(SeesWholeResults):
+class _ResultsContext(CompositeResultMode):
     """Base of the two contexts, which share the results."""
 
     def __init__(self, saved: Selective, results: deque[_Result]) -> None:
@@ -77,7 +77,7 @@ class _ResultsContext(SeesWholeResults):
     def keeps(self, operation: Any) -> bool:
         return not self.within and self.saved.keeps(operation)
 
-    def computed(self, compute: Whole) -> tuple[Tensor, ...]:
+    def computed(self, compute: Compute) -> tuple[Tensor, ...]:
         """Return the result of operations that are not stored one by one."""
         self.within = True
         try:
@@ -110,7 +110,7 @@ class _StoreResults(_ResultsContext):
         self.results.append(_Result(operation, detached))
         self.by_storage |= {_storage(x): self.results[-1] for x in _tensors(detached)}
 
-    def whole(self, kind: Results, compute: Whole) -> tuple[Tensor, ...]:
+    def run_whole(self, kind: Results, compute: Compute) -> tuple[Tensor, ...]:
         if kind not in self.saved.save:
             return compute()
         result = self.computed(compute)
@@ -133,7 +133,7 @@ class _ReplayResults(_ResultsContext):
         assert result.operation == operation, f"{operation}, not {result.operation}"
         return result.value
 
-    def whole(self, kind: Results, compute: Whole) -> tuple[Tensor, ...]:
+    def run_whole(self, kind: Results, compute: Compute) -> tuple[Tensor, ...]:
         if kind not in self.saved.save:
             return compute()
         stored: tuple[Tensor, ...] | None = self._take(kind)

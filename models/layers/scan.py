@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from ..documents import Documents, plain_layout
 from ..parallel.axes import ALONE, Axis
-from ..parallel.states import entering
+from ..parallel.states import receive_state
 from .recompute import recomputed
 
 
@@ -92,7 +92,7 @@ def ssd(
     initial_decay = initial_decay[..., None, None]
     initial = state.to(x.dtype).unflatten(1, (groups, -1)) if state is not None else None
     if axis.size > 1:
-        initial = entering(state_now, initial_decay[:, -1], axis)
+        initial = receive_state(state_now, initial_decay[:, -1], axis)
     if initial is not None:
         states = states + initial_decay[:, :-1] * initial.unsqueeze(1)
         state_now = state_now + initial_decay[:, -1] * initial
@@ -156,7 +156,7 @@ def modal_scan(
     unbroken = layout.continues.cumprod(dim=1)
     if axis.size > 1:
         rank_decay = torch.exp(-rates * length) * unbroken[:, -1, None, None]
-        state = entering(_final_state(last_place, chunked, states, rates), rank_decay, axis)
+        state = receive_state(_final_state(last_place, chunked, states, rates), rank_decay, axis)
     if state is not None:
         age = chunk * torch.arange(len(states), device=x.device)[:, None, None, None]
         states = states + torch.exp(-rates * age) * unbroken.T[..., None, None] * state
@@ -234,7 +234,7 @@ def selective_scan(
     """
     starts = documents.positions == 0 if documents is not None else None
     if axis.size > 1:
-        state = entering(*_selective_summary(x, dt, A, B, starts, chunk), axis)
+        state = receive_state(*_selective_summary(x, dt, A, B, starts, chunk), axis)
     state_now = x.new_zeros(x.shape[0], *A.shape) if state is None else state.to(x.dtype)
     outputs = []
     for first_token in range(0, x.shape[1], chunk):

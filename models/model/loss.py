@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from ..config.precision import widen
 from ..kernels import linear_cross_entropy
 from ..parallel.axes import ALONE, Axis
-from ..parallel.tensor import highest, scatter
+from ..parallel.tensor import reduce_max, scatter
 
 
 class TokenLosses(NamedTuple):
@@ -131,7 +131,7 @@ def _sharded(
     """Return the target's logit and log Σ exp(logits), for this rank's part of the tokens.
 
     logits [tokens, local ids]; only sums over ids cross the axis."""
-    max_logits = highest(logits.detach().amax(dim=-1), axis)
+    max_logits = reduce_max(logits.detach().amax(dim=-1), axis)
     exp_sums = (logits - max_logits.unsqueeze(-1)).exp().sum(dim=-1)
     is_local = (targets >= local_ids.start) & (targets < local_ids.stop)
     local_index = torch.where(is_local, targets - local_ids.start, 0).unsqueeze(-1)

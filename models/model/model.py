@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ...console.errors import ConfigError, Problem
 from ..config.config import ModelConfig, chunk_layers, chunk_users
 from ..config.options.precision import Precision
-from ..config.options.recompute import Recompute, rules_of
+from ..config.options.recompute import Recompute, expand_rules
 from ..config.pattern import Layer
 from ..config.precision import compute_dtype
 from ..documents import Documents
@@ -29,7 +29,7 @@ from ..layers.norms import build_norm
 from ..operators import BatchContext, Operator, SharedOperator, State
 from ..parallel.axes import Axes
 from ..parallel.local_shard import LocalShard
-from ..parallel.sharding import local_part, shard_parameters
+from ..parallel.sharding import shard_parameters, slice_local_shard
 from ..weights import Weights
 from .block import Block, build_operator
 from .embedding import Embedding, EmbeddingTable, Unembedding
@@ -218,7 +218,7 @@ class Model(nn.Module):
 
     def set_recompute(self, recompute: Recompute) -> None:
         """Choose what the backward pass recomputes."""
-        rules = rules_of(recompute, len(self.config.layers))
+        rules = expand_rules(recompute, len(self.config.layers))
         for index, block in self.blocks.items():
             assert isinstance(block, Block)
             block.set_recompute(rules[int(index)])
@@ -288,7 +288,9 @@ class Model(nn.Module):
         weights = initial_weights(self.config, seed)
         for name, parameter in self.named_parameters():
             shard = self.local_shards.get(name)
-            parameter.copy_(weights[name] if shard is None else local_part(shard, weights[name]))
+            parameter.copy_(
+                weights[name] if shard is None else slice_local_shard(shard, weights[name])
+            )
 
     def initializers(self) -> Initializers:
         """Return the initial distribution of each parameter, for a model that is not sharded."""

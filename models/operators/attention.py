@@ -16,10 +16,10 @@ from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
 from ..layers.norms import RMSNorm
 from ..layers.rope import rotate, rotation
 from ..parallel.axes import Axes, Axis
-from ..parallel.heads import from_heads, to_heads
+from ..parallel.heads import gather_rows_of_heads, scatter_rows_of_heads
 from ..parallel.local_shard import ShardingSpec
 from ..parallel.ring import FirstKeys, Zigzag, ring_attention
-from ..parallel.tensor import own_groups
+from ..parallel.tensor import select_local_groups
 from .base import BatchContext, Operator, State
 
 
@@ -49,7 +49,7 @@ class Attention(Operator):
         num_heads = self.options.heads
         group_layout = (self.options.kv_heads or num_heads, num_heads, batch.axes.tensor)
         q = q.unflatten(-1, (-1, self.head_dim))
-        k, v = own_groups(k, *group_layout), own_groups(v, *group_layout)
+        k, v = select_local_groups(k, *group_layout), select_local_groups(v, *group_layout)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.options.rope is not None:
@@ -71,8 +71,8 @@ class Attention(Operator):
             documents = batch.documents
             return self.attend_ring(q, k, v, None if documents is None else documents.whole, axis)
         row_batch = batch.whole_row_context(q.shape[1])
-        q, k, v = to_heads(q, k, v, axis)
-        return from_heads(self.attend_rows(q, k, v, row_batch), axis)
+        q, k, v = gather_rows_of_heads(q, k, v, axis)
+        return scatter_rows_of_heads(self.attend_rows(q, k, v, row_batch), axis)
 
     def attend_ring(
         self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None, axis: Axis
@@ -93,7 +93,7 @@ class Attention(Operator):
                 ),
             )
         elif window is not None:
-            first_keys = FirstKeys.of_window(window, zigzag, device)
+            first_keys = FirstKeys.build_window(window, zigzag, device)
         return ring_attention(q, k, v, first_keys, zigzag, scale=self.scale)
 
     def attend_rows(self, q: Tensor, k: Tensor, v: Tensor, batch: BatchContext) -> Tensor:

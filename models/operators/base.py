@@ -106,7 +106,7 @@ class Operator(nn.Module, ABC):
 
     def axes(self, axes: Axes) -> Axes:
         """Return the axes over which this operator is sharded, among those of the model."""
-        return axes.of_parts() if self.experts and axes.experts.size > 1 else axes
+        return axes.share_rows() if self.experts and axes.experts.size > 1 else axes
 
     @abstractmethod
     def forward(self, x: Tensor, batch: BatchContext) -> Tensor: ...

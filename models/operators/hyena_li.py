@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..config.options.hyena_li import HyenaLIOptions
 from ..config.precision import widen
 from ..layers.initializers import Initializers
-from ..parallel.local_shard import ShardingSpec, filters
+from ..parallel.local_shard import ShardingSpec, shard_filters
 from .hyena_modal import ModalHyena
 
 
@@ -62,8 +62,8 @@ class HyenaLI(ModalHyena):
     def sharding_spec(self, ranks: int) -> ShardingSpec:
         return {
             **super().sharding_spec(ranks),
-            **filters(["angles", "residues", "residues_i"], self.groups, ranks),
-            **filters(["rates"], self.groups, ranks, dim=self.rates.dim() - 2),
+            **shard_filters(["angles", "residues", "residues_i"], self.groups, ranks),
+            **shard_filters(["rates"], self.groups, ranks, dim=self.rates.dim() - 2),
         }
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..config.options.hyena_li_factored import HyenaLIFactoredOptions
 from ..config.precision import widen
 from ..layers.initializers import Initializers
-from ..parallel.local_shard import ShardingSpec, filters
+from ..parallel.local_shard import ShardingSpec, shard_filters
 from .hyena_modal import ModalHyena
 
 SHORTEST, LONGEST = 0.001, 0.1
@@ -50,4 +50,4 @@ class HyenaLIFactored(ModalHyena):
         init.normal(self.residues, 1 / math.sqrt(self.options.state_size))
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
-        return {**super().sharding_spec(ranks), **filters(self.no_decay, self.groups, ranks)}
+        return {**super().sharding_spec(ranks), **shard_filters(self.no_decay, self.groups, ranks)}

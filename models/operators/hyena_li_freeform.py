@@ -25,7 +25,7 @@ from ..layers.convolution import convolution_chunks, convolution_flops, untraced
 from ..layers.initializers import Initializers
 from ..parallel.axes import Axes, Axis
 from ..parallel.channels import ALL
-from ..parallel.local_shard import ShardingSpec, filters
+from ..parallel.local_shard import ShardingSpec, shard_filters
 from .base import BatchContext
 from .hyena_long import LongHyena
 from .short_conv import stateful_convolution
@@ -134,7 +134,7 @@ class HyenaLIFreeform(LongHyena):
             init.constant(self.decay, self.decays(torch.empty(0)))
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
-        filter_shards = filters(["last.weight", "decay"], self.groups, ranks)
+        filter_shards = shard_filters(["last.weight", "decay"], self.groups, ranks)
         return {**super().sharding_spec(ranks), **filter_shards}
 
     def flops(self, length: int) -> dict[str, float]:

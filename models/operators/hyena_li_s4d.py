@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..config.options.hyena_li_s4d import HyenaLIS4DOptions
 from ..config.precision import widen
 from ..layers.initializers import Initializers
-from ..parallel.local_shard import ShardingSpec, filters
+from ..parallel.local_shard import ShardingSpec, shard_filters
 from .hyena_modal import ModalHyena
 
 SHORTEST, LONGEST = 0.001, 0.1
@@ -59,5 +59,5 @@ class HyenaLIS4D(ModalHyena):
         init.normal(self.residues_i, math.sqrt(0.5))
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
-        modes = filters(self.full_precision, self.groups, ranks)
+        modes = shard_filters(self.full_precision, self.groups, ranks)
         return {**super().sharding_spec(ranks), **modes}

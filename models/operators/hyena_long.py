@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from ..config.options.hyena import LongHyenaOptions
 from ..layers.gated_convolution import gated_input
-from ..parallel.channels import ALL, by_channels
-from ..parallel.tensor import own_filters
+from ..parallel.channels import ALL, apply_by_channel
+from ..parallel.tensor import select_local_filters
 from .base import BatchContext
 from .hyena import Hyena
 
@@ -54,7 +54,7 @@ class LongHyena(Hyena):
 
     def local_filters(self, filters: Tensor, batch: BatchContext) -> Tensor:
         """Return the filters of this rank's channels from those that it stores, [filters, …]."""
-        return own_filters(filters, self.groups, self.width, batch.axes.tensor)
+        return select_local_filters(filters, self.groups, self.width, batch.axes.tensor)
 
     def taps_for_channels(
         self,
@@ -86,7 +86,7 @@ class LongHyena(Hyena):
         w = gated_input(x) if gated else x
         length, num_channels = w.shape[1:]
         row_batch = batch.whole_row_context(length)
-        y = by_channels(
+        y = apply_by_channel(
             w,
             lambda rows, channel_range: filter_rows(rows, channel_range, num_channels, row_batch),
             batch.axes.context,

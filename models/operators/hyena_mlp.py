@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from ..config.options.hyena_mlp import HyenaMLPOptions
 from ..layers.initializers import Initializers
 from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
-from ..parallel.local_shard import Sharded, ShardingSpec, filters
-from ..parallel.tensor import own_filters
+from ..parallel.local_shard import Sharded, ShardingSpec, shard_filters
+from ..parallel.tensor import select_local_filters
 from .base import BatchContext, Operator
 from .short_conv import ShortConvolution, gated_filter
 
@@ -37,7 +37,7 @@ class HyenaMLP(Operator):
         """Map x [b, t, width] to [b, t, width]."""
         # qkv [b, t, 3·hidden], of this rank's channels
         options, axis = self.options, batch.axes.tensor
-        taps = own_filters(self.taps, options.groups, options.hidden, axis)
+        taps = select_local_filters(self.taps, options.groups, options.hidden, axis)
         qkv = self.qkv(x, batch.stored, joined=True)
         if self.featurizer is not None:
             qkv = self.featurizer(qkv, batch, kernel=options.kernel)
@@ -64,7 +64,7 @@ class HyenaMLP(Operator):
         return {
             **outputs("qkv", self.qkv),
             **({"featurizer.taps": qkv_shards} if self.featurizer is not None else {}),
-            **filters(["taps"], self.options.groups, ranks),
+            **shard_filters(["taps"], self.options.groups, ranks),
             **inputs("down"),
         }
 

@@ -18,7 +18,7 @@ from ..config.precision import widen
 from ..layers.convolution import convolution_chunks, convolution_flops, untraced
 from ..layers.initializers import Initializers
 from ..parallel.axes import ALONE, Axes, Axis
-from ..parallel.local_shard import ShardingSpec, filters
+from ..parallel.local_shard import ShardingSpec, shard_filters
 from .base import BatchContext
 from .hyena_long import LongHyena
 from .short_conv import stateful_convolution
@@ -60,7 +60,10 @@ class HyenaMR(LongHyena):
         init.normal(self.taps, 1e-5 / math.sqrt(self.options.filter_horizon))
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
-        return {**super().sharding_spec(ranks), **filters(["taps"], self.options.groups, ranks)}
+        return {
+            **super().sharding_spec(ranks),
+            **shard_filters(["taps"], self.options.groups, ranks),
+        }
 
     def flops(self, length: int) -> dict[str, float]:
         flops = super().flops(length)

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from ..config.options.hyena_se import HyenaSEOptions
 from ..layers.initializers import Initializers
-from ..parallel.local_shard import ShardingSpec, filters
-from ..parallel.tensor import own_filters
+from ..parallel.local_shard import ShardingSpec, shard_filters
+from ..parallel.tensor import select_local_filters
 from .base import BatchContext
 from .hyena import Hyena
 from .short_conv import gated_filter
@@ -22,7 +22,7 @@ class HyenaSE(Hyena):
         self.taps = nn.Parameter(torch.empty(options.groups, options.taps))
 
     def mix(self, z: Tensor, batch: BatchContext) -> Tensor:
-        taps = own_filters(self.taps, self.options.groups, self.width, batch.axes.tensor)
+        taps = select_local_filters(self.taps, self.options.groups, self.width, batch.axes.tensor)
         options = self.options
         return gated_filter(
             z,
@@ -38,7 +38,10 @@ class HyenaSE(Hyena):
         init.short_filter(self.taps, self.featurizer.taps.shape[1])
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
-        return {**super().sharding_spec(ranks), **filters(["taps"], self.options.groups, ranks)}
+        return {
+            **super().sharding_spec(ranks),
+            **shard_filters(["taps"], self.options.groups, ranks),
+        }
 
     def flops(self, length: int) -> dict[str, float]:
         flops = super().flops(length)

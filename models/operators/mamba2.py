@@ -18,7 +18,7 @@ from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
 from ..layers.mixed_scan import mixed_scan
 from ..layers.norms import GatedRMSNorm
 from ..parallel.local_shard import Sharded, ShardingSpec
-from ..parallel.tensor import own_groups
+from ..parallel.tensor import select_local_groups
 from .base import BatchContext, Operator
 from .short_conv import ShortConvolution
 
@@ -52,7 +52,9 @@ class Mamba2(Operator):
         xBC = self.conv(xBC, batch, silu=True, kernel=options.kernel)
         if options.groups % tp.size:  # the heads of a rank share groups with those of others
             x, *BC = xBC.split(xBC_widths, dim=-1)
-            local_BC = (own_groups(t, options.groups, self.heads, tp).flatten(-2) for t in BC)
+            local_BC = (
+                select_local_groups(t, options.groups, self.heads, tp).flatten(-2) for t in BC
+            )
             xBC = torch.cat([x, *local_BC], dim=-1)
         cache = batch.state.tensors if batch.state is not None else {}
         # y [b, t, h·p]   state S [b, h, p, n]

@@ -22,9 +22,9 @@ from ..layers.grouped import group_ends, grouped_product
 from ..layers.initializers import Initializers
 from ..layers.routed_rows import combine, dispatch, sort_choices
 from ..parallel.axes import ALONE, Axes, Axis
-from ..parallel.experts import Trip
+from ..parallel.experts import ExpertExchange
 from ..parallel.local_shard import Sharded, ShardingSpec
-from ..parallel.tensor import highest, reduce
+from ..parallel.tensor import reduce, reduce_max
 from .base import BatchContext, Operator
 from .mlp import apply_gate
 
@@ -53,14 +53,16 @@ class MoE(Operator):
                 (count_visits(expert_ids, self.options.experts) * text_mask).sum(dim=0)
             )
         row_ids = sort_choices(expert_ids)
-        exchange = Trip(
+        exchange = ExpertExchange(
             count_visits(expert_ids, self.options.experts).sum(dim=0), batch.axes.experts
         )
-        rows = exchange.there(dispatch(tokens, row_ids, kernel))
-        ends = group_ends(exchange.counts, rows, self.gate_up, self.down, on_host=exchange.on_host)
+        rows = exchange.dispatch(dispatch(tokens, row_ids, kernel))
+        ends = group_ends(
+            exchange.counts, rows, self.gate_up, self.down, on_host=exchange.host_counts
+        )
         gate_up = grouped_product(rows, self.gate_up, ends)
         hidden = apply_gate(gate_up, self.options.activation, kernel)
-        y = exchange.back(grouped_product(hidden, self.down, ends))
+        y = exchange.combine(grouped_product(hidden, self.down, ends))
         if batch.axes.experts.size > 1:
             batch.received.append(exchange.received)
         y = combine(y, row_ids, weights, kernel)
@@ -178,7 +180,7 @@ def sinkhorn(
     totals: [groups, tokens, experts], like logits; 0 for padding. text_mask [groups, tokens]."""
     num_tokens, num_experts = count_text_tokens(text_mask, axis).unsqueeze(-1), logits.shape[-1]
     logits = logits.masked_fill(~text_mask.unsqueeze(-1), float("-inf"))
-    max_logit = highest(logits.amax(dim=(1, 2), keepdim=True), axis)
+    max_logit = reduce_max(logits.amax(dim=(1, 2), keepdim=True), axis)
     weights = torch.exp(2 * (logits - max_logit.clamp(min=torch.finfo(logits.dtype).min)))
     expert_scales = logits.new_ones(len(logits), num_experts)
     token_scales = logits.new_ones(logits.shape[:2])

@@ -11,7 +11,7 @@ from ..config.options.names import Kernel
 from ..layers.convolution import next_history
 from ..layers.gated_convolution import gated_convolution, gated_input
 from ..layers.initializers import Initializers
-from ..parallel.halo import preceding
+from ..parallel.halo import receive_halo
 from .base import BatchContext
 
 
@@ -79,7 +79,7 @@ def stateful_convolution(
         options["kernel"] = "torch"  # token by token
     elif axis.size > 1:
         last_tokens = x[:, -reach:]
-        history = preceding(
+        history = receive_halo(
             gated_input(last_tokens) if gated else last_tokens, reach - 1, axis, part=x.shape[1]
         )
     return gated_convolution(x, taps, batch.documents, gated=gated, history=history, **options)

@@ -1,7 +1,7 @@
-"""Collectives as torch's functional ops: each returns a new tensor and names its process group.
+"""Collectives as torch's functional ops, which return a new tensor and name the process group.
 
-torch.compile keeps such an op in its graph, where it can be moved past other work. None of them is
-differentiable: their callers define the gradients. Complex numbers travel as pairs of real ones.
+torch.compile keeps functional ops in its graph, where it can overlap them with compute. None is
+differentiable: callers define gradients. Complex tensors travel as pairs of real numbers.
 """
 
 from __future__ import annotations
@@ -17,55 +17,60 @@ from torch import Tensor
 from .axes import Axis
 
 _ops: Any = torch.ops._c10d_functional
-"""The ops; torch's module `_functional_collectives` gives them their shapes."""
+"""The ops; torch's module `_functional_collectives` registers their shapes."""
 around_wait: Callable[[], AbstractContextManager[None]] = nullcontext
-"""Context of each wait for the other ranks: a trainer may time it. Compiled code has none."""
+"""Context around each wait for other ranks: a trainer may time it. Compiled code has none."""
 
 
 def all_gather(x: Tensor, axis: Axis) -> Tensor:
-    """x […] → [ranks, …]: the tensors of all ranks."""
-    sent = as_real(x).contiguous().unsqueeze(0)
-    every = _ops.all_gather_into_tensor(sent, axis.size, axis.name)
-    return as_before(wait(every), x)
+    """x […] → [ranks, …]: the x of every rank."""
+    sent = to_real(x).contiguous().unsqueeze(0)
+    gathered = _ops.all_gather_into_tensor(sent, axis.size, axis.name)
+    return restore_complex(wait(gathered), x)
 
 
 def reduce_scatter(parts: Tensor, axis: Axis) -> Tensor:
-    """parts [ranks, …] → […]: the sum over all ranks of the parts for this rank."""
-    sent = as_real(parts).contiguous().flatten(0, 1)
-    own = _ops.reduce_scatter_tensor(sent, "sum", axis.size, axis.name)
-    return as_before(wait(own), parts)
+    """parts [ranks, …] → […]: this rank's part, summed over all ranks."""
+    sent = to_real(parts).contiguous().flatten(0, 1)
+    reduced = _ops.reduce_scatter_tensor(sent, "sum", axis.size, axis.name)
+    return restore_complex(wait(reduced), parts)
 
 
-def all_reduce(x: Tensor, axis: Axis, how: Literal["sum", "max"] = "sum") -> Tensor:
-    """Return the sum or the maximum over all ranks."""
-    total = _ops.all_reduce(as_real(x).contiguous(), how, axis.name)
-    return as_before(wait(total), x)
+def all_reduce(x: Tensor, axis: Axis, operation: Literal["sum", "max"] = "sum") -> Tensor:
+    """Return the elementwise sum or maximum over all ranks."""
+    total = _ops.all_reduce(to_real(x).contiguous(), operation, axis.name)
+    return restore_complex(wait(total), x)
 
 
-def all_to_all(flat: Tensor, due: Sequence[int], sent: Sequence[int], axis: Axis) -> Tensor:
-    """Send `sent[r]` elements of `flat` to rank r; return the `due[r]` elements from each rank."""
-    received = start_all_to_all(as_real(flat).contiguous(), due, sent, axis)
-    return as_before(wait(received), flat)
+def all_to_all(
+    flat: Tensor, recv_counts: Sequence[int], send_counts: Sequence[int], axis: Axis
+) -> Tensor:
+    """Send `send_counts[r]` elements of `flat` to rank r, and return `recv_counts[r]` elements from
+    rank r, in rank order."""
+    received = start_all_to_all(to_real(flat).contiguous(), recv_counts, send_counts, axis)
+    return restore_complex(wait(received), flat)
 
 
-def start_all_to_all(flat: Tensor, due: Sequence[int], sent: Sequence[int], axis: Axis) -> Tensor:
-    """Start to send and to receive: the result is valid after `wait`, and `flat`, which is
-    contiguous, must live until then."""
-    received: Tensor = _ops.all_to_all_single(flat, list(due), list(sent), axis.name)
+def start_all_to_all(
+    flat: Tensor, recv_counts: Sequence[int], send_counts: Sequence[int], axis: Axis
+) -> Tensor:
+    """Start an all-to-all: the result is valid after `wait`. `flat` must be contiguous, and live
+    until then."""
+    received: Tensor = _ops.all_to_all_single(flat, list(recv_counts), list(send_counts), axis.name)
     return received
 
 
 def wait(received: Tensor) -> Tensor:
-    """Wait until a result is valid."""
-    around = nullcontext if torch.compiler.is_compiling() else around_wait
-    with around():
-        arrived: Tensor = _ops.wait_tensor(received)
-    return arrived
+    """Block until a result is valid."""
+    context = nullcontext if torch.compiler.is_compiling() else around_wait
+    with context():
+        ready: Tensor = _ops.wait_tensor(received)
+    return ready
 
 
-def as_real(x: Tensor) -> Tensor:
+def to_real(x: Tensor) -> Tensor:
     return torch.view_as_real(x) if x.is_complex() else x
 
 
-def as_before(x: Tensor, like: Tensor) -> Tensor:
+def restore_complex(x: Tensor, like: Tensor) -> Tensor:
     return torch.view_as_complex(x) if like.is_complex() else x

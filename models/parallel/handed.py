@@ -1,10 +1,10 @@
-"""Gradients that arrive from another stage of a pipeline, as a term of the loss.
+"""Gradients received from the next pipeline stage, as a term of the loss.
 
-    loss + handed(stream, gradients)       value: loss; gradient of stream: `gradients`, unscaled
+    loss + attach_gradients(stream, gradients)    value: loss; gradient of stream: `gradients`
 
-So a backward pass always starts from a loss, and engines need no other entry. The gradient of this
-term itself is ignored: the factors of an engine are applied once, where the loss is computed, and
-travel with the gradients.
+So every backward pass starts from a loss, and engines need no second entry point. The upstream
+gradient of this term is ignored: an engine's scale factors are applied once, where the loss is
+computed, and the received gradients already include them.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import torch
 from torch import Tensor
 
 
-def handed(stream: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
+def attach_gradients(stream: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
     """Return a zero whose gradient with respect to `stream` is `gradients`."""
-    zero: Tensor = _Handed.apply(tuple(gradients), *stream)
+    zero: Tensor = _AttachGradients.apply(tuple(gradients), *stream)
     return zero
 
 
-class _Handed(torch.autograd.Function):
+class _AttachGradients(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gradients: tuple[Tensor, ...], *stream: Tensor) -> Tensor:
         ctx.gradients = gradients
         return stream[0].new_zeros(())
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, _: Tensor) -> tuple[Any, ...]:
         gradients, ctx.gradients = ctx.gradients, ()  # a caller that holds the loss holds no more
         return None, *gradients

@@ -1,10 +1,10 @@
-"""Attention by heads (Ulysses): each rank has whole rows of some of the heads.
+"""Attention sharded by head (Ulysses): each rank has full rows of some heads.
 
     [rows, part, heads, dim]  ── all-to-all ──►  [rows, length, heads / N, dim]   and back
 
-One exchange brings queries, keys and values, one takes the output back: each rank sends (N−1)/N
-of its tensors, 2·(heads + kv_heads)·dim·L/N numbers of a row in total. If there are fewer heads of
-keys and values than ranks, they go to every rank whose queries share them.
+An all-to-all for queries, keys and values, and an all-to-all for the output: each rank sends
+(N−1)/N of its tensors, in total 2·(heads + kv_heads)·dim·L/N numbers per row. With fewer kv heads
+than ranks, a kv head goes to every rank whose queries share it.
 """
 
 from __future__ import annotations
@@ -13,28 +13,31 @@ import torch
 from torch import Tensor
 
 from .axes import Axis
-from .exchange import own_parts, whole_rows
-from .tensor import group_runs
+from .exchange import gather_rows, scatter_rows
+from .tensor import split_group_runs
 
 
-def to_heads(q: Tensor, k: Tensor, v: Tensor, axis: Axis) -> tuple[Tensor, Tensor, Tensor]:
-    """This rank's heads of whole rows. The axis size must divide the heads of queries."""
+def gather_rows_of_heads(
+    q: Tensor, k: Tensor, v: Tensor, axis: Axis
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gather full rows of this rank's heads: q [rows, part, heads, dim] → [rows, length, heads/N,
+    dim]; k and v alike, with kv_heads. The axis size must divide the query heads."""
     if axis.size == 1:
         return q, k, v
     heads, kv_heads = q.shape[2], k.shape[2]
     assert heads % axis.size == 0, "the layout's checks refuse heads that do not divide"
-    own = heads // axis.size
-    runs = [group_runs(kv_heads, heads, rank) for rank in axis.ranks()]
-    few = len(runs[axis.rank])
+    num_local = heads // axis.size
+    runs = [split_group_runs(kv_heads, heads, rank) for rank in axis.ranks()]
+    num_kv = len(runs[axis.rank])
     shared = [head for run in runs for head in run]
     if shared != list(range(kv_heads)):  # several ranks share heads of keys and values
         k, v = k[:, :, shared], v[:, :, shared]
     joined = torch.cat([x.unflatten(2, (axis.size, -1)) for x in (q, k, v)], dim=3).flatten(2, 3)
-    counts = [own + 2 * few] * axis.size
-    q, k, v = whole_rows(joined, counts, axis).split([own, few, few], dim=2)
+    counts = [num_local + 2 * num_kv] * axis.size
+    q, k, v = gather_rows(joined, counts, axis).split([num_local, num_kv, num_kv], dim=2)
     return q, k, v
 
 
-def from_heads(y: Tensor, axis: Axis) -> Tensor:
-    """All heads of this rank's part of the rows."""
-    return own_parts(y, [y.shape[2]] * axis.size, axis)
+def scatter_rows_of_heads(y: Tensor, axis: Axis) -> Tensor:
+    """Scatter rows, and gather heads: y [rows, length, heads/N, dim] → [rows, part, heads, dim]."""
+    return scatter_rows(y, [y.shape[2]] * axis.size, axis)

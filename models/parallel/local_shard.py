@@ -1,4 +1,4 @@
-"""The part of a parameter that a rank holds."""
+"""Local shard: the part of a parameter that a rank holds."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .axes import ALONE, Axis
 
 @dataclass(frozen=True)
 class Sharded:
-    """Each rank has a part of dimension `dim`; or, given `blocks`, a part of each block."""
+    """Each rank has a part of dimension `dim`, or with `blocks` a part of each block."""
 
     dim: int
     blocks: tuple[int, ...] = ()
-    """Sizes of the blocks that make up the dimension; empty for one block."""
+    """Sizes of the blocks along the dimension; empty for a single block."""
 
     def runs(self, size: int, axis: Axis) -> tuple[range, ...]:
-        """Indices along the dimension that this rank holds."""
+        """Return this rank's indices along the dimension."""
         sizes = self.blocks or (size,)
         assert sum(sizes) == size, "the blocks make up the dimension"
         starts = accumulate(sizes, initial=0)
@@ -30,24 +30,24 @@ class Sharded:
 
 
 ShardingSpec = Mapping[str, Sharded]
-"""Shards by the parameter's name, relative to the module that returns the spec."""
+"""Sharding by parameter name, relative to the module that returns the spec."""
 
 
 @dataclass(frozen=True)
 class LocalShard:
-    """Local shard of one parameter: the part that this rank holds."""
+    """Part of a parameter that a rank holds."""
 
     shape: tuple[int, ...]
-    """Shape of the whole parameter."""
+    """Shape of the unsharded parameter."""
     dim: int = 0
     runs: tuple[range, ...] | None = None
-    """Indices along `dim` that this rank holds, in this order; None: all."""
+    """This rank's indices along `dim`, in order; None: all."""
     copies: Axis = ALONE
-    """Ranks that hold the same parameter, each with a part of its gradient. The gradient is their
-    sum; the first of them counts it in the norm and writes it to checkpoints."""
+    """Ranks with copies of the parameter and partial gradients, to be summed. The first rank counts
+    the parameter in the norm and writes it to checkpoints."""
     experts: bool = False
-    """True if the ranks of the experts' axis hold different parts: then only replicas of the
-    experts, not all data-parallel ranks, sum gradients and shard the state."""
+    """True if ranks of the expert axis hold different parts: then only the experts' replicas, not
+    all data-parallel ranks, sum gradients and shard the state."""
 
     @property
     def stored(self) -> bool:
@@ -63,7 +63,6 @@ class LocalShard:
         return (*self.shape[: self.dim], size, *self.shape[self.dim + 1 :])
 
 
-def filters(names: Iterable[str], groups: int, ranks: int, dim: int = 0) -> ShardingSpec:
-    """Shard the parameters of filters that neighbouring channels share, if the ranks divide the
-    filters evenly."""
+def shard_filters(names: Iterable[str], groups: int, ranks: int, dim: int = 0) -> ShardingSpec:
+    """Shard parameters of filters that adjacent channels share, if the ranks divide the groups."""
     return dict.fromkeys(names, Sharded(dim)) if groups % ranks == 0 else {}

@@ -1,17 +1,15 @@
-"""Sharding of parameters over the tensor-parallel axis and of experts over theirs, and copies.
+"""Sharding of parameters over the tensor axis, of experts over the expert axis, and replication.
 
-Each operator returns a sharding spec for its parameters. A parameter without one is replicated on
-all ranks, and its gradients are summed over them. So are those of a module that several stages of a
-pipeline hold.
+Each operator returns a sharding spec for its parameters. Parameters without a spec are replicated
+on all ranks, and their gradients are summed. The same holds for modules on several pipeline stages.
 
     Sharded(0)               rows; each rank has a contiguous part
-    Sharded(0, (q, k, v))    rows of several blocks, one after the other: each rank has a part of
-                             each block
+    Sharded(0, (q, k, v))    rows of concatenated blocks; each rank has a part of each block
 
 Under expert parallelism, a rank has whole experts instead: parts of dimension 0.
 
-From the specs follow which slices of a whole tensor a rank holds, where they lie in a checkpoint,
-and which gradients are summed.
+The specs determine a rank's slices of an unsharded tensor, their position in a checkpoint, and
+which gradients are summed.
 """
 
 from __future__ import annotations
@@ -28,72 +26,75 @@ from .local_shard import LocalShard, Sharded, ShardingSpec
 @runtime_checkable
 class Shardable(Protocol):
     def sharding_spec(self, ranks: int) -> ShardingSpec:
-        """Return how parameters are sharded over this number of tensor-parallel ranks."""
+        """Return the sharding of parameters over `ranks` tensor-parallel ranks."""
 
 
 @runtime_checkable
 class HasExperts(Protocol):
     experts: tuple[str, ...]
-    """Parameters whose dimension 0 counts experts, by name relative to the module."""
+    """Parameters whose dimension 0 is the expert, by name relative to the module."""
 
 
 @runtime_checkable
 class Resizable(Protocol):
-    """A module whose attributes depend on the sizes of its local shards."""
+    """Module with attributes that depend on local shards' sizes."""
 
     def resize(self, axis: Axis) -> None:
-        """Update the attributes after the parameters were sharded."""
+        """Update the attributes after parameters were sharded."""
 
 
-def local_part(shard: LocalShard, whole: Tensor) -> Tensor:
-    """Slice a local shard out of the whole tensor."""
+def slice_local_shard(shard: LocalShard, tensor: Tensor) -> Tensor:
+    """Slice a local shard out of the unsharded tensor."""
     if shard.runs is None:
-        return whole
-    if whole.is_meta:  # torch.cat of meta tensors imports torch._dynamo: 1.5 s
-        return whole.new_empty(shard.local)
-    pieces = [whole.narrow(shard.dim, run.start, len(run)) for run in shard.runs]
-    return torch.cat(pieces, dim=shard.dim)
+        return tensor
+    if tensor.is_meta:  # torch.cat of meta tensors imports torch._dynamo: 1.5 s
+        return tensor.new_empty(shard.local)
+    slices = [tensor.narrow(shard.dim, run.start, len(run)) for run in shard.runs]
+    return torch.cat(slices, dim=shard.dim)
 
 
 def shard_parameters(model: nn.Module, axes: Axes) -> dict[str, LocalShard]:
-    """Keep this rank's local shard of each parameter. Return the shards by parameter name.
+    """Replace each parameter by this rank's local shard. Return the shards by parameter name.
 
-    The model must hold whole parameters, or be on the meta device.
+    The model must hold unsharded parameters, or be on the meta device.
     """
     axis = axes.tensor
     shards = {
-        name: LocalShard(tuple(p.shape), copies=axes.holders(name).whole)
-        for name, p in model.named_parameters()
+        name: LocalShard(tuple(parameter.shape), copies=axes.holders(name).whole)
+        for name, parameter in model.named_parameters()
     }
-    axis = axes.tensor
     for path, module in list(model.named_modules()):
-        own = expert_spec(module) if axes.experts.size > 1 else {}
-        for name, spec in (own or tensor_spec(module, axis)).items():
+        expert_shards = get_expert_spec(module) if axes.experts.size > 1 else {}
+        for name, sharded in (expert_shards or get_tensor_spec(module, axis)).items():
             owner, _, leaf = name.rpartition(".")
             holder = module.get_submodule(owner)
-            whole = getattr(holder, leaf)
-            if whole is None:
+            parameter = getattr(holder, leaf)
+            if parameter is None:
                 continue
-            full = f"{path}.{name}" if path else name
-            runs = spec.runs(whole.shape[spec.dim], axes.experts if own else axis)
-            copies = ALONE if own else axes.holders(full).sharded
-            shard = LocalShard(tuple(whole.shape), spec.dim, runs, copies, experts=bool(own))
-            shards[full] = shard
-            setattr(holder, leaf, nn.Parameter(local_part(shard, whole.detach())))
+            full_name = f"{path}.{name}" if path else name
+            runs = sharded.runs(
+                parameter.shape[sharded.dim], axes.experts if expert_shards else axis
+            )
+            copies = ALONE if expert_shards else axes.holders(full_name).sharded
+            shard = LocalShard(
+                tuple(parameter.shape), sharded.dim, runs, copies, experts=bool(expert_shards)
+            )
+            shards[full_name] = shard
+            setattr(holder, leaf, nn.Parameter(slice_local_shard(shard, parameter.detach())))
     for module in model.modules() if axis.size > 1 else ():
         if isinstance(module, Resizable):
             module.resize(axis)
     return shards
 
 
-def expert_spec(module: nn.Module) -> ShardingSpec:
-    """Return how expert parallelism shards the module's own parameters."""
+def get_expert_spec(module: nn.Module) -> ShardingSpec:
+    """Return the sharding of a module's parameters under expert parallelism."""
     names = module.experts if isinstance(module, HasExperts) else ()
     return dict.fromkeys(names, Sharded(0))
 
 
-def tensor_spec(module: nn.Module, axis: Axis) -> ShardingSpec:
-    """Return how tensor parallelism shards the module's own parameters."""
+def get_tensor_spec(module: nn.Module, axis: Axis) -> ShardingSpec:
+    """Return the sharding of a module's parameters under tensor parallelism."""
     if axis.size == 1 or not isinstance(module, Shardable):
         return {}
     return module.sharding_spec(axis.size)

@@ -1,10 +1,10 @@
-"""State passing from part to part of a row: S ← kept · S + added, for each part.
+"""State passing between parts of a row: S ← decay · S + added, part by part.
 
-Each part computes what it adds to the state and how much it keeps of the incoming one. These
-summaries go to every later rank, and each rank folds those of the ranks before it. The payload
-does not grow with the row: (N−1)/2 summaries for each rank on average, sent at the same time.
-Gradients of states pass in the same way, backward: kernels call `entering(…, backward=True)`,
-plain torch gets there by differentiation.
+Each part computes its contribution to the state and the decay of the incoming state. These
+summaries go to every later rank, and each rank folds the summaries of earlier ranks. The payload
+does not depend on the row length: on average (N−1)/2 summaries per rank, sent at the same time.
+Gradients of states pass backward in the same way: kernels call `receive_state(…, backward=True)`,
+plain torch differentiates.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from .axes import Axis
 from .exchange import exchange
 
 
-def entering(added: Tensor, kept: Tensor, axis: Axis, *, backward: bool = False) -> Tensor:
-    """Return the state that enters this rank's part; if `backward`, the one from the parts behind.
-    `kept` is broadcast over `added`."""
-    summary = torch.cat([added.flatten(), kept.flatten()]).unsqueeze(0)
+def receive_state(added: Tensor, decay: Tensor, axis: Axis, *, backward: bool = False) -> Tensor:
+    """Return the state that enters this rank's part from earlier parts; if `backward`, from later
+    parts. `decay` is broadcast over `added`."""
+    summary = torch.cat([added.flatten(), decay.flatten()]).unsqueeze(0)
 
-    def feeds(owner: int, reader: int) -> bool:
-        return owner > reader if backward else owner < reader
+    def sends(sender: int, receiver: int) -> bool:
+        return sender > receiver if backward else sender < receiver
 
     ranks = range(axis.size)
     received = exchange(
-        [summary if feeds(axis.rank, reader) else summary[:0] for reader in ranks],
-        [(int(feeds(owner, axis.rank)), summary.shape[1]) for owner in ranks],
+        [summary if sends(axis.rank, receiver) else summary[:0] for receiver in ranks],
+        [(int(sends(sender, axis.rank)), summary.shape[1]) for sender in ranks],
         axis,
     )
     if backward:
@@ -36,6 +36,6 @@ def entering(added: Tensor, kept: Tensor, axis: Axis, *, backward: bool = False)
     summaries = torch.cat([torch.zeros_like(summary), *received])
     state = torch.zeros_like(added)
     for received_summary in summaries:
-        adds, keeps = received_summary.split([added.numel(), kept.numel()])
-        state = state * keeps.view_as(kept) + adds.view_as(added)
+        contribution, new_decay = received_summary.split([added.numel(), decay.numel()])
+        state = state * new_decay.view_as(decay) + contribution.view_as(added)
     return state

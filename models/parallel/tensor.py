@@ -1,13 +1,13 @@
 """Communication of tensor parallelism, forward and backward.
 
-Between operators a rank has a part of every sequence (sequence parallelism); inside an operator,
-whole sequences and a part of the heads or channels:
+Between operators a rank has a part of every sequence (sequence parallelism). Inside an operator it
+has full sequences and some of the heads or channels:
 
     u [rows, L/N, D] ─ norm ─ gather ─► x [rows, L, D] ─ operator ─► partial ─ scatter ─► + u
 
-One rule makes all gradients right: the objective is the *sum* of the ranks' losses, and each
-function here is differentiated as such. The gradient of a sharded parameter is then complete on
-its rank; the gradient of a replicated parameter is a partial sum, to be summed over the axis.
+The objective is the *sum* of the ranks' losses, and every function here is differentiated
+accordingly. So the gradient of a sharded parameter is complete on its rank, and the gradient of a
+replicated parameter is a partial sum, to be summed over the axis.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def gather(x: Tensor, axis: Axis, dim: int = 1) -> Tensor:
     """Concatenate the parts of all ranks along `dim`."""
     if axis.size == 1:
         return x
-    whole: Tensor = _Gather.apply(x, axis, dim)
-    return whole
+    gathered: Tensor = _Gather.apply(x, axis, dim)
+    return gathered
 
 
 def scatter(x: Tensor, axis: Axis, dim: int = 1) -> Tensor:
-    """Sum over all ranks; return this rank's part along `dim`."""
+    """Sum x over all ranks, and return this rank's part along `dim`."""
     if axis.size == 1:
         return x
     part: Tensor = _Scatter.apply(x, axis, dim)
@@ -39,15 +39,15 @@ def scatter(x: Tensor, axis: Axis, dim: int = 1) -> Tensor:
 
 
 def reduce(x: Tensor, axis: Axis) -> Tensor:
-    """Sum over all ranks."""
+    """Sum x over all ranks."""
     if axis.size == 1:
         return x
     total: Tensor = _Reduce.apply(x, axis)
     return total
 
 
-def highest(x: Tensor, axis: Axis) -> Tensor:
-    """Elementwise maximum over all ranks; not differentiable."""
+def reduce_max(x: Tensor, axis: Axis) -> Tensor:
+    """Return the elementwise maximum over all ranks; not differentiable."""
     return all_reduce(x, axis, "max") if axis.size > 1 else x
 
 
@@ -94,50 +94,50 @@ def _scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
     return reduce_scatter(x.unflatten(dim, (axis.size, -1)).movedim(dim, 0), axis)
 
 
-# Groups whose members share something: heads of keys, groups of B and C, filters of channels
+# Members of a group share a tensor: query heads a kv head, heads B and C, channels a filter
 
 
-def own_groups(x: Tensor, groups: int, members: int, axis: Axis) -> Tensor:
-    """x [..., channels of all groups], sharded evenly → [..., groups, channels of a group]: the
-    groups of this rank's members.
+def select_local_groups(x: Tensor, groups: int, members: int, axis: Axis) -> Tensor:
+    """Return the groups of this rank's members: x [..., groups · channels / ranks] → [...,
+    local_groups, channels].
 
-    If the axis size does not divide the groups, a rank holds a fraction of a group: then all
-    groups are gathered, and each rank takes those of its members, once for each run of members.
+    If the axis size does not divide the groups, a rank holds a fraction of a group. Then all groups
+    are gathered, and each rank selects its members' groups, once per run of members.
     """
     if groups % axis.size == 0:
-        own: Tensor = x.unflatten(-1, (groups // axis.size, -1))
-        return own
-    every: Tensor = gather(x, axis, dim=-1).unflatten(-1, (groups, -1))
-    return every.index_select(-2, _runs(groups, members, axis, x.device))
+        local: Tensor = x.unflatten(-1, (groups // axis.size, -1))
+        return local
+    all_groups: Tensor = gather(x, axis, dim=-1).unflatten(-1, (groups, -1))
+    return all_groups.index_select(-2, _run_groups(groups, members, axis, x.device))
 
 
-def own_filters(filters: Tensor, groups: int, members: int, axis: Axis) -> Tensor:
-    """filters [groups, …], each shared by equally many neighbouring members → the filters of this
-    rank's members.
+def select_local_filters(filters: Tensor, groups: int, members: int, axis: Axis) -> Tensor:
+    """Return the filters of this rank's members, from filters [groups, …] that adjacent members
+    share in equal numbers.
 
     If the axis size does not divide the groups, every rank has all filters.
     """
     if groups % axis.size == 0:
         return filters
-    return filters.index_select(0, _runs(groups, members, axis, filters.device))
+    return filters.index_select(0, _run_groups(groups, members, axis, filters.device))
 
 
-def group_runs(groups: int, members: int, axis: Axis) -> list[int]:
-    """Split this rank's members into equal runs, as long as possible, each inside one group.
+def split_group_runs(groups: int, members: int, axis: Axis) -> list[int]:
+    """Split this rank's members into equal runs, as long as possible, that do not cross groups.
     Return the group of each run."""
-    own = axis.part_range(members)
-    run = math.gcd(members // groups, len(own))
-    return [first * groups // members for first in own[::run]]
+    local_members = axis.part_range(members)
+    run_length = math.gcd(members // groups, len(local_members))
+    return [member * groups // members for member in local_members[::run_length]]
 
 
-def sums_of_groups(sums: Tensor, groups: int, members: int, axis: Axis) -> Tensor:
-    """sums [..., runs] over this rank's members → sums over whole groups, for each run."""
+def sum_groups(sums: Tensor, groups: int, members: int, axis: Axis) -> Tensor:
+    """Complete sums over groups: sums [..., runs] over this rank's members → over full groups."""
     if groups % axis.size == 0:
         return sums
-    group = _runs(groups, members, axis, sums.device)
-    every = sums.new_zeros(*sums.shape[:-1], groups).index_add(-1, group, sums)
-    return reduce(every, axis).index_select(-1, group)
+    group = _run_groups(groups, members, axis, sums.device)
+    group_sums = sums.new_zeros(*sums.shape[:-1], groups).index_add(-1, group, sums)
+    return reduce(group_sums, axis).index_select(-1, group)
 
 
-def _runs(groups: int, members: int, axis: Axis, device: torch.device) -> Tensor:
-    return torch.tensor(group_runs(groups, members, axis), device=device)
+def _run_groups(groups: int, members: int, axis: Axis, device: torch.device) -> Tensor:
+    return torch.tensor(split_group_runs(groups, members, axis), device=device)

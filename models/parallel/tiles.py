@@ -1,4 +1,4 @@
-"""Size of the blocks of ring attention where no kernel computes it."""
+"""Tile size of ring attention in plain torch."""
 
 TILE = 256
-"""Number of queries whose scores are in memory at once."""
+"""Queries whose scores are in memory at once."""

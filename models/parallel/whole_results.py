@@ -1,7 +1,7 @@
-"""Results that a recompute rule keeps as one, although many operations compute them.
+"""Composite results: many operations compute them, and a recompute rule saves them as a unit.
 
-Attention by a ring is a loop of operations and messages. A rule that saves attention keeps the
-loop's last result; the recomputation then runs nothing of the loop, and sends nothing.
+Ring attention is a loop of operations and messages. A rule that saves attention saves the loop's
+final result, so the recomputation runs no hop and sends no message.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from ..config.options.recompute import Results
 
-Whole = Callable[[], tuple[Tensor, ...]]
+Compute = Callable[[], tuple[Tensor, ...]]
 
 
-class SeesWholeResults(TorchDispatchMode):
-    """A mode that sees which operations compute one result together."""
+class CompositeResultMode(TorchDispatchMode):
+    """Dispatch mode that intercepts composite results."""
 
-    def whole(self, kind: Results, compute: Whole) -> tuple[Tensor, ...]:
-        """Return the result of `compute`, or one that stands for it."""
+    def run_whole(self, kind: Results, compute: Compute) -> tuple[Tensor, ...]:
+        """Return the result of `compute`, or a saved result."""
         raise NotImplementedError
 
 
-def as_one(kind: Results, compute: Whole) -> tuple[Tensor, ...]:
-    """Return the result of `compute`, whose operations count as one of this kind."""
+def run_composite(kind: Results, compute: Compute) -> tuple[Tensor, ...]:
+    """Run `compute`, whose operations count as a single operation of this kind."""
     for mode in reversed(_get_current_dispatch_mode_stack()):
-        if isinstance(mode, SeesWholeResults):
-            compute = partial(mode.whole, kind, compute)
+        if isinstance(mode, CompositeResultMode):
+            compute = partial(mode.run_whole, kind, compute)
     return compute()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...models.accounting.fake.repeated import iterate_tensors, run_operation
 from ...models.config.options.recompute import OPERATIONS, Results
-from ...models.parallel.whole_results import SeesWholeResults, Whole
+from ...models.parallel.whole_results import CompositeResultMode, Compute
 from .work import Work
 
 SIZES = ("taps", "rates", "A")
@@ -29,7 +29,7 @@ LOSS_PRODUCTS = 3
 """Matrix products of `linear_cross_entropy`: logits, and both gradients, in the forward pass."""
 
 
-class Recorder(SeesWholeResults):
+class Recorder(CompositeResultMode):
     """Collects operations in `work`, without messages."""
 
     def __init__(self, seq_len: int) -> None:
@@ -42,7 +42,7 @@ class Recorder(SeesWholeResults):
         self.part_of: Results | Literal[""] = ""
         """Kind of the result of which the next operations compute a part."""
 
-    def whole(self, kind: Results, compute: Whole) -> tuple[Tensor, ...]:
+    def run_whole(self, kind: Results, compute: Compute) -> tuple[Tensor, ...]:
         self.part_of = kind
         try:
             return compute()

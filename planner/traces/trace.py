@@ -289,7 +289,7 @@ def _one_tile_of_each_size(recorder: Recorder, ring: Ring) -> Iterator[None]:
         alike: dict[tuple[int, int, bool], list[Tile]] = {}
         for tile in tiles:
             queries, keys = (each.stop - each.start for each in (tile.queries, tile.keys))
-            alike.setdefault((queries, keys, tile.seen is None), []).append(tile)
+            alike.setdefault((queries, keys, tile.mask is None), []).append(tile)
         for (queries, keys, _), each in alike.items():
             pairs = queries * keys * len(each)
             recorder.work.append(Work("pairs", "", shape, pairs, 0, recorder.part_of))

@@ -33,9 +33,9 @@ model.init_weights(0)
 print(tuple(model(torch.zeros(1, 3, dtype=torch.long)).shape))
 """
 CONFIG = """
-from headrace.models.config.config import load_model_config, shipped_models
+from headrace.models.config.config import list_shipped_models, load_model_config
 
-for name in shipped_models():
+for name in list_shipped_models():
     load_model_config(name)
 """
 BLOCKED = {

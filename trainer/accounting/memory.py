@@ -186,9 +186,9 @@ def batch_memory(config: ModelConfig, shape: Shape) -> dict[str, int]:
     from ...models.accounting.passes import model_passes
     from ...models.accounting.pieces import find_peak
     from ...models.accounting.step import stream_bytes
-    from ...models.config.options.recompute import rules_of
+    from ...models.config.options.recompute import expand_rules
 
-    passes = model_passes(config, shape, rules_of("block", len(config.layers)))
+    passes = model_passes(config, shape, expand_rules("block", len(config.layers)))
     stream = stream_bytes(shape, config.width)
     embeddings = stream if any(layer.shared for layer in config.layers) else 0
     layer_bytes = embeddings + stream + max(find_peak(layer.forward) for layer in passes.layers)

@@ -15,7 +15,7 @@ from typing import Any
 from ...console.errors import ConfigError, LayoutError, Problem
 from ...models.accounting.count import build_meta
 from ...models.model.model import Model
-from ...models.parallel.groups import members
+from ...models.parallel.groups import list_ranks
 from ...models.parallel.local_shard import LocalShard
 from ..checkpoints.kinds import AVERAGE
 from .optimizers.base import ParameterGroup
@@ -42,7 +42,7 @@ def parameter_groups(
     for name, shard in shards.items():
         trained_states = () if numbers[name] in frozen else states[name]
         settings = (numbers[name], name in no_decay, trained_states)
-        key = (*settings, members(shard.copies), shard.experts, name in fp32)
+        key = (*settings, list_ranks(shard.copies), shard.experts, name in fp32)
         names.setdefault(key, []).append(name)
     return [_group(tuple(names[key]), key, config, shards[names[key][0]]) for key in sorted(names)]
 

@@ -16,7 +16,7 @@ from torch import nn
 from ...models.config.options.names import Divisor
 from ...models.documents import Documents
 from ...models.model.model import Model
-from ...models.parallel.tensor import highest
+from ...models.parallel.tensor import reduce_max
 
 PREFIX = "model."
 
@@ -62,7 +62,7 @@ class Objective(nn.Module):
         tokens, targets, weights [rows, seq]
         """
         # Padding rows have no weights on any rank, and are excluded from statistics.
-        is_text = highest((weights != 0).any(dim=1).int(), self.model.axes.context).bool()
+        is_text = reduce_max((weights != 0).any(dim=1).int(), self.model.axes.context).bool()
         stream, losses = self.model.run_chunk(chunk, tokens, documents, stream, rows=is_text)
         if self.training:
             calls = enumerate(self.model.received)

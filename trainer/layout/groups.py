@@ -150,7 +150,7 @@ def join(
             attention=layout.attention,
             hyena_li=layout.hyena_li,
             experts=_axis(by_experts, [2], timeout),
-            parts=_axis(grid, [CP, TP], timeout) if layout.ep > 1 else ALONE,
+            row_parts=_axis(grid, [CP, TP], timeout) if layout.ep > 1 else ALONE,
             shared=_holders(grid, stage, shared or {}, timeout),
         ),
         control=control,

@@ -1,7 +1,7 @@
 """Executor of a schedule: run the passes of this rank's stage over the micro-batches of a step.
 
     forward     receive the stream ─► chunk ─► send the stream to the next chunk
-    backward    loss / divisor + handed(stream, received gradients) ─► engine ─► send gradients
+    backward    loss / divisor + attach_gradients(stream, received) ─► engine ─► send gradients
 
 The first chunk receives no stream, the last chunk sends none: on one stage nothing is sent. Every
 stage reads its own rows, so tokens, weights and documents never travel; shapes and dtypes of the
@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ...models.documents import Documents
-from ...models.parallel.handed import handed
+from ...models.parallel.handed import attach_gradients
 from ..engines.engine import Engine
 from ..engines.objective import Sums
 from ..layout.groups import Parallel
@@ -113,7 +113,7 @@ class _Step:
         stream, sums = self.alive.pop((action.chunk, action.micro))
         loss = sums.total / divisor
         if action.chunk < self.last_chunk:
-            loss = loss + handed(sums.stream, self.receive(action))
+            loss = loss + attach_gradients(sums.stream, self.receive(action))
         del sums  # the graph keeps what the backward pass needs
         self.engine.backward(loss, last=last)
         if stream:

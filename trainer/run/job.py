@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...console import config as reader
 from ...models.config.options.precision import PRECISIONS, Precision
-from ...models.config.options.recompute import Rule, rules_of
+from ...models.config.options.recompute import Rule, expand_rules
 from ..checkpoints import store
 from ..cluster.ranks import threads_per_rank
 from ..folders.folder import RunFolder
@@ -77,7 +77,7 @@ class Job:
     @property
     def rules(self) -> tuple[Rule, ...]:
         """Recompute rule of each layer."""
-        return rules_of(self.run.recompute, len(self.model.layers))
+        return expand_rules(self.run.recompute, len(self.model.layers))
 
     @property
     def layout(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..pieces import Passes, Segment
+from ..pieces import Passes, PassSegment
 from .repeated import iterate_tensors, run_operation, storage_key
 from .scratch import SCRATCH
 
@@ -81,7 +81,7 @@ class _SegmentRecorder:
 
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
-        self.segments: list[Segment] = []
+        self.segments: list[PassSegment] = []
         self.start = 0
 
     def begin(self, pending_bytes: int = 0) -> None:
@@ -94,7 +94,7 @@ class _SegmentRecorder:
         leaves out, and lacks `pending_bytes` that were just freed but still count."""
         level = self.meter.level + pending_bytes - gradient_bytes
         peak = self.meter.peak - self.start
-        self.segments.append(Segment(peak, level - self.start, gradient, gradient_bytes))
+        self.segments.append(PassSegment(peak, level - self.start, gradient, gradient_bytes))
         self.start = level
         self.meter.peak = self.meter.level
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .base import FusedOptions, divides
+from .base import FusedOptions, check_divides
 from .rope import Rope
 
 
@@ -34,11 +34,11 @@ class AttentionOptions(FusedOptions):
 
     def problems(self, width: int) -> Iterator[str]:
         if self.head_dim is None:
-            yield from divides("heads", self.heads, "the width", width)
+            yield from check_divides("heads", self.heads, "the width", width)
         elif self.head_dim < 1 or self.heads < 1:
             yield f"heads ({self.heads}) and head_dim ({self.head_dim}) must be at least 1"
         if self.kv_heads is not None:
-            yield from divides("kv_heads", self.kv_heads, "heads", self.heads)
+            yield from check_divides("kv_heads", self.kv_heads, "heads", self.heads)
         if self.rope is not None and self.heads > 0:
             turning = self.rope.channels or self.dim(width)
             if turning % 2 or turning > self.dim(width):

@@ -20,11 +20,11 @@ class OperatorOptions:
     kind: str
 
     def problems(self, width: int) -> Iterator[str]:
-        """Yield each error in these options at this model width, with its numbers."""
+        """Yield the errors in these options at this model width, with their numbers."""
         yield from ()
 
     def tp_sizes(self, width: int) -> dict[str, int]:
-        """Sizes that the number of tensor-parallel ranks must divide, by name."""
+        """Return the sizes that the number of tensor-parallel ranks must divide, by name."""
         return {}
 
     @property
@@ -57,7 +57,7 @@ class FusedOptions(OperatorOptions):
     same. (Generation, token by token, always uses plain torch.)"""
 
 
-def divides(what: str, number: int, into_what: str, total: int) -> Iterator[str]:
-    """Yield an error unless `number` is positive and divides `total`."""
-    if number < 1 or total % number:
-        yield f"{what} ({number}) does not divide {into_what} ({total})"
+def check_divides(name: str, divisor: int, total_name: str, total: int) -> Iterator[str]:
+    """Yield an error unless `divisor` is positive and divides `total`."""
+    if divisor < 1 or total % divisor:
+        yield f"{name} ({divisor}) does not divide {total_name} ({total})"

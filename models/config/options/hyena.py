@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from .base import FusedOptions, divides
+from .base import FusedOptions, check_divides
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class LongHyenaOptions(HyenaOptions):
 
     def problems(self, width: int) -> Iterator[str]:
         yield from super().problems(width)
-        yield from divides("groups", self.filters(width), "the width", width)
+        yield from check_divides("groups", self.filters(width), "the width", width)
 
     def filters(self, width: int) -> int:
         """Number of filters at this model width."""

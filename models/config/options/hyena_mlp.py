@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from .base import FusedOptions, divides
+from .base import FusedOptions, check_divides
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class HyenaMLPOptions(FusedOptions):
     """Add a bias in the output projection alone."""
 
     def problems(self, width: int) -> Iterator[str]:
-        yield from divides("groups", self.groups, "hidden", self.hidden)
+        yield from check_divides("groups", self.groups, "hidden", self.hidden)
         if not 1 <= self.taps <= 16:
             yield f"a short filter has 1 to 16 taps, not {self.taps}"
         if not 0 <= self.featurizer <= 16:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .base import divides
+from .base import check_divides
 from .hyena import LongHyenaOptions
 from .names import Method
 
@@ -31,7 +31,7 @@ class HyenaMROptions(LongHyenaOptions):
 
     def problems(self, width: int) -> Iterator[str]:
         yield from super().problems(width)
-        yield from divides("decay_repeats", self.decay_repeats, "groups", self.groups)
+        yield from check_divides("decay_repeats", self.decay_repeats, "groups", self.groups)
         if not 1 <= self.taps <= self.filter_horizon:
             yield (
                 f"taps ({self.taps}) must lie between 1 and the filter_horizon"

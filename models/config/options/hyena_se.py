@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from .base import divides
+from .base import check_divides
 from .hyena import HyenaOptions
 
 
@@ -26,6 +26,6 @@ class HyenaSEOptions(HyenaOptions):
 
     def problems(self, width: int) -> Iterator[str]:
         yield from super().problems(width)
-        yield from divides("groups", self.groups, "the width", width)
+        yield from check_divides("groups", self.groups, "the width", width)
         if not 1 <= self.taps <= 16:
             yield f"a short filter has 1 to 16 taps, not {self.taps}; hyena-mr has longer ones"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from .base import FusedOptions, divides
+from .base import FusedOptions, check_divides
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Mamba1Options(FusedOptions):
         return device != "cuda"
 
     def problems(self, width: int) -> Iterator[str]:
-        yield from divides("heads", self.heads, "expand · width", self.expand * width)
+        yield from check_divides("heads", self.heads, "expand · width", self.expand * width)
         for name in ("state_size", "conv", "chunk", "expand"):
             if getattr(self, name) < 1:
                 yield f"{name} must be at least 1, not {getattr(self, name)}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from .base import FusedOptions, divides
+from .base import FusedOptions, check_divides
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +38,11 @@ class Mamba2Options(FusedOptions):
 
     def problems(self, width: int) -> Iterator[str]:
         inner = self.expand * width
-        yield from divides("head_dim", self.head_dim, "expand · width", inner)
+        yield from check_divides("head_dim", self.head_dim, "expand · width", inner)
         if self.head_dim > 0 and inner % self.head_dim == 0:
-            yield from divides("groups", self.groups, "the heads", inner // self.head_dim)
+            yield from check_divides("groups", self.groups, "the heads", inner // self.head_dim)
         if self.norm_groups is not None:
-            yield from divides("norm_groups", self.norm_groups, "expand · width", inner)
+            yield from check_divides("norm_groups", self.norm_groups, "expand · width", inner)
         for name in ("state_size", "conv", "chunk", "expand"):
             if getattr(self, name) < 1:
                 yield f"{name} must be at least 1, not {getattr(self, name)}"

@@ -1,7 +1,7 @@
-"""Rules of recompute: what the backward pass of a layer computes again.
+"""Recompute rules: activations that the backward pass of a layer computes again.
 
-A run chooses one rule for each layer: keep everything (`none`), keep the inputs of the layer
-(`block`) or of its operator calls (`operator`), or keep the inputs of the layer and the results of
+A run chooses a rule per layer: save all activations (`none`), save the layer's inputs (`block`),
+save the inputs of its operator calls (`operator`), or save the layer's inputs and the results of
 some operations (`save`).
 """
 
@@ -44,7 +44,7 @@ OPERATIONS: dict[Results, frozenset[str]] = {
         }
     ),
 }
-"""Operations of torch whose results can be kept. A plain scan or attention is many small ones."""
+"""Torch operations whose results can be saved. A plain scan or attention is many small ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,37 +67,37 @@ class Selective:
             raise ValueError("give `every` or `save`; `block` recomputes all of each block")
 
     def keeps(self, operation: Any) -> bool:
-        """True for an operation (torch.ops.….default) whose result is kept."""
+        """True for an operation (torch.ops.….default) whose result is saved."""
         return any(operation.name().partition(".")[0] in OPERATIONS[kind] for kind in self.save)
 
 
 Rule = Unit | Selective
-"""Rule of one layer."""
+"""Rule for a layer."""
 
 
 Recompute = Rule | float | tuple[Rule, ...]
 """A rule for all layers, a fraction of the blocks, or a rule for each layer."""
 
 
-def rules_of(recompute: Recompute, layers: int) -> tuple[Rule, ...]:
-    """Return the rule of each layer: `none`, `operator`, `block`, or the results to save."""
+def expand_rules(recompute: Recompute, num_layers: int) -> tuple[Rule, ...]:
+    """Return a rule per layer: `none`, `operator`, `block`, or the results to save."""
     if isinstance(recompute, tuple):
-        if len(recompute) != layers:
-            _refuse(f"has {len(recompute)} rules, and the model {layers} layers")
+        if len(recompute) != num_layers:
+            _refuse(f"has {len(recompute)} rules, and the model {num_layers} layers")
         if any(isinstance(rule, Selective) and rule.every > 1 for rule in recompute):
             _refuse("a rule of one layer has no `every`")
         return recompute
     if isinstance(recompute, float):
-        # The blocks are spread evenly: up to each layer, their number is the rounded fraction.
-        rounded = [int(recompute * number + 0.5) for number in range(layers + 1)]
-        return tuple("block" if more > less else "none" for less, more in pairwise(rounded))
+        # Spread blocks evenly: up to any layer, their number is the rounded fraction.
+        rounded = [int(recompute * number + 0.5) for number in range(num_layers + 1)]
+        return tuple("block" if after > before else "none" for before, after in pairwise(rounded))
     if isinstance(recompute, Selective):
         rule: Rule = replace(recompute, every=1) if recompute.save else "block"
         return tuple(
-            "none" if number % recompute.every else rule for number in range(1, layers + 1)
+            "none" if number % recompute.every else rule for number in range(1, num_layers + 1)
         )
-    return (recompute,) * layers
+    return (recompute,) * num_layers
 
 
-def _refuse(what: str) -> NoReturn:
-    raise ConfigError("the run", [Problem("recompute", what)])
+def _refuse(reason: str) -> NoReturn:
+    raise ConfigError("the run", [Problem("recompute", reason)])

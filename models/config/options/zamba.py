@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from .base import FusedOptions, divides
+from .base import FusedOptions, check_divides
 from .names import Activation
 from .rope import Rope
 
@@ -32,7 +32,7 @@ class ZambaBlockOptions(FusedOptions):
     """Epsilon of the block's norms."""
 
     def problems(self, width: int) -> Iterator[str]:
-        yield from divides("heads", self.heads, "twice the width", 2 * width)
+        yield from check_divides("heads", self.heads, "twice the width", 2 * width)
         if self.hidden < 1:
             yield f"hidden must be at least 1, not {self.hidden}"
         if not self.norm_eps > 0:

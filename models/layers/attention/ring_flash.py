@@ -29,8 +29,8 @@ from torch import Tensor
 from ...config.precision import widen
 from ...documents import Documents, moved
 from ...parallel.axes import Axis
-from ...parallel.ring import Chunk, Zigzag, circulate, circulate_with_gradients
-from ...parallel.whole_results import as_one
+from ...parallel.ring import RowChunk, Zigzag, circulate, circulate_with_gradients
+from ...parallel.whole_results import run_composite
 
 Range = tuple[int, int]
 """Start and end of a token range; the end is exclusive."""
@@ -119,9 +119,9 @@ def plan_calls(starts: Sequence[Sequence[int]], zigzag: Zigzag, part: int) -> Fl
     within: list[Range] = []
     for row, columns in enumerate(starts):
         for chunk in local_chunks:
-            inner_starts = [start for start in columns if chunk.first < start < chunk.last]
-            shift = row * part + chunk.here - chunk.first
-            cuts = [chunk.first, *inner_starts, chunk.last]
+            inner_starts = [start for start in columns if chunk.start < start < chunk.end]
+            shift = row * part + chunk.offset - chunk.start
+            cuts = [chunk.start, *inner_starts, chunk.end]
             within += [(a + shift, b + shift) for a, b in pairwise(cuts) if a < b]
     between: list[FlashCall | None] = []
     for owner in range(axis.size):
@@ -141,8 +141,8 @@ def plan_calls(starts: Sequence[Sequence[int]], zigzag: Zigzag, part: int) -> Fl
 
 def visible_ranges(
     starts: Sequence[int],
-    local_chunks: Sequence[Chunk],
-    owner_chunks: Sequence[Chunk],
+    local_chunks: Sequence[RowChunk],
+    owner_chunks: Sequence[RowChunk],
     sees_all: bool,
 ) -> tuple[Range, Range] | None:
     """Return the query range in a row that sees an owner's earlier chunks, and the visible key
@@ -151,23 +151,26 @@ def visible_ranges(
     chunks = [
         chunk
         for chunk in (local_chunks if sees_all else local_chunks[1:])
-        if chunk.first < chunk.last
+        if chunk.start < chunk.end
     ]
     if not chunks:
         return None
-    next_document = bisect_right(starts, chunks[0].first)
+    next_document = bisect_right(starts, chunks[0].start)
     begin = starts[next_document - 1]
-    end = starts[next_document] if next_document < len(starts) else chunks[-1].last
+    end = starts[next_document] if next_document < len(starts) else chunks[-1].end
     keys = [
-        (max(begin, chunk.first) + chunk.here - chunk.first, chunk.last + chunk.here - chunk.first)
+        (
+            max(begin, chunk.start) + chunk.offset - chunk.start,
+            chunk.end + chunk.offset - chunk.start,
+        )
         for chunk in owner_chunks
-        if begin < chunk.last <= chunks[0].first
+        if begin < chunk.end <= chunks[0].start
     ]
     keys = [(a, b) for a, b in keys if a < b]
     queries = [
-        (chunk.here, min(end, chunk.last) + chunk.here - chunk.first)
+        (chunk.offset, min(end, chunk.end) + chunk.offset - chunk.start)
         for chunk in chunks
-        if chunk.first < end
+        if chunk.start < end
     ]
     return ((queries[0][0], queries[-1][1]), (keys[0][0], keys[-1][1])) if keys else None
 
@@ -177,7 +180,9 @@ class _FlashRing(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, calls: FlashCalls, axis: Axis, scale: float
     ) -> Tensor:
-        output, log_z = as_one("attention", partial(_FlashRing.attend, q, k, v, calls, axis, scale))
+        output, log_z = run_composite(
+            "attention", partial(_FlashRing.attend, q, k, v, calls, axis, scale)
+        )
         ctx.save_for_backward(q, k, v, output, log_z)
         ctx.calls, ctx.axis, ctx.scale = calls, axis, scale
         return output

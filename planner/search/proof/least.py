@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
-from ....models.accounting.pieces import ModelPasses, Passes, Segment, find_peak
+from ....models.accounting.pieces import ModelPasses, Passes, PassSegment, find_peak
 from ....models.accounting.step import Timeline
 from ....models.config.options.recompute import Rule
 from ....trainer.layout.cuts import Cuts
@@ -49,7 +49,7 @@ class LeastPlan:
 def least_of(every: Sequence[Passes]) -> Passes:
     """Return passes that are at no moment above any of these: of one layer with several rules."""
     kept = min(passes.activations for passes in every)
-    forward = Segment(min(find_peak(passes.forward) for passes in every), kept)
+    forward = PassSegment(min(find_peak(passes.forward) for passes in every), kept)
     levels = [passes.activations for passes in every]
     now, backward = kept, []
     for pieces in zip(*(passes.backward for passes in every), strict=True):
@@ -57,7 +57,7 @@ def least_of(every: Sequence[Passes]) -> Passes:
         assert all((p.gradient, p.size) == (one.gradient, one.size) for p in pieces), "one order"
         most = min(level + piece.high for level, piece in zip(levels, pieces, strict=True))
         levels = [level + piece.change for level, piece in zip(levels, pieces, strict=True)]
-        backward.append(Segment(most - now, min(levels) - now, one.gradient, one.size))
+        backward.append(PassSegment(most - now, min(levels) - now, one.gradient, one.size))
         now = min(levels)
     return Passes((forward,), tuple(backward))
 

@@ -97,11 +97,11 @@ def test_a_view_is_that_of_the_mode_and_shares_its_input(
         views = [find(operation, (x, *arguments), None) for find in (run_operation, as_first)]
         own, theirs = (each if isinstance(each, list) else [each] for each in views)
         assert [_described(each) for each in own] == [_described(each) for each in theirs]
-        assert {repeated.storage_of(each) for each in own} == {repeated.storage_of(x)}
+        assert {repeated.storage_key(each) for each in own} == {repeated.storage_key(x)}
 
 
 def _described(x: Any) -> Any:
-    return type(x), x.shape, x.stride(), x.storage_offset(), x.dtype, x.fake_device
+    return type(x), x.shape, x.stride(), x.storage_keyfset(), x.dtype, x.fake_device
 
 
 def test_results_have_storages_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

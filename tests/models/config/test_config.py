@@ -11,7 +11,7 @@ import pytest
 
 from headrace.console.config import build, dump
 from headrace.console.errors import ConfigError
-from headrace.models.config.config import ModelConfig, load_model_config, shipped_models
+from headrace.models.config.config import ModelConfig, list_shipped_models, load_model_config
 from headrace.models.config.options import OPTIONS
 from headrace.models.operators import OPERATORS, SharedOperator
 
@@ -215,7 +215,7 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
     assert "llama2-7b" in str(raised.value)
 
 
-@pytest.mark.parametrize("name", sorted(shipped_models()))
+@pytest.mark.parametrize("name", sorted(list_shipped_models()))
 def test_shipped_models_survive_a_round_trip(name: str, tmp_path: Path) -> None:
     file = tmp_path / "again.yaml"
     file.write_text(dump(load_model_config(name)))
@@ -247,10 +247,15 @@ def test_attention_is_at_the_published_layers() -> None:
         "mamba-hybrid-9.8b": [9, 18, 27],
         "stripedhyena-7b": list(range(1, 32, 2)),
     }.items():
-        assert load_model_config(name).uses("attention") == numbers, name
+        assert load_model_config(name).find_layers("attention") == numbers, name
     config = load_model_config("evo2-40b-8k")
-    assert [len(config.uses(name)) for name in ("se", "mr", "li", "attention")] == [14, 14, 14, 8]
-    assert (len(config.layers), config.uses("gelu")) == (50, [0])
+    assert [len(config.find_layers(name)) for name in ("se", "mr", "li", "attention")] == [
+        14,
+        14,
+        14,
+        8,
+    ]
+    assert (len(config.layers), config.find_layers("gelu")) == (50, [0])
 
 
 def test_each_kind_has_its_options_in_both_tables() -> None:

@@ -134,7 +134,7 @@ def unsummed(sums: Tensor, *_: Any) -> Tensor:
 
 def forgetful(direction: bool) -> Callable[..., Tensor]:
     """Exchange states, but drop those of one direction: a fault that the comparison must find."""
-    right = modal.entering
+    right = modal.receive_state
 
     def entering(*arguments: Any, backward: bool) -> Tensor:
         return right(*arguments, backward=backward) * float(backward != direction)
@@ -156,11 +156,11 @@ def main(store: str, rank: int) -> None:
     }
     for groups in (1, 2, 3):
         found[f"a norm of {groups} groups"] = norms_apart(axis, groups)
-    with mock.patch.object(gated_rms_norm, "sums_of_groups", unsummed):
+    with mock.patch.object(gated_rms_norm, "sum_groups", unsummed):
         found["groups whose sums are on one rank"] = norms_apart(axis, 3)
     for kernel, pattern in ((modal, "[li]"), (ssd, "[ssd]"), (selective_scan, "[mamba]")):
         for direction in (False, True):
-            with mock.patch.object(kernel, "entering", forgetful(direction)):
+            with mock.patch.object(kernel, "receive_state", forgetful(direction)):
                 found[f"{pattern}, forgetful {direction}"] = apart(context, pattern)
     print(json.dumps(found))
 

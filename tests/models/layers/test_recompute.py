@@ -23,7 +23,7 @@ from headrace.models.accounting.passes import model_passes
 from headrace.models.accounting.shape import Shape
 from headrace.models.config.config import ModelConfig, load_model_config
 from headrace.models.config.options.precision import PRECISIONS
-from headrace.models.config.options.recompute import Recompute, Rule, Selective, rules_of
+from headrace.models.config.options.recompute import Recompute, Rule, Selective, expand_rules
 from headrace.models.layers.recompute import Recomputable
 from headrace.models.model.model import Model
 
@@ -46,21 +46,24 @@ def model(config: ModelConfig) -> Model:
 
 @given(st.integers(1, 200), st.floats(0.001, 1.0))
 def test_a_fraction_is_spread_evenly(layers: int, fraction: float) -> None:
-    rules = rules_of(fraction, layers)
+    rules = expand_rules(fraction, layers)
     for first in range(layers):
         for end in range(first + 1, layers + 1):
             assert abs(rules[first:end].count("block") - fraction * (end - first)) < 1 + 1e-9
 
 
 def test_rules_for_each_layer() -> None:
-    assert rules_of("operator", 3) == ("operator",) * 3
-    assert rules_of(Selective(every=2), 5) == ("none", "block", "none", "block", "none")
-    assert rules_of(Selective(every=2, save=("scan",)), 2) == ("none", Selective(save=("scan",)))
-    assert rules_of(("none", MATMUL), 2) == ("none", MATMUL)
+    assert expand_rules("operator", 3) == ("operator",) * 3
+    assert expand_rules(Selective(every=2), 5) == ("none", "block", "none", "block", "none")
+    assert expand_rules(Selective(every=2, save=("scan",)), 2) == (
+        "none",
+        Selective(save=("scan",)),
+    )
+    assert expand_rules(("none", MATMUL), 2) == ("none", MATMUL)
     with pytest.raises(ConfigError, match="has 2 rules, and the model 3 layers"):
-        rules_of(("none", "block"), 3)
+        expand_rules(("none", "block"), 3)
     with pytest.raises(ConfigError, match="a rule of one layer has no `every`"):
-        rules_of((Selective(every=2),), 1)
+        expand_rules((Selective(every=2),), 1)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +154,7 @@ def test_saved_results_are_not_counted_as_recomputed(config: ModelConfig) -> Non
     products = [matrix_flops(block) for block in model.typed_blocks()]
 
     def count(recompute: Recompute) -> float:
-        return recomputed_flops(model, LENGTH, rules_of(recompute, layers))
+        return recomputed_flops(model, LENGTH, expand_rules(recompute, layers))
 
     assert count("none") == 0
     assert count("block") == count("operator") == pytest.approx(sum(whole))

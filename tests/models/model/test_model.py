@@ -17,7 +17,7 @@ from headrace.models.documents import Documents
 from headrace.models.model.loss import cross_entropy
 from headrace.models.model.model import Model
 from headrace.models.parallel.axes import Axes, Axis
-from headrace.models.parallel.sharding import local_part
+from headrace.models.parallel.sharding import slice_local_shard
 
 
 def tokens_of(rows: int, length: int, vocab: int = 23) -> torch.Tensor:
@@ -42,7 +42,7 @@ def test_init_is_the_same_on_any_device_and_in_any_layout(tiny: Model) -> None:
         part.init_weights(7)
         for name, parameter in part.named_parameters():
             assert torch.equal(
-                parameter, local_part(part.local_shards[name], one.get_parameter(name))
+                parameter, slice_local_shard(part.local_shards[name], one.get_parameter(name))
             ), name
     changed = 0
     for name, parameter in one.named_parameters():

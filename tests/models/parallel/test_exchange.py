@@ -8,7 +8,7 @@ import torch
 from support.ranks.ranks import Ranks
 
 from headrace.models.parallel.axes import ALONE, Axis
-from headrace.models.parallel.exchange import exchange, own_parts, whole_rows
+from headrace.models.parallel.exchange import exchange, gather_rows, scatter_rows
 
 
 def test_there_and_back(pools: dict[int, Ranks], differs: Callable[..., float]) -> None:
@@ -28,5 +28,5 @@ def test_the_ranks_parts_cover_everything_once() -> None:
 def test_one_rank_sends_and_copies_nothing() -> None:
     x = torch.zeros(2, 3, 4)
     assert exchange([x], [x.shape], ALONE)[0] is x
-    assert whole_rows(x, [4], ALONE) is x
-    assert own_parts(x, [4], ALONE).data_ptr() == x.data_ptr()
+    assert gather_rows(x, [4], ALONE) is x
+    assert scatter_rows(x, [4], ALONE).data_ptr() == x.data_ptr()

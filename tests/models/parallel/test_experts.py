@@ -11,7 +11,7 @@ from support.ranks.ranks import Ranks
 
 from headrace.models.documents import Documents
 from headrace.models.model.model import Model
-from headrace.models.parallel.sharding import local_part
+from headrace.models.parallel.sharding import slice_local_shard
 
 ROWS, LENGTH = 4, 16
 CUTS = [0, 5, 6, 16]
@@ -74,7 +74,9 @@ def apart(ranks: Ranks, model: Model, layout: dict[str, int], **options: Any) ->
         whole = torch.zeros(wanted.numel(), dtype=torch.float64)
         for _, found in answers:
             part, gradient = found[name]
-            index = local_part(part, torch.arange(wanted.numel()).view(wanted.shape)).flatten()
+            index = slice_local_shard(
+                part, torch.arange(wanted.numel()).view(wanted.shape)
+            ).flatten()
             whole.index_add_(0, index, torch.from_numpy(gradient).flatten())
         worst = max(worst, float((whole - wanted.flatten()).abs().max() / wanted.abs().max()))
     return worst

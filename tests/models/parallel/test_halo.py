@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headrace.models.parallel.axes import ALONE
-from headrace.models.parallel.halo import preceding
+from headrace.models.parallel.halo import receive_halo
 
 
 @settings(max_examples=20, deadline=None)
@@ -35,4 +35,4 @@ def test_the_halo(
 
 
 def test_the_halo_of_whole_rows_is_zero() -> None:
-    assert torch.equal(preceding(torch.ones(1, 4, 2), 3, ALONE, part=4), torch.zeros(1, 3, 2))
+    assert torch.equal(receive_halo(torch.ones(1, 4, 2), 3, ALONE, part=4), torch.zeros(1, 3, 2))

@@ -87,7 +87,7 @@ def test_first_keys_of_a_window(size: int, part: int, window: int, tile: int) ->
     with mock.patch.object(ring, "TILE", tile):
         for axis in Axis(None, 0, size).ranks():
             zigzag = Zigzag(part, axis)
-            found = FirstKeys.of_window(window, zigzag, past.device)
+            found = FirstKeys.build_window(window, zigzag, past.device)
             real = FirstKeys.build(past, zigzag)
             assert torch.equal(found.keys, real.keys)
             assert found.bounds == real.bounds

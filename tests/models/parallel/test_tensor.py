@@ -18,8 +18,8 @@ from headrace.models.documents import Documents
 from headrace.models.model.model import Model
 from headrace.models.parallel.axes import Axis
 from headrace.models.parallel.local_shard import LocalShard
-from headrace.models.parallel.sharding import local_part
-from headrace.models.parallel.tensor import group_runs
+from headrace.models.parallel.sharding import slice_local_shard
+from headrace.models.parallel.tensor import split_group_runs
 from headrace.models.transforms.fp8 import iterate_matrices, quantize
 
 EVERY = CONFIGS / "every.yaml"
@@ -80,7 +80,7 @@ def apart(ranks: Ranks, model: Model, *, summed: bool = True, **options: Any) ->
 
 
 def place(whole: torch.Tensor, part: LocalShard, gradient: np.ndarray) -> None:
-    index = local_part(part, torch.arange(whole.numel()).view(whole.shape)).flatten()
+    index = slice_local_shard(part, torch.arange(whole.numel()).view(whole.shape)).flatten()
     whole.view(-1).index_add_(0, index, torch.from_numpy(gradient).flatten())
 
 
@@ -157,7 +157,7 @@ def test_every_member_finds_its_group(groups: int, each: int, size: int, more: i
     found = []
     for rank in range(size):
         axis = Axis(None, rank, size)
-        runs = group_runs(groups, members, axis)
+        runs = split_group_runs(groups, members, axis)
         run = len(axis.part_range(members)) // len(runs)
         found += [group for group in runs for _ in range(run)]
     assert found == [member * groups // members for member in range(members)]

@@ -27,8 +27,8 @@ from headrace.models.model.model import Model
 from headrace.models.parallel import halo, states
 from headrace.models.parallel import ring as ring_module
 from headrace.models.parallel.axes import ALONE, Axes, Axis
-from headrace.models.parallel.exchange import own_parts, whole_rows
-from headrace.models.parallel.halo import preceding
+from headrace.models.parallel.exchange import gather_rows, scatter_rows
+from headrace.models.parallel.halo import receive_halo
 from headrace.models.parallel.local_shard import LocalShard
 from headrace.models.parallel.ring import FirstKeys, Zigzag, ring_attention
 from headrace.models.transforms.fp8 import quantize
@@ -265,7 +265,7 @@ def heads_first(*tensors: Tensor, like: Tensor) -> list[Tensor]:
 
 def halo_of(axis: Axis, x: Tensor, count: int) -> Tensor:
     """Add to each position a sum in which each position of the halo has its own weight."""
-    before = preceding(x[:, -count:], count, axis, part=x.shape[1])
+    before = receive_halo(x[:, -count:], count, axis, part=x.shape[1])
     assert before.shape[1] == count
     return x + (before.sin() * torch.arange(1, count + 1)[:, None]).sum(dim=1, keepdim=True)
 
@@ -273,7 +273,7 @@ def halo_of(axis: Axis, x: Tensor, count: int) -> Tensor:
 def exchanged(axis: Axis, x: Tensor) -> Tensor:
     """To whole rows and back, with channels that do not divide evenly."""
     counts = [len(rank.part_range(x.shape[2])) for rank in axis.ranks()]
-    return own_parts(whole_rows(x, counts, axis).cumsum(dim=1), counts, axis)
+    return scatter_rows(gather_rows(x, counts, axis).cumsum(dim=1), counts, axis)
 
 
 def dealt(axis: Axis, x: Tensor) -> Tensor:
@@ -294,12 +294,12 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
 @contextmanager
 def shifted_halo() -> Iterator[None]:
     """Each part gets its halo shifted by one position."""
-    right = halo.preceding
+    right = halo.receive_halo
 
     def wrong(x: Tensor, count: int, axis: Axis, *, part: int) -> Tensor:
         return right(x, count, axis, part=part).roll(1, dims=1)
 
-    with mock.patch("headrace.models.operators.short_conv.preceding", wrong):
+    with mock.patch("headrace.models.operators.short_conv.receive_halo", wrong):
         yield
 
 
@@ -356,7 +356,7 @@ def scales_alone() -> Iterator[None]:
 @contextmanager
 def norms_alone() -> Iterator[None]:
     """Each rank normalises its part of a group alone."""
-    with mock.patch("headrace.models.layers.norms.sums_of_groups", lambda sums, *_: sums):
+    with mock.patch("headrace.models.layers.norms.sum_groups", lambda sums, *_: sums):
         yield
 
 

@@ -16,8 +16,8 @@ from headrace.models.config.config import load_model_config
 from headrace.models.config.options.precision import PRECISIONS
 from headrace.models.model.embedding import EmbeddingTable, Unembedding
 from headrace.models.parallel.axes import Axis
-from headrace.models.parallel.exchange import own_parts, whole_rows
-from headrace.models.parallel.heads import from_heads, to_heads
+from headrace.models.parallel.exchange import gather_rows, scatter_rows
+from headrace.models.parallel.heads import gather_rows_of_heads, scatter_rows_of_heads
 from headrace.models.parallel.local_shard import LocalShard
 from headrace.models.parallel.tensor import gather, scatter
 from headrace.planner.grid.split import Split
@@ -85,8 +85,12 @@ def test_copies_around_messages_are_those_of_the_code(traced: ModelTrace, rows: 
     assert (tensor > 0) == (rows > 1)
 
     keys = rows, part, KV_HEADS, head
-    context = copied(lambda q, k, v: to_heads(q, k, v, AXIS), (rows, part, HEADS, head), keys, keys)
-    context += copied(lambda y: from_heads(y, AXIS), (rows, LENGTH, HEADS // RANKS, head))
+    context = copied(
+        lambda q, k, v: gather_rows_of_heads(q, k, v, AXIS), (rows, part, HEADS, head), keys, keys
+    )
+    context += copied(
+        lambda y: scatter_rows_of_heads(y, AXIS), (rows, LENGTH, HEADS // RANKS, head)
+    )
     found = priced(traced, Split(rows=rows, cp=RANKS), Copies(), "context")
     assert found.forward == context
 
@@ -96,8 +100,8 @@ def test_copies_around_a_long_convolution_are_those_of_the_code(
     traced: ModelTrace, rows: int
 ) -> None:
     channels = [WIDTH // RANKS] * RANKS
-    both = copied(lambda x: whole_rows(x, channels, AXIS), (rows, LENGTH // RANKS, WIDTH))
-    both += copied(lambda y: own_parts(y, channels, AXIS), (rows, LENGTH, WIDTH // RANKS))
+    both = copied(lambda x: gather_rows(x, channels, AXIS), (rows, LENGTH // RANKS, WIDTH))
+    both += copied(lambda y: scatter_rows(y, channels, AXIS), (rows, LENGTH, WIDTH // RANKS))
     work = Work("kernel", "fft_convolution", (LENGTH, WIDTH, LENGTH), 1, 0)
     layer = replace(traced.sorts[0], forward=(work,))
     of_convolution = replace(traced, sorts=(layer,))

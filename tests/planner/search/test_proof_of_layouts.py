@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.models.accounting.pieces import Pass, Passes, Segment
+from headrace.models.accounting.pieces import Pass, Passes, PassSegment
 from headrace.models.config.config import ModelConfig, load_model_config
 from headrace.models.config.options.recompute import Rule
 from headrace.planner.division.bounds import fastest_bound, quick_bound
@@ -163,9 +163,11 @@ def _passes(draw: random.Random) -> Passes:
     pieces, level = [], kept
     for number in range(3):
         change = draw.randint(-level, 5)
-        pieces.append(Segment(max(0, change) + draw.randint(0, 9), change, f"weight {number}", 4))
+        pieces.append(
+            PassSegment(max(0, change) + draw.randint(0, 9), change, f"weight {number}", 4)
+        )
         level += change
-    return Passes((Segment(kept + draw.randint(0, 9), kept),), tuple(pieces))
+    return Passes((PassSegment(kept + draw.randint(0, 9), kept),), tuple(pieces))
 
 
 def _levels(passes: Passes) -> list[int]:

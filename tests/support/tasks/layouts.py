@@ -33,7 +33,7 @@ from headrace.models.accounting.count import build_meta
 from headrace.models.config.options.precision import PRECISIONS, Fp8Config
 from headrace.models.config.options.recompute import Recompute
 from headrace.models.model.model import initial_weights
-from headrace.models.parallel.sharding import local_part
+from headrace.models.parallel.sharding import slice_local_shard
 from headrace.models.transforms.fp8 import quantize
 from headrace.trainer.checkpoints import saver, store
 from headrace.trainer.checkpoints.policy import CheckpointConfig
@@ -334,7 +334,7 @@ def load_all(
             worst = max(float((have[k].cpu() - wanted[k]).abs().max()) for k in wanted)
             for name, weight in live_weights(engine).items():
                 part = engine.objective.model.local_shards[name]
-                master = local_part(part, have[f"master.{name}"]).to(weight.dtype)
+                master = slice_local_shard(part, have[f"master.{name}"]).to(weight.dtype)
                 assert torch.equal(weight, master), f"{source} → {target}: {name} is stale"
             # One step changes the state before the next source is loaded; a resume takes two.
             further = train(engine, parallel, steps, 2 if source == target else 1)

@@ -13,7 +13,7 @@ from torch import nn
 
 from headrace.models.config.options.precision import PRECISIONS
 from headrace.models.parallel.local_shard import LocalShard
-from headrace.models.parallel.sharding import local_part
+from headrace.models.parallel.sharding import slice_local_shard
 from headrace.trainer.checkpoints.kinds import MASTER
 from headrace.trainer.engines.engine import Engine
 from headrace.trainer.engines.objective import parameters
@@ -36,7 +36,7 @@ def gathered(engine: Engine, parallel: Parallel) -> dict[str, torch.Tensor]:
 
 def numbered(part: LocalShard) -> torch.Tensor:
     """Return the index in the whole tensor of each element of a local shard."""
-    return local_part(part, torch.arange(math.prod(part.shape)).view(part.shape)).flatten()
+    return slice_local_shard(part, torch.arange(math.prod(part.shape)).view(part.shape)).flatten()
 
 
 def oracle(engine: Engine, parallel: Parallel) -> dict[str, torch.Tensor]:

@@ -201,7 +201,7 @@ def scaled_twice() -> Iterator[None]:
     def wrong(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         return None, *(each * gradient * 2 for each in ctx.gradients)
 
-    with mock.patch.object(handed_module._Handed, "backward", staticmethod(wrong)):
+    with mock.patch.object(handed_module._AttachGradients, "backward", staticmethod(wrong)):
         yield
 
 

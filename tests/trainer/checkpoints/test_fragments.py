@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headrace.models.parallel.axes import Axis
 from headrace.models.parallel.local_shard import LocalShard, Sharded
-from headrace.models.parallel.sharding import local_part
+from headrace.models.parallel.sharding import slice_local_shard
 from headrace.trainer.checkpoints.fragments import Box, Fragment, cover
 
 SHAPES = st.lists(st.integers(1, 6), min_size=0, max_size=4).map(tuple)
@@ -67,7 +67,7 @@ def test_boxes_of_all_ranks_cover_the_tensor_exactly_once(
     found = torch.zeros(shape)
     for rank in range(ranks):
         part = LocalShard(shape, dim, Sharded(dim, sizes).runs(shape[dim], Axis(None, rank, ranks)))
-        local = local_part(part, whole)
+        local = slice_local_shard(part, whole)
         assert tuple(local.shape) == part.local
         middle = data.draw(st.integers(0, local.numel()))
         for start, piece in ((0, local.flatten()[:middle]), (middle, local.flatten()[middle:])):
