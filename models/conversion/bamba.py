@@ -11,10 +11,18 @@ from ..config.options.attention import AttentionOptions
 from ..config.options.base import OperatorOptions
 from ..config.options.mamba2 import Mamba2Options
 from ..config.options.mlp import GLUOptions
-from .family import Settings, expect, of_layers, plain_decoder, read_rope, require, write_rope
+from .family import (
+    Settings,
+    build_pattern,
+    expect,
+    read_rope,
+    require,
+    require_plain_decoder,
+    write_rope,
+)
 from .llama import attention_rules
 from .mamba import mamba2_rules
-from .rules import Rule, rows, same
+from .rules import Rule, map_rows, map_same
 
 
 class BambaFamily:
@@ -57,13 +65,13 @@ class BambaFamily:
         return ModelConfig(
             vocab_size=settings["vocab_size"],
             width=width,
-            **of_layers(names, operators, mlp="glu"),
+            **build_pattern(names, operators, mlp="glu"),
             norm_eps=settings["rms_norm_eps"],
             tie_embeddings=bool(settings.get("tie_word_embeddings", False)),
         )
 
     def write(self, config: ModelConfig) -> Settings:
-        plain_decoder(config)
+        require_plain_decoder(config)
         kinds = {type(config.operators[layer.mixer]) for layer in config.layers}
         require(kinds == {Mamba2Options, AttentionOptions}, "it is not Mamba-2 and attention")
         mixers = {layer.mixer for layer in config.layers}
@@ -124,11 +132,11 @@ class BambaFamily:
 
     def rules(self, config: ModelConfig) -> list[Rule]:
         result = [
-            same("embedding.weight", "model.embed_tokens.weight"),
-            same("norm.weight", "model.final_layernorm.weight"),
+            map_same("embedding.weight", "model.embed_tokens.weight"),
+            map_same("norm.weight", "model.final_layernorm.weight"),
         ]
         if not config.tie_embeddings:
-            result.append(same("head.weight", "lm_head.weight"))
+            result.append(map_same("head.weight", "lm_head.weight"))
         for number, layer in enumerate(config.layers):
             ours, theirs = f"blocks.{number}", f"model.layers.{number}"
             glu = config.operators[layer.mlp or ""]
@@ -138,10 +146,10 @@ class BambaFamily:
             }
             down = f"{theirs}.feed_forward.down_proj.weight"
             result += [
-                same(f"{ours}.mixer.norm.weight", f"{theirs}.input_layernorm.weight"),
-                same(f"{ours}.mlp.norm.weight", f"{theirs}.pre_ff_layernorm.weight"),
-                rows(f"{ours}.mlp.operator.gate_up.weight", gate_up),
-                same(f"{ours}.mlp.operator.down.weight", down),
+                map_same(f"{ours}.mixer.norm.weight", f"{theirs}.input_layernorm.weight"),
+                map_same(f"{ours}.mlp.norm.weight", f"{theirs}.pre_ff_layernorm.weight"),
+                map_rows(f"{ours}.mlp.operator.gate_up.weight", gate_up),
+                map_same(f"{ours}.mlp.operator.down.weight", down),
             ]
             options, ours = config.operators[layer.mixer], f"{ours}.mixer.operator"
             if isinstance(options, AttentionOptions):

@@ -19,9 +19,9 @@ from ..config.options.base import OperatorOptions
 from ..config.options.mamba1 import Mamba1Options
 from ..config.options.mlp import GLUOptions
 from ..config.options.moe import MoEOptions
-from .family import expect, of_layers
+from .family import build_pattern, expect
 from .mamba import INIT, mamba1_rules
-from .rules import Rule, same
+from .rules import Rule, map_same
 
 LAYER = re.compile(r"r[1-9]?|[1-9]")
 """Their code reads one digit of a layer's name."""
@@ -34,14 +34,14 @@ class BlackMamba:
     def read(self, settings: Mapping[str, Any]) -> ModelConfig:
         expect(settings, swiglu=True, add_bias_linear=False)
         kinds = [str(kind) for kind in settings["mamba_moe_layers"]]
-        wrong = sorted({kind for kind in kinds if not LAYER.fullmatch(kind)})
+        invalid = sorted({kind for kind in kinds if not LAYER.fullmatch(kind)})
         problems = [
             Problem("mamba_moe_layers", f"`{kind}` is not a layer: r, 1 to 9, or r1 to r9")
-            for kind in wrong
+            for kind in invalid
         ]
         if len(kinds) != settings["num_layers"]:
-            what = f"names {len(kinds)} layers, and num_layers is {settings['num_layers']}"
-            problems.append(Problem("mamba_moe_layers", what))
+            message = f"names {len(kinds)} layers, and num_layers is {settings['num_layers']}"
+            problems.append(Problem("mamba_moe_layers", message))
         if problems:
             raise Problems(problems)
         hidden = settings["ffn_hidden_size"] or 4 * settings["hidden_size"]
@@ -65,30 +65,32 @@ class BlackMamba:
         return ModelConfig(
             vocab_size=settings["vocab_size"],
             width=settings["hidden_size"],
-            **of_layers([name_of(kind) for kind in kinds], operators),
+            **build_pattern([format_layer(kind) for kind in kinds], operators),
             final_norm="layer",
             init=INIT,
         )
 
     def rules(self, config: ModelConfig) -> list[Rule]:
         embedding = ("embedding.word_embeddings.weight", "embedding.weight")
-        result = [replace(same("embedding.weight", embedding[0]), prefixes=embedding)]
+        result = [replace(map_same("embedding.weight", embedding[0]), prefixes=embedding)]
         for kind in ("weight", "bias"):
-            result.append(same(f"norm.{kind}", f"decoder.final_layernorm.{kind}"))
+            result.append(map_same(f"norm.{kind}", f"decoder.final_layernorm.{kind}"))
         for number, layer in enumerate(config.layers):
             ours, theirs = f"blocks.{number}", f"decoder.layers.{number}"
-            for part, name, norm, module in (
+            for branch, name, norm, module in (
                 ("mixer", layer.mixer, "norm", "mixer"),
                 ("mlp", layer.mlp, "norm_moe", "moe"),
             ):
                 if name is not None:
-                    result.append(same(f"{ours}.{part}.norm.weight", f"{theirs}.{norm}.weight"))
-                    operator, options = f"{ours}.{part}.operator", config.operators[name]
+                    result.append(
+                        map_same(f"{ours}.{branch}.norm.weight", f"{theirs}.{norm}.weight")
+                    )
+                    operator, options = f"{ours}.{branch}.operator", config.operators[name]
                     result += operator_rules(operator, f"{theirs}.{module}", options)
         return result
 
 
-def name_of(kind: str) -> str:
+def format_layer(kind: str) -> str:
     """Return the layer of our pattern."""
     mlp = {"": "", "1": "mlp"}.get(kind.removeprefix("r"), f"moe{kind[-1]}")
     if not kind.startswith("r"):
@@ -101,16 +103,24 @@ def operator_rules(ours: str, theirs: str, options: OperatorOptions) -> list[Rul
         return mamba1_rules(ours, theirs)
     if isinstance(options, GLUOptions):
         names = (("gate_up", "linear_fc1"), ("down", "linear_fc2"))
-        return [same(f"{ours}.{mine}.weight", f"{theirs}.{name}.weight") for mine, name in names]
+        return [
+            map_same(f"{ours}.{our_name}.weight", f"{theirs}.{name}.weight")
+            for our_name, name in names
+        ]
     assert isinstance(options, MoEOptions)
     result = [
-        same(f"{ours}.router.{kind}", f"{theirs}.router.{kind}") for kind in ("weight", "bias")
+        map_same(f"{ours}.router.{kind}", f"{theirs}.router.{kind}") for kind in ("weight", "bias")
     ]
-    for mine, name in (("gate_up", "linear_fc1"), ("down", "linear_fc2")):
+    for our_name, name in (("gate_up", "linear_fc1"), ("down", "linear_fc2")):
         experts = tuple(
             f"{theirs}.local_experts.{expert}.{name}.weight" for expert in range(options.experts)
         )
         result.append(
-            Rule(f"{ours}.{mine}", experts, lambda t: t.unbind(0), lambda ts: torch.stack(list(ts)))
+            Rule(
+                f"{ours}.{our_name}",
+                experts,
+                lambda t: t.unbind(0),
+                lambda ts: torch.stack(list(ts)),
+            )
         )
     return result

@@ -1,4 +1,4 @@
-"""Interface of a family of published models, and functions that the families share."""
+"""Interface of model families, and functions that families share."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ from ..config.pattern import parse_pattern
 from .rules import Rule
 
 Settings = dict[str, Any]
-"""The contents of a `config.json`."""
+"""Contents of a `config.json`."""
 
 
 class Original(Protocol):
-    """A published `config.json` and the tensors beside it, which can be read."""
+    """Format of published models that can be read: a `config.json` and tensors."""
 
     def read(self, settings: Mapping[str, Any]) -> ModelConfig:
-        """Return our configuration for theirs; raise Problems for unsupported settings."""
+        """Convert settings to a ModelConfig; raise Problems for unsupported settings."""
         ...
 
     def rules(self, config: ModelConfig) -> list[Rule]:
-        """Return a rule for each of our tensors."""
+        """Return a rule per tensor of ours."""
         ...
 
 
 class Family(Original, Protocol):
-    """One `model_type` of transformers, which can be written too."""
+    """A `model_type` of transformers, which can be written too."""
 
     architecture: str
 
     def write(self, config: ModelConfig) -> Settings:
-        """Return their settings for our configuration; raise Unsuitable if the family lacks it."""
+        """Convert a ModelConfig to settings; raise Unsuitable if the family cannot represent it."""
         ...
 
 
 class Unsuitable(Exception):
-    """Reason why a model does not belong to a family."""
+    """Raised with the reason why a family cannot represent a model."""
 
 
-def require(suits: bool, why: str) -> None:
-    if not suits:
-        raise Unsuitable(why)
+def require(condition: bool, reason: str) -> None:
+    if not condition:
+        raise Unsuitable(reason)
 
 
 def expect(settings: Mapping[str, Any], **values: Any) -> None:
-    """Raise Problems for settings whose values our operators do not support."""
+    """Raise Problems for settings with values that our operators do not support."""
     problems = [
         Problem(key, f"{settings[key]!r} is not supported, only {value!r}")
         for key, value in values.items()
@@ -64,7 +64,7 @@ def expect(settings: Mapping[str, Any], **values: Any) -> None:
 
 @contextmanager
 def settings_errors(file: Path, settings: Mapping[str, Any]) -> Iterator[None]:
-    """Raise errors from reading the settings of a file as ConfigError, with the file's name."""
+    """Raise errors inside as a ConfigError that names the file."""
     try:
         yield
     except KeyError as error:
@@ -84,10 +84,10 @@ def settings_errors(file: Path, settings: Mapping[str, Any]) -> Iterator[None]:
     raise ConfigError(str(file), problems)
 
 
-def alike(
+def require_equal_layers(
     config: ModelConfig, mixer: type[OperatorOptions], mlp: type[OperatorOptions] | None
 ) -> None:
-    """Require that all layers have the same mixer and the same MLP, of these kinds."""
+    """Require equal layers, with a mixer and an MLP of these kinds."""
     require(
         len({(layer.mixer, layer.mlp, layer.shared) for layer in config.layers}) == 1,
         "its layers differ",
@@ -98,62 +98,62 @@ def alike(
     if mlp is None:
         require(layer.mlp is None, "it has MLPs")
     else:
-        follows = config.operators[layer.mlp] if layer.mlp else None
-        require(isinstance(follows, mlp), "its MLP is of another kind")
+        mlp_options = config.operators[layer.mlp] if layer.mlp else None
+        require(isinstance(mlp_options, mlp), "its MLP is of another kind")
 
 
-def of_layers(
+def build_pattern(
     names: Sequence[str], operators: Mapping[str, OperatorOptions], *, mlp: str | None = None
 ) -> dict[str, Any]:
-    """Return the pattern of layers that are listed one by one, and the operators that it uses."""
+    """Return the pattern for a list of layers, and the operators that it uses."""
     pattern = f"[{', '.join(names)}]"
     used = {name for layer in parse_pattern(pattern, mlp=mlp) for name in layer.names}
-    kept = {name: options for name, options in operators.items() if name in used}
-    return {"pattern": pattern, "mlp": mlp, "operators": kept}
+    used_operators = {name: options for name, options in operators.items() if name in used}
+    return {"pattern": pattern, "mlp": mlp, "operators": used_operators}
 
 
-def plain_decoder(config: ModelConfig) -> None:
+def require_plain_decoder(config: ModelConfig) -> None:
     """Require RMSNorm with eps inside the root, no learned positions and no parallel layers."""
-    one_norm(config, "rms")
-    sequential(config)
+    require_norm(config, "rms")
+    require_sequential(config)
     require(config.learned_positions is None, "it has learned positions")
 
 
-def sequential(config: ModelConfig) -> None:
+def require_sequential(config: ModelConfig) -> None:
     """Require that every MLP follows its mixer."""
-    beside = any(layer.parallel for layer in config.layers)
-    require(not beside, "its MLPs stand beside the mixers, not after them")
+    parallel = any(layer.parallel for layer in config.layers)
+    require(not parallel, "its MLPs stand beside the mixers, not after them")
 
 
-def one_norm(config: ModelConfig, kind: NormKind) -> None:
+def require_norm(config: ModelConfig, kind: NormKind) -> None:
     """Require that every norm is of this kind."""
     for norm in (config.norm, config.final_norm or kind):
         require(norm == kind, f"its norm is `{norm}`")
 
 
 def rope_settings(settings: Mapping[str, Any]) -> Settings:
-    """Return the settings of rotary positions; transformers 5 keeps them in one dictionary."""
-    apart = {key: settings.get(key) for key in ("rope_theta", "partial_rotary_factor")}
-    known = {key: value for key, value in apart.items() if value is not None}
+    """Return the settings of rotary positions; transformers 5 nests them in a dictionary."""
+    top_level = {key: settings.get(key) for key in ("rope_theta", "partial_rotary_factor")}
+    merged = {key: value for key, value in top_level.items() if value is not None}
     for key in ("rope_scaling", "rope_parameters"):
-        known |= dict(settings.get(key) or {})
-    return known
+        merged |= dict(settings.get(key) or {})
+    return merged
 
 
 def read_rope(settings: Mapping[str, Any], *, rotated: float = 1.0) -> Rope:
-    """Return the rotary positions; `rotated` is the rotated fraction of a head's channels."""
+    """Convert the settings of rotary positions; `rotated` is the rotated fraction of channels."""
     scaling = rope_settings(settings)
     expect(scaling, partial_rotary_factor=rotated)
     base = float(scaling.get("rope_theta") or 10_000.0)
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    original = scaling.get("original_max_position_embeddings")
-    length = int(original or settings.get("max_position_embeddings") or 8192)
+    original_length = scaling.get("original_max_position_embeddings")
+    length = int(original_length or settings.get("max_position_embeddings") or 8192)
     if kind == "default":
         return Rope(base=base, original_length=length)
     factor = float(scaling["factor"])
     if kind == "linear":
-        first = max(1, round(length / factor))
-        return Rope(base=base, scaling="linear", factor=factor, original_length=first)
+        trained_length = max(1, round(length / factor))
+        return Rope(base=base, scaling="linear", factor=factor, original_length=trained_length)
     if kind == "llama3":
         return Rope(
             base=base,
@@ -200,8 +200,8 @@ def write_rope(rope: Rope, head_dim: int) -> Settings:
     return {"rope_theta": base, "rope_scaling": scaling, "max_position_embeddings": length}
 
 
-def attention_of(config: ModelConfig) -> AttentionOptions:
-    """Return the options of attention with rotary positions on all channels and no QK-norm."""
+def get_plain_attention(config: ModelConfig) -> AttentionOptions:
+    """Return the attention options; require rotary positions on all channels and no QK-norm."""
     options = config.operators[config.layers[0].mixer]
     assert isinstance(options, AttentionOptions)
     require(not options.qk_norm, "its attention has QK-norm")

@@ -1,4 +1,4 @@
-"""Files of models: safetensors, JSON, and folders that appear at once."""
+"""Model files: safetensors, torch's `.bin`, JSON, and folders written atomically."""
 
 from __future__ import annotations
 
@@ -23,28 +23,30 @@ FILE_BYTES = 5 * 10**9
 TORCH = "pytorch_model.bin"
 TORCH_INDEX = "pytorch_model.bin.index.json"
 
-WHOLE = "name a folder with a complete model: its configuration and every .safetensors file"
-ZIPPED = (
+COMPLETE_HINT = "name a folder with a complete model: its configuration and every .safetensors file"
+TORCH_HINT = (
     "it must be a file of torch.save (torch 1.6 or later) that holds tensors alone; if it is one, "
     "download it again"
 )
 
 
 def read_weights(folder: Path) -> Weights:
-    """Return the tensors of safetensors files, or of torch's `.bin` files where there are none."""
+    """Read safetensors files, or torch's `.bin` files if there are none."""
     if any((folder / name).exists() for name in (SINGLE, INDEX)):
         return read_safetensors(folder)
     index = folder / TORCH_INDEX
     if not index.exists() and not (folder / TORCH).exists():
-        raise StorageError(f"{folder} has no weights: neither {SINGLE} nor {TORCH}", hint=WHOLE)
+        raise StorageError(
+            f"{folder} has no weights: neither {SINGLE} nor {TORCH}", hint=COMPLETE_HINT
+        )
     tensors: dict[str, Tensor] = {}
-    for file in _indexed(index) if index.exists() else [TORCH]:
-        tensors |= read_torch(folder / file, hint=ZIPPED)
+    for file in _list_indexed_files(index) if index.exists() else [TORCH]:
+        tensors |= read_torch(folder / file, hint=TORCH_HINT)
     return Weights.held(tensors)
 
 
 def read_torch(file: Path, *, hint: str) -> dict[str, Tensor]:
-    """Return the tensors of a file of torch.save, mapped into memory. Nothing else is unpickled."""
+    """Read the tensors of a torch.save file, memory-mapped. Nothing else is unpickled."""
     import pickle
     import zipfile
 
@@ -63,39 +65,41 @@ def read_torch(file: Path, *, hint: str) -> dict[str, Tensor]:
 
 
 def read_safetensors(folder: Path) -> Weights:
-    """Return the tensors of one file, or of all files in an index."""
+    """Read a single safetensors file, or all files of an index."""
     from safetensors import SafetensorError, safe_open
 
     index = folder / INDEX
-    files = _indexed(index) if index.exists() else [SINGLE]
+    files = _list_indexed_files(index) if index.exists() else [SINGLE]
     shapes: dict[str, Sequence[int]] = {}
-    opened: dict[str, Any] = {}
+    handles: dict[str, Any] = {}
     for file in files:
         try:
             handle: Any = safe_open(folder / file, framework="pt")
         except (OSError, SafetensorError) as error:
             reason = file_fault(error)[0] if isinstance(error, OSError) else str(error)
-            raise StorageError(f"cannot read {folder / file}: {reason}", hint=WHOLE) from None
+            raise StorageError(
+                f"cannot read {folder / file}: {reason}", hint=COMPLETE_HINT
+            ) from None
         for name in handle.keys():  # noqa: SIM118 - not a mapping
             shapes[name] = handle.get_slice(name).get_shape()
-            opened[name] = handle
-    return Weights(shapes, lambda name: opened[name].get_tensor(name))
+            handles[name] = handle
+    return Weights(shapes, lambda name: handles[name].get_tensor(name))
 
 
-def _indexed(index: Path) -> list[str]:
-    """Return the files that an index names."""
-    places = read_json(index).get("weight_map")
-    if not isinstance(places, dict):
-        raise StorageError(f"{index} has no `weight_map`", hint=WHOLE)
-    return sorted(set(places.values()))
+def _list_indexed_files(index: Path) -> list[str]:
+    """List the files in an index."""
+    files_by_tensor = read_json(index).get("weight_map")
+    if not isinstance(files_by_tensor, dict):
+        raise StorageError(f"{index} has no `weight_map`", hint=COMPLETE_HINT)
+    return sorted(set(files_by_tensor.values()))
 
 
 def write_safetensors(
     folder: Path, tensors: Iterable[tuple[str, Tensor]], file_bytes: int = FILE_BYTES
 ) -> set[torch.dtype]:
-    """Write one file, or several with an index if one is too large. Return the tensors' types.
+    """Write a single file, or several files with an index above `file_bytes`. Return the dtypes.
 
-    Tensors are read one at a time; at most one file's tensors are in memory.
+    Tensors are read one by one; at most one file's tensors are in memory.
     """
     from safetensors.torch import save_file
 
@@ -104,38 +108,38 @@ def write_safetensors(
     total = 0
 
     def save(group: dict[str, Tensor]) -> None:
-        part = folder / f"part-{len(groups)}"
-        save_file(group, part, metadata={"format": "pt"})
+        file_path = folder / f"part-{len(groups)}"
+        save_file(group, file_path, metadata={"format": "pt"})
         # safetensors makes files that only their owner can read; the folder has the user's umask.
-        part.chmod(folder.stat().st_mode & 0o666)
+        file_path.chmod(folder.stat().st_mode & 0o666)
         groups.append(list(group))
 
-    held: dict[str, Tensor] = {}
+    batch: dict[str, Tensor] = {}
     size = 0
     for name, tensor in tensors:
-        if held and size + tensor.nbytes > file_bytes:
-            save(held)
-            held, size = {}, 0
-        held[name] = tensor
+        if batch and size + tensor.nbytes > file_bytes:
+            save(batch)
+            batch, size = {}, 0
+        batch[name] = tensor
         size += tensor.nbytes
         total += tensor.nbytes
         dtypes.add(tensor.dtype)
-    save(held)
+    save(batch)
     if len(groups) == 1:
         (folder / "part-0").rename(folder / SINGLE)
         return dtypes
-    places = {}
+    files_by_tensor = {}
     for number, names in enumerate(groups):
         file = f"model-{number + 1:05d}-of-{len(groups):05d}.safetensors"
         (folder / f"part-{number}").rename(folder / file)
-        places.update(dict.fromkeys(names, file))
-    write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
+        files_by_tensor.update(dict.fromkeys(names, file))
+    write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": files_by_tensor})
     return dtypes
 
 
 @contextmanager
-def staged(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside this one; rename it at the end."""
+def stage_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder, and rename it to `folder` at the end."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise StorageError(f"{folder} exists already", hint="name a new folder")
     partial = folder.with_name(f".{folder.name}.partial")
@@ -155,11 +159,13 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise StorageError(f"cannot read {file}: {file_fault(error)[0]}", hint=WHOLE) from None
+        raise StorageError(
+            f"cannot read {file}: {file_fault(error)[0]}", hint=COMPLETE_HINT
+        ) from None
     except ValueError as error:
-        raise StorageError(f"cannot read {file}: {error}", hint=WHOLE) from None
+        raise StorageError(f"cannot read {file}: {error}", hint=COMPLETE_HINT) from None
     if not isinstance(data, dict):
-        raise StorageError(f"{file} is not a JSON object", hint=WHOLE)
+        raise StorageError(f"{file} is not a JSON object", hint=COMPLETE_HINT)
     return data
 
 

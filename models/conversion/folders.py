@@ -1,4 +1,4 @@
-"""Models in folders: read and write any of the formats.
+"""Model folders: read, write and convert any format.
 
 headrace      model.yaml   and safetensors with our names
 huggingface   config.json  and safetensors of transformers
@@ -17,7 +17,7 @@ from ...console.explain import path_hint
 from ..config.config import ModelConfig
 from ..weights import Weights
 from . import huggingface, native, vortex
-from .files import staged
+from .files import stage_folder
 from .rules import Tensors
 
 TOKENIZER_FILES = (
@@ -35,13 +35,13 @@ TOKENIZER_FILES = (
 
 @dataclass(frozen=True)
 class FolderFormat:
-    """A format of model folders."""
+    """Format of model folders."""
 
-    mark: str
+    mark_file: str
     """File that identifies the format."""
     read: Callable[[Path], tuple[ModelConfig, Weights]]
     write: Callable[[ModelConfig, Tensors, Path], str]
-    """Write a model; return the name of what was written, such as the family."""
+    """Write a model; return the written variant, such as the family."""
 
 
 FORMATS = {
@@ -52,12 +52,12 @@ FORMATS = {
 
 
 def read_model(folder: str | Path) -> tuple[ModelConfig, Weights]:
-    """Return a model's configuration, and its tensors by our names, read lazily.
+    """Return a model's configuration and lazily read tensors, by our names.
 
     Missing tensors, unknown tensors and shapes are checked first.
     """
     folder = Path(folder)
-    return FORMATS[format_of(folder)].read(folder)
+    return FORMATS[find_format(folder)].read(folder)
 
 
 def write_model(
@@ -70,40 +70,40 @@ def write_model(
 ) -> str:
     """Write a new folder, which appears only when it is complete.
 
-    `tokenizer` is a folder whose tokenizer files are copied. Return the name of what was written.
+    `tokenizer` is a folder whose tokenizer files are copied. Return the written variant.
     """
-    if tokenizer is not None and not tokenizer_files(tokenizer):
+    if tokenizer is not None and not list_tokenizer_files(tokenizer):
         raise StorageError(
             f"there is no tokenizer in {tokenizer}",
             hint=f"name a folder with {' or '.join(TOKENIZER_FILES[:2])}",
         )
-    held = tensors if isinstance(tensors, Weights) else Weights.held(tensors)
-    fitting = native.fitting(config, held, source="the model")
-    with staged(Path(folder)) as partial:
-        written = FORMATS[format].write(config, fitting, partial)
-        for file in tokenizer_files(tokenizer) if tokenizer is not None else ():
+    weights = tensors if isinstance(tensors, Weights) else Weights.held(tensors)
+    fitted = native.check_fit(config, weights, source="the model")
+    with stage_folder(Path(folder)) as partial:
+        variant = FORMATS[format].write(config, fitted, partial)
+        for file in list_tokenizer_files(tokenizer) if tokenizer is not None else ():
             shutil.copyfile(file, partial / file.name)
-    return written
+    return variant
 
 
 def convert(
     source: str | Path, folder: str | Path, *, format: str, tokenizer: str | Path | None = None
 ) -> str:
-    """Convert one folder to another. A tokenizer in the source is copied."""
+    """Convert a model folder to another format. A tokenizer in the source is copied."""
     config, tensors = read_model(source)
-    if tokenizer is None and tokenizer_files(source):
+    if tokenizer is None and list_tokenizer_files(source):
         tokenizer = source
     return write_model(config, tensors, folder, format=format, tokenizer=tokenizer)
 
 
-def format_of(folder: Path) -> str:
+def find_format(folder: Path) -> str:
     """Return the format of a folder."""
-    formats = [name for name, format in FORMATS.items() if (folder / format.mark).is_file()]
-    marks = ", ".join(f"{format.mark} ({name})" for name, format in FORMATS.items())
+    formats = [name for name, format in FORMATS.items() if (folder / format.mark_file).is_file()]
+    mark_files = ", ".join(f"{format.mark_file} ({name})" for name, format in FORMATS.items())
     if not formats:
-        what = "holds no model" if folder.is_dir() else "is not a folder"
-        hint = path_hint(folder, f"name a folder with one of {marks}")
-        raise StorageError(f"{folder} {what}", hint=hint)
+        fault = "holds no model" if folder.is_dir() else "is not a folder"
+        hint = path_hint(folder, f"name a folder with one of {mark_files}")
+        raise StorageError(f"{folder} {fault}", hint=hint)
     if len(formats) > 1:
         raise UserError(
             f"{folder} holds several models: {', '.join(formats)}",
@@ -112,5 +112,5 @@ def format_of(folder: Path) -> str:
     return formats[0]
 
 
-def tokenizer_files(folder: str | Path) -> list[Path]:
+def list_tokenizer_files(folder: str | Path) -> list[Path]:
     return [file for name in TOKENIZER_FILES if (file := Path(folder) / name).is_file()]

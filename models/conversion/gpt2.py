@@ -9,8 +9,15 @@ from ..config.config import ModelConfig
 from ..config.options.attention import AttentionOptions
 from ..config.options.init import InitConfig
 from ..config.options.mlp import MLPOptions
-from .family import Settings, alike, expect, one_norm, require, sequential
-from .rules import Rule, same, transposed
+from .family import (
+    Settings,
+    expect,
+    require,
+    require_equal_layers,
+    require_norm,
+    require_sequential,
+)
+from .rules import Rule, map_same, map_transposed
 
 
 class GPT2Family:
@@ -43,12 +50,12 @@ class GPT2Family:
         )
 
     def write(self, config: ModelConfig) -> Settings:
-        alike(config, AttentionOptions, MLPOptions)
+        require_equal_layers(config, AttentionOptions, MLPOptions)
         attention = config.operators[config.layers[0].mixer]
         mlp = config.operators[config.layers[0].mlp or ""]
         assert isinstance(attention, AttentionOptions) and isinstance(mlp, MLPOptions)
-        one_norm(config, "layer")
-        sequential(config)
+        require_norm(config, "layer")
+        require_sequential(config)
         require(config.learned_positions is not None, "it has no learned positions")
         plain = AttentionOptions(heads=attention.heads, rope=None, qkv_bias=True, output_bias=True)
         require(attention == plain, "its attention is not full attention with biases")
@@ -68,26 +75,28 @@ class GPT2Family:
 
     def rules(self, config: ModelConfig) -> list[Rule]:
         result = [
-            same("embedding.weight", "transformer.wte.weight"),
-            same("positions.weight", "transformer.wpe.weight"),
-            same("norm.weight", "transformer.ln_f.weight"),
-            same("norm.bias", "transformer.ln_f.bias"),
+            map_same("embedding.weight", "transformer.wte.weight"),
+            map_same("positions.weight", "transformer.wpe.weight"),
+            map_same("norm.weight", "transformer.ln_f.weight"),
+            map_same("norm.bias", "transformer.ln_f.bias"),
         ]
         if not config.tie_embeddings:
-            result.append(same("head.weight", "lm_head.weight"))
+            result.append(map_same("head.weight", "lm_head.weight"))
         for number in range(len(config.layers)):
             ours, theirs = f"blocks.{number}", f"transformer.h.{number}"
-            for mine, other in (("mixer", "ln_1"), ("mlp", "ln_2")):
+            for our_name, their_name in (("mixer", "ln_1"), ("mlp", "ln_2")):
                 result += [
-                    same(f"{ours}.{mine}.norm.{kind}", f"{theirs}.{other}.{kind}")
+                    map_same(f"{ours}.{our_name}.norm.{kind}", f"{theirs}.{their_name}.{kind}")
                     for kind in ("weight", "bias")
                 ]
-            for mine, other in (
+            for our_name, their_name in (
                 ("mixer.operator.qkv", "attn.c_attn"),
                 ("mixer.operator.out", "attn.c_proj"),
                 ("mlp.operator.up", "mlp.c_fc"),
                 ("mlp.operator.down", "mlp.c_proj"),
             ):
-                result.append(transposed(f"{ours}.{mine}.weight", f"{theirs}.{other}.weight"))
-                result.append(same(f"{ours}.{mine}.bias", f"{theirs}.{other}.bias"))
+                result.append(
+                    map_transposed(f"{ours}.{our_name}.weight", f"{theirs}.{their_name}.weight")
+                )
+                result.append(map_same(f"{ours}.{our_name}.bias", f"{theirs}.{their_name}.bias"))
         return result

@@ -16,7 +16,7 @@ from ..weights import Weights
 from . import FAMILIES, ORIGINALS
 from .family import Original, Unsuitable, settings_errors
 from .files import read_json, read_weights, write_json, write_safetensors
-from .rules import Tensors, to_ours, to_theirs
+from .rules import Tensors, export_tensors, import_tensors
 
 CONFIG = "config.json"
 
@@ -24,7 +24,7 @@ CONFIG = "config.json"
 def read(folder: Path) -> tuple[ModelConfig, Weights]:
     """Return a model's configuration and its tensors, by our names."""
     settings = read_json(folder / CONFIG)
-    family = family_of(settings, folder / CONFIG)
+    family = find_family(settings, folder / CONFIG)
     with settings_errors(folder / CONFIG, settings):
         config = family.read(settings)
 
@@ -34,12 +34,12 @@ def read(folder: Path) -> tuple[ModelConfig, Weights]:
         return tied or name.endswith("rotary_emb.inv_freq")
 
     theirs = read_weights(folder)
-    return config, to_ours(
+    return config, import_tensors(
         family.rules(config), theirs, config, source=str(folder), ignored=ignored
     )
 
 
-def family_of(settings: Mapping[str, Any], file: Path) -> Original:
+def find_family(settings: Mapping[str, Any], file: Path) -> Original:
     """Return the family that `model_type` names, or the format that has these keys."""
     kind = settings.get("model_type")
     if kind is None:
@@ -51,17 +51,17 @@ def family_of(settings: Mapping[str, Any], file: Path) -> Original:
     known = ", ".join(sorted(FAMILIES))
     if kind is None:
         keys = " or ".join(f"`{key}`" for key in ORIGINALS)
-        what = f"is missing, and so is {keys}; known: {known}, and the formats with these keys"
+        message = f"is missing, and so is {keys}; known: {known}, and the formats with these keys"
     else:
-        what = f"`{kind}` cannot be converted; known: {known}"
-    raise ConfigError(str(file), [Problem("model_type", what)])
+        message = f"`{kind}` cannot be converted; known: {known}"
+    raise ConfigError(str(file), [Problem("model_type", message)])
 
 
 def write(config: ModelConfig, tensors: Tensors, folder: Path) -> str:
     """Write a folder that transformers loads; return the family."""
-    name, settings = suitable(config)
+    name, settings = choose_family(config)
     family = FAMILIES[name]
-    dtypes = write_safetensors(folder, to_theirs(family.rules(config), tensors))
+    dtypes = write_safetensors(folder, export_tensors(family.rules(config), tensors))
     if len(dtypes) == 1:
         settings["torch_dtype"] = str(dtypes.pop()).removeprefix("torch.")
     settings["architectures"] = [family.architecture]
@@ -69,7 +69,7 @@ def write(config: ModelConfig, tensors: Tensors, folder: Path) -> str:
     return name
 
 
-def suitable(config: ModelConfig) -> tuple[str, dict[str, Any]]:
+def choose_family(config: ModelConfig) -> tuple[str, dict[str, Any]]:
     """Return the family that can represent this model, and its `config.json`."""
     reasons = []
     for name, family in FAMILIES.items():

@@ -15,15 +15,15 @@ from ..config.options.mlp import GLUOptions
 from ..config.options.moe import MoEOptions
 from .family import (
     Settings,
-    alike,
-    attention_of,
     expect,
-    plain_decoder,
+    get_plain_attention,
     read_rope,
     require,
+    require_equal_layers,
+    require_plain_decoder,
     write_rope,
 )
-from .rules import Rule, rows, same
+from .rules import Rule, map_rows, map_same
 
 
 class LlamaFamily:
@@ -33,11 +33,11 @@ class LlamaFamily:
         expect(settings, hidden_act="silu", mlp_bias=False, pretraining_tp=1)
         glu = GLUOptions(hidden=settings["intermediate_size"])
         bias = bool(settings.get("attention_bias"))
-        return decoder(settings, "glu", glu, bias=bias, window=None)
+        return read_decoder(settings, "glu", glu, bias=bias, window=None)
 
     def write(self, config: ModelConfig) -> Settings:
-        alike(config, AttentionOptions, GLUOptions)
-        options = attention_of(config)
+        require_equal_layers(config, AttentionOptions, GLUOptions)
+        options = get_plain_attention(config)
         glu = config.operators[config.layers[0].mlp or ""]
         assert isinstance(glu, GLUOptions)
         require(glu.activation == "silu" and not glu.bias, "its MLP is not a SwiGLU without biases")
@@ -62,8 +62,8 @@ class LlamaFamily:
             assert isinstance(glu, GLUOptions)
             ours, theirs = f"blocks.{number}.mlp.operator", f"model.layers.{number}.mlp"
             gate_up = {f"{theirs}.{name}_proj.weight": glu.hidden for name in ("gate", "up")}
-            result.append(rows(f"{ours}.gate_up.weight", gate_up))
-            result.append(same(f"{ours}.down.weight", f"{theirs}.down_proj.weight"))
+            result.append(map_rows(f"{ours}.gate_up.weight", gate_up))
+            result.append(map_same(f"{ours}.down.weight", f"{theirs}.down_proj.weight"))
         return result
 
 
@@ -80,11 +80,11 @@ class MixtralFamily:
             hidden=settings["intermediate_size"],
             balance_loss=settings.get("router_aux_loss_coef") or 0.0,
         )
-        return decoder(settings, "moe", moe, bias=False, window=settings.get("sliding_window"))
+        return read_decoder(settings, "moe", moe, bias=False, window=settings.get("sliding_window"))
 
     def write(self, config: ModelConfig) -> Settings:
-        alike(config, AttentionOptions, MoEOptions)
-        options = attention_of(config)
+        require_equal_layers(config, AttentionOptions, MoEOptions)
+        options = get_plain_attention(config)
         moe = config.operators[config.layers[0].mlp or ""]
         assert isinstance(moe, MoEOptions)
         require(moe.router == "softmax" and not moe.sinkhorn, "its router is not softmax")
@@ -110,7 +110,7 @@ class MixtralFamily:
             ours = f"blocks.{number}.mlp.operator"
             theirs = f"model.layers.{number}.block_sparse_moe"
             experts = [f"{theirs}.experts.{expert}" for expert in range(moe.experts)]
-            result.append(same(f"{ours}.router.weight", f"{theirs}.gate.weight"))
+            result.append(map_same(f"{ours}.router.weight", f"{theirs}.gate.weight"))
             gate_up = tuple(
                 f"{expert}.{name}.weight" for expert in experts for name in ("w1", "w3")
             )
@@ -132,7 +132,7 @@ def join_experts(matrices: Any) -> Tensor:
     return torch.stack([torch.cat(pair) for pair in pairs])
 
 
-def decoder(
+def read_decoder(
     settings: Mapping[str, Any], name: str, mlp: OperatorOptions, *, bias: bool, window: int | None
 ) -> ModelConfig:
     heads = settings["num_attention_heads"]
@@ -159,7 +159,7 @@ def decoder(
 
 
 def write_decoder(config: ModelConfig, options: AttentionOptions) -> Settings:
-    plain_decoder(config)
+    require_plain_decoder(config)
     assert options.rope is not None
     head_dim = options.dim(config.width)
     return {
@@ -177,17 +177,19 @@ def write_decoder(config: ModelConfig, options: AttentionOptions) -> Settings:
 
 def decoder_rules(config: ModelConfig) -> list[Rule]:
     result = [
-        same("embedding.weight", "model.embed_tokens.weight"),
-        same("norm.weight", "model.norm.weight"),
+        map_same("embedding.weight", "model.embed_tokens.weight"),
+        map_same("norm.weight", "model.norm.weight"),
     ]
     if not config.tie_embeddings:
-        result.append(same("head.weight", "lm_head.weight"))
+        result.append(map_same("head.weight", "lm_head.weight"))
     for number, layer in enumerate(config.layers):
         options = config.operators[layer.mixer]
         assert isinstance(options, AttentionOptions)
         ours, theirs = f"blocks.{number}", f"model.layers.{number}"
-        result.append(same(f"{ours}.mixer.norm.weight", f"{theirs}.input_layernorm.weight"))
-        result.append(same(f"{ours}.mlp.norm.weight", f"{theirs}.post_attention_layernorm.weight"))
+        result.append(map_same(f"{ours}.mixer.norm.weight", f"{theirs}.input_layernorm.weight"))
+        result.append(
+            map_same(f"{ours}.mlp.norm.weight", f"{theirs}.post_attention_layernorm.weight")
+        )
         result += attention_rules(
             f"{ours}.mixer.operator", f"{theirs}.self_attn", options, config.width
         )
@@ -199,11 +201,11 @@ def attention_rules(ours: str, theirs: str, options: AttentionOptions, width: in
     sizes = {"q": dim * options.heads}
     sizes["k"] = sizes["v"] = dim * (options.kv_heads or options.heads)
     result = []
-    for kind, wanted in (("weight", True), ("bias", options.qkv_bias)):
-        if wanted:
-            parts = {f"{theirs}.{name}_proj.{kind}": size for name, size in sizes.items()}
-            result.append(rows(f"{ours}.qkv.{kind}", parts))
-    result.append(same(f"{ours}.out.weight", f"{theirs}.o_proj.weight"))
+    for kind, present in (("weight", True), ("bias", options.qkv_bias)):
+        if present:
+            row_counts = {f"{theirs}.{name}_proj.{kind}": size for name, size in sizes.items()}
+            result.append(map_rows(f"{ours}.qkv.{kind}", row_counts))
+    result.append(map_same(f"{ours}.out.weight", f"{theirs}.o_proj.weight"))
     if options.output_bias:
-        result.append(same(f"{ours}.out.bias", f"{theirs}.o_proj.bias"))
+        result.append(map_same(f"{ours}.out.bias", f"{theirs}.o_proj.bias"))
     return result

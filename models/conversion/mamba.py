@@ -11,8 +11,8 @@ from ..config.options.base import OperatorOptions
 from ..config.options.init import InitConfig
 from ..config.options.mamba1 import Mamba1Options
 from ..config.options.mamba2 import Mamba2Options
-from .family import Settings, alike, expect, plain_decoder, require
-from .rules import Rule, same, shaped, taps
+from .family import Settings, expect, require, require_equal_layers, require_plain_decoder
+from .rules import Rule, map_reshaped, map_same, map_taps
 
 INIT = InitConfig(weights="uniform", output="depth")
 
@@ -29,10 +29,10 @@ class MambaFamily:
             conv=settings.get("conv_kernel", 4),
             dt_rank=None if rank == "auto" else rank,
         )
-        return backbone(settings, options)
+        return read_backbone(settings, options)
 
     def write(self, config: ModelConfig) -> Settings:
-        alike(config, Mamba1Options, None)
+        require_equal_layers(config, Mamba1Options, None)
         options = config.operators[config.layers[0].mixer]
         assert isinstance(options, Mamba1Options)
         require(options.heads == 1, "its Mamba has several heads")
@@ -85,10 +85,10 @@ class Mamba2Family:
             norm_eps=settings.get("layer_norm_epsilon", 1e-5),
             bias=settings.get("use_bias", False),
         )
-        return backbone(settings, options)
+        return read_backbone(settings, options)
 
     def write(self, config: ModelConfig) -> Settings:
-        alike(config, Mamba2Options, None)
+        require_equal_layers(config, Mamba2Options, None)
         options = config.operators[config.layers[0].mixer]
         assert isinstance(options, Mamba2Options)
         # In transformers the gated norm has one group, and all norms have one eps.
@@ -119,42 +119,45 @@ class Mamba2Family:
 
 
 def mamba1_rules(ours: str, theirs: str) -> list[Rule]:
-    result = [same(f"{ours}.input.weight", f"{theirs}.in_proj.weight"), *conv_rules(ours, theirs)]
-    for name, other in (
+    result = [
+        map_same(f"{ours}.input.weight", f"{theirs}.in_proj.weight"),
+        *conv_rules(ours, theirs),
+    ]
+    for our_name, their_name in (
         ("select", "x_proj.weight"),
         ("dt", "dt_proj.weight"),
         ("dt_bias", "dt_proj.bias"),
         ("A_log", "A_log"),
         ("D", "D"),
     ):
-        result.append(one_head(f"{ours}.{name}", f"{theirs}.{other}"))
-    return [*result, same(f"{ours}.output.weight", f"{theirs}.out_proj.weight")]
+        result.append(map_one_head(f"{ours}.{our_name}", f"{theirs}.{their_name}"))
+    return [*result, map_same(f"{ours}.output.weight", f"{theirs}.out_proj.weight")]
 
 
 def mamba2_rules(ours: str, theirs: str, options: OperatorOptions) -> list[Rule]:
     assert isinstance(options, Mamba2Options)
     result = conv_rules(ours, theirs)
     for name in ("A_log", "D", "dt_bias"):
-        result.append(same(f"{ours}.{name}", f"{theirs}.{name}"))
-    result.append(same(f"{ours}.norm.weight", f"{theirs}.norm.weight"))
+        result.append(map_same(f"{ours}.{name}", f"{theirs}.{name}"))
+    result.append(map_same(f"{ours}.norm.weight", f"{theirs}.norm.weight"))
     for kind in ("weight", "bias") if options.bias else ("weight",):
-        result.append(same(f"{ours}.input.{kind}", f"{theirs}.in_proj.{kind}"))
-        result.append(same(f"{ours}.output.{kind}", f"{theirs}.out_proj.{kind}"))
+        result.append(map_same(f"{ours}.input.{kind}", f"{theirs}.in_proj.{kind}"))
+        result.append(map_same(f"{ours}.output.{kind}", f"{theirs}.out_proj.{kind}"))
     return result
 
 
 def conv_rules(ours: str, theirs: str) -> list[Rule]:
     return [
-        taps(f"{ours}.conv.taps", f"{theirs}.conv1d.weight"),
-        same(f"{ours}.conv.bias", f"{theirs}.conv1d.bias"),
+        map_taps(f"{ours}.conv.taps", f"{theirs}.conv1d.weight"),
+        map_same(f"{ours}.conv.bias", f"{theirs}.conv1d.bias"),
     ]
 
 
-def one_head(ours: str, theirs: str) -> Rule:
-    return shaped(ours, theirs, lambda t: t.squeeze(0), lambda t: t.unsqueeze(0))
+def map_one_head(ours: str, theirs: str) -> Rule:
+    return map_reshaped(ours, theirs, lambda t: t.squeeze(0), lambda t: t.unsqueeze(0))
 
 
-def backbone(settings: Mapping[str, Any], options: OperatorOptions) -> ModelConfig:
+def read_backbone(settings: Mapping[str, Any], options: OperatorOptions) -> ModelConfig:
     return ModelConfig(
         vocab_size=settings["vocab_size"],
         width=settings["hidden_size"],
@@ -167,7 +170,7 @@ def backbone(settings: Mapping[str, Any], options: OperatorOptions) -> ModelConf
 
 
 def write_backbone(config: ModelConfig) -> Settings:
-    plain_decoder(config)
+    require_plain_decoder(config)
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.width,
@@ -181,12 +184,12 @@ def write_backbone(config: ModelConfig) -> Settings:
 
 def backbone_rules(config: ModelConfig, embedding: str = "embeddings") -> list[Rule]:
     result = [
-        same("embedding.weight", f"backbone.{embedding}.weight"),
-        same("norm.weight", "backbone.norm_f.weight"),
+        map_same("embedding.weight", f"backbone.{embedding}.weight"),
+        map_same("norm.weight", "backbone.norm_f.weight"),
     ]
     if not config.tie_embeddings:
-        result.append(same("head.weight", "lm_head.weight"))
+        result.append(map_same("head.weight", "lm_head.weight"))
     for number in range(len(config.layers)):
         theirs = f"backbone.layers.{number}.norm.weight"
-        result.append(same(f"blocks.{number}.mixer.norm.weight", theirs))
+        result.append(map_same(f"blocks.{number}.mixer.norm.weight", theirs))
     return result

@@ -12,7 +12,7 @@ from ..config.options.base import OperatorOptions
 from ..config.options.mamba1 import Mamba1Options
 from ..config.options.mamba2 import Mamba2Options
 from .family import expect
-from .mamba import backbone, backbone_rules, mamba1_rules, mamba2_rules
+from .mamba import backbone_rules, mamba1_rules, mamba2_rules, read_backbone
 from .rules import Rule
 
 IGNORED = {
@@ -30,14 +30,14 @@ class MambaSSM:
         scan = dict(settings["ssm_cfg"])
         layer = scan.get("layer", "Mamba1")
         if layer not in ("Mamba1", "Mamba2"):
-            what = f"`{layer}` is not supported, only Mamba1 and Mamba2"
-            raise Problems([Problem("ssm_cfg.layer", what)])
-        options, known = mamba1(scan) if layer == "Mamba1" else mamba2(scan)
+            message = f"`{layer}` is not supported, only Mamba1 and Mamba2"
+            raise Problems([Problem("ssm_cfg.layer", message)])
+        options, known = read_mamba1(scan) if layer == "Mamba1" else read_mamba2(scan)
         unknown = sorted(scan.keys() - known - IGNORED)
         if unknown:
             raise Problems([Problem(f"ssm_cfg.{key}", "is not supported") for key in unknown])
         multiple = settings.get("pad_vocab_size_multiple", 8)
-        return backbone(
+        return read_backbone(
             {
                 "vocab_size": -(-settings["vocab_size"] // multiple) * multiple,
                 "hidden_size": settings["d_model"],
@@ -59,7 +59,7 @@ class MambaSSM:
         return result
 
 
-def mamba1(scan: Mapping[str, Any]) -> tuple[OperatorOptions, set[str]]:
+def read_mamba1(scan: Mapping[str, Any]) -> tuple[OperatorOptions, set[str]]:
     """Return the options, and the keys that decide them."""
     expect(scan, conv_bias=True, bias=False)
     rank = scan.get("dt_rank", "auto")
@@ -72,7 +72,7 @@ def mamba1(scan: Mapping[str, Any]) -> tuple[OperatorOptions, set[str]]:
     return options, {"conv_bias", "bias", "d_state", "expand", "d_conv", "dt_rank"}
 
 
-def mamba2(scan: Mapping[str, Any]) -> tuple[OperatorOptions, set[str]]:
+def read_mamba2(scan: Mapping[str, Any]) -> tuple[OperatorOptions, set[str]]:
     """Return the options, and the keys that decide them."""
     fixed: dict[str, Any] = {
         "conv_bias": True,

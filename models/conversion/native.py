@@ -9,26 +9,26 @@ from ..accounting.count import build_meta
 from ..config.config import ModelConfig, load_model_config
 from ..weights import Weights
 from .files import read_safetensors, write_safetensors
-from .rules import Rule, Tensors, same, to_ours, to_theirs
+from .rules import Rule, Tensors, export_tensors, import_tensors, map_same
 
 CONFIG = "model.yaml"
 
 
 def read(folder: Path) -> tuple[ModelConfig, Weights]:
     config = load_model_config(folder / CONFIG)
-    return config, fitting(config, read_safetensors(folder), source=str(folder))
+    return config, check_fit(config, read_safetensors(folder), source=str(folder))
 
 
 def write(config: ModelConfig, tensors: Tensors, folder: Path) -> str:
-    write_safetensors(folder, to_theirs(rules(config), tensors))
+    write_safetensors(folder, export_tensors(rules(config), tensors))
     (folder / CONFIG).write_text(reader.dump(config), encoding="utf-8")
     return "headrace"
 
 
-def fitting(config: ModelConfig, tensors: Weights, *, source: str) -> Weights:
+def check_fit(config: ModelConfig, tensors: Weights, *, source: str) -> Weights:
     """Return the same tensors; raise if they are not those of this model."""
-    return to_ours(rules(config), tensors, config, source=source)
+    return import_tensors(rules(config), tensors, config, source=source)
 
 
 def rules(config: ModelConfig) -> list[Rule]:
-    return [same(name, name) for name, _ in build_meta(config).named_parameters()]
+    return [map_same(name, name) for name, _ in build_meta(config).named_parameters()]

@@ -34,13 +34,23 @@ from ..operators.hyena_mr import apply_decay
 from ..weights import Weights
 from .family import Unsuitable, settings_errors
 from .files import read_torch
-from .rules import Rule, Tensors, interleaved, rows, same, shaped, taps, to_ours, to_theirs
+from .rules import (
+    Rule,
+    Tensors,
+    export_tensors,
+    import_tensors,
+    map_interleaved,
+    map_reshaped,
+    map_rows,
+    map_same,
+    map_taps,
+)
 from .vortex_config import read_config, write_config
 
 CONFIG, WEIGHTS = "config.yml", "model.pt"
 INV_FREQ = "inner_mha_cls.rotary_emb.inv_freq"
 
-AGAIN = "use the .pt file of an Evo 2 checkpoint; if it is one, download it again"
+DOWNLOAD_HINT = "use the .pt file of an Evo 2 checkpoint; if it is one, download it again"
 
 
 def read(folder: Path) -> tuple[ModelConfig, Weights]:
@@ -54,9 +64,11 @@ def read(folder: Path) -> tuple[ModelConfig, Weights]:
         tied = config.tie_embeddings and name == "unembed.weight"
         return tied or name.endswith((INV_FREQ, "_extra_state", "filter.t"))
 
-    theirs = Weights.held(read_torch(folder / WEIGHTS, hint=AGAIN))
+    theirs = Weights.held(read_torch(folder / WEIGHTS, hint=DOWNLOAD_HINT))
     check_frequencies(config, theirs, folder)
-    return config, to_ours(rules(config), theirs, config, source=str(folder), ignored=ignored)
+    return config, import_tensors(
+        rules(config), theirs, config, source=str(folder), ignored=ignored
+    )
 
 
 def write(config: ModelConfig, tensors: Tensors, folder: Path) -> str:
@@ -73,21 +85,21 @@ def write(config: ModelConfig, tensors: Tensors, folder: Path) -> str:
         raise CheckpointError(
             f"Vortex cannot represent this model: {error}", hint="use --format headrace"
         ) from None
-    theirs = dict(to_theirs(rules(config), tensors))
-    torch.save(theirs | repeated(config, theirs), folder / WEIGHTS)
+    theirs = dict(export_tensors(rules(config), tensors))
+    torch.save(theirs | derive_tensors(config, theirs), folder / WEIGHTS)
     (folder / CONFIG).write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
     return "StripedHyena 2"
 
 
-def repeated(config: ModelConfig, theirs: Tensors) -> dict[str, Tensor]:
+def derive_tensors(config: ModelConfig, theirs: Tensors) -> dict[str, Tensor]:
     """Return derived tensors that Vortex requires."""
-    result = {f"blocks.{number}.{INV_FREQ}": speed for number, speed in frequencies(config)}
+    result = {f"blocks.{number}.{INV_FREQ}": speed for number, speed in iterate_frequencies(config)}
     if config.tie_embeddings:
         result["unembed.weight"] = theirs["embedding_layer.weight"]
     return result
 
 
-def frequencies(config: ModelConfig) -> Iterator[tuple[int, Tensor]]:
+def iterate_frequencies(config: ModelConfig) -> Iterator[tuple[int, Tensor]]:
     """Yield the rotary frequencies of each attention layer; Vortex scales positions, not these."""
     for number, layer in enumerate(config.layers):
         options = config.operators[layer.mixer]
@@ -102,25 +114,28 @@ def check_frequencies(config: ModelConfig, theirs: Weights, folder: Path) -> Non
 
     The `config.yml` first published with the 1M-context models had another base.
     """
-    for number, expected in frequencies(config):
+    for number, expected in iterate_frequencies(config):
         name = f"blocks.{number}.{INV_FREQ}"
         if name not in theirs:
             continue
-        kept = theirs[name].float()
-        if kept.shape != expected.shape:
-            what = f"heads have {2 * len(expected)} channels; {name} is for {2 * len(kept)}"
-            raise ConfigError(str(folder / CONFIG), [Problem("num_attention_heads", what)])
-        if ((kept - expected).abs() > 2**-7 * expected).any():  # they may be in bf16
-            base = float(kept[-1]) ** (-len(kept) / (len(kept) - 1))
-            what = f"{name} in {WEIGHTS} has the frequencies of a base of about {base:.3g}"
-            problem = Problem("rotary_emb_base", what)
+        stored = theirs[name].float()
+        if stored.shape != expected.shape:
+            message = f"heads have {2 * len(expected)} channels; {name} is for {2 * len(stored)}"
+            raise ConfigError(str(folder / CONFIG), [Problem("num_attention_heads", message)])
+        if ((stored - expected).abs() > 2**-7 * expected).any():  # they may be in bf16
+            base = float(stored[-1]) ** (-len(stored) / (len(stored) - 1))
+            message = f"{name} in {WEIGHTS} has the frequencies of a base of about {base:.3g}"
+            problem = Problem("rotary_emb_base", message)
             raise ConfigError(str(folder / CONFIG), [problem], hint="correct the base")
 
 
 def rules(config: ModelConfig) -> list[Rule]:
-    result = [same("embedding.weight", "embedding_layer.weight"), same("norm.weight", "norm.scale")]
+    result = [
+        map_same("embedding.weight", "embedding_layer.weight"),
+        map_same("norm.weight", "norm.scale"),
+    ]
     if not config.tie_embeddings:
-        result.append(same("head.weight", "unembed.weight"))
+        result.append(map_same("head.weight", "unembed.weight"))
     for number, layer in enumerate(config.layers):
         ours, theirs = f"blocks.{number}", f"blocks.{number}"
         options = config.operators[layer.mixer]
@@ -128,10 +143,10 @@ def rules(config: ModelConfig) -> list[Rule]:
         assert isinstance(glu, GLUOptions)
         gate_up = {f"{theirs}.mlp.{name}.weight": glu.hidden for name in ("l1", "l2")}
         result += [
-            same(f"{ours}.mixer.norm.weight", f"{theirs}.pre_norm.scale"),
-            same(f"{ours}.mlp.norm.weight", f"{theirs}.post_norm.scale"),
-            rows(f"{ours}.mlp.operator.gate_up.weight", gate_up),
-            same(f"{ours}.mlp.operator.down.weight", f"{theirs}.mlp.l3.weight"),
+            map_same(f"{ours}.mixer.norm.weight", f"{theirs}.pre_norm.scale"),
+            map_same(f"{ours}.mlp.norm.weight", f"{theirs}.post_norm.scale"),
+            map_rows(f"{ours}.mlp.operator.gate_up.weight", gate_up),
+            map_same(f"{ours}.mlp.operator.down.weight", f"{theirs}.mlp.l3.weight"),
         ]
         ours += ".mixer.operator"
         if isinstance(options, AttentionOptions):
@@ -144,19 +159,23 @@ def rules(config: ModelConfig) -> list[Rule]:
 def attention_rules(ours: str, theirs: str, options: AttentionOptions) -> list[Rule]:
     heads = options.heads
 
-    def by_head(t: Tensor) -> Tensor:
-        parts: Tensor = t.unflatten(0, (3, heads, -1))
-        return parts.transpose(0, 1).flatten(0, 2)
+    def interleave_heads(t: Tensor) -> Tensor:
+        split: Tensor = t.unflatten(0, (3, heads, -1))
+        return split.transpose(0, 1).flatten(0, 2)
 
-    def by_part(t: Tensor) -> Tensor:
-        parts: Tensor = t.unflatten(0, (heads, 3, -1))
-        return parts.transpose(0, 1).flatten(0, 2)
+    def group_parts(t: Tensor) -> Tensor:
+        split: Tensor = t.unflatten(0, (heads, 3, -1))
+        return split.transpose(0, 1).flatten(0, 2)
 
     result = []
     for kind in ("weight", "bias") if options.qkv_bias else ("weight",):
-        result.append(shaped(f"{ours}.qkv.{kind}", f"{theirs}.Wqkv.{kind}", by_head, by_part))
+        result.append(
+            map_reshaped(
+                f"{ours}.qkv.{kind}", f"{theirs}.Wqkv.{kind}", interleave_heads, group_parts
+            )
+        )
     for kind in ("weight", "bias") if options.output_bias else ("weight",):
-        result.append(same(f"{ours}.out.{kind}", f"{theirs}.out_proj.{kind}"))
+        result.append(map_same(f"{ours}.out.{kind}", f"{theirs}.out_proj.{kind}"))
     return result
 
 
@@ -164,25 +183,25 @@ def hyena_rules(ours: str, theirs: str, options: OperatorOptions) -> list[Rule]:
     assert isinstance(options, (HyenaSEOptions, HyenaMROptions, HyenaLIOptions))
     result = []
     for kind in ("weight", "bias") if options.qkv_bias else ("weight",):
-        result.append(interleaved(f"{ours}.qkv.{kind}", f"{theirs}.projections.{kind}", 3))
+        result.append(map_interleaved(f"{ours}.qkv.{kind}", f"{theirs}.projections.{kind}", 3))
     for kind in ("weight", "bias") if options.output_bias else ("weight",):
-        result.append(same(f"{ours}.output.{kind}", f"{theirs}.out_filter_dense.{kind}"))
-    turns = interleaved("", "", 3)
+        result.append(map_same(f"{ours}.output.{kind}", f"{theirs}.out_filter_dense.{kind}"))
+    interleaving = map_interleaved("", "", 3)
     result.append(
-        shaped(
+        map_reshaped(
             f"{ours}.featurizer.taps",
             f"{theirs}.filter.short_filter_weight",
-            lambda t: turns.there(t)[0].flip(-1).unsqueeze(1),
-            lambda t: turns.back([t]).squeeze(1).flip(-1),
+            lambda t: interleaving.export(t)[0].flip(-1).unsqueeze(1),
+            lambda t: interleaving.restore([t]).squeeze(1).flip(-1),
         )
     )
     if isinstance(options, HyenaSEOptions):
-        result.append(taps(f"{ours}.taps", f"{theirs}.filter.h"))
+        result.append(map_taps(f"{ours}.taps", f"{theirs}.filter.h"))
         return result
-    result.append(same(f"{ours}.skip", f"{theirs}.filter.D"))
+    result.append(map_same(f"{ours}.skip", f"{theirs}.filter.D"))
     if isinstance(options, HyenaMROptions):
         result.append(
-            shaped(
+            map_reshaped(
                 f"{ours}.taps",
                 f"{theirs}.filter.h",
                 lambda t: apply_decay(t, options).to(t.dtype).unsqueeze(1),
@@ -191,12 +210,12 @@ def hyena_rules(ours: str, theirs: str, options: OperatorOptions) -> list[Rule]:
         )
         return result
     result.append(
-        shaped(
+        map_reshaped(
             f"{ours}.rates",
             f"{theirs}.filter.log_poles",
             lambda t: -plain_rates(t, options).unsqueeze(-1),
             lambda t: -t.squeeze(-1),
         )
     )
-    result.append(same(f"{ours}.residues", f"{theirs}.filter.residues"))
+    result.append(map_same(f"{ours}.residues", f"{theirs}.filter.residues"))
     return result

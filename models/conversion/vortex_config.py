@@ -18,9 +18,9 @@ from ..config.options.hyena_se import HyenaSEOptions
 from ..config.options.init import InitConfig
 from ..config.options.mlp import GLUOptions
 from ..config.options.rope import Rope
-from .family import Settings, expect, of_layers, one_norm, require, sequential
+from .family import Settings, build_pattern, expect, require, require_norm, require_sequential
 
-SORTS = {"hcs": "se", "hcm": "mr", "hcl": "li", "attn": "attention"}
+LAYER_KINDS = {"hcs": "se", "hcm": "mr", "hcl": "li", "attn": "attention"}
 """Vortex's names of layer kinds, and ours."""
 
 
@@ -68,14 +68,14 @@ def read_config(settings: Mapping[str, Any]) -> ModelConfig:
         ),
         "glu": GLUOptions(hidden=settings["inner_mlp_size"], activation=settings["mlp_activation"]),
     }
-    names = layer_names(settings)
+    names = list_layer_names(settings)
     if settings.get("evo2_style_activations", False):
         operators["identity"] = GLUOptions(hidden=settings["inner_mlp_size"], activation="identity")
         names = [names[0] + "/glu", *names[1:]]
     return ModelConfig(
         vocab_size=settings["vocab_size"],
         width=width,
-        **of_layers(names, operators, mlp="identity" if "identity" in operators else "glu"),
+        **build_pattern(names, operators, mlp="identity" if "identity" in operators else "glu"),
         norm="rms" if settings.get("use_flash_rmsnorm") else "rms-eps-outside",
         norm_eps=float(settings["eps"]),
         tie_embeddings=settings["tie_embeddings"],
@@ -83,27 +83,27 @@ def read_config(settings: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-def layer_names(settings: Mapping[str, Any]) -> list[str]:
-    places = {
-        int(number): ours
-        for theirs, ours in SORTS.items()
-        for number in settings.get(f"{theirs}_layer_idxs") or ()
+def list_layer_names(settings: Mapping[str, Any]) -> list[str]:
+    names = {
+        int(number): our_name
+        for vortex_name, our_name in LAYER_KINDS.items()
+        for number in settings.get(f"{vortex_name}_layer_idxs") or ()
     }
-    count = settings["num_layers"]
-    missing = [number for number in range(count) if number not in places]
-    if missing or len(places) != count:
-        raise ValueError(f"layers without a kind: {missing}; layers listed: {sorted(places)}")
-    return [places[number] for number in range(count)]
+    num_layers = settings["num_layers"]
+    missing = [number for number in range(num_layers) if number not in names]
+    if missing or len(names) != num_layers:
+        raise ValueError(f"layers without a kind: {missing}; layers listed: {sorted(names)}")
+    return [names[number] for number in range(num_layers)]
 
 
 def write_config(config: ModelConfig) -> Settings:
     fused = config.norm == "rms"  # the fused norm has eps inside the root
-    one_norm(config, "rms" if fused else "rms-eps-outside")
-    sequential(config)
+    require_norm(config, "rms" if fused else "rms-eps-outside")
+    require_sequential(config)
     require(config.learned_positions is None, "it has learned positions")
-    kinds: dict[type[OperatorOptions], Any] = {}
-    sorts: dict[str, list[int]] = {name: [] for name in SORTS}
-    wanted = {
+    options_by_type: dict[type[OperatorOptions], Any] = {}
+    layers_by_kind: dict[str, list[int]] = {name: [] for name in LAYER_KINDS}
+    vortex_kinds = {
         HyenaSEOptions: "hcs",
         HyenaMROptions: "hcm",
         HyenaLIOptions: "hcl",
@@ -112,20 +112,20 @@ def write_config(config: ModelConfig) -> Settings:
     activations, hidden = [], set()
     for number, layer in enumerate(config.layers):
         options = config.operators[layer.mixer]
-        require(type(options) in wanted, f"layer {number} is of kind {options.kind}")
+        require(type(options) in vortex_kinds, f"layer {number} is of kind {options.kind}")
         require(layer.shared is None, "it has shared blocks")
-        first = kinds.setdefault(type(options), options)
+        first = options_by_type.setdefault(type(options), options)
         require(first == options, f"`{layer.mixer}` differs from another {options.kind}")
-        sorts[wanted[type(options)]].append(number)
+        layers_by_kind[vortex_kinds[type(options)]].append(number)
         glu = config.operators[layer.mlp] if layer.mlp else None
         require(isinstance(glu, GLUOptions) and not glu.bias, f"layer {number} has no plain GLU")
         assert isinstance(glu, GLUOptions)
         activations.append(glu.activation)
         hidden.add(glu.hidden)
     require(len(hidden) == 1, "its MLPs differ in width")
-    for kind, name in wanted.items():
-        require(kind in kinds, f"it has no layer of Vortex's kind {name}")
-    se, mr, li, attention = (kinds[kind] for kind in wanted)
+    for kind, name in vortex_kinds.items():
+        require(kind in options_by_type, f"it has no layer of Vortex's kind {name}")
+    se, mr, li, attention = (options_by_type[kind] for kind in vortex_kinds)
     for hyena in (se, mr, li):
         require(not hyena.featurizer_bias, "its short filters have biases")
         require(hyena.qkv_bias == attention.qkv_bias, "only some of its projections have biases")
@@ -142,14 +142,17 @@ def write_config(config: ModelConfig) -> Settings:
     rope = attention.rope
     require(rope is not None and rope.channels is None, "RoPE is not on all channels")
     require(rope is not None and rope.scaling in ("none", "linear"), "its RoPE has another scaling")
-    first, rest = activations[0], set(activations[1:])
+    first, later_activations = activations[0], set(activations[1:])
     require(first in ("gelu", "silu"), f"the first activation is {first}")
-    require(rest in ({"identity"}, {first}, set()), f"activations after the first: {sorted(rest)}")
+    require(
+        later_activations in ({"identity"}, {first}, set()),
+        f"activations after the first: {sorted(later_activations)}",
+    )
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.width,
         "num_filters": config.width,
-        **{f"{name}_layer_idxs": numbers for name, numbers in sorts.items()},
+        **{f"{name}_layer_idxs": numbers for name, numbers in layers_by_kind.items()},
         "hcs_filter_length": se.taps,
         "hcs_filter_groups": se.groups,
         "hcm_filter_length": mr.taps,
@@ -166,7 +169,7 @@ def write_config(config: ModelConfig) -> Settings:
         "rotary_emb_scaling_factor": rope.factor,
         "inner_mlp_size": hidden.pop(),
         "mlp_activation": first,
-        "evo2_style_activations": rest == {"identity"},
+        "evo2_style_activations": later_activations == {"identity"},
         "tie_embeddings": config.tie_embeddings,
         "qkv_proj_bias": attention.qkv_bias,
         "mha_out_proj_bias": attention.output_bias,

@@ -12,9 +12,9 @@ from ..config.options.mamba1 import Mamba1Options
 from ..config.options.mamba2 import Mamba2Options
 from ..config.options.rope import Rope
 from ..config.options.zamba import ZambaBlockOptions
-from .family import Settings, expect, of_layers, plain_decoder, read_rope, require
+from .family import Settings, build_pattern, expect, read_rope, require, require_plain_decoder
 from .mamba import conv_rules, mamba2_rules
-from .rules import Rule, interleaved, rows, same
+from .rules import Rule, map_interleaved, map_rows, map_same
 
 
 class ZambaFamily:
@@ -42,18 +42,18 @@ class ZambaFamily:
         )
         eps = settings["rms_norm_eps"]
         block = ZambaBlockOptions(heads=heads, hidden=settings["intermediate_size"], norm_eps=eps)
-        return hybrid(
-            settings, block_types(settings), {"mamba": mamba, "shared": block}, ["shared"]
+        return read_hybrid(
+            settings, list_block_types(settings), {"mamba": mamba, "shared": block}, ["shared"]
         )
 
     def write(self, config: ModelConfig) -> Settings:
-        mamba, blocks = parts_of(config, Mamba1Options)
+        mamba, blocks = split_hybrid(config, Mamba1Options)
         assert isinstance(mamba, Mamba1Options)
         block = blocks[0]
         require(len(blocks) == 1, "it has several shared blocks")
         require(not block.lora_rank, "its shared block has LoRA corrections")
         require(block.rope is None, "its shared block has rotary positions")
-        period = call_period(config)
+        period = find_call_period(config)
         return {
             **write_hybrid(config, block),
             "model_type": "zamba",
@@ -69,21 +69,21 @@ class ZambaFamily:
 
     def rules(self, config: ModelConfig) -> list[Rule]:
         result = outer_rules(config)
-        for name in block_names(config):
-            places = block_places(config, name, "shared_transf")
-            result += block_rules(f"shared.{name}", places, config.operators[name], config.width)
+        for name in list_blocks(config):
+            modules = list_block_modules(config, name, "shared_transf")
+            result += block_rules(f"shared.{name}", modules, config.operators[name], config.width)
         for number, layer in enumerate(config.layers):
             theirs = f"model.layers.{number}"
             if layer.shared:
                 call = f"blocks.{number}.call.project.weight"
-                result.append(same(call, f"{theirs}.linear.weight"))
+                result.append(map_same(call, f"{theirs}.linear.weight"))
                 theirs += ".mamba_decoder"
             ours = f"blocks.{number}.mixer"
-            result.append(same(f"{ours}.norm.weight", f"{theirs}.input_layernorm.weight"))
+            result.append(map_same(f"{ours}.norm.weight", f"{theirs}.input_layernorm.weight"))
             ours, theirs = f"{ours}.operator", f"{theirs}.mamba"
-            result.append(interleaved(f"{ours}.input.weight", f"{theirs}.in_proj.weight", 2))
+            result.append(map_interleaved(f"{ours}.input.weight", f"{theirs}.in_proj.weight", 2))
             result += conv_rules(ours, theirs)
-            for name, other in (
+            for name, their_name in (
                 ("select", "x_proj_weight"),
                 ("dt", "dt_proj_weight"),
                 ("dt_bias", "dt_proj_bias"),
@@ -91,7 +91,7 @@ class ZambaFamily:
                 ("D", "D"),
                 ("output.weight", "out_proj.weight"),
             ):
-                result.append(same(f"{ours}.{name}", f"{theirs}.{other}"))
+                result.append(map_same(f"{ours}.{name}", f"{theirs}.{their_name}"))
         return result
 
 
@@ -128,13 +128,13 @@ class Zamba2Family:
         blocks = settings["num_mem_blocks"]
         names = [f"shared{number}" for number in range(blocks)] if blocks > 1 else ["shared"]
         operators: dict[str, OperatorOptions] = {"mamba": mamba, **dict.fromkeys(names, block)}
-        return hybrid(settings, settings["layers_block_type"], operators, names)
+        return read_hybrid(settings, settings["layers_block_type"], operators, names)
 
     def write(self, config: ModelConfig) -> Settings:
-        mamba, blocks = parts_of(config, Mamba2Options)
+        mamba, blocks = split_hybrid(config, Mamba2Options)
         assert isinstance(mamba, Mamba2Options)
         block = blocks[0]
-        require(all(other == block for other in blocks), "its shared blocks differ")
+        require(all(shared_block == block for shared_block in blocks), "its shared blocks differ")
         require(block.lora_rank > 0, "its shared blocks have no LoRA corrections")
         require(mamba.norm_eps == 1e-5, f"the eps of its gated norm is {mamba.norm_eps}, not 1e-5")
         require(mamba.norm_groups in (None, mamba.groups), "its gated norm has other groups")
@@ -165,108 +165,108 @@ class Zamba2Family:
 
     def rules(self, config: ModelConfig) -> list[Rule]:
         result = outer_rules(config)
-        names = block_names(config)
+        names = list_blocks(config)
         calls = [number for number, layer in enumerate(config.layers) if layer.shared]
         for number, layer in enumerate(config.layers):
             theirs = f"model.layers.{number}"
             if layer.shared:
                 call = f"blocks.{number}.call.project.weight"
-                result.append(same(call, f"{theirs}.linear.weight"))
+                result.append(map_same(call, f"{theirs}.linear.weight"))
                 theirs += ".mamba_decoder"
             ours = f"blocks.{number}.mixer"
-            result.append(same(f"{ours}.norm.weight", f"{theirs}.input_layernorm.weight"))
+            result.append(map_same(f"{ours}.norm.weight", f"{theirs}.input_layernorm.weight"))
             options = config.operators[layer.mixer]
             result += mamba2_rules(f"{ours}.operator", f"{theirs}.mamba", options)
         for name in names:
-            places = block_places(config, name, "shared_transformer")
+            modules = list_block_modules(config, name, "shared_transformer")
             block = config.operators[name]
             assert isinstance(block, ZambaBlockOptions)
-            result += block_rules(f"shared.{name}", places, block, config.width)
+            result += block_rules(f"shared.{name}", modules, block, config.width)
             for index, number in enumerate(calls):
                 if config.layers[number].shared == name:
                     ours = f"blocks.{number}.call"
-                    result += call_rules(ours, places, index, attention=block.attention_lora)
+                    result += call_rules(ours, modules, index, attention=block.attention_lora)
         return result
 
 
-def block_places(config: ModelConfig, name: str, module: str) -> tuple[str, ...]:
+def list_block_modules(config: ModelConfig, name: str, module: str) -> tuple[str, ...]:
     """Return where the layers that call a shared block hold it."""
-    calls = [number for number, layer in enumerate(config.layers) if layer.shared == name]
-    return tuple(f"model.layers.{number}.{module}" for number in calls)
+    callers = [number for number, layer in enumerate(config.layers) if layer.shared == name]
+    return tuple(f"model.layers.{number}.{module}" for number in callers)
 
 
 def call_rules(
-    ours: str, places: tuple[str, ...], index: int, *, attention: bool
+    ours: str, modules: tuple[str, ...], index: int, *, attention: bool
 ) -> Iterator[Rule]:
     """Yield the rules of one call's LoRA corrections; theirs are stored in the block, by call."""
-    theirs = places[0]
+    theirs = modules[0]
     lists = {"gate_up": f"{theirs}.feed_forward.gate_up_proj_adapter_list.{index}"}
     if attention:
-        for part, name in enumerate("qkv"):
-            lists[f"qkv.{part}"] = f"{theirs}.self_attn.linear_{name}_adapter_list.{index}"
-    for mine, name in lists.items():
+        for projection, name in enumerate("qkv"):
+            lists[f"qkv.{projection}"] = f"{theirs}.self_attn.linear_{name}_adapter_list.{index}"
+    for our_name, name in lists.items():
         for place, matrix in enumerate(("down", "up")):
-            rule = same(f"{ours}.{mine}.{matrix}.weight", f"{name}.{place}.weight")
-            yield replace(rule, prefixes=places)
+            rule = map_same(f"{ours}.{our_name}.{matrix}.weight", f"{name}.{place}.weight")
+            yield replace(rule, prefixes=modules)
 
 
 def block_rules(
-    ours: str, places: tuple[str, ...], options: OperatorOptions, width: int
+    ours: str, modules: tuple[str, ...], options: OperatorOptions, width: int
 ) -> Iterator[Rule]:
     assert isinstance(options, ZambaBlockOptions)
-    theirs = places[0]
+    theirs = modules[0]
     qkv = {f"{theirs}.self_attn.{name}_proj.weight": 2 * width for name in "qkv"}
     result = [
-        same(f"{ours}.norm.weight", f"{theirs}.input_layernorm.weight"),
-        same(f"{ours}.mlp_norm.weight", f"{theirs}.pre_ff_layernorm.weight"),
-        rows(f"{ours}.attention.qkv.weight", qkv),
-        same(f"{ours}.attention.out.weight", f"{theirs}.self_attn.o_proj.weight"),
-        same(f"{ours}.down.weight", f"{theirs}.feed_forward.down_proj.weight"),
+        map_same(f"{ours}.norm.weight", f"{theirs}.input_layernorm.weight"),
+        map_same(f"{ours}.mlp_norm.weight", f"{theirs}.pre_ff_layernorm.weight"),
+        map_rows(f"{ours}.attention.qkv.weight", qkv),
+        map_same(f"{ours}.attention.out.weight", f"{theirs}.self_attn.o_proj.weight"),
+        map_same(f"{ours}.down.weight", f"{theirs}.feed_forward.down_proj.weight"),
     ]
     if options.lora_rank:
         fused = f"{theirs}.feed_forward.gate_up_proj.weight"
-        result.append(same(f"{ours}.gate_up.weight", fused))
+        result.append(map_same(f"{ours}.gate_up.weight", fused))
     else:
         gate_up = {
             f"{theirs}.feed_forward.{name}_proj.weight": options.hidden for name in ("gate", "up")
         }
-        result.append(rows(f"{ours}.gate_up.weight", gate_up))
-    return (replace(rule, prefixes=places) for rule in result)
+        result.append(map_rows(f"{ours}.gate_up.weight", gate_up))
+    return (replace(rule, prefixes=modules) for rule in result)
 
 
 def outer_rules(config: ModelConfig) -> list[Rule]:
     result = [
-        same("embedding.weight", "model.embed_tokens.weight"),
-        same("norm.weight", "model.final_layernorm.weight"),
+        map_same("embedding.weight", "model.embed_tokens.weight"),
+        map_same("norm.weight", "model.final_layernorm.weight"),
     ]
     if not config.tie_embeddings:
-        result.append(same("head.weight", "lm_head.weight"))
+        result.append(map_same("head.weight", "lm_head.weight"))
     return result
 
 
-def block_types(settings: Mapping[str, Any]) -> list[str]:
+def list_block_types(settings: Mapping[str, Any]) -> list[str]:
     """Return the kind of each layer from Zamba-1's period and offset."""
     period, offset = settings["attn_layer_period"], settings["attn_layer_offset"]
-    later = range(settings["num_hidden_layers"] - 3)
-    rest = ["hybrid" if i % period == offset else "mamba" for i in later]
-    return ["mamba", "mamba", "hybrid", *rest]
+    numbers = range(settings["num_hidden_layers"] - 3)
+    later_types = ["hybrid" if i % period == offset else "mamba" for i in numbers]
+    return ["mamba", "mamba", "hybrid", *later_types]
 
 
-def call_period(config: ModelConfig) -> tuple[int, int]:
+def find_call_period(config: ModelConfig) -> tuple[int, int]:
     """Return the period and offset of Zamba-1's calls; raise Unsuitable if there are none."""
     calls = [bool(layer.shared) for layer in config.layers]
-    count = len(calls)
-    for period in range(1, count + 1):
+    num_layers = len(calls)
+    for period in range(1, num_layers + 1):
         for offset in range(period):
             settings = {"attn_layer_period": period, "attn_layer_offset": offset}
-            types = block_types({**settings, "num_hidden_layers": count})
+            types = list_block_types({**settings, "num_hidden_layers": num_layers})
             if [kind == "hybrid" for kind in types] == calls:
                 return period, offset
     require(False, "its shared block is not called in layer 2 and then periodically")
     raise AssertionError
 
 
-def hybrid(
+def read_hybrid(
     settings: Mapping[str, Any],
     types: Sequence[str],
     operators: dict[str, OperatorOptions],
@@ -279,26 +279,26 @@ def hybrid(
     return ModelConfig(
         vocab_size=settings["vocab_size"],
         width=settings["hidden_size"],
-        **of_layers(names, operators),
+        **build_pattern(names, operators),
         norm_eps=settings["rms_norm_eps"],
         tie_embeddings=bool(settings.get("tie_word_embeddings", True)),
     )
 
 
-def block_names(config: ModelConfig) -> list[str]:
+def list_blocks(config: ModelConfig) -> list[str]:
     return list(dict.fromkeys(layer.shared for layer in config.layers if layer.shared))
 
 
-def parts_of(
+def split_hybrid(
     config: ModelConfig, kind: type[OperatorOptions]
 ) -> tuple[OperatorOptions, list[ZambaBlockOptions]]:
-    plain_decoder(config)
+    require_plain_decoder(config)
     mixers = {layer.mixer for layer in config.layers}
     require(len(mixers) == 1, "its mixers differ")
     mixer = config.operators[mixers.pop()]
     require(isinstance(mixer, kind), f"its mixer is of kind {mixer.kind}")
     require(all(layer.mlp is None for layer in config.layers), "it has MLPs")
-    names = block_names(config)
+    names = list_blocks(config)
     require(bool(names), "it has no shared block")
     blocks = []
     for name in names:
@@ -308,8 +308,8 @@ def parts_of(
         require(options.norm_eps == config.norm_eps, "its norms have different eps")
         blocks.append(options)
     calls = [layer.shared for layer in config.layers if layer.shared]
-    turns = [names[number % len(names)] for number in range(len(calls))]
-    require(calls == turns, "its shared blocks are not called in turn")
+    alternating = [names[number % len(names)] for number in range(len(calls))]
+    require(calls == alternating, "its shared blocks are not called in turn")
     return mixer, blocks
 
 

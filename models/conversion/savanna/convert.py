@@ -9,16 +9,16 @@ from pathlib import Path
 from ....console import config as reader
 from ....console.errors import Problems
 from ...config.config import ModelConfig, load_model_config
-from ..files import staged
-from .model import to_model
-from .run import to_mixture, to_run
-from .settings import Settings, read_settings
+from ..files import stage_folder
+from .model import convert_model
+from .run import convert_mixture, convert_run
+from .settings import SavannaSettings, read_settings
 
 MODEL, MIXTURE, RUN = "model.yaml", "mixture.yaml", "run.yaml"
 
 
 @dataclass(frozen=True)
-class Report:
+class ConversionReport:
     """Keys of a configuration: converted, set elsewhere, or not expressible."""
 
     used: tuple[str, ...]
@@ -29,19 +29,19 @@ class Report:
 
 def convert_settings(
     files: Sequence[str | Path], folder: str | Path, *, data_parallel: int | None = None
-) -> Report:
+) -> ConversionReport:
     """Write the new folder, which appears when it is complete."""
     settings = read_settings(files)
     model = _checked(settings)
-    run, missing = to_run(settings)
-    mixture = to_mixture(settings, data_parallel)
+    run, missing = convert_run(settings)
+    mixture = convert_mixture(settings, data_parallel)
     fates = list(settings.fates())
-    report = Report(
+    report = ConversionReport(
         used=tuple(f"{key}: {place}" for key, fate, place in fates if fate == "used"),
         elsewhere=tuple(f"{key}: {place}" for key, fate, place in fates if fate == "elsewhere"),
         missing=(*(f"{key}: {why}" for key, fate, why in fates if fate == "missing"), *missing),
     )
-    with staged(Path(folder)) as partial:
+    with stage_folder(Path(folder)) as partial:
         for name, data in ((MODEL, model), (MIXTURE, mixture), (RUN, run)):
             text = reader.dump(data)
             if name == RUN:
@@ -51,14 +51,14 @@ def convert_settings(
     return report
 
 
-def _checked(settings: Settings) -> ModelConfig:
+def _checked(settings: SavannaSettings) -> ModelConfig:
     try:
-        return to_model(settings)
+        return convert_model(settings)
     except Problems as error:
         raise settings.refusal(*error.problems) from None
 
 
-def _comments(settings: Settings, report: Report) -> str:
+def _comments(settings: SavannaSettings, report: ConversionReport) -> str:
     """Return the head of run.yaml: the sources, and the keys that are not expressed."""
     lines = [f"From Savanna: {settings.source}."]
     if report.missing:

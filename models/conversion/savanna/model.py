@@ -13,10 +13,10 @@ from ...config.options.base import OperatorOptions
 from ...config.options.init import InitConfig
 from ...config.options.names import NormKind
 from ...config.options.rope import Rope
-from ..family import of_layers
+from ..family import build_pattern
 from .keys import MIXERS
 from .limits import REFUSED
-from .settings import Settings, harmless
+from .settings import SavannaSettings, harmless
 
 BYTES = 512
 """Vocabulary of Savanna's CharLevelTokenizer."""
@@ -34,12 +34,14 @@ INIT = {
 """Initial distributions that headrace has: of inputs and of outputs."""
 
 
-def to_model(settings: Settings) -> ModelConfig:
+def convert_model(settings: SavannaSettings) -> ModelConfig:
     """Return the model, or raise for all keys that would make it another one."""
     problems = [
-        Problem(key, f"{settings.given.get(key, limit[0])!r} is not expressible: {limit[2]}")
+        Problem(
+            key, f"{settings.values_by_key.get(key, limit[0])!r} is not expressible: {limit[2]}"
+        )
         for key, limit in REFUSED.items()
-        if not harmless(settings.given.get(key), limit)
+        if not harmless(settings.values_by_key.get(key), limit)
     ]
     reader = _Reader(settings, problems)
     model = reader.model()
@@ -50,7 +52,7 @@ def to_model(settings: Settings) -> ModelConfig:
 
 
 class _Reader:
-    def __init__(self, settings: Settings, problems: list[Problem]) -> None:
+    def __init__(self, settings: SavannaSettings, problems: list[Problem]) -> None:
         self.settings = settings
         self.problems = problems
         self.width = settings.whole("hidden_size")
@@ -74,7 +76,7 @@ class _Reader:
         return ModelConfig(
             vocab_size=self.vocab_size(),
             width=self.width,
-            **of_layers(names, operators, mlp=mlp),
+            **build_pattern(names, operators, mlp=mlp),
             norm=norm,
             norm_eps=epsilon,
             tie_embeddings=not settings["no_weight_tying"],
@@ -219,11 +221,11 @@ class _Reader:
             operators["short"] = self.short()
             return mixers, "short"
         first = next((n for n, name in enumerate(mixers) if name in ("mr", "li")), len(mixers))
-        own = settings["parallel_glu_activation_default"]
+        dense_activation = settings["parallel_glu_activation_default"]
         gated = settings["mlp_type"] != "regular"
         before, after = settings["activation"], settings["gating_act"]
-        if gated and own is not None:
-            before = after = own
+        if gated and dense_activation is not None:
+            before = after = dense_activation
         used = ([before] if first > 0 else []) + ([after] if first < len(mixers) else [])
         for activation in dict.fromkeys(used):
             operators[f"mlp-{activation}"] = self.mlp(activation, gated=gated)
@@ -291,8 +293,8 @@ class _Reader:
             self.refuse("init_method", f"with output_layer_init_method: {pair[1]}")
             return InitConfig()
         weights, output = INIT[pair]
-        found: dict[str, Any] = {"weights": weights, "output": output}
-        return InitConfig(std=settings.number("init_method_std"), **found)
+        options: dict[str, Any] = {"weights": weights, "output": output}
+        return InitConfig(std=settings.number("init_method_std"), **options)
 
     def vocab_size(self) -> int:
         settings = self.settings

@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from ....console.errors import Problem
-from .settings import Settings, number
+from .settings import SavannaSettings, number
 
 ADAM = {"betas", "eps", "lr", "weight_decay", "wd_free_lr"}
 """Parameters of the optimizer that are read, or (wd_free_lr) have no effect in Savanna."""
@@ -19,7 +19,7 @@ PHASE = "main"
 Data = dict[str, Any]
 
 
-def to_run(settings: Settings) -> tuple[Data, list[str]]:
+def convert_run(settings: SavannaSettings) -> tuple[Data, list[str]]:
     """Return a run's YAML data, and what it cannot express."""
     missing: list[str] = []
     rate, parameters = _optimizer(settings, missing)
@@ -64,19 +64,21 @@ def to_run(settings: Settings) -> tuple[Data, list[str]]:
         run["micro_batch_tokens"] = rows * settings.whole("seq_length")
     if settings["checkpoint_activations"]:
         run["recompute"] = "block"
-    kept = {
+    checkpoint_counts = {
         "every": settings["checkpoint_factor"],
         "keep_last": settings["keep_last_n_checkpoints"],
         "keep_every": settings["save_retain_interval"],
     }
-    if any(kept.values()):
-        run["checkpoints"] = {ours: int(value) for ours, value in kept.items() if value}
+    if any(checkpoint_counts.values()):
+        run["checkpoints"] = {
+            ours: int(value) for ours, value in checkpoint_counts.items() if value
+        }
     if settings["use_wandb"]:
         run["watch"] = {"wandb": settings["wandb_project"]}
     return run, missing
 
 
-def to_mixture(settings: Settings, data_parallel: int | None) -> Data:
+def convert_mixture(settings: SavannaSettings, data_parallel: int | None) -> Data:
     """Return a mixture's YAML data: one phase over all datasets."""
     length = settings.whole("seq_length")
     batch = _rows(settings, data_parallel) * length
@@ -97,7 +99,7 @@ def to_mixture(settings: Settings, data_parallel: int | None) -> Data:
     }
 
 
-def _optimizer(settings: Settings, missing: list[str]) -> tuple[float, Mapping[str, Any]]:
+def _optimizer(settings: SavannaSettings, missing: list[str]) -> tuple[float, Mapping[str, Any]]:
     """Return the learning rate, and the optimizer's parameters."""
     chosen = settings["optimizer"] or {}
     kind, parameters = str(chosen.get("type", "Adam")), chosen.get("params", {})
@@ -108,11 +110,11 @@ def _optimizer(settings: Settings, missing: list[str]) -> tuple[float, Mapping[s
     return number(parameters.get("lr", 1e-3), "optimizer.params.lr", settings.source), parameters
 
 
-def _zero(settings: Settings) -> int:
+def _zero(settings: SavannaSettings) -> int:
     return int((settings["zero_optimization"] or {}).get("stage", 0))
 
 
-def _rows(settings: Settings, data_parallel: int | None) -> int:
+def _rows(settings: SavannaSettings, data_parallel: int | None) -> int:
     """Return the rows of a step, over all ranks."""
     if settings["train_batch_size"] is not None:
         return settings.whole("train_batch_size")
@@ -129,7 +131,7 @@ def _rows(settings: Settings, data_parallel: int | None) -> int:
     return settings.whole("train_micro_batch_size_per_gpu") * accumulated * data_parallel
 
 
-def _schedule(settings: Settings, batch: int) -> Data:
+def _schedule(settings: SavannaSettings, batch: int) -> Data:
     """Return the learning rate of the phase, in multiples of the peak."""
     iterations = settings.whole("train_iters")
     period = int(settings["lr_decay_iters"] or iterations)
@@ -144,19 +146,21 @@ def _schedule(settings: Settings, batch: int) -> Data:
     return lr
 
 
-def _sources(settings: Settings) -> tuple[Data, dict[str, float]]:
+def _sources(settings: SavannaSettings) -> tuple[Data, dict[str, float]]:
     """Return the sources, named after their files, and their shares."""
     single = settings["data_path"]
     paths = settings["train_data_paths"] or ([single] if single else ["DATASET"])
-    given = settings["train_data_weights"] or [1.0] * len(paths)
-    if len(given) != len(paths):
+    source_weights = settings["train_data_weights"] or [1.0] * len(paths)
+    if len(source_weights) != len(paths):
         raise settings.refusal(
-            Problem("train_data_weights", f"has {len(given)} weights for {len(paths)} paths")
+            Problem(
+                "train_data_weights", f"has {len(source_weights)} weights for {len(paths)} paths"
+            )
         )
-    total = sum(map(float, given))
+    total = sum(map(float, source_weights))
     sources: Data = {}
     weights: dict[str, float] = {}
-    for path, weight in zip(map(str, paths), given, strict=True):
+    for path, weight in zip(map(str, paths), source_weights, strict=True):
         base = PurePosixPath(path).name or "data"
         name = base if base not in sources else f"{base}-{len(sources)}"
         sources[name] = {"data": path}

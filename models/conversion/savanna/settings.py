@@ -1,4 +1,4 @@
-"""Savanna's YAML files, merged as Savanna does, and what becomes of each key."""
+"""Savanna's YAML files, merged as Savanna does, and the fate of every key."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Fate = Literal["used", "elsewhere", "missing"]
 
 
 @dataclass(frozen=True)
-class Settings:
-    """The keys of all files, and Savanna's defaults for the others."""
+class SavannaSettings:
+    """Values in all files, and Savanna's defaults for missing keys."""
 
-    given: Mapping[str, Any]
+    values_by_key: Mapping[str, Any]
     source: str
 
     def __getitem__(self, key: str) -> Any:
-        value = self.given.get(key)
+        value = self.values_by_key.get(key)
         return value if value is not None else USED[key][0]
 
     def required(self, key: str) -> Any:
@@ -48,27 +48,27 @@ class Settings:
         )
 
     def fates(self) -> Iterator[tuple[str, Fate, str]]:
-        """Yield each given key once, and defaults that headrace cannot express: the key, its fate,
-        and our key or the reason."""
+        """Yield (key, fate, our key or reason) for all keys in the files, and for defaults that
+        headrace cannot express."""
         for key, limit in (MISSING | REFUSED).items():
-            if not harmless(self.given.get(key), limit):
-                value = self.given.get(key, limit[0])
-                default = "" if key in self.given else " (Savanna's default)"
+            if not harmless(self.values_by_key.get(key), limit):
+                value = self.values_by_key.get(key, limit[0])
+                default = "" if key in self.values_by_key else " (Savanna's default)"
                 yield key, "missing", f"{value!r}{default}: {limit[2]}"
-        for key in self.given:
+        for key in self.values_by_key:
             if key in USED:
                 yield key, "used", USED[key][1]
             elif key not in MISSING and key not in REFUSED:
-                yield key, "elsewhere", elsewhere(key) or ""
-            elif harmless(self.given[key], (MISSING | REFUSED)[key]):
+                yield key, "elsewhere", explain_elsewhere(key) or ""
+            elif harmless(self.values_by_key[key], (MISSING | REFUSED)[key]):
                 yield key, "elsewhere", "off, as here"
 
 
-def read_settings(files: Sequence[str | Path]) -> Settings:
+def read_settings(files: Sequence[str | Path]) -> SavannaSettings:
     """Merge YAML files: `-` in a key means `_`, and no key may stand in two files."""
     import yaml
 
-    given: dict[str, Any] = {}
+    values_by_key: dict[str, Any] = {}
     origin: dict[str, str] = {}
     problems = []
     for file in map(Path, files):
@@ -83,13 +83,13 @@ def read_settings(files: Sequence[str | Path]) -> Settings:
         for written, value in data.items():
             key = str(written).replace("-", "_")
             key = ALIASES.get(key, key)
-            if key in given:
+            if key in values_by_key:
                 problems.append(Problem(str(written), f"is set in {origin[key]} and in {file}"))
-            given[key], origin[key] = value, str(file)
-    settings = Settings(given, ", ".join(map(str, files)))
+            values_by_key[key], origin[key] = value, str(file)
+    settings = SavannaSettings(values_by_key, ", ".join(map(str, files)))
     known = {*USED, *MISSING, *REFUSED, *ELSEWHERE, *ALIASES}
-    for key in given:
-        if key not in known and elsewhere(key) is None:
+    for key in values_by_key:
+        if key not in known and explain_elsewhere(key) is None:
             near = nearest(key, known)
             hint = f"; did you mean `{near}`?" if near else ""
             problems.append(Problem(key, f"is not a key of Savanna{hint}"))
@@ -98,7 +98,7 @@ def read_settings(files: Sequence[str | Path]) -> Settings:
     return settings
 
 
-def elsewhere(key: str) -> str | None:
+def explain_elsewhere(key: str) -> str | None:
     """Return where headrace sets what a key sets, or why it needs no such key."""
     return next((where for name, where in ELSEWHERE.items() if fnmatchcase(key, name)), None)
 

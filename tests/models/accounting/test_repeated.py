@@ -101,7 +101,7 @@ def test_a_view_is_that_of_the_mode_and_shares_its_input(
 
 
 def _described(x: Any) -> Any:
-    return type(x), x.shape, x.stride(), x.storage_keyfset(), x.dtype, x.fake_device
+    return type(x), x.shape, x.stride(), x.storage_offset(), x.dtype, x.fake_device
 
 
 def test_results_have_storages_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -236,7 +236,7 @@ def test_the_convert_command(tmp_path: Path) -> None:
     unknown = run(str(tmp_path / "a"), str(tmp_path / "c"), "--format", "huggingfaec")
     assert unknown.exit_code == 2 and "huggingface" in unknown.stderr
     assert all(name in unknown.stderr for name in FORMATS)
-    assert folders.format_of(tmp_path / "b") == "huggingface"
+    assert folders.find_format(tmp_path / "b") == "huggingface"
 
 
 def test_every_file_has_the_mode_of_the_umask(tmp_path: Path) -> None:

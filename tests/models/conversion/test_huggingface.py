@@ -15,7 +15,7 @@ from headrace.models.config.config import load_model_config
 from headrace.models.conversion import FAMILIES
 from headrace.models.conversion.files import write_safetensors
 from headrace.models.conversion.folders import read_model, write_model
-from headrace.models.conversion.rules import to_theirs
+from headrace.models.conversion.rules import export_tensors
 from headrace.models.model.model import Model
 
 transformers = pytest.importorskip("transformers")
@@ -201,7 +201,7 @@ def test_logits_and_gradients_equal_transformers(case: str, tmp_path: Path) -> N
         assert (logits - expected).abs().max() < 1e-5 * max(1.0, largest)
     ours_gradients = loss_gradients(ours, logits)
     assert ours_gradients.keys() == {name for name, _ in ours.named_parameters()}
-    gradients = dict(to_theirs(FAMILIES[CASES[case][0]].rules(ours.config), ours_gradients))
+    gradients = dict(export_tensors(FAMILIES[CASES[case][0]].rules(ours.config), ours_gradients))
     wanted = loss_gradients(theirs, expected)
     assert gradients.keys() == wanted.keys()
     for name, gradient in wanted.items():
@@ -267,7 +267,7 @@ def test_sharded_folders_are_read(tmp_path: Path) -> None:
     assert (tmp_path / "theirs" / "model.safetensors.index.json").exists()
     config, tensors = read_model(tmp_path / "theirs")
     write_model(config, tensors, tmp_path / "ours", format="huggingface")
-    names = to_theirs(FAMILIES["llama"].rules(config), tensors)
+    names = export_tensors(FAMILIES["llama"].rules(config), tensors)
     (tmp_path / "ours" / "model.safetensors").unlink()
     write_safetensors(tmp_path / "ours", names, file_bytes=5000)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")

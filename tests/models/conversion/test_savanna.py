@@ -138,7 +138,7 @@ def test_every_key_has_one_fate(tmp_path: Path, text: str) -> None:
     settings = read_settings([file])
     keys = [key for key, _, _ in settings.fates()]
     assert sorted(set(keys)) == sorted(keys)
-    assert set(settings.given) <= set(keys)
+    assert set(settings.values_by_key) <= set(keys)
     convert(tmp_path, text)
     head = (tmp_path / "out" / "run.yaml").read_text()
     for key, fate, _ in settings.fates():

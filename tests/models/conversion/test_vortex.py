@@ -17,8 +17,8 @@ from headrace.models.accounting.count import build_meta
 from headrace.models.config.config import ModelConfig, load_model_config
 from headrace.models.config.pattern import parse_pattern
 from headrace.models.conversion.folders import read_model, write_model
-from headrace.models.conversion.rules import to_theirs
-from headrace.models.conversion.vortex import repeated, rules
+from headrace.models.conversion.rules import export_tensors
+from headrace.models.conversion.vortex import derive_tensors, rules
 from headrace.models.conversion.vortex_config import read_config, write_config
 from headrace.models.model.model import Model
 
@@ -143,7 +143,7 @@ def test_logits_equal_vortex(length: int, mlp: str) -> None:
     tokens = torch.randint(0, 23, (2, length), generator=torch.Generator().manual_seed(5))
     settings = write_config(ours.config)
     assert settings["evo2_style_activations"] == (mlp == "identity")
-    theirs = dict(to_theirs(rules(ours.config), dict(ours.named_parameters())))
+    theirs = dict(export_tensors(rules(ours.config), dict(ours.named_parameters())))
     expected = published(theirs, settings, tokens)
     assert (ours(tokens) - expected).abs().max() < 1e-8
 
@@ -162,7 +162,7 @@ def test_logits_equal_vortex(length: int, mlp: str) -> None:
 def test_another_order_changes_the_logits(tensor: str) -> None:
     ours = model_of(config())
     tokens = torch.randint(0, 23, (2, 40), generator=torch.Generator().manual_seed(5))
-    theirs = dict(to_theirs(rules(ours.config), dict(ours.named_parameters())))
+    theirs = dict(export_tensors(rules(ours.config), dict(ours.named_parameters())))
     dim = 0 if tensor.endswith(("weight", "poles")) else -1
     theirs[tensor] = theirs[tensor].flip(dim)
     expected = published(theirs, write_config(ours.config), tokens)
@@ -199,8 +199,8 @@ PUBLISHED = {
 def test_files_have_the_tensors_of_released_checkpoints(name: str) -> None:
     """Number, shape and type are equal; 40B keeps norms and rotary frequencies in fp32."""
     config = load_model_config(name)
-    theirs = dict(to_theirs(rules(config), dict(build_meta(config).named_parameters())))
-    theirs |= repeated(config, theirs)
+    theirs = dict(export_tensors(rules(config), dict(build_meta(config).named_parameters())))
+    theirs |= derive_tensors(config, theirs)
     model, tensors, in_fp32, size = PUBLISHED[name]
     exact = ("log_poles", "residues")
     if model.startswith("evo2_40b"):

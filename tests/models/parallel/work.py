@@ -306,12 +306,12 @@ def shifted_halo() -> Iterator[None]:
 @contextmanager
 def forgotten_states() -> Iterator[None]:
     """The states are exchanged and discarded."""
-    right = states.entering
+    right = states.receive_state
 
     def wrong(added: Tensor, kept: Tensor, axis: Axis) -> Tensor:
         return right(added, kept, axis) * 0
 
-    with mock.patch("headrace.models.layers.scan.entering", wrong):
+    with mock.patch("headrace.models.layers.scan.receive_state", wrong):
         yield
 
 
@@ -349,7 +349,7 @@ def whole_biases() -> Iterator[None]:
 @contextmanager
 def scales_alone() -> Iterator[None]:
     """Each rank scales its part of a row alone."""
-    with mock.patch("headrace.models.layers.fp8.highest", lambda tops, _: tops):
+    with mock.patch("headrace.models.layers.fp8.reduce_max", lambda tops, _: tops):
         yield
 
 

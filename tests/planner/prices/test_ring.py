@@ -29,7 +29,7 @@ FUSED = replace(TILES, precision=PRECISIONS["bf16"], device="cuda")
 
 @pytest.fixture(autouse=True)
 def not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traces, "stored", lambda question, make, *_: make())
+    monkeypatch.setattr(traces, "load_or_compute", lambda question, make, *_: make())
     operations.cache_clear()
 
 

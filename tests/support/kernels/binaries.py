@@ -130,7 +130,7 @@ def divided() -> Iterator[None]:
     axis = Axis(dist.group.WORLD, 0, 2)
     with ExitStack() as patched:
         for module in (gated_rms_norm, linear_cross_entropy, modal, selective_scan, ssd):
-            patched.enter_context(mock.patch.object(module, "named", lambda _: axis))
+            patched.enter_context(mock.patch.object(module, "find_axis", lambda _: axis))
         yield
 
 
