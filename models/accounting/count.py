@@ -15,7 +15,7 @@ from ..model.model import Model
 from ..operators import Operator
 
 TRAINING = 3.0
-"""FLOPs of forward and backward over FLOPs of forward: backward runs two products per product."""
+"""Training FLOPs over forward FLOPs: the backward pass runs two products per forward product."""
 
 
 def build_meta(config: ModelConfig) -> Model:

@@ -1,4 +1,4 @@
-"""Passes of a long ring from the passes of a short ring.
+"""Passes of a long ring, from a short traced ring.
 
 With chunks of equal length, a larger ring runs more hops, and all hops but the first and the last
 few are equal. A trace that is cut at each message shows them as a run of equal segments, once for

@@ -75,7 +75,7 @@ def rename_gradients(passes: Passes, prefixes: Mapping[str, str]) -> Passes:
 
 
 def choose_traced_rows(rows: int, max_rows: int = MAX_ROWS) -> list[int]:
-    """Return the numbers of rows to trace, from which the bytes of `rows` rows are extrapolated."""
+    """Return the row counts to trace; larger row counts are extrapolated from them."""
     return [rows] if rows <= max_rows else [max_rows - 1, max_rows]
 
 
@@ -117,13 +117,13 @@ class Tracer:
         return ModelPasses(self.first(), layers, self.last(), list(map(str, self.config.layers)))
 
     def _trace_named(self, number: int, rule: Rule) -> Passes:
-        """Return the passes of a layer, with the model's names of parameters."""
+        """Return a layer's passes, with the model's parameter names."""
         shared = self.config.layers[number].shared
         prefixes = {"": f"blocks.{number}.", "shared.": f"shared.{shared}."}
         return rename_gradients(self.layer(number, rule), prefixes)
 
     def layer(self, number: int, rule: Rule) -> Passes:
-        """Return the passes of a layer, with the layer's names of parameters."""
+        """Return a layer's passes, with the layer's parameter names."""
         return self.trace_kind(self.kinds[number], rule)
 
     def _trace_kind(self, kind: str, rule: Rule) -> Passes:
@@ -169,8 +169,8 @@ class Tracer:
         return ring and divisible and not windows and self.shape.degrees.cp > self.max_ring
 
     def _key(self, part: str, operators: Sequence[str] = ()) -> str:
-        """Return the cache key of a part, without fields of the shape that its operators ignore:
-        layouts that differ only in those share traces."""
+        """Return a part's cache key, without shape fields that its operators ignore: layouts that
+        differ only in those share traces."""
         options = [self.config.operators[name] for name in operators]
         shape = replace(self.shape, rows=1, seq_len=1)
         if not any(operator.attention_heads for operator in options):

@@ -16,8 +16,8 @@ LAYERS = "blocks."
 
 
 def load_shards(config: ModelConfig, tp: int, ep: int) -> Shards:
-    """Return the local shard of each parameter on the first rank of the tensor axis. The cache has
-    a single layer per kind."""
+    """Return all local shards on the tensor axis' first rank. The cache has a single layer per
+    kind."""
     reduced = reduce_to_kinds(config)
     compute = partial(_compute_shards, reduced, tp, ep)
     shards = load_or_compute(f"shards {reduced!r} tp={tp} ep={ep}", compute, _pack, _unpack)
@@ -31,7 +31,7 @@ def _compute_shards(config: ModelConfig, tp: int, ep: int) -> Shards:
 
 
 def _expand_kinds(shards: Shards, layer_kinds: tuple[int, ...]) -> Shards:
-    """Return the shards of all layers from those of a layer per kind."""
+    """Return shards for all layers, from a single layer per kind."""
     shards_by_kind: dict[int, dict[str, LocalShard]] = {}
     for name, shard in shards.items():
         if name.startswith(LAYERS):

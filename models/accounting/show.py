@@ -57,7 +57,7 @@ def stripe(layers: list[str]) -> str:
 
 
 def choose_letters(layers: list[str]) -> dict[str, str]:
-    """Choose a letter from the name of each kind of layer, unique if possible."""
+    """Choose a letter from each layer's name, unique per kind if possible."""
     letters: dict[str, str] = {}
     for name in dict.fromkeys(layers):
         candidates = [letter.upper() for letter in name if letter.isalnum()] + [

@@ -1,4 +1,4 @@
-"""Timeline of a rank's memory in a training step, from passes of layers and events of the engine.
+"""A rank's memory over a training step, from the layers' passes and the engine's events.
 
     forward    layer by layer: the working set comes and goes, activations stay
     backward   in reverse; every complete gradient goes to the engine
@@ -91,10 +91,10 @@ def timeline(
     """Simulate the memory of a rank that runs these actions in a step. `chunks` are the layers of
     all chunks of the model, `inputs` the bytes of a step's tokens, and `stream` the bytes of a
     tensor sent between stages."""
-    return _Step(passes, engine, chunks, stream).run(list(actions), inputs)
+    return _StepSimulation(passes, engine, chunks, stream).run(list(actions), inputs)
 
 
-class _Step:
+class _StepSimulation:
     def __init__(
         self, passes: ModelPasses, engine: EngineMemory, chunks: Sequence[range], stream: int
     ) -> None:

@@ -28,7 +28,7 @@ from .state import Degrees, Shards, state_bytes
 from .step import Action, input_bytes, timeline
 
 LADDER = (2048, 8192, 32768, 131072, 1048576)
-"""Sequence lengths of the table of FLOPs."""
+"""Sequence lengths in the FLOPs table."""
 
 
 class FindEngineState(Protocol):
@@ -81,7 +81,7 @@ def memory(
     precision: Precision,
     degrees: Degrees,
 ) -> dict[str, Any]:
-    """Count the bytes of a rank that trains `rows` sequences at once, and of a sequence in
+    """Count a rank's bytes when it trains `rows` sequences at once, and a sequence's bytes in
     generation."""
     shards = rank_shards(config, degrees, degrees.tp - 1)  # the last rank has the most
     shape = Shape(

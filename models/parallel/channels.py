@@ -21,7 +21,7 @@ def apply_by_channel(x: Tensor, function: Callable[[Tensor, slice], Tensor], axi
     """Apply `function(x, channels)` to full rows; x [rows, part, width] → y [rows, part, width]."""
     if axis.size == 1:
         return function(x, ALL)
-    parts = [rank.part(x.shape[2]) for rank in axis.ranks()]
-    channels = [part.stop - part.start for part in parts]
-    y = function(gather_rows(x, channels, axis), parts[axis.rank])
+    channel_slices = [rank.part(x.shape[2]) for rank in axis.ranks()]
+    channels = [channel_slice.stop - channel_slice.start for channel_slice in channel_slices]
+    y = function(gather_rows(x, channels, axis), channel_slices[axis.rank])
     return scatter_rows(y, channels, axis)

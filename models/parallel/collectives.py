@@ -24,21 +24,21 @@ around_wait: Callable[[], AbstractContextManager[None]] = nullcontext
 
 def all_gather(x: Tensor, axis: Axis) -> Tensor:
     """x […] → [ranks, …]: the x of every rank."""
-    sent = to_real(x).contiguous().unsqueeze(0)
+    sent = view_real(x).contiguous().unsqueeze(0)
     gathered = _ops.all_gather_into_tensor(sent, axis.size, axis.name)
     return restore_complex(wait(gathered), x)
 
 
 def reduce_scatter(parts: Tensor, axis: Axis) -> Tensor:
     """parts [ranks, …] → […]: this rank's part, summed over all ranks."""
-    sent = to_real(parts).contiguous().flatten(0, 1)
+    sent = view_real(parts).contiguous().flatten(0, 1)
     reduced = _ops.reduce_scatter_tensor(sent, "sum", axis.size, axis.name)
     return restore_complex(wait(reduced), parts)
 
 
 def all_reduce(x: Tensor, axis: Axis, operation: Literal["sum", "max"] = "sum") -> Tensor:
     """Return the elementwise sum or maximum over all ranks."""
-    total = _ops.all_reduce(to_real(x).contiguous(), operation, axis.name)
+    total = _ops.all_reduce(view_real(x).contiguous(), operation, axis.name)
     return restore_complex(wait(total), x)
 
 
@@ -47,7 +47,7 @@ def all_to_all(
 ) -> Tensor:
     """Send `send_counts[r]` elements of `flat` to rank r, and return `recv_counts[r]` elements from
     rank r, in rank order."""
-    received = start_all_to_all(to_real(flat).contiguous(), recv_counts, send_counts, axis)
+    received = start_all_to_all(view_real(flat).contiguous(), recv_counts, send_counts, axis)
     return restore_complex(wait(received), flat)
 
 
@@ -68,7 +68,7 @@ def wait(received: Tensor) -> Tensor:
     return ready
 
 
-def to_real(x: Tensor) -> Tensor:
+def view_real(x: Tensor) -> Tensor:
     return torch.view_as_real(x) if x.is_complex() else x
 
 

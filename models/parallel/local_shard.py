@@ -22,10 +22,10 @@ class Sharded:
         sizes = self.blocks or (size,)
         assert sum(sizes) == size, "the blocks make up the dimension"
         starts = accumulate(sizes, initial=0)
-        parts = [axis.part_range(block) for block in sizes]
+        block_ranges = [axis.part_range(block) for block in sizes]
         return tuple(
-            range(start + part.start, start + part.stop)
-            for start, part in zip(starts, parts, strict=False)
+            range(start + indices.start, start + indices.stop)
+            for start, indices in zip(starts, block_ranges, strict=False)
         )
 
 

@@ -155,7 +155,7 @@ class Hops:
         self.bounds = first_keys.bounds if first_keys is not None else [(0, 0)] * len(self.queries)
 
     def tiles(self, owner: int) -> Iterator[Tile]:
-        """Return the tiles of the hop with the keys of rank `owner`.
+        """Return the hop's tiles, with keys from rank `owner`.
 
         Local keys come first, starting with the nearest chunk: a query then sees itself before any
         masked keys, so its running maximum is finite.

@@ -1,4 +1,4 @@
-"""Sharding of parameters over the tensor axis, of experts over the expert axis, and replication.
+"""Parameter sharding over the tensor axis and, for experts, over the expert axis; replication.
 
 Each operator returns a sharding spec for its parameters. Parameters without a spec are replicated
 on all ranks, and their gradients are summed. The same holds for modules on several pipeline stages.

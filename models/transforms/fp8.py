@@ -79,7 +79,7 @@ def summary(model: Model, config: Fp8Config) -> dict[str, Any]:
 
 
 def fp8_share(matrices: Iterable[Matrix]) -> float:
-    """Return the FLOPs of matrices in FP8, as a share of all matrices' FLOPs."""
+    """Return the FLOPs in FP8, as a share of all matrices' FLOPs."""
     flops = [(matrix.flops, matrix.reason is None) for matrix in matrices]
     return sum(count for count, in_fp8 in flops if in_fp8) / sum(count for count, _ in flops)
 

@@ -31,7 +31,7 @@ from ..count import build_meta
 from ..pieces import EMBEDDINGS, Passes
 from ..shape import Shape
 from .linear import linear_layers
-from .trace import Meter, fake_tensors, new_mode, trace
+from .trace import StorageMeter, fake_tensors, new_mode, trace
 
 T = TypeVar("T")
 
@@ -127,8 +127,8 @@ class FakeModel:
             return trace_part(self)
 
     def peak_bytes(self, run: Callable[[Model], object]) -> int:
-        """Return the peak memory of a function of the model, in bytes, without gradients."""
-        meter = Meter()
+        """Run a function on the model without gradients, and return its peak memory in bytes."""
+        meter = StorageMeter()
         with self._fake_tensors(), _threads(self.shape.threads), torch.no_grad(), meter:
             run(self.model)
         return meter.peak

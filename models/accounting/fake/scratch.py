@@ -57,7 +57,7 @@ def _attention_scratch(q: Tensor, k: Tensor, *_: Any) -> int:
 
 
 def _attention_backward_scratch(_: Tensor, q: Tensor, k: Tensor, *__: Any) -> int:
-    """Count the blocks of scores and their gradients, and a copy with the shape of q."""
+    """Count the blocks with scores and their gradients, and a copy like q."""
     if requests_kernel("auto", q.device):
         return 0
     queries, keys = _attention_block(q, k)

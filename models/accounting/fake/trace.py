@@ -30,7 +30,7 @@ from .repeated import iterate_tensors, run_operation, storage_key
 from .scratch import SCRATCH
 
 
-class Meter(TorchDispatchMode):
+class StorageMeter(TorchDispatchMode):
     """Follows the storages that operations create: `level` is the sum of the live ones."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Meter(TorchDispatchMode):
 class _SegmentRecorder:
     """Cuts a meter's level over time into segments."""
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: StorageMeter) -> None:
         self.meter = meter
         self.segments: list[PassSegment] = []
         self.start = 0
@@ -179,7 +179,7 @@ def trace(
     counted: it outlives the layers. With `hops`, a segment also ends at each all-to-all.
     """
     gradients: list[Tensor] = []
-    with Meter() as meter:
+    with StorageMeter() as meter:
         anchor = torch.empty((), requires_grad=True)
         tensors = [create()]
         if tensors[0].is_floating_point():

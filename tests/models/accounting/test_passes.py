@@ -10,7 +10,7 @@ import pytest
 
 from headrace.models.accounting import passes
 from headrace.models.accounting.fake.model import FakeModel
-from headrace.models.accounting.fake.trace import Meter
+from headrace.models.accounting.fake.trace import StorageMeter
 from headrace.models.accounting.hops import lengthen_ring
 from headrace.models.accounting.passes import Tracer, model_passes
 from headrace.models.accounting.pieces import Passes, find_peak
@@ -221,14 +221,14 @@ def test_operators_that_step_through_rows_say_so(
     """Only they are extrapolated: the others take as many operations for any row."""
     options = OPTIONS[kind](**OPERATORS[kind])
     config = ModelConfig(vocab_size=64, width=64, pattern="[it]", operators={"it": options})
-    count, run = 0, Meter.__torch_dispatch__
+    count, run = 0, StorageMeter.__torch_dispatch__
 
     def counted(*arguments: Any) -> Any:
         nonlocal count
         count += 1
         return run(*arguments)
 
-    monkeypatch.setattr(Meter, "__torch_dispatch__", counted)
+    monkeypatch.setattr(StorageMeter, "__torch_dispatch__", counted)
     numbers = []
     for length in (256, 512):  # short rows may take other methods
         count = 0

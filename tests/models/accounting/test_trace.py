@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from headrace.models.accounting.fake.linear import linear_layers
-from headrace.models.accounting.fake.trace import Meter, fake_tensors, trace
+from headrace.models.accounting.fake.trace import StorageMeter, fake_tensors, trace
 from headrace.models.accounting.pieces import Passes, find_peak, sum_changes
 from headrace.models.config.options.names import LinearForm
 from headrace.models.config.options.recompute import Selective
@@ -147,7 +147,7 @@ def test_products_in_bf16_hold_the_blocks_of_each_thread(
             left = left.t().contiguous().t()
         left, right = left.bfloat16(), right.bfloat16()
         real = levels(lambda: left @ right).most
-        with fake_tensors(torch.bfloat16), Meter() as meter:
+        with fake_tensors(torch.bfloat16), StorageMeter() as meter:
             torch.empty_strided(left.shape, left.stride()) @ torch.empty(inner, width)
     finally:
         torch.set_num_threads(before)

@@ -89,7 +89,9 @@ def test_a_plan_of_traced_models_needs_no_torch(
 ) -> None:
     cache, file = tmp_path / "cache", tmp_path / "plan.yaml"
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    monkeypatch.setattr(passes, "_traced_passes", {})  # other tests of this process traced the model
+    monkeypatch.setattr(
+        passes, "_traced_passes", {}
+    )  # other tests of this process traced the model
     cold = [CliRunner().invoke(main, words) for words in commands]
     assert [result.exit_code for result in cold] == [0] * len(commands), cold[-1].output
     written = file.read_bytes()
