@@ -57,7 +57,7 @@ def test_kept_bytes_grow_with_the_rows_and_shrink_with_recompute(traced: Traced)
     assert stream == 197 * 768 * 2
 
     def kept_of(rows: int, rule: Rule) -> int:
-        return parts.traces(Split(rows), 1, "torch").layer(1, rule).kept
+        return parts.traces(Split(rows), 1, "torch").layer(1, rule).activations
 
     kept = {rows: kept_of(rows, "none") for rows in (1, 2, 16)}
     # Inputs of the norms and products: at least twelve times the stream without recompute.
