@@ -64,7 +64,7 @@ def cut_rows(shapes: Shapes, ranks: int) -> int:
     return sum(-(-rows // ranks) * math.prod(inner) for rows, *inner in shaped)
 
 
-def count_outside_blocks(shapes: Shapes, ranks: int) -> int:
+def cut_root(shapes: Shapes, ranks: int) -> int:
     """Count embeddings, head, final norm and shared blocks, which no layer holds: not sharded."""
     return elements(shape for name, shape in shapes.items() if not name.startswith("blocks."))
 

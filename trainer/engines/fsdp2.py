@@ -163,8 +163,8 @@ class Fsdp2Config(EngineConfig):
         from ...models.accounting.state import (
             HOST,
             StatePart,
-            count_outside_blocks,
             cut_flat,
+            cut_root,
             cut_rows,
         )
         from .fsdp2_memory import whole_by_block
@@ -189,9 +189,7 @@ class Fsdp2Config(EngineConfig):
         if gather == "step":  # summed in fp32 until the last backward pass
             parts.append(StatePart(name="gradients", bytes_per_parameter=4))
         else:  # FSDP2 keeps what it reduced last until the next micro-batch has gradients
-            parts.append(
-                StatePart(name="gradients", bytes_per_parameter=4, cut=count_outside_blocks)
-            )
+            parts.append(StatePart(name="gradients", bytes_per_parameter=4, cut=cut_root))
         return parts
 
     def memory(self, state: StateOnDevice, shards: Shards, degrees: Degrees) -> EngineMemory:

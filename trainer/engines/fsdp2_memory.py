@@ -27,7 +27,7 @@ from ...models.accounting.state import (
     Degrees,
     Shapes,
     Shards,
-    count_outside_blocks,
+    cut_root,
     state_bytes,
 )
 from .shard_groups import layer_of
@@ -94,7 +94,7 @@ def whole_by_block(shapes: Shapes, ranks: int, *, engine: Fsdp2Settings, ahead: 
         if not engine.resharded(layer, len(layers) - 1 - place):
             kept.append(layer)
         most = max(most, sum(sizes[each] for each in {*kept, *layers[place : place + ahead]}))
-    return count_outside_blocks(shapes, ranks) + most
+    return cut_root(shapes, ranks) + most
 
 
 class Fsdp2Memory(EngineMemory):
