@@ -147,7 +147,7 @@ def _find(path: str, step: int | None) -> WeightSource:
     else:
         from ...models.conversion.folders import FORMATS
 
-        if any((folder / format.mark).is_file() for format in FORMATS.values()):
+        if any((folder / format.mark_file).is_file() for format in FORMATS.values()):
             return ModelFolder(path)
     hint = (
         "name a run's folder, a checkpoint (…/checkpoints/step-00000500, or its s3:// URL), or a "
