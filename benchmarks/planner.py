@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from headrace.models.config.config import load_model_config
 from headrace.planner.hardware import Hardware
-from headrace.planner.search.make import Question, make_plans, uniform_phase
+from headrace.planner.search.make import PlanRequest, make_plans, uniform_phase
 from headrace.trainer.run.config import RunConfig
 
 GPUS, SECONDS, MEMORY = 2048, 15.0, 1 << 30
@@ -34,7 +34,7 @@ RUNS = (
 
 def search(name: str, length: int, batch: int) -> None:
     """Search in this process, and print what it took."""
-    question = Question(
+    question = PlanRequest(
         model=load_model_config(name),
         run=replace(RunConfig(), precision="bf16"),
         hardware=Hardware.load("h100"),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..trainer.run.config import RunConfig
     from ..trainer.run.layout_plan import LayoutPlan
     from .modules.model import Traced
-    from .search.make import PhasePlans, Plans, Question
+    from .search.make import PhaseSearch, PlanRequest, Plans
     from .search.outcome import Candidate
     from .simulation.outlook import Outlook
 
@@ -104,10 +104,10 @@ def plan(context: click.Context, /, as_json: bool, **options: Any) -> None:
         missing.insert(0, "--model or --module")
     if missing:
         raise click.UsageError(f"missing {', '.join(missing)}")
-    from .search.make import explain, make_plans, parse_wanted
+    from .search.make import explain, make_plans, parse_settings
     from .show import compared, explained_as_json, lines_of
 
-    wanted = parse_wanted(options["explain"]) if options["explain"] else None
+    wanted = parse_settings(options["explain"]) if options["explain"] else None
     simulates = _simulated(options)
     plans = make_plans(_question(options))
     explained = explain(plans, wanted) if wanted else []
@@ -185,7 +185,7 @@ def _write_memory(
 
     from ..dataplane.storage.atomic import replacing
     from ..models.config.config import load_model_config
-    from .search.assemble import fullest
+    from .search.assemble import peak_timeline
     from .simulation.memory_page import memory_page, plan_timelines
 
     run, phases, modules = _run_on(run_file, device), plan.planned.phases, None
@@ -198,7 +198,7 @@ def _write_memory(
         title, names = Path(model).stem, list(map(str, config.layers))
         batches = [f"{p.seq_len:,} tokens a row, {p.batch_tokens:,} a step" for p in phases]
     found = [plan_timelines(plan, phase, config, run, device, modules) for phase in phases]
-    sizes = [fullest(timelines).highest for timelines in found]
+    sizes = [peak_timeline(timelines).highest for timelines in found]
     own = sizes.index(max(sizes))
     text = memory_page(title, batches[own], names, found[own])
     with replacing(Path(html)) as file:
@@ -218,14 +218,14 @@ def _run_on(file: str | None, device: str) -> RunConfig:
     return run
 
 
-Explained = list[tuple["PhasePlans", "Candidate | PlanError"]]
+Explained = list[tuple["PhaseSearch", "Candidate | PlanError"]]
 
 
 def _simulated(options: dict[str, Any]) -> Callable[[Plans, Explained], list[Outlook]]:
     """Check the options of the simulation; return the function that simulates the best plan of
     each phase, the one that serves all phases, and the explained ones, if one of the options is
     given."""
-    from .search.make import drawn
+    from .search.make import plans_to_simulate
     from .simulation.failures import parse_failures
     from .simulation.outlook import Outlook
     from .simulation.slow import parse_slow
@@ -238,10 +238,10 @@ def _simulated(options: dict[str, Any]) -> Callable[[Plans, Explained], list[Out
     def simulate(plans: Plans, explained: Explained) -> list[Outlook]:
         if not asked:
             return []
-        budget = plans.question.budget
+        budget = plans.request.budget
         return [
             Outlook(title, Simulation(own.costs, made, budget), slow, failures)
-            for title, own, made in drawn(plans, explained, options["explain"])
+            for title, own, made in plans_to_simulate(plans, explained, options["explain"])
         ]
 
     return simulate
@@ -253,7 +253,7 @@ def _write_page(plans: Plans, outlooks: list[Outlook], options: dict[str, Any]) 
     from ..dataplane.storage.atomic import replacing
     from .simulation.page import simulation_page
 
-    question = plans.question
+    question = plans.request
     cluster = f"{question.gpus:,} × {question.hardware.file.device.name}"
     text = simulation_page(options["module"] or Path(options["model"]).stem, cluster, outlooks)
     with replacing(Path(options["html"])) as file:
@@ -261,15 +261,15 @@ def _write_page(plans: Plans, outlooks: list[Outlook], options: dict[str, Any]) 
     command.say(f"wrote {options['html']}")
 
 
-def _question(options: dict[str, Any]) -> Question:
+def _question(options: dict[str, Any]) -> PlanRequest:
     from ..models.config.config import load_model_config
     from .hardware import Hardware
-    from .search.make import Question
+    from .search.make import PlanRequest
 
     hardware = Hardware.load(options["hardware"])
     run = _run_on(options["run_file"], hardware.file.device.kind)
     traced = None if options["module"] is None else _traced(options["module"], run)
-    return Question(
+    return PlanRequest(
         model=load_model_config(options["model"]) if traced is None else traced.config,
         modules=traced,
         run=run,
@@ -348,6 +348,6 @@ def _as_json(plans: Plans) -> dict[str, Any]:
                     for candidate in own.outcome.candidates
                 ],
             }
-            for own, each in zip(plans.phases, plans.each, strict=True)
+            for own, each in zip(plans.phases, plans.by_phase, strict=True)
         ],
     }

@@ -13,8 +13,8 @@ from ..trainer.run.layout_plan import LayoutPlan
 from .grid.grid import distinct_names
 from .grid.wanted import Wanted
 from .memory.model_parts import threads_of
-from .search.assemble import PARTS, fullest, in_phase, time_by_part
-from .search.make import PhasePlans, Plans
+from .search.assemble import PARTS, build_phase_plan, peak_timeline, time_by_part
+from .search.make import PhaseSearch, Plans
 from .search.outcome import Candidate
 
 PROVED = 1e-6
@@ -33,7 +33,7 @@ def lines_of(plans: Plans) -> list[str]:
     return text
 
 
-def _phase(own: PhasePlans) -> list[str]:
+def _phase(own: PhaseSearch) -> list[str]:
     phase, outcome = own.costs.phase, own.outcome
     length = "" if own.costs.module else f" × {phase.seq_len:,} tokens"
     threads = threads_of(own.costs.run, own.costs.device)
@@ -45,7 +45,7 @@ def _phase(own: PhasePlans) -> list[str]:
     ]
 
 
-def _table(own: PhasePlans) -> list[str]:
+def _table(own: PhaseSearch) -> list[str]:
     """Return a line for each of the best plans: time, memory, and their parts."""
     found = []
     names = distinct_names([candidate.grid for candidate in own.outcome.candidates])
@@ -62,8 +62,8 @@ def _table(own: PhasePlans) -> list[str]:
 
 def parts_of(candidate: Candidate) -> tuple[dict[str, float], dict[str, int]]:
     """Return seconds and bytes by part."""
-    _, problem, made, timelines = in_phase(candidate)
-    return time_by_part(problem, made), fullest(timelines).parts
+    _, problem, made, timelines = build_phase_plan(candidate)
+    return time_by_part(problem, made), peak_timeline(timelines).parts
 
 
 def plan_lines(plan: LayoutPlan) -> list[str]:
@@ -126,7 +126,7 @@ def compared(best: Candidate, other: Candidate) -> list[str]:
 
 
 def explained_as_json(
-    explained: Sequence[tuple[PhasePlans, Candidate | PlanError]], wanted: Wanted | None
+    explained: Sequence[tuple[PhaseSearch, Candidate | PlanError]], wanted: Wanted | None
 ) -> list[dict[str, Any]]:
     """Return, for each phase, the best plan with the `wanted` settings, or why there is none."""
     found = []

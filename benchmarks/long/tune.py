@@ -23,8 +23,8 @@ from headrace.console import config as reader
 from headrace.models.config.config import load_model_config
 from headrace.models.config.options.recompute import Rule
 from headrace.planner.hardware import Hardware
-from headrace.planner.search.assemble import plan_of
-from headrace.planner.search.make import Question, make_plans, parse_wanted, uniform_phase
+from headrace.planner.search.assemble import build_layout_plan
+from headrace.planner.search.make import PlanRequest, make_plans, parse_settings, uniform_phase
 from headrace.planner.search.search import search
 from headrace.planner.tune import tune as work
 from headrace.planner.tune.folder import TuneFolder
@@ -114,7 +114,7 @@ def planned(file: Path, hardware: Hardware, pricing: Pricing, ranks: int) -> Lay
             replace(uniform_phase(length, batch(length, ranks) // length), name=f"of{length}")
             for length in LENGTHS
         ]
-        question = Question(
+        question = PlanRequest(
             model=pricing.model, run=pricing.run, hardware=hardware, gpus=ranks, phases=phases
         )
         write(file, reader.dump(make_plans(question).best))
@@ -136,9 +136,9 @@ def held_out(
         if not file.exists():
             costs = pricing.costs(after, length, tokens)
             budget = after.usable_memory * 0.9
-            wanted = parse_wanted(words)
-            [found] = search(costs, ranks, budget, wanted=wanted, best=1).candidates
-            made = plan_of([costs], {costs.phase.name: found.solution.price}, found)
+            wanted = parse_settings(words)
+            [found] = search(costs, ranks, budget, settings=wanted, num_best=1).candidates
+            made = build_layout_plan([costs], {costs.phase.name: found.solution.price}, found)
             layers = tuple(replace(span, recompute=rule) for span in made.layers)
             write(file, reader.dump(replace(made, layers=layers)))
         plan = load_plan(file)

@@ -1,4 +1,4 @@
-"""From a solution to a plan's file: choices of each layer, time and memory by part."""
+"""Plan files from solutions: choices by layer, time and memory by part."""
 
 from __future__ import annotations
 
@@ -34,83 +34,86 @@ PARTS = {
     "update": "gradients and weights once for a step, and the optimizer",
     "bubble": "waiting for other stages",
 }
-"""Parts of a step, and their meaning."""
+"""Parts of a step by name, with their meaning."""
 
 ROUNDING = 1e-9
-"""Part of a step below which a part of it is a rounding error."""
+"""Fraction of a step below which a part is a rounding error."""
 
 
-class InPhase(NamedTuple):
-    """A plan in a phase."""
+class PhasePlan(NamedTuple):
+    """A plan as one phase runs it."""
 
     grid: Grid
     problem: Problem
     plan: Assigned
     timelines: Sequence[Timeline]
-    """Memory over a step of a rank of each stage."""
+    """Memory of a rank over a step, by stage."""
 
     @property
-    def runs_as(self) -> tuple[Any, ...]:
+    def key(self) -> tuple[Any, ...]:
         """All choices, without their costs."""
         return self.grid, self.plan.cuts, tuple(choice.name.key for choice in self.plan.choices)
 
 
-def in_phase(candidate: Candidate) -> InPhase:
-    """Return a candidate in the phase that it was found for."""
+def build_phase_plan(candidate: Candidate) -> PhasePlan:
+    """Return a candidate as its own phase runs it."""
     grid, problem = candidate.grid, candidate.problem
-    made = assigned(problem, candidate.solution.cuts, candidate.choices)
-    return InPhase(grid, problem, made, candidate.timelines)
+    division = assigned(problem, candidate.solution.cuts, candidate.choices)
+    return PhasePlan(grid, problem, division, candidate.timelines)
 
 
-def same_choices(problem: Problem, ways: Sequence[Choice]) -> list[Choice]:
-    """Return the choices of another phase's problem with the same rules."""
-    found = []
-    for sort, way in zip(problem.layers, ways, strict=True):
-        alike = {choice.name.key: choice for choice in problem.sorts[sort].choices}
-        found.append(alike[way.name.key])
-    return found
+def match_choices(problem: Problem, choices: Sequence[Choice]) -> list[Choice]:
+    """Return the problem's choices that run layers like the choices from another phase."""
+    matches = []
+    for sort, choice in zip(problem.layers, choices, strict=True):
+        by_key = {candidate.name.key: candidate for candidate in problem.sorts[sort].choices}
+        matches.append(by_key[choice.name.key])
+    return matches
 
 
 def time_by_part(problem: Problem, plan: Assigned) -> dict[str, float]:
     """Return the seconds of the busiest stage by part; they add up to the price."""
     m, ranges = problem.micro_batches, problem.ranges(plan.cuts)
-    busy = [sum(stage.forward) + sum(stage.backward) for stage in plan.stages]
-    stage = max(range(problem.stages), key=lambda number: busy[number])
-    found: dict[str, float] = dict.fromkeys(PARTS, 0.0)
-    for chunk in problem.own(stage):
+    compute_times = [sum(stage.forward) + sum(stage.backward) for stage in plan.stages]
+    busiest = max(range(problem.stages), key=lambda stage: compute_times[stage])
+    by_part: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+    for chunk in problem.own(busiest):
         for layer in range(*ranges[chunk]):
             way: Way = plan.choices[layer].name
-            for parts in (way.forward, way.backward):
-                for name, seconds in parts.items():
-                    found[name] += m * seconds
+            for pass_parts in (way.forward, way.backward):
+                for part, seconds in pass_parts.items():
+                    by_part[part] += m * seconds
         for end in problem.fixed(chunk):
-            found["ends"] += m * (end.forward + end.backward)
-    found["update"] += plan.stages[stage].update
-    found["bubble"] = plan.price - sum(found.values())
-    return {name: seconds for name, seconds in found.items() if seconds > ROUNDING * plan.price}
+            by_part["ends"] += m * (end.forward + end.backward)
+    by_part["update"] += plan.stages[busiest].update
+    by_part["bubble"] = plan.price - sum(by_part.values())
+    return {part: seconds for part, seconds in by_part.items() if seconds > ROUNDING * plan.price}
 
 
-def fullest(timelines: Sequence[Timeline]) -> Timeline:
-    """Return the memory of the stage that needs most."""
-    return max(timelines, key=lambda each: each.highest)
+def peak_timeline(timelines: Sequence[Timeline]) -> Timeline:
+    """Return the timeline with the highest peak memory."""
+    return max(timelines, key=lambda timeline: timeline.highest)
 
 
-def plan_of(
+def build_layout_plan(
     costs: Sequence[Costs],
     seconds: Mapping[str, float],
     candidate: Candidate,
     timelines: Mapping[str, Sequence[Timeline]] | None = None,
 ) -> LayoutPlan:
-    """Return the plan's file of a candidate of the first of these phases. `timelines` is the memory
-    of a rank of each stage, by phase; None if there is one phase."""
+    """Return the plan file for a candidate of the first phase.
+
+    `costs` has the phases that the plan serves, `seconds` their step times, and `timelines` a
+    rank's memory by phase and stage; None for a single phase.
+    """
     first = costs[0]
     grid, problem = candidate.grid, candidate.problem
     choices = candidate.choices
     cuts = candidate.solution.cuts
-    made = assigned(problem, cuts, choices)
+    division = assigned(problem, cuts, choices)
     hardware = first.machine.hardware
     by_phase = timelines or {first.phase.name: candidate.timelines}
-    memory = fullest([each for own in by_phase.values() for each in own])
+    memory = peak_timeline([timeline for stages in by_phase.values() for timeline in stages])
     ways = [choice.name for choice in choices]
     return LayoutPlan(
         planned=Planned(
@@ -121,23 +124,23 @@ def plan_of(
             module=first.module,
             phases=tuple(
                 PlannedPhase(
-                    name=each.phase.name,
-                    seq_len=each.phase.seq_len,
-                    batch_tokens=each.phase.seq_len * each.phase.batch_rows,
-                    seconds=seconds[each.phase.name],
-                    memory=fullest(by_phase[each.phase.name]).highest,
+                    name=phase.name,
+                    seq_len=phase.seq_len,
+                    batch_tokens=phase.seq_len * phase.batch_rows,
+                    seconds=seconds[phase.name],
+                    memory=peak_timeline(by_phase[phase.name]).highest,
                 )
-                for each in costs
+                for phase in (phase_costs.phase for phase_costs in costs)
             ),
         ),
         layout=replace(grid.layout, cuts=cuts or None),
         engine=grid.engine,
         micro_batch_tokens=grid.shape.rows * first.phase.seq_len // grid.layout.cp,
-        layers=tuple(_spans(ways)),
+        layers=tuple(_group_layers(ways)),
         predicted=Predicted(
-            seconds=made.price,
+            seconds=division.price,
             bound=candidate.solution.bound,
-            by=time_by_part(problem, made),
+            by=time_by_part(problem, division),
             memory=memory.highest,
             memory_by=memory.parts,
             estimated=tuple(sorted(first.machine.estimated)),
@@ -145,7 +148,7 @@ def plan_of(
     )
 
 
-def _spans(ways: Sequence[Way]) -> Iterator[LayerSpan]:
+def _group_layers(ways: Sequence[Way]) -> Iterator[LayerSpan]:
     first = 0
     for (rule, reshard, sequence), alike in groupby(ways, lambda way: way.key):
         count = len(list(alike))

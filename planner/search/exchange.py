@@ -1,9 +1,9 @@
-"""Better choices of single layers, by the timeline of a step.
+"""Better choices for single layers, by the timeline of a step.
 
-A search adds up the bytes of a stage's layers, and counts the layer that works with most beside all
-that they keep. The timeline also knows where a layer is. The last layer works first: its recomputed
-results live beside everything else in any case, and to keep them may cost nothing. So single layers
-of a plan, and pairs of them, take faster choices as long as the plan still fits.
+A search adds up the bytes of a stage's layers, plus the largest workspace among them. The timeline
+also knows where a layer stands. The last layer runs its backward pass first: its recomputed results
+are alive at the peak in any case, so keeping them may cost nothing. Single layers, and pairs, take
+faster choices as long as the plan still fits.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ..grid.grid import Grid
 from ..prices.layers import Costs
 
 COUNTED_LAYERS = 150
-"""Layers of all timelines that are counted for a plan: 30 timelines of 5 layers, 3 of 50."""
+"""Layers in all timelines that are counted for a plan: 30 timelines of 5 layers, 3 of 50."""
 
 
-class Plan(NamedTuple):
-    """A choice for each layer, with the seconds and the memory of the step."""
+class PricedPlan(NamedTuple):
+    """A choice for every layer, with the seconds and the memory of the step."""
 
     price: float
     stages: tuple[StagePlan, ...]
@@ -34,63 +34,75 @@ class Plan(NamedTuple):
 
 
 class Move(NamedTuple):
-    gain: float
-    """Seconds that a backward pass gets shorter."""
-    kept: float
-    """Bytes that a micro-batch keeps more."""
-    new: dict[int, Choice]
-    """Choices by layer."""
+    """New choices for one or two layers."""
+
+    saved_seconds: float
+    """Seconds by which a backward pass gets shorter."""
+    added_bytes: float
+    """Additional activation bytes per micro-batch."""
+    choices: dict[int, Choice]
+    """New choices by layer."""
 
 
-def exchanged(costs: Costs, grid: Grid, problem: Problem, cuts: Cuts, best: Plan) -> Plan:
-    """Return the plan that exchanges of choices lead to; each exchange makes the step shorter."""
-    left = COUNTED_LAYERS // len(problem.layers)
-    moves = _moves(problem, cuts, best)
-    while left and (choices := next(moves, None)) is not None:
-        made = assigned(problem, cuts, choices)
-        if made.price >= best.price:
+def exchange_choices(
+    costs: Costs, grid: Grid, problem: Problem, cuts: Cuts, plan: PricedPlan
+) -> PricedPlan:
+    """Improve a plan greedily: take the first move that shortens the step and fits, then begin
+    again from the result."""
+    num_timelines = COUNTED_LAYERS // len(problem.layers)
+    neighbours = _neighbours(problem, cuts, plan)
+    while num_timelines and (choices := next(neighbours, None)) is not None:
+        division = assigned(problem, cuts, choices)
+        if division.price >= plan.price:
             continue
-        left -= 1
+        num_timelines -= 1
         timelines = costs.timelines(grid, cuts, [choice.name for choice in choices])
-        if max(each.highest for each in timelines) <= problem.budget:
-            best = Plan(made.price, made.stages, choices, timelines)
-            moves = _moves(problem, cuts, best)
-    return best
+        if max(timeline.highest for timeline in timelines) <= problem.budget:
+            plan = PricedPlan(division.price, division.stages, choices, timelines)
+            neighbours = _neighbours(problem, cuts, plan)
+    return plan
 
 
-def _moves(problem: Problem, cuts: Cuts, plan: Plan) -> Iterator[Sequence[Choice]]:
-    """Yield the plan with another choice of one layer, and then of two layers that exchange memory,
-    the fastest first."""
-    places: defaultdict[Hashable, list[int]] = defaultdict(list)
+def _neighbours(problem: Problem, cuts: Cuts, plan: PricedPlan) -> Iterator[Sequence[Choice]]:
+    """Yield the choices after a move of one layer, fastest first, then after moves of two layers
+    that exchange memory."""
+    alike: defaultdict[Hashable, list[int]] = defaultdict(list)
     for chunk, (begin, end) in enumerate(problem.ranges(cuts)):
         for layer in range(begin, end):
-            places[chunk, problem.layers[layer], plan.choices[layer].name.key].append(layer)
-    # Of alike layers of a chunk with the same choice, the first and the last one change.
-    ends = sorted({layer for layers in places.values() for layer in (layers[0], layers[-1])})
-    single = [
+            alike[chunk, problem.layers[layer], plan.choices[layer].name.key].append(layer)
+    # Among identical layers of a chunk with the same choice, only the first and the last change.
+    ends = sorted({layer for layers in alike.values() for layer in (layers[0], layers[-1])})
+    single_moves = [
         Move(old.backward - new.backward, new.kept - old.kept, {layer: new})
         for layer in ends
         for old in [plan.choices[layer]]
         for new in problem.sorts[problem.layers[layer]].choices
         if new is not old
     ]
-    yield from _in_turn(plan, single)
+    yield from _apply_fastest_first(plan, single_moves)
     for stage, timeline in enumerate(plan.timelines):
         free = problem.budget - timeline.highest
         ranges = [problem.ranges(cuts)[chunk] for chunk in problem.own(stage)]
-        own = {layer for begin, end in ranges for layer in range(begin, end)}
-        moves = [move for move in single if own.issuperset(move.new)]
-        yield from _in_turn(
-            plan,
-            [
-                Move(one.gain + other.gain, one.kept + other.kept, {**one.new, **other.new})
-                for one, other in combinations(moves, 2)
-                if one.new.keys() != other.new.keys() and one.kept + other.kept <= free
-            ],
-        )
+        stage_layers = {layer for begin, end in ranges for layer in range(begin, end)}
+        stage_moves = [move for move in single_moves if stage_layers.issuperset(move.choices)]
+        pairs = [
+            _pair(first, second)
+            for first, second in combinations(stage_moves, 2)
+            if first.choices.keys() != second.choices.keys()
+            and first.added_bytes + second.added_bytes <= free
+        ]
+        yield from _apply_fastest_first(plan, pairs)
 
 
-def _in_turn(plan: Plan, moves: Iterable[Move]) -> Iterator[Sequence[Choice]]:
-    useful = [move for move in moves if move.gain > 0]
-    for move in sorted(useful, key=lambda move: (move.gain, *move.new), reverse=True):
-        yield [move.new.get(layer, old) for layer, old in enumerate(plan.choices)]
+def _pair(first: Move, second: Move) -> Move:
+    return Move(
+        first.saved_seconds + second.saved_seconds,
+        first.added_bytes + second.added_bytes,
+        {**first.choices, **second.choices},
+    )
+
+
+def _apply_fastest_first(plan: PricedPlan, moves: Iterable[Move]) -> Iterator[Sequence[Choice]]:
+    useful = [move for move in moves if move.saved_seconds > 0]
+    for move in sorted(useful, key=lambda m: (m.saved_seconds, *m.choices), reverse=True):
+        yield [move.choices.get(layer, old) for layer, old in enumerate(plan.choices)]

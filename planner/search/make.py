@@ -1,4 +1,4 @@
-"""Plans of a request: one for each phase, and one that serves all of them."""
+"""Plans for a request: the best for every phase, and the best that serves all phases."""
 
 from __future__ import annotations
 
@@ -20,10 +20,16 @@ from ..modules.costs import ModuleCosts
 from ..modules.model import Traced
 from ..prices.layers import Costs
 from ..prices.machine import Machine
-from .assemble import InPhase, fullest, in_phase, plan_of, same_choices
+from .assemble import (
+    PhasePlan,
+    build_layout_plan,
+    build_phase_plan,
+    match_choices,
+    peak_timeline,
+)
 from .outcome import Candidate, Outcome
-from .proof.nearest import nearest
-from .proof.refused import reasons
+from .proof.nearest import find_nearest
+from .proof.refused import explain_refusal
 from .search import search
 
 if TYPE_CHECKING:
@@ -31,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class PlanRequest:
     """A request for plans: the model, the phases and the cluster."""
 
     model: ModelConfig
@@ -44,20 +50,22 @@ class Question:
     roofline: bool = False
     simulate: bool = False
     modules: Traced | None = None
-    """Modules that are not ours, instead of a model."""
+    """Modules of another program, instead of a model."""
 
     def costs(self, machine: Machine, phase: PhaseRows) -> Costs:
+        """Return the costs of a phase on the cluster."""
         if self.modules is not None:
             return ModuleCosts(self.modules, self.run, machine, phase)
         return Costs(self.model, self.run, machine, phase)
 
     @property
     def budget(self) -> float:
+        """Bytes per device that a plan may take."""
         return self.hardware.usable_memory * self.memory
 
 
 def uniform_phase(seq_len: int, rows: int) -> PhaseRows:
-    """Return a phase of one step of these rows: a plan depends on its length and batch alone."""
+    """Return a phase with one step of `rows` rows: a plan depends on length and batch alone."""
     return PhaseRows(
         name="steps",
         first_row=0,
@@ -70,53 +78,58 @@ def uniform_phase(seq_len: int, rows: int) -> PhaseRows:
 
 
 @dataclass(frozen=True)
-class PhasePlans:
-    """Plans of one phase."""
+class PhaseSearch:
+    """Search of one phase, which has candidates."""
 
     costs: Costs
     outcome: Outcome
 
     @property
     def best(self) -> Candidate:
+        """The candidate with the shortest step."""
         return self.outcome.candidates[0]
 
 
 @dataclass(frozen=True)
 class Plans:
-    question: Question
-    phases: Sequence[PhasePlans]
-    """Phases of different lengths or batches."""
+    """Answer to a request."""
+
+    request: PlanRequest
+    phases: Sequence[PhaseSearch]
+    """Searches of phases that differ in length or batch."""
     best: LayoutPlan | None
-    """The plan that serves all phases; None if each needs one of its own."""
-    each: Sequence[LayoutPlan]
-    """The best plan of each phase."""
-    in_phases: Sequence[InPhase] = ()
-    """`best` in each of several phases."""
+    """Plan that serves all phases; None if every phase needs its own."""
+    by_phase: Sequence[LayoutPlan]
+    """Best plan for every phase."""
+    best_in_phases: Sequence[PhasePlan] = ()
+    """`best` as every phase runs it; empty for a single phase."""
 
 
-def make_plans(question: Question) -> Plans:
+def make_plans(request: PlanRequest) -> Plans:
     """Search the best plans. Raise PlanError if a phase has none."""
-    machine = machine_of(question)
+    machine = build_machine(request)
     phases = []
-    for phase in different(question.phases):
-        costs = question.costs(machine, phase)
-        outcome = search(costs, question.gpus, question.budget, simulate=question.simulate)
+    for phase in merge_equal_phases(request.phases):
+        costs = request.costs(machine, phase)
+        outcome = search(costs, request.gpus, request.budget, simulate=request.simulate)
         if not outcome.candidates:
-            raise no_plan(question, costs, outcome)
-        phases.append(PhasePlans(costs, outcome))
-    each = [
-        plan_of([own.costs], {own.costs.phase.name: own.best.solution.price}, own.best)
-        for own in phases
+            raise no_plan_error(request, costs, outcome)
+        phases.append(PhaseSearch(costs, outcome))
+    by_phase = [
+        build_layout_plan(
+            [phase.costs], {phase.costs.phase.name: phase.best.solution.price}, phase.best
+        )
+        for phase in phases
     ]
     if len(phases) == 1:
-        return Plans(question, phases, each[0], each)
-    best, in_phases = joint(question, phases)
-    return Plans(question, phases, best, each, in_phases)
+        return Plans(request, phases, by_phase[0], by_phase)
+    best, best_in_phases = find_joint_plan(request, phases)
+    return Plans(request, phases, best, by_phase, best_in_phases)
 
 
-def machine_of(question: Question) -> Machine:
+def build_machine(request: PlanRequest) -> Machine:
     """Return the costs of the cluster in the run's precision."""
-    run = question.run
+    run = request.run
     fp8 = run.fp8 or PRECISIONS[run.precision].fp8
     if fp8 is not None and fp8.matrices != "all":
         raise PlanError(
@@ -124,97 +137,96 @@ def machine_of(question: Question) -> Machine:
             "not by their operators",
             hint="plan with fp8.matrices=all (optimistic) or precision=bf16 (pessimistic)",
         )
-    return Machine(question.hardware, run.precision, fp8=fp8, roofline=question.roofline)
+    return Machine(request.hardware, run.precision, fp8=fp8, roofline=request.roofline)
 
 
-def different(phases: Sequence[PhaseRows]) -> list[PhaseRows]:
-    """Return the first phase of each length and batch, with the steps of all of them."""
-    found: dict[tuple[int, int], PhaseRows] = {}
+def merge_equal_phases(phases: Sequence[PhaseRows]) -> list[PhaseRows]:
+    """Merge phases with equal length and batch: the first stands for all, with all their rows."""
+    merged: dict[tuple[int, int], PhaseRows] = {}
     for phase in phases:
         key = phase.seq_len, phase.batch_rows
-        known = found.get(key)
-        found[key] = replace(known, rows=known.rows + phase.rows) if known else phase
-    return list(found.values())
+        first = merged.get(key)
+        merged[key] = replace(first, rows=first.rows + phase.rows) if first else phase
+    return list(merged.values())
 
 
-def joint(
-    question: Question, phases: Sequence[PhasePlans]
-) -> tuple[LayoutPlan | None, Sequence[InPhase]]:
-    """Return the cheapest of all phases' plans that runs every phase, and as it runs each of them;
-    None if no plan does."""
-    best: tuple[float, PhasePlans, Candidate, list[InPhase]] | None = None
-    for own in phases:
-        for candidate in own.outcome.candidates:
-            made = list(_in_phases(question, phases, own, candidate))
-            if len(made) < len(phases):
+def find_joint_plan(
+    request: PlanRequest, phases: Sequence[PhaseSearch]
+) -> tuple[LayoutPlan | None, Sequence[PhasePlan]]:
+    """Return the cheapest candidate that can run every phase, with its plan in each phase; None if
+    no candidate can."""
+    best: tuple[float, PhaseSearch, Candidate, list[PhasePlan]] | None = None
+    for source in phases:
+        for candidate in source.outcome.candidates:
+            phase_plans = list(_run_in_phases(request, phases, source, candidate))
+            if len(phase_plans) < len(phases):
                 continue
             total = sum(
-                each.plan.price * other.costs.phase.steps
-                for each, other in zip(made, phases, strict=True)
+                phase_plan.plan.price * phase.costs.phase.steps
+                for phase_plan, phase in zip(phase_plans, phases, strict=True)
             )
             if best is None or total < best[0]:
-                best = total, own, candidate, made
+                best = total, source, candidate, phase_plans
     if best is None:
         return None, ()
-    _, own, candidate, made = best
-    costs = [own.costs, *(p.costs for p in phases if p is not own)]
-    times = {p.costs.phase.name: each.plan.price for p, each in zip(phases, made, strict=True)}
-    timelines = {p.costs.phase.name: each.timelines for p, each in zip(phases, made, strict=True)}
-    return plan_of(costs, times, candidate, timelines), made
+    _, source, candidate, phase_plans = best
+    costs = [source.costs, *(phase.costs for phase in phases if phase is not source)]
+    by_name = dict(zip((p.costs.phase.name for p in phases), phase_plans, strict=True))
+    seconds = {name: phase_plan.plan.price for name, phase_plan in by_name.items()}
+    timelines = {name: phase_plan.timelines for name, phase_plan in by_name.items()}
+    return build_layout_plan(costs, seconds, candidate, timelines), phase_plans
 
 
-def _in_phases(
-    question: Question, phases: Sequence[PhasePlans], own: PhasePlans, candidate: Candidate
-) -> Iterator[InPhase]:
-    """Yield the plan of one phase in each phase that it runs."""
+def _run_in_phases(
+    request: PlanRequest, phases: Sequence[PhaseSearch], source: PhaseSearch, candidate: Candidate
+) -> Iterator[PhasePlan]:
+    """Yield the plan of a candidate in every phase that it can run."""
     layout = candidate.grid.layout
-    tokens = candidate.grid.shape.rows * own.costs.phase.seq_len // layout.cp
+    tokens = candidate.grid.shape.rows * source.costs.phase.seq_len // layout.cp
     choices = candidate.choices
-    for other in phases:
-        phase = other.costs.phase
+    for phase_search in phases:
+        costs, phase = phase_search.costs, phase_search.costs.phase
         if phase.seq_len % (layout.tp * layout.cp):
             continue
-        grid = make_grid(layout, candidate.grid.engine, tokens, question.gpus, phase)
-        problem = other.costs.problem(
-            grid, question.budget, simulate=question.simulate, all_choices=True
-        )
+        grid = make_grid(layout, candidate.grid.engine, tokens, request.gpus, phase)
+        problem = costs.problem(grid, request.budget, simulate=request.simulate, all_choices=True)
         cuts, ways = candidate.solution.cuts, [choice.name for choice in choices]
-        timelines = other.costs.timelines(grid, cuts, ways)
-        if fullest(timelines).highest <= question.budget:
-            found = assigned(problem, cuts, same_choices(problem, choices))
-            yield InPhase(grid, problem, found, timelines)
+        timelines = costs.timelines(grid, cuts, ways)
+        if peak_timeline(timelines).highest <= request.budget:
+            division = assigned(problem, cuts, match_choices(problem, choices))
+            yield PhasePlan(grid, problem, division, timelines)
 
 
-def no_plan(
-    question: Question, costs: Costs, outcome: Outcome, wanted: Wanted | None = None
+def no_plan_error(
+    request: PlanRequest, costs: Costs, outcome: Outcome, settings: Wanted | None = None
 ) -> PlanError:
-    """Return the error that names what the nearest layout exceeds."""
+    """Return an error that names what the nearest layout exceeds."""
     phase = costs.phase
     where = f"phase {phase.name}: {phase.seq_len:,} tokens a row"
-    which = f" with {', '.join(f'{k}={v}' for k, v in wanted.items())}" if wanted else ""
+    clause = f" with {', '.join(f'{k}={v}' for k, v in settings.items())}" if settings else ""
     if not outcome.grids:
-        found = reasons(costs, question.gpus, outcome, wanted or {})
+        reasons = explain_refusal(costs, request.gpus, outcome, settings or {})
         return PlanError(
-            f"no layout of {question.gpus} devices{which} can run this model ({where})",
-            where="".join(f"\n    {reason}" for reason in found),
+            f"no layout of {request.gpus} devices{clause} can run this model ({where})",
+            where="".join(f"\n    {reason}" for reason in reasons),
             hint="change the number of devices, or what is asked for",
         )
     by_state = outcome.states == outcome.grids
-    least = nearest(costs, question.gpus, question.budget, wanted, by_state=by_state)
-    on = f" on stage {least.stage}" if least.grid.layout.pp > 1 else ""
-    parts = ", ".join(f"{name} {as_bytes(size)}" for name, size in least.parts.items())
-    over = as_bytes(round(least.bytes - question.budget))
+    nearest = find_nearest(costs, request.gpus, request.budget, settings, by_state=by_state)
+    on_stage = f" on stage {nearest.stage}" if nearest.grid.layout.pp > 1 else ""
+    parts = ", ".join(f"{part} {as_bytes(size)}" for part, size in nearest.parts.items())
+    excess = as_bytes(round(nearest.bytes - request.budget))
     return PlanError(
-        f"no layout{which} fits into {as_bytes(round(question.budget))} of each of "
-        f"{question.gpus} devices ({where}); {outcome.grids} were searched",
-        where=f"\n    the nearest needs {as_bytes(least.bytes)}{on}, {over} too much: "
-        f"{least.grid.name()}\n    {parts}\n    {_proof(outcome)}",
+        f"no layout{clause} fits into {as_bytes(round(request.budget))} of each of "
+        f"{request.gpus} devices ({where}); {outcome.grids} were searched",
+        where=f"\n    the nearest needs {as_bytes(nearest.bytes)}{on_stage}, {excess} too much: "
+        f"{nearest.grid.name()}\n    {parts}\n    {_describe_proof(outcome)}",
         hint="use more devices, devices with more memory, or a larger --memory",
     )
 
 
-def _proof(outcome: Outcome) -> str:
-    """Return how many layouts exceed the budget by what."""
+def _describe_proof(outcome: Outcome) -> str:
+    """Return why no layout fits, with the number of layouts for each reason."""
     if undecided := outcome.undecided:
         return f"not proven for {len(undecided)} of them, such as {undecided[0].name()}"
     counted = outcome.grids - outcome.states
@@ -226,49 +238,54 @@ def _proof(outcome: Outcome) -> str:
     )
 
 
-def explain(plans: Plans, wanted: Wanted) -> list[tuple[PhasePlans, Candidate | PlanError]]:
-    """Return, for each phase, the best plan with these settings, or why there is none."""
-    question = plans.question
-    found: list[tuple[PhasePlans, Candidate | PlanError]] = []
-    for own in plans.phases:
-        costs = own.costs
+def explain(plans: Plans, settings: Wanted) -> list[tuple[PhaseSearch, Candidate | PlanError]]:
+    """Return the best plan with these settings for every phase, or the error that says why there is
+    none."""
+    request = plans.request
+    explained: list[tuple[PhaseSearch, Candidate | PlanError]] = []
+    for phase in plans.phases:
         outcome = search(
-            costs,
-            question.gpus,
-            question.budget,
-            wanted=wanted,
-            best=1,
-            simulate=question.simulate,
+            phase.costs,
+            request.gpus,
+            request.budget,
+            settings=settings,
+            num_best=1,
+            simulate=request.simulate,
         )
-        if not outcome.candidates:
-            found.append((own, no_plan(question, costs, outcome, wanted)))
-            continue
-        found.append((own, outcome.candidates[0]))
-    return found
+        if outcome.candidates:
+            explained.append((phase, outcome.candidates[0]))
+        else:
+            explained.append((phase, no_plan_error(request, phase.costs, outcome, settings)))
+    return explained
 
 
-def drawn(
-    plans: Plans, explained: Sequence[tuple[PhasePlans, Candidate | PlanError]], asked: str | None
-) -> list[tuple[str, PhasePlans, InPhase]]:
-    """Return the plans that are simulated, with their titles: the best of each phase, the one that
-    serves all phases, and those that were `asked` for by --explain."""
-    best = [(f"phase {own.costs.phase.name}", own, in_phase(own.best)) for own in plans.phases]
-    serving = [
-        (f"{title} with the plan of all phases", own, made)
-        for (title, own, alone), made in zip(best, plans.in_phases, strict=False)
-        if made.runs_as != alone.runs_as
+def plans_to_simulate(
+    plans: Plans,
+    explained: Sequence[tuple[PhaseSearch, Candidate | PlanError]],
+    settings_text: str | None,
+) -> list[tuple[str, PhaseSearch, PhasePlan]]:
+    """Return plans with their titles: the best of each phase, the joint plan in each phase where it
+    differs, and the plans that --explain found with `settings_text`."""
+    best = [
+        (f"phase {phase.costs.phase.name}", phase, build_phase_plan(phase.best))
+        for phase in plans.phases
     ]
-    others = [
-        (f"phase {own.costs.phase.name} with {asked}", own, in_phase(other))
-        for own, other in explained
-        if not isinstance(other, Exception)
+    joint = [
+        (f"{title} with the plan of all phases", phase, joint_plan)
+        for (title, phase, best_plan), joint_plan in zip(best, plans.best_in_phases, strict=False)
+        if joint_plan.key != best_plan.key
     ]
-    return [*best, *serving, *others]
+    with_settings = [
+        (f"phase {phase.costs.phase.name} with {settings_text}", phase, build_phase_plan(candidate))
+        for phase, candidate in explained
+        if not isinstance(candidate, Exception)
+    ]
+    return [*best, *joint, *with_settings]
 
 
-def parse_wanted(text: str) -> Mapping[str, Any]:
-    """Return the settings of `pp=1,tp=8`."""
-    found: dict[str, Any] = {}
+def parse_settings(text: str) -> Mapping[str, Any]:
+    """Return the settings in text such as `pp=1,tp=8`."""
+    requested: dict[str, Any] = {}
     for word in text.split(","):
         name, equals, value = word.strip().partition("=")
         if not equals or name not in settings():
@@ -276,5 +293,5 @@ def parse_wanted(text: str) -> Mapping[str, Any]:
                 f"--explain {text}: `{word}` is not SETTING=VALUE",
                 hint=f"settings are {', '.join(settings())}",
             )
-        found[name] = int(value) if value.isdecimal() else value
-    return found
+        requested[name] = int(value) if value.isdecimal() else value
+    return requested

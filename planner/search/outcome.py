@@ -1,4 +1,4 @@
-"""What a search returns: candidates, best first, and why layouts were left out."""
+"""Results of a search: candidates, best first, and the reasons for refused layouts."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from ..grid.grid import Grid
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan of the search."""
+    """A finished plan: a division of a grid, priced by events."""
 
     grid: Grid
     problem: Problem
     solution: Solution
     timelines: Sequence[Timeline]
-    """Memory over a step of a rank of each stage."""
-    given: Sequence[Choice] | None = None
-    """Choice of each layer, where the sum of the bytes did not decide."""
+    """Memory of a rank over a step, by stage."""
+    assigned_choices: Sequence[Choice] | None = None
+    """A choice for every layer, if timelines decided instead of sums of bytes."""
 
     @property
     def choices(self) -> list[Choice]:
-        """Choice of each layer."""
-        return choices_of(self.problem, self.solution) if self.given is None else [*self.given]
+        """A choice for every layer."""
+        if self.assigned_choices is None:
+            return choices_by_layer(self.problem, self.solution)
+        return [*self.assigned_choices]
 
 
 @dataclass
@@ -36,33 +38,38 @@ class Outcome:
     candidates: list[Candidate] = field(default_factory=list)
     """Best first."""
     refused: Counter[str] = field(default_factory=Counter)
-    """Reasons of layouts that cannot run, with their number."""
+    """Reasons why layouts cannot run, with counts."""
     shapes: int = 0
     grids: int = 0
     solved: int = 0
-    """Grids whose divisions were searched."""
+    """Number of grids whose divisions were searched."""
     undecided: list[Grid] = field(default_factory=list)
-    """Layouts of which neither a plan that fits nor the proof that none does was found. Filled
-    only without candidates."""
+    """Layouts with neither a fitting plan nor a proof that none fits. Filled only without
+    candidates."""
     states: int = 0
-    """Grids whose state alone exceeds the budget."""
+    """Number of grids whose state alone exceeds the budget."""
 
 
-def choices_of(problem: Problem, solution: Solution) -> list[Choice]:
-    """Return the choice of each layer. Of layers that are alike the first ones take the choices
-    that work with most memory: later layers have given theirs back by then."""
-    ranges = problem.ranges(solution.cuts)
-    found: list[Choice | None] = [None] * len(problem.layers)
-    for stage, plan in enumerate(solution.stages):
-        for chunk, counts in zip(problem.own(stage), plan.counts, strict=True):
-            waiting = {
-                sort: _in_turn(problem, sort, numbers) for sort, numbers in enumerate(counts)
+def choices_by_layer(problem: Problem, solution: Solution) -> list[Choice]:
+    """Assign a choice to every layer.
+
+    Among identical layers, the largest workspaces go first: later layers run their backward pass,
+    and free memory, before them.
+    """
+    layer_ranges = problem.ranges(solution.cuts)
+    choices: list[Choice | None] = [None] * len(problem.layers)
+    for stage, stage_plan in enumerate(solution.stages):
+        for chunk, counts_by_sort in zip(problem.own(stage), stage_plan.counts, strict=True):
+            queues = {
+                sort: _largest_workspace_first(problem, sort, counts)
+                for sort, counts in enumerate(counts_by_sort)
             }
-            for layer in range(*ranges[chunk]):
-                found[layer] = waiting[problem.layers[layer]].pop(0)
-    return [choice for choice in found if choice is not None]
+            for layer in range(*layer_ranges[chunk]):
+                choices[layer] = queues[problem.layers[layer]].pop(0)
+    return [choice for choice in choices if choice is not None]
 
 
-def _in_turn(problem: Problem, sort: int, numbers: Sequence[int]) -> list[Choice]:
-    pairs = zip(problem.sorts[sort].choices, numbers, strict=True)
-    return sorted((choice for choice, n in pairs for _ in range(n)), key=lambda each: -each.work)
+def _largest_workspace_first(problem: Problem, sort: int, counts: Sequence[int]) -> list[Choice]:
+    pairs = zip(problem.sorts[sort].choices, counts, strict=True)
+    choices = (choice for choice, count in pairs for _ in range(count))
+    return sorted(choices, key=lambda choice: -choice.work)

@@ -1,12 +1,13 @@
-"""Search of all layouts: bounds first, then the exact division of the best.
+"""Best-first branch and bound over all layouts, with an exact division of the best ones.
 
     shape     pp, cp, tp, ep, rows       bounded by the passes of all layers, shared evenly
     grid      + engine, schedule         bounded by bounds.py: by the fastest choices, within the
                                          memory, and with divisions
     plan      + cuts, choices of layers  priced by events
 
-One queue holds all three, least bound first; what comes out is refined and put back. As soon as as
-many plans as asked for are cheaper than the next bound, nothing better is left.
+A heap holds nodes on all three levels. The search pops the node with the lowest bound, expands it
+and pushes its children. It stops when as many finished plans as requested cost less than the next
+bound.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from ..division.problem import Problem, Solution
 from ..grid.grid import Grid, Shape, shapes
 from ..grid.wanted import Wanted, matching, may_agree, may_be
 from ..prices.layers import Costs, gradients_before_the_end
-from .exchange import Plan, exchanged
-from .outcome import Candidate, Outcome, choices_of
-from .proof.least import LeastPlan, floors_of, prove
+from .exchange import PricedPlan, exchange_choices
+from .outcome import Candidate, Outcome, choices_by_layer
+from .proof.least import FittingPlan, build_floors, prove
 
 BEST = 10
 """Plans that a search returns."""
@@ -41,9 +42,9 @@ MARGIN = 1e-9
 
 
 @contextmanager
-def _without_collection() -> Iterator[None]:
-    """Pause the collection of garbage in cycles. A search makes millions of objects that are in no
-    cycle, and each collection would visit all that live."""
+def _pause_garbage_collection() -> Iterator[None]:
+    """Disable cyclic garbage collection. A search allocates millions of objects without cycles,
+    and each collection would visit all live ones."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -53,159 +54,204 @@ def _without_collection() -> Iterator[None]:
             gc.enable()
 
 
-@_without_collection()
+@_pause_garbage_collection()
 def search(
     costs: Costs,
-    gpus: int,
+    num_gpus: int,
     budget: float,
     *,
-    wanted: Wanted | None = None,
-    best: int = BEST,
+    settings: Wanted | None = None,
+    num_best: int = BEST,
     simulate: bool = False,
 ) -> Outcome:
-    """Return the best plans within `budget` bytes of each device."""
-    outcome, order = Outcome(), count()
-    left: list[Grid] = []
-    """Layouts whose state does not exceed the budget."""
-    states: dict[tuple[object, ...], bool] = {}
-    problems: dict[tuple[int, int, bool], Problem] = {}
-    queue: list[tuple[float, int, Callable[[], None]]] = []
+    """Return the best plans within `budget` bytes per device."""
+    return LayoutSearch(costs, num_gpus, budget, settings, num_best, simulate).run()
 
-    def push(bound: float, refine: Callable[[], None]) -> None:
-        if bound < ceiling():
-            heapq.heappush(queue, (bound, next(order), refine))
 
-    def ceiling() -> float:
-        done = outcome.candidates
-        return done[best - 1].solution.price if len(done) >= best else math.inf
+class LayoutSearch:
+    """State of a search: a heap of nodes, and the best candidates so far."""
 
-    def problem_of(grid: Grid) -> Problem:
-        """Return the problem of a layout in `left`. Schedules that are alike in their gradients
-        differ in nothing else."""
+    def __init__(
+        self,
+        costs: Costs,
+        num_gpus: int,
+        budget: float,
+        settings: Wanted | None,
+        num_best: int,
+        simulate: bool,
+    ) -> None:
+        self.costs, self.num_gpus, self.budget = costs, num_gpus, budget
+        self.settings, self.num_best, self.simulate = settings, num_best, simulate
+        self.outcome = Outcome()
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        """Bound, order of arrival, and the method that expands the node."""
+        self._arrivals = count()
+        self._grids: list[Grid] = []
+        """Layouts whose state is within the budget."""
+        self._state_fits: dict[tuple[object, ...], bool] = {}
+        self._problems: dict[tuple[int, int, bool], Problem] = {}
+
+    def run(self) -> Outcome:
+        """Expand nodes until none has a bound below the worst of the best candidates."""
+        self._push_shapes()
+        while self._heap:
+            bound, _, expand = heapq.heappop(self._heap)
+            if bound >= self._ceiling:
+                break
+            expand()
+        if not self.outcome.candidates:
+            self._prove_infeasible()
+        candidates = (improve_choices(self.costs, c) for c in self.outcome.candidates)
+        self.outcome.candidates = sorted(candidates, key=_rank)
+        return self.outcome
+
+    @property
+    def _ceiling(self) -> float:
+        """Price of the worst of the best candidates; infinite while there are fewer."""
+        candidates = self.outcome.candidates
+        if len(candidates) < self.num_best:
+            return math.inf
+        return candidates[self.num_best - 1].solution.price
+
+    def _push(self, bound: float, expand: Callable[[], None]) -> None:
+        if bound < self._ceiling:
+            heapq.heappush(self._heap, (bound, next(self._arrivals), expand))
+
+    def _push_shapes(self) -> None:
+        costs = self.costs
+        per_node = costs.machine.per_node
+        for shape, layout, refusals in shapes(costs.model, self.num_gpus, per_node, costs.phase):
+            if may_agree(layout, self.settings):  # layouts that were asked for
+                self.outcome.refused.update(refusals)
+            if shape is not None and may_be(shape, self.settings):
+                self.outcome.shapes += 1
+                bound = shape_bound(costs, shape, self.simulate)
+                self._push(bound, partial(self._expand_shape, shape))
+
+    def _expand_shape(self, shape: Shape) -> None:
+        """Push the engines and schedules of a shape, bounded without the memory."""
+        problems: dict[int, Problem] = {}  # schedules differ in nothing else
+        for grid in matching(self.costs.variants(shape, self.num_gpus), self.settings):
+            self.outcome.grids += 1
+            key = id(grid.engine)
+            if key not in problems:
+                problems[key] = self.costs.fastest(grid, simulate=self.simulate)
+            bound = fastest_bound(scheduled(problems[key], grid))
+            self._push(bound, partial(self._bound_memory, grid, bound))
+
+    def _bound_memory(self, grid: Grid, lower_bound: float) -> None:
+        """Push a layout again with a bound that respects the budget, if its state fits."""
+        if not self._may_fit(grid):
+            return
+        self._grids.append(grid)
+        problem = self._problem(grid)
+        bound = quick_bound(problem)
+        if bound <= lower_bound:  # memory does not bind, and no node in the heap comes first
+            self._bound_divisions(grid, problem)
+        elif math.isfinite(bound):
+            self._push(bound, lambda: self._bound_divisions(grid, self._problem(grid)))
+
+    def _bound_divisions(self, grid: Grid, problem: Problem) -> None:
+        """Push a layout again with a bound over all its divisions."""
+        if problem.chunks > 1:
+            bound = interleaved_estimate(problem, self._ceiling)
+        else:  # the tables of bounds are large: `solve` builds them again
+            bound = stage_alone(problem) if problem.stages == 1 else Bounds(problem).bound()
+        if math.isfinite(bound):
+            self._push(bound, partial(self._solve, grid))
+
+    def _solve(self, grid: Grid) -> None:
+        """Add the best plan of a layout, if it beats the ceiling."""
+        self.outcome.solved += 1
+        self._problems.clear()  # solving refines the sizes that problems were built from
+        candidate = fit_candidate(
+            self.costs, grid, self.budget, self._ceiling, simulate=self.simulate
+        )
+        if candidate is not None:
+            self._add(candidate)
+
+    def _add(self, candidate: Candidate) -> None:
+        self.outcome.candidates.append(candidate)
+        self.outcome.candidates.sort(key=_rank)
+        del self.outcome.candidates[self.num_best :]
+
+    def _prove_infeasible(self) -> None:
+        """Prove that no layout fits. Add the plans that the proof finds instead, or name the
+        layouts that it cannot decide."""
+        proof = prove(self.costs, self._grids, self.budget)
+        for grid, plan in proof.plans:
+            self._add(price_fitting_plan(self.costs, grid, plan, self.budget))
+        if not self.outcome.candidates:
+            self.outcome.undecided = [*proof.undecided]
+            if self.simulate:  # the proof leaves out tensor ranks that work as context ranks
+                self.outcome.undecided += [grid for grid in self._grids if grid.layout.tp > 1]
+
+    def _problem(self, grid: Grid) -> Problem:
+        """Return the problem of a layout whose state fits. Only whether gradients are alive before
+        the end distinguishes the costs of schedules."""
         key = id(grid.shape), id(grid.engine), gradients_before_the_end(grid)
-        if key not in problems:
-            problems[key] = costs.problem(grid, budget, simulate=simulate)
-        return scheduled(problems[key], grid)
+        if key not in self._problems:
+            self._problems[key] = self.costs.problem(grid, self.budget, simulate=self.simulate)
+        return scheduled(self._problems[key], grid)
 
-    def may_fit(grid: Grid) -> bool:
+    def _may_fit(self, grid: Grid) -> bool:
         """Return False if the state alone exceeds the budget."""
         layout, shape = grid.layout, grid.shape
         degrees = layout.pp, layout.chunks, shape.dp, layout.cp, layout.tp, layout.ep
         key = id(grid.engine), *degrees, shape.micro_batches > 1
-        if key not in states:
-            states[key] = simulate or floors_of(costs, grid).may_fit(budget)
-        outcome.states += not states[key]
-        return states[key]
-
-    def expand(shape: Shape) -> None:
-        fastest: dict[int, Problem] = {}  # schedules differ in nothing else
-        for grid in matching(costs.variants(shape, gpus), wanted):
-            outcome.grids += 1
-            key = id(grid.engine)
-            if key not in fastest:
-                fastest[key] = costs.fastest(grid, simulate=simulate)
-            bound = fastest_bound(scheduled(fastest[key], grid))
-            push(bound, partial(fill, grid, bound))
-
-    def fill(grid: Grid, least: float) -> None:
-        if not may_fit(grid):
-            return
-        left.append(grid)
-        problem = problem_of(grid)
-        bound = quick_bound(problem)
-        if bound <= least:  # the memory is no limit: nothing in the queue comes before
-            divide(grid, problem)
-        elif math.isfinite(bound):
-            push(bound, lambda: divide(grid, problem_of(grid)))
-
-    def divide(grid: Grid, problem: Problem) -> None:
-        if problem.chunks > 1:
-            bound = interleaved_estimate(problem, ceiling())
-        else:  # the tables of bounds are large: `solve` makes them again
-            bound = stage_alone(problem) if problem.stages == 1 else Bounds(problem).bound()
-        if math.isfinite(bound):
-            push(bound, lambda: finish(grid))
-
-    def finish(grid: Grid) -> None:
-        outcome.solved += 1
-        problems.clear()  # layouts become exact
-        found = fitted(costs, grid, budget, ceiling(), simulate=simulate)
-        if found is not None:
-            add(found)
-
-    def add(found: Candidate) -> None:
-        outcome.candidates.append(found)
-        outcome.candidates.sort(key=_rank)
-        del outcome.candidates[best:]
-
-    for shape, layout, wrong in shapes(costs.model, gpus, costs.machine.per_node, costs.phase):
-        if may_agree(layout, wanted):  # reasons of layouts that are asked for
-            outcome.refused.update(wrong)
-        if shape is not None and may_be(shape, wanted):
-            outcome.shapes += 1
-            push(shape_bound(costs, shape, simulate), partial(expand, shape))
-    while queue:
-        bound, _, refine = heapq.heappop(queue)
-        if bound >= ceiling():
-            break
-        refine()
-    if not outcome.candidates:
-        proof = prove(costs, left, budget)
-        for grid, plan in proof.plans:
-            add(of_plan(costs, grid, plan, budget))
-        if not outcome.candidates:
-            outcome.undecided = [*proof.undecided]
-            if simulate:  # tensor ranks that work as context ranks are not in the proof
-                outcome.undecided += [grid for grid in left if grid.layout.tp > 1]
-    outcome.candidates = sorted((improved(costs, each) for each in outcome.candidates), key=_rank)
-    return outcome
+        if key not in self._state_fits:
+            fits = self.simulate or build_floors(self.costs, grid).may_fit(self.budget)
+            self._state_fits[key] = fits
+        self.outcome.states += not self._state_fits[key]
+        return self._state_fits[key]
 
 
-def improved(costs: Costs, found: Candidate) -> Candidate:
-    """Return a plan with better choices of single layers, by its timelines."""
-    grid, problem, solution = found.grid, found.problem, found.solution
-    own = Plan(solution.price, solution.stages, found.choices, found.timelines)
-    plan = exchanged(costs, grid, problem, solution.cuts, own)
+def improve_choices(costs: Costs, candidate: Candidate) -> Candidate:
+    """Return the plan with better choices for single layers, by its timelines."""
+    grid, problem, solution = candidate.grid, candidate.problem, candidate.solution
+    initial = PricedPlan(solution.price, solution.stages, candidate.choices, candidate.timelines)
+    plan = exchange_choices(costs, grid, problem, solution.cuts, initial)
     bound = min(solution.bound, plan.price)
-    better = replace(solution, price=plan.price, stages=plan.stages, bound=bound)
-    return Candidate(grid, problem, better, plan.timelines, plan.choices)
+    improved = replace(solution, price=plan.price, stages=plan.stages, bound=bound)
+    return Candidate(grid, problem, improved, plan.timelines, plan.choices)
 
 
-def fitted(
+def fit_candidate(
     costs: Costs, grid: Grid, budget: float, ceiling: float = math.inf, *, simulate: bool = False
 ) -> Candidate | None:
-    """Return the best plan of a grid that fits by the timelines of its stages."""
+    """Return the best plan of a layout that fits by the timelines of its stages."""
 
-    def problem_of() -> Problem:
+    def build_problem() -> Problem:
         return costs.problem(grid, budget, simulate=simulate)
 
-    def count(solution: Solution) -> Sequence[Timeline] | None:
-        ways = [choice.name for choice in choices_of(problem_of(), solution)]
-        if costs.refine(grid, ways):
+    def measure(solution: Solution) -> Sequence[Timeline] | None:
+        layer_plans = [choice.name for choice in choices_by_layer(build_problem(), solution)]
+        if costs.refine(grid, layer_plans):
             return None
-        return costs.timelines(grid, solution.cuts, ways)
+        return costs.timelines(grid, solution.cuts, layer_plans)
 
     key = grid.layout.pp, grid.layout.tp, grid.layout.schedule, grid.layout.chunks, id(grid.engine)
-    found = fit(problem_of, count, ceiling, costs.beyond.get(key, ()))
-    if found is None:
+    result = fit(build_problem, measure, ceiling, costs.beyond.get(key, ()))
+    if result is None:
         return None
-    costs.beyond[key] = found.beyond
-    return Candidate(grid, problem_of(), found.solution, found.counted)
+    costs.beyond[key] = result.beyond
+    return Candidate(grid, build_problem(), result.solution, result.counted)
 
 
-def of_plan(costs: Costs, grid: Grid, plan: LeastPlan, budget: float) -> Candidate:
-    """Return a plan that was found by its timelines, priced."""
+def price_fitting_plan(costs: Costs, grid: Grid, plan: FittingPlan, budget: float) -> Candidate:
+    """Price a plan that the proof found by its timelines."""
     problem = costs.problem(grid, budget, all_choices=True)
-    named = [
+    choices_by_key = [
         {choice.name.key: choice for choice in problem.sorts[sort].choices}
         for sort in problem.layers
     ]
-    choices = [own[rule, None, False] for own, rule in zip(named, plan.rules, strict=True)]
-    made = assigned(problem, plan.cuts, choices)
+    choices = [
+        by_key[rule, None, False] for by_key, rule in zip(choices_by_key, plan.rules, strict=True)
+    ]
+    division = assigned(problem, plan.cuts, choices)
     timelines = costs.timelines(grid, plan.cuts, [choice.name for choice in choices])
-    solution = Solution(
-        made.price, plan.cuts, made.stages, quick_bound(replace(problem, budget=math.inf))
-    )
+    bound = quick_bound(replace(problem, budget=math.inf))
+    solution = Solution(division.price, plan.cuts, division.stages, bound)
     return Candidate(grid, problem, solution, timelines, choices)
 
 
@@ -215,15 +261,15 @@ def scheduled(problem: Problem, grid: Grid) -> Problem:
 
 
 def shape_bound(costs: Costs, shape: Shape, simulate: bool = False) -> float:
-    """Return the seconds of all passes of a step, shared evenly by the stages."""
+    """Return the seconds of all passes in a step, shared evenly by the stages."""
     split = shape.split
     passes, head = costs.passes(split, shape.layout.ep)
-    each = [cost.ahead + cost.back for cost in passes]
+    seconds = [cost.ahead + cost.back for cost in passes]
     if simulate:  # the tensor ranks of a layer may work as context ranks
-        others, _ = costs.passes(replace(split, tp=1, cp=split.ranks), shape.layout.ep)
-        beside = [cost.ahead + cost.back for cost in others]
-        each = [min(pair) for pair in zip(each, beside, strict=True)]
-    total = sum(each[sort] for sort in costs.trace.layers) + head.ahead + head.back
+        context_passes, _ = costs.passes(replace(split, tp=1, cp=split.ranks), shape.layout.ep)
+        context_seconds = [cost.ahead + cost.back for cost in context_passes]
+        seconds = [min(pair) for pair in zip(seconds, context_seconds, strict=True)]
+    total = sum(seconds[sort] for sort in costs.trace.layers) + head.ahead + head.back
     return shape.micro_batches * total / shape.layout.pp
 
 

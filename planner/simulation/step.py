@@ -12,7 +12,7 @@ from ...trainer.layout.simulate import Timeline, simulate
 from ..division.assigned import Assigned, assigned
 from ..division.problem import Problem, StagePlan, orders
 from ..prices.layers import Costs
-from ..search.assemble import InPhase, same_choices
+from ..search.assemble import PhasePlan, match_choices
 from .slow import Slow, SlowMachine
 
 
@@ -37,7 +37,7 @@ class Step:
 class Simulation:
     """Simulates steps of one plan."""
 
-    def __init__(self, costs: Costs, made: InPhase, budget: float) -> None:
+    def __init__(self, costs: Costs, made: PhasePlan, budget: float) -> None:
         self.costs, self.budget = costs, budget
         self.grid, self.problem, self.plan, self.timelines = made
 
@@ -103,7 +103,7 @@ class Simulation:
         costs = self.costs.on(SlowMachine(self.costs.machine, slow.part, slow.factor))
         simulated = any(choice.name.sequence for choice in self.plan.choices)
         problem = costs.problem(self.grid, self.budget, simulate=simulated, all_choices=True)
-        choices = same_choices(problem, self.plan.choices)
+        choices = match_choices(problem, self.plan.choices)
         return problem, assigned(problem, self.plan.cuts, choices)
 
     def _step(

@@ -15,7 +15,7 @@ from ..grid.grid import Grid, make_grid
 from ..hardware import Hardware
 from ..prices.layers import Costs
 from ..prices.machine import Machine
-from ..search.assemble import fullest, time_by_part
+from ..search.assemble import peak_timeline, time_by_part
 from ..search.make import uniform_phase
 
 if TYPE_CHECKING:
@@ -102,4 +102,4 @@ def _memory(
     plan: LayoutPlan, costs: Costs, problem: Problem, made: Assigned, grid: Grid
 ) -> Timeline:
     """Return the memory of the plan's fullest rank."""
-    return fullest(costs.memory.timelines(grid, plan.engine_of_layers, made.cuts, plan.rules))
+    return peak_timeline(costs.memory.timelines(grid, plan.engine_of_layers, made.cuts, plan.rules))

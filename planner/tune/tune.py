@@ -19,7 +19,7 @@ from ...console.errors import LayoutError, RunError
 from ...trainer.folders.request_folder import write
 from ...trainer.run.layout_plan import LayoutPlan, Measured, PlannedPhase, model_hash
 from ..hardware import Hardware
-from ..search.assemble import plan_of
+from ..search.assemble import build_layout_plan
 from ..search.search import search
 from .correct import Correction, Step, corrected, fit
 from .folder import TuneFolder
@@ -164,10 +164,10 @@ def _candidates(question: Question) -> Iterator[LayoutPlan]:
     phase, hardware = question.phase, question.hardware
     costs = question.pricing.costs(hardware, phase.seq_len, phase.batch_tokens)
     budget = hardware.usable_memory * question.memory
-    found = search(costs, question.plan.planned.gpus, budget, best=question.trials)
+    found = search(costs, question.plan.planned.gpus, budget, num_best=question.trials)
     others = 0
     for candidate in found.candidates:
-        made = plan_of([costs], {"steps": candidate.solution.price}, candidate)
+        made = build_layout_plan([costs], {"steps": candidate.solution.price}, candidate)
         if _runs_as(made) != _runs_as(question.plan) and others < question.trials - 1:
             others += 1
             yield _with_phases(made, question)

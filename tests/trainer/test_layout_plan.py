@@ -22,8 +22,8 @@ from headrace.models.config.config import load_model_config
 from headrace.planner.hardware import Hardware
 from headrace.planner.prices.layers import Costs
 from headrace.planner.prices.machine import Machine
-from headrace.planner.search.make import parse_wanted, uniform_phase
-from headrace.planner.search.proof.refused import reasons
+from headrace.planner.search.make import parse_settings, uniform_phase
+from headrace.planner.search.proof.refused import explain_refusal
 from headrace.planner.search.search import search
 from headrace.trainer.cli import main
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
@@ -201,10 +201,10 @@ def test_a_layout_that_is_not_best_is_explained(machine: str, searched: tuple[Pa
 def test_the_condition_that_an_explained_layout_breaks_is_named(
     bf16: Costs, asked: str, reason: str
 ) -> None:
-    wanted = parse_wanted(asked)
-    outcome = search(bf16, 2, 1e9, wanted=wanted, best=1)
+    wanted = parse_settings(asked)
+    outcome = search(bf16, 2, 1e9, settings=wanted, num_best=1)
     assert not outcome.grids
-    assert any(reason in each for each in reasons(bf16, 2, outcome, wanted))
+    assert any(reason in each for each in explain_refusal(bf16, 2, outcome, wanted))
 
 
 def test_a_plan_for_another_run_is_refused_with_every_difference(

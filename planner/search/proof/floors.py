@@ -1,9 +1,9 @@
-"""Bytes below which no plan of a layout stays: sums that hold at one moment of the step.
+"""Lower bounds on the memory of every plan of a layout: sums at one moment of the step.
 
 Engines, shards and schedules decide most of a rank's memory, and those bytes add up over layers
-without a trace (`Lasting`). At the moment when a stage has most micro-batches alive, each of them
-keeps what its layers keep at least, under any recompute rule. Every sum is below the level of the
-timeline at that moment, and so below the memory of the plan.
+without a trace (`Lasting`). When a stage has the most micro-batches alive, each holds at least the
+smallest activations of its layers under any recompute rule. Every sum is below the timeline at that
+moment, and so below the plan's peak.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from ...grid.grid import Grid
 from ...memory.rank_memory import Lasting, LastingParts
 
 ROUNDING = 64
-"""Bytes by which the sum of a part's shards may exceed its share of the sum: engines round up."""
+"""Bytes by which rounded-up shards of a part may exceed its share of the sum."""
 Ranges = Sequence[tuple[int, int]]
-"""First and end of each chunk of a stage."""
+"""First and end layer, by chunk of a stage."""
 
 
 @dataclass(frozen=True)
-class Kept:
-    """Least bytes that parts of the model keep of a micro-batch and work with, whatever is
-    recomputed."""
+class MinActivations:
+    """Lower bounds on bytes per micro-batch over all recompute rules."""
 
     sorts: Sequence[float]
-    works: Sequence[float]
-    """Bytes that the backward pass of a layer adds at least at its highest moment."""
+    """Activations of a layer, by sort."""
+    workspaces: Sequence[float]
+    """Bytes that the backward pass of a layer adds at its peak, by sort."""
     first: float = 0.0
     last: float = 0.0
-    last_work: float = 0.0
+    last_workspace: float = 0.0
 
 
 @lru_cache(maxsize=4096)
@@ -45,7 +45,7 @@ def fullest_moment(
 
 
 class Floors:
-    """Floors of the stages of a layout."""
+    """Lower bounds on the memory of a layout's stages."""
 
     def __init__(
         self,
@@ -53,28 +53,30 @@ class Floors:
         layers: Sequence[int],
         calls: Sequence[str | None],
         lasting: LastingParts,
-        kept: Kept | None = None,
+        activations: MinActivations | None = None,
     ) -> None:
-        """`layers` have the sort of each layer, `calls` the shared module that each sort calls."""
+        """`layers` has the sort of every layer, `calls` the shared module that every sort calls."""
         self.grid, self.layers, self.lasting = grid, layers, lasting
-        self.kept = kept or Kept([0.0] * len(lasting.layers), [0.0] * len(lasting.layers))
+        zeros = [0.0] * len(lasting.layers)
+        self.activations = activations or MinActivations(zeros, zeros)
         self.called = [calls[sort] for sort in layers]
         layout = grid.layout
         self.stages, self.chunks = layout.pp, layout.chunks
         self.moments = [0, 1, 2] if grid.shape.micro_batches > 1 else [0, 2]
-        """Moments of `Lasting` that the step has."""
+        """Moments of `Lasting` in the step."""
 
     @cached_property
-    def _sums(self) -> list[list[float]]:
-        """Bytes of the layers before each layer, by moment."""
-        each = [self.lasting.layers[sort] for sort in self.layers]
+    def _lasting_sums(self) -> list[list[float]]:
+        """[moment][layer]: bytes of all layers before."""
+        layers = [self.lasting.layers[sort] for sort in self.layers]
         return [
-            list(accumulate((one[m] - ROUNDING for one in each), initial=0.0)) for m in (0, 1, 2)
+            list(accumulate((layer[m] - ROUNDING for layer in layers), initial=0.0))
+            for m in (0, 1, 2)
         ]
 
     @cached_property
-    def _kept(self) -> list[float]:
-        return list(accumulate((self.kept.sorts[sort] for sort in self.layers), initial=0.0))
+    def _activation_sums(self) -> list[float]:
+        return list(accumulate((self.activations.sorts[sort] for sort in self.layers), initial=0.0))
 
     def fullest(self, stage: int) -> FullestMoment:
         layout = self.grid.layout
@@ -82,49 +84,52 @@ class Floors:
         return fullest_moment(layout.pipeline_schedule, layout.pp, layout.chunks, micro, stage)
 
     def stage(self, stage: int, ranges: Ranges) -> float:
-        """Return the floor of a stage whose chunks have these layers."""
+        """Return the lower bound for a stage whose chunks have these layers."""
         last = self.stages * self.chunks - 1
         ends: list[Lasting] = []
         kept = 0.0
         moment = self.fullest(stage)
         for number, (alive, (first, end)) in enumerate(zip(moment.in_flight, ranges, strict=False)):
             chunk = stage + number * self.stages
-            kept += alive * (self._kept[end] - self._kept[first])
+            kept += alive * (self._activation_sums[end] - self._activation_sums[first])
             if chunk == 0:
                 ends.append(self.lasting.first)
-                kept += alive * self.kept.first
+                kept += alive * self.activations.first
             if chunk == last:
                 ends.append(self.lasting.last)
-                kept += alive * self.kept.last
+                kept += alive * self.activations.last
             if number == moment.next:
                 sort = self.layers[end - 1]
-                work = self.kept.works[sort] + self.lasting.layers[sort].running
-                kept += self.kept.last_work if chunk == last else work
-        names = {name for first, end in ranges for name in self.called[first:end]} - {None}
-        ends += [self.lasting.modules[name] for name in names if name is not None]
-        found = 0.0
-        for number in self.moments:
-            sums = self._sums[number]
+                workspace = self.activations.workspaces[sort] + self.lasting.layers[sort].running
+                kept += self.activations.last_workspace if chunk == last else workspace
+        called = {module for first, end in ranges for module in self.called[first:end]}
+        ends += [self.lasting.modules[module] for module in called if module is not None]
+        floor = 0.0
+        for index in self.moments:
+            sums = self._lasting_sums[index]
             size = sum(sums[end] - sums[first] for first, end in ranges)
-            size += sum(each[number] - ROUNDING for each in ends)
-            found = max(found, size + (kept if number == 0 else 0.0))
-        return found
+            size += sum(part[index] - ROUNDING for part in ends)
+            floor = max(floor, size + (kept if index == 0 else 0.0))
+        return floor
 
     @cached_property
     def mean(self) -> float:
-        """Bytes of the fullest stage at least: the mean of all of them, with modules once."""
-        least = [min(self.fullest(stage).in_flight) for stage in range(self.stages)]
-        kept = min(least) * (self._kept[-1] + self.kept.first + self.kept.last)
-        works = [
-            self.kept.works[sort] + self.lasting.layers[sort].running for sort in {*self.layers}
+        """Lower bound on the fullest stage: the mean over stages, with every module once."""
+        min_in_flight = min(min(self.fullest(stage).in_flight) for stage in range(self.stages))
+        activations = self._activation_sums[-1] + self.activations.first + self.activations.last
+        kept = min_in_flight * activations
+        workspaces = [
+            self.activations.workspaces[sort] + self.lasting.layers[sort].running
+            for sort in {*self.layers}
         ]
-        kept += (self.stages - 1) * min(works) + min(*works, self.kept.last_work)
+        smallest_last = min(*workspaces, self.activations.last_workspace)
+        kept += (self.stages - 1) * min(workspaces) + smallest_last
         ends = [self.lasting.first, self.lasting.last]
-        ends += [self.lasting.modules[name] for name in {*self.called} - {None} if name]
+        ends += [self.lasting.modules[module] for module in {*self.called} - {None} if module]
         return (
             max(
-                self._sums[moment][-1]
-                + sum(each[moment] - ROUNDING for each in ends)
+                self._lasting_sums[moment][-1]
+                + sum(part[moment] - ROUNDING for part in ends)
                 + (kept if moment == 0 else 0.0)
                 for moment in self.moments
             )
@@ -132,22 +137,25 @@ class Floors:
         )
 
     def may_fit(self, budget: float) -> bool:
-        """Return False if no division has all of its floors within the budget."""
+        """Return False if every division has a stage whose lower bound exceeds the budget."""
         if self.mean > budget:
             return False
         if self.stages == 1 or self.chunks > 1:
             return True
         return (
-            farthest(
+            cut_greedily(
                 self.stages, len(self.layers), lambda *at: self.stage(at[0], [at[1:]]) <= budget
             )
             is not None
         )
 
 
-def farthest(stages: int, layers: int, fits: Callable[[int, int, int], bool]) -> Cuts | None:
-    """Return cuts into stages that fit; None without them. `fits` of a stage, its first layer and
-    its end; fewer layers fit where more of them do. So each stage takes as many as it can."""
+def cut_greedily(stages: int, layers: int, fits: Callable[[int, int, int], bool]) -> Cuts | None:
+    """Return cuts into stages that fit; None if there are none.
+
+    `fits(stage, first, end)` is monotone: fewer layers fit where more do. So every stage takes as
+    many layers as it can.
+    """
     cuts: list[int] = []
     first = 0
     for stage in range(stages - 1):
@@ -164,14 +172,16 @@ def farthest(stages: int, layers: int, fits: Callable[[int, int, int], bool]) ->
     return tuple(cuts) if fits(stages - 1, first, layers) else None
 
 
-def interleaved_cuts(floors: Floors, budget: float, most: int) -> Iterator[Cuts | None]:
-    """Yield the cuts of an interleaved schedule whose floors are within the budget. Yield None at
-    the end if `most` beginnings of cuts were tried, and others are left."""
+def interleaved_cuts(floors: Floors, budget: float, max_tried: int) -> Iterator[Cuts | None]:
+    """Yield the cuts of an interleaved schedule whose lower bounds are within the budget.
+
+    Yield None if the search stops early, after `max_tried` partial cuts.
+    """
     layers, chunks = len(floors.layers), floors.stages * floors.chunks
     todo: list[Cuts] = [(0,)]
     tried = 0
     while todo:
-        if tried >= most:
+        if tried >= max_tried:
             yield None
             return
         tried += 1
@@ -180,9 +190,9 @@ def interleaved_cuts(floors: Floors, budget: float, most: int) -> Iterator[Cuts 
         if chunk == chunks:
             yield done[1:-1]
             continue
-        stage, first, rest = chunk % floors.stages, done[-1], chunks - chunk - 1
-        own = [(done[n], done[n + 1]) for n in range(stage, chunk, floors.stages)]
-        for end in range(first + 1, layers - rest + 1) if rest else [layers]:
-            if floors.stage(stage, [*own, (first, end)]) > budget:
+        stage, first, chunks_after = chunk % floors.stages, done[-1], chunks - chunk - 1
+        stage_ranges = [(done[n], done[n + 1]) for n in range(stage, chunk, floors.stages)]
+        for end in range(first + 1, layers - chunks_after + 1) if chunks_after else [layers]:
+            if floors.stage(stage, [*stage_ranges, (first, end)]) > budget:
                 break
             todo.append((*done, end))

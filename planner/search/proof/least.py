@@ -1,10 +1,9 @@
-"""The plan of a layout that fits, or the proof that none does, by the timelines of its stages.
+"""A fitting plan of a layout, or a proof that none fits, by the timelines of its stages.
 
-What layers keep and work with depends on their recompute rules. `least_of` makes the passes of a
-layer that keeps and works with the least of several rules at every moment: no rule is below them.
-A stage that exceeds the budget with such layers has no plan. One that does not exceed it is tried
-with real rules; where none of them fits, the rules of the layer at its highest moment are tried
-apart (branch and bound).
+Activations and workspaces depend on recompute rules. `min_passes` returns the lower envelope of a
+layer's memory over several rules. A stage that exceeds the budget with such layers has no plan.
+Otherwise it is tried with real rules; if none fits, branch and bound splits the rules of the layer
+at the peak.
 """
 
 from __future__ import annotations
@@ -21,52 +20,54 @@ from ....trainer.layout.cuts import Cuts
 from ...grid.grid import Grid
 from ...prices.layers import Costs
 from ...traces.work import RULES
-from .floors import Floors, Kept, Ranges, farthest, interleaved_cuts
+from .floors import Floors, MinActivations, Ranges, cut_greedily, interleaved_cuts
 
 BRANCHES, COUNTED = 60, 200
-"""Most timelines that are counted before a stage, or a layout, is left undecided; of a model of few
-layers, as many as have SMALL layers together."""
+"""Maximum number of timelines counted before a stage, or a layout, stays undecided. Models with few
+layers may count as many as have SMALL layers together."""
 SMALL = 3_000
 BEGINNINGS = 3_000
-"""Most beginnings of divisions of an interleaved schedule that are tried."""
+"""Maximum number of partial interleaved divisions tried."""
 Alike = tuple[int, tuple[tuple[tuple[int, ...], bool], ...]]
-"""A stage, by the sorts of the layers of its chunks: where the layers stand decides nothing else
-than whether a shared module is called later."""
+"""A stage, and the sorts of the layers in its chunks. The position of the layers matters only for
+whether a later layer calls a shared module."""
 
 
 class Undecided(Exception):
-    """Neither a plan nor the proof that there is none was found within the limits."""
+    """The limits ended the search before a plan or a proof."""
 
 
 @dataclass(frozen=True)
-class LeastPlan:
-    """A division with rules that fits."""
+class FittingPlan:
+    """A division with recompute rules that fits."""
 
     cuts: Cuts
     rules: tuple[Rule, ...]
 
 
-def least_of(every: Sequence[Passes]) -> Passes:
-    """Return passes that are at no moment above any of these: of one layer with several rules."""
-    kept = min(passes.activations for passes in every)
-    forward = PassSegment(min(find_peak(passes.forward) for passes in every), kept)
-    levels = [passes.activations for passes in every]
-    now, backward = kept, []
-    for pieces in zip(*(passes.backward for passes in every), strict=True):
-        one = pieces[0]
-        assert all((p.gradient, p.size) == (one.gradient, one.size) for p in pieces), "one order"
-        most = min(level + piece.high for level, piece in zip(levels, pieces, strict=True))
+def min_passes(rule_passes: Sequence[Passes]) -> Passes:
+    """Return the lower envelope of a layer's memory over several rules: passes that are never above
+    any of these."""
+    kept = min(passes.activations for passes in rule_passes)
+    forward = PassSegment(min(find_peak(passes.forward) for passes in rule_passes), kept)
+    levels = [passes.activations for passes in rule_passes]
+    level_before, backward = kept, []
+    for pieces in zip(*(passes.backward for passes in rule_passes), strict=True):
+        gradient, size = pieces[0].gradient, pieces[0].size
+        assert all((p.gradient, p.size) == (gradient, size) for p in pieces), "one order"
+        peak = min(level + piece.high for level, piece in zip(levels, pieces, strict=True))
         levels = [level + piece.change for level, piece in zip(levels, pieces, strict=True)]
-        backward.append(PassSegment(most - now, min(levels) - now, one.gradient, one.size))
-        now = min(levels)
+        level = min(levels)
+        backward.append(PassSegment(peak - level_before, level - level_before, gradient, size))
+        level_before = level
     return Passes((forward,), tuple(backward))
 
 
-class LeastMemory:
-    """Timelines of a layout with the least of its recompute rules."""
+class MinMemory:
+    """Timelines of a layout with the minimum over recompute rules."""
 
     def __init__(self, costs: Costs, grid: Grid, *, rows: int | None = None) -> None:
-        """With `rows`, a micro-batch has so many, and the numbers bound those of more rows."""
+        """`rows` replaces the rows per micro-batch, and gives lower bounds for more rows."""
         self.costs = costs
         self.grid = grid
         if rows is not None:
@@ -74,42 +75,43 @@ class LeastMemory:
         self.split, self.ep = self.grid.shape.split, grid.layout.ep
         self.layers = len(costs.trace.layers)
         self._stages: dict[Alike, Sequence[int] | None] = {}
-        """Rules with which a stage fits, layer by layer."""
-        self._least: dict[tuple[int, frozenset[int]], Passes] = {}
+        """Rules that make a stage fit, by layer."""
+        self._min_passes: dict[tuple[int, frozenset[int]], Passes] = {}
 
     @cached_property
-    def by_rule(self) -> dict[Rule, ModelPasses]:
-        return whole_by_rule(self.costs, self.grid)
+    def passes_by_rule(self) -> dict[Rule, ModelPasses]:
+        return trace_by_rule(self.costs, self.grid)
 
     @cached_property
-    def kept(self) -> Kept:
-        """Least bytes that parts keep."""
-        found = self.by_rule.values()
-        one = self.by_rule[RULES[0]]
+    def activations(self) -> MinActivations:
+        """Lower bounds on activations and workspaces, over all rules."""
+        models = self.passes_by_rule.values()
+        ends = self.passes_by_rule[RULES[0]]  # rules change layers alone
         places = self.costs.memory.footprints.places
-        least = [least_of([passes.layers[place] for passes in found]) for place in places]
-        return Kept(
-            [passes.activations for passes in least],
-            [find_peak(passes.backward) for passes in least],
-            one.first.activations,
-            one.last.activations,
-            find_peak(one.last.backward),
+        layers = [min_passes([passes.layers[place] for passes in models]) for place in places]
+        return MinActivations(
+            [layer.activations for layer in layers],
+            [find_peak(layer.backward) for layer in layers],
+            ends.first.activations,
+            ends.last.activations,
+            find_peak(ends.last.backward),
         )
 
     @cached_property
     def floors(self) -> Floors:
-        return floors_of(self.costs, self.grid, self.kept)
+        return build_floors(self.costs, self.grid, self.activations)
 
     def passes(self, allowed: Sequence[frozenset[int]]) -> ModelPasses:
-        """Return the passes of a model whose layers keep the least of the allowed rules."""
-        every = [self.by_rule[rule] for rule in RULES]
+        """Return a model whose layers use the minimum over their allowed rules."""
+        models = [self.passes_by_rule[rule] for rule in RULES]
         layers = []
-        for number, own in enumerate(allowed):
-            key = number, own
-            if key not in self._least:
-                self._least[key] = least_of([every[rule].layers[number] for rule in sorted(own)])
-            layers.append(self._least[key])
-        return replace(every[0], layers=layers)
+        for layer, rules in enumerate(allowed):
+            key = layer, rules
+            if key not in self._min_passes:
+                layer_passes = [models[rule].layers[layer] for rule in sorted(rules)]
+                self._min_passes[key] = min_passes(layer_passes)
+            layers.append(self._min_passes[key])
+        return replace(models[0], layers=layers)
 
     def stage(self, cuts: Cuts, stage: int, allowed: Sequence[frozenset[int]]) -> Timeline:
         memory = self.costs.memory
@@ -117,25 +119,28 @@ class LeastMemory:
         passes = self.passes(allowed)
         return memory.stage_timeline(self.grid, self.grid.engine, passes, shards, cuts, stage)
 
-    def bounded(self, cuts: Cuts, stage: int, budget: float) -> bool:
-        """Return True if a stage with the least of all rules is within the budget."""
-        everything = [frozenset(range(len(RULES)))] * self.layers
-        return self.stage(cuts, stage, everything).highest <= budget
+    def may_fit(self, cuts: Cuts, stage: int, budget: float) -> bool:
+        """Return True if a stage with the minimum over all rules is within the budget."""
+        all_rules = [frozenset(range(len(RULES)))] * self.layers
+        return self.stage(cuts, stage, all_rules).highest <= budget
 
     def rules(self, cuts: Cuts, stage: int, ranges: Ranges, budget: float) -> Sequence[int] | None:
-        """Return rules of a stage's layers with which it fits; None if none do. The budget is the
-        same in all calls."""
+        """Return indices into RULES for a stage's layers so that it fits; None if it cannot. The
+        budget is the same in all calls."""
         sorts = self.costs.trace.layers
         called = self.floors.called
         key = stage, tuple((sorts[a:b], any(called[a:])) for a, b in ranges)
         if key not in self._stages:
             if len(self._stages) >= COUNTED:
                 raise Undecided
-            self._stages[key] = self._rules(cuts, stage, ranges, budget)
+            self._stages[key] = self._search_rules(cuts, stage, ranges, budget)
         return self._stages[key]
 
-    def _rules(self, cuts: Cuts, stage: int, ranges: Ranges, budget: float) -> Sequence[int] | None:
-        own = [layer for first, end in ranges for layer in range(first, end)]
+    def _search_rules(
+        self, cuts: Cuts, stage: int, ranges: Ranges, budget: float
+    ) -> Sequence[int] | None:
+        """Branch and bound over sets of allowed rules, one set per layer."""
+        stage_layers = [layer for first, end in ranges for layer in range(first, end)]
         tried = 0
         todo = [[frozenset(range(len(RULES)))] * self.layers]
         while todo:
@@ -145,141 +150,140 @@ class LeastMemory:
                 continue
             best: tuple[int, Timeline, Sequence[frozenset[int]]] | None = None
             for rule in range(len(RULES)):
-                fixed = [each & {rule} or frozenset({min(each)}) for each in allowed]
+                fixed = [rules & {rule} or frozenset({min(rules)}) for rules in allowed]
                 timeline = self.stage(cuts, stage, fixed)
                 tried += 1
                 if timeline.highest <= budget:
-                    return [min(fixed[layer]) for layer in own]
+                    return [min(fixed[layer]) for layer in stage_layers]
                 if best is None or timeline.highest < best[0]:
                     best = timeline.highest, timeline, fixed
             if tried > max(BRANCHES, SMALL // self.layers):
                 raise Undecided
             assert best is not None
-            layer = self._branch(best[1], own, allowed)
+            layer = self._choose_branch(best[1], stage_layers, allowed)
             used = best[2][layer]
-            for part in (allowed[layer] - used, used):
-                todo.append([*allowed[:layer], part, *allowed[layer + 1 :]])
+            for rules in (allowed[layer] - used, used):
+                todo.append([*allowed[:layer], rules, *allowed[layer + 1 :]])
         return None
 
-    def _branch(
-        self, timeline: Timeline, own: Sequence[int], allowed: Sequence[frozenset[int]]
+    def _choose_branch(
+        self, timeline: Timeline, layers: Sequence[int], allowed: Sequence[frozenset[int]]
     ) -> int:
-        """Return a layer with several rules: that of the highest moment, or the last one."""
-        open_ = [layer for layer in own if len(allowed[layer]) > 1]
+        """Return an undecided layer: the layer at the peak, or else the last."""
+        undecided = [layer for layer in layers if len(allowed[layer]) > 1]
         peak = timeline.peak.layer
-        if peak in open_:
-            return peak
-        return open_[-1]
+        return peak if peak in undecided else undecided[-1]
 
 
-def whole_by_rule(costs: Costs, grid: Grid) -> dict[Rule, ModelPasses]:
-    """Return the passes of all layers under each rule, in this layout."""
-    own = grid.shape.split, grid.layout.ep, grid.engine.linear
-    traces = costs.memory.footprints.traces(*own)
+def trace_by_rule(costs: Costs, grid: Grid) -> dict[Rule, ModelPasses]:
+    """Return the passes of all layers under every rule, in this layout."""
+    split, ep, linear = grid.shape.split, grid.layout.ep, grid.engine.linear
+    traces = costs.memory.footprints.traces(split, ep, linear)
     return {rule: traces.whole([rule] * len(costs.trace.layers)) for rule in RULES}
 
 
-def floors_of(costs: Costs, grid: Grid, kept: Kept | None = None) -> Floors:
+def build_floors(costs: Costs, grid: Grid, activations: MinActivations | None = None) -> Floors:
+    """Return the memory floors of a layout; without `activations`, those of its state."""
     layout = grid.layout
     lasting = costs.memory.lasting(
         grid.engine, layout.pp, grid.shape.dp, layout.cp, layout.tp, layout.ep
     )
     calls = [layer.layer.get("shared") for layer in costs.sorts]
-    return Floors(grid, costs.trace.layers, calls, lasting, kept)
+    return Floors(grid, costs.trace.layers, calls, lasting, activations)
 
 
-def alone(stage: int, first: int, end: int, stages: int, layers: int) -> Cuts:
-    """Return cuts that give a stage these layers, one chunk for each stage."""
+def isolate_stage(stage: int, first: int, end: int, stages: int, layers: int) -> Cuts:
+    """Return cuts that give one stage exactly the layers [first, end); one chunk per stage."""
     before = (*range(1, stage), first) if stage else ()
     after = (end, *range(layers - (stages - 2 - stage), layers)) if stage < stages - 1 else ()
     return (*before, *after)
 
 
-def may_fit(least: LeastMemory, budget: float) -> bool:
-    """Return False if every division exceeds the budget with the least of all rules."""
-    layout = least.grid.layout
-    if not least.floors.may_fit(budget):
+def may_fit(memory: MinMemory, budget: float) -> bool:
+    """Return False if every division exceeds the budget with the minimum over all rules."""
+    layout = memory.grid.layout
+    if not memory.floors.may_fit(budget):
         return False
     if layout.chunks > 1:
         return True
 
     def fits(stage: int, first: int, end: int) -> bool:
-        cuts = alone(stage, first, end, layout.pp, least.layers)
-        return least.bounded(cuts, stage, budget)
+        cuts = isolate_stage(stage, first, end, layout.pp, memory.layers)
+        return memory.may_fit(cuts, stage, budget)
 
-    return farthest(layout.pp, least.layers, fits) is not None
+    return cut_greedily(layout.pp, memory.layers, fits) is not None
 
 
-def least_plan(least: LeastMemory, budget: float) -> LeastPlan | None:
-    """Return a plan of the layout that fits; None if none does. Raise Undecided at the limits."""
-    layout, layers = least.grid.layout, least.layers
+def find_fitting_plan(memory: MinMemory, budget: float) -> FittingPlan | None:
+    """Return a plan that fits; None if none does. Raise Undecided at the limits."""
+    layout, layers = memory.grid.layout, memory.layers
     if layout.chunks > 1:
-        return _interleaved_plan(least, budget)
+        return _find_interleaved_plan(memory, budget)
 
     def fits(stage: int, first: int, end: int) -> bool:
-        cuts = alone(stage, first, end, layout.pp, layers)
-        return least.rules(cuts, stage, [(first, end)], budget) is not None
+        cuts = isolate_stage(stage, first, end, layout.pp, layers)
+        return memory.rules(cuts, stage, [(first, end)], budget) is not None
 
-    cuts = farthest(layout.pp, layers, fits)
-    return None if cuts is None else _with_rules(least, cuts, budget)
+    cuts = cut_greedily(layout.pp, layers, fits)
+    return None if cuts is None else _assign_rules(memory, cuts, budget)
 
 
-def _interleaved_plan(least: LeastMemory, budget: float) -> LeastPlan | None:
-    for cuts in interleaved_cuts(least.floors, budget, BEGINNINGS):
+def _find_interleaved_plan(memory: MinMemory, budget: float) -> FittingPlan | None:
+    for cuts in interleaved_cuts(memory.floors, budget, BEGINNINGS):
         if cuts is None:
             raise Undecided
-        if (found := _with_rules(least, cuts, budget)) is not None:
-            return found
+        if (plan := _assign_rules(memory, cuts, budget)) is not None:
+            return plan
     return None
 
 
-def _with_rules(least: LeastMemory, cuts: Cuts, budget: float) -> LeastPlan | None:
-    """Return the division with rules with which all of its stages fit; None without them."""
-    stages, ends = least.grid.layout.pp, (0, *cuts, least.layers)
+def _assign_rules(memory: MinMemory, cuts: Cuts, budget: float) -> FittingPlan | None:
+    """Return the division with rules that make every stage fit; None if a stage cannot."""
+    stages, ends = memory.grid.layout.pp, (0, *cuts, memory.layers)
     ranges = list(pairwise(ends))
-    rules: list[Rule] = [RULES[0]] * least.layers
+    rules: list[Rule] = [RULES[0]] * memory.layers
     for stage in range(stages):
-        found = least.rules(cuts, stage, ranges[stage::stages], budget)
-        if found is None:
+        stage_rules = memory.rules(cuts, stage, ranges[stage::stages], budget)
+        if stage_rules is None:
             return None
-        numbers = iter(found)
+        indices = iter(stage_rules)
         for first, end in ranges[stage::stages]:
-            rules[first:end] = [RULES[next(numbers)] for _ in range(first, end)]
-    return LeastPlan(cuts, tuple(rules))
+            rules[first:end] = [RULES[next(indices)] for _ in range(first, end)]
+    return FittingPlan(cuts, tuple(rules))
 
 
 @dataclass(frozen=True)
 class Proof:
-    """Layouts that may fit, of those that were asked for; the others are proven not to."""
+    """Plans that fit, and undecided layouts; every layout in neither is proven not to fit."""
 
-    plans: Sequence[tuple[Grid, LeastPlan]]
+    plans: Sequence[tuple[Grid, FittingPlan]]
     undecided: Sequence[Grid]
 
 
 def prove(costs: Costs, grids: Iterable[Grid], budget: float) -> Proof:
     """Decide which of these layouts fit.
 
-    Layouts that differ in the rows of a micro-batch alone are bounded together first: by the
-    fewest rows and the fewest micro-batches of any of them.
+    Layouts that differ only in rows per micro-batch are first bounded together, by the fewest rows
+    and the fewest micro-batches among them.
     """
     families: dict[tuple[object, ...], list[Grid]] = {}
     for grid in grids:
-        if floors_of(costs, grid).may_fit(budget):
+        if build_floors(costs, grid).may_fit(budget):
             families.setdefault((id(grid.engine), grid.layout, grid.shape.dp), []).append(grid)
-    plans: list[tuple[Grid, LeastPlan]] = []
+    plans: list[tuple[Grid, FittingPlan]] = []
     undecided: list[Grid] = []
-    for alike in families.values():
-        rows = min(grid.shape.rows for grid in alike)
-        fewest = min(alike, key=lambda grid: grid.shape.micro_batches)
-        if not may_fit(LeastMemory(costs, fewest, rows=rows), budget):
+    for family in families.values():
+        rows = min(grid.shape.rows for grid in family)
+        fewest = min(family, key=lambda grid: grid.shape.micro_batches)
+        if not may_fit(MinMemory(costs, fewest, rows=rows), budget):
             continue
-        for grid in alike:
-            least = LeastMemory(costs, grid)
+        for grid in family:
+            memory = MinMemory(costs, grid)
             try:
-                found = least_plan(least, budget) if may_fit(least, budget) else None
+                plan = find_fitting_plan(memory, budget) if may_fit(memory, budget) else None
             except Undecided:
                 undecided.append(grid)
                 continue
-            if found is not None:
-                plans.append((grid, found))
+            if plan is not None:
+                plans.append((grid, plan))
     return Proof(plans, undecided)

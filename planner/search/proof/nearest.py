@@ -1,4 +1,4 @@
-"""The layout that needs the least memory, where none fits."""
+"""The layout with the smallest peak memory, for errors where none fits."""
 
 from __future__ import annotations
 
@@ -16,99 +16,102 @@ from ...grid.grid import Grid, shapes
 from ...grid.wanted import Wanted, matching, may_be
 from ...prices.layers import Costs
 from ...traces.work import RULES
-from .least import floors_of
+from .least import build_floors
 
 COUNTED, STATES = 12, 3
-"""Most layouts that are counted, and most of them where the state of all exceeds the budget."""
+"""Maximum number of layouts counted, and the maximum where the state of all exceeds the budget."""
 BLOCKS: Sequence[Rule] = ("operator", "block")
-"""Rules that are counted then: those that keep least."""
+"""Rules counted in the second case: those with the fewest activations."""
 BEGINNINGS = 2_000
-"""Most beginnings of an interleaved division that are tried."""
+"""Maximum number of partial interleaved divisions tried."""
 
 
 @dataclass(frozen=True)
 class Nearest:
-    """The layout that needs the least memory of a device."""
+    """The layout with the smallest peak memory per device."""
 
     bytes: int
     grid: Grid
     stage: int
-    """The stage that needs most."""
+    """Stage with the highest peak."""
     parts: Mapping[str, int]
 
 
-def nearest(
-    costs: Costs, gpus: int, budget: float, wanted: Wanted | None, *, by_state: bool = False
+def find_nearest(
+    costs: Costs, gpus: int, budget: float, settings: Wanted | None, *, by_state: bool = False
 ) -> Nearest:
-    """Return the layout with the least bytes of those that are counted, each with one recompute
-    rule for all layers.
+    """Return the counted layout with the smallest peak memory; each uses one recompute rule for all
+    layers.
 
-    Layouts are counted in the order of their sums: of the state alone, if that decides (`by_state`;
-    stages are then even), else with the division of the least sum. More rows of a micro-batch need
-    no less, and GPipe keeps no fewer micro-batches alive than 1F1B.
+    Layouts are counted in the order of their lower bounds: by state alone, if that decides
+    (`by_state`; stages are then even), else by the division with the smallest sum of bytes. More
+    rows per micro-batch need no less, and GPipe keeps no fewer micro-batches alive than 1F1B.
     """
     if by_state:
-        grids = list(_grids(costs, gpus, wanted))
+        grids = list(_smallest_grids(costs, gpus, settings))
         # Of states that are nearly equal, tensor ranks divide weights and activations most.
-        grids.sort(key=lambda g: (round(floors_of(costs, g).mean / budget, 2), -g.layout.tp))
-        layers = len(costs.trace.layers)
-        every = [(grid, even(layers, grid.layout.all_chunks)) for grid in grids[:STATES]]
-        return min((_counted(costs, *each, BLOCKS) for each in every), key=lambda one: one.bytes)
+        grids.sort(key=lambda g: (round(build_floors(costs, g).mean / budget, 2), -g.layout.tp))
+        num_layers = len(costs.trace.layers)
+        divisions = [(grid, even(num_layers, grid.layout.all_chunks)) for grid in grids[:STATES]]
+        counted = (_count_memory(costs, grid, cuts, BLOCKS) for grid, cuts in divisions)
+        return min(counted, key=lambda layout: layout.bytes)
     queue: list[tuple[float, int, Grid, Cuts | None]] = []
-    numbers, counted = count(), 0
-    for grid in _grids(costs, gpus, wanted):
+    arrivals, num_counted = count(), 0
+    for grid in _smallest_grids(costs, gpus, settings):
         bound = memory_bound(costs.problem(grid, budget))
-        queue.append((bound, next(numbers), grid, None))
+        queue.append((bound, next(arrivals), grid, None))
     heapq.heapify(queue)
     best: Nearest | None = None
-    while queue and counted < COUNTED:
+    while queue and num_counted < COUNTED:
         bound, _, grid, cuts = heapq.heappop(queue)
         if best is not None and bound >= best.bytes:
             break
         if cuts is not None:
-            counted += 1
-            found = _counted(costs, grid, cuts, RULES)
-            best = found if best is None or found.bytes < best.bytes else best
+            num_counted += 1
+            layout = _count_memory(costs, grid, cuts, RULES)
+            best = layout if best is None or layout.bytes < best.bytes else best
             continue
         problem = costs.problem(grid, budget)
         if problem.chunks > 1:
             division = least_division(problem, most=BEGINNINGS)
-            least, cuts = division.bytes, division.cuts
+            bound, cuts = division.bytes, division.cuts
         else:
-            least, cuts = least_cuts(problem)
+            bound, cuts = least_cuts(problem)
         if cuts is not None:
-            heapq.heappush(queue, (least, next(numbers), grid, cuts))
+            heapq.heappush(queue, (bound, next(arrivals), grid, cuts))
     assert best is not None, "every number of devices has a layout"
     return best
 
 
-def _grids(costs: Costs, gpus: int, wanted: Wanted | None) -> Iterator[Grid]:
-    """Yield the layouts with the fewest rows of a micro-batch."""
+def _smallest_grids(costs: Costs, gpus: int, settings: Wanted | None) -> Iterator[Grid]:
+    """Yield every layout once, with the fewest rows per micro-batch."""
     seen = set()
     for shape, *_ in shapes(costs.model, gpus, costs.machine.per_node, costs.phase):
-        if shape is None or not may_be(shape, wanted):
+        if shape is None or not may_be(shape, settings):
             continue
-        for grid in matching(costs.variants(shape, gpus), wanted):
+        for grid in matching(costs.variants(shape, gpus), settings):
             key = id(grid.engine), grid.layout
-            asked = wanted and "schedule" in wanted
+            asked = settings and "schedule" in settings
             lean = grid.layout.pipeline_schedule.may_need_least_memory or asked
             if lean and key not in seen:  # rows come in rising order
                 seen.add(key)
                 yield grid
 
 
-def _counted(costs: Costs, grid: Grid, cuts: Cuts, rules: Sequence[Rule]) -> Nearest:
-    """Return the memory of a division with the best of these rules for all layers."""
-    engine, layers = grid.engine, len(costs.trace.layers)
-    found = [costs.memory.timelines(grid, engine, cuts, [rule] * layers) for rule in rules]
-    sizes = [[timeline.highest for timeline in each] for each in found]
-    most, own = min(zip(map(max, sizes), range(len(rules)), strict=True))
-    stage = sizes[own].index(most)
-    return Nearest(most, grid, stage, found[own][stage].parts)
+def _count_memory(costs: Costs, grid: Grid, cuts: Cuts, rules: Sequence[Rule]) -> Nearest:
+    """Return the memory of a division with the best single rule for all layers."""
+    engine, num_layers = grid.engine, len(costs.trace.layers)
+    timelines_by_rule = [
+        costs.memory.timelines(grid, engine, cuts, [rule] * num_layers) for rule in rules
+    ]
+    peaks_by_rule = [[t.highest for t in timelines] for timelines in timelines_by_rule]
+    peak, rule_index = min(zip(map(max, peaks_by_rule), range(len(rules)), strict=True))
+    stage = peaks_by_rule[rule_index].index(peak)
+    return Nearest(peak, grid, stage, timelines_by_rule[rule_index][stage].parts)
 
 
 def memory_bound(problem: Problem) -> float:
-    """Return bytes that the fullest stage needs at least: the mean of all stages."""
+    """Return a lower bound on the bytes of the fullest stage: the mean over stages."""
     state = sum(
         min(choice.held + choice.kept for choice in problem.sorts[sort].choices)
         for sort in problem.layers

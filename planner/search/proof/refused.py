@@ -13,47 +13,49 @@ from ...prices.layers import Costs
 from ..outcome import Outcome
 
 SHOWN = 5
-"""Reasons that are named."""
+"""Maximum number of reasons named."""
 
 
-def reasons(costs: Costs, gpus: int, outcome: Outcome, wanted: Wanted) -> list[str]:
-    """Return why a search for these settings found no layout: the first of these that there are.
+def explain_refusal(costs: Costs, gpus: int, outcome: Outcome, settings: Wanted) -> list[str]:
+    """Return why a search for these settings found no layout: the first kind of reason that holds.
 
     1. The degrees contradict the devices, the model or the rows.
     2. The engine refuses all layouts that have the settings.
     3. The checks of layouts refuse them.
     4. No layout has the settings together.
     """
-    if found := [*_of_degrees(costs, gpus, wanted)]:
-        return found
-    refused = Counter(
+    if contradictions := [*_check_degrees(costs, gpus, settings)]:
+        return contradictions
+    engine_refusals = Counter(
         reason
-        for shape in _shapes(costs, gpus, wanted)
+        for shape in _accepted_shapes(costs, gpus, settings)
         for grid in tried(shape, costs.model, costs.machine.per_node)
-        if _has(grid.words(), wanted)
+        if _matches(grid.words(), settings)
         and (reason := refusal(grid, gpus, costs.precision)) is not None
     )
-    known = refused or outcome.refused
-    if known:
-        return [reason for reason, _ in known.most_common(SHOWN)]
-    return [*_of_values(costs, gpus, wanted)] or ["no layout has these settings together"]
+    refusals = engine_refusals or outcome.refused
+    if refusals:
+        return [reason for reason, _ in refusals.most_common(SHOWN)]
+    conflicts = [*_describe_conflicts(costs, gpus, settings)]
+    return conflicts or ["no layout has these settings together"]
 
 
-def _of_degrees(costs: Costs, gpus: int, wanted: Wanted) -> Iterator[str]:
-    """Yield each condition that the wanted degrees break, whatever the others are."""
-    sizes = {name: wanted[name] for name in ("pp", "dp", "cp", "tp", "ep") if name in wanted}
-    if wrong := [f"{name}={size}" for name, size in sizes.items() if not _is_degree(size)]:
-        yield f"{', '.join(wrong)}: a degree is a number of at least 1"
+def _check_degrees(costs: Costs, gpus: int, settings: Wanted) -> Iterator[str]:
+    """Yield every condition that the requested degrees break, for any values of the rest."""
+    degrees = ("pp", "dp", "cp", "tp", "ep")
+    sizes = {degree: settings[degree] for degree in degrees if degree in settings}
+    if invalid := [f"{degree}={n}" for degree, n in sizes.items() if not _is_degree(n)]:
+        yield f"{', '.join(invalid)}: a degree is a number of at least 1"
         return
     model, per_node = costs.model, costs.machine.per_node
-    split = {name: size for name, size in sizes.items() if name != "ep"}
-    ranks, words = math.prod(split.values()), " × ".join(f"{n}={size}" for n, size in split.items())
+    split = {degree: size for degree, size in sizes.items() if degree != "ep"}
+    ranks, words = math.prod(split.values()), " × ".join(f"{d}={size}" for d, size in split.items())
     product = f" = {ranks}" if len(split) > 1 else ""
     if gpus % ranks:
         yield f"{words}{product} does not divide {gpus} devices"
     elif len(split) == 4 and ranks < gpus:
         yield f"{words}{product} leaves devices without work: there are {gpus}"
-    pp, cp, tp = (sizes.get(name, 1) for name in ("pp", "cp", "tp"))
+    pp, cp, tp = (sizes.get(degree, 1) for degree in ("pp", "cp", "tp"))
     if tp > per_node:
         yield f"tp={tp} is more than the {per_node} devices of a node"
     if costs.module is not None and tp * cp > 1:
@@ -70,28 +72,30 @@ def _is_degree(size: Any) -> bool:
     return isinstance(size, int) and size >= 1
 
 
-def _of_values(costs: Costs, gpus: int, wanted: Wanted) -> Iterator[str]:
-    """Yield, for each setting, the values that it has in the layouts with all others."""
-    every = [
-        grid.words() for shape in _shapes(costs, gpus, {}) for grid in costs.variants(shape, gpus)
+def _describe_conflicts(costs: Costs, gpus: int, settings: Wanted) -> Iterator[str]:
+    """Yield, for each setting, its values in the layouts that have the remaining settings."""
+    layouts = [
+        grid.words()
+        for shape in _accepted_shapes(costs, gpus, {})
+        for grid in costs.variants(shape, gpus)
     ]
-    for name, value in wanted.items():
-        others = {other: wanted[other] for other in wanted if other != name}
-        beside = [words for words in every if _has(words, others)]
-        values = {words[name] for words in beside if name in words}
-        words = " and ".join(f"{other}={wanted[other]}" for other in others)
-        which = f"with {words}" if words else f"of {gpus} devices"
-        if beside:
-            known = ", ".join(map(str, sorted(values, key=lambda each: (str(type(each)), each))))
-            yield f"{name}={value}: layouts {which} have {known or 'no such setting'}"
+    for setting, value in settings.items():
+        remaining = {key: settings[key] for key in settings if key != setting}
+        matches = [layout for layout in layouts if _matches(layout, remaining)]
+        values = {layout[setting] for layout in matches if setting in layout}
+        words = " and ".join(f"{key}={settings[key]}" for key in remaining)
+        clause = f"with {words}" if words else f"of {gpus} devices"
+        if matches:
+            known = ", ".join(map(str, sorted(values, key=lambda v: (str(type(v)), v))))
+            yield f"{setting}={value}: layouts {clause} have {known or 'no such setting'}"
 
 
-def _shapes(costs: Costs, gpus: int, wanted: Wanted) -> Iterator[Shape]:
-    """Yield the shapes that the checks accept and that may have these settings."""
+def _accepted_shapes(costs: Costs, gpus: int, settings: Wanted) -> Iterator[Shape]:
+    """Yield the shapes that pass the checks and do not contradict the settings."""
     for shape, *_ in shapes(costs.model, gpus, costs.machine.per_node, costs.phase):
-        if shape is not None and may_be(shape, wanted):
+        if shape is not None and may_be(shape, settings):
             yield shape
 
 
-def _has(words: Wanted, wanted: Wanted) -> bool:
-    return all(words.get(name) == value for name, value in wanted.items())
+def _matches(layout: Wanted, settings: Wanted) -> bool:
+    return all(layout.get(setting) == value for setting, value in settings.items())

@@ -13,7 +13,7 @@ from support.planner.cases import all_cuts, random_problem
 from headrace.planner.division.assigned import assigned
 from headrace.planner.division.fit import Fit, fit
 from headrace.planner.division.problem import Choice, Problem, Solution
-from headrace.planner.search.outcome import choices_of
+from headrace.planner.search.outcome import choices_by_layer
 
 SEEDS = range(120)
 
@@ -55,7 +55,7 @@ def best_of_all(problem: Problem) -> float:
 
 def fitted(problem: Problem) -> Fit[Memory] | None:
     def count(solution: Solution) -> list[Memory]:
-        sizes = counted(problem, solution.cuts, choices_of(problem, solution))
+        sizes = counted(problem, solution.cuts, choices_by_layer(problem, solution))
         return [Memory(size) for size in sizes]
 
     return fit(lambda: problem, count)
@@ -81,7 +81,7 @@ def test_a_guess_that_is_too_high_is_taken_back() -> None:
     assert plain is not None
 
     def count(solution: Solution) -> list[Memory]:
-        sizes = counted(problem, solution.cuts, choices_of(problem, solution))
+        sizes = counted(problem, solution.cuts, choices_by_layer(problem, solution))
         return [Memory(size) for size in sizes]
 
     guessed = fit(lambda: problem, count, guess=(problem.budget,) * problem.stages)

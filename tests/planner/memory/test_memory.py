@@ -16,7 +16,7 @@ from headrace.planner.hardware import Hardware
 from headrace.planner.prices.layers import Costs
 from headrace.planner.prices.machine import Machine
 from headrace.planner.search.make import uniform_phase
-from headrace.planner.search.proof.nearest import nearest
+from headrace.planner.search.proof.nearest import find_nearest
 from headrace.planner.search.search import search
 from headrace.trainer.accounting.memory import timelines
 from headrace.trainer.engines.config import EngineConfig
@@ -86,12 +86,12 @@ def test_the_planner_counts_as_the_dry_run(
 
 def test_a_found_plan_fits_by_its_timeline_and_less_memory_takes_longer(costs: Costs) -> None:
     wanted = {"engine": "fsdp2", "gather": "block", "rows": 8, "tp": 1, "cp": 1, "pp": 1}
-    [free] = search(costs, 2, 1e12, wanted=wanted, best=1).candidates
+    [free] = search(costs, 2, 1e12, settings=wanted, num_best=1).candidates
     most = free.timelines[0].highest
-    least = nearest(costs, 2, 0.0, wanted).bytes
+    least = find_nearest(costs, 2, 0.0, wanted).bytes
     assert least < 0.8 * most
     budget = (least + most) / 2
-    [tight] = search(costs, 2, budget, wanted=wanted, best=1).candidates
+    [tight] = search(costs, 2, budget, settings=wanted, num_best=1).candidates
     assert tight.timelines[0].highest <= budget
     assert tight.solution.price > free.solution.price
     ways = [choice.name for choice in tight.choices]
@@ -104,7 +104,7 @@ def test_a_found_plan_fits_by_its_timeline_and_less_memory_takes_longer(costs: C
         for sort in {*costs.trace.layers}
     ]
     assert all(each == sorted(each, reverse=True) for each in by_sort)
-    assert not search(costs, 2, 0.98 * least, wanted=wanted, best=1).candidates
+    assert not search(costs, 2, 0.98 * least, settings=wanted, num_best=1).candidates
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved"])

@@ -18,7 +18,7 @@ from headrace.planner.grid.split import Split
 from headrace.planner.hardware import Hardware
 from headrace.planner.prices.machine import Machine
 from headrace.planner.prices.messages import price_layer
-from headrace.planner.search.make import Question, machine_of, uniform_phase
+from headrace.planner.search.make import PlanRequest, build_machine, uniform_phase
 from headrace.planner.traces.trace import trace
 from headrace.planner.traces.work import Work
 from headrace.trainer.run.config import RunConfig
@@ -64,9 +64,9 @@ def test_shards_need_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shapes[0] > shapes[1] > shapes[0] / 2
 
 
-def question(hardware: str, **fp8: str) -> Question:
+def question(hardware: str, **fp8: str) -> PlanRequest:
     run = replace(RunConfig(), precision="fp8", fp8=Fp8Config(**fp8) if fp8 else None)  # type: ignore[arg-type]
-    return Question(
+    return PlanRequest(
         model=load_model_config("tiny-transformer"),
         run=run,
         hardware=Hardware.load(hardware),
@@ -76,14 +76,14 @@ def question(hardware: str, **fp8: str) -> Question:
 
 
 def test_fp8_needs_its_rate() -> None:
-    machine = machine_of(question("h100"))
+    machine = build_machine(question("h100"))
     with pytest.raises(PlanError, match=r"no rate of matmul \(precision fp8\)"):
         machine.seconds([LARGE], "forward", Split())
 
 
 def test_fp8_of_some_operators_cannot_be_planned() -> None:
     with pytest.raises(PlanError, match="matrices=hyena cannot be planned"):
-        machine_of(question("h200", matrices="hyena"))
+        build_machine(question("h200", matrices="hyena"))
 
 
 @pytest.mark.parametrize(("ranks", "stride", "far"), [(8, 1, 0), (4, 4, 1), (16, 1, 1), (4, 8, 3)])

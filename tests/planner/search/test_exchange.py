@@ -39,7 +39,7 @@ def test_the_search_is_near_the_best_choices_of_traced_layers(
     own = {name: each for name, each in whole.operators.items() if name not in ("se", "mamba")}
     model = replace(whole, pattern="[mr, li, attention]", operators=own)
     costs = of(model, hardware)
-    [any_plan] = search(costs, 2, 1e12, wanted=WANTED, best=1).candidates
+    [any_plan] = search(costs, 2, 1e12, settings=WANTED, num_best=1).candidates
     grid, problem = any_plan.grid, any_plan.problem
     every = []
     for choices in product(*(problem.sorts[sort].choices for sort in problem.layers)):
@@ -53,7 +53,7 @@ def test_the_search_is_near_the_best_choices_of_traced_layers(
         for part in (0.0, 0.05, 0.2, 0.4, 0.6, 0.8):
             budget = least + part * (most - least)
             best = min(price for price, size in every if size <= budget)
-            [found] = search(of(model, hardware), 2, budget, wanted=WANTED, best=1).candidates
+            [found] = search(of(model, hardware), 2, budget, settings=WANTED, num_best=1).candidates
             assert max(each.highest for each in found.timelines) <= budget
             gaps[-1] = max(gaps[-1], found.solution.price / best - 1)
     assert gaps[0] < 0.01 < gaps[1]

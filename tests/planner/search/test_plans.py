@@ -16,8 +16,8 @@ from headrace.planner.grid.grid import Grid, Shape, distinct_names
 from headrace.planner.hardware import Hardware
 from headrace.planner.hardware.file import Overhead
 from headrace.planner.prices.machine import Machine
-from headrace.planner.search.assemble import fullest, in_phase
-from headrace.planner.search.make import Question, drawn, make_plans
+from headrace.planner.search.assemble import build_phase_plan, peak_timeline
+from headrace.planner.search.make import PlanRequest, make_plans, plans_to_simulate
 from headrace.planner.search.search import search
 from headrace.planner.traces.work import CALL_LAUNCHES
 from headrace.trainer.engines.config import EngineConfig
@@ -41,7 +41,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> str:
     return cpu_hardware(tmp_path_factory.mktemp("hardware"))
 
 
-def question(machine: str, *lengths: int, **more: Any) -> Question:
+def question(machine: str, *lengths: int, **more: Any) -> PlanRequest:
     """A question about phases of 64 tokens a step."""
     phases = [
         PhaseRows(
@@ -50,7 +50,7 @@ def question(machine: str, *lengths: int, **more: Any) -> Question:
         )
         for length in lengths
     ]  # fmt: skip
-    return Question(
+    return PlanRequest(
         model=load_model_config(TINY),
         run=replace(RunConfig(), precision="fp32"),
         hardware=Hardware.load(machine),
@@ -66,15 +66,15 @@ def test_one_plan_serves_all_phases(machine: str) -> None:
     assert plans.phases[0].costs.phase.rows == 8  # those of both phases of 16 tokens
     assert plans.best is not None
     seconds = {phase.name: phase.seconds for phase in plans.best.planned.phases}
-    for own, each in zip(plans.phases, plans.each, strict=True):
+    for own, each in zip(plans.phases, plans.by_phase, strict=True):
         name = own.costs.phase.name
         assert seconds[name] >= each.predicted.seconds * (1 - 1e-9)
     assert len(plans.best.planned.phases) == 2
     memory = {phase.name: phase.memory for phase in plans.best.planned.phases}
     assert max(size for size in memory.values() if size) == plans.best.predicted.memory
-    for own, made in zip(plans.phases, plans.in_phases, strict=True):
-        assert memory[own.costs.phase.name] == fullest(made.timelines).highest
-    for own, made in zip(plans.phases, plans.in_phases, strict=True):
+    for own, made in zip(plans.phases, plans.best_in_phases, strict=True):
+        assert memory[own.costs.phase.name] == peak_timeline(made.timelines).highest
+    for own, made in zip(plans.phases, plans.best_in_phases, strict=True):
         assert made.plan.price == seconds[own.costs.phase.name]
 
 
@@ -82,12 +82,15 @@ def test_the_plan_of_all_phases_is_drawn_where_it_is_not_the_best_of_the_phase(
     machine: str,
 ) -> None:
     plans = make_plans(question(machine, 16, 32))
-    [one, two] = [in_phase(own.best) for own in plans.phases]
-    other = in_phase(plans.phases[0].outcome.candidates[1])
-    titles = [title for title, *_ in drawn(replace(plans, in_phases=[one, two]), [], None)]
+    [one, two] = [build_phase_plan(own.best) for own in plans.phases]
+    other = build_phase_plan(plans.phases[0].outcome.candidates[1])
+    titles = [
+        title
+        for title, *_ in plans_to_simulate(replace(plans, best_in_phases=[one, two]), [], None)
+    ]
     assert titles == ["phase of16", "phase of32"]
     explained = list(zip(plans.phases, (own.best for own in plans.phases), strict=True))
-    found = drawn(replace(plans, in_phases=[other, two]), explained[:1], "tp=1")
+    found = plans_to_simulate(replace(plans, best_in_phases=[other, two]), explained[:1], "tp=1")
     assert [title for title, *_ in found] == [
         *titles, "phase of16 with the plan of all phases", "phase of16 with tp=1",
     ]  # fmt: skip
@@ -189,8 +192,8 @@ def test_reasons_of_layouts_that_were_not_asked_for_are_not_listed(machine: str)
     asks = question(machine, 16)
     node = Hardware(replace(asks.hardware.file, devices_per_node=4), "node.yaml")
     costs = asks.costs(Machine(node, "fp32"), asks.phases[0])
-    every = " ".join(search(costs, 4, 1e9, best=1).refused)
+    every = " ".join(search(costs, 4, 1e9, num_best=1).refused)
     assert "cp=4" in every and "cp=2" in every
-    asked = search(costs, 4, 1e9, wanted={"cp": 4, "attention": "a2a"})
+    asked = search(costs, 4, 1e9, settings={"cp": 4, "attention": "a2a"})
     assert asked.refused and all("cp=4" in reason for reason in asked.refused)
     assert not asked.candidates

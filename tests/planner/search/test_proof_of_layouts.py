@@ -22,7 +22,7 @@ from headrace.planner.prices.layers import Costs
 from headrace.planner.prices.machine import Machine
 from headrace.planner.search.make import uniform_phase
 from headrace.planner.search.proof.floors import fullest_moment
-from headrace.planner.search.proof.least import LeastMemory, least_of, least_plan, may_fit
+from headrace.planner.search.proof.least import MinMemory, find_fitting_plan, may_fit, min_passes
 from headrace.planner.search.search import search
 from headrace.planner.traces.work import RULES
 from headrace.trainer.layout.schedules import SCHEDULES
@@ -68,7 +68,7 @@ def bounds(costs: Costs, grid: Grid, cuts: tuple[int, ...], stage: int) -> list[
     layers = len(costs.trace.layers)
     ranges = list(pairwise((0, *cuts, layers)))[stage :: grid.layout.pp]
     found: list[float] = []
-    for least in (LeastMemory(costs, grid), LeastMemory(costs, grid, rows=1)):
+    for least in (MinMemory(costs, grid), MinMemory(costs, grid, rows=1)):
         found.append(least.floors.stage(stage, ranges))
         found.append(least.stage(cuts, stage, [ALL] * layers).highest)
     return found
@@ -83,7 +83,7 @@ def check_bounds(costs: Costs, gpus: int, number: int, draw: random.Random) -> f
         if draw.random() < 0.5:
             rules = [draw.choice(RULES) for _ in range(layers)]
         counted = costs.memory.timelines(grid, grid.engine, cuts, rules)
-        assert LeastMemory(costs, grid).floors.mean <= max(each.highest for each in counted)
+        assert MinMemory(costs, grid).floors.mean <= max(each.highest for each in counted)
         for stage, timeline in enumerate(counted):
             bound = max(bounds(costs, grid, cuts, stage))
             assert bound <= timeline.highest, (grid.name(), cuts, rules, stage)
@@ -119,12 +119,12 @@ def check_proof(costs: Costs, some: list[Grid]) -> list[float]:
     every = []
     for grid in some:
         every.append(least := least_by_trying(costs, grid))
-        plan = least_plan(LeastMemory(costs, grid), least)
+        plan = find_fitting_plan(MinMemory(costs, grid), least)
         assert plan is not None, grid.name()
         counted = costs.memory.timelines(grid, grid.engine, plan.cuts, plan.rules)
         assert max(each.highest for each in counted) == least
-        assert may_fit(LeastMemory(costs, grid), least)
-        assert least_plan(LeastMemory(costs, grid), least - 1) is None, grid.name()
+        assert may_fit(MinMemory(costs, grid), least)
+        assert find_fitting_plan(MinMemory(costs, grid), least - 1) is None, grid.name()
     return every
 
 
@@ -153,7 +153,7 @@ def test_no_plan_agrees_with_trying_all_layouts() -> None:
 def test_the_least_of_several_rules_is_below_each_of_them(seed: int) -> None:
     draw = random.Random(seed)
     every = [_passes(draw) for _ in range(3)]
-    least = _levels(least_of(every))
+    least = _levels(min_passes(every))
     for passes in every:
         assert all(a <= b for a, b in zip(least, _levels(passes), strict=True))
 
@@ -201,7 +201,7 @@ def test_a_bound_that_is_too_high_is_found() -> None:
     """Negative control: the passes of the fastest rule are above a plan that recomputes."""
     costs = small()
     grid = next(each for each in grids(costs, 2) if each.layout.pp == 1)
-    least, layers = LeastMemory(costs, grid), len(costs.trace.layers)
+    least, layers = MinMemory(costs, grid), len(costs.trace.layers)
     fastest = [frozenset({RULES.index("none")})] * layers
     [counted] = costs.memory.timelines(grid, grid.engine, (), ["block"] * layers)
     assert least.stage((), 0, [ALL] * layers).highest <= counted.highest

@@ -16,7 +16,7 @@ from headrace.planner.division.problem import price
 from headrace.planner.hardware import Hardware
 from headrace.planner.prices.layers import Costs
 from headrace.planner.prices.machine import Machine
-from headrace.planner.search.assemble import in_phase
+from headrace.planner.search.assemble import build_phase_plan
 from headrace.planner.search.make import uniform_phase
 from headrace.planner.search.search import search
 from headrace.planner.simulation.events import Events
@@ -55,8 +55,8 @@ def costs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Costs]:
 def simulation(costs: Costs) -> Simulation:
     wanted = {"pp": 2, "tp": 2, "cp": 2, "schedule": "1f1b", "gather": "block"}
     wanted |= {"rows": 1, "attention": "ring"}
-    [candidate] = search(costs, RANKS, BUDGET, wanted=wanted, best=1).candidates
-    return Simulation(costs, in_phase(candidate), BUDGET)
+    [candidate] = search(costs, RANKS, BUDGET, settings=wanted, num_best=1).candidates
+    return Simulation(costs, build_phase_plan(candidate), BUDGET)
 
 
 def test_a_simulated_step_takes_the_seconds_of_the_search(simulation: Simulation) -> None:
@@ -123,8 +123,8 @@ def test_a_slow_part_slows_its_stage(simulation: Simulation, part: str, rank: in
 def test_a_slow_rank_without_messages_multiplies_its_passes(costs: Costs) -> None:
     """The step is then that of the planner's own price with longer passes of one stage."""
     wanted = {"pp": 2, "dp": 1, "tp": 1, "cp": 1, "schedule": "1f1b", "engine": "fsdp2"}
-    [candidate] = search(costs, 2, BUDGET, wanted=wanted, best=1).candidates
-    simulation = Simulation(costs, in_phase(candidate), BUDGET)
+    [candidate] = search(costs, 2, BUDGET, settings=wanted, num_best=1).candidates
+    simulation = Simulation(costs, build_phase_plan(candidate), BUDGET)
     stages = list(simulation.plan.stages)
     stages[1] = replace(
         stages[1],

@@ -81,7 +81,7 @@ def planned(truth: HardwareFile, pricing: Pricing) -> tuple[Hardware, LayoutPlan
         replace(make.uniform_phase(length, 512 // length), name=f"of{length}")
         for length in (64, 256)
     ]
-    question = make.Question(
+    question = make.PlanRequest(
         model=pricing.model, run=pricing.run, hardware=wrong, gpus=1, phases=phases
     )
     plan = make.make_plans(question).best
