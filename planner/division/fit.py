@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
-from .frontier import Known
+from .frontier import FrontierCache
 from .problem import Problem, Solution
 from .solve import solve
 
@@ -25,15 +25,15 @@ NEAR = 4e-3
 """Part of the budget within which two amounts are alike."""
 
 
-class Counted(Protocol):
+class StageMemory(Protocol):
     """Memory of a stage."""
 
     @property
     def highest(self) -> float: ...
 
 
-C = TypeVar("C", bound=Counted)
-Aside = tuple[float, ...]
+C = TypeVar("C", bound=StageMemory)
+Reserved = tuple[float, ...]
 """Bytes of each stage."""
 
 
@@ -42,69 +42,69 @@ class Fit(Generic[C]):
     """A solution that fits, with the memory of each stage."""
 
     solution: Solution
-    counted: Sequence[C]
-    beyond: Aside
+    timelines: Sequence[C]
+    excess: Reserved
     """Bytes of each stage beyond the sum of its parts."""
 
 
 def fit(
-    problem_of: Callable[[], Problem],
-    count: Callable[[Solution], Sequence[C] | None],
+    build_problem: Callable[[], Problem],
+    measure: Callable[[Solution], Sequence[C] | None],
     ceiling: float = math.inf,
-    guess: Aside = (),
+    guess: Reserved = (),
 ) -> Fit[C] | None:
     """Return the best solution below a price that was found to fit; None without one.
 
-    `count` returns None if the numbers of the problem have changed. A `guess` of the bytes to set
+    `measure` returns None if the numbers of the problem have changed. A `guess` of the bytes to set
     aside, such as those of a problem that is nearly alike, saves solutions.
     """
-    problem = problem_of()
+    problem = build_problem()
     near = NEAR * problem.budget
     best: Fit[C] | None = None
-    nothing: Aside = (0.0,) * problem.stages
-    aside = guess or nothing
-    little: Aside | None = None
+    no_reserve: Reserved = (0.0,) * problem.stages
+    reserved = guess or no_reserve
+    insufficient: Reserved | None = None
     """With so much aside, the solution did not fit."""
-    much: Aside | None = None
+    sufficient: Reserved | None = None
     """With so much aside it did, or there was none."""
-    tries = changes = 0
-    known: Known = {}
+    num_tries = num_changes = 0
+    cache: FrontierCache = {}
     improved = bool(guess)
     """True if less was set aside than a solution that fits had."""
-    while tries < TRIES and changes < CHANGES:
+    while num_tries < TRIES and num_changes < CHANGES:
         limit = ceiling if best is None else best.solution.price
-        solution = solve(replace(problem, aside=aside), limit, known)
-        wanted = aside
+        solution = solve(replace(problem, reserved=reserved), limit, cache)
+        next_reserved = reserved
         if solution is None:
-            if little is None and max(aside) <= 0.0:
+            if insufficient is None and max(reserved) <= 0.0:
                 return best
-            little, much = little or nothing, aside
+            insufficient, sufficient = insufficient or no_reserve, reserved
         else:
-            counted = count(solution)
-            if counted is None:
-                problem, changes = problem_of(), changes + 1
+            timelines = measure(solution)
+            if timelines is None:
+                problem, num_changes = build_problem(), num_changes + 1
                 continue
-            sizes = [each.highest for each in counted]
-            beyond = [size - plan.memory for size, plan in zip(sizes, solution.stages, strict=True)]
+            sizes = [each.highest for each in timelines]
+            excess = [size - plan.memory for size, plan in zip(sizes, solution.stages, strict=True)]
             if max(sizes) <= problem.budget:
-                best = Fit(solution, counted, tuple(beyond))
-                much, wanted = aside, best.beyond
-                if improved or all(a - b <= near for a, b in zip(aside, beyond, strict=True)):
+                best = Fit(solution, timelines, tuple(excess))
+                sufficient, next_reserved = reserved, best.excess
+                if improved or all(a - b <= near for a, b in zip(reserved, excess, strict=True)):
                     return best
                 improved = True
             else:
-                little = aside
-                wanted = tuple(
+                insufficient = reserved
+                next_reserved = tuple(
                     max(a, b) if size > problem.budget else a
-                    for a, b, size in zip(aside, beyond, sizes, strict=True)
+                    for a, b, size in zip(reserved, excess, sizes, strict=True)
                 )
-        tries += 1
-        if little is None or much is None:
-            if aside == wanted:
+        num_tries += 1
+        if insufficient is None or sufficient is None:
+            if reserved == next_reserved:
                 return best
-            aside = wanted
-        elif all(m - n <= near for m, n in zip(much, little, strict=True)):
+            reserved = next_reserved
+        elif all(m - n <= near for m, n in zip(sufficient, insufficient, strict=True)):
             return best
         else:
-            aside = tuple((m + n) / 2 for m, n in zip(much, little, strict=True))
+            reserved = tuple((m + n) / 2 for m, n in zip(sufficient, insufficient, strict=True))
     return best

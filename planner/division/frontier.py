@@ -23,95 +23,101 @@ class Frontier:
     layers: int
     counts: Callable[[int], list[int]]
     """Layers of each choice, of the selection of a number. Few are asked for of many."""
-    whole: bool = True
+    complete: bool = True
     """False if selections were left out."""
 
 
-Known = dict[tuple[object, ...], Frontier | None]
+FrontierCache = dict[tuple[object, ...], Frontier | None]
 """Frontiers of layers that are alike, by their choices, the number of those that are within the
 work, micro-batches alive, and layers."""
-NOTHING = Frontier(np.zeros(1), np.zeros(1), 0, lambda _: [])
+EMPTY = Frontier(np.zeros(1), np.zeros(1), 0, lambda _: [])
 """The only selection of no layers."""
 
 
-def of_one(choices: Sequence[Choice], alive: int, work: float) -> Frontier | None:
-    """Return the frontier of one layer; None if no choice is within `work`."""
-    within = [n for n, choice in enumerate(choices) if choice.work <= work]
+def layer_frontier(choices: Sequence[Choice], alive: int, workspace: float) -> Frontier | None:
+    """Return the frontier of one layer; None if no choice is within `workspace`."""
+    within = [n for n, choice in enumerate(choices) if choice.workspace <= workspace]
     if not within:
         return None
-    memory = np.array([choices[n].held + alive * choices[n].kept for n in within])
+    memory = np.array([choices[n].state + alive * choices[n].activations for n in within])
     time = np.array([choices[n].backward for n in within])
-    chosen = _best_of(memory, time)
+    chosen = _pareto_front(memory, time)
 
     def counts(number: int) -> list[int]:
-        own = within[chosen[number]]
-        return [int(n == own) for n in range(len(choices))]
+        index = within[chosen[number]]
+        return [int(n == index) for n in range(len(choices))]
 
     return Frontier(memory[chosen], time[chosen], 1, counts)
 
 
-def joined(a: Frontier, b: Frontier, room: float, *, alike: bool = False) -> Frontier:
-    """Return the frontier of a selection of each; `alike`: of layers of one sort."""
+def join_frontiers(a: Frontier, b: Frontier, budget: float, *, alike: bool = False) -> Frontier:
+    """Return the frontier of a selection of each; `alike`: of layers of one kind."""
     memory = (a.memory[:, None] + b.memory).ravel()
     time = (a.time[:, None] + b.time).ravel()
-    if room < np.inf:
-        [fits] = np.nonzero(memory <= room)
-        chosen = fits[_best_of(memory[fits], time[fits])]
+    if budget < np.inf:
+        [fits] = np.nonzero(memory <= budget)
+        chosen = fits[_pareto_front(memory[fits], time[fits])]
     else:
-        chosen = _best_of(memory, time)
-    of_a, of_b = np.divmod(chosen, len(b.memory))
-    counts = _sum_of(a, b, of_a, of_b) if alike else _both_of(a, b, of_a, of_b)
+        chosen = _pareto_front(memory, time)
+    a_indices, b_indices = np.divmod(chosen, len(b.memory))
+    counts = (
+        _add_counts(a, b, a_indices, b_indices)
+        if alike
+        else _concatenate_counts(a, b, a_indices, b_indices)
+    )
     layers = a.layers + b.layers
-    return Frontier(memory[chosen], time[chosen], layers, counts, a.whole and b.whole)
+    return Frontier(memory[chosen], time[chosen], layers, counts, a.complete and b.complete)
 
 
-def thinned(whole: Frontier) -> Frontier:
+def thin_frontier(frontier: Frontier) -> Frontier:
     """Return the fastest selection of each of `POINTS` equal spans of the memory."""
-    if len(whole.memory) <= POINTS:
-        return whole
-    least, most = whole.memory[0], whole.memory[-1]
-    span = np.minimum((whole.memory - least) / (most - least) * POINTS, POINTS - 1).astype(int)
+    if len(frontier.memory) <= POINTS:
+        return frontier
+    smallest, largest = frontier.memory[0], frontier.memory[-1]
+    span = np.minimum(
+        (frontier.memory - smallest) / (largest - smallest) * POINTS, POINTS - 1
+    ).astype(int)
     last = np.append(span[1:] != span[:-1], True)  # times fall with the memory
     last[0] = True
-    return replace(_part(whole, np.flatnonzero(last)), whole=False)
+    return replace(_select(frontier, np.flatnonzero(last)), complete=False)
 
 
-def promising(frontiers: Sequence[Frontier], room: float, rate: float) -> list[Frontier]:
-    """Leave out the selections that are part of no fastest selection of all layers in the room.
+def prune_frontiers(frontiers: Sequence[Frontier], budget: float, rate: float) -> list[Frontier]:
+    """Drop selections that no optimal solution within `budget` bytes can contain.
 
-    With `rate` seconds for a byte, the waste of a selection is its cost beyond the cheapest one of
-    its layers. All layers together take at least the cheapest selections less the cost of the room,
-    and their waste. Call the gap the time of one selection that fits less that least time: a
-    selection with more waste is part of no faster one.
+    At `rate` seconds per byte, the waste of a selection is its cost above the cheapest selection of
+    its layers. All layers together take at least the cheapest selections minus the cost of the
+    budget, plus their waste. The gap is the time of a known solution minus this lower bound without
+    waste: a selection with more waste is in no faster solution.
     """
-    costs = [each.time + rate * each.memory for each in frontiers]
-    time, spare, chosen = 0.0, room, []
-    for each, cost in zip(frontiers, costs, strict=True):
+    costs = [frontier.time + rate * frontier.memory for frontier in frontiers]
+    time, spare, chosen = 0.0, budget, []
+    for frontier, cost in zip(frontiers, costs, strict=True):
         number = int(cost.argmin())
         chosen.append(number)
-        spare -= each.memory[number]
+        spare -= frontier.memory[number]
     if spare < 0:
         return [*frontiers]
-    for each, number in zip(frontiers, chosen, strict=True):
-        own = each.memory[number] + spare
-        faster = max(number, int(np.searchsorted(each.memory, own, side="right")) - 1)
-        spare = max(0.0, own - each.memory[faster])
-        time += each.time[faster]
-    least = [cost.min() for cost in costs]
-    gap = time * (1 + ROUNDING) - (sum(least) - rate * room)
+    for frontier, number in zip(frontiers, chosen, strict=True):
+        free_memory = frontier.memory[number] + spare
+        faster = max(number, int(np.searchsorted(frontier.memory, free_memory, side="right")) - 1)
+        spare = max(0.0, free_memory - frontier.memory[faster])
+        time += frontier.time[faster]
+    min_costs = [cost.min() for cost in costs]
+    gap = time * (1 + ROUNDING) - (sum(min_costs) - rate * budget)
     return [
-        _part(each, np.flatnonzero(cost - cheapest <= gap))
-        for each, cost, cheapest in zip(frontiers, costs, least, strict=True)
+        _select(frontier, np.flatnonzero(cost - cheapest <= gap))
+        for frontier, cost, cheapest in zip(frontiers, costs, min_costs, strict=True)
     ]
 
 
-def _part(whole: Frontier, left: Integers) -> Frontier:
+def _select(frontier: Frontier, indices: Integers) -> Frontier:
     return Frontier(
-        whole.memory[left],
-        whole.time[left],
-        whole.layers,
-        lambda number: whole.counts(left[number]),
-        whole.whole,
+        frontier.memory[indices],
+        frontier.time[indices],
+        frontier.layers,
+        lambda number: frontier.counts(indices[number]),
+        frontier.complete,
     )
 
 
@@ -120,47 +126,54 @@ class Prune:
 
     def __init__(self, rate: float, base: Mapping[tuple[int, int], float], gap: float) -> None:
         """`rate` are seconds for a byte; `base` the least seconds with their bytes of a layer, by
-        its sort and the micro-batches alive."""
+        its kind and the micro-batches alive."""
         self.rate, self.base, self.gap = rate, base, gap
-        self.known: Known = {}
+        self.known: FrontierCache = {}
 
-    def joined(self, a: Frontier, b: Frontier, sort: int, alive: int) -> Frontier:
-        """Return the frontier of layers of one sort from those of fewer."""
-        base = self.base[sort, alive]
-        of_a, of_b = (each.time + self.rate * each.memory - base * each.layers for each in (a, b))
-        order = np.argsort(of_b, kind="stable")
-        numbers = np.searchsorted(of_b[order], self.gap - of_a, side="right")
-        one = np.repeat(np.arange(len(of_a)), numbers)
-        begins = np.repeat(np.cumsum(numbers) - numbers, numbers)
-        other = order[np.arange(len(one)) - begins]
-        memory, time = a.memory[one] + b.memory[other], a.time[one] + b.time[other]
-        chosen = _best_of(memory, time)
-        counts = _sum_of(a, b, one[chosen], other[chosen])
+    def join_frontiers(self, a: Frontier, b: Frontier, kind: int, alive: int) -> Frontier:
+        """Return the frontier of layers of one kind from those of fewer."""
+        base = self.base[kind, alive]
+        a_waste, b_waste = (
+            each.time + self.rate * each.memory - base * each.layers for each in (a, b)
+        )
+        order = np.argsort(b_waste, kind="stable")
+        num_partners = np.searchsorted(b_waste[order], self.gap - a_waste, side="right")
+        a_indices = np.repeat(np.arange(len(a_waste)), num_partners)
+        begins = np.repeat(np.cumsum(num_partners) - num_partners, num_partners)
+        b_indices = order[np.arange(len(a_indices)) - begins]
+        memory, time = (
+            a.memory[a_indices] + b.memory[b_indices],
+            a.time[a_indices] + b.time[b_indices],
+        )
+        chosen = _pareto_front(memory, time)
+        counts = _add_counts(a, b, a_indices[chosen], b_indices[chosen])
         return Frontier(memory[chosen], time[chosen], a.layers + b.layers, counts)
 
 
-def _sum_of(a: Frontier, b: Frontier, of_a: Integers, of_b: Integers) -> Callable[[int], list[int]]:
-    """Return the counts of joined selections of one sort."""
+def _add_counts(
+    a: Frontier, b: Frontier, a_indices: Integers, b_indices: Integers
+) -> Callable[[int], list[int]]:
+    """Return the counts of joined selections of one kind."""
 
     def counts(number: int) -> list[int]:
-        pairs = zip(a.counts(of_a[number]), b.counts(of_b[number]), strict=True)
-        return [one + other for one, other in pairs]
+        pairs = zip(a.counts(a_indices[number]), b.counts(b_indices[number]), strict=True)
+        return [a_count + b_count for a_count, b_count in pairs]
 
     return counts
 
 
-def _both_of(
-    a: Frontier, b: Frontier, of_a: Integers, of_b: Integers
+def _concatenate_counts(
+    a: Frontier, b: Frontier, a_indices: Integers, b_indices: Integers
 ) -> Callable[[int], list[int]]:
-    """Return the counts of joined selections of two sorts, one after the other."""
-    return lambda number: a.counts(of_a[number]) + b.counts(of_b[number])
+    """Return the counts of joined selections of two kinds, one after the other."""
+    return lambda number: a.counts(a_indices[number]) + b.counts(b_indices[number])
 
 
-def _best_of(memory: Numbers, time: Numbers) -> Integers:
+def _pareto_front(memory: Numbers, time: Numbers) -> Integers:
     """Return the entries that are faster than all others of as little memory, in rising order."""
     order = np.argsort(memory, kind="stable")  # quick: sums of two frontiers are rising runs
-    least = np.minimum.accumulate(time[order])
-    faster = order[np.append(True, least[1:] < least[:-1])[: len(order)]]
+    fastest = np.minimum.accumulate(time[order])
+    faster = order[np.append(True, fastest[1:] < fastest[:-1])[: len(order)]]
     last = np.append(memory[faster[1:]] > memory[faster[:-1]], True)  # of those of one size
-    found: Integers = faster[last[: len(faster)]]
-    return found
+    front: Integers = faster[last[: len(faster)]]
+    return front

@@ -2,7 +2,7 @@
 
 The layers that do not fit take the choices that save most memory for each second, fractions of
 layers included. Memory has a part that adds up over layers, and a greatest part, the work: each
-limit of the work has its own choices, and leaves its own room for the other part.
+limit of the work has its own choices, and leaves its own budget for the other part.
 """
 
 from __future__ import annotations
@@ -15,62 +15,66 @@ from itertools import pairwise
 
 import numpy as np
 
-from .problem import Choice, Hull, Integers, Numbers, Problem, Sort
+from .problem import Choice, Hull, Integers, LayerKind, Numbers, Problem
 
 ROUNDING = 1e-9
 """Part of the budget by which rounded sums may exceed it."""
 
-Parts = Sequence[tuple[int, int, int]]
-"""Sort, layers of it, and micro-batches that they have alive."""
+LayerGroups = Sequence[tuple[int, int, int]]
+"""Kind, layers of it, and micro-batches that they have alive."""
 
 
-def hull(sort: Sort, alive: int, limit: float) -> Hull | None:
+def hull(kind: LayerKind, alive: int, limit: float) -> Hull | None:
     """Return the fastest choice with work within `limit`, and the lower hull; None without one."""
-    key = alive, bisect_right(sort.works, limit)
-    if key not in sort.hulls:
-        sort.hulls[key] = _hull([c for c in sort.choices if c.work <= limit], alive)
-    return sort.hulls[key]
+    key = alive, bisect_right(kind.workspaces, limit)
+    if key not in kind.hulls:
+        kind.hulls[key] = _hull([c for c in kind.choices if c.workspace <= limit], alive)
+    return kind.hulls[key]
 
 
 def _hull(choices: Iterable[Choice], alive: int) -> Hull | None:
     points: list[tuple[float, float]] = []
-    for seconds, size in sorted((c.backward, c.held + alive * c.kept) for c in choices):
+    for seconds, size in sorted((c.backward, c.state + alive * c.activations) for c in choices):
         if points and size >= points[-1][1]:
             continue
         while len(points) > 1:  # each choice costs more for a byte saved than the one before
-            (first, most), (last, more) = points[-2:]
-            if (seconds - last) * (most - more) > (last - first) * (more - size):
+            (first_seconds, first_size), (last_seconds, last_size) = points[-2:]
+            if (seconds - last_seconds) * (first_size - last_size) > (
+                last_seconds - first_seconds
+            ) * (last_size - size):
                 break
             points.pop()
         points.append((seconds, size))
     if not points:
         return None
     segments = [
-        ((backward - seconds) / (size - less), size - less)
-        for (seconds, size), (backward, less) in pairwise(points)
+        ((seconds_after - seconds) / (size - size_after), size - size_after)
+        for (seconds, size), (seconds_after, size_after) in pairwise(points)
     ]
     return *points[0], segments
 
 
-def least_seconds(problem: Problem, parts: Parts, room: float, limit: float = math.inf) -> float:
+def min_seconds(
+    problem: Problem, groups: LayerGroups, budget: float, limit: float = math.inf
+) -> float:
     """Return the least backward time of these layers by linear programming, with choices whose work
-    is within `limit`; infinite if they exceed the room."""
-    total, excess = 0.0, -room
-    slower = []
-    for sort, count, alive in parts:
+    is within `limit`; infinite if they exceed the budget."""
+    total, excess = 0.0, -budget
+    kind_segments = []
+    for kind, count, alive in groups:
         if not count:
             continue
-        found = hull(problem.sorts[sort], alive, limit)
-        if found is None:
+        kind_hull = hull(problem.kinds[kind], alive, limit)
+        if kind_hull is None:
             return math.inf
-        seconds, size, others = found
+        seconds, size, segments = kind_hull
         total += count * seconds
         excess += count * size
-        slower.append((count, others))
+        kind_segments.append((count, segments))
     if excess <= 0:
         return total
-    segments = [(rate, count * saved) for count, others in slower for rate, saved in others]
-    for rate, saved in sorted(segments):
+    steps = [(rate, count * saved) for count, segments in kind_segments for rate, saved in segments]
+    for rate, saved in sorted(steps):
         if excess <= 0:
             break
         taken = min(excess, saved)
@@ -79,66 +83,75 @@ def least_seconds(problem: Problem, parts: Parts, room: float, limit: float = ma
     return math.inf if excess > ROUNDING * problem.budget else total
 
 
-def least_rate(problem: Problem, parts: Parts, room: float, limit: float) -> float:
-    """Return the seconds of the last byte that `least_seconds` saves; 0 if everything fits."""
-    excess, segments = -room, []
-    for sort, count, alive in parts:
-        found = hull(problem.sorts[sort], alive, limit)
-        assert found is not None, "the bound is finite"
-        _, size, others = found
+def marginal_rate(problem: Problem, groups: LayerGroups, budget: float, limit: float) -> float:
+    """Return the seconds of the last byte that `min_seconds` saves; 0 if everything fits."""
+    excess, segments = -budget, []
+    for kind, count, alive in groups:
+        kind_hull = hull(problem.kinds[kind], alive, limit)
+        assert kind_hull is not None, "the bound is finite"
+        _, size, kind_segments = kind_hull
         excess += count * size
-        segments += [(rate, count * saved) for rate, saved in others]
-    last = 0.0
+        segments += [(rate, count * saved) for rate, saved in kind_segments]
+    rate_paid = 0.0
     for rate, saved in sorted(segments):
         if excess <= 0:
             break
-        excess, last = excess - saved, rate
-    return last
+        excess, rate_paid = excess - saved, rate
+    return rate_paid
 
 
-def limits_of(problem: Problem, sorts: Iterable[int], least: float) -> list[float]:
-    """Return the limits of the work that stages with layers of these sorts may have, in rising
-    order: limits between them allow the same choices, and leave less room."""
-    found = {work for sort in sorts for work in problem.sorts[sort].works if work > least}
-    return [least, *sorted(found)]
+def workspace_limits(problem: Problem, kinds: Iterable[int], lower_limit: float) -> list[float]:
+    """Return the limits of the work that stages with layers of these kinds may have, in rising
+    order: limits between them allow the same choices, and leave less budget."""
+    workspaces = {
+        workspace
+        for kind in kinds
+        for workspace in problem.kinds[kind].workspaces
+        if workspace > lower_limit
+    }
+    return [lower_limit, *sorted(workspaces)]
 
 
-def least_of_limits(problem: Problem, parts: Parts, room: float, limits: Sequence[float]) -> float:
-    """Return the least of `least_seconds` over all limits of the work, which takes its own room.
+def min_seconds_over_limits(
+    problem: Problem, groups: LayerGroups, budget: float, limits: Sequence[float]
+) -> float:
+    """Return the minimum of `min_seconds` over all workspace limits; the workspace itself takes its
+    limit from the budget.
 
-    Groups of limits are bounded together: by the choices of the greatest of them in the room of the
-    least. The group of the least bound is split, until it is one limit.
+    Branch and bound over ranges of limits: a range is bounded by the choices of its largest limit
+    within the budget of its smallest. The range with the lowest bound is halved until it is one
+    limit.
     """
-    everything = least_seconds(problem, parts, room - limits[0], limits[-1])
-    waiting = [(everything, 0, len(limits))] if math.isfinite(everything) else []
+    all_seconds = min_seconds(problem, groups, budget - limits[0], limits[-1])
+    waiting = [(all_seconds, 0, len(limits))] if math.isfinite(all_seconds) else []
     while waiting:
         seconds, first, end = heappop(waiting)
         if end - first == 1:
             return seconds
         middle = (first + end) // 2
         for low, high in ((first, middle), (middle, end)):
-            here = least_seconds(problem, parts, room - limits[low], limits[high - 1])
-            if math.isfinite(here):
-                heappush(waiting, (here, low, high))
+            half_seconds = min_seconds(problem, groups, budget - limits[low], limits[high - 1])
+            if math.isfinite(half_seconds):
+                heappush(waiting, (half_seconds, low, high))
     return math.inf
 
 
-def least_backward(
-    problem: Problem, counts: Integers, alive: int, room: Numbers, limit: float
+def min_backward(
+    problem: Problem, counts: Integers, alive: int, budget: Numbers, limit: float
 ) -> Numbers:
-    """Return `least_seconds` of so many layers of each sort [ranges, sorts], in the room of each
+    """Return `min_seconds` of so many layers of each kind [ranges, kinds], in the budget of each
     range."""
-    time, excess = np.zeros(len(counts)), -room
+    time, excess = np.zeros(len(counts)), -budget
     segments: list[tuple[float, int, float]] = []
-    for number in range(len(problem.sorts)):
-        found = hull(problem.sorts[number], alive, limit)
-        if found is None:
+    for number in range(len(problem.kinds)):
+        kind_hull = hull(problem.kinds[number], alive, limit)
+        if kind_hull is None:
             time = np.where(counts[:, number] > 0, np.inf, time)
             continue
-        seconds, size, others = found
+        seconds, size, kind_segments = kind_hull
         time = time + counts[:, number] * seconds
         excess = excess + counts[:, number] * size
-        segments += [(rate, number, saved) for rate, saved in others]
+        segments += [(rate, number, saved) for rate, saved in kind_segments]
     for rate, number, saved in sorted(segments):
         taken = np.clip(excess, 0.0, counts[:, number] * saved)
         time += taken * rate

@@ -1,11 +1,11 @@
-"""A planning problem in numbers: layers of a few sorts, stages, a schedule, a memory budget.
+"""A planning problem in numbers: layers of a few kinds, stages, a schedule, a memory budget.
 
 A *division* cuts the layers into chunks; a *choice* says how a layer runs: what it recomputes, and
 what it keeps. The price of both is the simulated time of a step:
 
     price = max over stages (end of the stage's last pass + its update)
 
-Choices of a sort differ in their backward pass alone, because recomputation and second gathers run
+Choices of a kind differ in their backward pass alone, because recomputation and second gathers run
 there. So among choices that fit into memory, the ones of least backward time are best, whatever the
 other stages do: a longer pass never shortens a schedule.
 """
@@ -30,7 +30,7 @@ Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 Hull = tuple[float, float, list[tuple[float, float]]]
-"""Seconds and bytes of a sort's fastest choice; from it on the lower hull of the other choices, as
+"""Seconds and bytes of a kind's fastest choice; from it on the lower hull of the other choices, as
 seconds for each byte saved, and bytes saved."""
 
 
@@ -39,18 +39,18 @@ class Choice(NamedTuple):
 
     backward: float
     """Seconds of a backward pass, with recomputation."""
-    held: float = 0.0
+    state: float = 0.0
     """Bytes for the whole step: state."""
-    kept: float = 0.0
+    activations: float = 0.0
     """Bytes from the forward to the backward pass of each micro-batch."""
-    work: float = 0.0
+    workspace: float = 0.0
     """Bytes while a pass of this layer runs; of a stage's layers, one runs at a time."""
     name: Any = None
     """Label for the caller."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sort:
+class LayerKind:
     """Layers that are alike."""
 
     forward: float
@@ -61,9 +61,9 @@ class Sort:
     """Shared module that the layer calls."""
 
     @cached_property
-    def works(self) -> list[float]:
+    def workspaces(self) -> list[float]:
         """Work of the choices, in rising order."""
-        return sorted(choice.work for choice in self.choices)
+        return sorted(choice.workspace for choice in self.choices)
 
     @cached_property
     def hulls(self) -> dict[tuple[int, int], Hull | None]:
@@ -73,22 +73,22 @@ class Sort:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fixed:
+class FixedCosts:
     """Costs without a choice: the embedding, the head, a shared module."""
 
     forward: float = 0.0
     backward: float = 0.0
-    held: float = 0.0
-    kept: float = 0.0
-    work: float = 0.0
+    state: float = 0.0
+    activations: float = 0.0
+    workspace: float = 0.0
     update: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    sorts: tuple[Sort, ...]
+    kinds: tuple[LayerKind, ...]
     layers: tuple[int, ...]
-    """Sort of each layer."""
+    """Kind of each layer."""
     micro_batches: int
     budget: float
     """Bytes of a rank."""
@@ -98,13 +98,13 @@ class Problem:
     schedule: Schedule = PLAIN
     message: float = 0.0
     """Seconds from a stage to the next."""
-    first: Fixed = Fixed()
+    first: FixedCosts = FixedCosts()
     """Added to the first chunk."""
-    last: Fixed = Fixed()
+    last: FixedCosts = FixedCosts()
     """Added to the last chunk."""
-    modules: tuple[Fixed, ...] = ()
-    """Shared modules: `held` and `update` count once on each stage that calls them."""
-    aside: tuple[float, ...] = ()
+    modules: tuple[FixedCosts, ...] = ()
+    """Shared modules: `state` and `update` count once on each stage that calls them."""
+    reserved: tuple[float, ...] = ()
     """Bytes of each stage that are set aside: nothing of the problem may take them."""
 
     def __post_init__(self) -> None:
@@ -116,35 +116,35 @@ class Problem:
 
     @cached_property
     def counts(self) -> Integers:
-        """[layers + 1, sorts]: layers of each sort before each layer."""
-        found = np.zeros((len(self.layers) + 1, len(self.sorts)), dtype=np.int64)
-        found[np.arange(1, len(self.layers) + 1), self.layers] = 1
-        return found.cumsum(axis=0)
+        """[layers + 1, kinds]: layers of each kind before each layer."""
+        counts = np.zeros((len(self.layers) + 1, len(self.kinds)), dtype=np.int64)
+        counts[np.arange(1, len(self.layers) + 1), self.layers] = 1
+        return counts.cumsum(axis=0)
 
     @cached_property
-    def numbers(self) -> list[int]:
-        """Layers of each sort."""
-        return [self.layers.count(sort) for sort in range(len(self.sorts))]
+    def layer_counts(self) -> list[int]:
+        """Layers of each kind."""
+        return [self.layers.count(kind) for kind in range(len(self.kinds))]
 
     @cached_property
-    def called(self) -> list[Fixed]:
+    def called_modules(self) -> list[FixedCosts]:
         """Shared modules that a layer calls."""
-        numbers = {self.sorts[sort].module for sort in set(self.layers)}
+        numbers = {self.kinds[kind].module for kind in set(self.layers)}
         return [module for number, module in enumerate(self.modules) if number in numbers]
 
-    def room(self, stage: int) -> float:
+    def stage_budget(self, stage: int) -> float:
         """Return the bytes of a rank of a stage."""
-        return self.budget - (self.aside[stage] if self.aside else 0.0)
+        return self.budget - (self.reserved[stage] if self.reserved else 0.0)
 
     def ranges(self, cuts: Cuts) -> list[tuple[int, int]]:
         """Return the first and the end of each chunk."""
         return list(pairwise((0, *cuts, len(self.layers))))
 
-    def own(self, stage: int) -> range:
+    def stage_chunks(self, stage: int) -> range:
         """Return the chunks of a stage."""
         return range(stage, self.all_chunks, self.stages)
 
-    def fixed(self, chunk: int) -> Iterator[Fixed]:
+    def end_costs(self, chunk: int) -> Iterator[FixedCosts]:
         if chunk == 0:
             yield self.first
         if chunk == self.all_chunks - 1:
@@ -155,10 +155,10 @@ class Problem:
         return alive(self.schedule, self.stages, self.chunks, self.micro_batches)[stage]
 
     @property
-    def least_alive(self) -> int:
+    def min_alive(self) -> int:
         """The least of all stages and chunks."""
-        every = alive(self.schedule, self.stages, self.chunks, self.micro_batches)
-        return min(min(own) for own in every)
+        alive_by_stage = alive(self.schedule, self.stages, self.chunks, self.micro_batches)
+        return min(min(chunks) for chunks in alive_by_stage)
 
     def orders(self) -> Orders:
         return orders(self.schedule, self.stages, self.chunks, self.micro_batches)
@@ -189,7 +189,7 @@ class StagePlan:
     update: float
     memory: float
     counts: tuple[tuple[tuple[int, ...], ...], ...]
-    """Layers of each chunk, by sort, by choice."""
+    """Layers of each chunk, by kind, by choice."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def price(problem: Problem, stages: Sequence[StagePlan]) -> float:
     }
     for stage, plan in enumerate(stages):
         for chunk, forward, backward in zip(
-            problem.own(stage), plan.forward, plan.backward, strict=True
+            problem.stage_chunks(stage), plan.forward, plan.backward, strict=True
         ):
             costs["forward"][chunk], costs["backward"][chunk] = forward, backward
     if problem.stages == 1 and problem.chunks == 1:

@@ -1,12 +1,12 @@
-"""The division of the layers into stages, with the choices of each stage.
+"""Divisions of the layers into stages, with exact choices for every stage.
 
-One chunk for each stage: divisions are completed stage by stage in the order of their bounds. The
-choices of each stage are exact (knapsack), and the price is the simulated step. The search ends
-when no bound is below the best price: then nothing is better. It also ends after `MOST` divisions
-or `EVENTS` simulated passes; the solution then states the bound that is left.
+One chunk per stage: best-first search completes divisions stage by stage in the order of their
+bounds. The knapsack gives exact choices, and the simulated step is the price. The search ends when
+no bound is below the best price. It also ends after `MAX_PRICED` divisions or `EVENTS` simulated
+passes; the solution then has the lowest open bound.
 
-Interleaved: all divisions where they are few; otherwise those that lie on a path of moves of one
-layer, as the trainer's default cuts are found (trainer/layout/cuts.py).
+Interleaved: all divisions if they are few, else local search by moves of one layer, like the
+trainer's default cuts (trainer/layout/cuts.py).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from itertools import combinations
 import numpy as np
 
 from ...trainer.layout.cuts import Cuts, neighbours
-from .bounds import Bounds, least_cuts, quick_bound
-from .frontier import Known
-from .interleaved import DivisionBound, least_division, starts
+from .bounds import Bounds, find_min_memory_cuts, quick_bound
+from .frontier import FrontierCache
+from .interleaved import DivisionBound, find_min_memory_division, initial_cuts
 from .knapsack import Knapsack
 from .linear import ROUNDING
 from .problem import Problem, Solution, StagePlan, price
 
 EVENTS = 200_000
 """Most simulated passes of a problem: about half a second."""
-LEAST, MOST = 4, 200
+MIN_PRICED, MAX_PRICED = 4, 200
 """Least divisions that are priced, however many passes a step has, and most of them."""
 MOVES = 4
 """Neighbours of a division of an interleaved schedule that are priced, least bound first."""
@@ -36,16 +36,16 @@ FEW = 500
 
 
 def solve(
-    problem: Problem, ceiling: float = math.inf, known: Known | None = None
+    problem: Problem, ceiling: float = math.inf, cache: FrontierCache | None = None
 ) -> Solution | None:
-    """Return the best division and choices below a price; None if there are none. `known` are
+    """Return the best division and choices below a price; None if there are none. `cache` are
     frontiers of problems that are nearly alike."""
-    pricing = Pricing(problem, known)
+    pricing = Pricing(problem, cache)
     if problem.all_chunks == 1:
-        pricing.take(())
+        pricing.price_cuts(())
         bound = pricing.best
     elif problem.chunks > 1:
-        _interleaved(problem, pricing, ceiling)
+        _local_search(problem, pricing, ceiling)
         bound = quick_bound(problem)
     else:
         bound = _best_first(problem, pricing, ceiling)
@@ -57,37 +57,37 @@ def solve(
 class Pricing:
     """Prices of divisions, and the best so far."""
 
-    def __init__(self, problem: Problem, known: Known | None) -> None:
+    def __init__(self, problem: Problem, cache: FrontierCache | None) -> None:
         self.problem = problem
-        self.knapsack = Knapsack(problem, known)
+        self.knapsack = Knapsack(problem, cache)
         self.best = math.inf
         self.cuts: Cuts | None = None
         self.stages: tuple[StagePlan, ...] = ()
         passes = 2 * problem.micro_batches * problem.all_chunks
-        self.left = min(MOST, max(LEAST, EVENTS // passes))
+        self.num_left = min(MAX_PRICED, max(MIN_PRICED, EVENTS // passes))
         """Divisions that may still be priced."""
         self._prices: dict[Cuts, float] = {}
 
-    def take(self, cuts: Cuts) -> float:
+    def price_cuts(self, cuts: Cuts) -> float:
         """Price a division; infinite if it does not fit into the memory."""
         if cuts not in self._prices:
-            self.left -= 1
-            plans = self.plans(cuts)
-            found = math.inf if plans is None else price(self.problem, plans)
-            self._prices[cuts] = found
-            if plans is not None and found < self.best:
-                self.best, self.cuts, self.stages = found, cuts, plans
+            self.num_left -= 1
+            stage_plans = self.stage_plans(cuts)
+            plan_price = math.inf if stage_plans is None else price(self.problem, stage_plans)
+            self._prices[cuts] = plan_price
+            if stage_plans is not None and plan_price < self.best:
+                self.best, self.cuts, self.stages = plan_price, cuts, stage_plans
         return self._prices[cuts]
 
-    def plans(self, cuts: Cuts) -> tuple[StagePlan, ...] | None:
+    def stage_plans(self, cuts: Cuts) -> tuple[StagePlan, ...] | None:
         ranges = self.problem.ranges(cuts)
-        found = []
+        plans = []
         for stage in range(self.problem.stages):
-            plan = self.knapsack.stage(stage, [ranges[n] for n in self.problem.own(stage)])
+            plan = self.knapsack.stage(stage, [ranges[n] for n in self.problem.stage_chunks(stage)])
             if plan is None:
                 return None
-            found.append(plan)
-        return tuple(found)
+            plans.append(plan)
+        return tuple(plans)
 
 
 def _best_first(problem: Problem, pricing: Pricing, ceiling: float) -> float:
@@ -101,28 +101,29 @@ def _best_first(problem: Problem, pricing: Pricing, ceiling: float) -> float:
         if bound >= min(pricing.best, ceiling):
             return bound
         if stage == p:
-            pricing.take(cuts[:-1])
-            if pricing.left <= 0:
+            pricing.price_cuts(cuts[:-1])
+            if pricing.num_left <= 0:
                 if pricing.cuts is None:  # bounds fit, and choices of whole layers do not
-                    pricing.take(least_cuts(problem)[1])
+                    pricing.price_cuts(find_min_memory_cuts(problem)[1])
                 return bound
             continue
         first = cuts[-1] if cuts else 0
-        own = bounds.times[stage, first]
+        times = bounds.times[stage, first]
         steps = np.maximum(step, passed + bounds.alone[stage, first])
-        after = passed + own + (hop if stage < p - 1 else 0.0)
+        after = passed + times + (hop if stage < p - 1 else 0.0)
         update = bounds.first_updates[cuts[0]] if cuts else bounds.first_updates
-        whole = np.maximum(steps, after + bounds.rest[stage + 1]) + update
-        for end in np.flatnonzero(whole < min(pricing.best, ceiling)):
+        step_bounds = np.maximum(steps, after + bounds.rest[stage + 1]) + update
+        for end in np.flatnonzero(step_bounds < min(pricing.best, ceiling)):
             node = (*cuts, int(end)), float(after[end]), float(steps[end])
-            heapq.heappush(heap, (float(whole[end]), stage + 1, *node))
+            heapq.heappush(heap, (float(step_bounds[end]), stage + 1, *node))
     return math.inf
 
 
-def _interleaved(problem: Problem, pricing: Pricing, ceiling: float) -> None:
-    """Price all divisions if they are few, else those on paths of moves of one layer. Paths start
-    from the divisions of `starts`. If none of those fits, and any price will do, one starts from
-    another division that fits."""
+def _local_search(problem: Problem, pricing: Pricing, ceiling: float) -> None:
+    """Price all divisions if they are few, else descend from `initial_cuts` by moves of one layer.
+
+    If no initial division fits and the ceiling is infinite, descend from one that fits.
+    """
     layers, chunks = len(problem.layers), problem.all_chunks
     bound = DivisionBound(problem)
 
@@ -130,24 +131,26 @@ def _interleaved(problem: Problem, pricing: Pricing, ceiling: float) -> None:
         return min(pricing.best, ceiling)
 
     def follow(now: Cuts) -> None:
-        price = pricing.take(now)
-        while pricing.left > 0:
+        price = pricing.price_cuts(now)
+        while pricing.num_left > 0:
             near = sorted((bound(cuts, limit()), cuts) for cuts in neighbours(now, layers))
-            tried = [cuts for least, cuts in near[:MOVES] if least < limit()]
-            best = min((pricing.take(cuts), cuts) for cuts in [*tried, now])
+            tried = [cuts for lower_bound, cuts in near[:MOVES] if lower_bound < limit()]
+            best = min((pricing.price_cuts(cuts), cuts) for cuts in [*tried, now])
             if best[0] >= price:
                 break
             price, now = best
 
-    if math.comb(layers - 1, chunks - 1) <= min(FEW, pricing.left):
+    if math.comb(layers - 1, chunks - 1) <= min(FEW, pricing.num_left):
         for cuts in combinations(range(1, layers), chunks - 1):
             if bound(cuts, limit()) < limit():
-                pricing.take(cuts)
+                pricing.price_cuts(cuts)
         return
-    for start in sorted(starts(problem), key=bound):
+    for start in sorted(initial_cuts(problem), key=bound):
         if bound(start) < limit():
             follow(start)
     if pricing.cuts is None and math.isinf(ceiling):
-        least = least_division(problem, problem.budget * (1 + ROUNDING), problem.budget)
-        if least.cuts is not None:
-            follow(least.cuts)
+        smallest = find_min_memory_division(
+            problem, problem.budget * (1 + ROUNDING), problem.budget
+        )
+        if smallest.cuts is not None:
+            follow(smallest.cuts)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ...console.errors import PlanError
 from ...console.progress import as_bytes, human
 from ...trainer.run.config import RunConfig
-from ..division.problem import Fixed, Problem
+from ..division.problem import FixedCosts, Problem
 from ..grid.grid import Grid
 from ..memory.footprints import WHOLE
 from ..memory.rank_memory import ModelParts
@@ -49,7 +49,9 @@ class ModuleCosts(Costs):
 
     def fastest(self, grid: Grid, *, simulate: bool = False) -> Problem:
         """Return the problem of a layout: embedding and head are modules like the others."""
-        return replace(super().fastest(grid, simulate=simulate), first=Fixed(), last=Fixed())
+        return replace(
+            super().fastest(grid, simulate=simulate), first=FixedCosts(), last=FixedCosts()
+        )
 
 
 def sort_lines(costs: ModuleCosts) -> Iterator[str]:

@@ -116,7 +116,7 @@ def choices(
             yield Choice(
                 name=Way(rule, reshard, cost, engine, shards, sequence, delayed),
                 backward=seconds + longer + delayed,
-                held=state.held(kept, later=sizes.later),
-                kept=kept,
-                work=work + running,
+                state=state.held(kept, later=sizes.later),
+                activations=kept,
+                workspace=work + running,
             )

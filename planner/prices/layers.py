@@ -22,7 +22,7 @@ from ...trainer.layout.checks import problems
 from ...trainer.layout.config import LayoutConfig
 from ...trainer.layout.cuts import Cuts
 from ...trainer.run.config import RunConfig
-from ..division.problem import Choice, Fixed, Problem, Sort
+from ..division.problem import Choice, FixedCosts, LayerKind, Problem
 from ..grid.grid import Grid, Shape, variants
 from ..grid.split import Split
 from ..memory.footprints import Footprint, unbeaten
@@ -187,7 +187,7 @@ class Costs:
             )
             shared = layer.layer["shared"]
             sorts.append(
-                Sort(
+                LayerKind(
                     forward=forward,
                     choices=(Choice(backward),),
                     update=update,
@@ -198,7 +198,7 @@ class Costs:
         hop = stream * (2 if modules else 1)
         stride = grid.shape.dp * layout.cp * layout.tp
         return Problem(
-            sorts=tuple(sorts),
+            kinds=tuple(sorts),
             layers=self.trace.layers,
             micro_batches=shape.micro_batches,
             budget=math.inf,
@@ -206,19 +206,19 @@ class Costs:
             chunks=layout.chunks,
             schedule=layout.pipeline_schedule,
             message=self.machine.hop(hop, stride) if layout.pp > 1 else 0.0,
-            first=Fixed(
+            first=FixedCosts(
                 forward=self.machine.traffic(2 * stream),
                 backward=self.machine.traffic(2 * stream),
                 update=engine.update(0.0, 0.0, first),
             ),
-            last=Fixed(
+            last=FixedCosts(
                 forward=engine.forward(head.ahead, at_end),
                 backward=engine.backward(head.back, at_end, gathers=False),
                 update=engine.update(head.ahead, head.back, at_end)
                 + self.machine.overhead.step_of(grid.engine.kind),
             ),
             modules=tuple(
-                Fixed(update=engine.update(0.0, 0.0, shards)) for shards in modules.values()
+                FixedCosts(update=engine.update(0.0, 0.0, shards)) for shards in modules.values()
             ),
         )
 
@@ -239,7 +239,7 @@ class Costs:
         sizes = [self._sizes(grid, first.sequence, later) for first, *_ in forms]
         sorts = []
         for sort, sort_forms, sort_sizes in zip(
-            fastest.sorts, zip(*forms, strict=True), zip(*sizes, strict=True), strict=True
+            fastest.kinds, zip(*forms, strict=True), zip(*sizes, strict=True), strict=True
         ):
             sort_choices: list[Choice] = []
             for form, size in zip(sort_forms, sort_sizes, strict=True):
@@ -250,18 +250,20 @@ class Costs:
         held = self.memory.held(grid.engine, *_degrees(grid, shape.split))
         ends = self.memory.footprints.of(shape.split, layout.ep, grid.engine.linear)
 
-        def with_bytes(end: Fixed, held: Between, size: Footprint) -> Fixed:
+        def with_bytes(end: FixedCosts, held: Between, size: Footprint) -> FixedCosts:
             kept, work = size
-            return replace(end, held=held.held(kept, later=later), kept=kept, work=work)
+            return replace(
+                end, state=held.held(kept, later=later), activations=kept, workspace=work
+            )
 
         return replace(
             fastest,
             budget=budget,
-            sorts=tuple(sorts),
+            kinds=tuple(sorts),
             first=with_bytes(fastest.first, held.first, ends.first),
             last=with_bytes(fastest.last, held.last, ends.last),
             modules=tuple(
-                replace(module, held=state.held(0.0, later=later))
+                replace(module, state=state.held(0.0, later=later))
                 for module, state in zip(fastest.modules, held.modules, strict=True)
             ),
         )

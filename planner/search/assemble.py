@@ -16,7 +16,7 @@ from ...trainer.run.layout_plan import (
     Predicted,
     model_hash,
 )
-from ..division.assigned import Assigned, assigned
+from ..division.assigned import PricedDivision, price_division
 from ..division.problem import Choice, Problem
 from ..grid.grid import Grid
 from ..prices.forms import Way
@@ -45,7 +45,7 @@ class PhasePlan(NamedTuple):
 
     grid: Grid
     problem: Problem
-    plan: Assigned
+    plan: PricedDivision
     timelines: Sequence[Timeline]
     """Memory of a rank over a step, by stage."""
 
@@ -58,32 +58,32 @@ class PhasePlan(NamedTuple):
 def build_phase_plan(candidate: Candidate) -> PhasePlan:
     """Return a candidate as its own phase runs it."""
     grid, problem = candidate.grid, candidate.problem
-    division = assigned(problem, candidate.solution.cuts, candidate.choices)
+    division = price_division(problem, candidate.solution.cuts, candidate.choices)
     return PhasePlan(grid, problem, division, candidate.timelines)
 
 
 def match_choices(problem: Problem, choices: Sequence[Choice]) -> list[Choice]:
     """Return the problem's choices that run layers like the choices from another phase."""
     matches = []
-    for sort, choice in zip(problem.layers, choices, strict=True):
-        by_key = {candidate.name.key: candidate for candidate in problem.sorts[sort].choices}
+    for kind, choice in zip(problem.layers, choices, strict=True):
+        by_key = {candidate.name.key: candidate for candidate in problem.kinds[kind].choices}
         matches.append(by_key[choice.name.key])
     return matches
 
 
-def time_by_part(problem: Problem, plan: Assigned) -> dict[str, float]:
+def time_by_part(problem: Problem, plan: PricedDivision) -> dict[str, float]:
     """Return the seconds of the busiest stage by part; they add up to the price."""
     m, ranges = problem.micro_batches, problem.ranges(plan.cuts)
     compute_times = [sum(stage.forward) + sum(stage.backward) for stage in plan.stages]
     busiest = max(range(problem.stages), key=lambda stage: compute_times[stage])
     by_part: dict[str, float] = dict.fromkeys(PARTS, 0.0)
-    for chunk in problem.own(busiest):
+    for chunk in problem.stage_chunks(busiest):
         for layer in range(*ranges[chunk]):
             way: Way = plan.choices[layer].name
             for pass_parts in (way.forward, way.backward):
                 for part, seconds in pass_parts.items():
                     by_part[part] += m * seconds
-        for end in problem.fixed(chunk):
+        for end in problem.end_costs(chunk):
             by_part["ends"] += m * (end.forward + end.backward)
     by_part["update"] += plan.stages[busiest].update
     by_part["bubble"] = plan.price - sum(by_part.values())
@@ -110,7 +110,7 @@ def build_layout_plan(
     grid, problem = candidate.grid, candidate.problem
     choices = candidate.choices
     cuts = candidate.solution.cuts
-    division = assigned(problem, cuts, choices)
+    division = price_division(problem, cuts, choices)
     hardware = first.machine.hardware
     by_phase = timelines or {first.phase.name: candidate.timelines}
     memory = peak_timeline([timeline for stages in by_phase.values() for timeline in stages])

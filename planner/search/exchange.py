@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ...models.accounting.step import Timeline
 from ...trainer.layout.cuts import Cuts
-from ..division.assigned import assigned
+from ..division.assigned import price_division
 from ..division.problem import Choice, Problem, StagePlan
 from ..grid.grid import Grid
 from ..prices.layers import Costs
@@ -52,7 +52,7 @@ def exchange_choices(
     num_timelines = COUNTED_LAYERS // len(problem.layers)
     neighbours = _neighbours(problem, cuts, plan)
     while num_timelines and (choices := next(neighbours, None)) is not None:
-        division = assigned(problem, cuts, choices)
+        division = price_division(problem, cuts, choices)
         if division.price >= plan.price:
             continue
         num_timelines -= 1
@@ -73,16 +73,16 @@ def _neighbours(problem: Problem, cuts: Cuts, plan: PricedPlan) -> Iterator[Sequ
     # Among identical layers of a chunk with the same choice, only the first and the last change.
     ends = sorted({layer for layers in alike.values() for layer in (layers[0], layers[-1])})
     single_moves = [
-        Move(old.backward - new.backward, new.kept - old.kept, {layer: new})
+        Move(old.backward - new.backward, new.activations - old.activations, {layer: new})
         for layer in ends
         for old in [plan.choices[layer]]
-        for new in problem.sorts[problem.layers[layer]].choices
+        for new in problem.kinds[problem.layers[layer]].choices
         if new is not old
     ]
     yield from _apply_fastest_first(plan, single_moves)
     for stage, timeline in enumerate(plan.timelines):
         free = problem.budget - timeline.highest
-        ranges = [problem.ranges(cuts)[chunk] for chunk in problem.own(stage)]
+        ranges = [problem.ranges(cuts)[chunk] for chunk in problem.stage_chunks(stage)]
         stage_layers = {layer for begin, end in ranges for layer in range(begin, end)}
         stage_moves = [move for move in single_moves if stage_layers.issuperset(move.choices)]
         pairs = [

@@ -12,7 +12,7 @@ from ...dataplane.order.timeline import PhaseRows
 from ...models.config.options.precision import PRECISIONS
 from ...trainer.run.config import RunConfig
 from ...trainer.run.layout_plan import LayoutPlan
-from ..division.assigned import assigned
+from ..division.assigned import price_division
 from ..grid.grid import make_grid, settings
 from ..grid.wanted import Wanted
 from ..hardware import Hardware
@@ -193,7 +193,7 @@ def _run_in_phases(
         cuts, ways = candidate.solution.cuts, [choice.name for choice in choices]
         timelines = costs.timelines(grid, cuts, ways)
         if peak_timeline(timelines).highest <= request.budget:
-            division = assigned(problem, cuts, match_choices(problem, choices))
+            division = price_division(problem, cuts, match_choices(problem, choices))
             yield PhasePlan(grid, problem, division, timelines)
 
 

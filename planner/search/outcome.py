@@ -59,17 +59,19 @@ def choices_by_layer(problem: Problem, solution: Solution) -> list[Choice]:
     layer_ranges = problem.ranges(solution.cuts)
     choices: list[Choice | None] = [None] * len(problem.layers)
     for stage, stage_plan in enumerate(solution.stages):
-        for chunk, counts_by_sort in zip(problem.own(stage), stage_plan.counts, strict=True):
+        for chunk, counts_by_kind in zip(
+            problem.stage_chunks(stage), stage_plan.counts, strict=True
+        ):
             queues = {
-                sort: _largest_workspace_first(problem, sort, counts)
-                for sort, counts in enumerate(counts_by_sort)
+                kind: _largest_workspace_first(problem, kind, counts)
+                for kind, counts in enumerate(counts_by_kind)
             }
             for layer in range(*layer_ranges[chunk]):
                 choices[layer] = queues[problem.layers[layer]].pop(0)
     return [choice for choice in choices if choice is not None]
 
 
-def _largest_workspace_first(problem: Problem, sort: int, counts: Sequence[int]) -> list[Choice]:
-    pairs = zip(problem.sorts[sort].choices, counts, strict=True)
+def _largest_workspace_first(problem: Problem, kind: int, counts: Sequence[int]) -> list[Choice]:
+    pairs = zip(problem.kinds[kind].choices, counts, strict=True)
     choices = (choice for choice, count in pairs for _ in range(count))
-    return sorted(choices, key=lambda choice: -choice.work)
+    return sorted(choices, key=lambda choice: -choice.workspace)

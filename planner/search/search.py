@@ -23,8 +23,8 @@ from itertools import count
 
 from ...models.accounting.step import Timeline
 from ...trainer.layout.schedules import SCHEDULES
-from ..division.assigned import assigned
-from ..division.bounds import Bounds, fastest_bound, quick_bound, stage_alone
+from ..division.assigned import price_division
+from ..division.bounds import Bounds, bound_single_stage, fastest_bound, quick_bound
 from ..division.fit import fit
 from ..division.interleaved import interleaved_estimate
 from ..division.problem import Problem, Solution
@@ -156,7 +156,7 @@ class LayoutSearch:
         if problem.chunks > 1:
             bound = interleaved_estimate(problem, self._ceiling)
         else:  # the tables of bounds are large: `solve` builds them again
-            bound = stage_alone(problem) if problem.stages == 1 else Bounds(problem).bound()
+            bound = bound_single_stage(problem) if problem.stages == 1 else Bounds(problem).bound()
         if math.isfinite(bound):
             self._push(bound, partial(self._solve, grid))
 
@@ -234,21 +234,21 @@ def fit_candidate(
     result = fit(build_problem, measure, ceiling, costs.beyond.get(key, ()))
     if result is None:
         return None
-    costs.beyond[key] = result.beyond
-    return Candidate(grid, build_problem(), result.solution, result.counted)
+    costs.beyond[key] = result.excess
+    return Candidate(grid, build_problem(), result.solution, result.timelines)
 
 
 def price_fitting_plan(costs: Costs, grid: Grid, plan: FittingPlan, budget: float) -> Candidate:
     """Price a plan that the proof found by its timelines."""
     problem = costs.problem(grid, budget, all_choices=True)
     choices_by_key = [
-        {choice.name.key: choice for choice in problem.sorts[sort].choices}
-        for sort in problem.layers
+        {choice.name.key: choice for choice in problem.kinds[kind].choices}
+        for kind in problem.layers
     ]
     choices = [
         by_key[rule, None, False] for by_key, rule in zip(choices_by_key, plan.rules, strict=True)
     ]
-    division = assigned(problem, plan.cuts, choices)
+    division = price_division(problem, plan.cuts, choices)
     timelines = costs.timelines(grid, plan.cuts, [choice.name for choice in choices])
     bound = quick_bound(replace(problem, budget=math.inf))
     solution = Solution(division.price, plan.cuts, division.stages, bound)
@@ -269,7 +269,7 @@ def shape_bound(costs: Costs, shape: Shape, simulate: bool = False) -> float:
         context_passes, _ = costs.passes(replace(split, tp=1, cp=split.ranks), shape.layout.ep)
         context_seconds = [cost.ahead + cost.back for cost in context_passes]
         seconds = [min(pair) for pair in zip(seconds, context_seconds, strict=True)]
-    total = sum(seconds[sort] for sort in costs.trace.layers) + head.ahead + head.back
+    total = sum(seconds[kind] for kind in costs.trace.layers) + head.ahead + head.back
     return shape.micro_batches * total / shape.layout.pp
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ...models.accounting.state import device_bytes
 from ...trainer.layout.schedules import Kind
-from ..division.problem import Fixed
+from ..division.problem import FixedCosts
 from .messages import Messages
 from .step import Simulation
 
@@ -63,7 +63,7 @@ class Events:
             found.append(self._end("head and loss", problem.last, kind))
         return found if kind == "forward" else found[::-1]
 
-    def _end(self, text: str, fixed: Fixed, kind: Kind) -> Part:
+    def _end(self, text: str, fixed: FixedCosts, kind: Kind) -> Part:
         seconds = fixed.forward if kind == "forward" else fixed.backward
         return Part(text, None, {"ends": seconds}, 0.0)
 

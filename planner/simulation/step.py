@@ -9,7 +9,7 @@ from functools import cached_property
 from ...models.accounting.level import Moment
 from ...trainer.layout.schedules import Kind
 from ...trainer.layout.simulate import Timeline, simulate
-from ..division.assigned import Assigned, assigned
+from ..division.assigned import PricedDivision, price_division
 from ..division.problem import Problem, StagePlan, orders
 from ..prices.layers import Costs
 from ..search.assemble import PhasePlan, match_choices
@@ -98,13 +98,13 @@ class Simulation:
     def _hops(self) -> list[float]:
         return [self.problem.message] * (self.problem.all_chunks - 1)
 
-    def _on(self, slow: Slow) -> tuple[Problem, Assigned]:
+    def _on(self, slow: Slow) -> tuple[Problem, PricedDivision]:
         """Return the problem and the plan of a cluster that is slow everywhere."""
         costs = self.costs.on(SlowMachine(self.costs.machine, slow.part, slow.factor))
         simulated = any(choice.name.sequence for choice in self.plan.choices)
         problem = costs.problem(self.grid, self.budget, simulate=simulated, all_choices=True)
         choices = match_choices(problem, self.plan.choices)
-        return problem, assigned(problem, self.plan.cuts, choices)
+        return problem, price_division(problem, self.plan.cuts, choices)
 
     def _step(
         self, stages: Sequence[StagePlan], hops: Sequence[float], micro_batches: int | None = None

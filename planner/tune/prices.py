@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ...console.errors import PlanError
 from ...trainer.run.config import RunConfig
 from ...trainer.run.layout_plan import LayoutPlan
-from ..division.assigned import Assigned, assigned
+from ..division.assigned import PricedDivision, price_division
 from ..division.bounds import quick_bound
 from ..division.problem import Problem
 from ..grid.grid import Grid, make_grid
@@ -74,7 +74,7 @@ class Pricing:
 
     def _assigned(
         self, plan: LayoutPlan, hardware: Hardware, seq_len: int, batch_tokens: int
-    ) -> tuple[Costs, Problem, Assigned, Grid]:
+    ) -> tuple[Costs, Problem, PricedDivision, Grid]:
         """Return the plan as a solution of its layout's problem."""
         costs = self.costs(hardware, seq_len, batch_tokens)
         layout, gpus = plan.layout, plan.planned.gpus
@@ -87,7 +87,7 @@ class Pricing:
         ]
         choices = []
         for layer, (sort, key) in enumerate(zip(problem.layers, wanted, strict=True)):
-            by = {choice.name.key: choice for choice in problem.sorts[sort].choices}
+            by = {choice.name.key: choice for choice in problem.kinds[sort].choices}
             if key not in by:
                 raise PlanError(
                     f"the planner has no price for the choices of layer {layer} "
@@ -95,11 +95,11 @@ class Pricing:
                     hint="choose among those that `trainer plan` writes",
                 )
             choices.append(by[key])
-        return costs, problem, assigned(problem, layout.cuts or (), choices), grid
+        return costs, problem, price_division(problem, layout.cuts or (), choices), grid
 
 
 def _memory(
-    plan: LayoutPlan, costs: Costs, problem: Problem, made: Assigned, grid: Grid
+    plan: LayoutPlan, costs: Costs, problem: Problem, made: PricedDivision, grid: Grid
 ) -> Timeline:
     """Return the memory of the plan's fullest rank."""
     return peak_timeline(costs.memory.timelines(grid, plan.engine_of_layers, made.cuts, plan.rules))

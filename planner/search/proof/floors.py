@@ -28,10 +28,10 @@ Ranges = Sequence[tuple[int, int]]
 class MinActivations:
     """Lower bounds on bytes per micro-batch over all recompute rules."""
 
-    sorts: Sequence[float]
-    """Activations of a layer, by sort."""
+    kinds: Sequence[float]
+    """Activations of a layer, by kind."""
     workspaces: Sequence[float]
-    """Bytes that the backward pass of a layer adds at its peak, by sort."""
+    """Bytes that the backward pass of a layer adds at its peak, by kind."""
     first: float = 0.0
     last: float = 0.0
     last_workspace: float = 0.0
@@ -55,11 +55,11 @@ class Floors:
         lasting: LastingParts,
         activations: MinActivations | None = None,
     ) -> None:
-        """`layers` has the sort of every layer, `calls` the shared module that every sort calls."""
+        """`layers` has the kind of every layer, `calls` the shared module that every kind calls."""
         self.grid, self.layers, self.lasting = grid, layers, lasting
         zeros = [0.0] * len(lasting.layers)
         self.activations = activations or MinActivations(zeros, zeros)
-        self.called = [calls[sort] for sort in layers]
+        self.called = [calls[kind] for kind in layers]
         layout = grid.layout
         self.stages, self.chunks = layout.pp, layout.chunks
         self.moments = [0, 1, 2] if grid.shape.micro_batches > 1 else [0, 2]
@@ -68,7 +68,7 @@ class Floors:
     @cached_property
     def _lasting_sums(self) -> list[list[float]]:
         """[moment][layer]: bytes of all layers before."""
-        layers = [self.lasting.layers[sort] for sort in self.layers]
+        layers = [self.lasting.layers[kind] for kind in self.layers]
         return [
             list(accumulate((layer[m] - ROUNDING for layer in layers), initial=0.0))
             for m in (0, 1, 2)
@@ -76,7 +76,7 @@ class Floors:
 
     @cached_property
     def _activation_sums(self) -> list[float]:
-        return list(accumulate((self.activations.sorts[sort] for sort in self.layers), initial=0.0))
+        return list(accumulate((self.activations.kinds[kind] for kind in self.layers), initial=0.0))
 
     def fullest(self, stage: int) -> FullestMoment:
         layout = self.grid.layout
@@ -99,8 +99,8 @@ class Floors:
                 ends.append(self.lasting.last)
                 kept += alive * self.activations.last
             if number == moment.next:
-                sort = self.layers[end - 1]
-                workspace = self.activations.workspaces[sort] + self.lasting.layers[sort].running
+                kind = self.layers[end - 1]
+                workspace = self.activations.workspaces[kind] + self.lasting.layers[kind].running
                 kept += self.activations.last_workspace if chunk == last else workspace
         called = {module for first, end in ranges for module in self.called[first:end]}
         ends += [self.lasting.modules[module] for module in called if module is not None]
@@ -119,8 +119,8 @@ class Floors:
         activations = self._activation_sums[-1] + self.activations.first + self.activations.last
         kept = min_in_flight * activations
         workspaces = [
-            self.activations.workspaces[sort] + self.lasting.layers[sort].running
-            for sort in {*self.layers}
+            self.activations.workspaces[kind] + self.lasting.layers[kind].running
+            for kind in {*self.layers}
         ]
         smallest_last = min(*workspaces, self.activations.last_workspace)
         kept += (self.stages - 1) * min(workspaces) + smallest_last

@@ -29,7 +29,7 @@ SMALL = 3_000
 BEGINNINGS = 3_000
 """Maximum number of partial interleaved divisions tried."""
 Alike = tuple[int, tuple[tuple[tuple[int, ...], bool], ...]]
-"""A stage, and the sorts of the layers in its chunks. The position of the layers matters only for
+"""A stage, and the kinds of the layers in its chunks. The position of the layers matters only for
 whether a later layer calls a shared module."""
 
 
@@ -127,9 +127,9 @@ class MinMemory:
     def rules(self, cuts: Cuts, stage: int, ranges: Ranges, budget: float) -> Sequence[int] | None:
         """Return indices into RULES for a stage's layers so that it fits; None if it cannot. The
         budget is the same in all calls."""
-        sorts = self.costs.trace.layers
+        kinds = self.costs.trace.layers
         called = self.floors.called
-        key = stage, tuple((sorts[a:b], any(called[a:])) for a, b in ranges)
+        key = stage, tuple((kinds[a:b], any(called[a:])) for a, b in ranges)
         if key not in self._stages:
             if len(self._stages) >= COUNTED:
                 raise Undecided

@@ -9,8 +9,8 @@ from itertools import count
 
 from ....models.config.options.recompute import Rule
 from ....trainer.layout.cuts import Cuts, even
-from ...division.bounds import least_cuts
-from ...division.interleaved import least_division
+from ...division.bounds import find_min_memory_cuts
+from ...division.interleaved import find_min_memory_division
 from ...division.problem import Problem
 from ...grid.grid import Grid, shapes
 from ...grid.wanted import Wanted, matching, may_be
@@ -73,10 +73,10 @@ def find_nearest(
             continue
         problem = costs.problem(grid, budget)
         if problem.chunks > 1:
-            division = least_division(problem, most=BEGINNINGS)
+            division = find_min_memory_division(problem, max_nodes=BEGINNINGS)
             bound, cuts = division.bytes, division.cuts
         else:
-            bound, cuts = least_cuts(problem)
+            bound, cuts = find_min_memory_cuts(problem)
         if cuts is not None:
             heapq.heappush(queue, (bound, next(arrivals), grid, cuts))
     assert best is not None, "every number of devices has a layout"
@@ -113,8 +113,8 @@ def _count_memory(costs: Costs, grid: Grid, cuts: Cuts, rules: Sequence[Rule]) -
 def memory_bound(problem: Problem) -> float:
     """Return a lower bound on the bytes of the fullest stage: the mean over stages."""
     state = sum(
-        min(choice.held + choice.kept for choice in problem.sorts[sort].choices)
-        for sort in problem.layers
+        min(choice.state + choice.activations for choice in problem.kinds[kind].choices)
+        for kind in problem.layers
     )
-    ends = (problem.first.held, problem.last.held, *(m.held for m in problem.modules))
+    ends = (problem.first.state, problem.last.state, *(m.state for m in problem.modules))
     return (state + sum(ends)) / problem.stages

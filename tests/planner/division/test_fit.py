@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 from support.planner.cases import all_cuts, random_problem
 
-from headrace.planner.division.assigned import assigned
+from headrace.planner.division.assigned import price_division
 from headrace.planner.division.fit import Fit, fit
 from headrace.planner.division.problem import Choice, Problem, Solution
 from headrace.planner.search.outcome import choices_by_layer
@@ -29,27 +29,30 @@ def counted(problem: Problem, cuts: tuple[int, ...], choices: Sequence[Choice]) 
     found = []
     for stage, (first, end) in enumerate(problem.ranges(cuts)):
         [alive] = problem.alive(stage)
-        parts = [*choices[first:end], *problem.fixed(stage)]
-        held = sum(part.held for part in parts)
-        modules = {problem.sorts[problem.layers[layer]].module for layer in range(first, end)}
-        held += sum(problem.modules[number].held for number in modules - {None})
-        kept = sum(part.kept for part in parts)
-        fixed = sum(part.kept for part in problem.fixed(stage))
-        most, before = max((part.work + kept for part in problem.fixed(stage)), default=0.0), fixed
+        parts = [*choices[first:end], *problem.end_costs(stage)]
+        held = sum(part.state for part in parts)
+        modules = {problem.kinds[problem.layers[layer]].module for layer in range(first, end)}
+        held += sum(problem.modules[number].state for number in modules - {None})
+        kept = sum(part.activations for part in parts)
+        fixed = sum(part.activations for part in problem.end_costs(stage))
+        most, before = (
+            max((part.workspace + kept for part in problem.end_costs(stage)), default=0.0),
+            fixed,
+        )
         for choice in choices[first:end]:
-            before += choice.kept
-            most = max(most, before + choice.work)
+            before += choice.activations
+            most = max(most, before + choice.workspace)
         found.append(held + (alive - 1) * kept + most + 3)
     return found
 
 
 def best_of_all(problem: Problem) -> float:
     best = math.inf
-    sorts = [problem.sorts[sort].choices for sort in problem.layers]
+    sorts = [problem.kinds[sort].choices for sort in problem.layers]
     for cuts in all_cuts(problem):
         for choices in product(*sorts):
             if max(counted(problem, cuts, choices)) <= problem.budget:
-                best = min(best, assigned(problem, cuts, choices).price)
+                best = min(best, price_division(problem, cuts, choices).price)
     return best
 
 
@@ -69,7 +72,7 @@ def test_a_fit_is_the_best_of_all_plans_by_the_count() -> None:
         if found is None:
             assert math.isinf(best), seed
             continue
-        assert max(each.highest for each in found.counted) <= problem.budget
+        assert max(each.highest for each in found.timelines) <= problem.budget
         assert found.solution.price == pytest.approx(best), seed
         fits += 1
     assert fits > len(SEEDS) / 3

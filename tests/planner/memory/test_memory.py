@@ -98,7 +98,7 @@ def test_a_found_plan_fits_by_its_timeline_and_less_memory_takes_longer(costs: C
     again = costs.timelines(tight.grid, tight.solution.cuts, ways, every=True)
     assert again[0].highest == tight.timelines[0].highest
     # Layers that need most while they run come first: later ones have given theirs back by then.
-    works = [choice.work for choice in tight.choices]
+    works = [choice.workspace for choice in tight.choices]
     by_sort = [
         [w for w, s in zip(works, costs.trace.layers, strict=True) if s == sort]
         for sort in {*costs.trace.layers}

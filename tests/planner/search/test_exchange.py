@@ -10,7 +10,7 @@ import pytest
 from support.planner.hardware import cpu_hardware
 
 from headrace.models.config.config import ModelConfig, load_model_config
-from headrace.planner.division.assigned import assigned
+from headrace.planner.division.assigned import price_division
 from headrace.planner.hardware import Hardware
 from headrace.planner.prices.layers import Costs
 from headrace.planner.prices.machine import Machine
@@ -42,9 +42,9 @@ def test_the_search_is_near_the_best_choices_of_traced_layers(
     [any_plan] = search(costs, 2, 1e12, settings=WANTED, num_best=1).candidates
     grid, problem = any_plan.grid, any_plan.problem
     every = []
-    for choices in product(*(problem.sorts[sort].choices for sort in problem.layers)):
+    for choices in product(*(problem.kinds[sort].choices for sort in problem.layers)):
         [timeline] = costs.timelines(grid, (), [choice.name for choice in choices])
-        every.append((assigned(problem, (), choices).price, timeline.highest))
+        every.append((price_division(problem, (), choices).price, timeline.highest))
     least, most = (act(bytes for _, bytes in every) for act in (min, max))
     gaps = []
     for counted in (exchange.COUNTED_LAYERS, 0):

@@ -120,14 +120,14 @@ def test_reshard_of_a_layer_is_a_choice_of_fsdp2_by_block_alone(machine: str) ->
     ]
     for grid in grids:
         problem = costs.problem(grid, 1e9, all_choices=True)
-        [first, *_] = problem.sorts
+        [first, *_] = problem.kinds
         by = {(c.name.rule, c.name.reshard): c for c in first.choices}
         block = grid.engine == Fsdp2Config(gather="block")
         assert (("none", False) in by) == block
         if block:
             gathered = by["none", False]
             assert gathered.backward <= by["none", None].backward
-            assert gathered.held > by["none", None].held
+            assert gathered.state > by["none", None].state
 
 
 def test_launches_are_those_of_operations_recomputed_calls_and_blocks(machine: str) -> None:
@@ -136,7 +136,7 @@ def test_launches_are_those_of_operations_recomputed_calls_and_blocks(machine: s
     overhead = Overhead(operation=1e-3, step=0.0, source=file.device.source)
     plain = asks.costs(Machine(asks.hardware, "fp32"), asks.phases[0])
     slow = plain.on(Machine(Hardware(replace(file, overhead=overhead), "slow.yaml"), "fp32"))
-    layer = plain.sorts[0]
+    layer = plain.kinds[0]
     ahead, back = (
         sum(work.count for work in each if work.kind == "launch")
         for each in (layer.forward, layer.backward)
@@ -145,7 +145,7 @@ def test_launches_are_those_of_operations_recomputed_calls_and_blocks(machine: s
     def launches(engine: EngineConfig) -> tuple[float, dict[Any, float], float]:
         layout = LayoutConfig()
         grid = Grid(Shape(layout, 2, 1, 2), engine, layout)
-        one, two = (c.problem(grid, 1e9, all_choices=True).sorts[0] for c in (plain, slow))
+        one, two = (c.problem(grid, 1e9, all_choices=True).kinds[0] for c in (plain, slow))
         more = {
             a.name.rule: (b.backward - a.backward) / overhead.operation
             for a, b in zip(one.choices, two.choices, strict=True)
@@ -176,7 +176,7 @@ def test_tensor_ranks_as_context_ranks_are_simulated(machine: str) -> None:
     grid = Grid(Shape(layout, 1, 2, 2), Fsdp2Config(), layout)
     problem = own.costs.problem(grid, 1e9, simulate=True, all_choices=True)
     plain = own.costs.problem(grid, 1e9, all_choices=True)
-    for sort, without in zip(problem.sorts, plain.sorts, strict=True):
+    for sort, without in zip(problem.kinds, plain.kinds, strict=True):
         by = {c.name.key: c for c in sort.choices}
         rank, whole = by["none", None, False], by["none", None, True]
         assert "context" in whole.name.forward or "tensor" not in whole.name.forward

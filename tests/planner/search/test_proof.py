@@ -7,10 +7,15 @@ from dataclasses import replace
 import pytest
 from support.planner.cases import least_bytes, random_problem
 
-from headrace.planner.division.bounds import least_cuts
-from headrace.planner.division.interleaved import Stages, fullest, least_division, starts
+from headrace.planner.division.bounds import find_min_memory_cuts
+from headrace.planner.division.interleaved import (
+    Stages,
+    find_fullest_stage,
+    find_min_memory_division,
+    initial_cuts,
+)
 from headrace.planner.division.knapsack import Knapsack
-from headrace.planner.division.problem import Choice, Problem, Sort
+from headrace.planner.division.problem import Choice, LayerKind, Problem
 from headrace.planner.division.solve import solve
 from headrace.trainer.layout.schedules import SCHEDULES
 
@@ -21,7 +26,7 @@ def needed(problem: Problem, cuts: tuple[int, ...]) -> float:
     """Return the least bytes of the fullest stage of a division."""
     stages, ranges = Stages(problem), problem.ranges(cuts)
     return max(
-        stages.bytes(stage, tuple(stages.counts(*ranges[n]) for n in problem.own(stage)))
+        stages.bytes(stage, tuple(stages.counts(*ranges[n]) for n in problem.stage_chunks(stage)))
         for stage in range(problem.stages)
     )
 
@@ -33,28 +38,28 @@ def test_the_least_interleaved_memory_is_that_of_all_divisions() -> None:
         if problem.chunks == 1:
             continue
         least = least_bytes(problem)
-        found = least_division(problem)
+        found = find_min_memory_division(problem)
         assert found.complete
         assert found.cuts is not None
         assert found.bytes == pytest.approx(least), seed
         assert needed(problem, found.cuts) == pytest.approx(least)
-        _, parts = fullest(problem, found.cuts)
+        _, parts = find_fullest_stage(problem, found.cuts)
         assert sum(parts.values()) == pytest.approx(least)
         # A ceiling at the least is the proof that nothing is below it.
-        none = least_division(problem, least)
+        none = find_min_memory_division(problem, least)
         assert none.cuts is None
         assert none.complete
-        beaten += min(needed(problem, cuts) for cuts in starts(problem)) > least * (1 + 1e-9)
+        beaten += min(needed(problem, cuts) for cuts in initial_cuts(problem)) > least * (1 + 1e-9)
     # Negative control: divisions into equal layers, times and bytes alone need more.
     assert beaten > 3
 
 
 def test_a_division_is_found_where_those_that_are_tried_first_do_not_fit() -> None:
     """Heavy layers stand in two heaps, and only two of them fit on a stage."""
-    heavy = Sort(forward=1.0, choices=(Choice(backward=2.0, held=10.0),))
-    light = Sort(forward=1.0, choices=(Choice(backward=2.0, held=1.0),))
+    heavy = LayerKind(forward=1.0, choices=(Choice(backward=2.0, state=10.0),))
+    light = LayerKind(forward=1.0, choices=(Choice(backward=2.0, state=1.0),))
     problem = Problem(
-        sorts=(heavy, light),
+        kinds=(heavy, light),
         layers=(*(0,) * 4, *(1,) * 12, *(0,) * 4),
         micro_batches=4,
         budget=23.0,
@@ -62,12 +67,12 @@ def test_a_division_is_found_where_those_that_are_tried_first_do_not_fit() -> No
         chunks=2,
         schedule=SCHEDULES["interleaved"],
     )
-    assert all(needed(problem, cuts) > problem.budget for cuts in starts(problem))
+    assert all(needed(problem, cuts) > problem.budget for cuts in initial_cuts(problem))
     solution = solve(problem)
     assert solution is not None
     assert max(stage.memory for stage in solution.stages) <= problem.budget
     assert solve(replace(problem, budget=22.9)) is None
-    proof = least_division(problem, 23.0)
+    proof = find_min_memory_division(problem, 23.0)
     assert proof.complete
     assert proof.cuts is None
 
@@ -75,13 +80,13 @@ def test_a_division_is_found_where_those_that_are_tried_first_do_not_fit() -> No
 def test_a_search_that_stops_early_does_not_say_that_it_is_complete() -> None:
     problem = random_problem(3, ("interleaved",))
     problem = replace(problem, stages=2, chunks=2, schedule=SCHEDULES["interleaved"])
-    assert not least_division(problem, most=1).complete
+    assert not find_min_memory_division(problem, max_nodes=1).complete
 
 
 def test_least_cuts_reach_the_least_memory() -> None:
     for seed in SEEDS:
         problem = random_problem(seed)
-        least, cuts = least_cuts(problem)
+        least, cuts = find_min_memory_cuts(problem)
         assert least == pytest.approx(least_bytes(problem)), seed
         knapsack = Knapsack(replace(problem, budget=least * (1 + 1e-9)))
         ranges = problem.ranges(cuts)

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from support.planner.cases import brute_force, random_problem
 
 from headrace.planner.division import knapsack as knapsack_module
-from headrace.planner.division.bounds import Bounds, least_memory, quick_bound
-from headrace.planner.division.frontier import Frontier, promising
+from headrace.planner.division.bounds import Bounds, min_memory, quick_bound
+from headrace.planner.division.frontier import Frontier, prune_frontiers
 from headrace.planner.division.knapsack import Knapsack
-from headrace.planner.division.linear import least_of_limits, least_seconds, limits_of
-from headrace.planner.division.problem import Choice, Problem, Sort, StagePlan, alive, price
+from headrace.planner.division.linear import min_seconds, min_seconds_over_limits, workspace_limits
+from headrace.planner.division.problem import Choice, LayerKind, Problem, StagePlan, alive, price
 from headrace.planner.division.solve import solve
 from headrace.trainer.layout.cuts import even
 from headrace.trainer.layout.schedules import SCHEDULES
@@ -40,11 +40,11 @@ def test_the_search_equals_brute_force() -> None:
         assert (solution is None) == math.isinf(least), seed
         if solution is None:
             infeasible += 1
-            assert least_memory(problem) > problem.budget
+            assert min_memory(problem) > problem.budget
             continue
         assert solution.price == pytest.approx(least), seed
         assert solution.bound == solution.price, seed
-        assert least_memory(problem) <= problem.budget
+        assert min_memory(problem) <= problem.budget
         assert max(stage.memory for stage in solution.stages) <= problem.budget
         stages.add(problem.stages)
         cuts = even(len(problem.layers), problem.stages)
@@ -88,11 +88,11 @@ def many_layers(seed: int) -> Problem:
     draw = random.Random(seed)
     seconds, size, choices = draw.uniform(10, 20), draw.uniform(8, 10), []
     for _ in range(WAYS):
-        choices.append(Choice(backward=seconds, held=size))
+        choices.append(Choice(backward=seconds, state=size))
         seconds, size = seconds + draw.uniform(0.5, 3), max(0.1, size - draw.uniform(0.5, 2.2))
-    sort = Sort(forward=1.0, choices=tuple(choices))
-    budget = LAYERS * draw.uniform(size, choices[0].held)
-    return Problem(sorts=(sort,), layers=(0,) * LAYERS, micro_batches=1, budget=budget)
+    sort = LayerKind(forward=1.0, choices=tuple(choices))
+    budget = LAYERS * draw.uniform(size, choices[0].state)
+    return Problem(kinds=(sort,), layers=(0,) * LAYERS, micro_batches=1, budget=budget)
 
 
 def test_many_alike_layers_equal_brute_force(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,8 +102,8 @@ def test_many_alike_layers_equal_brute_force(monkeypatch: pytest.MonkeyPatch) ->
     problems = [many_layers(seed) for seed in range(60)]
     least = []
     for problem in problems:
-        choices = problem.sorts[0].choices
-        fits = counts @ np.array([choice.held for choice in choices]) <= problem.budget
+        choices = problem.kinds[0].choices
+        fits = counts @ np.array([choice.state for choice in choices]) <= problem.budget
         seconds = counts @ np.array([choice.backward for choice in choices])
         least.append(seconds[fits].min(initial=math.inf))
 
@@ -114,7 +114,9 @@ def test_many_alike_layers_equal_brute_force(monkeypatch: pytest.MonkeyPatch) ->
     assert [found(problem) for problem in problems] == pytest.approx(least)
     # Negative control: the thinned frontiers alone miss some of them.
     monkeypatch.setattr(
-        Knapsack, "_shortest", lambda self, items, room, work, _: self._select(items, room, work)
+        Knapsack,
+        "_solve_within",
+        lambda self, items, size, work, _: self._select(items, size, work),
     )
     thinned = sum(found(p) > best * (1 + 1e-9) for p, best in zip(problems, least, strict=True))
     assert thinned > 0
@@ -124,8 +126,8 @@ def mixed_layers(seed: int) -> Problem:
     """Return a stage of layers of three sorts, as tight as `many_layers`."""
     sorts = [many_layers(3 * seed + number) for number in range(3)]
     budget = sum(each.budget for each in sorts) / LAYERS * 6
-    every = tuple(sort for each in sorts for sort in each.sorts)
-    return replace(sorts[0], sorts=every, layers=(0, 1, 2) * 6, budget=budget)
+    every = tuple(sort for each in sorts for sort in each.kinds)
+    return replace(sorts[0], kinds=every, layers=(0, 1, 2) * 6, budget=budget)
 
 
 def test_what_no_fastest_selection_has_changes_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,11 +139,11 @@ def test_what_no_fastest_selection_has_changes_no_plan(monkeypatch: pytest.Monke
     left, sizes = plans(), []
 
     def everything(frontiers: Sequence[Frontier], room: float, rate: float) -> Sequence[Frontier]:
-        pairs = zip(frontiers, promising(frontiers, room, rate), strict=True)
+        pairs = zip(frontiers, prune_frontiers(frontiers, room, rate), strict=True)
         sizes.extend((len(whole.memory), len(part.memory)) for whole, part in pairs)
         return frontiers
 
-    monkeypatch.setattr(knapsack_module, "promising", everything)
+    monkeypatch.setattr(knapsack_module, "prune_frontiers", everything)
     assert plans() == left
     assert sum(part for _, part in sizes) < 0.6 * sum(whole for whole, _ in sizes)
     # Negative control: the selections of least memory alone are not enough.
@@ -149,7 +151,7 @@ def test_what_no_fastest_selection_has_changes_no_plan(monkeypatch: pytest.Monke
     def least(frontiers: Sequence[Frontier], room: float, rate: float) -> Sequence[Frontier]:
         return [replace(one, memory=one.memory[:1], time=one.time[:1]) for one in frontiers]
 
-    monkeypatch.setattr(knapsack_module, "promising", least)
+    monkeypatch.setattr(knapsack_module, "prune_frontiers", least)
     assert plans() != left
 
 
@@ -159,11 +161,11 @@ def test_the_least_of_all_limits_is_found_without_trying_all(
     seed: int, alive: int, part: float
 ) -> None:
     problem = random_problem(seed)
-    parts = [(sort, count, alive) for sort, count in enumerate(problem.numbers) if count]
-    limits = limits_of(problem, set(problem.layers), 0.0)
+    parts = [(sort, count, alive) for sort, count in enumerate(problem.layer_counts) if count]
+    limits = workspace_limits(problem, set(problem.layers), 0.0)
     room = part * problem.budget
-    every = [least_seconds(problem, parts, room - limit, limit) for limit in limits]
-    assert least_of_limits(problem, parts, room, limits) == min(every)
+    every = [min_seconds(problem, parts, room - limit, limit) for limit in limits]
+    assert min_seconds_over_limits(problem, parts, room, limits) == min(every)
 
 
 def test_a_bound_that_is_too_high_is_detected() -> None:
@@ -203,22 +205,22 @@ def test_micro_batches_alive_are_those_of_the_schedule(schedule: str, micro_batc
 
 def test_a_balanced_division_may_not_fit_where_another_does() -> None:
     """Stage 0 of 1F1B keeps more micro-batches, so that it must have fewer layers."""
-    sort = Sort(forward=1.0, choices=(Choice(backward=2.0, kept=1.0),))
-    problem = Problem(sorts=(sort,), layers=(0,) * 6, micro_batches=8, budget=4.0, stages=2)
+    sort = LayerKind(forward=1.0, choices=(Choice(backward=2.0, activations=1.0),))
+    problem = Problem(kinds=(sort,), layers=(0,) * 6, micro_batches=8, budget=4.0, stages=2)
     solution = solve(problem)
     assert solution is not None
     assert solution.cuts == (2,)
     assert solve(replace(problem, budget=3.9)) is None
-    assert least_memory(problem) == 4.0
+    assert min_memory(problem) == 4.0
 
 
 def test_a_step_of_one_stage_is_the_sum_of_its_passes() -> None:
-    sort = Sort(
+    sort = LayerKind(
         forward=1.0,
-        choices=(Choice(backward=2.0, kept=10.0), Choice(backward=3.0, kept=1.0)),
+        choices=(Choice(backward=2.0, activations=10.0), Choice(backward=3.0, activations=1.0)),
         update=0.5,
     )
-    problem = Problem(sorts=(sort,), layers=(0,) * 4, micro_batches=3, budget=22.0)
+    problem = Problem(kinds=(sort,), layers=(0,) * 4, micro_batches=3, budget=22.0)
     solution = solve(problem)
     assert solution is not None
     # Two layers keep everything (20 bytes), two recompute (2 bytes): 3 · (4 + 2·2 + 2·3) + 4·0.5

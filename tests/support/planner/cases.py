@@ -7,7 +7,14 @@ import random
 from collections.abc import Iterable, Iterator
 from itertools import combinations, product
 
-from headrace.planner.division.problem import Choice, Fixed, Problem, Sort, StagePlan, price
+from headrace.planner.division.problem import (
+    Choice,
+    FixedCosts,
+    LayerKind,
+    Problem,
+    StagePlan,
+    price,
+)
 from headrace.trainer.layout.schedules import SCHEDULES
 
 
@@ -20,23 +27,23 @@ def random_problem(seed: int, schedules: tuple[str, ...] = ("1f1b", "gpipe")) ->
     stages = 2 if schedule == "interleaved" else stages
     layers = draw.randint(max(stages * chunks, 2), 6)
     modules = tuple(
-        Fixed(held=draw.randint(0, 6), update=draw.choice([0, 1]))
+        FixedCosts(state=draw.randint(0, 6), update=draw.choice([0, 1]))
         for _ in range(draw.randint(0, 1))
     )
     sorts = tuple(_sort(draw, len(modules)) for _ in range(draw.randint(1, 3)))
     ends = [
-        Fixed(
+        FixedCosts(
             forward=draw.randint(0, 4),
             backward=draw.randint(0, 6),
-            held=draw.randint(0, 5),
-            kept=draw.choice([0, 1]),
-            work=draw.choice([0, 3, 9]),
+            state=draw.randint(0, 5),
+            activations=draw.choice([0, 1]),
+            workspace=draw.choice([0, 3, 9]),
             update=draw.choice([0, 2]),
         )
         for _ in range(2)
     ]
     return Problem(
-        sorts=sorts,
+        kinds=sorts,
         layers=tuple(draw.randrange(len(sorts)) for _ in range(layers)),
         micro_batches=draw.randint(1, 6),
         budget=draw.randint(6, 18) * layers / stages,
@@ -50,20 +57,22 @@ def random_problem(seed: int, schedules: tuple[str, ...] = ("1f1b", "gpipe")) ->
     )
 
 
-def _sort(draw: random.Random, modules: int) -> Sort:
+def _sort(draw: random.Random, modules: int) -> LayerKind:
     forward = draw.randint(1, 6)
     choices = [
         Choice(
             name=number,
             backward=forward * 2 + draw.randint(0, 5),
-            held=draw.randint(0, 4),
-            kept=draw.randint(0, 5),
-            work=draw.randint(0, 6),
+            state=draw.randint(0, 4),
+            activations=draw.randint(0, 5),
+            workspace=draw.randint(0, 6),
         )
         for number in range(draw.randint(1, 3))
     ]
     module = 0 if modules and draw.random() < 0.3 else None
-    return Sort(forward=forward, choices=tuple(choices), update=draw.choice([0, 1]), module=module)
+    return LayerKind(
+        forward=forward, choices=tuple(choices), update=draw.choice([0, 1]), module=module
+    )
 
 
 def all_cuts(problem: Problem) -> Iterator[tuple[int, ...]]:
@@ -95,37 +104,41 @@ def least_bytes(problem: Problem) -> float:
 
 def _sizes(problem: Problem, stage: int, ranges: list[tuple[int, int]]) -> Iterator[float]:
     """Yield the bytes of each assignment of choices to a stage's layers."""
-    own, alive = problem.own(stage), problem.alive(stage)
+    own, alive = problem.stage_chunks(stage), problem.alive(stage)
     layers = [
-        (chunk, problem.sorts[problem.layers[layer]])
+        (chunk, problem.kinds[problem.layers[layer]])
         for chunk, number in enumerate(own)
         for layer in range(*ranges[number])
     ]
-    fixed = [(chunk, part) for chunk, number in enumerate(own) for part in problem.fixed(number)]
+    fixed = [
+        (chunk, part) for chunk, number in enumerate(own) for part in problem.end_costs(number)
+    ]
     called = {sort.module for _, sort in layers if sort.module is not None}
     for assignment in product(*(sort.choices for _, sort in layers)):
         parts = [*((chunk, c) for (chunk, _), c in zip(layers, assignment, strict=True)), *fixed]
-        memory = sum(problem.modules[n].held for n in called) + max(p.work for _, p in parts)
-        yield memory + sum(part.held + alive[chunk] * part.kept for chunk, part in parts)
+        memory = sum(problem.modules[n].state for n in called) + max(p.workspace for _, p in parts)
+        yield memory + sum(part.state + alive[chunk] * part.activations for chunk, part in parts)
 
 
 def _plans(problem: Problem, stage: int, ranges: list[tuple[int, int]]) -> Iterator[StagePlan]:
     """Yield the costs of each assignment of choices to a stage's layers that fits."""
-    own, alive = problem.own(stage), problem.alive(stage)
+    own, alive = problem.stage_chunks(stage), problem.alive(stage)
     layers = [
-        (chunk, problem.sorts[problem.layers[layer]])
+        (chunk, problem.kinds[problem.layers[layer]])
         for chunk, number in enumerate(own)
         for layer in range(*ranges[number])
     ]
-    fixed = [(chunk, part) for chunk, number in enumerate(own) for part in problem.fixed(number)]
+    fixed = [
+        (chunk, part) for chunk, number in enumerate(own) for part in problem.end_costs(number)
+    ]
     called = {sort.module for _, sort in layers if sort.module is not None}
     modules = [problem.modules[number] for number in called]
     update = sum(sort.update for _, sort in layers) + sum(part.update for _, part in fixed)
     update += sum(module.update for module in modules)
     for assignment in product(*(sort.choices for _, sort in layers)):
         parts = [*((chunk, c) for (chunk, _), c in zip(layers, assignment, strict=True)), *fixed]
-        memory = sum(module.held for module in modules) + max(part.work for _, part in parts)
-        memory += sum(part.held + alive[chunk] * part.kept for chunk, part in parts)
+        memory = sum(module.state for module in modules) + max(part.workspace for _, part in parts)
+        memory += sum(part.state + alive[chunk] * part.activations for chunk, part in parts)
         if memory > problem.budget:
             continue
         forward, backward = [0.0] * len(own), [0.0] * len(own)

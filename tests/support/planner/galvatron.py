@@ -20,7 +20,7 @@ import numpy as np
 
 from headrace.planner.division.bounds import quick_bound
 from headrace.planner.division.knapsack import Knapsack
-from headrace.planner.division.problem import Choice, Fixed, Problem, Sort
+from headrace.planner.division.problem import Choice, FixedCosts, LayerKind, Problem
 from headrace.trainer.layout.cuts import neighbours
 
 DATA = json.loads((Path(__file__).parent / "galvatron_cases.json").read_text())
@@ -283,13 +283,15 @@ class Galvatron:
                 Choice(name=layer, backward=seconds - forward, **self._whole(point, layer))
             )
         return Problem(
-            sorts=(Sort(forward=forward, choices=tuple(choices)),),
+            kinds=(LayerKind(forward=forward, choices=tuple(choices)),),
             layers=(0,) * self.layers,
             micro_batches=self.micro,
             budget=self.memory - least,
             stages=point.pp,
-            first=Fixed(forward=ends[0], held=stages[0] - least),
-            last=Fixed(forward=ends[-1], held=stages[-1] - least) if point.pp > 1 else Fixed(),
+            first=FixedCosts(forward=ends[0], state=stages[0] - least),
+            last=FixedCosts(forward=ends[-1], state=stages[-1] - least)
+            if point.pp > 1
+            else FixedCosts(),
         )
 
     def _whole(self, point: Point, layer: Layer) -> dict[str, float]:
@@ -328,8 +330,8 @@ class Galvatron:
                 problem = self.problem(point, reduces=reduces)
                 bound = quick_bound(problem)
                 if math.isfinite(bound):
-                    fastest = min(c.backward for c in problem.sorts[0].choices)
-                    layers = self.layers * (fastest + problem.sorts[0].forward)
+                    fastest = min(c.backward for c in problem.kinds[0].choices)
+                    layers = self.layers * (fastest + problem.kinds[0].forward)
                     yield layers * self.micro / point.pp - self.of_ends(point)[0], point, problem
 
     def divisions(
@@ -339,7 +341,7 @@ class Galvatron:
         stages. Its price of more stages does not count those in the middle."""
         even = tuple(self.layers // problem.stages * n for n in range(1, problem.stages))
         if uniform:
-            yield from ((even, (c.name,) * self.layers) for c in problem.sorts[0].choices)
+            yield from ((even, (c.name,) * self.layers) for c in problem.kinds[0].choices)
             return
         knapsack = Knapsack(problem)
         for cuts in [even, *(neighbours(even, self.layers) if problem.stages == 2 else ())]:
@@ -351,7 +353,7 @@ class Galvatron:
                 choice.name
                 for plan in plans
                 if plan is not None
-                for choice, n in zip(problem.sorts[0].choices, plan.counts[0][0], strict=True)
+                for choice, n in zip(problem.kinds[0].choices, plan.counts[0][0], strict=True)
                 for _ in range(n)
             ]
             yield cuts, tuple(chosen)
