@@ -136,7 +136,7 @@ def test_launches_are_those_of_operations_recomputed_calls_and_blocks(machine: s
     overhead = Overhead(operation=1e-3, step=0.0, source=file.device.source)
     plain = asks.costs(Machine(asks.hardware, "fp32"), asks.phases[0])
     slow = plain.on(Machine(Hardware(replace(file, overhead=overhead), "slow.yaml"), "fp32"))
-    layer = plain.kinds[0]
+    layer = plain.sorts[0]
     ahead, back = (
         sum(work.count for work in each if work.kind == "launch")
         for each in (layer.forward, layer.backward)
@@ -181,7 +181,7 @@ def test_tensor_ranks_as_context_ranks_are_simulated(machine: str) -> None:
         rank, whole = by["none", None, False], by["none", None, True]
         assert "context" in whole.name.forward or "tensor" not in whole.name.forward
         assert "tensor" in rank.name.forward
-        assert whole.work > rank.work  # whole weights of all tensor ranks
+        assert whole.workspace > rank.workspace  # whole weights of all tensor ranks
         assert sort.forward <= without.forward
         same = next(c for c in without.choices if c.name.key == rank.name.key)
         own = sort.forward + rank.backward + sort.update / 2  # two micro-batches

@@ -299,10 +299,10 @@ class Galvatron:
         held, kept = self.sizes(point, layer)
         one, two = math.ceil(held + kept), math.ceil(held + min(self.micro, 2) * kept)
         if point.pp == 1:
-            return {"held": one}
+            return {"state": one}
         if point.pp == 2:
-            return {"held": 2 * one - two, "kept": two - one}
-        return {"held": math.ceil(held), "kept": math.ceil(kept)}
+            return {"state": 2 * one - two, "activations": two - one}
+        return {"state": math.ceil(held), "activations": math.ceil(kept)}
 
     def search(
         self, *, uniform: bool = False
