@@ -117,5 +117,5 @@ class Recorder(CompositeResultMode):
         own = inputs[0] if name.endswith("_backward") else next(iterate_tensors(result))
         width = own.numel() // self.seq_len
         sizes = [named[each].shape[-1] for each in SIZES if each in named]
-        size = named.get("size", sizes[0] if sizes else 0)
+        size = named.get("state_size", sizes[0] if sizes else 0)
         self.work.append(Work("kernel", kernel, (size, width, self.seq_len), 1, moved, saved))

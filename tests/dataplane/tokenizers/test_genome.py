@@ -70,13 +70,6 @@ def test_the_end_of_a_document_has_full_loss_whatever_separates_documents() -> N
     assert weights(raw, dna=True) == [[1.0] * 3] * 2
 
 
-def test_settings_of_earlier_datasets_have_the_same_form() -> None:
-    """A new key would make each dataset one "with other settings"."""
-    keys = {"special_tokens", "parse_special", "dna", "masked_weight"}
-    assert ByteTokenizer(ByteConfig(dna=True)).info.spec.keys() == keys
-    spec = ByteTokenizer(ByteConfig(mask_control_tags=True, max_foreign=0.5)).info.spec
-    assert spec.keys() == keys | {"mask_control_tags", "max_foreign"}
-
 
 PROSE = "It was a bright cold day in April, and the clocks were striking thirteen."
 
