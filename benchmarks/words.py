@@ -130,6 +130,8 @@ def main(arguments: Sequence[str]) -> None:
         f"{'empty':>6} {'empty*':>7} {'prep.':>5}"
     )
     modules = rooms()
+    if unknown := [room for room in arguments if room.rstrip("/") not in modules]:
+        sys.exit(f"no room {', '.join(unknown)}; rooms are {', '.join(modules)}")
     for peer, figures in PEERS.items():
         print(line(peer, figures))
     product = words_of(file for files in modules.values() for file in files)
