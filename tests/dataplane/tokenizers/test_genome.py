@@ -70,7 +70,6 @@ def test_the_end_of_a_document_has_full_loss_whatever_separates_documents() -> N
     assert weights(raw, dna=True) == [[1.0] * 3] * 2
 
 
-
 PROSE = "It was a bright cold day in April, and the clocks were striking thirteen."
 
 
