@@ -269,12 +269,6 @@ def stage_bound(
     return bound
 
 
-def min_memory(problem: Problem) -> float:
-    """Return the least bytes of the fullest stage over all divisions and choices; one chunk for
-    each stage."""
-    return find_min_memory_cuts(problem)[0]
-
-
 def find_min_memory_cuts(problem: Problem) -> tuple[float, Cuts]:
     """Return the least bytes of the fullest stage, and cuts that reach them."""
     bounds = Bounds(problem)

@@ -298,17 +298,6 @@ def find_min_memory_division(
     return MinMemoryDivision(best, cuts, best <= enough or not todo, nodes)
 
 
-def find_fullest_stage(problem: Problem, cuts: Cuts) -> tuple[int, dict[str, float]]:
-    """Return the stage of a division that needs most, with its least bytes by part."""
-    stages, ranges = Stages(problem), problem.ranges(cuts)
-    counts = [
-        tuple(stages.counts(*ranges[chunk]) for chunk in problem.stage_chunks(stage))
-        for stage in range(problem.stages)
-    ]
-    fullest = max(range(problem.stages), key=lambda stage: stages.bytes(stage, counts[stage]))
-    return fullest, stages.bytes_by_part(fullest, counts[fullest])
-
-
 def _sizes_after(problem: Problem) -> list[list[float]]:
     """Return [chunk][layer]: the least bytes of the layers from this one on, in chunks from this
     one on."""

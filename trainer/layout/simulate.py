@@ -89,13 +89,3 @@ def simulate(
             stuck = {stage: orders[stage][len(spans[stage])] for stage in sorted(waiting)}
             raise Deadlock(f"stages wait for each other: {stuck}")
     return Timeline(spans)
-
-
-def most_alive(order: Sequence[Action], sizes: Sequence[float] | None = None) -> float:
-    """Return the most that a stage keeps for its backward passes: graphs, or `sizes` by chunk."""
-    alive = most = 0.0
-    for action in order:
-        size = 1.0 if sizes is None else sizes[action.chunk]
-        alive += size if action.kind == "forward" else -size
-        most = max(most, alive)
-    return most

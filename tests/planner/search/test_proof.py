@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 from support.planner.cases import least_bytes, random_problem
+from support.planner.memory import find_fullest_stage
 
 from headrace.planner.division.bounds import find_min_memory_cuts
 from headrace.planner.division.interleaved import (
     Stages,
-    find_fullest_stage,
     find_min_memory_division,
     initial_cuts,
 )

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.planner.cases import brute_force, random_problem
+from support.planner.memory import max_in_flight
 
 from headrace.planner.division import knapsack as knapsack_module
-from headrace.planner.division.bounds import Bounds, min_memory, quick_bound
+from headrace.planner.division.bounds import Bounds, find_min_memory_cuts, quick_bound
 from headrace.planner.division.frontier import Frontier, prune_frontiers
 from headrace.planner.division.knapsack import Knapsack
 from headrace.planner.division.linear import min_seconds, min_seconds_over_limits, workspace_limits
@@ -23,7 +24,6 @@ from headrace.planner.division.problem import Choice, LayerKind, Problem, StageP
 from headrace.planner.division.solve import solve
 from headrace.trainer.layout.cuts import even
 from headrace.trainer.layout.schedules import SCHEDULES
-from headrace.trainer.layout.simulate import most_alive
 
 CASES = 600
 
@@ -40,11 +40,11 @@ def test_the_search_equals_brute_force() -> None:
         assert (solution is None) == math.isinf(least), seed
         if solution is None:
             infeasible += 1
-            assert min_memory(problem) > problem.budget
+            assert find_min_memory_cuts(problem)[0] > problem.budget
             continue
         assert solution.price == pytest.approx(least), seed
         assert solution.bound == solution.price, seed
-        assert min_memory(problem) <= problem.budget
+        assert find_min_memory_cuts(problem)[0] <= problem.budget
         assert max(stage.memory for stage in solution.stages) <= problem.budget
         stages.add(problem.stages)
         cuts = even(len(problem.layers), problem.stages)
@@ -200,7 +200,7 @@ def test_micro_batches_alive_are_those_of_the_schedule(schedule: str, micro_batc
     for stage, order in enumerate(SCHEDULES[schedule].orders(4, chunks, micro_batches)):
         for number, chunk in enumerate(range(stage, 4 * chunks, 4)):
             own = [action for action in order if action.chunk == chunk]
-            assert found[stage][number] == most_alive(own)
+            assert found[stage][number] == max_in_flight(own)
 
 
 def test_a_balanced_division_may_not_fit_where_another_does() -> None:
@@ -211,7 +211,7 @@ def test_a_balanced_division_may_not_fit_where_another_does() -> None:
     assert solution is not None
     assert solution.cuts == (2,)
     assert solve(replace(problem, budget=3.9)) is None
-    assert min_memory(problem) == 4.0
+    assert find_min_memory_cuts(problem)[0] == 4.0
 
 
 def test_a_step_of_one_stage_is_the_sum_of_its_passes() -> None:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.planner.memory import max_in_flight
 
 from headrace.trainer.layout.schedules import SCHEDULES, Action, Orders, Schedule, forward_only
-from headrace.trainer.layout.simulate import Deadlock, most_alive, simulate
+from headrace.trainer.layout.simulate import Deadlock, simulate
 
 CASES = [("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("interleaved", 3)]
 schedules = st.sampled_from(CASES)
@@ -56,7 +57,7 @@ def test_bubbles_are_those_of_the_closed_form(name, pp, m) -> None:
     orders = SCHEDULES[name].orders(pp, 1, m)
     for bubble in simulate(orders, costs).bubbles:
         assert bubble == pytest.approx((pp - 1) / (m + pp - 1))
-    alive = [most_alive(order) for order in orders]
+    alive = [max_in_flight(order) for order in orders]
     assert alive == [min(m, pp - stage) if name == "1f1b" else m for stage in range(pp)]
 
 
@@ -138,5 +139,5 @@ def test_a_deadlock_is_found() -> None:
 
 def test_memory_is_weighed_by_chunk() -> None:
     [first, _] = SCHEDULES["interleaved"].orders(2, 2, 4)
-    assert most_alive(first) == 5  # chunks of half a stage
-    assert most_alive(first, [1.0, math.nan, 0.0, math.nan]) == 4
+    assert max_in_flight(first) == 5  # chunks of half a stage
+    assert max_in_flight(first, [1.0, math.nan, 0.0, math.nan]) == 4
