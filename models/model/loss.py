@@ -18,11 +18,11 @@ class TokenLosses(NamedTuple):
     """w·ℓ of tokens, fp32."""
 
     entropies: Tensor
-    """Of the cross entropy: ℓ = −log p(target)."""
+    """Cross entropy: ℓ = −log p(target)."""
     penalties: Tensor | None
-    """Of the z-loss: ℓ = z_loss · log²Z; None without one."""
+    """z-loss: ℓ = z_loss · log²Z; None without one."""
     objective: Tensor
-    """Of both."""
+    """Sum of both."""
     weights: Tensor
 
 

@@ -74,6 +74,6 @@ class KeptWhole:
     """Weights that stay whole from a forward pass to the backward pass."""
 
     blocks: bool
-    """Those of blocks."""
+    """Weights of blocks stay whole."""
     outside: bool
-    """Those of embedding, head, final norm and shared blocks."""
+    """Weights of embedding, head, final norm and shared blocks stay whole."""
