@@ -119,10 +119,10 @@ def plan(context: click.Context, /, as_json: bool, **options: Any) -> None:
     if as_json:
         found = _as_json(plans) | {"explained": explained_as_json(explained, wanted)}
         command.emit(found | {"simulated": {o.title: o.as_json() for o in outlooks}})
-    from .modules.costs import ModuleCosts, sort_lines
+    from .modules.costs import ModuleCosts, describe_kinds
 
     if isinstance(costs := plans.phases[0].costs, ModuleCosts):
-        command.say("\n".join(sort_lines(costs)))
+        command.say("\n".join(describe_kinds(costs)))
     command.say("\n".join(lines_of(plans)))
     for own, other in explained:
         name = f"{options['explain']} in phase {own.costs.phase.name}"

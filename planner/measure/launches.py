@@ -35,8 +35,8 @@ def launch_seconds(clock: Clock) -> float:
     times = clock.passes(layers, {"x": x}, weights)
     launches = sum(
         work.count
-        for sort in traced.layers
-        for work in (*traced.sorts[sort].forward, *traced.sorts[sort].backward)
+        for kind in traced.layers
+        for work in (*traced.kinds[kind].forward, *traced.kinds[kind].backward)
         if work.kind == "launch"
     )
     return sum(times) / launches

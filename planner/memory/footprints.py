@@ -54,35 +54,35 @@ def least(passes: Passes) -> Footprint:
 class Rows(NamedTuple):
     """Footprints of the parts of a model."""
 
-    sorts: list[dict[Rule, Footprint]]
+    kinds: list[dict[Rule, Footprint]]
     first: Footprint
     last: Footprint
 
 
 class Footprints:
-    """Footprints of a model's sorts of layers in each layout."""
+    """Footprints of a model's kinds of layers in each layout."""
 
     def __init__(
         self, traces: Callable[[Split, int, LinearForm], Traces], layers: Sequence[int]
     ) -> None:
         """`traces` of a split, a degree of experts and the linear layers of an engine; `layers`
-        have the sort of each layer."""
+        have the kind of each layer."""
         self.traces = cache(traces)
-        self.places = [layers.index(sort) for sort in range(max(layers) + 1)]
-        """A layer of each sort."""
+        self.places = [layers.index(kind) for kind in range(max(layers) + 1)]
+        """A layer of each kind."""
         self._known: dict[tuple[Split, int, LinearForm], Rows] = {}
         """Layouts with numbers of their own."""
         self.part, self.whole = cache(self._part), cache(self._whole)
 
     def of(self, split: Split, ep: int, linear: LinearForm) -> Rows:
-        """Return the footprints of each sort by rule, and of both ends."""
+        """Return the footprints of each kind by rule, and of both ends."""
         return self._known.get((split, ep, linear)) or self.part(split.rows / split.ranks, linear)
 
     def _part(self, part: float, linear: LinearForm) -> Rows:
         """Return the bound of a part of a row, or of several rows."""
         whole = self.whole(linear)
         return Rows(
-            [{rule: _part(size, part) for rule, size in sort.items()} for sort in whole.sorts],
+            [{rule: _part(size, part) for rule, size in kind.items()} for kind in whole.kinds],
             _part(whole.first, part),
             _part(whole.last, part),
         )
@@ -99,18 +99,18 @@ class Footprints:
     def refine(
         self, split: Split, ep: int, linear: LinearForm, rules: Sequence[Iterable[Rule]]
     ) -> bool:
-        """Trace these rules of each sort, and both ends, in this layout. Return True if a number
+        """Trace these rules of each kind, and both ends, in this layout. Return True if a number
         changed."""
         known, traces = self.of(split, ep, linear), self.traces(split, ep, linear)
-        sorts = [dict(sizes) for sizes in known.sorts]
+        kinds = [dict(sizes) for sizes in known.kinds]
         ends = footprint(traces.first()), footprint(traces.last())
         changed = ends != (known.first, known.last)
-        for place, sizes, used_rules in zip(self.places, sorts, rules, strict=True):
+        for place, sizes, used_rules in zip(self.places, kinds, rules, strict=True):
             for rule in used_rules:
                 exact = footprint(traces.layer(place, rule))
                 changed |= exact != sizes[rule]
                 sizes[rule] = exact
-        self._known[split, ep, linear] = Rows(sorts, *ends)
+        self._known[split, ep, linear] = Rows(kinds, *ends)
         return changed
 
 

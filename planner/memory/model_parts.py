@@ -21,7 +21,7 @@ from ...trainer.accounting.state import ParameterState
 from ...trainer.run.config import RunConfig
 from ..grid.split import Split
 from .footprints import Traces
-from .rank_memory import SortShards
+from .rank_memory import KindShards
 
 if TYPE_CHECKING:
     from ...models.config.config import ModelConfig
@@ -37,7 +37,7 @@ class OwnParts:
         self.precision, self.device = precision, device
         self.threads = threads_of(run, device)
         _, self.layers = find_layer_kinds(model)
-        """Sort of each layer."""
+        """Kind of each layer."""
 
     def _shape(self, split: Split, ep: int = 1, linear: LinearForm = "torch") -> Shape:
         return Shape(
@@ -72,7 +72,7 @@ class OwnParts:
     def shards(self, tp: int, ep: int) -> Shards:
         return load_shards(self.model, tp, ep)
 
-    def shards_of_sorts(self, tp: int, ep: int) -> SortShards:
+    def shards_by_kind(self, tp: int, ep: int) -> KindShards:
         layers: list[dict[str, Any]] = [{} for _ in {*self.layers}]
         first: dict[str, Any] = {}
         last: dict[str, Any] = {}

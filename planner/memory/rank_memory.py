@@ -35,8 +35,8 @@ from .footprints import Footprints, Traces
 
 T = TypeVar("T")
 BUFFERS = "buffers"
-SortShards = tuple[list[Shards], Shards, Shards, dict[str, Shards]]
-"""Local shards of each sort of layer, the embedding, the head with the final norm, and the shared
+KindShards = tuple[list[Shards], Shards, Shards, dict[str, Shards]]
+"""Local shards of each kind of layer, the embedding, the head with the final norm, and the shared
 modules."""
 
 
@@ -51,9 +51,9 @@ class ModelParts(Protocol):
         """Return the bytes of a tensor that a micro-batch passes to another stage."""
 
     def parameters(self, run: RunConfig, *, whole: bool) -> ParameterState:
-        """Return the state of the parameters; not `whole`: of one layer of each sort."""
+        """Return the state of the parameters; not `whole`: of one layer of each kind."""
 
-    def shards_of_sorts(self, tp: int, ep: int) -> SortShards: ...
+    def shards_by_kind(self, tp: int, ep: int) -> KindShards: ...
     def shards(self, tp: int, ep: int) -> Shards:
         """Return the local shards of a rank that has all layers."""
 
@@ -87,7 +87,7 @@ class Held:
     up."""
 
     layers: Sequence[Between]
-    """Of a layer of each sort."""
+    """Of a layer of each kind."""
     first: Between
     last: Between
     modules: Sequence[Between]
@@ -109,7 +109,7 @@ class Lasting(NamedTuple):
 
 @dataclass(frozen=True)
 class LastingParts:
-    """`Lasting` of the parts of a model; layers by sort."""
+    """`Lasting` of the parts of a model; layers by kind."""
 
     layers: Sequence[Lasting]
     first: Lasting
@@ -128,18 +128,18 @@ class RankMemory:
         device: str,
         layers: Sequence[int],
     ) -> None:
-        """`layers` have the sort of each layer."""
+        """`layers` have the kind of each layer."""
         self.parts, self.run, self.precision, self.device = parts, run, precision, device
         self.footprints = Footprints(parts.traces, layers)
-        self.shards_of_sorts = cache(parts.shards_of_sorts)
+        self.shards_by_kind = cache(parts.shards_by_kind)
         self.shards = cache(parts.shards)
         self.held = remembered(self._held)
         self.whole = remembered(self._whole)
         self.lasting = remembered(self._lasting)
 
     @cached_property
-    def _sorts(self) -> ParameterState:
-        """State of one layer of each sort."""
+    def _kinds(self) -> ParameterState:
+        """State of one layer of each kind."""
         return self.parts.parameters(self.run, whole=False)
 
     @cached_property
@@ -154,7 +154,7 @@ class RankMemory:
 
     def _held(self, engine: EngineConfig, pp: int, dp: int, cp: int, tp: int, ep: int) -> Held:
         layout = LayoutConfig(pp=pp, tp=tp, cp=cp, ep=ep)
-        state = self._state(engine, layout, self._sorts)
+        state = self._state(engine, layout, self._kinds)
         degrees, kept = Degrees(dp=dp, tp=tp, cp=cp, ep=ep), engine.kept_whole(layout)
         return self._held_by_parts(state, degrees, pp, kept)
 
@@ -163,14 +163,14 @@ class RankMemory:
         to the backward pass."""
         layout = LayoutConfig(pp=pp, tp=tp, cp=cp, ep=ep)
         span = LayerShards(layers=(0, len(self.footprints.places)), reshard=False)
-        state = self._state(engine.with_layer_shards([span]), layout, self._sorts)
+        state = self._state(engine.with_layer_shards([span]), layout, self._kinds)
         degrees, kept = Degrees(dp=dp, tp=tp, cp=cp, ep=ep), engine.kept_whole(layout)
         return self._held_by_parts(state, degrees, pp, replace(kept, blocks=True))
 
     def _held_by_parts(
         self, state: EngineState, degrees: Degrees, pp: int, kept_whole: KeptWhole
     ) -> Held:
-        layers, first, last, modules = self.shards_of_sorts(degrees.tp, degrees.ep)
+        layers, first, last, modules = self.shards_by_kind(degrees.tp, degrees.ep)
 
         def held(shards: Shards, *, stays: bool = kept_whole.outside) -> Between:
             return _between(state, shards, degrees, self.precision, stays=stays)
@@ -187,10 +187,10 @@ class RankMemory:
     ) -> LastingParts:
         layout = LayoutConfig(pp=pp, tp=tp, cp=cp, ep=ep)
         # Whole gradients of the parameters on the edges of a rank's part do not add up.
-        state = self._state(engine, layout, replace(self._sorts, groups=()))
+        state = self._state(engine, layout, replace(self._kinds, groups=()))
         kept_whole = engine.kept_whole(layout)
         degrees = Degrees(dp=dp, tp=tp, cp=cp, ep=ep)
-        layers, first, last, modules = self.shards_of_sorts(tp, ep)
+        layers, first, last, modules = self.shards_by_kind(tp, ep)
 
         def lasting(shards: Shards, *, stays: bool = kept_whole.outside) -> Lasting:
             return _lasting_of(state, shards, degrees, self.precision, stays=stays)

@@ -54,14 +54,14 @@ class ModuleCosts(Costs):
         )
 
 
-def sort_lines(costs: ModuleCosts) -> Iterator[str]:
-    """Yield a line for each sort: its number, parameters, operations and bytes of a row."""
-    kept = costs.memory.footprints.of(WHOLE, 1, "torch").sorts
-    columns = zip(costs.modules.sorts, costs.trace.sorts, kept, strict=True)
-    for number, (sort, trace, sizes) in enumerate(columns):
+def describe_kinds(costs: ModuleCosts) -> Iterator[str]:
+    """Yield a line for each kind: its number, parameters, operations and bytes of a row."""
+    kept = costs.memory.footprints.of(WHOLE, 1, "torch").kinds
+    columns = zip(costs.modules.kinds, costs.trace.kinds, kept, strict=True)
+    for number, (kind, trace, sizes) in enumerate(columns):
         places = [place for place, other in enumerate(costs.modules.layers) if other == number]
         yield (
-            f"module {_places(places)}: {sort.name}, {human(sort.elements)} parameters; a row has "
+            f"module {_places(places)}: {kind.name}, {human(kind.elements)} parameters; a row has "
             f"{human(flops(trace.forward))}FLOP forward, {human(flops(trace.backward))}FLOP "
             f"backward, and keeps {as_bytes(round(sizes['none'].kept))} "
             f"({as_bytes(round(sizes['block'].kept))} with recompute)"

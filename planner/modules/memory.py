@@ -26,7 +26,7 @@ from ...trainer.accounting.state import ParameterState
 from ...trainer.run.config import RunConfig
 from ..grid.split import Split
 from ..memory.footprints import Traces
-from ..memory.rank_memory import SortShards
+from ..memory.rank_memory import KindShards
 from ..traces.trace import ModelTrace
 from .load import build
 from .model import ModuleModel
@@ -57,20 +57,20 @@ class ModuleParts:
         return self._known[key]
 
     def inputs(self, split: Split) -> int:
-        return split.rows * self.traced.sorts[self.modules.layers[0]].stream
+        return split.rows * self.traced.kinds[self.modules.layers[0]].stream
 
     def stream(self, split: Split) -> int:
         return split.rows * self.traced.head.stream
 
     def parameters(self, run: RunConfig, *, whole: bool) -> ParameterState:
-        layers, *_ = self.shards_of_sorts(1, 1)
+        layers, *_ = self.shards_by_kind(1, 1)
         shards = self.shards(1, 1) if whole else {k: v for each in layers for k, v in each.items()}
         parameters: Any = _Parameters(shards)
         return parameter_state(run, parameters, self.precision)
 
-    def shards_of_sorts(self, tp: int, ep: int) -> SortShards:
+    def shards_by_kind(self, tp: int, ep: int) -> KindShards:
         return (
-            [self._of(number, sort) for number, sort in enumerate(self.modules.sorts)],
+            [self._of(number, kind) for number, kind in enumerate(self.modules.kinds)],
             {},
             {},
             {},
@@ -78,12 +78,12 @@ class ModuleParts:
 
     def shards(self, tp: int, ep: int) -> Shards:
         found: dict[str, LocalShard] = {}
-        for number, sort in enumerate(self.modules.layers):
-            found |= self._of(number, self.modules.sorts[sort])
+        for number, kind in enumerate(self.modules.layers):
+            found |= self._of(number, self.modules.kinds[kind])
         return found
 
-    def _of(self, number: int, sort: Any) -> dict[str, LocalShard]:
-        return {f"blocks.{number}.{name}": LocalShard(shape) for name, shape in sort.parameters}
+    def _of(self, number: int, kind: Any) -> dict[str, LocalShard]:
+        return {f"blocks.{number}.{name}": LocalShard(shape) for name, shape in kind.parameters}
 
     def users(self, chunks: Sequence[range]) -> Mapping[str, set[int]]:
         return {}
@@ -115,7 +115,7 @@ class ModuleTraces:
             rename_gradients(self.layer(number, rule), {"": f"blocks.{number}."})
             for number, rule in enumerate(rules)
         ]
-        names = [self.modules.sorts[sort].name for sort in self.modules.layers]
+        names = [self.modules.kinds[kind].name for kind in self.modules.layers]
         return ModelPasses(NOTHING, layers, NOTHING, names)
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Sort:
+class ModuleKind:
     """Modules that are alike: of one text, with inputs of one shape."""
 
     name: str
@@ -37,9 +37,9 @@ class ModuleModel:
 
     module: str
     """package:function."""
-    sorts: tuple[Sort, ...]
+    kinds: tuple[ModuleKind, ...]
     layers: tuple[int, ...]
-    """Sort of each module."""
+    """Kind of each module."""
     operators: Mapping[str, Any] = field(default_factory=dict)
     """None: no operator has heads or experts."""
     tie_embeddings: bool = False
@@ -67,7 +67,7 @@ class Traced:
     @property
     def names(self) -> list[str]:
         """Name of each module."""
-        return [self.model.sorts[sort].name for sort in self.model.layers]
+        return [self.model.kinds[kind].name for kind in self.model.layers]
 
 
 def flops(work: tuple[Work, ...]) -> float:

@@ -1,9 +1,9 @@
-"""Trace of a sequence of modules: operations and parameters of each sort, for one row."""
+"""Trace of a sequence of modules: operations and parameters of each kind, for one row."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,7 @@ from ..traces.recorder import Recorder
 from ..traces.trace import LayerTrace, ModelTrace
 from ..traces.work import Work, counted
 from .load import build
-from .model import ModuleModel, Sort, Traced
-
-if TYPE_CHECKING:
-    pass
+from .model import ModuleKind, ModuleModel, Traced
 
 CAUSAL = {"forward": 4, "backward": 7}
 """Place of `is_causal` among the arguments of torch's attention."""
@@ -27,8 +24,8 @@ CAUSAL = {"forward": 4, "backward": 7}
 
 def trace_modules(name: str, precision: Precision) -> Traced:
     """Trace the modules of `package:function`. Nothing is allocated."""
-    known: dict[Sort, LayerTrace] = {}
-    layers: list[Sort] = []
+    known: dict[ModuleKind, LayerTrace] = {}
+    layers: list[ModuleKind] = []
     built, given = build(name, compute_dtype(precision))
     standard = torch.get_default_dtype()
     torch.set_default_dtype(compute_dtype(precision))
@@ -37,29 +34,29 @@ def trace_modules(name: str, precision: Precision) -> Traced:
             row = torch.empty_like(given, device="cpu")
             for number, module in enumerate(built):
                 parameters = tuple((key, tuple(p.shape)) for key, p in module.named_parameters())
-                kind, shape = type(module).__name__, tuple(row.shape)
-                sort = Sort(f"{kind} {shape}", repr(module), parameters, shape)
-                layers.append(sort)
+                class_name, shape = type(module).__name__, tuple(row.shape)
+                kind = ModuleKind(f"{class_name} {shape}", repr(module), parameters, shape)
+                layers.append(kind)
                 try:
                     module.to_empty(device="cpu")
-                    if sort not in known:
-                        known[sort] = _layer(sort.name, module, row, first=not number)
+                    if kind not in known:
+                        known[kind] = _layer(kind.name, module, row, first=not number)
                     row = _result(module, row).detach()
                 except Exception as error:
                     raise PlanError(
-                        f"--module {name}: module {number} ({kind}) fails on an input of {shape}: "
-                        f"{error}",
+                        f"--module {name}: module {number} ({class_name}) fails on an input of "
+                        f"{shape}: {error}",
                         hint="each module maps the result of the one before it, one tensor to one "
                         "tensor, without reading values",
                     ) from error
     finally:
         torch.set_default_dtype(standard)
-    sorts = list(known)
-    numbers = tuple(map(sorts.index, layers))
+    kinds = list(known)
+    numbers = tuple(map(kinds.index, layers))
     stream = max(trace.stream for trace in known.values())
     end = LayerTrace("end", {}, (), (), stream, 1)
     trace = ModelTrace(1, 1, numbers, tuple(known.values()), end)
-    return Traced(ModuleModel(name, tuple(sorts), numbers), trace)
+    return Traced(ModuleModel(name, tuple(kinds), numbers), trace)
 
 
 def _result(module: nn.Module, row: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""How layers run in a layout: the form of a sort, its bytes, and its choices."""
+"""How layers run in a layout: the form of a kind, its bytes, and its choices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .messages import EngineMessages, Reshard, Sharded
 
 
 class Form(NamedTuple):
-    """A layer of one sort as a layout runs it, before its own choices."""
+    """A layer of one kind as a layout runs it, before its own choices."""
 
     passes: Passes
     engine: EngineMessages
@@ -42,13 +42,13 @@ class Form(NamedTuple):
         return self.engine.update(self.passes.ahead, self.passes.back, self.shards)
 
     def beyond(self, forward: float, update: float, micro_batches: int) -> tuple[float, float]:
-        """Return the seconds of the forward pass beyond those of the sort, and those of the update
+        """Return the seconds of the forward pass beyond those of the kind, and those of the update
         for each micro-batch."""
         return self.forward - forward, (self.update - update) / micro_batches
 
 
 class Sizes(NamedTuple):
-    """Bytes of a layer of one sort in a layout."""
+    """Bytes of a layer of one kind in a layout."""
 
     rules: Mapping[Rule, Footprint]
     useful: Sequence[Rule]
@@ -72,7 +72,7 @@ class Way(NamedTuple):
     sequence: bool = False
     """True: the tensor ranks work as context ranks, with whole weights. Simulated only."""
     later: float = 0.0
-    """Seconds of the update beyond those of the sort, for each micro-batch."""
+    """Seconds of the update beyond those of the kind, for each micro-batch."""
 
     @property
     def key(self) -> tuple[Rule, Reshard, bool]:
@@ -102,7 +102,7 @@ class Way(NamedTuple):
 def choices(
     form: Form, sizes: Sizes, longer: float, delayed: float, rules: Sequence[Rule]
 ) -> Iterator[Choice]:
-    """Yield the choices of a layer in one form. Its forward pass is `longer` than that of the sort,
+    """Yield the choices of a layer in one form. Its forward pass is `longer` than that of the kind,
     and its update `delayed` for each micro-batch."""
     cost, engine, shards, sequence = form
     costs = [

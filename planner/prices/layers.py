@@ -52,7 +52,7 @@ ShardedParts = tuple[
 
 
 class Computed(NamedTuple):
-    """Operations of a layer of one sort in a micro-batch of a rank."""
+    """Operations of a layer of one kind in a micro-batch of a rank."""
 
     forward: Sequence[tuple[str, float]]
     """Kind of result by the names of `recompute: {save: …}`, and seconds."""
@@ -101,21 +101,21 @@ class Costs:
         return PRECISIONS[self.run.precision]
 
     @cached_property
-    def sorts(self) -> Sequence[LayerTrace]:
-        return self.trace.sorts
+    def kinds(self) -> Sequence[LayerTrace]:
+        return self.trace.kinds
 
     def variants(self, shape: Shape, gpus: int) -> Iterator[Grid]:
         """Yield the engines and schedules of a shape that the engines' checks accept."""
         return variants(shape, self.model, gpus, self.machine.per_node, self.precision)
 
     def _passes(self, split: Split, ep: int) -> tuple[list[Passes], Passes]:
-        """Return the costs of each sort, and of the head."""
-        *layers, head = [self._of_layer(number, split, ep) for number in range(len(self.sorts) + 1)]
+        """Return the costs of each kind, and of the head."""
+        *layers, head = [self._of_layer(number, split, ep) for number in range(len(self.kinds) + 1)]
         return layers, head
 
     def _of_layer(self, number: int, split: Split, ep: int) -> Passes:
-        """Return the costs of a sort; the number of the head is the last one."""
-        layer = (*self.sorts, self.trace.head)[number]
+        """Return the costs of a kind; the number of the head is the last one."""
+        layer = (*self.kinds, self.trace.head)[number]
         # `attention` and `hyena_li` change a ring's operations alone: others are priced once.
         plain = split if self._rings(layer, split) else Split(split.rows, split.tp, split.cp)
         computed, sent = self.computed(number, plain), self.sent(layer, split, ep)
@@ -126,7 +126,7 @@ class Costs:
         return Passes(forward, backward, partial(self._again, layer, computed, sent))
 
     def _computed(self, number: int, split: Split) -> Computed:
-        layer = (*self.sorts, self.trace.head)[number]
+        layer = (*self.kinds, self.trace.head)[number]
         machine, rings = self.machine, self._rings(layer, split)
         forward = split_operations(layer.forward, "forward", split, rings)
         backward = split_operations(layer.backward, "backward", split, rings)
@@ -169,15 +169,15 @@ class Costs:
 
     def fastest(self, grid: Grid, *, simulate: bool = False) -> Problem:
         """Return the problem of a layout on devices of any memory: that of `problem`, with the
-        fastest choice of each sort alone, and without bytes."""
+        fastest choice of each kind alone, and without bytes."""
         shape, layout = grid.shape, grid.layout
         split = shape.split
         _, head = self.passes(split, layout.ep)
         engine, (_, first, at_end, modules) = self._engine(grid, split)
         names = list(modules)
-        sorts = []
-        for layer, *forms in zip(self.sorts, *self._forms(grid, simulate=simulate), strict=True):
-            # Choices share the sort's forward pass and update: what is longer stands in their
+        kinds = []
+        for layer, *forms in zip(self.kinds, *self._forms(grid, simulate=simulate), strict=True):
+            # Choices share the kind's forward pass and update: what is longer stands in their
             # backward pass, which is exact for one stage.
             times = [(form.forward, form.fastest, form.update) for form in forms]
             forward, update = min(f for f, _, _ in times), min(u for _, _, u in times)
@@ -186,7 +186,7 @@ class Costs:
                 for f, fastest, u in times
             )
             shared = layer.layer["shared"]
-            sorts.append(
+            kinds.append(
                 LayerKind(
                     forward=forward,
                     choices=(Choice(backward),),
@@ -198,7 +198,7 @@ class Costs:
         hop = stream * (2 if modules else 1)
         stride = grid.shape.dp * layout.cp * layout.tp
         return Problem(
-            kinds=tuple(sorts),
+            kinds=tuple(kinds),
             layers=self.trace.layers,
             micro_batches=shape.micro_batches,
             budget=math.inf,
@@ -237,16 +237,16 @@ class Costs:
         fastest = self.fastest(grid, simulate=simulate)
         forms = self._forms(grid, simulate=simulate)
         sizes = [self._sizes(grid, first.sequence, later) for first, *_ in forms]
-        sorts = []
-        for sort, sort_forms, sort_sizes in zip(
+        kinds = []
+        for kind, kind_forms, kind_sizes in zip(
             fastest.kinds, zip(*forms, strict=True), zip(*sizes, strict=True), strict=True
         ):
-            sort_choices: list[Choice] = []
-            for form, size in zip(sort_forms, sort_sizes, strict=True):
-                longer, delayed = form.beyond(sort.forward, sort.update, shape.micro_batches)
+            kind_choices: list[Choice] = []
+            for form, size in zip(kind_forms, kind_sizes, strict=True):
+                longer, delayed = form.beyond(kind.forward, kind.update, shape.micro_batches)
                 rules = RULES if all_choices else size.useful
-                sort_choices += choices(form, size, longer, delayed, rules)
-            sorts.append(replace(sort, choices=tuple(sort_choices)))
+                kind_choices += choices(form, size, longer, delayed, rules)
+            kinds.append(replace(kind, choices=tuple(kind_choices)))
         held = self.memory.held(grid.engine, *_degrees(grid, shape.split))
         ends = self.memory.footprints.of(shape.split, layout.ep, grid.engine.linear)
 
@@ -259,7 +259,7 @@ class Costs:
         return replace(
             fastest,
             budget=budget,
-            kinds=tuple(sorts),
+            kinds=tuple(kinds),
             first=with_bytes(fastest.first, held.first, ends.first),
             last=with_bytes(fastest.last, held.last, ends.last),
             modules=tuple(
@@ -269,7 +269,7 @@ class Costs:
         )
 
     def _forms(self, grid: Grid, *, simulate: bool) -> list[list[Form]]:
-        """Return each sort of layer as a layout runs it: with the tensor axis as it is, and to
+        """Return each kind of layer as a layout runs it: with the tensor axis as it is, and to
         `simulate` also as a part of the context axis, where it can be one."""
         forms = []
         for sequence in (False, True) if simulate and self._may_be_sequence(grid) else (False,):
@@ -285,28 +285,28 @@ class Costs:
         return forms
 
     def _sizes(self, grid: Grid, sequence: bool, later: bool) -> list[Sizes]:
-        """Return the bytes of each sort of layer in one form."""
+        """Return the bytes of each kind of layer in one form."""
         split, ep = _split(grid, sequence), grid.layout.ep
         degrees = _degrees(grid, split)
         linear = grid.engine.linear
-        sizes = self.memory.footprints.of(split, ep, linear).sorts
+        sizes = self.memory.footprints.of(split, ep, linear).kinds
         held = self.memory.held(grid.engine, *degrees)
         engine, _ = self._engine(grid, split)
         stays = False in engine.reshards
         whole = self.memory.whole(grid.engine, *degrees) if stays else held
         columns = sizes, self.useful(split, ep, linear), held.layers, whole.layers
-        return [Sizes(*sizes_of_sort, later) for sizes_of_sort in zip(*columns, strict=True)]
+        return [Sizes(*kind_sizes, later) for kind_sizes in zip(*columns, strict=True)]
 
     def _engine(self, grid: Grid, split: Split) -> tuple[messages.EngineMessages, ShardedParts]:
         return self.sharded(grid.engine, *_degrees(grid, split))
 
     def useful(self, split: Split, ep: int, linear: LinearForm) -> list[tuple[Rule, ...]]:
-        """Return, for each sort, the rules without those that another beats in everything. An
+        """Return, for each kind, the rules without those that another beats in everything. An
         engine adds the same bytes to all of them, and never turns the order of their times."""
         key = split, ep, linear
         if key not in self._useful:
             passes, _ = self.passes(split, ep)
-            sizes = self.memory.footprints.of(*key).sorts
+            sizes = self.memory.footprints.of(*key).kinds
             self._useful[key] = [
                 tuple(unbeaten({rule: (cost.again[rule], *size[rule]) for rule in RULES}))
                 for cost, size in zip(passes, sizes, strict=True)
@@ -320,10 +320,10 @@ class Costs:
         changed = False
         for sequence in sorted({False, *(way.sequence for way in ways)}):
             way_split = as_context(split) if sequence else split
-            used: list[dict[Rule, None]] = [{} for _ in self.sorts]
-            for sort, way in zip(self.trace.layers, ways, strict=True):
+            used: list[dict[Rule, None]] = [{} for _ in self.kinds]
+            for kind, way in zip(self.trace.layers, ways, strict=True):
                 if way.sequence == sequence:
-                    used[sort][way.rule] = None
+                    used[kind][way.rule] = None
             if self.memory.footprints.refine(way_split, ep, linear, used):
                 self._useful.pop((way_split, ep, linear), None)
                 changed = True
@@ -340,12 +340,12 @@ class Costs:
     def _sharded(
         self, engine: EngineConfig, pp: int, dp: int, cp: int, tp: int, ep: int
     ) -> tuple[messages.EngineMessages, ShardedParts]:
-        """Return the messages of an engine: of a layer of each sort, the embedding, the head and
+        """Return the messages of an engine: of a layer of each kind, the embedding, the head and
         the shared modules."""
         layout = LayoutConfig(pp=pp, tp=tp, cp=cp, ep=ep)
-        layers, first, last, modules = self.memory.shards_of_sorts(tp, ep)
+        layers, first, last, modules = self.memory.shards_by_kind(tp, ep)
         elements = [sum(math.prod(s.local) for s in shards.values()) for shards in layers]
-        of_stage = sum(elements[sort] for sort in self.trace.layers) / pp
+        of_stage = sum(elements[kind] for kind in self.trace.layers) / pp
         sent = messages.EngineMessages(engine, layout, dp, self.precision, self.machine, of_stage)
         return sent, (
             [sent.of(shards) for shards in layers],

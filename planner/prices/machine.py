@@ -46,7 +46,7 @@ class Machine:
         self._rates: dict[tuple[object, ...], float] = {}
         self._messages: dict[tuple[str, float, int, int], float] = {}
         self._works: dict[tuple[Work, Direction, Split], float] = {}
-        """Seconds of operations: sorts of layers share many, such as those of an MLP."""
+        """Seconds of operations: kinds of layers share many, such as those of an MLP."""
 
     @cached_property
     def overhead(self) -> Overhead:

@@ -31,7 +31,7 @@ class Part(NamedTuple):
     """A layer, the embedding or the head in a pass."""
 
     text: str
-    sort: int | None
+    layer_kind: int | None
     """None: the embedding or the head."""
     seconds: dict[str, float]
     beside: float
@@ -48,17 +48,17 @@ class Events:
     def parts(self, chunk: int, kind: Kind) -> list[Part]:
         """Return the parts of a pass in their order."""
         problem, plan = self.simulation.problem, self.simulation.plan
-        names = [layer.name for layer in self.simulation.costs.sorts]
+        names = [layer.name for layer in self.simulation.costs.kinds]
         found = []
         if chunk == 0:
             found.append(self._end("embedding", problem.first, kind))
         for layer in range(*problem.ranges(plan.cuts)[chunk]):
-            choice, sort = plan.choices[layer], problem.layers[layer]
+            choice, layer_kind = plan.choices[layer], problem.layers[layer]
             way = choice.name
             seconds = way.forward if kind == "forward" else way.backward
-            beside = self.messages.beside(sort, way, kind)
-            text = f"layer {layer}, {names[sort]}"
-            found.append(Part(text, sort, dict(seconds), beside))
+            beside = self.messages.beside(layer_kind, way, kind)
+            text = f"layer {layer}, {names[layer_kind]}"
+            found.append(Part(text, layer_kind, dict(seconds), beside))
         if chunk == problem.all_chunks - 1:
             found.append(self._end("head and loss", problem.last, kind))
         return found if kind == "forward" else found[::-1]

@@ -61,7 +61,7 @@ class Recorder(Machine):
 
 
 class Messages:
-    """Messages of the layers of a plan, by sort."""
+    """Messages of the layers of a plan, by kind of layer."""
 
     def __init__(self, costs: Costs, grid: Grid) -> None:
         layout, shape = grid.layout, grid.shape
@@ -71,17 +71,17 @@ class Messages:
             grid.engine, layout.pp, shape.dp, layout.cp, layout.tp, layout.ep
         )
         self.layers = [
-            [*self._of_axes(here, grid, sort), *self._of_data(self.shards[sort])]
-            for sort in range(len(costs.sorts))
+            [*self._of_axes(here, grid, layer_kind), *self._of_data(self.shards[layer_kind])]
+            for layer_kind in range(len(costs.kinds))
         ]
-        """Different messages of a layer of each sort."""
+        """Different messages of each kind of layer."""
 
-    def _of_axes(self, costs: Costs, grid: Grid, sort: int) -> list[Sent]:
+    def _of_axes(self, costs: Costs, grid: Grid, layer_kind: int) -> list[Sent]:
         """Return the messages over the tensor, context and expert axes."""
         found: list[list[Sent]] = []
         for ep in (1, grid.layout.ep):  # the second time, those of experts come last
             self.recorder.sent = []
-            costs.sent(costs.sorts[sort], grid.shape.split, ep)
+            costs.sent(costs.kinds[layer_kind], grid.shape.split, ep)
             found.append(self.recorder.sent)
         dense, every = found
         tensor = ("all-gather", "reduce-scatter")
@@ -107,9 +107,9 @@ class Messages:
             if costs.seconds[message]
         ]
 
-    def beside(self, sort: int, way: Way, kind: Kind) -> float:
+    def beside(self, layer_kind: int, way: Way, kind: Kind) -> float:
         """Return the seconds of the data messages that run beside a pass of a layer."""
-        shards = self.shards[sort]
+        shards = self.shards[layer_kind]
         if kind == "forward":
             return self.engine.forward_message(shards)
         return self.engine.backward_message(shards, gathers=way.reshard is None)

@@ -60,8 +60,8 @@ def simulation_page(title: str, cluster: str, outlooks: Sequence[Outlook]) -> st
 
 def _plan(outlook: Outlook, named: bool) -> str:
     simulation = outlook.simulation
-    sorts = simulation.costs.sorts
-    names = [sorts[sort].name for sort in simulation.problem.layers]
+    kinds = simulation.costs.kinds
+    names = [kinds[kind].name for kind in simulation.problem.layers]
     heading = f'<h1 class="plan">{escape(outlook.title)}</h1>' if named else ""
     parts = (
         heading,
@@ -288,14 +288,14 @@ def _scrolled(rows: str) -> str:
 
 
 def _messages(outlook: Outlook) -> str:
-    """Return the table of the different messages of layers, with the sorts that send them."""
-    sorts = outlook.simulation.costs.sorts
+    """Return the table of the different messages of layers, with the kinds that send them."""
+    kinds = outlook.simulation.costs.kinds
     senders: dict[tuple[str, ...], tuple[float, list[str]]] = {}
-    for sort, sent in zip(sorts, outlook.events.messages.layers, strict=True):
+    for kind, sent in zip(kinds, outlook.events.messages.layers, strict=True):
         for each in sent:
             key = each.axis, each.collective, _group(each), as_bytes(float(f"{each.size:.2g}"))
             seconds, names = senders.setdefault(key, (each.seconds, []))
-            senders[key] = max(seconds, each.seconds), [*names, sort.name]
+            senders[key] = max(seconds, each.seconds), [*names, kind.name]
     if not senders:
         return ""
     axes = list(PARTS)

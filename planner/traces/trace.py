@@ -1,6 +1,6 @@
-"""Traces: the operations of one layer of each sort, and of attention by a ring.
+"""Traces: the operations of one layer of each kind, and of attention by a ring.
 
-Nothing is computed: a layer of each sort runs forward and backward on fake tensors, one row of the
+Nothing is computed: a layer of each kind runs forward and backward on fake tensors, one row of the
 asked length. On a GPU the fused kernels are recorded by name, elsewhere their plain references. The
 trace is stored (models/accounting/stored.py), because it takes seconds.
 
@@ -38,7 +38,7 @@ PLANNER = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class LayerTrace:
-    """A layer of one sort."""
+    """A layer of one kind."""
 
     name: str
     layer: dict[str, Any]
@@ -58,8 +58,8 @@ class ModelTrace:
     seq_len: int
     width: int
     layers: tuple[int, ...]
-    """Sort of each layer."""
-    sorts: tuple[LayerTrace, ...]
+    """Kind of each layer."""
+    kinds: tuple[LayerTrace, ...]
     head: LayerTrace
     """Final norm, logits and loss."""
 
@@ -78,9 +78,9 @@ def _from_json(data: Any) -> ModelTrace:
         }
         return LayerTrace(**{**each, **work})
 
-    sorts = tuple(layer(each) for each in data["sorts"])
+    kinds = tuple(layer(each) for each in data["kinds"])
     return ModelTrace(
-        **{**data, "layers": tuple(data["layers"]), "sorts": sorts, "head": layer(data["head"])}
+        **{**data, "layers": tuple(data["layers"]), "kinds": kinds, "head": layer(data["head"])}
     )
 
 
@@ -93,7 +93,7 @@ def _make(model: ModelConfig, seq_len: int, precision: Precision, device: str) -
     from ...models.model.model import Model
     from ...models.operators import BatchContext
 
-    sorts, layers = find_layer_kinds(model)
+    kinds, layers = find_layer_kinds(model)
     config = reduce_to_kinds(model)
     found = []
     standard = torch.get_default_dtype()
@@ -103,7 +103,7 @@ def _make(model: ModelConfig, seq_len: int, precision: Precision, device: str) -
             whole = Model(config)
             u = torch.empty(1, seq_len, config.width, requires_grad=True)
             batch = BatchContext(torch.arange(seq_len).unsqueeze(0), embeddings=u)
-            for layer, block in zip(sorts, whole.typed_blocks(), strict=True):
+            for layer, block in zip(kinds, whole.typed_blocks(), strict=True):
                 shared = whole.shared_block(layer)
                 forward, backward = _record(lambda b=block, s=shared: b(u, batch, None, s), seq_len)
                 found.append(

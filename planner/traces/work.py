@@ -78,7 +78,7 @@ def recompute_launches(rule: Rule, calls: int, forward: int) -> float:
 
 @dataclass(frozen=True)
 class Passes:
-    """A layer of one sort in a micro-batch of a rank."""
+    """A layer of one kind in a micro-batch of a rank."""
 
     forward: Parts
     backward: Parts

@@ -86,8 +86,8 @@ class Pricing:
             for _ in range(span.layers[0], span.layers[1] + 1)
         ]
         choices = []
-        for layer, (sort, key) in enumerate(zip(problem.layers, wanted, strict=True)):
-            by = {choice.name.key: choice for choice in problem.kinds[sort].choices}
+        for layer, (kind, key) in enumerate(zip(problem.layers, wanted, strict=True)):
+            by = {choice.name.key: choice for choice in problem.kinds[kind].choices}
             if key not in by:
                 raise PlanError(
                     f"the planner has no price for the choices of layer {layer} "

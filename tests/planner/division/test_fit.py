@@ -48,9 +48,9 @@ def counted(problem: Problem, cuts: tuple[int, ...], choices: Sequence[Choice]) 
 
 def best_of_all(problem: Problem) -> float:
     best = math.inf
-    sorts = [problem.kinds[sort].choices for sort in problem.layers]
+    kinds = [problem.kinds[kind].choices for kind in problem.layers]
     for cuts in all_cuts(problem):
-        for choices in product(*sorts):
+        for choices in product(*kinds):
             if max(counted(problem, cuts, choices)) <= problem.budget:
                 best = min(best, price_division(problem, cuts, choices).price)
     return best

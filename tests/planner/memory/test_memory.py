@@ -99,11 +99,11 @@ def test_a_found_plan_fits_by_its_timeline_and_less_memory_takes_longer(costs: C
     assert again[0].highest == tight.timelines[0].highest
     # Layers that need most while they run come first: later ones have given theirs back by then.
     works = [choice.workspace for choice in tight.choices]
-    by_sort = [
-        [w for w, s in zip(works, costs.trace.layers, strict=True) if s == sort]
-        for sort in {*costs.trace.layers}
+    by_kind = [
+        [w for w, s in zip(works, costs.trace.layers, strict=True) if s == kind]
+        for kind in {*costs.trace.layers}
     ]
-    assert all(each == sorted(each, reverse=True) for each in by_sort)
+    assert all(each == sorted(each, reverse=True) for each in by_kind)
     assert not search(costs, 2, 0.98 * least, settings=wanted, num_best=1).candidates
 
 

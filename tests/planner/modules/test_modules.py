@@ -36,16 +36,16 @@ def traced() -> Traced:
 
 def test_layers_that_are_alike_are_one_sort(traced: Traced) -> None:
     assert traced.model.layers == (0, *[1] * 12, 2)
-    sizes = [traced.model.sorts[sort].elements for sort in traced.model.layers]
+    sizes = [traced.model.kinds[kind].elements for kind in traced.model.layers]
     assert sum(sizes) == PUBLISHED["num_params"]
 
 
 def test_operations_are_those_that_torchvision_publishes(traced: Traced) -> None:
     """Torchvision counts a multiplication with its addition as one."""
-    forward = [flops(each.forward) for each in traced.trace.sorts]
-    whole = sum(forward[sort] for sort in traced.trace.layers)
+    forward = [flops(each.forward) for each in traced.trace.kinds]
+    whole = sum(forward[kind] for kind in traced.trace.layers)
     assert whole == pytest.approx(2e9 * PUBLISHED["_ops"], rel=0.001)
-    backward = [flops(each.backward) for each in traced.trace.sorts]
+    backward = [flops(each.backward) for each in traced.trace.kinds]
     # Twice the products; the rates add attention's factor.
     assert 1.8 * forward[1] < backward[1] < 2 * forward[1]
     assert backward[0] == pytest.approx(forward[0])  # an image needs no gradient
@@ -53,7 +53,7 @@ def test_operations_are_those_that_torchvision_publishes(traced: Traced) -> None
 
 def test_kept_bytes_grow_with_the_rows_and_shrink_with_recompute(traced: Traced) -> None:
     parts = ModuleParts(traced.model, traced.trace, PRECISIONS["bf16"])
-    stream = traced.trace.sorts[1].stream
+    stream = traced.trace.kinds[1].stream
     assert stream == 197 * 768 * 2
 
     def kept_of(rows: int, rule: Rule) -> int:

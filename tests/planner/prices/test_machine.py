@@ -101,7 +101,7 @@ def test_merged_operations_send_a_message_each() -> None:
     machine, model = Machine(Hardware.load("h100"), "bf16"), load_model_config("tiny-hybrid")
     split = Split(cp=2)
     one = Work("kernel", "short_convolution", (3, 64, 64), 1, 0)
-    layer = replace(trace(model, 64, PRECISIONS["bf16"], "cuda").sorts[0], forward=(one,))
+    layer = replace(trace(model, 64, PRECISIONS["bf16"], "cuda").kinds[0], forward=(one,))
     three = replace(layer, forward=(replace(one, count=3),))
     whole = trace(model, 64, PRECISIONS["bf16"], "cuda")
     seconds = [

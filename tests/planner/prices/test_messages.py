@@ -62,7 +62,7 @@ class Copies(Machine):
 
 def priced(traced: ModelTrace, split: Split, machine: Machine, axis: str) -> Sent:
     model = load_model_config("tiny-transformer")
-    return price_layer(traced.sorts[0], model, traced, FP32, machine, split, 1, {})[axis]
+    return price_layer(traced.kinds[0], model, traced, FP32, machine, split, 1, {})[axis]
 
 
 def copied(run: Callable[..., Any], *shapes: Sequence[int]) -> int:
@@ -79,7 +79,7 @@ def test_copies_around_messages_are_those_of_the_code(traced: ModelTrace, rows: 
     part, head = LENGTH // RANKS, WIDTH // HEADS
     tensor = copied(lambda x: gather(x, AXIS), (rows, part, WIDTH))
     tensor += copied(lambda x: scatter(x, AXIS), (rows, LENGTH, WIDTH))
-    calls = traced.sorts[0].calls
+    calls = traced.kinds[0].calls
     found = priced(traced, Split(rows=rows, tp=RANKS), Copies(), "tensor")
     assert found.forward == calls * tensor
     assert (tensor > 0) == (rows > 1)
@@ -103,8 +103,8 @@ def test_copies_around_a_long_convolution_are_those_of_the_code(
     both = copied(lambda x: gather_rows(x, channels, AXIS), (rows, LENGTH // RANKS, WIDTH))
     both += copied(lambda y: scatter_rows(y, channels, AXIS), (rows, LENGTH, WIDTH // RANKS))
     work = Work("kernel", "fft_convolution", (LENGTH, WIDTH, LENGTH), 1, 0)
-    layer = replace(traced.sorts[0], forward=(work,))
-    of_convolution = replace(traced, sorts=(layer,))
+    layer = replace(traced.kinds[0], forward=(work,))
+    of_convolution = replace(traced, kinds=(layer,))
     found = priced(of_convolution, Split(rows=rows, cp=RANKS), Copies(), "context")
     assert found.forward == both
 

@@ -43,7 +43,7 @@ def flops(work: tuple[Work, ...]) -> float:
 
 
 def numbers(work: tuple[Work, ...]) -> Counter[tuple[object, ...]]:
-    """Counts and bytes of operations of one sort."""
+    """Counts and bytes of operations of one kind."""
     found: Counter[tuple[object, ...]] = Counter()
     for each in work:
         found[each.kind, each.shape, each.saved] += each.count
@@ -109,7 +109,7 @@ def test_a_measured_ring_is_priced_by_its_pairs() -> None:
 
 def test_rows_and_tensor_ranks_share_a_rings_operations() -> None:
     model = load_model_config("tiny-transformer")
-    layer = trace(model, 3072, FP32, "cpu").sorts[0]
+    layer = trace(model, 3072, FP32, "cpu").kinds[0]
     machine = Machine(Hardware.load("h100"), "fp32")
     kind = mock.patch.object(rings, "operations", lambda ring, ranks: operations(TILES, 2))
 

@@ -42,7 +42,7 @@ def test_the_search_is_near_the_best_choices_of_traced_layers(
     [any_plan] = search(costs, 2, 1e12, settings=WANTED, num_best=1).candidates
     grid, problem = any_plan.grid, any_plan.problem
     every = []
-    for choices in product(*(problem.kinds[sort].choices for sort in problem.layers)):
+    for choices in product(*(problem.kinds[kind].choices for kind in problem.layers)):
         [timeline] = costs.timelines(grid, (), [choice.name for choice in choices])
         every.append((price_division(problem, (), choices).price, timeline.highest))
     least, most = (act(bytes for _, bytes in every) for act in (min, max))

@@ -136,7 +136,7 @@ def test_launches_are_those_of_operations_recomputed_calls_and_blocks(machine: s
     overhead = Overhead(operation=1e-3, step=0.0, source=file.device.source)
     plain = asks.costs(Machine(asks.hardware, "fp32"), asks.phases[0])
     slow = plain.on(Machine(Hardware(replace(file, overhead=overhead), "slow.yaml"), "fp32"))
-    layer = plain.sorts[0]
+    layer = plain.kinds[0]
     ahead, back = (
         sum(work.count for work in each if work.kind == "launch")
         for each in (layer.forward, layer.backward)
@@ -176,15 +176,15 @@ def test_tensor_ranks_as_context_ranks_are_simulated(machine: str) -> None:
     grid = Grid(Shape(layout, 1, 2, 2), Fsdp2Config(), layout)
     problem = own.costs.problem(grid, 1e9, simulate=True, all_choices=True)
     plain = own.costs.problem(grid, 1e9, all_choices=True)
-    for sort, without in zip(problem.kinds, plain.kinds, strict=True):
-        by = {c.name.key: c for c in sort.choices}
+    for kind, without in zip(problem.kinds, plain.kinds, strict=True):
+        by = {c.name.key: c for c in kind.choices}
         rank, whole = by["none", None, False], by["none", None, True]
         assert "context" in whole.name.forward or "tensor" not in whole.name.forward
         assert "tensor" in rank.name.forward
         assert whole.workspace > rank.workspace  # whole weights of all tensor ranks
-        assert sort.forward <= without.forward
+        assert kind.forward <= without.forward
         same = next(c for c in without.choices if c.name.key == rank.name.key)
-        own = sort.forward + rank.backward + sort.update / 2  # two micro-batches
+        own = kind.forward + rank.backward + kind.update / 2  # two micro-batches
         assert own == pytest.approx(without.forward + same.backward + without.update / 2)
 
 

@@ -49,7 +49,7 @@ def costs_of(model: ModelConfig, rows: int) -> Costs:
 
 @cache
 def small() -> Costs:
-    """Two layers of different sorts, so that all plans can be counted."""
+    """Two layers of different kinds, so that all plans can be counted."""
     model = load_model_config("tiny-transformer")
     return costs_of(replace(model, pattern="[attention/none, attention]"), 4)
 

@@ -84,15 +84,15 @@ LAYERS, WAYS = 24, 4
 
 
 def many_layers(seed: int) -> Problem:
-    """Return a stage of many layers of one sort, whose frontier has thousands of points."""
+    """Return a stage of many layers of one kind, whose frontier has thousands of points."""
     draw = random.Random(seed)
     seconds, size, choices = draw.uniform(10, 20), draw.uniform(8, 10), []
     for _ in range(WAYS):
         choices.append(Choice(backward=seconds, state=size))
         seconds, size = seconds + draw.uniform(0.5, 3), max(0.1, size - draw.uniform(0.5, 2.2))
-    sort = LayerKind(forward=1.0, choices=tuple(choices))
+    kind = LayerKind(forward=1.0, choices=tuple(choices))
     budget = LAYERS * draw.uniform(size, choices[0].state)
-    return Problem(kinds=(sort,), layers=(0,) * LAYERS, micro_batches=1, budget=budget)
+    return Problem(kinds=(kind,), layers=(0,) * LAYERS, micro_batches=1, budget=budget)
 
 
 def test_many_alike_layers_equal_brute_force(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,11 +123,11 @@ def test_many_alike_layers_equal_brute_force(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def mixed_layers(seed: int) -> Problem:
-    """Return a stage of layers of three sorts, as tight as `many_layers`."""
-    sorts = [many_layers(3 * seed + number) for number in range(3)]
-    budget = sum(each.budget for each in sorts) / LAYERS * 6
-    every = tuple(sort for each in sorts for sort in each.kinds)
-    return replace(sorts[0], kinds=every, layers=(0, 1, 2) * 6, budget=budget)
+    """Return a stage of layers of three kinds, as tight as `many_layers`."""
+    kinds = [many_layers(3 * seed + number) for number in range(3)]
+    budget = sum(each.budget for each in kinds) / LAYERS * 6
+    every = tuple(kind for each in kinds for kind in each.kinds)
+    return replace(kinds[0], kinds=every, layers=(0, 1, 2) * 6, budget=budget)
 
 
 def test_what_no_fastest_selection_has_changes_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +161,7 @@ def test_the_least_of_all_limits_is_found_without_trying_all(
     seed: int, alive: int, part: float
 ) -> None:
     problem = random_problem(seed)
-    parts = [(sort, count, alive) for sort, count in enumerate(problem.layer_counts) if count]
+    parts = [(kind, count, alive) for kind, count in enumerate(problem.layer_counts) if count]
     limits = workspace_limits(problem, set(problem.layers), 0.0)
     room = part * problem.budget
     every = [min_seconds(problem, parts, room - limit, limit) for limit in limits]
@@ -205,8 +205,8 @@ def test_micro_batches_alive_are_those_of_the_schedule(schedule: str, micro_batc
 
 def test_a_balanced_division_may_not_fit_where_another_does() -> None:
     """Stage 0 of 1F1B keeps more micro-batches, so that it must have fewer layers."""
-    sort = LayerKind(forward=1.0, choices=(Choice(backward=2.0, activations=1.0),))
-    problem = Problem(kinds=(sort,), layers=(0,) * 6, micro_batches=8, budget=4.0, stages=2)
+    kind = LayerKind(forward=1.0, choices=(Choice(backward=2.0, activations=1.0),))
+    problem = Problem(kinds=(kind,), layers=(0,) * 6, micro_batches=8, budget=4.0, stages=2)
     solution = solve(problem)
     assert solution is not None
     assert solution.cuts == (2,)
@@ -215,12 +215,12 @@ def test_a_balanced_division_may_not_fit_where_another_does() -> None:
 
 
 def test_a_step_of_one_stage_is_the_sum_of_its_passes() -> None:
-    sort = LayerKind(
+    kind = LayerKind(
         forward=1.0,
         choices=(Choice(backward=2.0, activations=10.0), Choice(backward=3.0, activations=1.0)),
         update=0.5,
     )
-    problem = Problem(kinds=(sort,), layers=(0,) * 4, micro_batches=3, budget=22.0)
+    problem = Problem(kinds=(kind,), layers=(0,) * 4, micro_batches=3, budget=22.0)
     solution = solve(problem)
     assert solution is not None
     # Two layers keep everything (20 bytes), two recompute (2 bytes): 3 · (4 + 2·2 + 2·3) + 4·0.5

@@ -19,7 +19,7 @@ from headrace.trainer.layout.schedules import SCHEDULES
 
 
 def random_problem(seed: int, schedules: tuple[str, ...] = ("1f1b", "gpipe")) -> Problem:
-    """Return a small problem: sorts of different costs, a budget that is often tight."""
+    """Return a small problem: kinds of different costs, a budget that is often tight."""
     draw = random.Random(seed)
     stages = draw.choice([1, 1, 2, 3, 4])
     schedule = draw.choice(schedules) if stages > 1 else "1f1b"
@@ -30,7 +30,7 @@ def random_problem(seed: int, schedules: tuple[str, ...] = ("1f1b", "gpipe")) ->
         FixedCosts(state=draw.randint(0, 6), update=draw.choice([0, 1]))
         for _ in range(draw.randint(0, 1))
     )
-    sorts = tuple(_sort(draw, len(modules)) for _ in range(draw.randint(1, 3)))
+    kinds = tuple(_kind(draw, len(modules)) for _ in range(draw.randint(1, 3)))
     ends = [
         FixedCosts(
             forward=draw.randint(0, 4),
@@ -43,8 +43,8 @@ def random_problem(seed: int, schedules: tuple[str, ...] = ("1f1b", "gpipe")) ->
         for _ in range(2)
     ]
     return Problem(
-        kinds=sorts,
-        layers=tuple(draw.randrange(len(sorts)) for _ in range(layers)),
+        kinds=kinds,
+        layers=tuple(draw.randrange(len(kinds)) for _ in range(layers)),
         micro_batches=draw.randint(1, 6),
         budget=draw.randint(6, 18) * layers / stages,
         stages=stages,
@@ -57,7 +57,7 @@ def random_problem(seed: int, schedules: tuple[str, ...] = ("1f1b", "gpipe")) ->
     )
 
 
-def _sort(draw: random.Random, modules: int) -> LayerKind:
+def _kind(draw: random.Random, modules: int) -> LayerKind:
     forward = draw.randint(1, 6)
     choices = [
         Choice(
@@ -113,8 +113,8 @@ def _sizes(problem: Problem, stage: int, ranges: list[tuple[int, int]]) -> Itera
     fixed = [
         (chunk, part) for chunk, number in enumerate(own) for part in problem.end_costs(number)
     ]
-    called = {sort.module for _, sort in layers if sort.module is not None}
-    for assignment in product(*(sort.choices for _, sort in layers)):
+    called = {kind.module for _, kind in layers if kind.module is not None}
+    for assignment in product(*(kind.choices for _, kind in layers)):
         parts = [*((chunk, c) for (chunk, _), c in zip(layers, assignment, strict=True)), *fixed]
         memory = sum(problem.modules[n].state for n in called) + max(p.workspace for _, p in parts)
         yield memory + sum(part.state + alive[chunk] * part.activations for chunk, part in parts)
@@ -131,19 +131,19 @@ def _plans(problem: Problem, stage: int, ranges: list[tuple[int, int]]) -> Itera
     fixed = [
         (chunk, part) for chunk, number in enumerate(own) for part in problem.end_costs(number)
     ]
-    called = {sort.module for _, sort in layers if sort.module is not None}
+    called = {kind.module for _, kind in layers if kind.module is not None}
     modules = [problem.modules[number] for number in called]
-    update = sum(sort.update for _, sort in layers) + sum(part.update for _, part in fixed)
+    update = sum(kind.update for _, kind in layers) + sum(part.update for _, part in fixed)
     update += sum(module.update for module in modules)
-    for assignment in product(*(sort.choices for _, sort in layers)):
+    for assignment in product(*(kind.choices for _, kind in layers)):
         parts = [*((chunk, c) for (chunk, _), c in zip(layers, assignment, strict=True)), *fixed]
         memory = sum(module.state for module in modules) + max(part.workspace for _, part in parts)
         memory += sum(part.state + alive[chunk] * part.activations for chunk, part in parts)
         if memory > problem.budget:
             continue
         forward, backward = [0.0] * len(own), [0.0] * len(own)
-        for chunk, sort in [*layers, *fixed]:
-            forward[chunk] += sort.forward
+        for chunk, kind in [*layers, *fixed]:
+            forward[chunk] += kind.forward
         for chunk, part in parts:
             backward[chunk] += part.backward
         yield StagePlan(tuple(forward), tuple(backward), update, 0.0, ())

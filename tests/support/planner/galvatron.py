@@ -1,7 +1,7 @@
 """Galvatron-2's profiles and cost functions, behind this project's search of choices.
 
 An adapter for tests: the formulas are those of the search engine of PKU-DAIR/Hetu-Galvatron 2.4
-(Apache-2.0), its cost model and its dynamic program, for one sort of layer. The data are its own
+(Apache-2.0), its cost model and its dynamic program, for one kind of layer. The data are its own
 profiles and results (`galvatron_cases.json`). Times are milliseconds, sizes MB.
 """
 
