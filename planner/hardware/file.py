@@ -1,7 +1,7 @@
-"""Format of a hardware YAML: figures of a device and its links, each with its source and date.
+"""Format of a hardware YAML: figures for a device and its links, with sources and dates.
 
 `headrace.planner.hardware.Hardware` answers questions from such a file; `trainer profile`
-writes one. The tables may be empty: a question that needs a missing row is an error.
+writes it. Tables may be empty: a question that needs a missing row is an error.
 """
 
 from __future__ import annotations
@@ -19,76 +19,76 @@ from .links import COLLECTIVES
 
 DATE = re.compile(r"\d{4}-\d{2}(-\d{2})?")
 LINKS = ("node", "network")
-"""Links of a device: to the devices of its node, and to other nodes."""
+"""A device's links: within its node, and to other nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Origin of figures."""
+    """Where figures come from."""
 
     kind: Literal["measured", "published", "computed"]
     """`computed` figures follow from published ones by a formula that `text` names."""
     date: str
-    """Date of the measurement or the publication: 2026-11-22 or 2026-11."""
+    """Date when it was measured or published: 2026-11-22 or 2026-11."""
     text: str
-    """Command and versions of a measurement; title and address of a publication."""
+    """A measurement's command and versions; a publication's title and address."""
 
     def __post_init__(self) -> None:
         if not DATE.fullmatch(self.date):
-            what = f"must be YYYY-MM-DD or YYYY-MM, not `{self.date}`"
-            raise Problems([Problem("date", what)])
+            problem = Problem("date", f"must be YYYY-MM-DD or YYYY-MM, not `{self.date}`")
+            raise Problems([problem])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class HardwareRow:
     """A figure with its source."""
 
     COORDINATES: ClassVar[tuple[str, ...]] = ()
-    """Fields of a table's row that are interpolated."""
+    """Fields that are interpolated."""
     LABELS: ClassVar[tuple[str, ...]] = ()
-    """Fields of a table's row that must be equal."""
+    """Fields that must be equal."""
 
     source: str
-    """Name of an entry of `sources`."""
+    """Entry in `sources`."""
 
     def __post_init__(self) -> None:
-        numbers = {each.name: getattr(self, each.name) for each in fields(self)}
-        wrong = [
+        values = {column.name: getattr(self, column.name) for column in fields(self)}
+        problems = [
             Problem(name, f"must be above 0 and finite, not {value}")
-            for name, value in numbers.items()
+            for name, value in values.items()
             if isinstance(value, (int, float))
             and not (0 < value < math.inf or (name == "size" and value == 0))
         ]
-        if wrong:
-            raise Problems(wrong)
+        if problems:
+            raise Problems(problems)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Device(Row):
-    """A device: a GPU, or on a CPU one rank's part of the machine."""
+class Device(HardwareRow):
+    """A GPU, or on a CPU one rank's part of the machine."""
 
     name: str
     """Name that the driver reports."""
     kind: Literal["cuda", "cpu"]
-    """Kind of the device."""
+    """Device type."""
     memory: Annotated[int, Size()]
-    """Bytes of memory of a device."""
+    """Device memory in bytes."""
     threads: int | None = None
-    """Threads of a CPU's rank while it was measured."""
+    """Threads per rank while a CPU was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reserved(Row):
-    """Memory of a device that tensors cannot use: the driver's context, buffers of collectives,
+class Reserved(HardwareRow):
+    """Device memory that tensors cannot use: the driver's context, communication buffers,
     fragmentation."""
 
     bytes: Annotated[int, Size()]
-    """Bytes of each device."""
+    """Bytes per device."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Peak(Row):
-    """Published peak of dense matrix products."""
+class Peak(HardwareRow):
+    """Published peak for dense matrix products."""
 
     precision: str
     """Precision: bf16, fp8, fp32."""
@@ -97,113 +97,113 @@ class Peak(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Matmul(Row):
-    """Rate of `groups` products [m, k] × [k, n]; experts are groups, all others have one."""
+class MatmulRate(HardwareRow):
+    """Rate for `groups` products [m, k] × [k, n]; experts are groups, a plain product has one."""
 
     COORDINATES = ("groups", "m", "k", "n")
     LABELS = ("precision",)
 
     m: int
-    """Rows of a product: tokens."""
+    """Rows per product: tokens."""
     k: int
-    """Inner size of the product."""
+    """Inner size."""
     n: int
-    """Columns of the product."""
+    """Columns."""
     groups: int = 1
-    """Number of products of a grouped one."""
+    """Number of products."""
     precision: str
     """Precision: bf16, fp8, fp32."""
     rate: float
-    """FLOP/s: 2 × groups × m × k × n operations by seconds."""
+    """FLOP/s; one call has 2 × groups × m × k × n operations."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory(Row):
-    """Rate of a copy of `bytes`."""
+class MemoryRate(HardwareRow):
+    """Rate for copying `bytes`."""
 
     COORDINATES = ("bytes",)
 
     bytes: Annotated[int, Size()]
-    """Bytes that are read; as many are written."""
+    """Bytes read; as many are written."""
     rate: float
-    """Bytes read and written by seconds."""
+    """Bytes read and written per second."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attention(Row):
-    """Rate of causal attention without its projections."""
+class AttentionRate(HardwareRow):
+    """Rate for causal attention without projections."""
 
     COORDINATES = ("head_width", "heads", "length")
     LABELS = ("precision", "direction")
 
     head_width: int
-    """Channels of a head."""
+    """Channels per head."""
     heads: int
     """Query heads; keys and values have as many."""
     length: int
-    """Tokens of a row; a measured micro-batch has 16,384 tokens or one row."""
+    """Tokens per row; a measured micro-batch has 16,384 tokens or one row."""
     precision: str
     """Precision: bf16, fp32."""
     direction: Literal["forward", "backward"]
-    """Pass."""
+    """Pass that is timed."""
     rate: float
-    """FLOP/s. The pairs above the diagonal do not count: forward has 2 × length² × heads ×
-    head_width operations for each row, backward 2.5 times as many."""
+    """FLOP/s. Pairs above the diagonal do not count: forward has 2 × length² × heads × head_width
+    operations per row, backward 2.5 times as many."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kernel(Row):
-    """Rate of a fused kernel of `headrace.models.kernels`, or of `ring_attention`."""
+class KernelRate(HardwareRow):
+    """Rate for a fused kernel in `headrace.models.kernels`, or for `ring_attention`."""
 
     COORDINATES = ("size", "width", "length")
     LABELS = ("kernel", "precision", "direction")
 
     kernel: str
-    """Name of its op, such as `ssd` for headrace::ssd. `ring_attention` is attention by a ring
-    without fused attention, on one rank: context ranks compute it in tiles."""
+    """Op name, such as `ssd` for headrace::ssd. `ring_attention` is ring attention without a fused
+    kernel, on one rank: context ranks compute it in tiles."""
     width: int
-    """Channels of its output: the hidden width of `glu`, heads × head width of `ssd` and `rope`; of
-    its input for `linear_cross_entropy`."""
+    """Output channels: the hidden width for `glu`, heads × head width for `ssd` and `rope`. Input
+    channels for `linear_cross_entropy`."""
     length: int
-    """Tokens of a row."""
+    """Tokens per row."""
     size: int = 0
-    """Taps of a filter (the length for `fft_convolution`), states of a channel, entries of a
-    vocabulary or channels of a head; 0 for other kernels."""
+    """Filter taps (the length for `fft_convolution`), states per channel, vocabulary entries, or
+    channels per head; 0 for other kernels."""
     precision: str
     """Precision: bf16, fp32."""
     direction: Literal["forward", "backward"]
-    """Pass."""
+    """Pass that is timed."""
     rate: float
-    """Elements (rows × length × width) by seconds; of `ring_attention` the channels of all computed
-    pairs of queries and keys."""
+    """Elements (rows × length × width) per second; for `ring_attention`, computed query-key pairs
+    times width."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Collective(Row):
-    """Bus bandwidth of a collective, while all groups of this shape run it at once."""
+class CollectiveRate(HardwareRow):
+    """Bus bandwidth while all groups with this shape run a collective at once."""
 
     COORDINATES = ("per_node", "nodes", "bytes")
     LABELS = ("collective",)
 
     collective: Annotated[str, NameIn(COLLECTIVES)]
-    """Kind of collective."""
+    """Collective."""
     ranks: int
-    """Ranks of a group."""
+    """Ranks per group."""
     per_node: int
-    """Ranks of the group on each node; equal to `ranks` for a group within a node."""
+    """Ranks per node; equal to `ranks` for a group within a node."""
     bytes: Annotated[int, Size()]
-    """Size as nccl-tests counts it: the tensor of an all-reduce, the whole output of an all-gather,
-    the whole input of a reduce-scatter, a rank's send buffer of an all-to-all, the message of p2p.
-    Below the smallest measured size a collective takes the time of that size."""
+    """Size as nccl-tests counts it: an all-reduce's tensor, an all-gather's whole output, a
+    reduce-scatter's whole input, a rank's send buffer in an all-to-all, a p2p message. A smaller
+    collective takes as long as the smallest measured one."""
     rate: float
-    """Bus bandwidth in bytes by seconds, as nccl-tests counts it: bytes / seconds times 2(n − 1)/n
-    for an all-reduce of n ranks, (n − 1)/n for an all-gather, reduce-scatter or all-to-all."""
+    """Bus bandwidth in bytes per second, as nccl-tests counts it: bytes / seconds times 2(n − 1)/n
+    for an all-reduce among n ranks, (n − 1)/n for an all-gather, reduce-scatter or all-to-all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.ranks < 2 or self.ranks % self.per_node:
-            what = f"{self.ranks} ranks cannot be {self.per_node} on each node"
-            raise Problems([Problem("ranks", what)])
+            problem = f"{self.ranks} ranks cannot be {self.per_node} on each node"
+            raise Problems([Problem("ranks", problem)])
 
     @property
     def nodes(self) -> int:
@@ -215,83 +215,84 @@ class Collective(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Link(Row):
-    """Published figures of a link; they price collectives that have no rows."""
+class Link(HardwareRow):
+    """Published figures for a link, which price collectives without rows."""
 
     bandwidth: float
-    """Bytes by seconds of one device in each direction."""
+    """Bytes per second from one device in each direction."""
     latency: float
-    """Seconds of a hop."""
+    """Seconds per hop."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Overlap(Row):
+class Overlap(HardwareRow):
     """Slow-down while computation and communication run at the same time."""
 
     compute: float
-    """Time of the computation, in times of the computation alone."""
+    """Computation time, relative to the computation alone."""
     communication: float
-    """Time of the communication, in times of the communication alone."""
+    """Communication time, relative to the communication alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Overhead(Row):
+class Overhead(HardwareRow):
     """Seconds that no rate counts: a CPU's profile has launches, and `trainer tune` finds both."""
 
     operation: float
     """Seconds to launch an operation, whatever its size."""
     step: float
-    """Seconds of a step outside its passes: norms, the optimizer's launches, records."""
+    """Seconds per step outside the passes: norms, the optimizer's launches, records."""
     engines: Mapping[Annotated[str, NameIn(ENGINES)], float] = field(default_factory=dict)
-    """`step` with these engines, where it is another."""
+    """`step` for engines that differ."""
 
     def __post_init__(self) -> None:
         seconds = {"operation": self.operation, "step": self.step}
-        seconds |= {f"engines.{engine}": each for engine, each in self.engines.items()}
-        wrong = [
+        seconds |= {f"engines.{engine}": step for engine, step in self.engines.items()}
+        problems = [
             Problem(name, f"must be at least 0 and finite, not {value}")
             for name, value in seconds.items()
             if not 0 <= value < math.inf
         ]
-        if wrong:
-            raise Problems(wrong)
+        if problems:
+            raise Problems(problems)
 
-    def step_of(self, engine: str) -> float:
-        """Return the seconds of a step outside its passes with an engine."""
+    def step_seconds(self, engine: str) -> float:
+        """Return the seconds that a step takes outside the passes, with an engine."""
         return self.engines.get(engine, self.step)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareFile:
-    """Figures of a cluster of equal nodes.
+    """Figures for a cluster with equal nodes.
 
     Rows answer where their words match (precision, direction, kernel, collective). Between the
-    numbers of two rows, the logarithm of the rate is linear in the logarithm of each number. Beyond
-    the first and the last row the nearest rate counts, and the answer is marked as outside.
+    numbers in two rows, the logarithm of the rate is linear in the logarithm of every number.
+    Outside the first and the last row the nearest rate answers, and the answer is marked as
+    outside.
     """
 
     name: str
-    """Name of the cluster."""
+    """Cluster name."""
     devices_per_node: int
-    """Devices of a node."""
+    """Devices per node."""
     nodes: int | Literal["any"] = "any"
-    """Nodes of the cluster; `any` where the figures do not depend on their number."""
+    """Nodes in the cluster; `any` where figures do not depend on the number."""
     sources: Mapping[str, Source]
-    """Origins of the figures, by the name that rows use."""
+    """Where the figures come from, by the name in the rows."""
     device: Device
     reserved: Reserved
     peaks: tuple[Peak, ...] = ()
-    matmul: tuple[Matmul, ...] = ()
-    memory: tuple[Memory, ...] = ()
-    attention: tuple[Attention, ...] = ()
-    kernels: tuple[Kernel, ...] = ()
+    matmul: tuple[MatmulRate, ...] = ()
+    memory: tuple[MemoryRate, ...] = ()
+    attention: tuple[AttentionRate, ...] = ()
+    kernels: tuple[KernelRate, ...] = ()
     links: Mapping[Annotated[str, NameIn(LINKS)], Link] = field(default_factory=dict)
-    """Published figures of links, which price collectives that have no rows by NCCL's tuning model:
-    the latency of each hop of a ring (or a tree, for an all-reduce), plus the bytes over the
-    bandwidth of the slowest link. A group with several ranks on each node enters it through as many
-    links. NVLink SHARP is not counted: NCCL reaches 480 GB/s with it on eight H100, where the
-    link's figure is 371."""
-    collectives: tuple[Collective, ...] = ()
+    """Published figures for links, which price collectives without rows by NCCL's tuning model: the
+    latency of every hop in a ring (or a tree, for an all-reduce), plus bytes over the slowest
+    link's bandwidth. A group with several ranks per node enters a node through as many links.
+    NVLink SHARP is not counted: NCCL reaches 480 GB/s with it on eight H100, where the link's
+    figure is 371."""
+    collectives: tuple[CollectiveRate, ...] = ()
     overlap: Mapping[Annotated[str, NameIn(LINKS)], Overlap] = field(default_factory=dict)
     overhead: Overhead | None = None
 
@@ -306,22 +307,22 @@ class HardwareFile:
             if value != "any" and value < 1:
                 problems.append(Problem(name, f"must be at least 1, not {value}"))
         if self.reserved.bytes >= self.device.memory:
-            what = f"must be below the memory of the device, {self.device.memory:,} bytes"
-            problems.append(Problem("reserved.bytes", what))
+            limit = f"must be below the memory of the device, {self.device.memory:,} bytes"
+            problems.append(Problem("reserved.bytes", limit))
         for position, row in enumerate(self.collectives):
             if row.per_node > self.devices_per_node:
-                what = f"must be at most devices_per_node, {self.devices_per_node}"
-                problems.append(Problem(f"collectives.{position}.per_node", what))
+                limit = f"must be at most devices_per_node, {self.devices_per_node}"
+                problems.append(Problem(f"collectives.{position}.per_node", limit))
         if problems:
             raise Problems(problems)
 
-    def rows(self) -> Iterator[tuple[str, Row]]:
-        """Yield every row with its path."""
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if isinstance(value, Row):
-                yield each.name, value
+    def rows(self) -> Iterator[tuple[str, HardwareRow]]:
+        """Yield (path, row) for every row."""
+        for column in fields(self):
+            value = getattr(self, column.name)
+            if isinstance(value, HardwareRow):
+                yield column.name, value
             elif isinstance(value, tuple):
-                yield from ((f"{each.name}.{place}", row) for place, row in enumerate(value))
-            elif isinstance(value, Mapping) and each.name != "sources":
-                yield from ((f"{each.name}.{name}", row) for name, row in value.items())
+                yield from ((f"{column.name}.{number}", row) for number, row in enumerate(value))
+            elif isinstance(value, Mapping) and column.name != "sources":
+                yield from ((f"{column.name}.{key}", row) for key, row in value.items())

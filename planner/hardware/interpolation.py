@@ -1,9 +1,9 @@
-"""Interpolation of a table of rates: rows at points, asked for at any point.
+"""Interpolation of a table of rates at any point.
 
-Rows are grouped by their first coordinate. The two groups around the asked value are interpolated
-by the other coordinates in the same way, and then between each other: the logarithm of the rate is
-linear in log(1 + coordinate). A row's own point returns its rate. Beyond the first and the last
-value of a coordinate the rate is that of the nearest value: nothing is extrapolated.
+Rows are grouped by their first coordinate. The groups below and above the queried value are
+interpolated over the remaining coordinates in the same way, then between each other: the logarithm
+of the rate is linear in log(1 + coordinate). At a row's coordinates the answer is its rate. Outside
+the measured range the nearest value answers: nothing is extrapolated.
 """
 
 from __future__ import annotations
@@ -18,55 +18,57 @@ Point = tuple[float, ...]
 
 
 @dataclass(frozen=True)
-class At:
-    """A rate at a point."""
+class RatePoint:
+    """A measured rate and the coordinates of its row."""
 
-    point: Point
+    coordinates: Point
     rate: float
     source: str
 
 
 @dataclass(frozen=True)
-class Found:
-    """An interpolated rate, the sources of the rows behind it, and if the point is outside."""
-
-    rate: float
+class InterpolatedRate:
+    value: float
     sources: tuple[str, ...]
+    """Sources of the rows behind the rate."""
     outside: bool = False
+    """True beyond the measured coordinates."""
 
 
-class Table:
-    """Rows, grouped by the coordinate `axis`. Of several rows at one point the last counts."""
+class RateTable:
+    """Rows grouped by coordinate number `axis`. At equal coordinates the last row counts."""
 
-    def __init__(self, rows: Sequence[At], axis: int = 0) -> None:
-        def value(row: At) -> float:
-            return row.point[axis]
+    def __init__(self, rows: Sequence[RatePoint], axis: int = 0) -> None:
+        def value(row: RatePoint) -> float:
+            return row.coordinates[axis]
 
         ordered = sorted(rows, key=value)
-        groups = [(number, list(each)) for number, each in groupby(ordered, value)]
-        last = axis + 1 == len(rows[0].point)
-        self.values = [number for number, _ in groups]
-        self.below: list[Table | Found] = [
-            Found(each[-1].rate, (each[-1].source,)) if last else Table(each, axis + 1)
-            for _, each in groups
+        groups = {coordinate: list(group) for coordinate, group in groupby(ordered, value)}
+        is_last_axis = axis + 1 == len(rows[0].coordinates)
+        self.values = list(groups)
+        self.groups: list[RateTable | InterpolatedRate] = [
+            InterpolatedRate(group[-1].rate, (group[-1].source,))
+            if is_last_axis
+            else RateTable(group, axis + 1)
+            for group in groups.values()
         ]
 
-    def at(self, point: Point) -> Found:
-        """Return the rate at `point`."""
-        asked, *others = point
-        high = min(bisect_left(self.values, asked), len(self.values) - 1)
-        low = high if self.values[high] <= asked else max(high - 1, 0)
-        found = self._group(low, tuple(others))
-        outside = not self.values[0] <= asked <= self.values[-1]
+    def interpolate(self, point: Point) -> InterpolatedRate:
+        """Return the rate at a point; `point[0]` belongs to this table's axis."""
+        value, *remaining = point
+        high = min(bisect_left(self.values, value), len(self.values) - 1)
+        low = high if self.values[high] <= value else max(high - 1, 0)
+        lower = self._interpolate_group(low, tuple(remaining))
+        outside = not self.values[0] <= value <= self.values[-1]
         if low == high:
-            return Found(found.rate, found.sources, found.outside or outside)
-        above = self._group(high, tuple(others))
-        first, last = math.log1p(self.values[low]), math.log1p(self.values[high])
-        part = (math.log1p(asked) - first) / (last - first)
-        rate = math.exp((1 - part) * math.log(found.rate) + part * math.log(above.rate))
-        sources = tuple(dict.fromkeys((*found.sources, *above.sources)))
-        return Found(rate, sources, found.outside or above.outside)
+            return InterpolatedRate(lower.value, lower.sources, lower.outside or outside)
+        upper = self._interpolate_group(high, tuple(remaining))
+        start, end = math.log1p(self.values[low]), math.log1p(self.values[high])
+        weight = (math.log1p(value) - start) / (end - start)
+        rate = math.exp((1 - weight) * math.log(lower.value) + weight * math.log(upper.value))
+        sources = tuple(dict.fromkeys((*lower.sources, *upper.sources)))
+        return InterpolatedRate(rate, sources, lower.outside or upper.outside)
 
-    def _group(self, position: int, point: Point) -> Found:
-        below = self.below[position]
-        return below.at(point) if isinstance(below, Table) else below
+    def _interpolate_group(self, position: int, point: Point) -> InterpolatedRate:
+        group = self.groups[position]
+        return group.interpolate(point) if isinstance(group, RateTable) else group

@@ -23,17 +23,17 @@ from ...console.progress import Progress
 from ...trainer.record.speed import memory_used
 from ..hardware import Hardware
 from ..hardware.file import (
-    Attention,
-    Collective,
+    AttentionRate,
+    CollectiveRate,
     Device,
     HardwareFile,
-    Kernel,
-    Matmul,
-    Memory,
+    HardwareRow,
+    KernelRate,
+    MatmulRate,
+    MemoryRate,
     Overhead,
     Overlap,
     Reserved,
-    Row,
     Source,
 )
 from . import kernels, overlap
@@ -43,12 +43,12 @@ from .launches import launch_seconds
 
 logger = get_logger(__name__)
 
-TABLES: dict[type[Row], str] = {
-    Matmul: "matmul",
-    Memory: "memory",
-    Attention: "attention",
-    Kernel: "kernels",
-    Collective: "collectives",
+TABLES: dict[type[HardwareRow], str] = {
+    MatmulRate: "matmul",
+    MemoryRate: "memory",
+    AttentionRate: "attention",
+    KernelRate: "kernels",
+    CollectiveRate: "collectives",
 }
 EXPERTS = 8
 """Products of a grouped one."""
@@ -145,7 +145,7 @@ both together take the sum of their times. So it is where CPU time is measured."
 class Step:
     """Rows that one measurement gives: their fields, without the rates that `measure` returns."""
 
-    kind: type[Row]
+    kind: type[HardwareRow]
     rows: tuple[dict[str, Any], ...]
     measure: Callable[[], Sequence[float]]
 
@@ -239,7 +239,7 @@ def measure_device(profile: Profile, sizes: Sizes, clock: Clock) -> int:
 def device_steps(sizes: Sizes, clock: Clock) -> Iterator[Step]:
     """Yield the measurements of one device."""
     for size in sizes.copies:
-        yield Step(Memory, ({"bytes": size},), partial(_one, kernels.copy_rate, size, clock))
+        yield Step(MemoryRate, ({"bytes": size},), partial(_one, kernels.copy_rate, size, clock))
     shapes = [(m, k, n, 1) for m in sizes.sides for k in sizes.sides for n in sizes.sides]
     side = sizes.sides[-2]
     shapes += [(m, side, side, EXPERTS) for m in sizes.sides[:-1]]
@@ -247,14 +247,14 @@ def device_steps(sizes: Sizes, clock: Clock) -> Iterator[Step]:
         fields: dict[str, Any] = {"m": m, "k": k, "n": n, "groups": groups}
         fields["precision"] = sizes.precision
         run = partial(kernels.matmul_rate, m, k, n, groups, sizes.precision, clock)
-        yield Step(Matmul, (fields,), partial(_one, run))
+        yield Step(MatmulRate, (fields,), partial(_one, run))
     for length in sizes.lengths:
         rows = max(sizes.tokens // length, 1)
         for width in sizes.head_widths:
             fields = {"head_width": width, "heads": sizes.heads, "length": length}
             fields["precision"] = sizes.precision
             yield Step(
-                Attention,
+                AttentionRate,
                 _directions(fields),
                 partial(
                     kernels.attention_rates,
@@ -268,7 +268,7 @@ def device_steps(sizes: Sizes, clock: Clock) -> Iterator[Step]:
                     fields = {"width": width, "length": length, "size": size}
                     fields |= {"kernel": kernel, "precision": sizes.precision}
                     run_kernel = partial(kernels.kernel_rates, kernel, draw, size, clock)
-                    yield Step(Kernel, _directions(fields), run_kernel)
+                    yield Step(KernelRate, _directions(fields), run_kernel)
 
 
 def measure_links(profile: Profile | None, world: World, sizes: Sizes, clock: Clock) -> None:
@@ -321,7 +321,7 @@ def _measure_overlap(
 
 def _collective(name: str, shape: Shape, size: int) -> Step:
     fields = {"collective": name, "ranks": shape.ranks, "per_node": shape.per_node, "bytes": size}
-    return Step(Collective, (fields,), tuple)
+    return Step(CollectiveRate, (fields,), tuple)
 
 
 def _of_rank_0(value: Any) -> Any:

@@ -215,7 +215,7 @@ class Costs:
                 forward=engine.forward(head.ahead, at_end),
                 backward=engine.backward(head.back, at_end, gathers=False),
                 update=engine.update(head.ahead, head.back, at_end)
-                + self.machine.overhead.step_of(grid.engine.kind),
+                + self.machine.overhead.step_seconds(grid.engine.kind),
             ),
             modules=tuple(
                 FixedCosts(update=engine.update(0.0, 0.0, shards)) for shards in modules.values()

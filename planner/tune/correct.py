@@ -78,7 +78,7 @@ def fit(steps: Sequence[Step], hardware: Hardware) -> Correction:
     common = median(step.seconds / step.price(hardware) for step in steps)
     common = min(max(common, LEAST), MOST)
     start = [1.0 if name == "collectives" else common for name in TABLES]
-    start += [common * known.operation, *map(known.step_of, engines)]
+    start += [common * known.operation, *map(known.step_seconds, engines)]
     rows = [
         [*_parts(step, plain), *(float(step.engine == engine) for engine in engines)]
         for step in steps

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from headrace.console.errors import ConfigError, PlanError, StorageError
 from headrace.planner.hardware import Figure, Hardware, shipped_hardware
-from headrace.planner.hardware.file import Collective, Kernel
-from headrace.planner.hardware.interpolation import At, Table
+from headrace.planner.hardware.file import CollectiveRate, KernelRate
+from headrace.planner.hardware.interpolation import RatePoint, RateTable
 
 MIB = 1 << 20
 
@@ -100,8 +100,8 @@ def test_an_unknown_name_is_an_error() -> None:
 # Rates
 
 
-def table_of(points: dict[tuple[float, ...], float]) -> Table:
-    return Table([At(point, rate, str(point)) for point, rate in points.items()])
+def table_of(points: dict[tuple[float, ...], float]) -> RateTable:
+    return RateTable([RatePoint(point, rate, str(point)) for point, rate in points.items()])
 
 
 @given(
@@ -111,11 +111,11 @@ def table_of(points: dict[tuple[float, ...], float]) -> Table:
 def test_one_coordinate_is_interpolated_as_numpy_does(
     values: dict[int, float], asked: float
 ) -> None:
-    found = table_of({(x,): rate for x, rate in values.items()}).at((asked,))
+    found = table_of({(x,): rate for x, rate in values.items()}).interpolate((asked,))
     known = sorted(values)
     logs = np.log([values[x] for x in known])
     assert math.isclose(
-        found.rate, math.exp(np.interp(math.log1p(asked), np.log1p(known), logs)), rel_tol=1e-6
+        found.value, math.exp(np.interp(math.log1p(asked), np.log1p(known), logs)), rel_tol=1e-6
     )
     assert found.outside == (not known[0] <= asked <= known[-1])
 
@@ -131,9 +131,9 @@ def test_a_row_gives_its_rate_and_no_answer_leaves_the_rates(
 ) -> None:
     table = table_of(rows)
     for point, rate in rows.items():
-        found = table.at(point)
-        assert found.rate == rate and found.sources == (str(point),) and not found.outside
-    between = table.at(asked).rate
+        found = table.interpolate(point)
+        assert found.value == rate and found.sources == (str(point),) and not found.outside
+    between = table.interpolate(asked).value
     assert min(rows.values()) * (1 - 1e-9) <= between <= max(rows.values()) * (1 + 1e-9)
 
 
@@ -151,7 +151,7 @@ def test_a_missing_row_says_what_to_run(h100: Hardware) -> None:
     with pytest.raises(PlanError, match="no rate of ssd") as caught:
         h100.rate("ssd", **at)
     assert "direction backward" in str(caught.value) and "trainer profile" in str(caught.value)
-    row = Kernel(kernel="ssd", rate=1e10, source="nvlink", **at)  # type: ignore[arg-type]
+    row = KernelRate(kernel="ssd", rate=1e10, source="nvlink", **at)  # type: ignore[arg-type]
     assert changed(h100, kernels=(row,)).rate("ssd", **at) == 1e10
     with pytest.raises(PlanError, match="no rate of matmul"):
         h100.rate("matmul", m=1, k=1, n=1, precision="fp32")
@@ -182,8 +182,8 @@ def test_links_price_collectives_without_rows(
 
 
 def test_rows_of_a_collective_count_before_the_link(h100: Hardware) -> None:
-    def row(size: int, rate: float, ranks: int = 8, per_node: int = 8) -> Collective:
-        return Collective(
+    def row(size: int, rate: float, ranks: int = 8, per_node: int = 8) -> CollectiveRate:
+        return CollectiveRate(
             collective="all-gather",
             ranks=ranks,
             per_node=per_node,
@@ -215,9 +215,9 @@ def test_a_missing_link_is_named(h100: Hardware) -> None:
 
 def test_rows_refuse_figures_that_cannot_be() -> None:
     with pytest.raises(ValueError, match="must be above 0 and finite"):
-        Collective(collective="p2p", ranks=2, per_node=1, bytes=8, rate=math.inf, source="a")
+        CollectiveRate(collective="p2p", ranks=2, per_node=1, bytes=8, rate=math.inf, source="a")
     with pytest.raises(ValueError, match="3 ranks cannot be 2 on each node"):
-        Collective(collective="p2p", ranks=3, per_node=2, bytes=8, rate=1.0, source="a")
+        CollectiveRate(collective="p2p", ranks=3, per_node=2, bytes=8, rate=1.0, source="a")
 
 
 def test_a_figure_survives_pickling() -> None:

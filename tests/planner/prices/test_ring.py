@@ -14,7 +14,7 @@ from headrace.models.config.config import load_model_config
 from headrace.models.config.options.precision import PRECISIONS
 from headrace.planner.grid.split import Split
 from headrace.planner.hardware import Hardware
-from headrace.planner.hardware.file import Kernel
+from headrace.planner.hardware.file import KernelRate
 from headrace.planner.prices import rings
 from headrace.planner.prices.machine import RING, Machine
 from headrace.planner.traces import trace as traces
@@ -97,7 +97,7 @@ def test_a_measured_ring_is_priced_by_its_pairs() -> None:
     hardware = Hardware.load("h100")
     source = next(iter(hardware.file.sources))
     at = {"kernel": RING, "width": 128, "length": 1536, "size": 32, "precision": "fp32"}
-    row = Kernel(**at, direction="forward", rate=1e9, source=source)  # type: ignore[arg-type]
+    row = KernelRate(**at, direction="forward", rate=1e9, source=source)  # type: ignore[arg-type]
     file = replace(hardware.file, kernels=(row,))
     machine = Machine(Hardware(file, "here.yaml"), "fp32")
     assert machine.has_kernel(RING) and not Machine(hardware, "fp32").has_kernel(RING)
