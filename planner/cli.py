@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..dataplane.order.timeline import PhaseRows
     from ..trainer.run.config import RunConfig
     from ..trainer.run.layout_plan import LayoutPlan
-    from .modules.model import Traced
+    from .modules.model import TracedModules
     from .search.make import PhaseSearch, PlanRequest, Plans
     from .search.outcome import Candidate
     from .simulation.outlook import Outlook
@@ -282,7 +282,7 @@ def _question(options: dict[str, Any]) -> PlanRequest:
     )
 
 
-def _traced(module: str, run: RunConfig) -> Traced:
+def _traced(module: str, run: RunConfig) -> TracedModules:
     """Trace the modules of `package:function` in the run's precision."""
     from ..models.config.options.precision import PRECISIONS
     from .modules.trace import trace_modules

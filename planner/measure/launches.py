@@ -9,7 +9,7 @@ from ...models.config.config import load_model_config
 from ...models.config.options.precision import PRECISIONS
 from ...models.model.model import Model
 from ...models.operators import BatchContext
-from ..traces.trace import trace
+from ..traces.trace import trace_model
 from .clock import Clock
 
 MODEL, TOKENS = "tiny-transformer", 8
@@ -19,7 +19,7 @@ MODEL, TOKENS = "tiny-transformer", 8
 def launch_seconds(clock: Clock) -> float:
     """Return the mean of the operations of both passes of a model's layers."""
     config = load_model_config(MODEL)
-    traced = trace(config, TOKENS, PRECISIONS["fp32"], "cpu")
+    trace = trace_model(config, TOKENS, PRECISIONS["fp32"], "cpu")
     model = Model(config)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
@@ -35,8 +35,8 @@ def launch_seconds(clock: Clock) -> float:
     times = clock.passes(layers, {"x": x}, weights)
     launches = sum(
         work.count
-        for kind in traced.layers
-        for work in (*traced.kinds[kind].forward, *traced.kinds[kind].backward)
+        for kind in trace.layers
+        for work in (*trace.kinds[kind].forward, *trace.kinds[kind].backward)
         if work.kind == "launch"
     )
     return sum(times) / launches

@@ -1,4 +1,4 @@
-"""Costs of a sequence of modules in a layout."""
+"""Costs of foreign modules in a layout."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from ..memory.rank_memory import ModelParts
 from ..prices.layers import Costs
 from ..prices.machine import Machine
 from ..traces.trace import ModelTrace
-from .model import ModuleModel, Traced, flops
+from .model import TracedModules, count_flops
 
 if TYPE_CHECKING:
     from ...dataplane.order.timeline import PhaseRows
 
 
 class ModuleCosts(Costs):
-    """Costs of modules that are not ours: data-parallel ranks and stages share them."""
+    """Costs of foreign modules, which data-parallel ranks and stages share."""
 
-    def __init__(self, traced: Traced, run: RunConfig, machine: Machine, phase: PhaseRows) -> None:
+    def __init__(
+        self, traced: TracedModules, run: RunConfig, machine: Machine, phase: PhaseRows
+    ) -> None:
         if run.optimizer.kind != "adamw":
             raise PlanError(
                 f"optimizer.kind={run.optimizer.kind} does not know the matrices of "
@@ -35,41 +37,39 @@ class ModuleCosts(Costs):
         self.traced, self.module = traced, traced.model.module
         super().__init__(traced.config, run, machine, phase)
 
-    @property
-    def modules(self) -> ModuleModel:
-        return self.traced.model
-
     def _trace(self) -> ModelTrace:
         return self.traced.trace
 
     def _parts(self) -> ModelParts:
         from .memory import ModuleParts
 
-        return ModuleParts(self.modules, self.trace, self.precision)
+        return ModuleParts(self.traced.model, self.trace, self.precision)
 
     def fastest(self, grid: Grid, *, simulate: bool = False) -> Problem:
-        """Return the problem of a layout: embedding and head are modules like the others."""
+        """Return the problem of a layout, in which embedding and head are plain modules."""
         return replace(
             super().fastest(grid, simulate=simulate), first=FixedCosts(), last=FixedCosts()
         )
 
 
 def describe_kinds(costs: ModuleCosts) -> Iterator[str]:
-    """Yield a line for each kind: its number, parameters, operations and bytes of a row."""
-    kept = costs.memory.footprints.of(WHOLE, 1, "torch").kinds
-    columns = zip(costs.modules.kinds, costs.trace.kinds, kept, strict=True)
+    """Yield a line per kind: its modules, parameters, and FLOP and activations per row."""
+    model = costs.traced.model
+    footprints = costs.memory.footprints.of(WHOLE, 1, "torch").kinds
+    columns = zip(model.sorts, costs.trace.kinds, footprints, strict=True)
     for number, (kind, trace, sizes) in enumerate(columns):
-        places = [place for place, other in enumerate(costs.modules.layers) if other == number]
+        layers = [layer for layer, kind_number in enumerate(model.layers) if kind_number == number]
         yield (
-            f"module {_places(places)}: {kind.name}, {human(kind.elements)} parameters; a row has "
-            f"{human(flops(trace.forward))}FLOP forward, {human(flops(trace.backward))}FLOP "
-            f"backward, and keeps {as_bytes(round(sizes['none'].kept))} "
+            f"module {_format_numbers(layers)}: {kind.name}, {human(kind.num_parameters)} "
+            f"parameters; a row has {human(count_flops(trace.forward))}FLOP forward, "
+            f"{human(count_flops(trace.backward))}FLOP backward, and keeps "
+            f"{as_bytes(round(sizes['none'].kept))} "
             f"({as_bytes(round(sizes['block'].kept))} with recompute)"
         )
 
 
-def _places(places: list[int]) -> str:
-    first, last = places[0], places[-1]
-    if places == list(range(first, last + 1)):
+def _format_numbers(numbers: list[int]) -> str:
+    first, last = numbers[0], numbers[-1]
+    if numbers == list(range(first, last + 1)):
         return str(first) if first == last else f"{first}–{last}"
-    return ", ".join(map(str, places))
+    return ", ".join(map(str, numbers))

@@ -1,8 +1,8 @@
-"""Modules of another program: `--module package:function`.
+"""Loading of another program's modules: `--module package:function`.
 
-The function takes nothing and returns (modules, input): a sequence of torch modules, each of which
-maps the result of the one before it, and the input of the first for one row. It is called on
-the meta device, so that its weights take no memory. The last result should be the loss.
+The function takes no arguments and returns (modules, input): a sequence of torch modules, where
+each maps its predecessor's result, and the first module's input for one row. It runs on the meta
+device, so that weights take no memory. The last result should be the loss.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ HINT = "it is package:function, and the function returns (modules, input of one 
 
 
 def load_function(name: str) -> Callable[[], Any]:
-    """Import `package:function`; modules beside the working directory are found too."""
+    """Import `package:function`, also from the working directory."""
     package, colon, function = name.partition(":")
     if not (package and colon and function):
         raise PlanError(f"--module {name} has no function", hint=HINT)
     sys.path.insert(0, str(Path.cwd()))
     try:
-        found = getattr(importlib.import_module(package), function)
+        loaded = getattr(importlib.import_module(package), function)
     except (ImportError, AttributeError) as error:
         raise PlanError(f"--module {name} cannot be imported: {error}", hint=HINT) from error
     finally:
         sys.path.pop(0)
-    if not callable(found):
+    if not callable(loaded):
         raise PlanError(f"--module {name} is not a function", hint=HINT)
-    return found  # type: ignore[no-any-return]
+    return loaded  # type: ignore[no-any-return]
 
 
-def build(name: str, compute: torch.dtype) -> tuple[list[nn.Module], Tensor]:
-    """Call the function on the meta device, where initializers that read values do nothing, with
-    parameters of this number format."""
+def build_modules(name: str, dtype: torch.dtype) -> tuple[list[nn.Module], Tensor]:
+    """Call the function on the meta device, where initializers that read values do nothing.
+    Parameters have this dtype."""
     function = load_function(name)
-    standard = torch.get_default_dtype()
-    torch.set_default_dtype(compute)
+    default_dtype = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
     try:
         with torch.device("meta"):
-            made = function()
+            result = function()
     finally:
-        torch.set_default_dtype(standard)
+        torch.set_default_dtype(default_dtype)
     try:
-        modules, row = made
+        modules, row = result
         modules = list(modules)
     except (TypeError, ValueError) as error:
         raise PlanError(f"--module {name} does not return a pair: {error}", hint=HINT) from error
-    if not modules or not all(isinstance(each, nn.Module) for each in modules):
+    if not modules or not all(isinstance(module, nn.Module) for module in modules):
         raise PlanError(f"--module {name}: the first part is no sequence of modules", hint=HINT)
     if not isinstance(row, Tensor):
         raise PlanError(f"--module {name}: the input is no tensor", hint=HINT)

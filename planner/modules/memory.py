@@ -1,4 +1,4 @@
-"""Memory of modules that are not ours: traces of their passes, shards of their parameters."""
+"""Memory of foreign modules: traces of their passes, and shards of their parameters."""
 
 from __future__ import annotations
 
@@ -28,62 +28,55 @@ from ..grid.split import Split
 from ..memory.footprints import Traces
 from ..memory.rank_memory import KindShards
 from ..traces.trace import ModelTrace
-from .load import build
-from .model import ModuleModel
+from .load import build_modules
+from .model import ModuleKind, ModuleModel
 
-NOTHING = Passes((), ())
-"""Embedding and loss are modules like the others."""
+NO_PASSES = Passes((), ())
+"""Embedding and head: among foreign modules neither has a place of its own."""
 
 
 class ModuleParts:
-    """Modules that data-parallel ranks and stages share."""
+    """Foreign modules, as `RankMemory` needs a model."""
 
-    def __init__(self, modules: ModuleModel, traced: ModelTrace, precision: Precision) -> None:
-        self.modules, self.traced, self.precision = modules, traced, precision
-        self._known: dict[tuple[int, int, Rule, LinearForm], Passes] = {}
+    def __init__(self, model: ModuleModel, trace: ModelTrace, precision: Precision) -> None:
+        self.model, self.trace, self.precision = model, trace, precision
+        self._passes: dict[tuple[int, int, Rule, LinearForm], Passes] = {}
 
     @cached_property
-    def _built(self) -> Built:
-        return Built(self.modules.module, self.precision)
+    def _modules(self) -> FakeModules:
+        return FakeModules(self.model.module, self.precision)
 
     def traces(self, split: Split, ep: int, linear: LinearForm) -> Traces:
-        return ModuleTraces(self.modules, split.rows, partial(self._traced, linear))
+        return ModuleTraces(self.model, split.rows, partial(self._trace_passes, linear))
 
-    def _traced(self, linear: LinearForm, number: int, rows: int, rule: Rule) -> Passes:
-        key = self.modules.layers[number], rows, rule, linear
-        if key not in self._known:
+    def _trace_passes(self, linear: LinearForm, layer: int, rows: int, rule: Rule) -> Passes:
+        key = self.model.layers[layer], rows, rule, linear
+        if key not in self._passes:
             with linear_layers(linear):
-                self._known[key] = self._built.trace(number, rows, rule)
-        return self._known[key]
+                self._passes[key] = self._modules.trace_passes(layer, rows, rule)
+        return self._passes[key]
 
     def inputs(self, split: Split) -> int:
-        return split.rows * self.traced.kinds[self.modules.layers[0]].stream
+        return split.rows * self.trace.kinds[self.model.layers[0]].stream
 
     def stream(self, split: Split) -> int:
-        return split.rows * self.traced.head.stream
+        return split.rows * self.trace.head.stream
 
     def parameters(self, run: RunConfig, *, whole: bool) -> ParameterState:
-        layers, *_ = self.shards_by_kind(1, 1)
-        shards = self.shards(1, 1) if whole else {k: v for each in layers for k, v in each.items()}
+        kinds, *_ = self.shards_by_kind(1, 1)
+        shards = self.shards(1, 1) if whole else {k: v for kind in kinds for k, v in kind.items()}
         parameters: Any = _Parameters(shards)
         return parameter_state(run, parameters, self.precision)
 
     def shards_by_kind(self, tp: int, ep: int) -> KindShards:
-        return (
-            [self._of(number, kind) for number, kind in enumerate(self.modules.kinds)],
-            {},
-            {},
-            {},
-        )
+        kinds = enumerate(self.model.sorts)
+        return [_module_shards(number, kind) for number, kind in kinds], {}, {}, {}
 
     def shards(self, tp: int, ep: int) -> Shards:
-        found: dict[str, LocalShard] = {}
-        for number, kind in enumerate(self.modules.layers):
-            found |= self._of(number, self.modules.kinds[kind])
-        return found
-
-    def _of(self, number: int, kind: Any) -> dict[str, LocalShard]:
-        return {f"blocks.{number}.{name}": LocalShard(shape) for name, shape in kind.parameters}
+        shards: dict[str, LocalShard] = {}
+        for number, kind in enumerate(self.model.layer_kinds):
+            shards |= _module_shards(number, kind)
+        return shards
 
     def users(self, chunks: Sequence[range]) -> Mapping[str, set[int]]:
         return {}
@@ -92,76 +85,83 @@ class ModuleParts:
         return False
 
 
+def _module_shards(number: int, kind: ModuleKind) -> dict[str, LocalShard]:
+    """Return the parameters of a module, which no tensor or expert rank shares."""
+    return {f"blocks.{number}.{name}": LocalShard(shape) for name, shape in kind.parameters}
+
+
 class ModuleTraces:
-    """Traced passes of the modules for some rows."""
+    """Traced passes of the modules for a number of rows."""
 
     def __init__(
-        self, modules: ModuleModel, rows: int, traced: Callable[[int, int, Rule], Passes]
+        self, model: ModuleModel, rows: int, trace_passes: Callable[[int, int, Rule], Passes]
     ) -> None:
-        self.modules, self.rows, self.traced = modules, rows, traced
+        self.model, self.rows, self.trace_passes = model, rows, trace_passes
 
     def first(self) -> Passes:
-        return NOTHING
+        return NO_PASSES
 
     def last(self) -> Passes:
-        return NOTHING
+        return NO_PASSES
 
     def layer(self, number: int, rule: Rule) -> Passes:
-        numbers = choose_traced_rows(self.rows)
-        return fit_passes(numbers, [self.traced(number, n, rule) for n in numbers], self.rows)
+        row_counts = choose_traced_rows(self.rows)
+        samples = [self.trace_passes(number, rows, rule) for rows in row_counts]
+        return fit_passes(row_counts, samples, self.rows)
 
     def whole(self, rules: Sequence[Rule]) -> ModelPasses:
         layers = [
             rename_gradients(self.layer(number, rule), {"": f"blocks.{number}."})
             for number, rule in enumerate(rules)
         ]
-        names = [self.modules.kinds[kind].name for kind in self.modules.layers]
-        return ModelPasses(NOTHING, layers, NOTHING, names)
+        names = [kind.name for kind in self.model.layer_kinds]
+        return ModelPasses(NO_PASSES, layers, NO_PASSES, names)
 
 
-class _Module(Recomputable):
-    """A module that may be recomputed."""
+class _RecomputableModule(Recomputable):
+    """A foreign module with a recompute rule."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
 
     def forward(self, u: Tensor) -> Tensor:
-        found: Tensor = self.module(u)
-        return found
+        y: Tensor = self.module(u)
+        return y
 
 
-class Built:
-    """The modules, as fake tensors."""
+class FakeModules:
+    """The modules with fake weights, and the shape of each module's input."""
 
     def __init__(self, name: str, precision: Precision) -> None:
-        self.mode, self.compute = new_mode(), compute_dtype(precision)
-        modules, given = build(name, compute_dtype(precision))
-        self.modules = [_Module(module) for module in modules]
+        self.mode, self.dtype = new_mode(), compute_dtype(precision)
+        modules, first_input = build_modules(name, self.dtype)
+        self.modules = [_RecomputableModule(module) for module in modules]
         self.inputs: list[tuple[tuple[int, ...], torch.dtype]] = []
-        with fake_tensors(self.compute, self.mode):
-            row = torch.empty_like(given, device="cpu")
+        with fake_tensors(self.dtype, self.mode):
+            row = torch.empty_like(first_input, device="cpu")
             for module in self.modules:
                 module.to_empty(device="cpu")
                 self.inputs.append((tuple(row.shape), row.dtype))
                 row = module(row).detach()
 
-    def trace(self, number: int, rows: int, rule: Rule) -> Passes:
+    def trace_passes(self, number: int, rows: int, rule: Rule) -> Passes:
         module = self.modules[number]
-        (one, *rest), dtype = self.inputs[number]
+        (batch, *shape), dtype = self.inputs[number]
         module.recompute = rule != "none"
         module.saved = rule if isinstance(rule, Selective) else None
         leaves = dict(module.module.named_parameters())
-        with fake_tensors(self.compute, self.mode):
-            return trace(module, partial(torch.zeros, rows * one, *rest, dtype=dtype), leaves)
+        make_input = partial(torch.zeros, rows * batch, *shape, dtype=dtype)
+        with fake_tensors(self.dtype, self.mode):
+            return trace(module, make_input, leaves)
 
 
 class _Parameters(nn.Module):
-    """Parameters by name, for the state of an engine."""
+    """Parameters by name, from which an engine's state is counted."""
 
     def __init__(self, shards: Shards) -> None:
         super().__init__()
-        self.shapes = {name: each.shape for name, each in shards.items()}
+        self.shapes = {name: shard.shape for name, shard in shards.items()}
 
     def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
         for name, shape in self.shapes.items():

@@ -1,4 +1,4 @@
-"""A sequence of modules that are not ours, as the planner needs it."""
+"""A sequence of foreign modules, in the form that the planner takes a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModuleKind:
-    """Modules that are alike: of one text, with inputs of one shape."""
+    """Modules with equal text and equal input shapes."""
 
     name: str
     text: str
@@ -26,24 +26,32 @@ class ModuleKind:
     input: tuple[int, ...]
 
     @property
-    def elements(self) -> int:
+    def num_parameters(self) -> int:
         return sum(math.prod(shape) for _, shape in self.parameters)
 
 
 @dataclass(frozen=True)
 class ModuleModel:
-    """A sequence of modules as the planner sees a model: it can be cut into stages and sharded over
-    data-parallel ranks, and has neither operators that divide nor tokens."""
+    """Modules as a model: cut into stages and sharded over data-parallel ranks, without tokens or
+    operators that divide.
+
+    Plans hash the fields with their names (`model_hash`), here and in `ModuleKind`.
+    """
 
     module: str
     """package:function."""
-    kinds: tuple[ModuleKind, ...]
+    sorts: tuple[ModuleKind, ...]
     layers: tuple[int, ...]
     """Kind of each module."""
     operators: Mapping[str, Any] = field(default_factory=dict)
-    """None: no operator has heads or experts."""
+    """Always empty: no operator has heads or experts."""
     tie_embeddings: bool = False
     vocab_size: int = 1
+
+    @property
+    def layer_kinds(self) -> list[ModuleKind]:
+        """Kind of each module."""
+        return [self.sorts[number] for number in self.layers]
 
     def tp_problems(self, tp: int) -> list[str]:
         return [] if tp == 1 else [f"tp={tp}: {self.module} has no tensor parallelism"]
@@ -53,30 +61,31 @@ class ModuleModel:
 
 
 @dataclass(frozen=True)
-class Traced:
-    """Modules of `package:function`, as the planner needs them."""
+class TracedModules:
+    """Modules from `package:function`, with the operations of each kind."""
 
     model: ModuleModel
     trace: ModelTrace
 
     @property
     def config(self) -> ModelConfig:
-        """The model as the planner takes it: it asks for layers and for degrees that divide it."""
+        """The modules in place of a model's configuration: the planner asks both for their layers
+        and for problems of degrees."""
         return cast("ModelConfig", self.model)
 
     @property
     def names(self) -> list[str]:
         """Name of each module."""
-        return [self.model.kinds[kind].name for kind in self.model.layers]
+        return [kind.name for kind in self.model.layer_kinds]
 
 
-def flops(work: tuple[Work, ...]) -> float:
-    """Return the operations of matrix products, convolutions and attention."""
-    found = 0.0
-    for each in work:
-        if each.kind == "matmul":
-            found += 2.0 * math.prod(each.shape) * each.count
-        elif each.kind == "attention":
-            width, heads, length, _ = each.shape
-            found += 2.0 * length**2 * heads * width * each.count
-    return found
+def count_flops(operations: tuple[Work, ...]) -> float:
+    """Count the FLOP of matrix products, convolutions and attention."""
+    flops = 0.0
+    for work in operations:
+        if work.kind == "matmul":
+            flops += 2.0 * math.prod(work.shape) * work.count
+        elif work.kind == "attention":
+            width, heads, length, _ = work.shape
+            flops += 2.0 * length**2 * heads * width * work.count
+    return flops

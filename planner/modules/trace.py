@@ -1,4 +1,4 @@
-"""Trace of a sequence of modules: operations and parameters of each kind, for one row."""
+"""Trace of a sequence of foreign modules: parameters and operations of each kind, for one row."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ...console.errors import PlanError
 from ...models.config.options.precision import Precision
 from ...models.config.precision import compute_dtype
-from ..traces.recorder import Recorder
+from ..traces.recorder import OperationRecorder
 from ..traces.trace import LayerTrace, ModelTrace
-from ..traces.work import Work, counted
-from .load import build
-from .model import ModuleKind, ModuleModel, Traced
+from ..traces.work import Work, merge_equal
+from .load import build_modules
+from .model import ModuleKind, ModuleModel, TracedModules
 
-CAUSAL = {"forward": 4, "backward": 7}
-"""Place of `is_causal` among the arguments of torch's attention."""
+IS_CAUSAL = {"forward": 4, "backward": 7}
+"""Position of `is_causal` among the arguments of torch's attention."""
 
 
-def trace_modules(name: str, precision: Precision) -> Traced:
-    """Trace the modules of `package:function`. Nothing is allocated."""
-    known: dict[ModuleKind, LayerTrace] = {}
+def trace_modules(name: str, precision: Precision) -> TracedModules:
+    """Trace the modules from `package:function`. Nothing is allocated."""
+    traces: dict[ModuleKind, LayerTrace] = {}
     layers: list[ModuleKind] = []
-    built, given = build(name, compute_dtype(precision))
-    standard = torch.get_default_dtype()
+    modules, first_input = build_modules(name, compute_dtype(precision))
+    default_dtype = torch.get_default_dtype()
     torch.set_default_dtype(compute_dtype(precision))
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
-            row = torch.empty_like(given, device="cpu")
-            for number, module in enumerate(built):
+            row = torch.empty_like(first_input, device="cpu")
+            for number, module in enumerate(modules):
                 parameters = tuple((key, tuple(p.shape)) for key, p in module.named_parameters())
                 class_name, shape = type(module).__name__, tuple(row.shape)
                 kind = ModuleKind(f"{class_name} {shape}", repr(module), parameters, shape)
                 layers.append(kind)
                 try:
                     module.to_empty(device="cpu")
-                    if kind not in known:
-                        known[kind] = _layer(kind.name, module, row, first=not number)
-                    row = _result(module, row).detach()
+                    if kind not in traces:
+                        traces[kind] = _trace_module(kind.name, module, row, is_first=number == 0)
+                    row = _run_module(module, row).detach()
                 except Exception as error:
                     raise PlanError(
                         f"--module {name}: module {number} ({class_name}) fails on an input of "
@@ -50,43 +50,43 @@ def trace_modules(name: str, precision: Precision) -> Traced:
                         "tensor, without reading values",
                     ) from error
     finally:
-        torch.set_default_dtype(standard)
-    kinds = list(known)
-    numbers = tuple(map(kinds.index, layers))
-    stream = max(trace.stream for trace in known.values())
-    end = LayerTrace("end", {}, (), (), stream, 1)
-    trace = ModelTrace(1, 1, numbers, tuple(known.values()), end)
-    return Traced(ModuleModel(name, tuple(kinds), numbers), trace)
+        torch.set_default_dtype(default_dtype)
+    kinds = list(traces)
+    kind_numbers = tuple(map(kinds.index, layers))
+    stream = max(trace.stream for trace in traces.values())
+    head = LayerTrace("end", {}, (), (), stream, 1)
+    trace = ModelTrace(1, 1, kind_numbers, tuple(traces.values()), head)
+    return TracedModules(ModuleModel(name, tuple(kinds), kind_numbers), trace)
 
 
-def _result(module: nn.Module, row: Tensor) -> Tensor:
-    found = module(row)
-    if not isinstance(found, Tensor):
-        raise TypeError(f"the result is {type(found).__name__}, not a tensor")
-    return found
+def _run_module(module: nn.Module, row: Tensor) -> Tensor:
+    result = module(row)
+    if not isinstance(result, Tensor):
+        raise TypeError(f"the result is {type(result).__name__}, not a tensor")
+    return result
 
 
-def _layer(name: str, module: nn.Module, row: Tensor, first: bool) -> LayerTrace:
-    """Trace a module; its input needs a gradient unless it is the first."""
-    needs = row.is_floating_point() and not first
-    given = torch.empty(row.shape, dtype=row.dtype, requires_grad=needs)
+def _trace_module(name: str, module: nn.Module, row: Tensor, is_first: bool) -> LayerTrace:
+    """Record both passes. The input needs a gradient, except for the first module."""
+    needs_gradient = row.is_floating_point() and not is_first
+    x = torch.empty(row.shape, dtype=row.dtype, requires_grad=needs_gradient)
     with ModuleRecorder() as forward:
-        result = _result(module, given)
+        y = _run_module(module, x)
     with ModuleRecorder() as backward:
-        if result.requires_grad:
-            torch.autograd.backward([result], [torch.ones_like(result)])
+        if y.requires_grad:
+            torch.autograd.backward([y], [torch.ones_like(y)])
     return LayerTrace(
         name=name,
-        layer={"shared": None},
-        forward=counted(forward.work),
-        backward=counted(backward.work),
+        operators={"shared": None},
+        forward=merge_equal(forward.work),
+        backward=merge_equal(backward.work),
         stream=row.nbytes,
         calls=1,
     )
 
 
-class ModuleRecorder(Recorder):
-    """Records convolutions as the matrix products that they are, and attention over all pairs."""
+class ModuleRecorder(OperationRecorder):
+    """Records convolutions as matrix products, and attention over all query-key pairs."""
 
     def __init__(self) -> None:
         super().__init__(seq_len=1)
@@ -100,27 +100,28 @@ class ModuleRecorder(Recorder):
         result = operation(*inputs, **(options or {}))
         if name.endswith("backward"):
             gradient, row, weight, *_ = inputs
-            *_, transposed, _, groups, wanted = inputs
-            for _ in range(sum(wanted[:2])):  # gradients of the input and of the weight
-                self._convolution(row, weight, gradient, transposed, groups)
+            *_, transposed, _, groups, output_mask = inputs
+            for _ in range(sum(output_mask[:2])):  # gradients of the input and of the weight
+                self._record_convolution(row, weight, gradient, transposed, groups)
         else:
             row, weight, *_ = inputs
             *_, transposed, _, groups = inputs
-            self._convolution(row, weight, result, transposed, groups)
+            self._record_convolution(row, weight, result, transposed, groups)
         return result
 
-    def _convolution(
+    def _record_convolution(
         self, row: Tensor, weight: Tensor, result: Tensor, transposed: bool, groups: int
     ) -> None:
-        """Record the product [positions, inputs × taps] × [inputs × taps, outputs] of a group."""
-        many = row if transposed else result
-        shape = (groups, many.numel() // many.shape[1], weight[0].numel(), len(weight) // groups)
-        moved = row.nbytes + weight.nbytes + result.nbytes
-        self.work.append(Work("matmul", "", shape, 1, moved, "convolution"))
+        """Record a product [positions, inputs × taps] × [inputs × taps, outputs] per group."""
+        larger = row if transposed else result
+        positions = larger.numel() // larger.shape[1]
+        shape = (groups, positions, weight[0].numel(), len(weight) // groups)
+        traffic = row.nbytes + weight.nbytes + result.nbytes
+        self.work.append(Work("matmul", "", shape, 1, traffic, "convolution"))
 
-    def _attention(self, name: str, inputs: Any, moved: int, saved: str) -> None:
-        super()._attention(name, inputs, moved, saved)
-        place = CAUSAL["backward" if "backward" in name else "forward"]
-        if not (len(inputs) > place and inputs[place] is True):
-            # Rates of attention count the pairs below the diagonal; here are all.
+    def _record_attention(self, name: str, inputs: Any, traffic: int, saved: str) -> None:
+        super()._record_attention(name, inputs, traffic, saved)
+        position = IS_CAUSAL["backward" if "backward" in name else "forward"]
+        if not (len(inputs) > position and inputs[position] is True):
+            # Rates of attention count the pairs below the diagonal; here all pairs are computed.
             self.work[-1] = replace(self.work[-1], count=2 * self.work[-1].count)

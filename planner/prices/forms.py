@@ -10,14 +10,14 @@ from ...models.config.options.recompute import Rule
 from ..division.problem import Choice
 from ..memory.footprints import Footprint
 from ..memory.rank_memory import Between
-from ..traces.work import Parts, Passes
+from ..traces.work import Parts, PassTimes
 from .messages import EngineMessages, Reshard, Sharded
 
 
 class Form(NamedTuple):
     """A layer of one kind as a layout runs it, before its own choices."""
 
-    passes: Passes
+    passes: PassTimes
     engine: EngineMessages
     shards: Sharded
     sequence: bool
@@ -26,20 +26,22 @@ class Form(NamedTuple):
     @property
     def forward(self) -> float:
         """Seconds of the forward pass."""
-        return self.engine.forward(self.passes.ahead, self.shards)
+        return self.engine.forward(self.passes.forward_seconds, self.shards)
 
     @property
     def fastest(self) -> float:
         """Seconds of the backward pass of the fastest choice, which recomputes nothing."""
         return min(
-            self.engine.backward(self.passes.back, self.shards, gathers=reshard is None)
+            self.engine.backward(self.passes.backward_seconds, self.shards, gathers=reshard is None)
             for reshard in self.engine.reshards
         )
 
     @property
     def update(self) -> float:
         """Seconds of a step outside the passes."""
-        return self.engine.update(self.passes.ahead, self.passes.back, self.shards)
+        return self.engine.update(
+            self.passes.forward_seconds, self.passes.backward_seconds, self.shards
+        )
 
     def beyond(self, forward: float, update: float, micro_batches: int) -> tuple[float, float]:
         """Return the seconds of the forward pass beyond those of the kind, and those of the update
@@ -66,7 +68,7 @@ class Way(NamedTuple):
     rule: Rule
     reshard: Reshard
     """False: weights stay gathered from the forward to the backward pass. None: as the engine."""
-    passes: Passes
+    passes: PassTimes
     engine: EngineMessages
     shards: Sharded
     sequence: bool = False
@@ -86,7 +88,7 @@ class Way(NamedTuple):
 
     @property
     def backward(self) -> Parts:
-        again = self.passes.again[self.rule] + self.engine.again(self.rule)
+        again = self.passes.recompute_seconds[self.rule] + self.engine.again(self.rule)
         back = dict(self.passes.backward, recompute=again)
         backward = partial(self.engine.backward, gathers=self.reshard is None)
         parts = self._with_messages(back, backward)
@@ -106,7 +108,11 @@ def choices(
     and its update `delayed` for each micro-batch."""
     cost, engine, shards, sequence = form
     costs = [
-        (rule, cost.back + cost.again[rule] + engine.again(rule), *sizes.rules[rule])
+        (
+            rule,
+            cost.backward_seconds + cost.recompute_seconds[rule] + engine.again(rule),
+            *sizes.rules[rule],
+        )
         for rule in rules
     ]
     for reshard in engine.reshards:

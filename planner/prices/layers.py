@@ -35,8 +35,9 @@ from ..memory.rank_memory import (
     as_context,
     remembered,
 )
-from ..traces.trace import LayerTrace, ModelTrace, Operations, trace
-from ..traces.work import RULES, Passes, recompute_launches
+from ..traces.ring import Operations
+from ..traces.trace import LayerTrace, ModelTrace, trace_model
+from ..traces.work import RULES, PassTimes, recompute_launches
 from . import messages
 from .forms import Form, Sizes, Way, choices
 from .machine import Machine
@@ -82,7 +83,7 @@ class Costs:
         self._useful: dict[tuple[Split, int, LinearForm], list[tuple[Rule, ...]]] = {}
 
     def _trace(self) -> ModelTrace:
-        return trace(self.model, self.phase.seq_len, self.precision, self.device)
+        return trace_model(self.model, self.phase.seq_len, self.precision, self.device)
 
     def _parts(self) -> ModelParts:
         return OwnParts(self.model, self.run, self.phase.seq_len, self.precision, self.device)
@@ -108,12 +109,12 @@ class Costs:
         """Yield the engines and schedules of a shape that the engines' checks accept."""
         return variants(shape, self.model, gpus, self.machine.per_node, self.precision)
 
-    def _passes(self, split: Split, ep: int) -> tuple[list[Passes], Passes]:
+    def _passes(self, split: Split, ep: int) -> tuple[list[PassTimes], PassTimes]:
         """Return the costs of each kind, and of the head."""
         *layers, head = [self._of_layer(number, split, ep) for number in range(len(self.kinds) + 1)]
         return layers, head
 
-    def _of_layer(self, number: int, split: Split, ep: int) -> Passes:
+    def _of_layer(self, number: int, split: Split, ep: int) -> PassTimes:
         """Return the costs of a kind; the number of the head is the last one."""
         layer = (*self.kinds, self.trace.head)[number]
         # `attention` and `hyena_li` change a ring's operations alone: others are priced once.
@@ -123,7 +124,7 @@ class Costs:
         backward = {"compute": computed.backward}
         for name, seconds in sent.items():
             forward[name], backward[name] = seconds.forward, seconds.backward
-        return Passes(forward, backward, partial(self._again, layer, computed, sent))
+        return PassTimes(forward, backward, partial(self._again, layer, computed, sent))
 
     def _computed(self, number: int, split: Split) -> Computed:
         layer = (*self.kinds, self.trace.head)[number]
@@ -185,7 +186,7 @@ class Costs:
                 fastest + (f - forward) + (u - update) / shape.micro_batches
                 for f, fastest, u in times
             )
-            shared = layer.layer["shared"]
+            shared = layer.operators["shared"]
             kinds.append(
                 LayerKind(
                     forward=forward,
@@ -212,9 +213,9 @@ class Costs:
                 update=engine.update(0.0, 0.0, first),
             ),
             last=FixedCosts(
-                forward=engine.forward(head.ahead, at_end),
-                backward=engine.backward(head.back, at_end, gathers=False),
-                update=engine.update(head.ahead, head.back, at_end)
+                forward=engine.forward(head.forward_seconds, at_end),
+                backward=engine.backward(head.backward_seconds, at_end, gathers=False),
+                update=engine.update(head.forward_seconds, head.backward_seconds, at_end)
                 + self.machine.overhead.step_seconds(grid.engine.kind),
             ),
             modules=tuple(
@@ -308,7 +309,9 @@ class Costs:
             passes, _ = self.passes(split, ep)
             sizes = self.memory.footprints.of(*key).kinds
             self._useful[key] = [
-                tuple(unbeaten({rule: (cost.again[rule], *size[rule]) for rule in RULES}))
+                tuple(
+                    unbeaten({rule: (cost.recompute_seconds[rule], *size[rule]) for rule in RULES})
+                )
                 for cost, size in zip(passes, sizes, strict=True)
             ]
         return self._useful[key]

@@ -18,7 +18,8 @@ from ...trainer.engines.config import EngineConfig
 from ...trainer.engines.traffic import MESSAGES, Message
 from ...trainer.layout.config import LayoutConfig
 from ..grid.split import Direction, Split
-from ..traces.trace import LayerTrace, ModelTrace, Operations
+from ..traces.ring import Operations
+from ..traces.trace import LayerTrace, ModelTrace
 from ..traces.work import Work
 from .machine import Machine
 
@@ -82,7 +83,7 @@ def price_layer(
         ]
         sent["context"] = Sent(*(sum(n * s[field] for n, s in context) for field in range(3)))
     if ep > 1:
-        names = [layer.layer.get("mixer"), layer.layer.get("mlp")]
+        names = [layer.operators.get("mixer"), layer.operators.get("mlp")]
         top = sum(getattr(model.operators.get(name), "top_k", 0) for name in names if name)
         if top:
             size = top * tokens / split.tp * trace.width * width
@@ -131,7 +132,7 @@ def _ring(
     overlapping = (cp - 1) / cp
 
     def exposed(direction: Direction, message: float) -> float:
-        computed = overlapping * machine.seconds(ring.of(direction), direction, Split())
+        computed = overlapping * machine.seconds(ring.select(direction), direction, Split())
         return machine.overlapped(computed, message, tp * cp) - computed
 
     forward = exposed("forward", (cp - 1) * hop)

@@ -8,7 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..grid.split import Direction, Split
-from ..traces.trace import LayerTrace, Operations, Ring, mapped, operations
+from ..traces.ring import Operations, Ring, map_operations, trace_ring
+from ..traces.trace import LayerTrace
 from ..traces.work import Work
 from .machine import RING, Machine
 
@@ -28,7 +29,7 @@ def compute_rings(
     """Return what a rank computes in the rings of a layer, by the attention's shape."""
     if split.cp == 1 or split.attention != "ring":
         return {}
-    names = [layer.layer.get(name) for name in ("mixer", "mlp", "shared")]
+    names = [layer.operators.get(name) for name in ("mixer", "mlp", "shared")]
     options = [model.operators[name] for name in names if name]
     rings = {}
     for work in layer.forward:
@@ -45,10 +46,10 @@ def compute_rings(
             precision=precision,
             device=machine.hardware.file.device.kind,
         )
-        computed = operations(ring, split.cp)
+        computed = trace_ring(ring, split.cp)
         computed = priced(computed, measured=computed.tiled and machine.has_kernel(RING))
         shard = partial(_shard_heads, rows=split.rows, tp=split.tp)
-        rings[work.shape] = mapped(shard, computed)
+        rings[work.shape] = map_operations(shard, computed)
     return rings
 
 
@@ -66,7 +67,7 @@ def split_operations(
         if ring is None:
             operations_of_rank.append((operation, split))
             continue
-        for step in ring.of(direction):
+        for step in ring.select(direction):
             repeated = replace(step, count=step.count * operation.count)
             operations_of_rank.append((repeated, Split()))
     return operations_of_rank

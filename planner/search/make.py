@@ -17,7 +17,7 @@ from ..grid.grid import make_grid, settings
 from ..grid.wanted import Wanted
 from ..hardware import Hardware
 from ..modules.costs import ModuleCosts
-from ..modules.model import Traced
+from ..modules.model import TracedModules
 from ..prices.layers import Costs
 from ..prices.machine import Machine
 from .assemble import (
@@ -49,7 +49,7 @@ class PlanRequest:
     """Fraction of a device's usable memory."""
     roofline: bool = False
     simulate: bool = False
-    modules: Traced | None = None
+    modules: TracedModules | None = None
     """Modules of another program, instead of a model."""
 
     def costs(self, machine: Machine, phase: PhaseRows) -> Costs:

@@ -264,12 +264,13 @@ def shape_bound(costs: Costs, shape: Shape, simulate: bool = False) -> float:
     """Return the seconds of all passes in a step, shared evenly by the stages."""
     split = shape.split
     passes, head = costs.passes(split, shape.layout.ep)
-    seconds = [cost.ahead + cost.back for cost in passes]
+    seconds = [cost.forward_seconds + cost.backward_seconds for cost in passes]
     if simulate:  # the tensor ranks of a layer may work as context ranks
         context_passes, _ = costs.passes(replace(split, tp=1, cp=split.ranks), shape.layout.ep)
-        context_seconds = [cost.ahead + cost.back for cost in context_passes]
+        context_seconds = [cost.forward_seconds + cost.backward_seconds for cost in context_passes]
         seconds = [min(pair) for pair in zip(seconds, context_seconds, strict=True)]
-    total = sum(seconds[kind] for kind in costs.trace.layers) + head.ahead + head.back
+    total = sum(seconds[kind] for kind in costs.trace.layers)
+    total = total + head.forward_seconds + head.backward_seconds
     return shape.micro_batches * total / shape.layout.pp
 
 

@@ -24,7 +24,7 @@ from ..search.make import uniform_phase
 if TYPE_CHECKING:
     from ...models.config.config import ModelConfig
     from ...trainer.run.config import RunConfig
-    from ..modules.model import Traced
+    from ..modules.model import TracedModules
 
 MOST_STAGES = 6
 """Stages that are drawn: the first ones, and the last."""
@@ -36,7 +36,7 @@ def plan_timelines(
     model: ModelConfig,
     run: RunConfig,
     device: str,
-    modules: Traced | None = None,
+    modules: TracedModules | None = None,
 ) -> list[Timeline]:
     """Return the memory of a rank of each stage over a step of a phase of a plan. `modules` are
     those that are not ours, which `model` stands for."""

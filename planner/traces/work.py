@@ -1,4 +1,4 @@
-"""Operations of a layer, by the rows of a hardware file; seconds of its passes."""
+"""A layer's operations, by the rows of a hardware file, and seconds of its passes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ RULES: tuple[Rule, ...] = (
     Selective(save=("attention", "scan", "convolution")),
     Selective(save=tuple(OPERATIONS)),
 )
-"""Recompute rules that are tried for each layer."""
+"""Recompute rules that are tried for every layer."""
 CALL_LAUNCHES = 50
-"""Launches that take as long as torch's own work for a call that is recomputed: random states,
-and a hook for each kept tensor. Measured on a CPU, as the next one."""
+"""Launches that take as long as torch's overhead for a recomputed call: random states, and a hook
+per saved tensor. Measured on a CPU, like the next constant."""
 SEEN_LAUNCHES = 2.3
-"""Launches that an operation costs more where Python sees it, because its result may be kept."""
+"""Extra launches per operation where Python decides whether to save the result."""
 Parts = dict[str, float]
 """Seconds by part."""
 WorkKind = Literal["matmul", "attention", "kernel", "memory", "launch", "pairs"]
@@ -29,73 +29,77 @@ WorkKind = Literal["matmul", "attention", "kernel", "memory", "launch", "pairs"]
 
 @dataclass(frozen=True)
 class Work:
-    """Operations of one shape, for a row of one sequence on one rank."""
+    """Equal operations on one row, on one rank."""
 
     kind: WorkKind
     name: str
-    """Kernel of the operation; empty for the others."""
+    """Kernel name; empty for other kinds."""
     shape: tuple[int, ...]
-    """matmul: (groups, m, k, n); attention: (head width, heads, length, heads of keys); kernel:
-    (size, width, length), as in the hardware file; pairs of queries and keys that a ring computes
-    in tiles: (head width, heads, tokens of a rank); memory and launch: ()."""
+    """matmul: (groups, m, k, n); attention: (head width, heads, length, kv heads); kernel: (size,
+    width, length), as in the hardware file; pairs, the query-key pairs that a ring computes in
+    tiles: (head width, heads, tokens per rank); memory and launch: ()."""
     count: int
-    """Number of such operations; `launch` counts all of them, whatever the rows."""
+    """Number of operations; for `launch`, whatever the number of rows."""
     bytes: int
     """Bytes that one operation reads and writes."""
     saved: str = ""
-    """Kind of result by the names of `recompute: {save: …}`."""
+    """Kind of result, as in `recompute: {save: …}`."""
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Work:
+    def parse(cls, data: Mapping[str, Any]) -> Work:
+        """Build from JSON."""
         return cls(**{**data, "shape": tuple(data["shape"])})
 
 
-def counted(work: Iterable[Work]) -> tuple[Work, ...]:
-    """Add up equal operations. Traffic without a shape is one entry for each kind of saved result,
-    and so are launches."""
-    alike: Counter[Work] = Counter()
+def merge_equal(operations: Iterable[Work]) -> tuple[Work, ...]:
+    """Add up equal operations. Memory traffic becomes one entry per kind of saved result, and so do
+    launches."""
+    counts: Counter[Work] = Counter()
     launches: Counter[str] = Counter()
-    for each in work:
-        alike[replace(each, count=1)] += each.count
-        launches[each.saved] += each.kind != "pairs"
-    rest = [replace(each, count=n) for each, n in alike.items() if each.kind != "memory"]
-    for kind, count in launches.items():
-        moved = [e.bytes * n for e, n in alike.items() if e.kind == "memory" and e.saved == kind]
-        rest.append(Work("memory", "", (), 1, sum(moved), kind))
-        rest.append(Work("launch", "", (), count, 0, kind))
-    return tuple(rest)
+    for work in operations:
+        counts[replace(work, count=1)] += work.count
+        launches[work.saved] += work.kind != "pairs"
+    merged = [replace(work, count=n) for work, n in counts.items() if work.kind != "memory"]
+    for saved, num_launches in launches.items():
+        traffic = sum(
+            work.bytes * n
+            for work, n in counts.items()
+            if work.kind == "memory" and work.saved == saved
+        )
+        merged.append(Work("memory", "", (), 1, traffic, saved))
+        merged.append(Work("launch", "", (), num_launches, 0, saved))
+    return tuple(merged)
 
 
-def recompute_launches(rule: Rule, calls: int, forward: int) -> float:
-    """Return the launches that the rule of a layer costs beside its second forward pass, by its
-    operator calls and the operations of its forward pass."""
+def recompute_launches(rule: Rule, calls: int, forward_launches: int) -> float:
+    """Return the launches that a recompute rule adds to the second forward pass, for a layer with
+    `calls` operator calls."""
     if rule == "none":
         return 0
     if isinstance(rule, Selective):
-        return CALL_LAUNCHES + 2 * SEEN_LAUNCHES * forward
+        return CALL_LAUNCHES + 2 * SEEN_LAUNCHES * forward_launches
     return CALL_LAUNCHES * (calls if rule == "operator" else 1)
 
 
 @dataclass(frozen=True)
-class Passes:
-    """A layer of one kind in a micro-batch of a rank."""
+class PassTimes:
+    """Seconds that a layer takes in a micro-batch, on one rank."""
 
     forward: Parts
     backward: Parts
-    repeat: Callable[[], Mapping[Rule, float]]
-    """Makes `again`: few of all passes need it."""
+    price_recompute: Callable[[], Mapping[Rule, float]]
+    """Computes `recompute_seconds`, which few layers need."""
 
     @cached_property
-    def again(self) -> Mapping[Rule, float]:
-        """Seconds of the backward pass that recompute adds."""
-        return self.repeat()
+    def recompute_seconds(self) -> Mapping[Rule, float]:
+        """Seconds that recompute adds to the backward pass, by rule."""
+        return self.price_recompute()
 
     @cached_property
-    def ahead(self) -> float:
-        """Seconds of the forward pass."""
+    def forward_seconds(self) -> float:
         return sum(self.forward.values())
 
     @cached_property
-    def back(self) -> float:
-        """Seconds of the backward pass without recompute."""
+    def backward_seconds(self) -> float:
+        """Seconds without recompute."""
         return sum(self.backward.values())

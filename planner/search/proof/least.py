@@ -188,7 +188,7 @@ def build_floors(costs: Costs, grid: Grid, activations: MinActivations | None = 
     lasting = costs.memory.lasting(
         grid.engine, layout.pp, grid.shape.dp, layout.cp, layout.tp, layout.ep
     )
-    calls = [layer.layer.get("shared") for layer in costs.kinds]
+    calls = [layer.operators.get("shared") for layer in costs.kinds]
     return Floors(grid, costs.trace.layers, calls, lasting, activations)
 
 

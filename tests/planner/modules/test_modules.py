@@ -18,7 +18,7 @@ from headrace.models.config.options.precision import PRECISIONS
 from headrace.models.config.options.recompute import Rule
 from headrace.planner.grid.split import Split
 from headrace.planner.modules.memory import ModuleParts
-from headrace.planner.modules.model import Traced, flops
+from headrace.planner.modules.model import TracedModules, count_flops
 from headrace.planner.modules.trace import ModuleRecorder, trace_modules
 from headrace.trainer.cli import main
 from headrace.trainer.run.job import Job
@@ -30,28 +30,28 @@ PUBLISHED = ViT_B_16_Weights.IMAGENET1K_V1.meta
 
 
 @pytest.fixture(scope="module")
-def traced() -> Traced:
+def traced() -> TracedModules:
     return trace_modules(NAME, PRECISIONS["bf16"])
 
 
-def test_layers_that_are_alike_are_one_sort(traced: Traced) -> None:
+def test_layers_that_are_alike_are_one_kind(traced: TracedModules) -> None:
     assert traced.model.layers == (0, *[1] * 12, 2)
-    sizes = [traced.model.kinds[kind].elements for kind in traced.model.layers]
+    sizes = [kind.num_parameters for kind in traced.model.layer_kinds]
     assert sum(sizes) == PUBLISHED["num_params"]
 
 
-def test_operations_are_those_that_torchvision_publishes(traced: Traced) -> None:
+def test_operations_are_those_that_torchvision_publishes(traced: TracedModules) -> None:
     """Torchvision counts a multiplication with its addition as one."""
-    forward = [flops(each.forward) for each in traced.trace.kinds]
+    forward = [count_flops(each.forward) for each in traced.trace.kinds]
     whole = sum(forward[kind] for kind in traced.trace.layers)
     assert whole == pytest.approx(2e9 * PUBLISHED["_ops"], rel=0.001)
-    backward = [flops(each.backward) for each in traced.trace.kinds]
+    backward = [count_flops(each.backward) for each in traced.trace.kinds]
     # Twice the products; the rates add attention's factor.
     assert 1.8 * forward[1] < backward[1] < 2 * forward[1]
     assert backward[0] == pytest.approx(forward[0])  # an image needs no gradient
 
 
-def test_kept_bytes_grow_with_the_rows_and_shrink_with_recompute(traced: Traced) -> None:
+def test_kept_bytes_grow_with_the_rows_and_shrink_with_recompute(traced: TracedModules) -> None:
     parts = ModuleParts(traced.model, traced.trace, PRECISIONS["bf16"])
     stream = traced.trace.kinds[1].stream
     assert stream == 197 * 768 * 2
@@ -84,7 +84,7 @@ def test_convolutions_are_counted_as_torch_counts_them() -> None:
             result = module(row)
             if module.groups == 1:
                 result.sum().backward()
-        assert flops(tuple(recorder.work)) == counter.get_total_flops()
+        assert count_flops(tuple(recorder.work)) == counter.get_total_flops()
 
 
 def plan(*words: str, code: int = 0) -> Result:

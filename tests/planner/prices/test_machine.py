@@ -19,7 +19,7 @@ from headrace.planner.hardware import Hardware
 from headrace.planner.prices.machine import Machine
 from headrace.planner.prices.messages import price_layer
 from headrace.planner.search.make import PlanRequest, build_machine, uniform_phase
-from headrace.planner.traces.trace import trace
+from headrace.planner.traces.trace import trace_model
 from headrace.planner.traces.work import Work
 from headrace.trainer.run.config import RunConfig
 
@@ -101,9 +101,9 @@ def test_merged_operations_send_a_message_each() -> None:
     machine, model = Machine(Hardware.load("h100"), "bf16"), load_model_config("tiny-hybrid")
     split = Split(cp=2)
     one = Work("kernel", "short_convolution", (3, 64, 64), 1, 0)
-    layer = replace(trace(model, 64, PRECISIONS["bf16"], "cuda").kinds[0], forward=(one,))
+    layer = replace(trace_model(model, 64, PRECISIONS["bf16"], "cuda").kinds[0], forward=(one,))
     three = replace(layer, forward=(replace(one, count=3),))
-    whole = trace(model, 64, PRECISIONS["bf16"], "cuda")
+    whole = trace_model(model, 64, PRECISIONS["bf16"], "cuda")
     seconds = [
         price_layer(each, model, whole, PRECISIONS["bf16"], machine, split, 1, {})["context"]
         for each in (layer, three)

@@ -24,8 +24,8 @@ from headrace.planner.grid.split import Split
 from headrace.planner.hardware import Hardware
 from headrace.planner.prices.machine import Machine
 from headrace.planner.prices.messages import EngineMessages, Sent, price_layer
-from headrace.planner.traces.recorder import Recorder
-from headrace.planner.traces.trace import ModelTrace, trace
+from headrace.planner.traces.recorder import OperationRecorder
+from headrace.planner.traces.trace import ModelTrace, trace_model
 from headrace.planner.traces.work import Work
 from headrace.trainer.engines.config import EngineConfig
 from headrace.trainer.engines.deepspeed import DeepSpeedConfig
@@ -40,7 +40,7 @@ AXIS = Axis(None, 0, RANKS)
 
 @pytest.fixture(scope="module")
 def traced() -> ModelTrace:
-    return trace(load_model_config("tiny-transformer"), LENGTH, FP32, "cuda")
+    return trace_model(load_model_config("tiny-transformer"), LENGTH, FP32, "cuda")
 
 
 @dataclass
@@ -69,7 +69,7 @@ def copied(run: Callable[..., Any], *shapes: Sequence[int]) -> int:
     """Return the bytes that a forward pass reads and writes."""
     with torch.device("meta"):
         inputs = [torch.empty(shape) for shape in shapes]
-    with Recorder(LENGTH) as recorder:
+    with OperationRecorder(LENGTH) as recorder:
         run(*inputs)
     return sum(work.bytes for work in recorder.work)
 
@@ -157,7 +157,7 @@ def test_messages_of_a_sharded_loss_are_those_of_the_code() -> None:
         loss, _ = head.loss(hidden, targets, weights, 0.0, AXIS)
         loss.backward()
     machine, model = Asked(), load_model_config("tiny-transformer")
-    plain = trace(model, LENGTH, FP32, "cpu")
+    plain = trace_model(model, LENGTH, FP32, "cpu")
     split = Split(rows=3, tp=RANKS)
     price_layer(plain.head, model, plain, FP32, machine, split, 1, {})
     stream = 3 * LENGTH * WIDTH * 4

@@ -17,9 +17,10 @@ from headrace.planner.hardware import Hardware
 from headrace.planner.hardware.file import KernelRate
 from headrace.planner.prices import rings
 from headrace.planner.prices.machine import RING, Machine
-from headrace.planner.traces import trace as traces
-from headrace.planner.traces.recorder import Recorder
-from headrace.planner.traces.trace import Operations, Ring, operations, trace
+from headrace.planner.traces import ring as traces
+from headrace.planner.traces.recorder import OperationRecorder
+from headrace.planner.traces.ring import Operations, Ring, trace_ring
+from headrace.planner.traces.trace import trace_model
 from headrace.planner.traces.work import Work
 
 FP32 = PRECISIONS["fp32"]
@@ -30,7 +31,7 @@ FUSED = replace(TILES, precision=PRECISIONS["bf16"], device="cuda")
 @pytest.fixture(autouse=True)
 def not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traces, "load_or_compute", lambda question, make, *_: make())
-    operations.cache_clear()
+    trace_ring.cache_clear()
 
 
 def flops(work: tuple[Work, ...]) -> float:
@@ -53,11 +54,11 @@ def numbers(work: tuple[Work, ...]) -> Counter[tuple[object, ...]]:
 
 def test_a_tile_of_each_size_stands_for_all() -> None:
     @contextmanager
-    def every_tile(recorder: Recorder, ring: Ring) -> Iterator[None]:
+    def every_tile(recorder: OperationRecorder, ring: Ring) -> Iterator[None]:
         yield
 
-    found = operations(TILES, 3)
-    with mock.patch.object(traces, "_one_tile_of_each_size", every_tile):
+    found = trace_ring(TILES, 3)
+    with mock.patch.object(traces, "_run_one_tile_per_size", every_tile):
         whole = traces._record_ring(TILES, 3)
     for some, every in ((found.forward, whole.forward), (found.backward, whole.backward)):
         assert numbers(tuple(w for w in some if w.kind != "pairs")) == numbers(every)
@@ -69,7 +70,7 @@ def test_a_tile_of_each_size_stands_for_all() -> None:
 
 @pytest.mark.parametrize("ring", [replace(TILES, part=512), replace(FUSED, part=1024)])
 def test_a_long_ring_follows_from_short_ones(ring: Ring) -> None:
-    found, real = operations(ring, 7), traces._record_ring(ring, 7)
+    found, real = trace_ring(ring, 7), traces._record_ring(ring, 7)
     for one, other in ((found.forward, real.forward), (found.backward, real.backward)):
         assert flops(one) == pytest.approx(flops(other), rel=1e-3)
         # The exchange of chunks has a few operations more or less.
@@ -84,12 +85,12 @@ def test_hops_of_fused_attention_are_as_many_causal_pairs() -> None:
     """A rank of N has the N-th part of the pairs of a causal row."""
     row = 4 * FUSED.part
     whole = 2 * row**2 * FUSED.heads * FUSED.width
-    assert flops(operations(FUSED, 4).forward) == pytest.approx(whole / 4, rel=1e-3)
+    assert flops(trace_ring(FUSED, 4).forward) == pytest.approx(whole / 4, rel=1e-3)
 
 
 def test_kept_attention_leaves_the_exchange_of_chunks_alone() -> None:
     for ring in (TILES, FUSED):
-        again = [work for work in operations(ring, 2).forward if work.saved != "attention"]
+        again = [work for work in trace_ring(ring, 2).forward if work.saved != "attention"]
         assert {work.kind for work in again} == {"memory", "launch"}
 
 
@@ -101,7 +102,7 @@ def test_a_measured_ring_is_priced_by_its_pairs() -> None:
     file = replace(hardware.file, kernels=(row,))
     machine = Machine(Hardware(file, "here.yaml"), "fp32")
     assert machine.has_kernel(RING) and not Machine(hardware, "fp32").has_kernel(RING)
-    found: Operations = rings.priced(operations(TILES, 2), measured=True)
+    found: Operations = rings.priced(trace_ring(TILES, 2), measured=True)
     [pairs] = found.forward
     seconds = machine.seconds(found.forward, "forward", Split())
     assert seconds == pytest.approx(pairs.count * 128 / 1e9)
@@ -109,9 +110,9 @@ def test_a_measured_ring_is_priced_by_its_pairs() -> None:
 
 def test_rows_and_tensor_ranks_share_a_rings_operations() -> None:
     model = load_model_config("tiny-transformer")
-    layer = trace(model, 3072, FP32, "cpu").kinds[0]
+    layer = trace_model(model, 3072, FP32, "cpu").kinds[0]
     machine = Machine(Hardware.load("h100"), "fp32")
-    kind = mock.patch.object(rings, "operations", lambda ring, ranks: operations(TILES, 2))
+    kind = mock.patch.object(rings, "trace_ring", lambda ring, ranks: trace_ring(TILES, 2))
 
     def of(**split: int) -> tuple[Work, ...]:
         asked = Split(cp=2, attention="ring", **split)  # type: ignore[arg-type]
