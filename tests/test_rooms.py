@@ -103,6 +103,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "model",
         "transforms",
         "accounting",
+        "attestation",
         "conversion",
         "cli",
     ),

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headrace.models.attestation.trials import BOUNDS
 from headrace.models.config.options.names import Kernel
 from headrace.models.documents import Documents
 from headrace.trainer.engines.update import update
 
 from ._gpu_lines import Sizes
 from ._gpu_run import build, clear
-from ._kernel_measures import BOUNDS, Clock
+from ._kernel_measures import Clock
 from ._tasks import WRONG
 
 MODEL = "hybrid-1b"

@@ -13,11 +13,11 @@ from functools import cache
 from typing import Any
 
 import torch
-from support.kernels.cases import all_cases
-from support.kernels.cases.case import Case, Draw, Shape
-from support.kernels.cases.compare import apart, errors, evaluate
 from torch import Tensor
 
+from headrace.models.attestation.cases import all_cases
+from headrace.models.attestation.cases.case import Case, Draw, Shape
+from headrace.models.attestation.cases.compare import apart, errors, evaluate
 from headrace.models.documents import Documents
 
 BOUND = 2e-2

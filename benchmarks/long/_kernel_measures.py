@@ -11,12 +11,14 @@ from typing import Any
 
 import torch
 import torch._functorch.config
-from support.kernels.cases import all_cases
-from support.kernels.cases.case import Draw, Shape
-from support.kernels.cases.compare import errors, evaluate
 from torch import Tensor
 
 from benchmarks._gpu_models import MODELS, TINY, with_kernels
+from headrace.models.attestation.cases import all_cases
+from headrace.models.attestation.cases.case import Draw
+from headrace.models.attestation.cases.compare import evaluate
+from headrace.models.attestation.plan import Plan
+from headrace.models.attestation.worker import run
 from headrace.models.config.options.names import Backend, Kernel
 from headrace.models.layers.attention.order import Implementation, attention_order
 from headrace.models.model.model import Model
@@ -25,10 +27,6 @@ from headrace.models.transforms.compilation import compile_blocks
 from ._kernel_limits import beyond_limits
 from ._kernel_peers import Size, Timed, timed
 
-BOUNDS = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 4e-3}
-"""Largest ‖got − wanted‖ / ‖wanted‖ for each dtype."""
-SEEDS = {1: Shape(2, 1531, 1040), 2: Shape(2, 2048, 1024), 3: Shape(3, 515, 520)}
-"""Shapes by seed: odd lengths, and multiples of every tile."""
 LENGTHS = {False: (1 << 14, 1 << 15), True: (48,)}
 """Lengths of a model's rows, by whether the run is dry."""
 
@@ -84,23 +82,17 @@ def run_small(kernel: str, dtype: str, dry: bool) -> int:
 
 
 def check(kernel: str, dtype: str, dry: bool) -> Iterator[str]:
-    """Yield a line for each failure of a kernel in a dtype."""
-    torch.use_deterministic_algorithms(True, warn_only=True)  # unwritten memory is NaN
-    worst = 0.0
-    for case in (case for case in all_cases() if case.kernel == kernel):
-        for seed, shape in SEEDS.items():
-            draw = Draw(getattr(torch, dtype), "cpu" if dry else "cuda", seed)
-            try:
-                found = errors(case, draw, case.tiny if dry else shape)
-            except Exception as error:  # continue with the other cases
-                found = {f"{type(error).__name__}: {error}"[:300]: float("inf")}
-            worst = max(worst, *found.values())
-            for tensor, off in found.items():
-                if off > BOUNDS[dtype]:
-                    yield f"WRONG [{case.name}] {dtype}, seed {seed}, {tensor}: {off:.1e}"
-            if dry:
-                break
-    print(f"{kernel} in {dtype}: largest error {worst:.1e} over all options")
+    """Yield a line for each case of a kernel that fails in a dtype."""
+    largest = 0.0
+    for subject in Plan(kernels=[kernel], dtypes=[dtype], tiny=dry).subjects():
+        verdict, usable = run(subject, "cpu" if dry else "cuda")
+        largest = max(largest, float("inf") if verdict.error is None else verdict.error)
+        if not verdict.passed:
+            yield f"WRONG [{verdict.case}] {dtype}: {verdict.problem}"
+        if not usable:
+            yield "the other cases did not run: the device refuses this process"
+            break
+    print(f"{kernel} in {dtype}: largest error {largest:.1e} over all options")
 
 
 @dataclass(frozen=True)

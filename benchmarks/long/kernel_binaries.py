@@ -22,7 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 import torch
 import triton
 from support.kernels.binaries import LONG, compiled, every_launch
-from support.kernels.cases import all_cases
+
+from headrace.models.attestation.cases import all_cases
 
 
 def main() -> int:

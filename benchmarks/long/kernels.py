@@ -6,8 +6,9 @@
     python -m benchmarks.long.kernels --dry                  test this script at small sizes on a
                                                              CPU, in Triton's interpreter
 
-checks   every kernel with every option of tests/support/kernels, in bf16, fp16 and fp32, on fresh
-         random inputs and poisoned outputs, against its twin in fp64
+checks   every kernel with every option of models/attestation/cases, in bf16, fp16 and fp32, twice
+         on fresh random inputs and poisoned outputs, against its twin in fp64: as `headrace doctor
+         --kernels`
 limits   conditions that only a device can test: more than 2³¹ elements, unusual strides, one token,
          no rows, CUDA graphs, compiled graphs of changing shape, a second GPU if there is one
 times    each kernel compared with its peers, and with the rate of a copy or a matrix product that
@@ -79,7 +80,8 @@ def tasks(
     parts: Sequence[str], names: Sequence[str], dry: bool, limit: float = PATIENCE
 ) -> list[Task]:
     """Return the task of each process."""
-    from benchmarks.long._kernel_measures import BOUNDS, LENGTHS
+    from benchmarks.long._kernel_measures import LENGTHS
+    from headrace.models.attestation.trials import BOUNDS
     from headrace.models.kernels import KERNELS
 
     lengths = [str(length) for length in LENGTHS[dry]]

@@ -17,12 +17,16 @@ from torch.compiler import is_compiling
 
 from ...console.errors import LayoutError
 from ..config.options.names import Kernel
+from . import faults
 
 SUPPORTED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FAILED: dict[str, str] = {}
 """Kernels that failed on this device, with the reason; `kernel: auto` runs their twins."""
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """True if Triton interprets its programs in Python, on any device. Triton decides at import."""
+TRITON = faults.installed()
+FAULTY = {} if INTERPRETED or TRITON is None else dict(faults.reasons(TRITON))
+"""Why a kernel must not run in a dtype, with the compiler of this machine."""
 
 
 class KernelFailed(LayoutError):
@@ -72,7 +76,7 @@ def uses_kernel(kernel: Kernel, name: str, x: Tensor, problem: str | None = None
     # Shapes alone need no device, and under torch.compile a query of the driver breaks the graph.
     if not (is_compiling() or isinstance(x, FakeTensor)):
         problem = find_device_problem(x.device) or problem
-    problem = FAILED.get(name, problem)
+    problem = FAILED.get(name) or FAULTY.get((name, x.dtype), problem)
     if problem is None:
         return True
     if kernel == "triton":

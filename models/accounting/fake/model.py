@@ -8,7 +8,7 @@ and exchange buffers are not counted.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TypeVar
 
@@ -132,6 +132,16 @@ class FakeModel:
         with self._fake_tensors(), _threads(self.shape.threads), torch.no_grad(), meter:
             run(self.model)
         return meter.peak
+
+    def forward(self, watch: AbstractContextManager[object], z_loss: float = 0.0) -> None:
+        """Run a forward pass of all layers, and the loss, within `watch`."""
+        with self._fake_tensors(), watch:
+            tokens, batch = self._tokens(), self._batch()
+            batch = replace(batch, embeddings=self.model.embed(tokens, batch))
+            for block in self.model.typed_blocks():
+                block(self._stream(), batch, None, self.model.shared_block(block.layer))
+            weights = torch.ones(tokens.shape, dtype=torch.float32)
+            self.model.loss(self.model.norm(self._stream()), tokens, weights, z_loss)
 
     def _batch(self, embeddings: Tensor | None = None) -> BatchContext:
         length = self.shape.seq_len // self.axes.context.size

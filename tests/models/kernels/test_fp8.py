@@ -16,9 +16,9 @@ INTERPRETED = """
 import sys
 import torch
 from support.kernels.bf16_interpreter import correct_bf16
-from support.kernels.cases.case import Draw, Shape
-from support.kernels.cases.compare import evaluate
-from support.kernels.cases.fp8 import fp8_cases
+from headrace.models.attestation.cases.case import Draw, Shape
+from headrace.models.attestation.cases.compare import evaluate
+from headrace.models.attestation.cases.fp8 import fp8_cases
 from headrace.models.kernels.fp8 import E4M3
 from headrace.models.layers import fp8
 
@@ -78,7 +78,7 @@ print("equal")
 COMPILED = """
 import torch
 from support.kernels.binaries import LONG, compiled, launches
-from support.kernels.cases.fp8 import fp8_cases
+from headrace.models.attestation.cases.fp8 import fp8_cases
 
 for case in fp8_cases():
     for launch in launches(case, LONG, torch.bfloat16):

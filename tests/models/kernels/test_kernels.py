@@ -21,9 +21,9 @@ INTERPRETED = """
 import dataclasses, json, sys
 import torch
 from support.kernels.bf16_interpreter import correct_bf16
-from support.kernels.cases import all_cases
-from support.kernels.cases.case import Draw
-from support.kernels.cases.compare import errors
+from headrace.models.attestation.cases import all_cases
+from headrace.models.attestation.cases.case import Draw
+from headrace.models.attestation.cases.compare import errors
 from headrace.models.kernels import fft_convolution, layout
 from headrace.models.kernels import modal, selective_scan, short_convolution, ssd
 
@@ -61,9 +61,9 @@ print(json.dumps([found, nudged]))
 IN_A_GRAPH = """
 import sys
 import torch
-from support.kernels.cases import all_cases
-from support.kernels.cases.case import Draw, Shape
-from support.kernels.cases.compare import apart, evaluate
+from headrace.models.attestation.cases import all_cases
+from headrace.models.attestation.cases.case import Draw, Shape
+from headrace.models.attestation.cases.compare import apart, evaluate
 from headrace.models.kernels import modal, selective_scan
 
 torch.set_num_threads(1)
@@ -101,7 +101,7 @@ COMPILED = """
 import sys
 import torch
 from support.kernels.binaries import LONG, compiled, every_launch
-from support.kernels.cases import all_cases
+from headrace.models.attestation.cases import all_cases
 
 cases = [case for case in all_cases() if case.kernel == sys.argv[1]]
 types = [getattr(torch, name) for name in sys.argv[2].split()]
@@ -120,8 +120,8 @@ A_FEW = """
 import json
 import torch
 from support.kernels.binaries import LONG, compiled, every_launch
-from support.kernels.cases import all_cases
-from support.kernels.cases.case import Shape
+from headrace.models.attestation.cases import all_cases
+from headrace.models.attestation.cases.case import Shape
 
 [case, _] = [case for case in all_cases() if case.kernel == "linear_cross_entropy"]
 launches = every_launch([case], Shape(1, 16, 208), [torch.bfloat16])

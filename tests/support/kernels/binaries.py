@@ -19,13 +19,13 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 import triton
-from support.kernels.cases.case import Case, Draw, Shape
-from support.kernels.cases.compare import evaluate
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from headrace.models.attestation.cases.case import Case, Draw, Shape
+from headrace.models.attestation.cases.compare import evaluate
 from headrace.models.kernels import (
     choice,
     gated_rms_norm,

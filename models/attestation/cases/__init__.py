@@ -1,7 +1,7 @@
 """Cases of every fused kernel and option: inputs, the call, and the twin.
 
-Tests run them in Triton's interpreter and compile them; benchmarks/long/kernels.py runs them on a
-GPU.
+Tests run them in Triton's interpreter and compile them. On a GPU, benchmarks/long/kernels.py and
+`headrace doctor --kernels` run them, and the start of a run those of its model's calls.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""A case of a kernel, and its random inputs."""
+"""A case of a kernel: random inputs, the call of the kernel, and that of its twin."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from headrace.models.config.options.names import Kernel
-from headrace.models.documents import Documents
+from ...config.options.names import Kernel
+from ...documents import Documents
 
 Inputs = dict[str, Any]
 KERNEL_AND_TWIN: tuple[Kernel, Kernel] = ("triton", "torch")
@@ -73,3 +73,22 @@ class Case:
     twin: Callable[..., Any]
     tiny: Shape = TINY
     """Large enough to find faults, small enough for the interpreter."""
+    width: int = 0
+    """Width of a case that does not take the shape's."""
+    dtype_name: str = ""
+    """Narrowest dtype of a case whose inputs have dtypes of their own."""
+
+    def sized(self, name: str, width: int, dtypes: Mapping[str, torch.dtype]) -> Case:
+        """Return a case of this name at one width whatever the shape, with inputs of these dtypes
+        by name."""
+
+        def make(draw: Draw, shape: Shape) -> Inputs:
+            inputs = self.make(draw, replace(shape, width=width))
+            return {
+                name: value.to(dtypes[name]) if name in dtypes and value is not None else value
+                for name, value in inputs.items()
+            }
+
+        narrowest = min(dtypes.values(), key=lambda dtype: dtype.itemsize)
+        dtype_name = str(narrowest).removeprefix("torch.")
+        return replace(self, name=name, make=make, width=width, dtype_name=dtype_name)

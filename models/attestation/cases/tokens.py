@@ -9,17 +9,16 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from headrace.models.config.options.names import Activation, Kernel
-from headrace.models.config.options.rope import Rope
-from headrace.models.kernels.gated_rms_norm import gated_rms_norm
-from headrace.models.kernels.linear_cross_entropy import linear_cross_entropy
-from headrace.models.kernels.rms_norm import add_rms_norm, rms_norm_with_input
-from headrace.models.layers.norms import GatedRMSNorm, RMSNorm
-from headrace.models.layers.rope import rotate, rotation
-from headrace.models.layers.routed_rows import combine, dispatch, sort_choices
-from headrace.models.model.loss import cross_entropy
-from headrace.models.operators.mlp import apply_gate
-
+from ...config.options.names import Activation, Kernel
+from ...config.options.rope import Rope
+from ...kernels.gated_rms_norm import gated_rms_norm
+from ...kernels.linear_cross_entropy import linear_cross_entropy
+from ...kernels.rms_norm import add_rms_norm, rms_norm_with_input
+from ...layers.norms import GatedRMSNorm, RMSNorm
+from ...layers.rope import rotate, rotation
+from ...layers.routed_rows import combine, dispatch, sort_choices
+from ...model.loss import cross_entropy
+from ...operators.mlp import apply_gate
 from .case import KERNEL_AND_TWIN, Case, Draw, Inputs, Shape
 
 EPS = 1e-2
@@ -33,7 +32,14 @@ def norms() -> Iterator[Case]:
     yield norm(outside=True, residual=True, wide=True)
 
 
-def norm(*, outside: bool, pair: bool = False, residual: bool = False, wide: bool = False) -> Case:
+def norm(
+    *,
+    outside: bool,
+    pair: bool = False,
+    residual: bool = False,
+    wide: bool = False,
+    eps: float = EPS,
+) -> Case:
     def make(draw: Draw, shape: Shape) -> Inputs:
         over = (shape.rows, shape.length, shape.width)
         inputs = {"x": draw.normal("x", *over), "weight": draw.normal("weight", shape.width)}
@@ -43,12 +49,12 @@ def norm(*, outside: bool, pair: bool = False, residual: bool = False, wide: boo
 
     def run(x: Tensor, weight: Tensor, residual: Tensor | None = None) -> Any:
         if residual is None:
-            both = rms_norm_with_input(x, weight, EPS, outside)
+            both = rms_norm_with_input(x, weight, eps, outside)
             return both if pair else both[1]
-        return add_rms_norm(residual, x, weight, EPS, outside)
+        return add_rms_norm(residual, x, weight, eps, outside)
 
     def twin(x: Tensor, weight: Tensor, residual: Tensor | None = None) -> Any:
-        module = RMSNorm(len(weight), EPS, eps_outside=outside, kernel="torch")
+        module = RMSNorm(len(weight), eps, eps_outside=outside, kernel="torch")
         return functional_call(module, {"weight": weight}, (x, residual), {"pair": pair})
 
     name = f"{'x and ' * pair}{'sum and ' * residual}norm, eps {'outside' if outside else 'inside'}"
@@ -60,7 +66,7 @@ def gated_norms() -> Iterator[Case]:
     yield gated_norm(4)
 
 
-def gated_norm(groups: int) -> Case:
+def gated_norm(groups: int, eps: float = EPS) -> Case:
     def make(draw: Draw, shape: Shape) -> Inputs:
         width = shape.width // groups * groups
         y = draw.normal("y", shape.rows, shape.length, width)
@@ -68,11 +74,11 @@ def gated_norm(groups: int) -> Case:
         return {"y": y, "wide": wide, "weight": draw.normal("weight", width)}
 
     def run(y: Tensor, wide: Tensor, weight: Tensor) -> Tensor:
-        fused: Tensor = gated_rms_norm(y, wide[..., 8 : 8 + len(weight)], weight, EPS, groups, "")
+        fused: Tensor = gated_rms_norm(y, wide[..., 8 : 8 + len(weight)], weight, eps, groups, "")
         return fused
 
     def twin(y: Tensor, wide: Tensor, weight: Tensor) -> Any:
-        module = GatedRMSNorm(len(weight), EPS, groups=groups, kernel="torch")
+        module = GatedRMSNorm(len(weight), eps, groups=groups, kernel="torch")
         return functional_call(module, {"weight": weight}, (y, wide[..., 8 : 8 + len(weight)]))
 
     return Case("gated_rms_norm", f"{groups} groups", make, run, twin)
@@ -83,9 +89,11 @@ def ropes() -> Iterator[Case]:
     yield rope(3, 10, packed=False)
 
 
-def rope(heads: int, turning: int, *, packed: bool) -> Case:
+def rope(heads: int, turning: float, *, packed: bool, head_dim: int | None = None) -> Case:
+    """`turning` sixteenths of the channels of a head turn."""
+
     def make(draw: Draw, shape: Shape) -> Inputs:
-        dim = max(16, shape.width // 32)
+        dim = head_dim or max(16, shape.width // 32)
         joint = draw.normal("x", shape.rows, shape.length, (heads + 1) * dim)
         positions = torch.arange(shape.length, device=draw.device).unsqueeze(0)
         if packed:
@@ -95,12 +103,13 @@ def rope(heads: int, turning: int, *, packed: bool) -> Case:
     def by(kernel: Kernel) -> Callable[..., Tensor]:
         def run(joint: Tensor, positions: Tensor, dim: int) -> Tensor:
             x = joint[..., : heads * dim].unflatten(-1, (heads, dim))
-            cos, sin = rotation(Rope(base=100.0), positions, dim * turning // 16)
+            cos, sin = rotation(Rope(base=100.0), positions, round(dim * turning / 16))
             return rotate(x, cos, sin, kernel)
 
         return run
 
-    name = f"{heads} heads, {turning}/16 turning{', packed' * packed}"
+    size = f" of {head_dim}" if head_dim else ""
+    name = f"{heads} heads{size}, {turning:g}/16 turning{', packed' * packed}"
     return Case("rope", name, make, *map(by, KERNEL_AND_TWIN))
 
 
@@ -154,9 +163,11 @@ def losses() -> Iterator[Case]:
     yield loss(1e-2, weighted=True)
 
 
-def loss(z_loss: float, *, weighted: bool) -> Case:
+def loss(z_loss: float, *, weighted: bool, ids: int | None = None) -> Case:
+    """`ids` of the vocabulary: without it an odd number, which grows with the width."""
+
     def make(draw: Draw, shape: Shape) -> Inputs:
-        tokens, vocabulary = shape.rows * shape.length, 5 * shape.width + 3
+        tokens, vocabulary = shape.rows * shape.length, ids or 5 * shape.width + 3
         targets = draw.normal("targets", tokens).abs().mul(1e4).long() % vocabulary
         weights = draw.normal("weights", tokens).abs().float()
         weights = torch.where(weights > 0.5, weights, 0) if weighted else torch.ones_like(weights)
@@ -182,5 +193,5 @@ def loss(z_loss: float, *, weighted: bool) -> Case:
         )
         return cross_entropy(logits, *fixed, z_loss=z_loss)[0], torch.stack([plain, both - plain])
 
-    name = f"z_loss {z_loss}{', weighted' * weighted}"
+    name = f"{f'{ids:,} ids, ' if ids else ''}z_loss {z_loss}{', weighted' * weighted}"
     return Case("linear_cross_entropy", name, make, run, twin)

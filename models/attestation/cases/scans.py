@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headrace.models.config.options.names import Kernel
-from headrace.models.layers.gated_scan import gated_scan
-from headrace.models.layers.mixed_scan import mixed_scan
-
+from ...config.options.names import Kernel
+from ...layers.gated_scan import gated_scan
+from ...layers.mixed_scan import mixed_scan
 from .case import KERNEL_AND_TWIN, SHORT, Case, Draw, Inputs, Shape
 
 
@@ -20,11 +19,21 @@ def ssds() -> Iterator[Case]:
     yield ssd(2, 4, state=True, packed=False)
 
 
-def ssd(groups: int, heads: int, *, state: bool, packed: bool) -> Case:
+def ssd(
+    groups: int,
+    heads: int,
+    *,
+    state: bool,
+    packed: bool,
+    head_dim: int | None = None,
+    state_size: int | None = None,
+) -> Case:
+    """Sizes that are not given are Mamba-2's, or small and odd in narrow shapes."""
+
     def make(draw: Draw, shape: Shape) -> Inputs:
-        dim, size, over = 64, 128, (shape.rows, shape.length)
-        if shape.width < 100:
-            dim, size = 10, 17
+        over = shape.rows, shape.length
+        dim = head_dim or (10 if shape.width < 100 else 64)
+        size = state_size or (17 if shape.width < 100 else 128)
         inputs: Inputs = {
             "x": draw.normal("x", *over, heads * dim),
             "dt": draw.normal("dt", *over, heads + 8),
@@ -48,7 +57,8 @@ def ssd(groups: int, heads: int, *, state: bool, packed: bool) -> Case:
 
         return run
 
-    name = f"{heads} heads, {groups} groups{', a state' * state}{', packed' * packed}"
+    sizes = f" of {head_dim} × {state_size}" if head_dim else ""
+    name = f"{heads} heads{sizes}, {groups} groups{', a state' * state}{', packed' * packed}"
     return Case("ssd", name, make, *map(by, KERNEL_AND_TWIN))
 
 

@@ -8,11 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from headrace.models.config.options.names import Kernel
-from headrace.models.documents import Documents
-from headrace.models.kernels.fft_convolution import fft_convolution
-from headrace.models.layers.gated_convolution import gated_convolution, gated_modal, plain
-
+from ...config.options.names import Kernel
+from ...documents import Documents
+from ...kernels.fft_convolution import fft_convolution
+from ...layers.gated_convolution import gated_convolution, gated_modal, plain
 from .case import KERNEL_AND_TWIN, NARROW, SHORT, Case, Draw, Inputs, Shape
 
 SHAPES = {"short_convolution": SHORT, "toeplitz": NARROW}
@@ -79,7 +78,7 @@ def direct(
     def twin(**inputs: Any) -> Tensor:
         return plain(gated=gated, silu=silu, method="direct", **inputs)
 
-    name = f"{reach} taps, {share} each, {' '.join(named)}"
+    name = ", ".join([f"{reach} taps, {share} each", *named])
     return Case(kernel, name, make, run, twin, SHAPES[kernel])
 
 
@@ -89,13 +88,18 @@ def transforms() -> Iterator[Case]:
     yield transform(33, 3, gates=False, packed=False)
 
 
-def transform(reach: int, share: int, *, gates: bool, packed: bool) -> Case:
+def transform(
+    reach: int, share: int, *, gates: bool, packed: bool, skip: bool | None = None
+) -> Case:
+    """Gates come with a skip, unless `skip` says otherwise."""
+    skip = gates if skip is None else skip
+
     def make(draw: Draw, shape: Shape) -> Inputs:
         width = shape.width // share * share
         inputs: Inputs = {
             "x": draw.normal("x", shape.rows, shape.length, width * (3 if gates else 1)),
             "taps": draw.normal("taps", width // share, reach, scale=reach**-0.5).float(),
-            "skip": draw.normal("skip", width) if gates else None,
+            "skip": draw.normal("skip", width) if skip else None,
         }
         if packed:
             inputs["documents"] = draw.documents(shape)
@@ -111,7 +115,7 @@ def transform(reach: int, share: int, *, gates: bool, packed: bool) -> Case:
     def twin(**inputs: Any) -> Tensor:
         return plain(gated=gates, method="fft", **inputs)
 
-    name = f"{reach} taps, {share} each{', gated, skip' * gates}{', packed' * packed}"
+    name = f"{reach} taps, {share} each{', gated' * gates}{', skip' * skip}{', packed' * packed}"
     return Case("fft_convolution", name, make, run, twin)
 
 
@@ -122,14 +126,17 @@ def modals() -> Iterator[Case]:
     yield modal(4, gates=True, state=True, packed=False)
 
 
-def modal(modes: int, *, gates: bool, state: bool, packed: bool) -> Case:
+def modal(modes: int, *, gates: bool, state: bool, packed: bool, skip: bool | None = None) -> Case:
+    """Gates come with a skip, unless `skip` says otherwise."""
+    skip = gates if skip is None else skip
+
     def make(draw: Draw, shape: Shape) -> Inputs:
         width = shape.width
         inputs: Inputs = {
             "x": draw.normal("x", shape.rows, shape.length, width * (3 if gates else 1)),
             "rates": draw.normal("rates", width, modes).float().abs() * 0.1 + 0.003,
             "residues": draw.normal("residues", width, modes, scale=0.3).float(),
-            "skip": draw.normal("skip", width) if gates else None,
+            "skip": draw.normal("skip", width) if skip else None,
         }
         if state:
             inputs["state"] = draw.normal("state", shape.rows, width, modes).float()

@@ -1,0 +1,12 @@
+"""Fused kernels compared by value with their twins, on the device that will run them.
+
+    cases/        a case of each kernel and option: random inputs, the call, the twin
+    calls         what a model asks of the kernels: ops, widths, dtypes, options
+    model_cases   the cases of such calls
+    trials        bounds, shapes, and the verdict on a case
+    worker        a process that runs cases on the device
+    attest        the verdicts of several workers
+
+Tests, the checks of benchmarks, `headrace doctor --kernels` and the start of a run have these cases
+and bounds in common.
+"""

@@ -1,0 +1,97 @@
+"""What a model asks of the kernels: the ops that it calls, with widths, dtypes and options.
+
+The model runs on fake tensors, one layer of each kind, so this needs no GPU and no memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..accounting.fake.model import FakeModel
+from ..accounting.shape import Shape
+from ..accounting.sorts import reduce_to_kinds
+from ..accounting.stored import load_or_compute
+from ..config.config import ModelConfig
+
+NAMESPACE = "headrace"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of an op, in values that JSON holds."""
+
+    op: str
+    shapes: Mapping[str, Sequence[int]]
+    """Shapes of the tensors by argument."""
+    dtypes: Mapping[str, str]
+    options: Mapping[str, Any]
+    """All other arguments."""
+
+    def __contains__(self, argument: str) -> bool:
+        """Return True if the call has this tensor."""
+        return argument in self.shapes
+
+    def width(self, argument: str) -> int:
+        return self.shapes[argument][-1]
+
+    def dtype(self, argument: str) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.dtypes[argument])
+        return dtype
+
+    def named_dtypes(self, **arguments: str) -> dict[str, torch.dtype]:
+        """Return the dtype of an argument for each name; arguments that are absent are left out."""
+        return {name: self.dtype(arg) for name, arg in arguments.items() if arg in self}
+
+
+def model_calls(config: ModelConfig, shape: Shape, z_loss: float = 0.0) -> list[Call]:
+    """Return the calls of a rank's forward pass on a GPU, each once."""
+
+    def compute() -> list[Call]:
+        # Whether a product is in FP8 depends on the layer's number.
+        traced = reduce_to_kinds(config) if shape.precision.fp8 is None else config
+        model = FakeModel(traced, shape)
+        recorder = CallRecorder()
+        model.forward(recorder, z_loss)
+        return recorder.calls
+
+    return load_or_compute(
+        f"kernel calls {config!r} {shape!r} {z_loss}",
+        compute,
+        pack=lambda calls: [asdict(call) for call in calls],
+        unpack=lambda packed: [Call(**call) for call in packed],
+    )
+
+
+class CallRecorder(TorchDispatchMode):
+    """Records the calls of headrace's ops, each once."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[Call] = []
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, inputs: Any = (), options: Any = None
+    ) -> Any:
+        if operation.namespace == NAMESPACE:
+            call = _describe(operation, inputs, options or {})
+            if call not in self.calls:
+                self.calls.append(call)
+        return operation(*inputs, **(options or {}))
+
+
+def _describe(operation: Any, inputs: Sequence[Any], options: Mapping[str, Any]) -> Call:
+    names = [argument.name for argument in operation._schema.arguments]
+    arguments = {**dict(zip(names, inputs, strict=False)), **options}
+    tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
+    return Call(
+        operation._schema.name.partition("::")[2],
+        {name: list(tensor.shape) for name, tensor in tensors.items()},
+        {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()},
+        {name: value for name, value in arguments.items() if name not in tensors},
+    )

@@ -1,0 +1,101 @@
+"""Comparison of a kernel with its twin, which runs in fp64 on the kernel's rounded inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .case import Case, Draw, Inputs, Shape
+
+PEAK = 10.0
+"""An element may be this many times as wrong as its tensor: rounding has tails, and a fault of a
+single element or token is hardly seen in the norm of a tensor."""
+REPEATED = ", in a second run"
+INFINITE = float("inf")
+
+
+def errors(
+    case: Case,
+    draw: Draw,
+    shape: Shape,
+    prepare: Callable[[Tensor], Tensor] = Tensor.clone,
+    *,
+    repeated: bool = False,
+) -> dict[str, float]:
+    """Return the error of every output and gradient: the larger of ‖y − ŷ‖ / ‖ŷ‖ and
+    max |y − ŷ| / (|ŷ| + rms ŷ) / PEAK, where ŷ is the twin's, in fp64; infinite for a NaN.
+
+    `prepare` copies the tensors for the kernel. `repeated` runs it twice: a tensor whose bits
+    differ has an infinite error.
+    """
+    inputs = case.make(draw, shape)
+    with poisoned():
+        results = evaluate(case.run, inputs, draw, prepare)
+        again = evaluate(case.run, inputs, draw, prepare) if repeated else {}
+    references = evaluate(case.twin, inputs, draw, Tensor.double)
+    tensor_errors = {}
+    for name, reference in references.items():
+        assert results[name].shape == reference.shape, (case.name, name)
+        tensor_errors[name] = error_of(results[name], reference)
+        if repeated and not torch.equal(results[name], again[name]):
+            tensor_errors[name + REPEATED] = INFINITE
+    return tensor_errors
+
+
+def error_of(result: Tensor, reference: Tensor) -> float:
+    """Return the error of a tensor, as in `errors`."""
+    if not reference.numel():
+        return 0.0
+    difference = (result.double() - reference).abs()
+    norm = reference.norm().clamp(min=1e-30)
+    rms = norm / reference.numel() ** 0.5
+    peak = (difference / (reference.abs() + rms)).max() / PEAK
+    error = torch.maximum(difference.norm() / norm, peak)
+    return float(error.nan_to_num(nan=INFINITE))
+
+
+def evaluate(
+    function: Callable[..., Any], inputs: Inputs, draw: Draw, convert: Callable[[Tensor], Tensor]
+) -> dict[str, Tensor]:
+    """Return the outputs of `function`, and the gradients of its floating-point inputs."""
+    arguments = {
+        name: convert(value.detach()).requires_grad_()
+        if isinstance(value, Tensor) and value.is_floating_point()
+        else value
+        for name, value in inputs.items()
+    }
+    outputs = function(**arguments)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    leaves = {n: x for n, x in arguments.items() if isinstance(x, Tensor) and x.requires_grad}
+    differentiable = [(n, y) for n, y in enumerate(outputs) if y.requires_grad]
+    results = {f"output {n}": y.detach() for n, y in enumerate(outputs)}
+    if differentiable:
+        upstream = [
+            convert(draw.normal(f"probe {n}", *y.shape).to(y.dtype)) for n, y in differentiable
+        ]
+        gradients = torch.autograd.grad(
+            [y for _, y in differentiable], list(leaves.values()), upstream
+        )
+        results |= {f"gradient of {n}": g for n, g in zip(leaves, gradients, strict=True)}
+    return results
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Inside, torch fills the memory that it allocates with NaN, to show what no kernel writes."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+
+
+def apart(x: Tensor) -> Tensor:
+    """Return the same numbers with gaps in memory between all of them."""
+    return torch.stack([x, x], dim=-1)[..., 0]
