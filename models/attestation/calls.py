@@ -18,6 +18,7 @@ from ..accounting.shape import Shape
 from ..accounting.sorts import reduce_to_kinds
 from ..accounting.stored import load_or_compute
 from ..config.config import ModelConfig
+from ..kernels import choice
 
 NAMESPACE = "headrace"
 
@@ -50,22 +51,23 @@ class Call:
 
 
 def model_calls(config: ModelConfig, shape: Shape, z_loss: float = 0.0) -> list[Call]:
-    """Return the calls of a rank's forward pass on a GPU, each once."""
-
-    def compute() -> list[Call]:
-        # Whether a product is in FP8 depends on the layer's number.
-        traced = reduce_to_kinds(config) if shape.precision.fp8 is None else config
-        model = FakeModel(traced, shape)
-        recorder = CallRecorder()
-        model.forward(recorder, z_loss)
-        return recorder.calls
-
+    """Return the calls of a rank's forward pass, each once."""
     return load_or_compute(
-        f"kernel calls {config!r} {shape!r} {z_loss}",
-        compute,
+        f"kernel calls {config!r} {shape!r} {z_loss} {choice.FAULTY}",
+        lambda: trace_calls(config, shape, z_loss),
         pack=lambda calls: [asdict(call) for call in calls],
         unpack=lambda packed: [Call(**call) for call in packed],
     )
+
+
+def trace_calls(config: ModelConfig, shape: Shape, z_loss: float = 0.0) -> list[Call]:
+    """Trace the calls, without the cache: kernels that have failed are no calls. Raise if the model
+    names one of them."""
+    # Whether a product is in FP8 depends on the layer's number.
+    traced = reduce_to_kinds(config) if shape.precision.fp8 is None else config
+    recorder = CallRecorder()
+    FakeModel(traced, shape).forward(recorder, z_loss)
+    return recorder.calls
 
 
 class CallRecorder(TorchDispatchMode):

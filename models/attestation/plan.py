@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
 from .calls import Call
@@ -29,7 +29,7 @@ class Plan:
     """Calls of a model; None: the table of all cases."""
     longest: int = 0
     """Tokens of a model's longest row."""
-    dtypes: Sequence[str] = tuple(BOUNDS)
+    dtypes: Sequence[str] = field(default_factory=lambda: list(BOUNDS))
     """Dtypes of the cases of the table."""
     kernels: Sequence[str] | None = None
     """Kernels of the table; None: all."""
