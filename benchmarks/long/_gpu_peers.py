@@ -114,21 +114,39 @@ def mamba2(config: ModelConfig) -> nn.Module:
 
 
 def by_hand(compile_it: bool, sizes: Sizes) -> str:
-    """Measure a Transformer of plain functions: F.linear, SDPA, a loss in chunks."""
+    """Measure the Transformer by hand, compiled or not."""
     config = sizes.model("transformer-1b")
+    wrap = partial(compiled, sizes=sizes) if compile_it else None
+    weights, loss = transformer_by_hand(config, sizes.tokens, sizes.device, wrap)
+
+    def loss_by_cudnn(tokens: Tensor) -> Tensor:
+        with attention_by_cudnn(sizes):
+            return loss(tokens)
+
+    return measured("transformer-1b", sizes, weights, loss_by_cudnn)
+
+
+def transformer_by_hand(
+    config: ModelConfig,
+    tokens: int,
+    device: str,
+    wrap: Callable[[Callable[..., Tensor]], Callable[..., Tensor]] | None = None,
+) -> tuple[list[nn.Parameter], Callable[[Tensor], Tensor]]:
+    """Return the weights and the loss of a Transformer of plain functions: F.linear, SDPA, a loss
+    in chunks. `wrap` transforms the function of a block."""
     width, hidden = config.width, config.operators["glu"].hidden  # type: ignore[attr-defined]
     heads = config.operators["attention"].heads  # type: ignore[attr-defined]
 
     def drawn(*shape: int) -> nn.Parameter:
-        x = torch.randn(shape, device=sizes.device) * 0.02
+        x = torch.randn(shape, device=device) * 0.02
         return nn.Parameter(x.bfloat16())
 
     embedding = drawn(config.vocab_size, width)
     shapes = ((width,), (3 * width, width), (width, width), (width,), (2 * hidden, width))
     layers = [[drawn(*shape) for shape in (*shapes, (width, hidden))] for _ in config.layers]
     last = drawn(width)
-    angles = torch.arange(sizes.tokens, device=sizes.device).outer(
-        10000.0 ** -torch.linspace(0, 1, width // heads // 2 + 1, device=sizes.device)[:-1]
+    angles = torch.arange(tokens, device=device).outer(
+        10000.0 ** -torch.linspace(0, 1, width // heads // 2 + 1, device=device)[:-1]
     )
     cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()
 
@@ -141,7 +159,7 @@ def by_hand(compile_it: bool, sizes: Sizes) -> str:
     ) -> Tensor:
         q, k, v = (
             F.linear(F.rms_norm(u, (width,), norm), qkv)
-            .view(1, sizes.tokens, 3, heads, -1)
+            .view(1, tokens, 3, heads, -1)
             .permute(2, 0, 3, 1, 4)
         )
         y = F.scaled_dot_product_attention(rotated(q), rotated(k), v, is_causal=True)
@@ -149,18 +167,16 @@ def by_hand(compile_it: bool, sizes: Sizes) -> str:
         gate, value = F.linear(F.rms_norm(u, (width,), norm2), up).chunk(2, dim=-1)
         return u + F.linear(F.silu(gate) * value, down)
 
-    step = compiled(block, sizes) if compile_it else block
+    step = wrap(block) if wrap else block
     total = partial(fused_loss(), matrix=embedding)
 
-    def loss(tokens: Tensor) -> Tensor:
-        u = F.embedding(tokens[:, :-1], embedding)
-        with attention_by_cudnn(sizes):
-            for layer in layers:
-                u = step(u, *layer)
-        return total(F.rms_norm(u, (width,), last)[0], tokens[0, 1:]) / sizes.tokens
+    def loss(row: Tensor) -> Tensor:
+        u = F.embedding(row[:, :-1], embedding)
+        for layer in layers:
+            u = step(u, *layer)
+        return total(F.rms_norm(u, (width,), last)[0], row[0, 1:]) / tokens
 
-    weights = [embedding, last, *(weight for layer in layers for weight in layer)]
-    return measured("transformer-1b", sizes, weights, loss)
+    return [embedding, last, *(weight for layer in layers for weight in layer)], loss
 
 
 def attention_by_cudnn(sizes: Sizes) -> AbstractContextManager[None]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.errors import OutOfResources
 from triton.runtime.jit import JITFunction
 
@@ -37,6 +39,58 @@ def test_programs_run_on_the_device_of_the_tensors() -> None:
     ):
         glu(x, "silu").sum().backward()
     assert [t.shape for t in launched if t is not None] == [x.shape, (2, 3)]
+
+
+class Operations(TorchDispatchMode):
+    """Records the operations that torch sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def empty_launches() -> Iterator[None]:
+    with (
+        mock.patch.object(choice, "INTERPRETED", True),
+        mock.patch.object(JITFunction, "run", lambda *_, **__: None),
+    ):
+        yield
+
+
+def test_torch_sees_an_op_where_it_watches_operations(empty_launches: None) -> None:
+    x = torch.ones(2, 6, requires_grad=True)
+    with Operations() as seen:
+        glu(x, "silu").sum().backward()
+    assert [name for name in seen.names if name.startswith("headrace::")] == [
+        "headrace::glu",
+        "headrace::glu_backward",
+    ]
+
+
+def test_a_plain_call_goes_without_torchs_dispatcher(empty_launches: None) -> None:
+    x = torch.ones(2, 6, requires_grad=True)
+    with mock.patch.object(glu, "custom_op", None):
+        y = glu(x, "silu")
+        y.backward(torch.ones(2, 3))
+        assert glu(x.detach(), "silu").grad_fn is None
+    assert x.grad is not None and x.grad.shape == x.shape
+    with torch.profiler.profile() as profile:
+        glu(x, "silu")
+    assert "headrace::glu" in {event.name for event in profile.events() or ()}
+
+
+def test_a_second_derivative_is_an_error(empty_launches: None) -> None:
+    x = torch.ones(2, 6, requires_grad=True)
+    [gradient] = torch.autograd.grad(
+        glu(x, "silu"), x, torch.ones(2, 3, requires_grad=True), create_graph=True
+    )
+    with pytest.raises(RuntimeError, match=r"glu_backward.*no autograd formula"):
+        gradient.sum().backward()
 
 
 def test_a_launch_without_a_gpu_is_an_error() -> None:

@@ -1,0 +1,255 @@
+"""Host time of a training step: what Python and torch do to launch it, without a GPU.
+
+    python -m benchmarks.host_time [MODEL …] [--steps 20] [--profile PASS]
+
+The step is the real one: the loop, FSDP2 on one rank, bf16 with fp32 masters, clipping, AdamW, one
+micro-batch of one row. The model has all its layers, and so narrow ones that the arithmetic takes
+no time. Fused kernels go through Triton up to the launch, which is an empty C call; so is the
+attention of packed rows. What a driver does for a launch (3 to 5 µs on a GPU) is not in the time.
+
+The peer is the Transformer by hand of gpu_step.py, with as many layers as transformer-1b, rows of
+one document, fused AdamW on bf16 weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import pstats
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg
+from torch import Tensor
+from torch.distributed import HashStore
+
+from headrace.models.accounting.count import build_meta
+from headrace.models.config.config import ModelConfig
+from headrace.models.config.options.precision import PRECISIONS
+from headrace.models.kernels import choice, op
+from headrace.models.layers.attention import packed
+from headrace.models.model.model import initial_weights
+from headrace.trainer.engines.engine import load_weights
+from headrace.trainer.engines.fsdp2 import Fsdp2Config
+from headrace.trainer.engines.objective import Objective
+from headrace.trainer.engines.optimizers.adamw import AdamWConfig
+from headrace.trainer.layout.config import LayoutConfig
+from headrace.trainer.layout.groups import join
+from headrace.trainer.loop import loop
+from headrace.trainer.loop.guard import Guard
+from headrace.trainer.loop.hooks.hook import Hook, StepRecord
+
+from ._gpu_models import hybrid, mamba2, with_kernels
+from ._synthetic_run import train
+from .long._gpu_peers import transformer_by_hand
+
+TOKENS, DOCUMENTS, WARMUP = 24, 24, 4
+"""Tokens of a row, documents of a packed row (those of 16,384 tokens), steps before the first that
+is timed."""
+PASSES = ("forward", "backward", "engine", "step")
+MODELS: dict[str, ModelConfig] = {
+    "hybrid-1b": hybrid("([se, mr, li] * 2 + [attention]) * 3", 64, 32, 4, 2, 48),
+    "transformer-1b": hybrid("[attention] * 21", 64, 32, 4, 2, 48),
+    "mamba2-1.3b": mamba2("[mamba] * 48", 64, 32, 16, 16),
+}
+"""Models of gpu_step.py, with all layers, narrow."""
+
+
+class _Program:
+    """A compiled Triton program whose launch does nothing."""
+
+    function, packed_metadata = 0, ()
+    run = "".format  # a C function that takes any arguments
+
+    def launch_metadata(self, *_: Any) -> None: ...
+
+
+class _Driver:
+    """The driver of an H100 that is not there."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+
+@contextmanager
+def empty_launches() -> Iterator[list[str]]:
+    """Let kernels take tensors of the CPU, and launch nothing; yield the names of what they
+    launch."""
+    from torch.nn.attention import varlen
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    launches: list[str] = []
+    launch = JITFunction.run
+
+    def run(program: Any, *args: Any, **options: Any) -> Any:
+        launches.append(program.__name__)
+        return launch(program, *args, **options)
+
+    def compile_nothing(program: Any, key: Any, *_: Any) -> _Program:
+        program.device_caches[0][0][key] = compiled = _Program()
+        return compiled
+
+    def attend(q: Tensor, *_: Any, **__: Any) -> Tensor:
+        launches.append("varlen_attn")
+        return q.clone()
+
+    driver.set_active(_Driver())
+    with ExitStack() as patched:
+        for owner, name, value in (
+            (JITFunction, "run", run),
+            (JITFunction, "_do_compile", compile_nothing),
+            (choice, "find_device_problem", lambda _: None),
+            (op, "find_device_problem", lambda _: None),
+            (packed, "supports_packed_attention", lambda *_: True),
+            (varlen, "varlen_attn", attend),
+        ):
+            patched.enter_context(mock.patch.object(owner, name, value))
+        yield launches
+
+
+class Clock(Hook):
+    """CPU milliseconds of the passes of each step."""
+
+    def __init__(self, profiled: str = "") -> None:
+        """`profiled` names a pass whose functions are profiled."""
+        self.passes: dict[str, float] = {}
+        self.steps: list[dict[str, float]] = []
+        self.begin = time.thread_time()
+        self.profiled = profiled
+        self.profile = cProfile.Profile()
+
+    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function with its CPU time added to a pass."""
+
+        def run(*args: Any, **options: Any) -> Any:
+            begin = time.thread_time()
+            if name == self.profiled and len(self.steps) >= WARMUP:
+                result = self.profile.runcall(function, *args, **options)
+            else:
+                result = function(*args, **options)
+            self.passes[name] = self.passes.get(name, 0) + 1e3 * (time.thread_time() - begin)
+            return result
+
+        return run
+
+    def step_begins(self, step: int) -> None:
+        self.passes = {}
+        self.begin = time.thread_time()
+
+    def step_done(self, record: StepRecord | None) -> None:
+        self.steps.append({**self.passes, "step": 1e3 * (time.thread_time() - self.begin)})
+
+    def fastest(self) -> dict[str, float]:
+        """Return the least time of each pass: what else the machine does adds to the others."""
+        return {name: min(step[name] for step in self.steps[WARMUP:]) for name in self.steps[-1]}
+
+
+def run_headrace(
+    config: ModelConfig, *, packed_rows: bool, steps: int, profiled: str = ""
+) -> tuple[Clock, int]:
+    """Train. Return the clock, and the kernels and attentions that a step launches."""
+    parallel = join(LayoutConfig(), "cpu", timedelta(minutes=1))
+    model = build_meta(with_kernels(config, "triton"))
+    engine: Any = Fsdp2Config().build(Objective(model), AdamWConfig(), PRECISIONS["bf16"], parallel)
+    load_weights(engine, dict(initial_weights(config, 0)))
+    ends = [TOKENS * n // DOCUMENTS for n in range(DOCUMENTS + 1)] if packed_rows else [0, TOKENS]
+    clock, kind = Clock(profiled), type(engine)
+    with ExitStack() as patched, empty_launches() as launches:
+        patched.enter_context(torch.autograd.set_multithreading_enabled(False))
+        for owner, name, timed in (
+            (kind, "__call__", clock.timed("forward", kind.__call__)),
+            (kind, "backward", clock.timed("backward", kind.backward)),
+            (loop, "launch", clock.timed("engine", loop.launch)),
+        ):
+            patched.enter_context(mock.patch.object(owner, name, timed))
+        train(
+            engine,
+            parallel,
+            config.vocab_size,
+            [clock],
+            steps=WARMUP + steps,
+            tokens=TOKENS,
+            boundaries=lambda _: ends,
+            guard=Guard(not_finite="skip"),  # what no kernel wrote is no number
+        )
+        return clock, len(launches) // (WARMUP + steps)
+
+
+def run_peer(config: ModelConfig, steps: int) -> Clock:
+    """Train the Transformer by hand."""
+    weights, loss = transformer_by_hand(config, TOKENS, "cpu")
+    optimizer = torch.optim.AdamW(weights, lr=1e-4, fused=True)
+    clock = Clock()
+
+    def update() -> None:
+        torch.nn.utils.clip_grad_norm_(weights, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    forward, engine = clock.timed("forward", loss), clock.timed("engine", update)
+    with torch.autograd.set_multithreading_enabled(False):
+        for step in range(WARMUP + steps):
+            clock.step_begins(step)
+            total = forward(torch.randint(config.vocab_size, (1, TOKENS + 1)))
+            clock.timed("backward", total.backward)()
+            engine()
+            clock.step_done(None)
+    return clock
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", nargs="*", default=list(MODELS), metavar="MODEL")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--profile", default="", choices=("", "forward", "backward", "engine"))
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    dist.init_process_group("cpu:fake", store=HashStore(), rank=0, world_size=1)
+    peer = run_peer(MODELS["transformer-1b"], options.steps).fastest()
+    print(f"peer, Transformer by hand: {_describe(peer)}")
+    for name in options.models:
+        for rows in ("packed", "one document"):
+            clock, launches = run_headrace(
+                MODELS[name],
+                packed_rows=rows == "packed",
+                steps=options.steps,
+                profiled=options.profile,
+            )
+            times = clock.fastest()
+            layers = len(MODELS[name].layers) / len(MODELS["transformer-1b"].layers)
+            ratio = times["step"] / layers / peer["step"]
+            print(
+                f"{name}, {rows}: {_describe(times)}, {launches} launches of kernels; "
+                f"a layer takes {ratio:.2f}x the peer's",
+                flush=True,
+            )
+            if options.profile:
+                pstats.Stats(clock.profile).sort_stats("tottime").print_stats(35)
+    dist.destroy_process_group()
+
+
+def _describe(times: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {times[name]:.1f}" for name in PASSES) + " CPU ms"
+
+
+if __name__ == "__main__":
+    main()
