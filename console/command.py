@@ -79,7 +79,7 @@ def named_numbers(
     return found
 
 
-def name_in(
+def name_check(
     names: Callable[[], Collection[str]],
 ) -> Callable[[click.Context, click.Parameter, str], str]:
     """Return an option's callback that accepts the names of a table.

@@ -26,8 +26,8 @@ from .explain import (
     OneOf,
     Size,
     changed_booleans,
+    locate_problem,
     path_hint,
-    problem_at,
     problems,
 )
 from .yaml_text import Lines, Path, count, size
@@ -42,7 +42,7 @@ __all__ = [
     "build",
     "count",
     "dump",
-    "keys_of",
+    "key_paths",
     "load",
     "plain",
     "read_yaml",
@@ -121,7 +121,7 @@ def build(kind: type[T], data: object, *, source: str, lines: Lines | None = Non
         raise ConfigError(source, invalid) from None
     # Python and pydantic accept True as 1; in YAML that is a mistake.
     changed = [
-        problem_at(lines or {}, path, "should be a number, not true or false")
+        locate_problem(lines or {}, path, "should be a number, not true or false")
         for path in changed_booleans(data, plain(built))
     ]
     if changed:
@@ -129,14 +129,14 @@ def build(kind: type[T], data: object, *, source: str, lines: Lines | None = Non
     return built
 
 
-def keys_of(kind: Any) -> Iterator[str]:
+def key_paths(kind: Any) -> Iterator[str]:
     """Yield the dotted path of every key of a configuration; NAME stands for a name of the user's,
     0 for an item of a list."""
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind, include_extras=True)
         for field in dataclasses.fields(kind):
             if field.init:
-                below = [f"{field.name}.{key}" for key in keys_of(hints[field.name])]
+                below = [f"{field.name}.{key}" for key in key_paths(hints[field.name])]
                 yield from below or [field.name]
         return
     marks = [mark for mark in getattr(kind, "__metadata__", ()) if isinstance(mark, OneOf)]
@@ -144,10 +144,10 @@ def keys_of(kind: Any) -> Iterator[str]:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (dict, Mapping, tuple, list, Sequence):
         name = "NAME" if origin in (dict, Mapping) else "0"
-        below = [f"{name}.{key}" for key in keys_of(arguments[-1 if name == "NAME" else 0])]
+        below = [f"{name}.{key}" for key in key_paths(arguments[-1 if name == "NAME" else 0])]
         yield from dict.fromkeys(below)
         return
-    yield from dict.fromkeys(key for each in choices or arguments for key in keys_of(each))
+    yield from dict.fromkeys(key for each in choices or arguments for key in key_paths(each))
 
 
 def dump(value: Any) -> str:

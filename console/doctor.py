@@ -21,7 +21,7 @@ import click
 
 from . import command
 from .machine import cores, cpp_compiler, cpp_problem, memory
-from .progress import as_bytes
+from .progress import format_bytes
 
 SMALL_DISK = 10e9
 """Free bytes below which a dataset or a few checkpoints may fill the disk."""
@@ -146,13 +146,17 @@ def _machine(report: Report) -> None:
     report.found["cores"] = str(cores())
     with contextlib.suppress(OSError, ValueError, KeyError):
         free, total = memory("MemAvailable"), memory("MemTotal")
-        report.found["memory"] = f"{as_bytes(free)} free of {as_bytes(total)}"
+        report.found["memory"] = f"{format_bytes(free)} free of {format_bytes(total)}"
     disk = shutil.disk_usage(Path.cwd())
-    report.found["disk"] = f"{as_bytes(disk.free)} free of {as_bytes(disk.total)} in {Path.cwd()}"
+    report.found["disk"] = (
+        f"{format_bytes(disk.free)} free of {format_bytes(disk.total)} in {Path.cwd()}"
+    )
     if disk.free < SMALL_DISK:
         hint = "free some space, or work on a larger disk"
         report.missing.append(
-            Missing(f"disk space: only {as_bytes(disk.free)} are free in this folder", hint, False)
+            Missing(
+                f"disk space: only {format_bytes(disk.free)} are free in this folder", hint, False
+            )
         )
 
 
@@ -173,7 +177,7 @@ def _devices(report: Report) -> None:
     for number in range(torch.cuda.device_count()):
         card = torch.cuda.get_device_properties(number)
         report.found[f"gpu {number}"] = (
-            f"{card.name}, {as_bytes(card.total_memory)}, compute {card.major}.{card.minor}"
+            f"{card.name}, {format_bytes(card.total_memory)}, compute {card.major}.{card.minor}"
         )
     if torch.cuda.is_available():
         return

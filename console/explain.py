@@ -137,7 +137,7 @@ def problems(kind: Any, data: Any, errors: Sequence[Any], lines: Lines) -> list[
             for problem in error.problems:
                 _add_once(messages, (*path, *_keys(problem.path)), problem.what)
             continue
-        if item["type"] == "literal_error" and isinstance(at(data, path), (dict, list)):
+        if item["type"] == "literal_error" and isinstance(find_value(data, path), (dict, list)):
             _add_once(expectations, path, item["ctx"]["expected"])
             continue
         expected = EXPECTED.get(re.sub(r"_(type|parsing|from_float).*$", "", item["type"]))
@@ -153,10 +153,10 @@ def problems(kind: Any, data: Any, errors: Sequence[Any], lines: Lines) -> list[
             other[: len(path)] == path for other in (*messages, *expectations) if other != path
         )
         if not deeper and path not in messages:
-            given = at(data, path)
+            given = find_value(data, path)
             expected = f"should be {' or '.join(kinds)}, not {_show(given)}"
             messages[path] = [expected + _quotes(given, kinds)]
-    return [problem_at(lines, path, what) for path, whats in messages.items() for what in whats]
+    return [locate_problem(lines, path, what) for path, whats in messages.items() for what in whats]
 
 
 def _keys(path: str) -> Path:
@@ -177,12 +177,12 @@ def changed_booleans(data: Any, built: Any, path: Path = ()) -> Iterator[Path]:
             yield from changed_booleans(value, other, (*path, position))
 
 
-def line_of(lines: Lines, path: Path) -> int | None:
+def find_line(lines: Lines, path: Path) -> int | None:
     """Return the line of a value, or of the section that lacks it."""
     return lines.get(_holder(lines, path))
 
 
-def problem_at(lines: Lines, path: Path, what: str) -> Problem:
+def locate_problem(lines: Lines, path: Path, what: str) -> Problem:
     """Return a problem of the value at `path`, with its line if it is in a file."""
     holder = _holder(lines, path)
     typed = holder in lines and lines[holder] is None
@@ -239,7 +239,7 @@ def path_hint(path: str | os.PathLike[str], otherwise: str) -> str:
     return f"did you mean {near}?" if near else otherwise
 
 
-def at(data: Any, path: Path) -> Any:
+def find_value(data: Any, path: Path) -> Any:
     """Return the value at `path`; None if there is none."""
     for key in path:
         try:
@@ -257,7 +257,7 @@ def hint(word: str, known: Iterable[str]) -> str:
 
 def _message(kind: Any, data: Any, path: Path, item: Any) -> str:
     what, context = item["type"], item.get("ctx", {})
-    given = at(data, path)
+    given = find_value(data, path)
     if what in UNKNOWN:
         names = _names_at(kind, data, path[:-1])
         return f"unknown key{hint(str(path[-1]), names)} Known: {', '.join(names)}"
@@ -304,7 +304,7 @@ def _data_path(data: Any, location: Sequence[str | int], *, missing: bool) -> Pa
 def _names_at(kind: Any, data: Any, path: Path) -> list[str]:
     """Return the keys of the dataclass at `path`."""
     for key in path:
-        kind, data = _field_type(kind, key, data), at(data, (key,))
+        kind, data = _field_type(kind, key, data), find_value(data, (key,))
     names: dict[str, None] = {}
     for choice in _choices(kind, data):
         if dataclasses.is_dataclass(choice):

@@ -48,12 +48,12 @@ def out_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return option(function)
 
 
-def as_file(page: str, out: str) -> bytes:
+def render_file(page: str, out: str) -> bytes:
     """Return the content of the file `out` for a page of Markdown."""
-    return (as_html(page) if out.lower().endswith(".html") else page).encode()
+    return (render_html(page) if out.lower().endswith(".html") else page).encode()
 
 
-def as_html(page: str) -> str:
+def render_html(page: str) -> str:
     """Return a page of Markdown as HTML."""
     title = re.sub(r"^#+ ", "", page.split("\n", 1)[0])
     return "\n".join(

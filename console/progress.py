@@ -14,7 +14,7 @@ QUIET_SECONDS = 60.0
 TERMINAL_SECONDS = 0.2
 
 
-def human(number: float) -> str:
+def format_number(number: float) -> str:
     """Format a number: 12345 → '12.3K', with the suffixes that configurations accept."""
     for suffix, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
         if abs(number) >= size * 0.9995:  # three digits round up to this suffix
@@ -23,19 +23,19 @@ def human(number: float) -> str:
     return f"{number:.3g}" if isinstance(number, float) else str(number)
 
 
-def as_bytes(number: float) -> str:
+def format_bytes(number: float) -> str:
     """Format bytes, of memory too: 1490000000 → '1.49GB'; G stands for 10^9 bytes.
 
     Hardware files, rates and the names of GPUs count in this unit."""
-    return f"{human(number).replace('B', 'G')}B"
+    return f"{format_number(number).replace('B', 'G')}B"
 
 
-def counted(number: float, things: str) -> str:
+def format_count(number: float, things: str) -> str:
     """Format a count with its noun: '1 file', '1.2K files'."""
-    return f"{human(number)} {things.removesuffix('s') if number == 1 else things}"
+    return f"{format_number(number)} {things.removesuffix('s') if number == 1 else things}"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format seconds: 3725 → '1h02m', 65 → '1m05s'."""
     whole = round(seconds)
     if whole >= 3600:
@@ -89,18 +89,18 @@ class Progress:
         if self.total:
             texts[0] += f" of {self._amount(self.total)} ({self.done / self.total:.0%})"
         texts += [
-            counted(value, name) if isinstance(value, (int, float)) else f"{value} {name}"
+            format_count(value, name) if isinstance(value, (int, float)) else f"{value} {name}"
             for name, value in self.details.items()
         ]
         texts.append(f"{self._amount(self.done / elapsed)}/s")
         if self.total and 0 < self.done < self.total and not ended:
-            texts.append(f"{duration(elapsed * (self.total / self.done - 1))} left")
+            texts.append(f"{format_duration(elapsed * (self.total / self.done - 1))} left")
         else:
-            texts.append(duration(elapsed))
+            texts.append(format_duration(elapsed))
         return ", ".join(texts)
 
     def _amount(self, number: float) -> str:
-        return as_bytes(number) if self.unit == "B" else f"{human(number)}{self.unit}"
+        return format_bytes(number) if self.unit == "B" else f"{format_number(number)}{self.unit}"
 
     def show(self, *, ended: bool = False) -> None:
         """Print the line of progress now."""
@@ -136,7 +136,7 @@ class Waiting(Progress):
         self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
 
     def line(self, *, ended: bool = False) -> str:
-        return f"{self.label}: {duration(time.monotonic() - self.started)}"
+        return f"{self.label}: {format_duration(time.monotonic() - self.started)}"
 
     def _watch(self) -> None:
         while not self._ended.wait(self.pause):

@@ -32,10 +32,10 @@ def main() -> None:
 
 def keys() -> Iterator[str]:
     """Yield the paths of a mixture's keys."""
-    from ..console.config import keys_of
+    from ..console.config import key_paths
     from .mixture_file.mixture import Mixture
 
-    return keys_of(Mixture)
+    return key_paths(Mixture)
 
 
 @main.command()
@@ -197,7 +197,7 @@ def card(file: str, overrides: tuple[str, ...], out: str | None) -> None:
     if out is None:
         click.echo(text, nl=False)
         return
-    storage.write(out, page.as_file(text, out))
+    storage.write(out, page.render_file(text, out))
     command.say(f"wrote {out}")
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ..console.errors import ConfigError, Problem
-from ..console.progress import human
+from ..console.progress import format_number
 from ..console.yaml_text import value
 from .lr_shapes import DEFAULT_SHAPE, SHAPES
 from .mixture_file.mixture import SourceSpec
@@ -75,7 +75,7 @@ def render_template(urls: Sequence[str]) -> str:
         rows = max(1, (source.tokens - 1) // seq_len)
         epochs = math.ceil(shares[name] * total / (rows * seq_len) * (STABLE + ANNEAL + 1) / 100)
         more = f", max_epochs: {epochs}" if epochs > 1 else ""
-        count = f"{human(source.tokens)} tokens"
+        count = f"{format_number(source.tokens)} tokens"
         lines[name] = f"  {name}: {{data: {_quote_url(source.spec.data)}{more}}}", f"  # {count}"
     width = max(len(line) for line, _ in lines.values())
     aligned = {name: f"{line:<{width}}{count}" for name, (line, count) in lines.items()}

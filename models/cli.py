@@ -85,10 +85,10 @@ def _parameters(config: ModelConfig) -> int:
 
 def keys() -> Iterator[str]:
     """Yield the paths of a model's keys."""
-    from ..console.config import keys_of
+    from ..console.config import key_paths
     from .config.config import ModelConfig
 
-    return keys_of(ModelConfig)
+    return key_paths(ModelConfig)
 
 
 def _model_of(name_or_file: str, overrides: Sequence[str]) -> ModelConfig:
@@ -117,7 +117,7 @@ def _model_of(name_or_file: str, overrides: Sequence[str]) -> ModelConfig:
     default="bf16",
     show_default=True,
     metavar="NAME",
-    callback=command.name_in(precisions),
+    callback=command.name_check(precisions),
     help="Precision of weights and activations, as in a run.",
 )
 @click.option(
@@ -223,7 +223,7 @@ def show_model(
     "--format",
     required=True,
     metavar="NAME",
-    callback=command.name_in(formats),
+    callback=command.name_check(formats),
     help="Format of OUT.",
 )
 @click.option("--tokenizer", type=click.Path(), help="Folder with a tokenizer, if SOURCE has none.")

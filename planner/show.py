@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..console.errors import PlanError
-from ..console.progress import as_bytes
+from ..console.progress import format_bytes
 from ..models.accounting.state import device_bytes
 from ..models.config.options.recompute import Rule
 from ..trainer.run.layout_plan import LayoutPlan
@@ -53,7 +53,7 @@ def _table(own: PhaseSearch) -> list[str]:
         times, memory = parts_of(candidate)
         price = candidate.solution.price
         found.append(
-            f"{number:>3}  {price:.4g} s  {as_bytes(device_bytes(memory))}  "
+            f"{number:>3}  {price:.4g} s  {format_bytes(device_bytes(memory))}  "
             f"{names[number - 1]}{_gap(price, candidate.solution.bound)}"
         )
         found.append(f"     {_shares(times, price)}; {_sizes(memory)}")
@@ -96,9 +96,9 @@ def plan_lines(plan: LayoutPlan) -> list[str]:
         f"time         {predicted.seconds:.4g} s{_gap(predicted.seconds, predicted.bound)}: "
         f"{_shares(predicted.by, predicted.seconds)}"
     )
-    text.append(f"memory       {as_bytes(predicted.memory)}: {_sizes(predicted.memory_by)}")
+    text.append(f"memory       {format_bytes(predicted.memory)}: {_sizes(predicted.memory_by)}")
     if (measured := plan.measured) is not None:
-        memory = f", {as_bytes(measured.memory)}" if measured.memory else ""
+        memory = f", {format_bytes(measured.memory)}" if measured.memory else ""
         text.append(f"measured     {measured.seconds:.4g} s{memory}, on {measured.date}")
     if predicted.estimated:
         text.append(
@@ -116,7 +116,7 @@ def compared(best: Candidate, other: Candidate) -> list[str]:
     text = [
         f"{layouts[0]} against the best, {layouts[1]}",
         f"{seconds:.4g} s against {price:.4g} s of the best ({seconds / price - 1:+.1%}); "
-        f"{as_bytes(device_bytes(more))} against {as_bytes(device_bytes(memory))}",
+        f"{format_bytes(device_bytes(more))} against {format_bytes(device_bytes(memory))}",
     ]
     for name, meaning in PARTS.items():
         change = theirs.get(name, 0.0) - mine.get(name, 0.0)
@@ -161,7 +161,7 @@ def _shares(times: Mapping[str, float], price: float) -> str:
 
 
 def _sizes(memory: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {as_bytes(size)}" for name, size in memory.items())
+    return ", ".join(f"{name} {format_bytes(size)}" for name, size in memory.items())
 
 
 def _rule(rule: Rule) -> str:

@@ -322,7 +322,7 @@ def card_command(
     if out is None:
         click.echo(text, nl=False)
         return
-    storage.write(out, page.as_file(text, out))
+    storage.write(out, page.render_file(text, out))
     command.say(f"wrote {out}")
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..console.errors import InputError, MisuseError, run_all
-from ..console.progress import Progress, as_bytes
+from ..console.progress import Progress, format_bytes
 from ..dataplane.arrays import Int64
 from ..dataplane.tokenizers import marks
 from . import executors
@@ -225,7 +225,7 @@ def describe(counts: Counts) -> str:
         note += f" (from {counts.sampled:,} of {counts.pieces:,} pieces of text)"
     lines = [
         f"{counts.documents:,} document{'s' * (counts.documents != 1)}, "
-        f"{as_bytes(counts.bytes)} of text",
+        f"{format_bytes(counts.bytes)} of text",
         f"{counts.tokens:,} tokens{note}, "
         f"{counts.bytes / max(1, counts.tokens):.2f} bytes per token",
     ]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..console.errors import InputError
-from ..console.progress import as_bytes, human
+from ..console.progress import format_bytes, format_number
 from ..dataplane import tokenizers
 from ..dataplane.account.account import count_records_read, describe_splits, select_left_out
 from ..dataplane.datasets import manifest as manifests
@@ -119,8 +119,8 @@ def describe(url: str) -> str:
     for number, generation in enumerate(manifest.generations):
         lines.append(
             f"  generation {number}: {generation.documents:,} documents, "
-            f"{human(generation.tokens)} tokens, "
-            f"{as_bytes(generation.size)} in {generation.shards} shards"
+            f"{format_number(generation.tokens)} tokens, "
+            f"{format_bytes(generation.size)} in {generation.shards} shards"
         )
         if inputs := generation.provenance.get("inputs"):
             lines.append(f"    from {describe_inputs([inputs])}")
@@ -137,9 +137,9 @@ def describe_inputs(inputs: Sequence[Mapping[str, Any]]) -> str:
         sum(entry.get(key, 0) for entry in inputs) for key in ("files", "bytes", "compressed")
     )
     compression = (
-        "compressed" if compressed == size else f"{as_bytes(compressed)} of them compressed"
+        "compressed" if compressed == size else f"{format_bytes(compressed)} of them compressed"
     )
-    stored = f"{files:,} file{'s' * (files != 1)}, {as_bytes(size)} as stored"
+    stored = f"{files:,} file{'s' * (files != 1)}, {format_bytes(size)} as stored"
     return f"{stored}, {compression}" if compressed else stored
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..console.errors import InputError, MisuseError, run_all
 from ..console.log import get_logger
-from ..console.progress import Progress, Waiting, as_bytes
+from ..console.progress import Progress, Waiting, format_bytes
 from ..dataplane.storage import storage
 from ..dataplane.tokenizers.byte import END
 from .corpus.documents import DocumentReader
@@ -131,7 +131,7 @@ def sample(files: Sequence[File], config: TrainConfig) -> list[bytes]:
         raise InputError("the inputs have no text to train on")
     for line in stats.problems[:20]:
         log.warning("left out: %s", line)
-    summary = (len(chosen), as_bytes(size), stats.bad)
+    summary = (len(chosen), format_bytes(size), stats.bad)
     log.info("sample: %d documents, %s; %d bad records", *summary)
     chosen.sort(key=lambda item: item[1])
     return [data for _, _, data in chosen]

@@ -13,7 +13,7 @@ import click
 from ..console import command
 from ..console.commands import TRAINER, lazy, write_report
 from ..console.errors import SeveralErrors, UserError
-from ..console.progress import as_bytes, counted
+from ..console.progress import format_bytes, format_count
 from .cluster.commands import RankCommand, RankCommandGroup
 from .launch.options import StartOptions, command_words, start_options
 from .scores.commands import eval_command, recall
@@ -59,21 +59,21 @@ def run_options(function: Callable[..., None]) -> Callable[..., None]:
 
 def run_keys() -> Iterator[str]:
     """Yield the paths of a run's keys."""
-    from ..console.config import keys_of
+    from ..console.config import key_paths
     from .run.config import RunConfig
 
-    return keys_of(RunConfig)
+    return key_paths(RunConfig)
 
 
 def keys() -> Iterator[str]:
     """Yield the paths of the keys of a run, and of its mixture and model."""
-    from ..console.config import keys_of
+    from ..console.config import key_paths
     from ..mixtures.mixture_file.mixture import Mixture
     from ..models.config.config import ModelConfig
 
     yield from run_keys()
-    yield from (f"mixture.{key}" for key in keys_of(Mixture))
-    yield from (f"model.{key}" for key in keys_of(ModelConfig))
+    yield from (f"mixture.{key}" for key in key_paths(Mixture))
+    yield from (f"model.{key}" for key in key_paths(ModelConfig))
 
 
 @main.command(cls=RankCommand, keys=keys)
@@ -223,12 +223,12 @@ def clean(folders: tuple[str, ...], dry_run: bool, as_json: bool, **policy: Any)
     if as_json:
         command.emit([asdict(each) for each in deleted])
     for each in deleted:
-        size = "of unknown size" if each.size is None else as_bytes(each.size)
+        size = "of unknown size" if each.size is None else format_bytes(each.size)
         command.say(f"{'would delete' if dry_run else 'deleted'} {each.path} ({size})")
-    total = as_bytes(sum(each.size or 0 for each in deleted))
+    total = format_bytes(sum(each.size or 0 for each in deleted))
     tails = sum(each.kind == "tail" for each in deleted)
-    counts = counted(len(deleted) - tails, "checkpoints")
-    counts += f", {counted(tails, 'record tails')}" if tails else ""
+    counts = format_count(len(deleted) - tails, "checkpoints")
+    counts += f", {format_count(tails, 'record tails')}" if tails else ""
     command.say(f"{counts}, {total}{', nothing deleted' if dry_run else ''}")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from ..progress import human
+from ..progress import format_number
 
 LEFT, RIGHT, TOP, BOTTOM = 58.0, 14.0, 22.0, 26.0
 LETTER = 7.0
@@ -32,9 +32,9 @@ class Chart:
     height: float
     x_range: tuple[float, float]
     y_range: tuple[float, float] = (0.0, 1.0)
-    label: Callable[[float], str] = human
+    label: Callable[[float], str] = format_number
     bottom: float = BOTTOM
-    x_label: Callable[[float], str] = human
+    x_label: Callable[[float], str] = format_number
     x_unit: str = "tokens"
     x_places: Sequence[float] = ()
     """Values that get a tick, not round ones; their unit stands in a line below them."""

@@ -15,7 +15,7 @@ from typing import Any
 from ...console import config
 from ...console.config import Lines
 from ...console.errors import ConfigError, Problem
-from ...console.explain import at, line_of
+from ...console.explain import find_line, find_value
 from ...console.yaml_text import Path, dotted
 from .check import MixtureFinding
 from .mixture import Mixture
@@ -58,7 +58,7 @@ class Draft:
         uncertain = self.lacks_section or any(path[: len(entry)] == entry for entry in self.damaged)
         if within_removed or emptied or (uncertain and path not in self.lines):
             return None
-        return Problem(dotted(path), finding.message, line_of(self.lines, path))
+        return Problem(dotted(path), finding.message, find_line(self.lines, path))
 
 
 def read(file: str | FilePath, overrides: Sequence[str] = ()) -> Draft:
@@ -90,8 +90,8 @@ def build_draft(data: dict[str, Any], source: str, lines: Lines) -> Draft:
             if () in bad_paths:  # a problem of the whole file
                 raise ConfigError(source, draft.problems) from None
             for path in sorted(bad_paths, key=len):
-                if at(data, path[:-1]) is not None:  # else its parent was removed already
-                    del at(data, path[:-1])[path[-1]]
+                if find_value(data, path[:-1]) is not None:  # else its parent was removed already
+                    del find_value(data, path[:-1])[path[-1]]
                     draft.removed.append(path)
                     draft.damaged += [path[:2]] if path[0] in NAMED_SECTIONS else []
 

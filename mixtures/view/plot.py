@@ -10,7 +10,7 @@ from ...console.errors import ConfigError, Problem
 from ...console.html.chart import TOP, Chart, Curve, bounds
 from ...console.html.page import WIDE, colour, legend, page, section
 from ...console.html.picture import picture
-from ...console.progress import human
+from ...console.progress import format_number
 from ...dataplane.storage import storage
 from .curves import Curves
 
@@ -30,7 +30,7 @@ def kind_of(file: str) -> str:
 
 def draw(curves: Curves, file: str) -> None:
     """Write the curves to a file or URL, in the format of its ending."""
-    title = f"A mixture of {human(_tokens(curves))} tokens"
+    title = f"A mixture of {format_number(_tokens(curves))} tokens"
     panels = [_shares(curves), _rates(curves), _taken(curves), _epochs(curves)]
     if kind_of(file) == "svg":
         text = picture([[panel] for panel in panels], curves.sources, title)
@@ -76,7 +76,7 @@ def _rates(curves: Curves) -> Panel:
 
 def _taken(curves: Curves) -> Panel:
     top = max(line[-1] for line in curves.taken) * 1.08
-    chart = _chart(curves, top, human, HEIGHT)
+    chart = _chart(curves, top, format_number, HEIGHT)
     _lines(chart, curves, curves.taken)
     return "tokens taken", chart
 
@@ -111,7 +111,11 @@ def _body(curves: Curves, title: str, panels: Sequence[Panel]) -> str:
     phases = _table(
         ("phase", "tokens", "tokens of a row"),
         (
-            (escape(phase.phase), human(phase.last_token - phase.first_token), f"{phase.seq_len:,}")
+            (
+                escape(phase.phase),
+                format_number(phase.last_token - phase.first_token),
+                f"{phase.seq_len:,}",
+            )
             for phase in curves.phases
         ),
     )
@@ -121,7 +125,7 @@ def _body(curves: Curves, title: str, panels: Sequence[Panel]) -> str:
             (
                 f'<span class="key"><i style="background:{colour(number)}"></i></span>'
                 f"{escape(name)}",
-                human(taken[-1]),
+                format_number(taken[-1]),
                 f"{taken[-1] / _tokens(curves):.2%}",
                 f"{epochs[-1]:.3f}",
             )

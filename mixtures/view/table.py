@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ...console.progress import duration, human
+from ...console.progress import format_duration, format_number
 from ..planning.continuation import Continuation
 from .summary import PhaseUse, SourceUse, Summary
 
@@ -60,7 +60,7 @@ def _phase(phase: PhaseUse, speed: float | None) -> Iterator[str]:
     rows = "1 row" if phase.batch_rows == 1 else f"{phase.batch_rows:,} rows"
     yield (
         f"  steps {phase.first_step:,} to {last_step:,}, rows {phase.first_row:,} to {last_row:,}; "
-        f"{rows} of {phase.seq_len:,} tokens per step ({human(phase.batch_tokens)} tokens)"
+        f"{rows} of {phase.seq_len:,} tokens per step ({format_number(phase.batch_tokens)} tokens)"
     )
     yield from _uses(phase.sources, speed)
     if phase.weights_rule:
@@ -68,7 +68,8 @@ def _phase(phase: PhaseUse, speed: float | None) -> Iterator[str]:
     if any(phase.left_out.values()):
         planned = {use.source: use.rows for use in phase.sources}
         yield "  Left out by max_epochs: " + ", ".join(
-            f"{source} {human(tokens)} tokens" + ("" if planned[source] else " (it gets none)")
+            f"{source} {format_number(tokens)} tokens"
+            + ("" if planned[source] else " (it gets none)")
             for source, tokens in phase.left_out.items()
             if tokens
         )
@@ -90,13 +91,13 @@ def _uses(uses: Sequence[SourceUse], speed: float | None) -> Iterator[str]:
         (
             use.source,
             f"{use.rows:,}",
-            human(use.tokens),
+            format_number(use.tokens),
             f"{use.epochs:.3g}" if use.epochs < 1000 else f"{use.epochs:,.0f}",
             f"{use.stands_at:.3f}",
             f"{use.share:.2%}",
             f"{use.share_asked:.2%}",
-            human(use.left_over) if use.left_over else "-",
-            *((duration(use.tokens / speed),) if speed else ()),
+            format_number(use.left_over) if use.left_over else "-",
+            *((format_duration(use.tokens / speed),) if speed else ()),
         )
         for use in drawn
     ]
@@ -113,8 +114,8 @@ def _continuation(continued: Continuation) -> Iterator[str]:
         (
             source.source,
             f"{source.stands_at:.3f}",
-            human(source.sibling_tokens),
-            human(source.shared_tokens)
+            format_number(source.sibling_tokens),
+            format_number(source.shared_tokens)
             + (
                 f" ({source.shared_tokens / source.sibling_tokens:.0%})"
                 if source.shared_tokens
@@ -157,7 +158,7 @@ def _worst_debt(summary: Summary) -> str:
 
 
 def _hours(tokens: int, speed: float | None) -> str:
-    return f", {duration(tokens / speed)}" if speed else ""
+    return f", {format_duration(tokens / speed)}" if speed else ""
 
 
 def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from ...console.progress import as_bytes, human
+from ...console.progress import format_bytes, format_number
 from .state import device_bytes
 
 COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red", "white")
@@ -31,12 +31,12 @@ def title(summary: dict[str, Any]) -> str:
     layers = len(summary["layers"])
     shape = f"width {summary['width']:,}, vocabulary {summary['vocab_size']:,}"
     active = format_active(summary["parameters"], summary["active_parameters"])
-    return f"{human(summary['parameters'])} parameters{active}: {layers} layers, {shape}"
+    return f"{format_number(summary['parameters'])} parameters{active}: {layers} layers, {shape}"
 
 
 def format_active(total: int, active: int) -> str:
     """Format the active parameters in brackets, if a token does not use all parameters."""
-    return f" ({human(active)} active)" if active < total else ""
+    return f" ({format_number(active)} active)" if active < total else ""
 
 
 def stripe(layers: list[str]) -> str:
@@ -125,11 +125,11 @@ def memory_table(summary: dict[str, Any]) -> str:
     units = list(step)
     lines = [f"{'recompute':<20}" + "".join(f"{unit:>14}" for unit in units)]
     for name in dict.fromkeys(part for unit in units for part in step[unit]):
-        sizes = (as_bytes(step[unit].get(name, 0)) for unit in units)
+        sizes = (format_bytes(step[unit].get(name, 0)) for unit in units)
         lines.append(f"{name:<20}" + "".join(f"{size:>14}" for size in sizes))
-    totals = (as_bytes(device_bytes(step[unit])) for unit in units)
+    totals = (format_bytes(device_bytes(step[unit])) for unit in units)
     lines.append(f"{'most of a step':<20}" + "".join(f"{size:>14}" for size in totals))
-    lines.append(f"{'generation state':<20}{as_bytes(summary['generation_state']):>14}")
+    lines.append(f"{'generation state':<20}{format_bytes(summary['generation_state']):>14}")
     batch = f"{summary['rows']} × {summary['seq_len']:,} tokens in {summary['precision']}"
     batch += f", {summary['threads']} thread" if summary["threads"] else ""
     layout = f"{summary['engine']}; {layout}"

@@ -302,10 +302,10 @@ def _device(device: Any) -> Any:
 def _about(world: World) -> str:
     import torch
 
-    from ...console.progress import counted
+    from ...console.progress import format_count
 
     backend = "NCCL" if world.device.type == "cuda" else "gloo"
     return (
-        f"{world.size} ranks on {counted(world.nodes, 'nodes')}, {backend},"
+        f"{world.size} ranks on {format_count(world.nodes, 'nodes')}, {backend},"
         f" {world.device.type}, fp32, torch {torch.__version__}"
     )

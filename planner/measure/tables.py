@@ -13,7 +13,7 @@ from ...console.errors import MisuseError
 from ...console.html.chart import BOTTOM, LINE, Chart, Curve, bounds
 from ...console.html.page import HALF, colour
 from ...console.html.picture import picture
-from ...console.progress import human
+from ...console.progress import format_number
 from ...dataplane.storage import storage
 
 Row = Mapping[str, Any]
@@ -89,7 +89,7 @@ def _chart(
     heights = [math.log10(row[column]) for row in rows if row[column] > 0]
     chart = Chart(
         HALF, 200, bounds(powers), bounds(heights), lambda y: f"{10**y:.3g}",
-        bottom=BOTTOM + LINE, x_label=lambda x: human(round(2**x)), x_unit=across,
+        bottom=BOTTOM + LINE, x_label=lambda x: format_number(round(2**x)), x_unit=across,
         x_places=sorted(set(powers)),
     )  # fmt: skip
     chart.axes()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...console.errors import PlanError
-from ...console.progress import as_bytes, human
+from ...console.progress import format_bytes, format_number
 from ...trainer.run.config import RunConfig
 from ..division.problem import FixedCosts, Problem
 from ..grid.grid import Grid
@@ -60,11 +60,12 @@ def describe_kinds(costs: ModuleCosts) -> Iterator[str]:
     for number, (kind, trace, sizes) in enumerate(columns):
         layers = [layer for layer, kind_number in enumerate(model.layers) if kind_number == number]
         yield (
-            f"module {_format_numbers(layers)}: {kind.name}, {human(kind.num_parameters)} "
-            f"parameters; a row has {human(count_flops(trace.forward))}FLOP forward, "
-            f"{human(count_flops(trace.backward))}FLOP backward, and keeps "
-            f"{as_bytes(round(sizes['none'].kept))} "
-            f"({as_bytes(round(sizes['block'].kept))} with recompute)"
+            f"module {_format_numbers(layers)}: {kind.name}, "
+            f"{format_number(kind.num_parameters)} parameters; a row has "
+            f"{format_number(count_flops(trace.forward))}FLOP forward, "
+            f"{format_number(count_flops(trace.backward))}FLOP backward, and keeps "
+            f"{format_bytes(round(sizes['none'].kept))} "
+            f"({format_bytes(round(sizes['block'].kept))} with recompute)"
         )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...console.errors import MisuseError, PlanError
-from ...console.progress import as_bytes
+from ...console.progress import format_bytes
 from ...dataplane.order.timeline import PhaseRows
 from ...models.config.options.precision import PRECISIONS
 from ...trainer.run.config import RunConfig
@@ -214,13 +214,13 @@ def no_plan_error(
     by_state = outcome.states == outcome.grids
     nearest = find_nearest(costs, request.gpus, request.budget, settings, by_state=by_state)
     on_stage = f" on stage {nearest.stage}" if nearest.grid.layout.pp > 1 else ""
-    parts = ", ".join(f"{part} {as_bytes(size)}" for part, size in nearest.parts.items())
-    excess = as_bytes(round(nearest.bytes - request.budget))
+    parts = ", ".join(f"{part} {format_bytes(size)}" for part, size in nearest.parts.items())
+    excess = format_bytes(round(nearest.bytes - request.budget))
     return PlanError(
-        f"no layout{clause} fits into {as_bytes(round(request.budget))} of each of "
+        f"no layout{clause} fits into {format_bytes(round(request.budget))} of each of "
         f"{request.gpus} devices ({where}); {outcome.grids} were searched",
-        where=f"\n    the nearest needs {as_bytes(nearest.bytes)}{on_stage}, {excess} too much: "
-        f"{nearest.grid.name()}\n    {parts}\n    {_describe_proof(outcome)}",
+        where=f"\n    the nearest needs {format_bytes(nearest.bytes)}{on_stage}, {excess} too "
+        f"much: {nearest.grid.name()}\n    {parts}\n    {_describe_proof(outcome)}",
         hint="use more devices, devices with more memory, or a larger --memory",
     )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ...console.errors import PlanError
 from ...console.html.chart import Chart, Curve, bounds
 from ...console.html.page import WIDE, colour, layer_stripe, legend, page, section, tiles
-from ...console.progress import as_bytes
+from ...console.progress import format_bytes
 from ...models.accounting.level import Moment
 from ...models.accounting.state import HOST, device_bytes
 from ...models.accounting.step import Timeline
@@ -76,9 +76,13 @@ def memory_page(title: str, batch: str, names: Sequence[str], timelines: Sequenc
     )
     figures = tiles(
         [
-            ("memory", as_bytes(max(sizes)), f"stage {fullest}, at the highest moment"),
+            ("memory", format_bytes(max(sizes)), f"stage {fullest}, at the highest moment"),
             ("moment", escape(_name(peak)), f"micro-batch {peak.micro}"),
-            ("state", as_bytes(device_bytes(timelines[fullest].moments[0].end)), "before the step"),
+            (
+                "state",
+                format_bytes(device_bytes(timelines[fullest].moments[0].end)),
+                "before the step",
+            ),
         ]
     )
     shown = sorted({*range(min(len(sizes), MOST_STAGES - 1)), len(sizes) - 1, fullest})
@@ -109,7 +113,7 @@ def _stage(stage: int, timeline: Timeline, stages: int) -> str:
         260,
         (0.0, float(len(moments))),
         bounds([timeline.highest], zero=True),
-        as_bytes,
+        format_bytes,
         x_label=lambda place: f"{place:g}",
         x_unit="moment",
     )
@@ -119,7 +123,7 @@ def _stage(stage: int, timeline: Timeline, stages: int) -> str:
         heights = [float(each[number]) for each in sums for _ in range(2)]
         chart.area(Curve(edges, heights), "part", colour(number))
     chart.tooltips(
-        (n, n + 1, f"{_name(moment)}: {as_bytes(device_bytes(moment.high))}\n{_sizes(moment)}")
+        (n, n + 1, f"{_name(moment)}: {format_bytes(device_bytes(moment.high))}\n{_sizes(moment)}")
         for n, moment in enumerate(moments)
     )
     where = f"stage {stage}" if stages > 1 else "a rank"
@@ -128,7 +132,7 @@ def _stage(stage: int, timeline: Timeline, stages: int) -> str:
 
 
 def _sizes(moment: Moment) -> str:
-    return ", ".join(f"{name} {as_bytes(size)}" for name, size in moment.high.items() if size)
+    return ", ".join(f"{name} {format_bytes(size)}" for name, size in moment.high.items() if size)
 
 
 def _layers(stage: int, timeline: Timeline, stages: int) -> str:
@@ -143,7 +147,7 @@ def _layers(stage: int, timeline: Timeline, stages: int) -> str:
     rows = "".join(
         f"<tr><th>{escape(key)}</th>"
         + "".join(
-            f"<td>{as_bytes(device_bytes(each[kind].high))}</td>"
+            f"<td>{format_bytes(device_bytes(each[kind].high))}</td>"
             for kind in ("forward", "backward")
         )
         + f"<td>{escape(_sizes(each['backward']))}</td></tr>"

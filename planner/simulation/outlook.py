@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ...console.progress import duration
+from ...console.progress import format_duration
 from .events import Events
 from .failures import HOUR, Failures, best_interval, daly, goodput, young
 from .slow import PARTS, Slow
@@ -86,9 +86,9 @@ class Outlook:
             )
         known = self.failures
         yield (
-            f"failures: one each {duration(self.mean)} ({known.mtbf:,.0f} hours for one device), "
-            f"restart {known.restart:g} s, save {known.save:g} s and {known.write:g} s beside "
-            "training"
+            f"failures: one each {format_duration(self.mean)} ({known.mtbf:,.0f} hours for one "
+            f"device), restart {known.restart:g} s, save {known.save:g} s and {known.write:g} s "
+            "beside training"
         )
         steps = {"best": self.best, **self.formulas}
         if known.every is not None:
@@ -96,7 +96,8 @@ class Outlook:
         for name, every in steps.items():
             yield (
                 f"    {name:<6} a checkpoint each {every:,} steps "
-                f"({duration(every * self.seconds)}): {self.goodput(every):.2%} of the time trains"
+                f"({format_duration(every * self.seconds)}): {self.goodput(every):.2%} of the "
+                "time trains"
             )
 
     def as_json(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from ...console.html.page import (
     section,
     tiles,
 )
-from ...console.progress import as_bytes, duration, human
+from ...console.progress import format_bytes, format_duration, format_number
 from ..search.assemble import PARTS, time_by_part
 from .failures import HOUR
 from .messages import Sent
@@ -90,22 +90,26 @@ def _tiles(outlook: Outlook) -> str:
     what = "rank" if slow.part == "rank" else f"{slow.part} link"
     return tiles(
         [
-            ("step", _seconds(outlook.seconds), f"{human(outlook.tokens)} {unit}"),
-            (f"{unit} per second", human(rate), f"{human(rate / outlook.gpus)} on each device"),
+            ("step", _seconds(outlook.seconds), f"{format_number(outlook.tokens)} {unit}"),
+            (
+                f"{unit} per second",
+                format_number(rate),
+                f"{format_number(rate / outlook.gpus)} on each device",
+            ),
             (
                 "memory",
-                as_bytes(simulation.memory),
-                f"at most, of {as_bytes(simulation.budget)}",
+                format_bytes(simulation.memory),
+                f"at most, of {format_bytes(simulation.budget)}",
             ),
             (f"one slow {what}", f"+{more:.1%}", f"{slow.factor:g} times as long"),
             (
                 "goodput",
                 f"{outlook.goodput(outlook.best):.2%}",
-                f"a failure each {duration(outlook.mean)}",
+                f"a failure each {format_duration(outlook.mean)}",
             ),
             (
                 "best checkpoint",
-                duration(outlook.best * outlook.seconds),
+                format_duration(outlook.best * outlook.seconds),
                 f"each {outlook.best:,} steps",
             ),
         ]
@@ -196,7 +200,7 @@ def _memory(outlook: Outlook) -> str:
         250,
         (0.0, simulation.step.seconds),
         bounds([most, limit], zero=True),
-        as_bytes,
+        format_bytes,
         x_label=_axis(simulation.step.seconds),
         x_unit="",
     )
@@ -209,8 +213,8 @@ def _memory(outlook: Outlook) -> str:
     names = [f"stage {stage}" for stage in stages]
     note = (
         '<p class="note">The traced bytes of a rank: state, gathered weights, activations, working '
-        f"set, gradients, buffers. At most {as_bytes(simulation.memory)}. Dashed: the limit of the "
-        "search.</p>"
+        f"set, gradients, buffers. At most {format_bytes(simulation.memory)}. Dashed: the limit of "
+        "the search.</p>"
     )
     keys = legend(names) if len(names) > 1 else ""
     return section("Memory by events", chart.text("memory over a step") + note, keys, "of a rank")
@@ -268,7 +272,7 @@ def _failures(outlook: Outlook) -> str:
     chart.line(curve, "strong")
     chart.marks([outlook.best * step / 60], "skipped", "best interval")
     rows = "".join(
-        f"<tr><th>{name}</th><td>{every:,} steps</td><td>{duration(every * step)}</td>"
+        f"<tr><th>{name}</th><td>{every:,} steps</td><td>{format_duration(every * step)}</td>"
         f"<td>{outlook.goodput(every):.2%}</td></tr>"
         for name, every in named.items()
     )
@@ -293,7 +297,7 @@ def _messages(outlook: Outlook) -> str:
     senders: dict[tuple[str, ...], tuple[float, list[str]]] = {}
     for kind, sent in zip(kinds, outlook.events.messages.layers, strict=True):
         for each in sent:
-            key = each.axis, each.collective, _group(each), as_bytes(float(f"{each.size:.2g}"))
+            key = each.axis, each.collective, _group(each), format_bytes(float(f"{each.size:.2g}"))
             seconds, names = senders.setdefault(key, (each.seconds, []))
             senders[key] = max(seconds, each.seconds), [*names, kind.name]
     if not senders:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...console.errors import ConfigError, MisuseError, Problem, SeveralErrors, UserError
-from ...console.explain import line_of
+from ...console.explain import find_line
 from ...dataplane.order.plan import Plan
 from ...mixtures.mixture_file.mixture import After, Mixture, PhaseSpec
 from ...mixtures.mixture_file.tolerant_read import Draft, read
@@ -118,7 +118,7 @@ def _after_error(draft: Draft, after: After) -> ConfigError:
     message = f"a candidate has none; this one would continue {after.run} at step {after.step}"
     return ConfigError(
         draft.source,
-        [Problem("after", message, line_of(draft.lines, ("after",)))],
+        [Problem("after", message, find_line(draft.lines, ("after",)))],
         hint="leave `after` out: the command fills it in",
     )
 

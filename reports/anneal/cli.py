@@ -159,7 +159,7 @@ def _become_task(folder: AnnealFolder, number: int) -> None:
 
 
 def _say_candidates(candidates: Sequence[MixtureCandidate], as_json: bool) -> None:
-    from ...console.progress import human
+    from ...console.progress import format_number
     from .scores import token_shares
 
     if as_json:
@@ -174,7 +174,7 @@ def _say_candidates(candidates: Sequence[MixtureCandidate], as_json: bool) -> No
     width = max(len(candidate.name) for candidate in candidates)
     for candidate in candidates:
         plan = candidate.plan
-        tokens = human(plan.last_token - plan.first_token)
+        tokens = format_number(plan.last_token - plan.first_token)
         shares = ", ".join(f"{source} {share:.1%}" for source, share in token_shares(plan).items())
         command.say(
             f"{candidate.name:<{width}}  seed {candidate.seed}  {tokens:>6}  {plan.hash[:8]}  "

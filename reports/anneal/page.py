@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from ...console.html.page import page, section, sides, tiles
-from ...console.progress import human
+from ...console.progress import format_number
 from ...trainer.folders.folder import RunFolder
 from ..report import view
 from ..report.reading.data import RunData
@@ -78,7 +78,7 @@ def _tiles(ranking: Ranking, step: int) -> list[tuple[str, str, str]]:
         ("noise", noise, "of a seed, bits per byte"),
         ("candidates", str(len(ranking.candidates)), f"{len(ranking.waiting)} runs wait"),
         ("seeds", str(num_seeds), "of a candidate"),
-        ("tokens spent", human(num_tokens), "in all finished runs"),
+        ("tokens spent", format_number(num_tokens), "in all finished runs"),
         ("from step", f"{step:,}", "of the run"),
     ]
 
@@ -98,7 +98,7 @@ def _ranking_table(ranking: Ranking) -> str:
                 "–" if error is None else f"{error:.4f}",
                 "" if candidate is ranking.best else f"{behind:.4f}{remark}",
                 *(f"{candidate.by_source[source]:.4f}" for source in sources),
-                human(candidate.tokens),
+                format_number(candidate.tokens),
                 str(len(candidate.runs)),
             ]
         )

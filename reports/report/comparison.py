@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from ...console.html.page import page, section, sides
-from ...console.progress import as_bytes, human
+from ...console.progress import format_bytes, format_number
 from ..scores.tables import compare_scores
 from . import view
 from .losses import losses_section
@@ -36,17 +36,17 @@ def comparison_page(runs: Sequence[RunData], unit: LossUnit) -> str:
 def _figures(runs: Sequence[RunData]) -> str:
     values: dict[str, list[str]] = {
         "status": [run.status for run in runs],
-        "tokens": [human(run.tokens) for run in runs],
+        "tokens": [format_number(run.tokens) for run in runs],
         "loss": [f"{run.loss:.4f}" if run.loss is not None else "not finite" for run in runs],
-        "tokens per second": [human(run.totals.tokens_per_second) for run in runs],
+        "tokens per second": [format_number(run.totals.tokens_per_second) for run in runs],
         "bits per byte": [_number(run.bits) for run in runs],
         "held-out loss": [_number(run.held_out) for run in runs],
         "held-out bits per byte": [_number(run.held_out_bits) for run in runs],
         "skipped steps": [str(len(run.skipped)) for run in runs],
         "data wait": [f"{run.totals.data_wait:.2%}" for run in runs],
-        "memory": [as_bytes(run.memory) if run.memory else "–" for run in runs],
+        "memory": [format_bytes(run.memory) if run.memory else "–" for run in runs],
         "restarts": [str(len(run.restarts)) for run in runs],
-        "parameters": [human(run.about["model"]["parameters"]) for run in runs],
+        "parameters": [format_number(run.about["model"]["parameters"]) for run in runs],
         "model": [run.about["model"]["pattern"] for run in runs],
         "engine": [run.about["layout"]["engine"] for run in runs],
         "peak learning rate": [f"{run.about['lr']:g}" for run in runs],
@@ -87,7 +87,7 @@ def _sides(runs: Sequence[RunData], values: Mapping[str, Sequence[str]]) -> str:
 
 
 def _phases(run: RunData) -> str:
-    return ", ".join(f"{phase.name} {human(phase.tokens)}" for phase in run.plan.phases)
+    return ", ".join(f"{phase.name} {format_number(phase.tokens)}" for phase in run.plan.phases)
 
 
 def _row_difference(first: RunData, run: RunData) -> str:

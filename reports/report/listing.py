@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ...console.errors import RunError, UserError
 from ...console.explain import path_hint
-from ...console.progress import duration, human
+from ...console.progress import format_duration, format_number
 from ...dataplane.runlog import writer as lines
 from ...trainer.checkpoints import store
 from ...trainer.folders.folder import RunFolder
@@ -111,7 +111,7 @@ def _cells(run: ListedRun) -> tuple[str, str, str, str, str]:
     return (
         f"{run.step:,}/{run.last_step:,}",
         "–" if run.loss is None else f"{run.loss:.4f}",
-        "–" if run.tokens_per_second is None else human(run.tokens_per_second),
+        "–" if run.tokens_per_second is None else format_number(run.tokens_per_second),
         "–" if run.checkpoint is None else f"{run.checkpoint:,}",
-        f"{duration(max(0.0, time.time() - run.changed))} ago",
+        f"{format_duration(max(0.0, time.time() - run.changed))} ago",
     )

@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from ...console.html.page import definitions, layer_stripe, legend, page, section, tiles
-from ...console.progress import as_bytes, duration, human
+from ...console.progress import format_bytes, format_duration, format_number
 from ...dataplane.order.plan import Plan
 from ...trainer.accounting.measured import EVENT
 from ..board.byte_sizes import NATS
@@ -156,7 +156,11 @@ def _tiles(run: RunData) -> str:
     mfu, hfu = totals.mean("mfu"), totals.mean("hfu")
     utilisation = f"MFU {mfu:.1%}" + (f", HFU {hfu:.1%}" if hfu is not None else "") if mfu else ""
     figures = [
-        ("tokens", human(run.tokens), f"{_percent(run.tokens / planned)} of {human(planned)}"),
+        (
+            "tokens",
+            format_number(run.tokens),
+            f"{_percent(run.tokens / planned)} of {format_number(planned)}",
+        ),
         ("loss", f"{loss:.4f}" if loss is not None else "not finite", _loss_note(run)),
         (
             "steps",
@@ -165,11 +169,11 @@ def _tiles(run: RunData) -> str:
         ),
         (
             "tokens per second",
-            human(totals.tokens_per_second),
+            format_number(totals.tokens_per_second),
             utilisation or run.about["layout"]["device"].upper(),
         ),
         ("data wait", f"{totals.data_wait:.2%}", "of the time"),
-        ("time", duration(totals.seconds), _restart_note(run)),
+        ("time", format_duration(totals.seconds), _restart_note(run)),
     ]
     return tiles(figures)
 
@@ -198,7 +202,9 @@ def _overall(run: RunData) -> list[str]:
         sum(phase.realised[source] for phase in phases) for source in range(len(run.sources))
     ]
     total = sum(tokens_by_source) or 1
-    return [f" <em>{human(tokens)} · {tokens / total:.1%}</em>" for tokens in tokens_by_source]
+    return [
+        f" <em>{format_number(tokens)} · {tokens / total:.1%}</em>" for tokens in tokens_by_source
+    ]
 
 
 def _phase_table(run: RunData) -> str:
@@ -212,7 +218,8 @@ def _phase_table(run: RunData) -> str:
             for planned, tokens in zip(phase.planned, phase.realised, strict=True)
         )
         rows.append(
-            f"<tr><th>{escape(phase.name)}</th><td>{human(total)} of {human(phase.tokens)}</td>"
+            f"<tr><th>{escape(phase.name)}</th>"
+            f"<td>{format_number(total)} of {format_number(phase.tokens)}</td>"
             f"<td>{phase.batch_rows} × {phase.seq_len:,}</td>{cells}</tr>"
         )
     return (
@@ -272,10 +279,10 @@ def _configuration(run: RunData) -> str:
 def _memory_by_rank(memory: Sequence[int]) -> str:
     """Format the bytes by rank, or their range for many ranks."""
     if len(memory) <= MAX_RANKS:
-        return ", ".join(f"rank {rank} {as_bytes(size)}" for rank, size in enumerate(memory))
+        return ", ".join(f"rank {rank} {format_bytes(size)}" for rank, size in enumerate(memory))
     lowest, highest = min(memory), max(memory)
     return (
-        f"{as_bytes(lowest)} (rank {memory.index(lowest):,}) to {as_bytes(highest)} "
+        f"{format_bytes(lowest)} (rank {memory.index(lowest):,}) to {format_bytes(highest)} "
         f"(rank {memory.index(highest):,}), {len(memory):,} ranks"
     )
 
@@ -301,9 +308,9 @@ def _detail(event: dict[str, Any]) -> str:
     if "layout" in event:
         layout = event["layout"]
         processes = f"{layout['processes']} × {layout['device']}"
-        return f"{layout['engine']}, {processes}, ready after {duration(event['seconds'])}"
+        return f"{layout['engine']}, {processes}, ready after {format_duration(event['seconds'])}"
     if event["event"] == "first step":
-        return f"ended {duration(event['seconds'])} after the start"
+        return f"ended {format_duration(event['seconds'])} after the start"
     if "ledger" in event:
         return f"ledger {event['ledger']}"
     return str(event.get("error", "")).splitlines()[0] if event.get("error") else ""

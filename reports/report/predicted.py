@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from ...console.progress import as_bytes
+from ...console.progress import format_bytes
 from ...trainer.accounting.measured import format_phases
 
 
@@ -26,8 +26,8 @@ def table(comparison: dict[str, Any]) -> tuple[str, str]:
     rows += [
         _row(
             f"memory of rank {rank}",
-            as_bytes(memory["predicted"]),
-            as_bytes(size),
+            format_bytes(memory["predicted"]),
+            format_bytes(size),
             memory["predicted"] / size,
             format_phases(memory["phases"]),
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from html import escape
 
 from ...console.errors import UserError
-from ...console.progress import human
+from ...console.progress import format_number
 from ...dataplane.datasets import manifest
 from ...dataplane.datasets.view import view_of
 from ...dataplane.order.plan import Plan, PlanSource
@@ -50,7 +50,7 @@ def _cells(source: PlanSource) -> list[str] | None:
     view = view_of(source.url, dataset)
     return [
         f"{sum(generation.documents for generation in planned):,}",
-        human(sum(generation.tokens for generation in planned)),
+        format_number(sum(generation.tokens for generation in planned)),
         ", ".join(fields) or "–",
         f"{view.url} {view.text}" if view else "–",
     ]

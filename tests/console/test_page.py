@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
-from headrace.console.page import as_file, as_html, table
+from headrace.console.page import render_file, render_html, table
 
 
 class Elements(HTMLParser):
@@ -57,7 +57,7 @@ def test_a_page_as_html_has_its_texts() -> None:
             "",
         ]
     )
-    made = Elements(as_html(page))
+    made = Elements(render_html(page))
     assert made.texts("title") == made.texts("h1") == ["Dataset web"]
     assert made.texts("th") == ["kind", "count"]
     assert made.texts("td") == ["code", "1,234", HOSTILE, "5"]
@@ -72,8 +72,8 @@ def test_a_page_as_html_has_its_texts() -> None:
 
 def test_the_ending_decides() -> None:
     page = "# A\n\n" + "\n".join(table(("", ""), [("name", "value")])) + "\n"
-    assert as_file(page, "s3://b/card.md") == page.encode()
+    assert render_file(page, "s3://b/card.md") == page.encode()
     for out in ("card.html", "CARD.HTML"):
-        made = Elements(as_file(page, out).decode())
+        made = Elements(render_file(page, out).decode())
         assert made.texts("td") == ["name", "value"]
         assert not made.texts("th")

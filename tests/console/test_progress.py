@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.console import progress
-from headrace.console.progress import Progress, Waiting, as_bytes, duration, human
+from headrace.console.progress import (
+    Progress,
+    Waiting,
+    format_bytes,
+    format_duration,
+    format_number,
+)
 from headrace.console.yaml_text import count
 
 
@@ -40,7 +46,7 @@ class Clock:
     ],
 )
 def test_numbers_are_formatted(number: float, text: str) -> None:
-    assert human(number) == text
+    assert format_number(number) == text
 
 
 @pytest.mark.parametrize(
@@ -57,12 +63,12 @@ def test_numbers_are_formatted(number: float, text: str) -> None:
     ],
 )
 def test_bytes_are_formatted(size: float, text: str) -> None:
-    assert as_bytes(size) == text
+    assert format_bytes(size) == text
 
 
 @given(st.integers(1000, 10**17))
 def test_formatted_numbers_are_valid_counts(number: int) -> None:
-    assert count(human(number)) == pytest.approx(number, rel=5.01e-3)
+    assert count(format_number(number)) == pytest.approx(number, rel=5.01e-3)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +76,7 @@ def test_formatted_numbers_are_valid_counts(number: int) -> None:
     [(0, "0.0s"), (1.26, "1.3s"), (12.3, "12s"), (59.7, "1m00s"), (65, "1m05s"), (3725, "1h02m")],
 )
 def test_durations_are_formatted(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_a_terminal_shows_one_updated_line(monkeypatch: pytest.MonkeyPatch) -> None:

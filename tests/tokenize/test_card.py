@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from support.data.corpora import ONE, read_dataset, texts
 
 from headrace.console.errors import InputError
-from headrace.console.progress import as_bytes
+from headrace.console.progress import format_bytes
 from headrace.dataplane.datasets import about, manifest
 from headrace.dataplane.datasets.about import About
 from headrace.tokenize.card import card
@@ -66,7 +66,7 @@ def test_a_card_has_the_counts_of_its_dataset(dataset: Path) -> None:
     assert rows_of(page, "## Lengths")["100%"] == [f"{max(lengths):,}"]
     assert rows_of(page, "## Left out by the build")["duplicates"] == ["20"]
     size = (dataset.parent / "corpus.jsonl").stat().st_size
-    assert totals["built from"] == [f"1 file, {as_bytes(size)} as stored"]
+    assert totals["built from"] == [f"1 file, {format_bytes(size)} as stored"]
     settings = rows_of(page, "## Settings of the build")
     assert settings["dedup"] == ["`yes`"]
     assert settings["source keep"] == ["`language:string, score:float`"]

@@ -17,7 +17,7 @@ from support.data.small_data import random_documents, write_dataset
 from support.planner.hardware import cpu_hardware
 
 from headrace.console.errors import ConfigError, LayoutError, MisuseError
-from headrace.console.progress import as_bytes
+from headrace.console.progress import format_bytes
 from headrace.models.config.config import load_model_config
 from headrace.planner.hardware import Hardware
 from headrace.planner.prices.layers import Costs
@@ -113,7 +113,7 @@ def test_a_plan_is_what_a_run_resolves_to(
     words = ("--model", TINY, "--device", "cpu", "--html", str(page))
     assert "tokens/s on each device" in plan("show", str(file), *words).stderr
     drawn = page.read_text()
-    assert as_bytes(predicted["memory"]) in drawn
+    assert format_bytes(predicted["memory"]) in drawn
     assert all(f"> {name}<" in drawn or f">{name}<" in drawn for name in predicted["memory_by"])
     assert "need each other" in plan("show", str(file), "--html", str(page), code=2).stderr
     other = plan("show", str(file), "--model", "llama2-7b", "--html", str(page), code=1)

@@ -16,7 +16,7 @@ import numpy as np
 
 from ...console.errors import MisuseError, run_all
 from ...console.log import get_logger
-from ...console.progress import Progress, as_bytes, human
+from ...console.progress import Progress, format_bytes, format_number
 from ...dataplane.datasets.manifest import Generation, Manifest
 from ...dataplane.shards import shard_format, writable_formats
 from ...dataplane.storage import storage
@@ -214,8 +214,8 @@ def build(config: BuildConfig) -> dict[str, Manifest]:
     if config.shard_size < SMALL_SHARD and corpus_bytes > MANY_SHARDS * config.shard_size:
         log.warning(
             "--shard-size %s makes up to %s files, of a few documents each; the default is 64Mi",
-            as_bytes(config.shard_size),
-            human(corpus_bytes // config.shard_size),
+            format_bytes(config.shard_size),
+            format_number(corpus_bytes // config.shard_size),
         )
     if corpus_bytes >= bpe.FEW and isinstance(tokenizer, BpeTokenizer) and tokenizer.slow_because:
         log.warning("using the slower `tokenizers` library: %s", tokenizer.slow_because)

@@ -16,7 +16,7 @@ import numpy as np
 
 from ...console.errors import InputError, MisuseError
 from ...console.log import get_logger
-from ...console.progress import counted
+from ...console.progress import format_count
 from ...dataplane.arrays import Int64
 from ...dataplane.datasets import packing, view
 from ...dataplane.datasets.dataset import Dataset
@@ -214,8 +214,8 @@ def _warn_about_padding(manifest: Manifest, config: PackConfig) -> None:
         "%.1f%% of the bins of %s are padding, which training computes for nothing: %s",
         100 * padding_share,
         config.out,
-        f"its shards fill {counted(bins_per_shard, 'bins')} each; build with --shuffle or a larger "
-        "--shard-size, or choose a shorter --length"
+        f"its shards fill {format_count(bins_per_shard, 'bins')} each; build with --shuffle or a "
+        "larger --shard-size, or choose a shorter --length"
         if bins_per_shard < FEW_BINS
         else f"documents of {served / packing.documents_of(manifest):,.0f} tokens on average leave "
         f"much of {config.length:,}; choose another --length",

@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ...console.errors import IntegrityError
-from ...console.progress import human
+from ...console.progress import format_number
 from ...dataplane.storage import storage
 from ...dataplane.storage.sealed import sealed, unsealed
 from ..folders.folder import RunFolder
@@ -52,7 +52,8 @@ def count_facts(job: Job) -> dict[str, Any]:
         "model": {
             **counts,
             "layers": layers,
-            "note": f"{human(counts['parameters'])} parameters{active} in {len(layers)} layers",
+            "note": f"{format_number(counts['parameters'])} parameters{active} in "
+            f"{len(layers)} layers",
             "pattern": job.model.pattern,
             "width": job.model.width,
             "vocab_size": job.model.vocab_size,

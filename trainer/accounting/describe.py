@@ -6,7 +6,7 @@ import textwrap
 from typing import Any
 
 from ...console import config as yaml_config
-from ...console.progress import as_bytes, human
+from ...console.progress import format_bytes, format_number
 from ...models.accounting.show import choose_letters, format_active
 from ...models.accounting.state import HOST, device_bytes, host_bytes
 from ...models.accounting.stored import load_or_compute
@@ -200,8 +200,8 @@ def lines(about: dict[str, Any]) -> list[str]:
         f"model        {model['stripe']}  {model['parameters']:,} parameters"
         f"{format_active(model['parameters'], model['active_parameters'])}, vocabulary "
         f"{model['vocab_size']:,}",
-        f"plan         {plan['hash']}: {human(plan['tokens'])} tokens, {plan['steps']:,} steps, "
-        f"sources {', '.join(plan['sources'])}",
+        f"plan         {plan['hash']}: {format_number(plan['tokens'])} tokens, "
+        f"{plan['steps']:,} steps, sources {', '.join(plan['sources'])}",
         f"layout       {layout['engine']}, {layout['processes']} × {layout['device']} = "
         f"{degrees(layout)}, {layout['precision']}",
     ]
@@ -209,8 +209,8 @@ def lines(about: dict[str, Any]) -> list[str]:
     formatted += [f"experts      {line}" for line in about["experts"]]
     for phase in about["batch"]:
         formatted.append(
-            f"phase        {phase['phase']}: {human(phase['tokens'])} tokens, {phase['steps']:,} "
-            f"steps of {phase['rows']} rows × {phase['seq_len']:,}; each rank "
+            f"phase        {phase['phase']}: {format_number(phase['tokens'])} tokens, "
+            f"{phase['steps']:,} steps of {phase['rows']} rows × {phase['seq_len']:,}; each rank "
             f"{phase['micro_batches']} × {phase['micro_batch_rows']} rows"
         )
     held_out = about["held_out"] or {}
@@ -234,7 +234,7 @@ def lines(about: dict[str, Any]) -> list[str]:
         formatted.append(f"scores       {_scores(about['scoring'])}")
     formatted += [f"warning      {line}" for line in about["warnings"]]
     saved = about["checkpoints"]
-    formatted.append(f"checkpoints  {saved['saved']} of {as_bytes(saved['bytes'])} each")
+    formatted.append(f"checkpoints  {saved['saved']} of {format_bytes(saved['bytes'])} each")
     return formatted
 
 
@@ -254,14 +254,14 @@ def _stage(stage: dict[str, Any]) -> str:
     layers = ", ".join(
         f"{first}" if first == last else f"{first}–{last}" for first, last in stage["layers"]
     )
-    size = as_bytes(device_bytes(stage["memory"]))
+    size = format_bytes(device_bytes(stage["memory"]))
     return f"layers {layers}: {stage['parameters']:,} parameters, {size} on each rank"
 
 
 def _pipeline(phase: dict[str, Any]) -> str:
     return (
         f"{phase['phase']}: {phase['micro_batches']} micro-batches, {phase['bubble']:.1%} of a "
-        f"step idle; {phase['messages']} messages, {as_bytes(phase['message_bytes'])} between "
+        f"step idle; {phase['messages']} messages, {format_bytes(phase['message_bytes'])} between "
         "stages for each data-parallel rank"
     )
 
@@ -312,12 +312,12 @@ def _memory(memory_by_rank: list[dict[str, int]], stage: str) -> list[str]:
 def _highest(about: dict[str, Any]) -> str:
     """Return the higher of a rank's memory in training and in scoring."""
     when = "scores a checkpoint" if about["memory"] == about["scoring"]["memory"] else "trains"
-    return f"{as_bytes(device_bytes(about['memory']))}: the highest, when a rank {when}"
+    return f"{format_bytes(device_bytes(about['memory']))}: the highest, when a rank {when}"
 
 
 def _scores(scoring: dict[str, Any]) -> str:
     ranks = "on each rank of the first machine, while it scores a checkpoint"
-    caches = as_bytes(scoring["generation"])
+    caches = format_bytes(scoring["generation"])
     return f"{_bytes(scoring['memory'], ranks)}; tasks that generate hold {caches} more"
 
 
@@ -326,15 +326,15 @@ def _bytes(sizes: dict[str, int], ranks: str) -> str:
     uncounted = "" if "activations" in sizes else ", and activations"
     device_parts, host_parts = (
         ", ".join(
-            f"{part.removeprefix(HOST)} {as_bytes(size)}"
+            f"{part.removeprefix(HOST)} {format_bytes(size)}"
             for part, size in sizes.items()
             if size and part.startswith(HOST) == on_host
         )
         for on_host in (False, True)
     )
-    line = f"{as_bytes(device_bytes(sizes))} {ranks} ({device_parts}){uncounted}"
+    line = f"{format_bytes(device_bytes(sizes))} {ranks} ({device_parts}){uncounted}"
     if host := host_bytes(sizes):
-        line += f"; {as_bytes(host)} of host memory ({host_parts})"
+        line += f"; {format_bytes(host)} of host memory ({host_parts})"
     return line
 
 

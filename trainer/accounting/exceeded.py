@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...console.errors import LayoutError, RunError
-from ...console.progress import as_bytes
+from ...console.progress import format_bytes
 from ...models.accounting.state import HOST
 from ..layout.checks import problems
 from ..loop.batches import micro_rows
@@ -81,14 +81,14 @@ def out_of_memory_error(
     """Return the error of a rank that asked for more than `limit` bytes."""
     stage = rank * job.run.layout.pp // job.processes
     sizes = count_memory(job, stage)
-    parts = ", ".join(f"{part} {as_bytes(size)}" for part, size in sizes.items() if size)
+    parts = ", ".join(f"{part} {format_bytes(size)}" for part, size in sizes.items() if size)
     lines = [
         *torch_message[max(0, torch_message.find(ALLOCATOR)) :].strip().splitlines()[:1],
-        f"counted for this rank: {as_bytes(sum(sizes.values()))} ({parts})",
-        f"it may use {as_bytes(limit)}: {verdict(sizes, limit)}",
+        f"counted for this rank: {format_bytes(sum(sizes.values()))} ({parts})",
+        f"it may use {format_bytes(limit)}: {verdict(sizes, limit)}",
     ]
     options = [
-        f"{change} ({as_bytes(size)}{', fits' * (size <= limit)})"
+        f"{change} ({format_bytes(size)}{', fits' * (size <= limit)})"
         for change, size in cheaper_changes(job, stage, limit)[:MAX_CHANGES]
     ]
     return RunError(
@@ -120,8 +120,8 @@ def verdict(sizes: dict[str, int], limit: int) -> str:
     total = 0
     for part, size in sizes.items():
         if total + size > limit:
-            earlier = f" beside the {as_bytes(total)} of the parts before" if total else ""
-            return f"{part} ({as_bytes(size)}) exceed it{earlier}"
+            earlier = f" beside the {format_bytes(total)} of the parts before" if total else ""
+            return f"{part} ({format_bytes(size)}) exceed it{earlier}"
         total += size
     return (
         "all of this fits; not counted are buffers of the network, fragments of free memory, and "

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...console.progress import as_bytes
+from ...console.progress import format_bytes
 from ...dataplane.runlog import writer as events
 from ...dataplane.storage import storage
 from ...dataplane.storage.sealed import sealed, unsealed
@@ -115,9 +115,9 @@ def lines(comparison: dict[str, Any]) -> list[str]:
     ]
     memory = comparison["memory"]
     if memory["ratio"] is not None:
-        measured = as_bytes(max(size for size in memory["measured"] if size is not None))
+        measured = format_bytes(max(size for size in memory["measured"] if size is not None))
         formatted.append(
-            f"predicted {as_bytes(memory['predicted'])} a rank, measured {measured} of "
+            f"predicted {format_bytes(memory['predicted'])} a rank, measured {measured} of "
             f"tensors ({memory['ratio']:.2f}){format_phases(memory['phases'], ': ')}"
         )
     return formatted

@@ -30,7 +30,7 @@ import click
 
 from ...console import command
 from ...console.errors import RunError, StorageError
-from ...console.progress import duration
+from ...console.progress import format_duration
 from ...dataplane.runlog import writer as lines
 from ..cluster.ranks import INTERRUPTED
 from ..folders.folder import RunFolder
@@ -64,7 +64,7 @@ def main(ctx: click.Context, out: str) -> None:
     demo = Demo(Path(out))
     demo.run()
     command.say(
-        f"\ndone in {duration(time.monotonic() - began)}"
+        f"\ndone in {format_duration(time.monotonic() - began)}"
         f"\n  run:    {demo.folder / 'run'}"
         f"\n  report: {RunFolder(demo.folder / 'run').report}"
     )

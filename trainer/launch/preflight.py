@@ -21,7 +21,7 @@ from ...console.errors import (
 )
 from ...console.log import get_logger
 from ...console.machine import cpp_problem, free_memory
-from ...console.progress import as_bytes
+from ...console.progress import format_bytes
 from ...dataplane.storage import storage
 from ...models.accounting.state import host_bytes
 from ...models.config.options.recompute import Selective
@@ -80,8 +80,8 @@ def check_disk(job: Job) -> None:
     free = shutil.disk_usage(next(path for path in (root, *root.parents) if path.exists())).free
     if need > free:
         raise StorageError(
-            f"{job.folder.root} has {as_bytes(free)} free, and one checkpoint takes "
-            f"{as_bytes(need)}",
+            f"{job.folder.root} has {format_bytes(free)} free, and one checkpoint takes "
+            f"{format_bytes(need)}",
             hint="free some space, or choose another --out",
         )
 
@@ -145,9 +145,9 @@ def check_host_memory(job: Job) -> None:
     ranks, free = job.local_ranks, free_memory()
     if most * ranks > free:
         raise LayoutError(
-            f"the engine offloads {as_bytes(most)} of each rank's state, and this machine has "
-            f"{as_bytes(free)} of host memory free for {ranks} rank{'s' * (ranks > 1)} "
-            f"({as_bytes(most * ranks)})",
+            f"the engine offloads {format_bytes(most)} of each rank's state, and this machine has "
+            f"{format_bytes(free)} of host memory free for {ranks} rank{'s' * (ranks > 1)} "
+            f"({format_bytes(most * ranks)})",
             hint="use more machines, which share the state, or an engine that does not offload",
         )
 

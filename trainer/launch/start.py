@@ -12,7 +12,7 @@ from typing import Any
 
 from ...console import command
 from ...console.log import get_logger
-from ...console.progress import human
+from ...console.progress import format_number
 from ...dataplane.runlog import ledger
 from ...dataplane.runlog import writer as lines
 from ...dataplane.storage import storage
@@ -143,8 +143,8 @@ def _prepare(job: Job) -> None:
     about_file.save_facts(job)
     about = describe(job)
     command.say(
-        f"{about['model']['stripe']}  {human(about['model']['parameters'])} parameters, "
-        f"{human(job.plan.tokens)} tokens in {job.plan.steps} steps, "
+        f"{about['model']['stripe']}  {format_number(about['model']['parameters'])} parameters, "
+        f"{format_number(job.plan.tokens)} tokens in {job.plan.steps} steps, "
         f"{about['layout']['engine']} on {job.processes} "
         f"process{'es' * (job.processes > 1)} → {job.folder.root}"
     )

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ...console import config as reader
 from ...console.config import OneOf
 from ...console.errors import ConfigError, LayoutError, MisuseError, Problem, Problems
-from ...console.explain import problem_at
+from ...console.explain import locate_problem
 from ...models.config.options.recompute import Rule
 from ..engines import ENGINES
 from ..engines.config import EngineConfig
@@ -189,7 +189,7 @@ def check_layers(plan: LayoutPlan, layers: int, file: str | Path) -> None:
         place = ("layers", len(plan.layers) - 1, "layers")
         what = f"{list(plan.layers[-1].layers)} must end with layer {layers - 1}, the model's last"
         _, lines = reader.read_yaml(file)
-        raise ConfigError(str(file), [problem_at(lines, place, what)])
+        raise ConfigError(str(file), [locate_problem(lines, place, what)])
 
 
 def model_hash(model: ModelConfig) -> str:

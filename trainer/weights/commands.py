@@ -42,7 +42,7 @@ data_option = click.option(
 @click.option(
     "--format",
     metavar="NAME",
-    callback=command.name_in(formats),
+    callback=command.name_check(formats),
     default="huggingface",
     show_default=True,
     help="Format of the folder, as in `headrace models convert`.",
@@ -52,7 +52,7 @@ data_option = click.option(
 @click.option(
     "--dtype",
     metavar="NAME",
-    callback=command.name_in(dtypes),
+    callback=command.name_check(dtypes),
     default="fp32",
     show_default=True,
     help="Number format of the weights, such as bf16.",

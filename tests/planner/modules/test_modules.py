@@ -13,7 +13,7 @@ from torch import nn
 from torchvision.models import ViT_B_16_Weights
 
 from headrace.console.errors import LayoutError, PlanError
-from headrace.console.progress import as_bytes
+from headrace.console.progress import format_bytes
 from headrace.models.config.options.precision import PRECISIONS
 from headrace.models.config.options.recompute import Rule
 from headrace.planner.grid.split import Split
@@ -113,7 +113,7 @@ def test_a_plan_of_modules_is_explained_and_not_executed(
     shown = CliRunner().invoke(main, ["plan", "show", str(file), "--html", str(memory)])
     assert shown.exit_code == 0, shown.output
     drawn = memory.read_text()
-    assert as_bytes(stored["predicted"]["memory"]) in drawn
+    assert format_bytes(stored["predicted"]["memory"]) in drawn
     assert "4,096 rows a step" in drawn and "12 EncoderBlock" in drawn
     words = ["plan", "show", str(file), "--html", str(memory), "--model", "llama2-7b"]
     refused = CliRunner().invoke(main, words)

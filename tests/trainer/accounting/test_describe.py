@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.console.progress import as_bytes
+from headrace.console.progress import format_bytes
 from headrace.models.accounting.count import build_meta
 from headrace.models.accounting.state import device_bytes
 from headrace.models.config.options.precision import PRECISIONS
@@ -108,7 +108,7 @@ def test_the_total_is_the_highest_of_training_and_scoring(ask: Any) -> None:
         highest = training if more else about["scoring"]["memory"]
         assert about["memory"] == highest
         (line,) = (line for line in describe.lines(about) if line.startswith("memory "))
-        assert f"when a rank {when}" in line and as_bytes(device_bytes(highest)) in line
+        assert f"when a rank {when}" in line and format_bytes(device_bytes(highest)) in line
         assert sum(line.startswith("training ") for line in describe.lines(about)) == 1
 
 

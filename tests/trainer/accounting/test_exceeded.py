@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headrace.console.errors import RunError
-from headrace.console.progress import as_bytes
+from headrace.console.progress import format_bytes
 from headrace.trainer.accounting.describe import describe
 from headrace.trainer.accounting.exceeded import (
     count_memory,
@@ -49,13 +49,14 @@ def test_the_error_has_the_numbers_of_the_accounting(ask: Any) -> None:
     text = str(error)
     for words in (
         "DefaultCPUAllocator: can't allocate memory",
-        f"counted for this rank: {as_bytes(total)}",
-        f"it may use {as_bytes(limit)}: activations ({as_bytes(parts['activations'])}) exceed",
+        f"counted for this rank: {format_bytes(total)}",
+        f"it may use {format_bytes(limit)}: activations "
+        f"({format_bytes(parts['activations'])}) exceed",
     ):
         assert words in text, text
     for words in ("micro_batch_tokens=256", "engine.zero=2", "recompute=block", "layout.cp=2"):
         size = sum(count_memory(ask(*ROWS, "processes=2", words), 0).values())
-        shown = f"{words} ({as_bytes(size)}{', fits' * (size <= limit)})"
+        shown = f"{words} ({format_bytes(size)}{', fits' * (size <= limit)})"
         assert (shown in text) == (size < total), (shown, text)
     assert ", fits)" in text
 
@@ -63,7 +64,7 @@ def test_the_error_has_the_numbers_of_the_accounting(ask: Any) -> None:
 def test_a_micro_batch_shrinks_until_it_fits(ask: Any) -> None:
     job = ask(*ROWS)
     small = sum(count_memory(ask(*ROWS, "micro_batch_tokens=128"), 0).values())
-    assert f"micro_batch_tokens=128 ({as_bytes(small)}, fits)" in str(
+    assert f"micro_batch_tokens=128 ({format_bytes(small)}, fits)" in str(
         out_of_memory_error(job, 0, "step 3", "", small)
     )
     assert "micro_batch_tokens=64 (" in str(out_of_memory_error(job, 0, "step 3", "", 1))

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from formats.samples import pin_keys
 
 from headrace.console import config
-from headrace.console.progress import as_bytes
+from headrace.console.progress import format_bytes
 from headrace.mixtures.mixture_file.check import check_mixture
 from headrace.mixtures.mixture_file.mixture import Mixture
 from headrace.mixtures.mixture_file.tolerant_read import read
@@ -36,7 +36,7 @@ def fits(name: str) -> None:
     usable = Hardware.load("h100").usable_memory
     for stage in range(job.run.layout.pp):
         most = max(device_bytes(each.parts) for each in timelines(job, stage))
-        assert most < 0.9 * usable, f"{name}: {as_bytes(most)}"
+        assert most < 0.9 * usable, f"{name}: {format_bytes(most)}"
 
 
 @pytest.mark.parametrize("name", QUICK)

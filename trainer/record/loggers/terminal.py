@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ....console.progress import as_bytes, duration, human
+from ....console.progress import format_bytes, format_duration, format_number
 from ..logger import Entry, LoggedRun, Logger, evaluation_losses
 from ..stragglers import BEGINS, ENDS
 
@@ -39,7 +39,7 @@ class Terminal(Logger):
 
     def event(self, entry: Entry) -> None:
         if entry["event"] == "first step":
-            self._say(f"the first step ended {duration(entry['seconds'])} after the start")
+            self._say(f"the first step ended {format_duration(entry['seconds'])} after the start")
         elif entry["event"] in (BEGINS, ENDS):
             self._say(entry["what"])
 
@@ -52,12 +52,12 @@ class Terminal(Logger):
             f"{metrics['phase']}",
             f"loss {loss:.4f}" if loss is not None else "loss not finite",
             f"lr {metrics['lr']:.2e}",
-            f"{human(pace)} tok/s",
+            f"{format_number(pace)} tok/s",
             *([f"mfu {metrics['mfu']:.1%}"] if metrics["mfu"] is not None else []),
             *([f"hfu {metrics['hfu']:.1%}"] if metrics["hfu"] is not None else []),
-            *([as_bytes(metrics["memory"])] if metrics["memory"] else []),
+            *([format_bytes(metrics["memory"])] if metrics["memory"] else []),
             *([f"data {metrics['data_wait']:.0%}"] if metrics["data_wait"] >= 0.01 else []),
-            f"{duration(left / pace)} left" if left > 0 else "done",
+            f"{format_duration(left / pace)} left" if left > 0 else "done",
             *([f"skipped: {metrics['why']}"] if metrics.get("skipped", False) else []),
             *([f"back to step {metrics['back_to']}"] if "back_to" in metrics else []),
         ]
