@@ -12,7 +12,7 @@ from headrace.models.config.config import ModelConfig
 from headrace.planner.hardware.file import HardwareFile
 from headrace.tokenize.builder.build import BuildConfig
 from headrace.tokenize.train import TrainConfig
-from headrace.trainer.guide.config_key import REQUIRED, meaning_of, parts_of
+from headrace.trainer.guide.config_key import describe_field, iter_members
 from headrace.trainer.run.config import RunConfig
 
 from .markdown import code, definitions, escaped, link_pages
@@ -60,8 +60,8 @@ def _within(hint: object, path: str) -> Iterator[tuple[type, str]]:
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         yield hint, path
         return
-    for part, named in parts_of(hint):
-        yield from _within(part, f"{path}.NAME" if named else path)
+    for member, is_named in iter_members(hint):
+        yield from _within(member, f"{path}.NAME" if is_named else path)
 
 
 def _page(kind: type, title: str, use: str) -> str:
@@ -77,12 +77,10 @@ def _section(kind: type, paths: list[str]) -> str:
     items = []
     for field in dataclasses.fields(kind):
         if field.init:
-            meaning = meaning_of(kind, field, hints[field.name])
-            required = meaning.default == REQUIRED
-            default = REQUIRED if required else f"default {code(meaning.default)}"
+            meaning = describe_field(kind, field, hints[field.name])
             items.append(
                 (
-                    f"{code(field.name)}: {code(meaning.type)}, {default}",
+                    f"{code(field.name)}: {code(meaning.type_and_default)}",
                     link_pages(escaped(meaning.text)) or _choices(meaning.below),
                 )
             )

@@ -1,7 +1,6 @@
-"""`headrace config KEY`: the meaning of a key of a run, a mixture or a model, and where it is set.
+"""`headrace config KEY`: what a key of a run, a mixture or a model means, and where it is set.
 
-The meaning is the string below the field of the configuration's dataclass, so it is never another
-one than the code's.
+The text is the string below the dataclass field, so it never differs from the code's.
 """
 
 from __future__ import annotations
@@ -9,32 +8,44 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import json
 import textwrap
+import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ...console import command
 from ...console.errors import MisuseError
 
+if TYPE_CHECKING:
+    from ...console.config import OneOf
+
 REQUIRED = "required"
 
 
 @dataclass(frozen=True)
 class KeyMeaning:
-    """A key, as one configuration has it."""
+    """What a key means, in the words of YAML."""
 
-    owners: tuple[str, ...]
-    """Names of the dataclasses that have it so."""
+    kinds: tuple[str, ...]
+    """Kinds that give the key this meaning, such as adamw; none if no section above has kinds."""
     type: str
-    default: str
+    required: bool
+    default: Any
+    """Value of a key that is not set; None if it is required."""
     text: str
     below: tuple[str, ...]
-    """Names of the keys below it."""
+    """Keys below it."""
+
+    @property
+    def type_and_default(self) -> str:
+        default = json.dumps(self.default, ensure_ascii=False, default=str)
+        return f"{self.type}, {REQUIRED if self.required else f'default {default}'}"
 
 
 @click.command()
@@ -57,52 +68,59 @@ def main(key: str, place: str | None, as_json: bool) -> None:
     """
     from ...console import config as reader
 
-    found = meanings(key)
-    if not found:
+    meanings = find_meanings(key)
+    if not meanings:
         raise _unknown(key)
-    where = None
+    setting = None
     if place is not None:
         file = _file(key, Path(place))
         data, lines = reader.read_yaml(file)
-        found = meanings(key, data) or found  # all, if the kind in the file has no such key
-        where = setting(key, file, data, lines)
+        # All meanings remain if the kind in the file has no such key.
+        meanings = find_meanings(key, data) or meanings
+        setting = describe_setting(key, file, data, lines)
     if as_json:
-        listed = [dataclasses.asdict(meaning) for meaning in found]
-        command.emit({"key": key, "meanings": listed, "set": where})
+        listed = [dataclasses.asdict(meaning) for meaning in meanings]
+        command.emit({"key": key, "meanings": listed, "set": setting})
         return
-    for meaning in found:
-        click.echo(f"{key}: {meaning.type}, {_default(meaning)} ({', '.join(meaning.owners)})")
+    for meaning in meanings:
+        kinds = f" (kinds: {', '.join(meaning.kinds)})" if meaning.kinds else ""
+        click.echo(f"{key}: {meaning.type_and_default}{kinds}")
         if meaning.text:
             click.echo(textwrap.indent(meaning.text, "  "))
         if meaning.below:
             click.echo(f"  keys: {', '.join(meaning.below)}")
-    if where is not None:
-        click.echo(where)
+    if setting is not None:
+        click.echo(setting)
 
 
-def meanings(key: str, data: Any = None) -> list[KeyMeaning]:
-    """Return the different meanings of a key, with the configurations that have each. Of a section
-    whose kind `data` says, a file's data, return those of this kind."""
+def find_meanings(key: str, data: Any = None) -> list[KeyMeaning]:
+    """Return a key's distinct meanings; where a file's `data` names a kind, for this kind alone."""
     kind, path = _root(key)
-    owners: dict[KeyMeaning, list[str]] = {}
-    for owner, field, hint in _fields(kind, path.split("."), data):
-        names = owners.setdefault(meaning_of(owner, field, hint), [])
-        names += [] if owner.__name__ in names else [owner.__name__]
-    return [replace(meaning, owners=tuple(names)) for meaning, names in owners.items()]
+    meanings: list[KeyMeaning] = []
+    for field in _fields(kind, path.split("."), data):
+        meaning = describe_field(field.owner, field.field, field.hint)
+        for index, known in enumerate(meanings):
+            if replace(known, kinds=()) == meaning:
+                meanings[index] = replace(
+                    known, kinds=tuple(dict.fromkeys([*known.kinds, *field.kinds]))
+                )
+                break
+        else:
+            meanings.append(replace(meaning, kinds=field.kinds))
+    return meanings
 
 
-def setting(key: str, file: Path, data: Any, lines: Mapping[Any, int | None]) -> str:
-    """Return the line that sets a key in a file, which `read_yaml` has read."""
-    rows = []
-    for names, value in _values(data, _root(key)[1].split(".")):
-        line = lines.get(names)
-        rows.append(f"{file}{'' if line is None else f', line {line}'}: {value!r}")
-    return "\n".join(rows) or f"{file} does not set it"
+def describe_setting(key: str, file: Path, data: Any, lines: Mapping[Any, int | None]) -> str:
+    """Return the lines that set a key in a file, which `read_yaml` has read."""
+    settings = []
+    for path, value in _values(data, _root(key)[1].split(".")):
+        line = lines.get(path)
+        settings.append(f"{file}{'' if line is None else f', line {line}'}: {value!r}")
+    return "\n".join(settings) or f"{file} does not set it"
 
 
 def _file(key: str, place: Path) -> Path:
-    """Return the file that may set a key: the place itself, or a file of the folder of a run or of
-    a recipe."""
+    """Return the file that may set a key: `place`, or a file in a run's or a recipe's folder."""
     from ..folders.folder import RunFolder
 
     if not place.is_dir():
@@ -115,73 +133,82 @@ def _file(key: str, place: Path) -> Path:
 
 
 def _root(key: str) -> tuple[Any, str]:
-    """Return the configuration that a key belongs to, and the key's path in it."""
+    """Return the configuration that has a key, and the key's path in it."""
     from ...mixtures.mixture_file.mixture import Mixture
     from ...models.config.config import ModelConfig
     from ..run.config import RunConfig
 
-    prefix, _, rest = key.partition(".")
-    return {"mixture": (Mixture, rest), "model": (ModelConfig, rest)}.get(prefix, (RunConfig, key))
+    prefix, _, path = key.partition(".")
+    return {"mixture": (Mixture, path), "model": (ModelConfig, path)}.get(prefix, (RunConfig, key))
 
 
-def _fields(kind: Any, path: Sequence[str], data: Any) -> Iterator[tuple[type, Any, Any]]:
-    """Yield (dataclass, field, type) of every field at a path below a type, which `data` has."""
-    within = [value for _, value in _values(data, path[:1])]
-    below_data = within[0] if len(within) == 1 else None
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind, include_extras=True)
-        for field in dataclasses.fields(kind):
+class _Field(typing.NamedTuple):
+    """A dataclass field, its type, and the kinds chosen above it."""
+
+    owner: type
+    field: Any
+    hint: Any
+    kinds: tuple[str, ...]
+
+
+def _fields(
+    hint: Any, path: Sequence[str], data: Any, kinds: tuple[str, ...] = ()
+) -> Iterator[_Field]:
+    """Yield every field at a path below a type, for the kinds that `data` chooses."""
+    values = [value for _, value in _values(data, path[:1])]
+    data_below = values[0] if len(values) == 1 else None
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        hints = typing.get_type_hints(hint, include_extras=True)
+        for field in dataclasses.fields(hint):
             if field.init and field.name == path[0]:
                 if len(path) == 1:
-                    yield kind, field, hints[field.name]
+                    yield _Field(hint, field, hints[field.name], kinds)
                 else:
-                    yield from _fields(hints[field.name], path[1:], below_data)
+                    yield from _fields(hints[field.name], path[1:], data_below, kinds)
         return
-    if isinstance(data, Mapping) and (chosen := _chosen(kind, data)) is not None:
-        yield from _fields(chosen, path, data)
+    if (mark := _kind_mark(hint)) is not None:
+        chosen = mark.choose(data) if isinstance(data, Mapping) else None
+        for kind, choice in mark.registry.items():
+            if chosen in (None, choice):
+                yield from _fields(choice, path, data, (*kinds, kind))
         return
-    for below, named in parts_of(kind):
-        if not named:
-            yield from _fields(below, path, data)
+    for member, is_named in iter_members(hint):
+        if not is_named:
+            yield from _fields(member, path, data, kinds)
         elif len(path) > 1:
-            yield from _fields(below, path[1:], below_data)
+            yield from _fields(member, path[1:], data_below, kinds)
 
 
-def _chosen(kind: Any, data: Any) -> type | None:
-    """Return the dataclass that a section chooses, if its type has several to choose from."""
+def _kind_mark(hint: Any) -> OneOf | None:
     from ...console.config import OneOf
 
-    marks = (mark for mark in getattr(kind, "__metadata__", ()) if isinstance(mark, OneOf))
-    return next((mark.chosen(data) for mark in marks), None)
+    marks = (mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, OneOf))
+    return next(marks, None)
 
 
-def parts_of(kind: Any) -> Iterator[tuple[Any, bool]]:
-    """Yield the types that a type is made of; True with those below a name of the user's."""
-    from ...console.config import OneOf
-
-    for mark in getattr(kind, "__metadata__", ()):
-        if isinstance(mark, OneOf):
-            yield from ((choice, False) for choice in mark.registry.values())
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+def iter_members(hint: Any) -> Iterator[tuple[Any, bool]]:
+    """Yield the types within a type; True for those below a name or an index."""
+    if (mark := _kind_mark(hint)) is not None:
+        yield from ((choice, False) for choice in mark.registry.values())
+        return
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (dict, Mapping, tuple, list, Sequence):
-        named = arguments[-1 if origin in (dict, Mapping) else 0]
-        yield named, True
+        yield arguments[-1 if origin in (dict, Mapping) else 0], True
         return
     yield from ((argument, False) for argument in arguments if not isinstance(argument, str))
 
 
-def meaning_of(owner: type, field: Any, hint: Any) -> KeyMeaning:
-    """Return the meaning of a field of a dataclass; `hint` is its type."""
-    default = REQUIRED
-    if field.default is not dataclasses.MISSING:
-        default = repr(field.default)
-    elif field.default_factory is not dataclasses.MISSING:
-        made = field.default_factory()
-        default = type(made).__name__ if dataclasses.is_dataclass(made) else repr(made)
-    kind = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", "")
-    sections = list(_classes(hint))
-    fields = (each for section in sections for each in dataclasses.fields(section))
-    below = dict.fromkeys(each.name for each in fields if each.init)
+def describe_field(owner: type, field: Any, hint: Any) -> KeyMeaning:
+    """Return what a dataclass field of the type `hint` means as a key, without its kinds."""
+    from ...console.config import plain
+
+    default = field.default
+    if field.default_factory is not dataclasses.MISSING:
+        default = field.default_factory()
+    is_required = default is dataclasses.MISSING
+    sections = list(_sections(hint))
+    fields = (field for section in sections for field in dataclasses.fields(section))
+    below = dict.fromkeys(field.name for field in fields if field.init)
     text = text_below(owner, field.name)
     if (
         not text
@@ -191,33 +218,55 @@ def meaning_of(owner: type, field: Any, hint: Any) -> KeyMeaning:
         )
     ):
         text = inspect.getdoc(sections[0]) or ""
-    return KeyMeaning((), plain_type(kind), default, text, tuple(below))
+    return KeyMeaning(
+        (),
+        format_type(hint),
+        is_required,
+        None if is_required else plain(default),
+        text,
+        tuple(below),
+    )
 
 
-def plain_type(annotation: str) -> str:
-    """Return an annotation without the marks of `Annotated`, which are for the reader of YAML."""
-    return ast.unparse(_WithoutMarks().visit(ast.parse(annotation, mode="eval")))
+def format_type(hint: Any) -> str:
+    """Return a type in the words of YAML: `keys` for a section, values in quotes for a choice."""
+    from ...console.config import NameIn
+
+    if (mark := _kind_mark(hint)) is not None:
+        return f"keys by {mark.tag}"
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return "keys"
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        marks = [mark for mark in hint.__metadata__ if isinstance(mark, NameIn)]
+        names = [json.dumps(name) for mark in marks for name in (*mark.extra, *mark.table)]
+        return " | ".join(names) or format_type(arguments[0])
+    if origin is typing.Literal:
+        return " | ".join(map(json.dumps, arguments))
+    if origin in (typing.Union, types.UnionType):
+        return " | ".join(map(format_type, arguments))
+    if origin in (dict, Mapping):
+        return f"dict[{', '.join(map(format_type, arguments))}]"
+    if origin in (tuple, list, Sequence):
+        items = [argument for argument in arguments if argument is not ...]
+        return f"list[{', '.join(map(format_type, items))}]"
+    if hint is type(None):
+        return "null"
+    return hint.__name__ if hint in (bool, int, float, str) else "value"
 
 
-class _WithoutMarks(ast.NodeTransformer):
-    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
-        self.generic_visit(node)
-        if ast.unparse(node.value) == "Annotated" and isinstance(node.slice, ast.Tuple):
-            return node.slice.elts[0]
-        return node
-
-
-def _classes(hint: Any) -> Iterator[type]:
+def _sections(hint: Any) -> Iterator[type]:
+    """Yield the dataclasses within a type, down to the first ones."""
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         yield hint
         return
-    for part, _ in parts_of(hint):
-        yield from _classes(part)
+    for member, _ in iter_members(hint):
+        yield from _sections(member)
 
 
 def text_below(owner: type, name: str) -> str:
-    """Return the string below a field, in the source of the class that declares it."""
-    declaring = next(each for each in owner.__mro__ if name in inspect.get_annotations(each))
+    """Return the string below a field, from the class that declares it."""
+    declaring = next(base for base in owner.__mro__ if name in inspect.get_annotations(base))
     [node] = ast.parse(textwrap.dedent(inspect.getsource(declaring))).body
     assert isinstance(node, ast.ClassDef)
     for statement, after in zip(node.body, [*node.body[1:], None], strict=True):
@@ -230,23 +279,19 @@ def text_below(owner: type, name: str) -> str:
 
 
 def _values(data: Any, path: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yield the places and the values of a path in a file's data; NAME is any name there."""
+    """Yield the paths and values that a path has in a file's data; NAME is any name there."""
     if not path:
         yield (), data
         return
     if isinstance(data, Mapping):
-        chosen = list(data) if path[0] == "NAME" else [path[0]] if path[0] in data else []
+        keys = list(data) if path[0] == "NAME" else [path[0]] if path[0] in data else []
     elif isinstance(data, list) and path[0].isdecimal() and int(path[0]) < len(data):
-        chosen = [int(path[0])]
+        keys = [int(path[0])]
     else:
-        chosen = []
-    for name in chosen:
-        for place, value in _values(data[name], path[1:]):
-            yield (name, *place), value
-
-
-def _default(meaning: KeyMeaning) -> str:
-    return REQUIRED if meaning.default == REQUIRED else f"default {meaning.default}"
+        keys = []
+    for key in keys:
+        for below, value in _values(data[key], path[1:]):
+            yield (key, *below), value
 
 
 def _unknown(key: str) -> MisuseError:

@@ -16,7 +16,7 @@ from headrace.console.errors import UserError
 from headrace.console.headrace import main
 from headrace.mixtures.mixture_file.mixture import Mixture
 from headrace.models.config.config import ModelConfig
-from headrace.trainer.guide.config_key import meanings
+from headrace.trainer.guide.config_key import find_meanings
 from headrace.trainer.run.config import load as load_run
 
 TUTORIALS = sorted((Path(__file__).parents[3] / "docs" / "tutorials").glob("*.md"))
@@ -148,4 +148,4 @@ def _wrong_command(words: list[str]) -> list[str]:
     given = " ".join(str(context.params.get(str(name))) for name in arguments)
     keys = re.findall(r"'([a-z_]+(?:\.\w+)*)=", given)
     prefix = "mixture." if words[0] == "mixtures" else ""
-    return [f"{shlex.join(words)}: no key {key}" for key in keys if not meanings(prefix + key)]
+    return [f"{shlex.join(words)}: no key {key}" for key in keys if not find_meanings(prefix + key)]
