@@ -44,7 +44,7 @@ def _checked_overrides(
 
 
 def check_overrides(words: Sequence[str]) -> None:
-    """Raise for a word without `=`, such as the path of `optimizer.lr 1e-3`."""
+    """Raise for a word without `=`, such as `optimizer.lr` in `optimizer.lr 1e-3`."""
     for word, following in zip(words, [*words[1:], "="], strict=False):
         if "=" not in word:
             value = "VALUE" if "=" in following else following
@@ -54,35 +54,39 @@ def check_overrides(words: Sequence[str]) -> None:
 
 
 def local_path(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """Return the path of a file or folder that a command writes on this machine. Of the URL of a
-    store pathlib would make a folder `s3:`."""
+    """Check an option that names a file or folder to write on this machine.
+
+    pathlib would turn a store's URL into a folder `s3:`.
+    """
     if value is not None and "://" in value:
         raise click.BadParameter(f"{value!r} is a URL; name a path of this machine.")
     return value
 
 
 def named_numbers(
-    words: Sequence[str], option: str, form: str, most: float = math.inf
+    words: Sequence[str], option: str, form: str, maximum: float = math.inf
 ) -> dict[str, float]:
-    """Return the numbers of an option's words NAME=NUMBER, each from 0 to `most`; `form` says so in
-    the error."""
-    found: dict[str, float] = {}
+    """Parse an option's words NAME=NUMBER; numbers lie between 0 and `maximum`.
+
+    The error for a wrong word says that it is not `form`.
+    """
+    numbers: dict[str, float] = {}
     for word in words:
         name, _, value = word.partition("=")
         try:
             number = float(value)
         except ValueError:
             number = -1.0
-        if not (name and 0 <= number <= most):
+        if not (name and 0 <= number <= maximum):
             raise click.UsageError(f"{option} {word}: not {form}")
-        found[name] = number
-    return found
+        numbers[name] = number
+    return numbers
 
 
 def name_check(
     names: Callable[[], Collection[str]],
 ) -> Callable[[click.Context, click.Parameter, str], str]:
-    """Return an option's callback that accepts the names of a table.
+    """Return an option's callback that accepts a table's names.
 
     The table is imported when a name is checked: `--help` stays fast.
     """
@@ -115,9 +119,9 @@ def say_error(error: UserError | str) -> None:
 
 
 class Command(click.Command):
-    """A command; an unknown option that is the name of a key is answered with the override.
+    """A command whose overrides set keys: for `--KEY` it suggests the override.
 
-    `keys` returns the dotted paths of the keys that the command's overrides may set.
+    `keys` returns the dotted paths that overrides may set.
     """
 
     def __init__(
@@ -135,8 +139,8 @@ class Command(click.Command):
             paths = _keys_named(error.option_name.lstrip("-").replace("-", "_"), self.keys())
             if not paths:
                 raise
-            what = f"No such option: {error.option_name}. Did you mean the key {paths[0]}=VALUE?"
-            raise click.UsageError(what, ctx=ctx) from None
+            message = f"No such option: {error.option_name}. Did you mean the key {paths[0]}=VALUE?"
+            raise click.UsageError(message, ctx=ctx) from None
 
 
 def _keys_named(name: str, paths: Iterable[str]) -> list[str]:
@@ -151,7 +155,7 @@ def _keys_named(name: str, paths: Iterable[str]) -> list[str]:
 
 
 class LazyCommand(click.Command):
-    """The name and summary of a command whose module is imported when it is called.
+    """Name and summary of a command, whose module is imported at the call.
 
     `target` is `..folder.module:attribute`, seen from this folder.
     """
@@ -167,7 +171,7 @@ class LazyCommand(click.Command):
 
 
 class CommandGroup(click.Group):
-    """A command with subcommands: lists them in the order of their definition, prints errors."""
+    """A command with subcommands, listed as defined; prints errors and sets exit codes."""
 
     command_class = Command
 
@@ -196,7 +200,7 @@ class CommandGroup(click.Group):
         return command.load() if isinstance(command, LazyCommand) else command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands; their modules are not imported for it."""
+        """List the commands without importing their modules."""
         names = self.list_commands(ctx)
         width = formatter.width - 6 - max(map(len, names), default=0)
         with formatter.section("Commands"):
@@ -237,7 +241,7 @@ class CommandGroup(click.Group):
 
 
 def _complete_paths() -> None:
-    """Let shells complete the path of a file or folder where a command has no word to offer."""
+    """Let shells complete paths where a command has no word to offer."""
     from click.shell_completion import (
         BashComplete,
         CompletionItem,
@@ -257,8 +261,10 @@ def _complete_paths() -> None:
 
 
 def _check_directory() -> None:
-    """Raise if the current directory was deleted: relative paths, and packages that ask for it when
-    they are imported, would fail."""
+    """Raise if the current directory was deleted.
+
+    Relative paths would fail, and so would packages that ask for it at import.
+    """
     try:
         os.getcwd()  # noqa: PTH109 (Path.cwd() would import pathlib)
     except FileNotFoundError:
@@ -277,7 +283,7 @@ def _raised_by_echo(error: OSError) -> bool:
 def group(
     name: str, cls: type[CommandGroup] = CommandGroup
 ) -> Callable[[Callable[[], None]], CommandGroup]:
-    """Make a function the root of a command; its docstring is the help text."""
+    """Make a function the root command of a program; its docstring is the help text."""
 
     def decorate(function: Callable[[], None]) -> CommandGroup:
         from .. import __version__

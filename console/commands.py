@@ -1,7 +1,7 @@
-"""Commands and functions of all folders, by name: modules that are imported when they are called.
+"""Commands and functions of all folders, by name; their modules are imported at the call.
 
-This is the one file that names modules of every folder. A folder whose command has subcommands of a
-folder above it takes them from here, and so does one that calls a function of a folder above it.
+Only this file names modules of every folder. A folder takes from here what stands above it: its
+command's subcommands, and functions that it calls.
 """
 
 from __future__ import annotations
@@ -70,20 +70,20 @@ TRAINER = {
 
 
 def lazy(table: dict[str, tuple[str, str]], *names: str) -> Iterator[LazyCommand]:
-    """Yield the commands of these names, or all of a table."""
+    """Yield a table's commands with these names, or all."""
     for name in names or table:
         target, summary = table[name]
         yield LazyCommand(name, target, summary)
 
 
 def find_engine_state(*arguments: Any) -> Any:
-    """State of an engine, for `headrace models show`: models/ cannot import the engines."""
+    """Return an engine's state for `headrace models show`: models/ cannot import engines."""
     return import_module("..trainer.accounting.parameters", __package__).find_engine_state(
         *arguments
     )
 
 
 def write_report(run: str) -> Path:
-    """Write the report of a run, for the end of `trainer run`. Return its path."""
+    """Write a run's report when `trainer run` ends, and return its path."""
     path: Path = import_module("..reports.report.write", __package__).write_report([run])[0]
     return path

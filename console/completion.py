@@ -14,9 +14,9 @@ PROGRAMS = ("headrace", "tokenize", "mixtures", "trainer")
 SHELLS = ("bash", "zsh", "fish")
 MARK = "# completion of headrace"
 ANY_BYTES = "surrogateescape"
-"""How a person's startup file is read and written, which may hold bytes that are not UTF-8."""
-BEFORE = {"zsh": "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit; }\n"}
-"""Commands that a shell's script needs before it."""
+"""Error handler for a person's startup file: it may hold bytes that are not UTF-8."""
+PREAMBLES = {"zsh": "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit; }\n"}
+"""Commands that a shell needs before its script."""
 
 
 @click.command()
@@ -35,32 +35,32 @@ def main(shell: str, install: bool) -> None:
 
     More: docs/first-hour.md
     """
-    text = script(shell)
+    script = build_script(shell)
     if not install:
-        click.echo(text, nl=False)
+        click.echo(script, nl=False)
         return
-    for path in written(shell, text):
+    for path in install_script(shell, script):
         command.say(f"wrote {path}")
     command.say("open a new shell to use it")
 
 
-def script(shell: str) -> str:
-    """Return the completion script of all programs."""
+def build_script(shell: str) -> str:
+    """Return the completion script for all programs."""
     from click.shell_completion import get_completion_class
 
     kind = get_completion_class(shell)
     assert kind is not None, shell
-    nothing = click.Command("headrace")  # a script names programs; it holds none of their options
-    parts = [kind(nothing, {}, name, f"_{name.upper()}_COMPLETE").source() for name in PROGRAMS]
-    return BEFORE.get(shell, "") + "\n".join(parts)
+    program = click.Command("headrace")  # unused: the script names programs, without options
+    scripts = [kind(program, {}, name, f"_{name.upper()}_COMPLETE").source() for name in PROGRAMS]
+    return PREAMBLES.get(shell, "") + "\n".join(scripts)
 
 
-def written(shell: str, text: str) -> list[Path]:
-    """Write the script, and the line that loads it; return the files that changed."""
+def install_script(shell: str, script: str) -> list[Path]:
+    """Write the script, and the line that loads it. Return the changed files."""
     home = Path.home()
     if shell == "fish":
         folder = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config") / "fish" / "conf.d"
-        return _write(folder / "headrace.fish", text)
+        return _write(folder / "headrace.fish", script)
     folder = Path(os.environ.get("XDG_DATA_HOME") or home / ".local" / "share") / "headrace"
     file = folder / f"completion.{shell}"
     rc = home / ".bashrc" if shell == "bash" else Path(os.environ.get("ZDOTDIR") or home) / ".zshrc"
@@ -68,11 +68,11 @@ def written(shell: str, text: str) -> list[Path]:
     before = rc.read_text(errors=ANY_BYTES) if rc.exists() else ""
     end = "" if not before or before.endswith("\n") else "\n"
     after = before if line in before else f"{before}{end}{line}"
-    return [*_write(file, text), *_write(rc, after)]
+    return [*_write(file, script), *_write(rc, after)]
 
 
 def _write(path: Path, text: str) -> list[Path]:
-    """Write a file, unless it holds this text; return it if it was written."""
+    """Write the file, unless it holds this text already. Return the files that changed."""
     if path.exists() and path.read_text(errors=ANY_BYTES) == text:
         return []
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -61,7 +61,7 @@ def load(kind: type[T], file: str | pathlib.Path, overrides: Sequence[str] = ())
 
 
 def read_yaml(file: str | pathlib.Path) -> tuple[Data, Lines]:
-    """Return the data of a YAML file, and the line number of each value."""
+    """Return a YAML file's data, and the line number of each value."""
     path = pathlib.Path(file)
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -72,8 +72,10 @@ def read_yaml(file: str | pathlib.Path) -> tuple[Data, Lines]:
         hint = f"give a file in it, such as {path}/NAME.yaml"
         raise StorageError(f"{path} is a folder, not a YAML file", hint=hint) from None
     except UnicodeDecodeError as error:
-        what = f"{path} is not UTF-8 text: byte 0x{error.object[error.start]:02x} at {error.start}"
-        raise StorageError(what, hint="save the file as UTF-8") from None
+        byte = f"byte 0x{error.object[error.start]:02x} at {error.start}"
+        raise StorageError(
+            f"{path} is not UTF-8 text: {byte}", hint="save the file as UTF-8"
+        ) from None
     except OSError as error:
         reason, advice = file_fault(error)
         raise StorageError(f"cannot read {path}: {reason}", hint=advice) from None
@@ -83,9 +85,9 @@ def read_yaml(file: str | pathlib.Path) -> tuple[Data, Lines]:
 def apply_overrides(
     data: Mapping[str, Any], overrides: Iterable[str], lines: Lines | None = None
 ) -> Data:
-    """Return a copy of `data` with each `dotted.path=value` set.
+    """Return a copy of `data` with every `dotted.path=value` set.
 
-    Overridden values get None as their line in `lines`.
+    Overridden values get the line None in `lines`.
     """
     import copy
 
@@ -96,10 +98,10 @@ def apply_overrides(
         try:
             if not equals or not all(path.split(".")):
                 raise ValueError("write an override as path.to.key=value")
-            place = _put(result, path.split("."), yaml_text.value(text, path))
+            keys = _put(result, path.split("."), yaml_text.value(text, path))
             if lines is not None:
-                lines.update({place[:end]: None for end in range(1, len(place))} | lines)
-                lines[place] = None
+                lines.update({keys[:end]: None for end in range(1, len(keys))} | lines)
+                lines[keys] = None
         except ValueError as error:
             invalid.append(Problem(path, str(error), typed=True))
     if invalid:
@@ -130,8 +132,10 @@ def build(kind: type[T], data: object, *, source: str, lines: Lines | None = Non
 
 
 def key_paths(kind: Any) -> Iterator[str]:
-    """Yield the dotted path of every key of a configuration; NAME stands for a name of the user's,
-    0 for an item of a list."""
+    """Yield the dotted path of every key in a configuration.
+
+    NAME stands for a name that the user chooses, 0 for a list's item.
+    """
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind, include_extras=True)
         for field in dataclasses.fields(kind):
@@ -147,7 +151,8 @@ def key_paths(kind: Any) -> Iterator[str]:
         below = [f"{name}.{key}" for key in key_paths(arguments[-1 if name == "NAME" else 0])]
         yield from dict.fromkeys(below)
         return
-    yield from dict.fromkeys(key for each in choices or arguments for key in key_paths(each))
+    members = choices or arguments
+    yield from dict.fromkeys(key for member in members for key in key_paths(member))
 
 
 def dump(value: Any) -> str:
@@ -170,26 +175,26 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _put(place: Any, keys: Sequence[str], value: Any) -> Path:
+def _put(section: Any, keys: Sequence[str], value: Any) -> Path:
     """Set the value at `keys`, create missing sections, and return the path."""
     path: list[str | int] = []
     for key in keys[:-1]:
-        path.append(_key_in(place, key))
-        if isinstance(place, dict) and place.get(path[-1]) is None:
-            place[path[-1]] = {}
-        place = place[path[-1]]
-        if not isinstance(place, (dict, list)):
+        path.append(_key_in(section, key))
+        if isinstance(section, dict) and section.get(path[-1]) is None:
+            section[path[-1]] = {}
+        section = section[path[-1]]
+        if not isinstance(section, (dict, list)):
             raise ValueError(f"`{key}` is a value; it has no keys")
-    path.append(_key_in(place, keys[-1]))
-    place[path[-1]] = value
+    path.append(_key_in(section, keys[-1]))
+    section[path[-1]] = value
     return tuple(path)
 
 
-def _key_in(place: dict[str, Any] | list[Any], key: str) -> str | int:
-    if isinstance(place, dict):
+def _key_in(section: dict[str, Any] | list[Any], key: str) -> str | int:
+    if isinstance(section, dict):
         return key
-    if not key.isdecimal() or int(key) >= len(place):
-        raise ValueError(f"the list has no item `{key}`; it has {len(place)} items, from 0")
+    if not key.isdecimal() or int(key) >= len(section):
+        raise ValueError(f"the list has no item `{key}`; it has {len(section)} items, from 0")
     return int(key)
 
 

@@ -8,23 +8,23 @@ from .config import plain
 
 
 class Difference(NamedTuple):
-    """A value that two configurations do not share: `optimizer.lr: 0.001 there, 0.002 here`."""
+    """A value that differs between two configurations: `optimizer.lr: 0.001 there, 0.002 here`."""
 
     path: str
-    there: Any
-    here: Any
+    remote: Any
+    local: Any
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.there!r} there, {self.here!r} here"
+        return f"{self.path}: {self.remote!r} there, {self.local!r} here"
 
 
-def differences(there: Any, here: Any, path: str = "") -> list[Difference]:
-    """Return where two configurations differ; a missing key has the value None."""
-    there, here = plain(there), plain(here)
-    if isinstance(there, dict) and isinstance(here, dict):
+def differences(remote: Any, local: Any, path: str = "") -> list[Difference]:
+    """Return where two configurations differ; a missing key counts as None."""
+    remote, local = plain(remote), plain(local)
+    if isinstance(remote, dict) and isinstance(local, dict):
         changed = []
-        for key in [*there, *(key for key in here if key not in there)]:
+        for key in remote | local:
             inner = f"{path}.{key}" if path else str(key)
-            changed += differences(there.get(key), here.get(key), inner)
+            changed += differences(remote.get(key), local.get(key), inner)
         return changed
-    return [] if there == here else [Difference(path, there, here)]
+    return [] if remote == local else [Difference(path, remote, local)]

@@ -27,12 +27,12 @@ SMALL_DISK = 10e9
 """Free bytes below which a dataset or a few checkpoints may fill the disk."""
 
 EXTRAS = {"ray": "for builds on a cluster, `tokenize build --engine ray`"}
-"""Extras of the package, and what they are for."""
+"""Extras of the package, and their use."""
 
 
 @dataclass(frozen=True)
-class Missing:
-    """Something that is missing, and a hint how to install it."""
+class MissingComponent:
+    """A missing package, program, driver or resource, and a hint how to get it."""
 
     what: str
     hint: str
@@ -41,17 +41,17 @@ class Missing:
 
 
 @dataclass
-class Report:
-    """State of this machine: components, defaults, missing packages."""
+class MachineReport:
+    """This machine: components, defaults, missing components."""
 
     found: dict[str, str] = field(default_factory=dict)
     used: dict[str, str] = field(default_factory=dict)
-    missing: list[Missing] = field(default_factory=list)
+    missing: list[MissingComponent] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
         """True if nothing that headrace needs is missing."""
-        return not any(item.needed for item in self.missing)
+        return not any(component.needed for component in self.missing)
 
 
 @click.command()
@@ -76,19 +76,19 @@ def main(ctx: click.Context, as_json: bool) -> None:
     ctx.exit(0 if report.ok else 1)
 
 
-def examine() -> Report:
+def examine() -> MachineReport:
     """Examine this machine."""
-    report = Report()
+    report = MachineReport()
     _packages(report)
     _machine(report)
     _devices(report)
     _compiler(report)
     _credentials(report)
-    _choices(report)
+    _defaults(report)
     return report
 
 
-def render(report: Report) -> str:
+def render(report: MachineReport) -> str:
     """Return the report as text."""
     width = max(len(name) for name in (*report.found, *report.used)) + 2
     lines = ["detected"]
@@ -96,28 +96,29 @@ def render(report: Report) -> str:
     lines += ["used by default"]
     lines += [f"  {name:<{width}}{text}" for name, text in report.used.items()]
     for title, needed in (("missing", True), ("missing, but optional", False)):
-        items = [item for item in report.missing if item.needed == needed]
-        lines += [title] if items else []
-        for item in items:
-            lines += [f"  {item.what}", f"    hint: {item.hint}"]
+        components = [component for component in report.missing if component.needed == needed]
+        lines += [title] if components else []
+        for component in components:
+            lines += [f"  {component.what}", f"    hint: {component.hint}"]
     if report.ok:
         lines += ["all requirements of headrace are installed"]
     return "\n".join(lines)
 
 
-def _packages(report: Report) -> None:
-    """Add each requirement of this installation, with its version."""
+def _packages(report: MachineReport) -> None:
+    """Add the requirements of this installation, with their versions."""
     from packaging.requirements import Requirement
 
     report.found["python"] = f"{platform.python_version()}, {sys.executable}"
     try:
         installed = importlib.metadata.distribution("headrace")
     except importlib.metadata.PackageNotFoundError:
-        report.missing.append(Missing("headrace itself is not installed", "pip install .", True))
+        report.missing.append(
+            MissingComponent("headrace itself is not installed", "pip install .", True)
+        )
         return
     report.found["headrace"] = installed.version
-    for text in installed.requires or []:
-        requirement = Requirement(text)
+    for requirement in map(Requirement, installed.requires or []):
         extras = [
             extra
             for extra in ("", *EXTRAS)
@@ -132,17 +133,17 @@ def _packages(report: Report) -> None:
         if version is not None and requirement.specifier.contains(version, prereleases=True):
             report.found[requirement.name] = version
         elif extras[0]:
-            what = f"{requirement.name} ({EXTRAS[extras[0]]})"
-            report.missing.append(Missing(what, f"pip install 'headrace[{extras[0]}]'", False))
+            package = f"{requirement.name} ({EXTRAS[extras[0]]})"
+            hint = f"pip install 'headrace[{extras[0]}]'"
+            report.missing.append(MissingComponent(package, hint, False))
         else:
-            has = f"; {version} is installed" if version else ""
-            command_line = f"pip install '{requirement.name}{requirement.specifier}'"
-            report.missing.append(
-                Missing(f"{requirement.name}{requirement.specifier}{has}", command_line, True)
-            )
+            installed_version = f"; {version} is installed" if version else ""
+            package = f"{requirement.name}{requirement.specifier}"
+            hint = f"pip install '{package}'"
+            report.missing.append(MissingComponent(f"{package}{installed_version}", hint, True))
 
 
-def _machine(report: Report) -> None:
+def _machine(report: MachineReport) -> None:
     report.found["cores"] = str(cores())
     with contextlib.suppress(OSError, ValueError, KeyError):
         free, total = memory("MemAvailable"), memory("MemTotal")
@@ -154,19 +155,19 @@ def _machine(report: Report) -> None:
     if disk.free < SMALL_DISK:
         hint = "free some space, or work on a larger disk"
         report.missing.append(
-            Missing(
+            MissingComponent(
                 f"disk space: only {format_bytes(disk.free)} are free in this folder", hint, False
             )
         )
 
 
-def _devices(report: Report) -> None:
-    """Add the GPUs that torch can use; report a GPU that it cannot use as missing."""
+def _devices(report: MachineReport) -> None:
+    """Add the GPUs that torch can use; a GPU that it cannot use is a missing component."""
     try:
         import torch
     except (ImportError, OSError) as error:
         report.missing.append(
-            Missing(
+            MissingComponent(
                 f"torch cannot be imported: {error}", "pip install --force-reinstall torch", True
             )
         )
@@ -188,25 +189,26 @@ def _devices(report: Report) -> None:
         else:
             hint = f"install a driver for CUDA {torch.version.cuda}; see `nvidia-smi`"
         report.missing.append(
-            Missing("torch cannot use the NVIDIA GPU of this machine", hint, False)
+            MissingComponent("torch cannot use the NVIDIA GPU of this machine", hint, False)
         )
 
 
-def _compiler(report: Report) -> None:
-    """Add the C++ compiler. headrace needs none; torch.compile on CPU and DeepSpeed's offloading
-    do."""
+def _compiler(report: MachineReport) -> None:
+    """Add the C++ compiler, which torch.compile on CPU and DeepSpeed's offloading need."""
     problem = cpp_problem()
     if problem is None:
         report.found["C++ compiler"] = shutil.which(cpp_compiler()) or cpp_compiler()
     else:
-        what = f"a C++ compiler (for torch.compile on CPU and DeepSpeed's offloading): {problem}"
-        report.missing.append(Missing(what, "apt-get install g++ python3-dev", False))
+        compiler = (
+            f"a C++ compiler (for torch.compile on CPU and DeepSpeed's offloading): {problem}"
+        )
+        report.missing.append(MissingComponent(compiler, "apt-get install g++ python3-dev", False))
 
 
-def _credentials(report: Report) -> None:
-    """Add the sources of credentials for object stores, never their values."""
+def _credentials(report: MachineReport) -> None:
+    """Add where credentials for object stores stand, never their values."""
     home = Path.home()
-    places = {
+    sources_by_scheme = {
         "s3": ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_ROLE_ARN", home / ".aws/credentials"),
         "gs": (
             "GOOGLE_APPLICATION_CREDENTIALS",
@@ -214,23 +216,23 @@ def _credentials(report: Report) -> None:
         ),
         "az": ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_NAME", home / ".azure"),
     }
-    known = []
-    for scheme, candidates in places.items():
-        for place in candidates:
-            if place.exists() if isinstance(place, Path) else os.environ.get(place):
-                known.append(f"{scheme}:// from {place}")
+    stores = []
+    for scheme, sources in sources_by_scheme.items():
+        for source in sources:
+            if source.exists() if isinstance(source, Path) else os.environ.get(source):
+                stores.append(f"{scheme}:// from {source}")
                 break
     if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
-        known.append(f"s3:// at {endpoint}")
-    report.found["object stores"] = ", ".join(known) or "no credentials"
-    if not known:
-        what = "credentials of an object store (local datasets need none)"
+        stores.append(f"s3:// at {endpoint}")
+    report.found["object stores"] = ", ".join(stores) or "no credentials"
+    if not stores:
+        credentials = "credentials of an object store (local datasets need none)"
         hint = "export AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=... (or ~/.aws/credentials)"
-        report.missing.append(Missing(what, hint, False))
+        report.missing.append(MissingComponent(credentials, hint, False))
 
 
-def _choices(report: Report) -> None:
-    """Add the defaults on this machine, from the code that chooses them."""
+def _defaults(report: MachineReport) -> None:
+    """Add this machine's defaults, from the code that chooses them."""
     if not report.ok:
         return
     import torch

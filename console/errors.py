@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 HINT = "  hint:  "
-"""Start of the last line of an error."""
+"""Start of an error's last line."""
 
 
 class UserError(Exception):
@@ -35,9 +35,9 @@ class UserError(Exception):
 
     exit_code = 1
 
-    def __init__(self, what: str, *, where: str | None = None, hint: str | None = None) -> None:
-        super().__init__(what)
-        self.what = what
+    def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
         self.where = where
         self.hint = hint
 
@@ -47,7 +47,7 @@ class UserError(Exception):
         return (_rebuild, (type(self), self.__dict__))
 
     def __str__(self) -> str:
-        lines = [self.what]
+        lines = [self.message]
         if self.where:
             lines.append(f"  where: {self.where}".replace(" \n", "\n", 1))  # or separate lines
         if self.hint:
@@ -57,28 +57,28 @@ class UserError(Exception):
 
 def _rebuild(kind: type[UserError], state: dict[str, object]) -> UserError:
     error = kind.__new__(kind)
-    Exception.__init__(error, state["what"])
+    Exception.__init__(error, state["message"])
     error.__dict__.update(state)
     return error
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A wrong value of a configuration: dotted path, message, and line number if known."""
+    """A wrong value in a configuration: dotted path, message, and line number if known."""
 
     path: str
-    what: str
+    message: str
     line: int | None = None
     typed: bool = False
     """True if the value is on the command line."""
 
     def __str__(self) -> str:
-        place = f"line {self.line}: " if self.line else ""
-        return f"{place}{self.path}: {self.what}" if self.path else f"{place}{self.what}"
+        prefix = f"line {self.line}: " if self.line else ""
+        return f"{prefix}{self.path}: {self.message}" if self.path else f"{prefix}{self.message}"
 
 
 class Problems(ValueError):
-    """Several problems found by a `__post_init__`; paths are relative to the dataclass."""
+    """Several problems of a `__post_init__`; paths are relative to the dataclass."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("; ".join(map(str, problems)))
@@ -86,13 +86,13 @@ class Problems(ValueError):
 
 
 class ConfigError(UserError):
-    """All problems of one configuration, reported together."""
+    """All problems of a configuration, reported together."""
 
     def __init__(self, source: str, problems: Sequence[Problem], *, hint: str | None = None):
         ordered = sorted(problems, key=lambda problem: problem.line or 0)
         count = "1 problem" if len(ordered) == 1 else f"{len(ordered)} problems"
-        what = "\n".join([f"{count} in {source}", *(f"  {problem}" for problem in ordered)])
-        super().__init__(what, hint=hint)
+        message = "\n".join([f"{count} in {source}", *(f"  {problem}" for problem in ordered)])
+        super().__init__(message, hint=hint)
         self.source = source
         self.problems = tuple(ordered)
         self.exit_code = 2 if all(problem.typed for problem in ordered) else 1
@@ -166,18 +166,18 @@ FILE_FAULTS = {
     errno.EMFILE: ("too many files are open", "raise the limit of open files (`ulimit -n`)"),
     errno.EIO: ("the disk reports an error", "check the disk"),
 }
-"""Reason and hint for errors of local files that the user can fix, by errno."""
+"""Reason and hint for local file errors that the user can fix, by errno."""
 
 
 def file_fault(error: OSError) -> tuple[str, str | None]:
-    """Return the reason of a local file error, and a hint if there is one."""
+    """Return why a local file failed, and a hint or None."""
     if error.errno in FILE_FAULTS:
         return FILE_FAULTS[error.errno]
     return error.strerror or str(error) or type(error).__name__, None
 
 
 def run_all(*steps: Callable[[], Any]) -> list[Any]:
-    """Run independent steps and return their results; raise the errors of all steps together."""
+    """Run independent steps and return their results; raise all errors together."""
     results: list[Any] = []
     errors: dict[str, UserError] = {}
     for step in steps:

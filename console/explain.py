@@ -35,12 +35,12 @@ EXPECTED = {
 
 
 class OneOf:
-    """Mark a field that holds one of several dataclasses, chosen by a key of the YAML.
+    """Mark a field that holds one of several dataclasses; a key of the YAML chooses.
 
         operators: dict[str, Annotated[object, OneOf(REGISTRY, tag="kind")]]
 
-    The registry is read when a file is read: a kind that is added to it can be used at once.
-    `default` is the kind of a section without the key; without a default the key is required.
+    The registry is read when a file is read, so an added kind can be used at once. A section
+    without the key has the kind `default`; without a default the key is required.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class OneOf:
         self.tag = tag
         self.default = default
 
-    def chosen(self, data: Any) -> type | None:
-        """Return the dataclass that `data` chooses; None if it names none of them."""
+    def choose(self, data: Any) -> type | None:
+        """Return the dataclass that `data` chooses; None if it names none."""
         name = data.get(self.tag, self.default) if isinstance(data, dict) else self.default
         return self.registry.get(str(name))
 
@@ -69,27 +69,27 @@ class OneOf:
 
 
 class NameIn:
-    """Mark a text field that holds a name of a table, or one of `others`.
+    """Mark a text field that holds a table's name, or one of `extra`.
 
         precision: Annotated[str, NameIn(PRECISIONS, "auto")]
 
-    `refused` returns why a name that other programs have is in no table; None for other names.
+    `refused` returns why no table has a name that other programs know; None for unknown names.
     """
 
     def __init__(
         self,
         table: Iterable[str],
-        *others: str,
+        *extra: str,
         refused: Callable[[str], str | None] = lambda name: None,
     ) -> None:
         self.table = table
-        self.others = others
+        self.extra = extra
         self.refused = refused
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic_core import core_schema
 
-        names = core_schema.literal_schema([*self.others, *self.table])
+        names = core_schema.literal_schema([*self.extra, *self.table])
         return core_schema.no_info_before_validator_function(self._with_reason, names)
 
     def _with_reason(self, data: Any) -> Any:
@@ -99,17 +99,17 @@ class NameIn:
 
 
 class Size:
-    """Mark a field that holds a number of bytes: 67108864, 64Mi, 64MiB, 64MB or 64 MB. The count
-    64B is refused."""
+    """Mark a field that holds bytes: 67108864, 64Mi, 64MiB, 64MB or 64 MB; the count 64B is
+    refused."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic_core import core_schema
 
-        def parsed(data: Any) -> Any:
-            written = data.text if isinstance(data, Count) else data
-            return size(written) if isinstance(written, str) else written
+        def parse(data: Any) -> Any:
+            text = _as_written(data)
+            return size(text) if isinstance(text, str) else text
 
-        return core_schema.no_info_before_validator_function(parsed, handler(source))
+        return core_schema.no_info_before_validator_function(parse, handler(source))
 
 
 class AsWritten:
@@ -118,49 +118,49 @@ class AsWritten:
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic_core import core_schema
 
-        def written(data: Any) -> Any:
-            return data.text if isinstance(data, Count) else data
+        return core_schema.no_info_before_validator_function(_as_written, handler(source))
 
-        return core_schema.no_info_before_validator_function(written, handler(source))
+
+def _as_written(data: Any) -> Any:
+    return data.text if isinstance(data, Count) else data
 
 
 def problems(kind: Any, data: Any, errors: Sequence[Any], lines: Lines) -> list[Problem]:
-    """Return a problem for each wrong value. `errors` are pydantic's for `data` as `kind`."""
+    """Return a problem for every wrong value. `errors` are pydantic's for `data` as `kind`."""
     messages: dict[Path, list[str]] = {}
     expectations: dict[Path, list[str]] = {}
-    for item in errors:
-        path = _data_path(data, item["loc"], missing=item["type"] in MISSING)
-        if item["type"] == "union_tag_invalid":  # pydantic names the section, not its tag
-            path = (*path, item["ctx"]["discriminator"].strip("'"))
-        error = item.get("ctx", {}).get("error")
-        if isinstance(error, Problems):
-            for problem in error.problems:
-                _add_once(messages, (*path, *_keys(problem.path)), problem.what)
+    for error in errors:
+        path = _data_path(data, error["loc"], missing=error["type"] in MISSING)
+        if error["type"] == "union_tag_invalid":  # pydantic names the section, not its tag
+            path = (*path, error["ctx"]["discriminator"].strip("'"))
+        cause = error.get("ctx", {}).get("error")
+        if isinstance(cause, Problems):
+            for problem in cause.problems:
+                _add_once(messages, (*path, *_keys(problem.path)), problem.message)
             continue
-        if item["type"] == "literal_error" and isinstance(find_value(data, path), (dict, list)):
-            _add_once(expectations, path, item["ctx"]["expected"])
+        if error["type"] == "literal_error" and isinstance(find_value(data, path), (dict, list)):
+            _add_once(expectations, path, error["ctx"]["expected"])
             continue
-        expected = EXPECTED.get(re.sub(r"_(type|parsing|from_float).*$", "", item["type"]))
-        if item["loc"][-1:] == ("[key]",) or item["type"] == "invalid_key":
-            _add_once(messages, path, _wrong_key(path[-1], item))
+        expected = EXPECTED.get(re.sub(r"_(type|parsing|from_float).*$", "", error["type"]))
+        if error["loc"][-1:] == ("[key]",) or error["type"] == "invalid_key":
+            _add_once(messages, path, _wrong_key(path[-1], error))
         elif expected:
             _add_once(expectations, path, expected)
         else:
-            _add_once(messages, path, _message(kind, data, path, item))
+            _add_once(messages, path, _message(kind, data, path, error))
+    paths = {*messages, *expectations}
     for path, kinds in expectations.items():
         # A field of a union type fails once per type; an error deeper in the data says more.
-        deeper = any(
-            other[: len(path)] == path for other in (*messages, *expectations) if other != path
-        )
-        if not deeper and path not in messages:
-            given = find_value(data, path)
-            expected = f"should be {' or '.join(kinds)}, not {_show(given)}"
-            messages[path] = [expected + _quotes(given, kinds)]
-    return [locate_problem(lines, path, what) for path, whats in messages.items() for what in whats]
+        is_deeper = any(deep[: len(path)] == path for deep in paths if deep != path)
+        if not is_deeper and path not in messages:
+            value = find_value(data, path)
+            expected = f"should be {' or '.join(kinds)}, not {_show(value)}"
+            messages[path] = [expected + _quotes(value, kinds)]
+    return [locate_problem(lines, path, text) for path, texts in messages.items() for text in texts]
 
 
 def _keys(path: str) -> Path:
-    """Return a dotted path as keys and list positions."""
+    """Split a dotted path into keys and list positions."""
     return tuple(int(key) if key.isdecimal() else key for key in path.split("."))
 
 
@@ -173,34 +173,34 @@ def changed_booleans(data: Any, built: Any, path: Path = ()) -> Iterator[Path]:
         for key, value in data.items():
             yield from changed_booleans(value, built.get(key, value), (*path, key))
     elif isinstance(data, list) and isinstance(built, list):
-        for position, (value, other) in enumerate(zip(data, built, strict=True)):
-            yield from changed_booleans(value, other, (*path, position))
+        for position, values in enumerate(zip(data, built, strict=True)):
+            yield from changed_booleans(*values, (*path, position))
 
 
 def find_line(lines: Lines, path: Path) -> int | None:
-    """Return the line of a value, or of the section that lacks it."""
+    """Return the line where a value stands, or the section that lacks it."""
     return lines.get(_holder(lines, path))
 
 
-def locate_problem(lines: Lines, path: Path, what: str) -> Problem:
-    """Return a problem of the value at `path`, with its line if it is in a file."""
+def locate_problem(lines: Lines, path: Path, message: str) -> Problem:
+    """Return the problem with the value at `path`, and its line if it stands in a file."""
     holder = _holder(lines, path)
     typed = holder in lines and lines[holder] is None
-    return Problem(dotted(path), what, lines.get(holder), typed=typed)
+    return Problem(dotted(path), message, lines.get(holder), typed=typed)
 
 
 def _holder(lines: Lines, path: Path) -> Path:
-    """Return the innermost section of a path that is in the YAML or on the command line."""
+    """Return the innermost section on a path that the YAML or the command line has."""
     while path and path not in lines:
         path = path[:-1]
     return path
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is most similar to `word`; None if none is similar.
+    """Return the known name most similar to `word`, or None.
 
-    A name is also similar if it abbreviates the word (`lr` for learning_rate) or is a word of it
-    (`batch` for batch_size), and the other way round.
+    Similar are also abbreviations (`lr` and learning_rate) and single words (`batch` and
+    batch_size).
     """
     names = list(known)
     matches = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
@@ -211,36 +211,36 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def _abbreviates(short: str, long: str) -> bool:
-    """True for the initials of several words, and for one of the words."""
+    """True for the initials of several words, and for a single word."""
     words = re.split("[_-]", long)
     return len(words) > 1 and (short == "".join(word[:1] for word in words) or short in words)
 
 
 def nearest_path(path: str | os.PathLike[str]) -> str | None:
-    """Return the existing path that is most similar to one that does not exist; None if none is."""
+    """Return the existing path most similar to a missing one, or None."""
     target = pathlib.Path(path)
-    here = pathlib.Path(target.anchor)
+    existing = pathlib.Path(target.anchor)
     for name in target.parts[bool(target.anchor) :]:
-        if not (here / name).exists():
+        if not (existing / name).exists():
             try:
-                near = nearest(name, sorted(entry.name for entry in here.iterdir()))
+                near = nearest(name, sorted(entry.name for entry in existing.iterdir()))
             except OSError:
                 return None
             if near is None:
                 return None
             name = near
-        here /= name
-    return None if here == target else str(here)
+        existing /= name
+    return None if existing == target else str(existing)
 
 
 def path_hint(path: str | os.PathLike[str], otherwise: str) -> str:
-    """Return a hint for a path that does not exist: the nearest path, or `otherwise`."""
+    """Return a hint for a missing path: the nearest path, or `otherwise`."""
     near = nearest_path(path)
     return f"did you mean {near}?" if near else otherwise
 
 
 def find_value(data: Any, path: Path) -> Any:
-    """Return the value at `path`; None if there is none."""
+    """Return the value at `path`, or None."""
     for key in path:
         try:
             data = data[key]
@@ -250,44 +250,43 @@ def find_value(data: Any, path: Path) -> Any:
 
 
 def hint(word: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown word: the most similar known one."""
+    """Return how a message about an unknown word ends: with the nearest known word."""
     near = nearest(word, known)
     return f"; did you mean `{near}`?" if near else "."
 
 
-def _message(kind: Any, data: Any, path: Path, item: Any) -> str:
-    what, context = item["type"], item.get("ctx", {})
-    given = find_value(data, path)
-    if what in UNKNOWN:
+def _message(kind: Any, data: Any, path: Path, error: Any) -> str:
+    error_type, context = error["type"], error.get("ctx", {})
+    value = find_value(data, path)
+    if error_type in UNKNOWN:
         names = _names_at(kind, data, path[:-1])
         return f"unknown key{hint(str(path[-1]), names)} Known: {', '.join(names)}"
-    if what == "union_tag_not_found":
+    if error_type == "union_tag_not_found":
         return f"needs the key {context['discriminator'].replace(chr(39), '`')}"
-    if what in MISSING:
+    if error_type in MISSING:
         return "is required"
-    if what == "union_tag_invalid":
+    if error_type == "union_tag_invalid":
         known = _quoted(context["expected_tags"])
         tag = context["tag"]
         return f"`{tag}` is unknown{hint(tag, known)} Known: {', '.join(sorted(known))}"
-    if what == "literal_error":
+    if error_type == "literal_error":
         expected = context["expected"]
-        return f"`{given}` is not one of {expected}{hint(str(given), _quoted(expected))}"
-    if what == "value_error":
+        return f"`{value}` is not one of {expected}{hint(str(value), _quoted(expected))}"
+    if error_type == "value_error":
         return str(context["error"])
-    return f"{item['msg'][0].lower()}{item['msg'][1:]}: {_show(given)}"
+    return f"{error['msg'][0].lower()}{error['msg'][1:]}: {_show(value)}"
 
 
-def _wrong_key(key: str | int, item: Any) -> str:
-    """Return the message for a wrong key of a dictionary."""
+def _wrong_key(key: str | int, error: Any) -> str:
+    """Return the message for a wrong dictionary key."""
     if not isinstance(key, str):
         return f"the key {key!r} is not text: write it in quotes"
-    known = _quoted(item.get("ctx", {}).get("expected", ""))
+    known = _quoted(error.get("ctx", {}).get("expected", ""))
     return f"unknown key{hint(key, known)} Known: {', '.join(known)}"
 
 
 def _data_path(data: Any, location: Sequence[str | int], *, missing: bool) -> Path:
-    """Return pydantic's location without the names of union members: keys that exist in `data`,
-    and a missing key at the end."""
+    """Return pydantic's location without union members: keys in `data`, and a missing last key."""
     path: list[str | int] = []
     for position, key in enumerate(location):
         exists = (isinstance(data, dict) and key in data) or (
@@ -302,7 +301,7 @@ def _data_path(data: Any, location: Sequence[str | int], *, missing: bool) -> Pa
 
 
 def _names_at(kind: Any, data: Any, path: Path) -> list[str]:
-    """Return the keys of the dataclass at `path`."""
+    """Return the keys that the dataclass at `path` has."""
     for key in path:
         kind, data = _field_type(kind, key, data), find_value(data, (key,))
     names: dict[str, None] = {}
@@ -313,7 +312,7 @@ def _names_at(kind: Any, data: Any, path: Path) -> list[str]:
 
 
 def _field_type(kind: Any, key: str | int, parent: Any) -> Any:
-    """Return the type hint of `key`; the data of `parent` chooses among the types of a union."""
+    """Return the type hint of `key`; data in `parent` chooses among a union's types."""
     for choice in _choices(kind, parent):
         if dataclasses.is_dataclass(choice):
             hints = typing.get_type_hints(choice, include_extras=True)
@@ -328,11 +327,11 @@ def _field_type(kind: Any, key: str | int, parent: Any) -> Any:
 
 
 def _choices(kind: Any, data: Any) -> list[Any]:
-    """Return the types of a hint: the members of a union, the dataclass that a tag chooses."""
+    """Return a hint's types: all members of a union, or the dataclass that a tag chooses."""
     if typing.get_origin(kind) is typing.Annotated:
         for mark in kind.__metadata__:
             if isinstance(mark, OneOf):
-                choice = mark.chosen(data)
+                choice = mark.choose(data)
                 return [] if choice is None else [choice]
         return _choices(typing.get_args(kind)[0], data)
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
@@ -341,26 +340,26 @@ def _choices(kind: Any, data: Any) -> list[Any]:
 
 
 def _add_once(messages: dict[Path, list[str]], path: Path, message: str) -> None:
-    at_path = messages.setdefault(path, [])
-    if message not in at_path:
-        at_path.append(message)
+    messages_at_path = messages.setdefault(path, [])
+    if message not in messages_at_path:
+        messages_at_path.append(message)
 
 
 def _quoted(text: str) -> list[str]:
     return re.findall(r"'([^']+)'", text)
 
 
-def _quotes(given: Any, kinds: Sequence[str]) -> str:
+def _quotes(value: Any, kinds: Sequence[str]) -> str:
     """Return a hint if only the quotes are wrong: '900B' is text, 900B is a number."""
-    if isinstance(given, (int, float)) and "text" in kinds:
+    if isinstance(value, (int, float)) and "text" in kinds:
         return "; write it in quotes"
-    number = isinstance(given, str) and COUNT.match(given) and "text" not in kinds
-    return "; write it without quotes" if number else ""
+    is_count = isinstance(value, str) and COUNT.match(value) and "text" not in kinds
+    return "; write it without quotes" if is_count else ""
 
 
-def _show(given: Any) -> str:
-    """Return a value for an error message, cut after 60 characters."""
+def _show(value: Any) -> str:
+    """Format a value for an error message, cut after 60 characters."""
     text = (
-        "null" if given is None else str(given).lower() if isinstance(given, bool) else repr(given)
+        "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
     )
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -28,7 +28,7 @@ def can_colour(stream: TextIO) -> bool:
 
 
 class _ColouredLevels(logging.Formatter):
-    """Shows the level of warnings in yellow, and of errors in red."""
+    """Shows warning levels in yellow, and error levels in red."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         if record.levelno >= logging.WARNING:

@@ -14,12 +14,12 @@ import time
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
-"""Limits of a container: version 2 of control groups."""
+"""A container's limits: control groups, version 2."""
 GPU_FILES = ("nvidia*", "nvhost*", "nvmap", "dxg", "kfd")
-"""Files of /dev: of NVIDIA's driver, on its boards, under Windows; of AMD's driver."""
+"""Patterns in /dev: NVIDIA's driver, its boards, WSL on Windows; AMD's driver."""
 HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 PROBE = "#include <Python.h>\n#include <cmath>\nint probe(double x) { return std::isnan(x); }\n"
-"""Program with the headers of the code that torch.compile generates."""
+"""Program that includes the headers of torch.compile's generated code."""
 
 
 def cores() -> int:
@@ -28,7 +28,7 @@ def cores() -> int:
 
 
 def process_start() -> float:
-    """Return when this process began, on the clock of `time.monotonic`: before its first import."""
+    """Return when this process began, in seconds of `time.monotonic`: before its first import."""
     if sys.platform != "linux":
         return time.monotonic()
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
@@ -37,8 +37,9 @@ def process_start() -> float:
 
 
 def gpus_seen() -> tuple[str, ...]:
-    """Return the device files of GPUs, and the variables that hide some: what torch finds depends
-    on them. A machine with Linux and without such files has no GPU, which is known without torch.
+    """Return GPU device files and the variables that hide GPUs: torch's devices depend on them.
+
+    Linux without such files has no GPU, which is known without torch.
     """
     if sys.platform != "linux":
         return (sys.platform,)
@@ -48,13 +49,13 @@ def gpus_seen() -> tuple[str, ...]:
 
 
 def memory(name: str) -> int:
-    """Return a number of /proc/meminfo, such as `MemAvailable`, in bytes."""
+    """Return an entry in /proc/meminfo, such as `MemAvailable`, in bytes."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return int(dict(line.split(":") for line in lines)[name].split()[0]) * 1024
 
 
 def free_memory(cgroup: Path = CGROUP) -> int:
-    """Return the bytes of memory that this machine, or its container, can still give."""
+    """Return the bytes that this machine, or its container, can still allocate."""
     free = memory("MemAvailable") if sys.platform == "linux" else _physical_memory()
     with contextlib.suppress(OSError, ValueError):  # no container, or no limit
         limit, used = (int((cgroup / f"memory.{name}").read_text()) for name in ("max", "current"))
@@ -68,13 +69,12 @@ def _physical_memory() -> int:
 
 
 def cpp_compiler() -> str:
-    """Return the C++ compiler that torch.compile takes on this machine: a name or a path."""
+    """Return the C++ compiler that torch.compile calls: a name or a path."""
     return os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
 
 
 def cpp_problem() -> str | None:
-    """Return why torch.compile cannot generate code for the CPU of this machine, or None. It
-    compiles a small program."""
+    """Compile a small program; return why torch.compile cannot generate CPU code, or None."""
     compiler = cpp_compiler()
     words = shlex.split(compiler)
     if not words or shutil.which(words[0]) is None:
@@ -82,10 +82,10 @@ def cpp_problem() -> str | None:
     include = f"-I{sysconfig.get_path('include')}"
     threads = ["-fopenmp"] if sys.platform == "linux" else []
     with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder) / "probe.so"
-        command = [*words, "-x", "c++", "-", "-shared", "-fPIC", *threads, include]
-        found = subprocess.run([*command, "-o", made], input=PROBE, capture_output=True, text=True)
-        if found.returncode == 0 and made.exists():
+        library = Path(folder) / "probe.so"
+        command = [*words, "-x", "c++", "-", "-shared", "-fPIC", *threads, include, "-o", library]
+        process = subprocess.run(command, input=PROBE, capture_output=True, text=True)
+        if process.returncode == 0 and library.exists():
             return None
-    said = next((line for line in found.stderr.splitlines() if "error" in line), "")
-    return f"the C++ compiler `{compiler}` fails" + (f": {said.strip()}" if said else "")
+    reason = next((line for line in process.stderr.splitlines() if "error" in line), "")
+    return f"the C++ compiler `{compiler}` fails" + (f": {reason.strip()}" if reason else "")

@@ -1,7 +1,7 @@
-"""A page as a file: Markdown, or the same as HTML in one file without scripts. The ending decides.
+"""Pages in Markdown, or as one HTML file without scripts; the file's ending decides.
 
-The pages are our own: headings, paragraphs, tables, code, and blocks of code. Every text in them is
-escaped. A library for Markdown would also make links and emphasis of the texts of documents.
+Pages hold headings, paragraphs, tables, code and code blocks, and all text is escaped. A Markdown
+library would also turn a corpus's text into links and emphasis.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import click
 ENDINGS = (".md", ".html")
 HEADING = re.compile(r"(#{1,6}) (.*)")
 CODE = re.compile(r"`([^`]+)`")
-OTHER = ("|", "#", "```")
-"""Beginnings of lines that are no part of a paragraph."""
+BLOCK_STARTS = ("|", "#", "```")
+"""Beginnings of lines that end a paragraph."""
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
   color: #1b1f24; background: #fff; }
@@ -38,7 +38,7 @@ pre { padding: .75rem; background: #f6f8fa; overflow-x: auto; }
 
 
 def out_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the option `--out` of a command that writes a page."""
+    """Add the option `--out` to a command that writes a page."""
     option = click.option(
         "--out",
         metavar="FILE.md|FILE.html",
@@ -49,12 +49,12 @@ def out_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def render_file(page: str, out: str) -> bytes:
-    """Return the content of the file `out` for a page of Markdown."""
+    """Return the bytes of the file `out` for a Markdown page."""
     return (render_html(page) if out.lower().endswith(".html") else page).encode()
 
 
 def render_html(page: str) -> str:
-    """Return a page of Markdown as HTML."""
+    """Return a Markdown page as HTML."""
     title = re.sub(r"^#+ ", "", page.split("\n", 1)[0])
     return "\n".join(
         [
@@ -77,7 +77,7 @@ def _checked(out: str | None) -> str | None:
 
 
 def _blocks(lines: list[str]) -> Iterator[str]:
-    """Yield the elements of lines of Markdown."""
+    """Yield HTML elements for Markdown lines."""
     while lines:
         first = lines[0]
         if first.startswith("```"):
@@ -90,11 +90,13 @@ def _blocks(lines: list[str]) -> Iterator[str]:
             yield f"<h{level}>{_text(heading[2])}</h{level}>"
             lines = lines[1:]
         elif first.startswith("|"):
-            count = _while(lines, lambda line: line.startswith("|"))
+            count = _count_while(lines, lambda line: line.startswith("|"))
             yield from _table(lines[:count])
             lines = lines[count:]
         elif first:
-            count = 1 + _while(lines[1:], lambda line: bool(line) and not line.startswith(OTHER))
+            count = 1 + _count_while(
+                lines[1:], lambda line: bool(line) and not line.startswith(BLOCK_STARTS)
+            )
             breaks = ("<br>" if line.endswith("  ") else "" for line in lines[:count])
             texts = (_text(line) + mark for line, mark in zip(lines[:count], breaks, strict=True))
             yield f"<p>{chr(10).join(texts)}</p>"
@@ -103,22 +105,22 @@ def _blocks(lines: list[str]) -> Iterator[str]:
             lines = lines[1:]
 
 
-def _while(lines: list[str], holds: Callable[[str], bool]) -> int:
-    """Return the number of lines before the first one for which `holds` is false."""
+def _count_while(lines: list[str], holds: Callable[[str], bool]) -> int:
+    """Count the leading lines for which `holds` is true."""
     return next((number for number, line in enumerate(lines) if not holds(line)), len(lines))
 
 
 def _table(lines: list[str]) -> Iterator[str]:
     head, rule, *rows = ([cell.strip() for cell in _cells(line)] for line in lines)
-    marks = [' class="number"' if mark.endswith(":") else "" for mark in rule]
+    classes = [' class="number"' if mark.endswith(":") else "" for mark in rule]
     yield "<div><table>"
     for tag, cells in [("th", head), *(("td", row) for row in rows)]:
         if any(cells):  # a table of names and values has an empty head
-            made = (
-                f"<{tag}{mark}>{_text(cell)}</{tag}>"
-                for mark, cell in zip(marks, cells, strict=True)
+            elements = (
+                f"<{tag}{style}>{_text(cell)}</{tag}>"
+                for style, cell in zip(classes, cells, strict=True)
             )
-            yield f"<tr>{''.join(made)}</tr>"
+            yield f"<tr>{''.join(elements)}</tr>"
     yield "</table></div>"
 
 
@@ -128,12 +130,12 @@ def _cells(line: str) -> list[str]:
 
 
 def _text(text: str) -> str:
-    """Return a line of text, escaped, with its code."""
+    """Return a line of text as HTML: escaped, with code elements."""
     return CODE.sub(r"<code>\1</code>", html.escape(text.strip()))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Return the lines of a table. Numbers are aligned to the right."""
+    """Return a Markdown table's lines; columns of numbers are aligned to the right."""
     cells = [[_cell(value) for value in row] for row in rows]
     numbers = [bool(cells) and all(row[k][:1].isdigit() for row in cells) for k in range(len(head))]
     return [
@@ -148,5 +150,5 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _cell(value: object) -> str:
-    """Return a value as the text of a cell, in which no character ends the cell."""
+    """Return a value as cell text, with `|` escaped."""
     return " ".join(str(value).replace("|", "\\|").split())

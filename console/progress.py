@@ -24,9 +24,10 @@ def format_number(number: float) -> str:
 
 
 def format_bytes(number: float) -> str:
-    """Format bytes, of memory too: 1490000000 → '1.49GB'; G stands for 10^9 bytes.
+    """Format bytes: 1490000000 → '1.49GB'; G stands for 10^9 bytes.
 
-    Hardware files, rates and the names of GPUs count in this unit."""
+    Memory is counted so too, as in hardware files, rates and GPU names.
+    """
     return f"{format_number(number).replace('B', 'G')}B"
 
 
@@ -37,18 +38,18 @@ def format_count(number: float, things: str) -> str:
 
 def format_duration(seconds: float) -> str:
     """Format seconds: 3725 → '1h02m', 65 → '1m05s'."""
-    whole = round(seconds)
-    if whole >= 3600:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    if whole >= 60:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{seconds:.1f}s" if seconds < 10 else f"{whole}s"
+    rounded = round(seconds)
+    if rounded >= 3600:
+        return f"{rounded // 3600}h{rounded % 3600 // 60:02d}m"
+    if rounded >= 60:
+        return f"{rounded // 60}m{rounded % 60:02d}s"
+    return f"{seconds:.1f}s" if seconds < 10 else f"{rounded}s"
 
 
 class Progress:
     """Counts towards a total and prints the progress.
 
-    `advance(n)` adds n; `details` are counters of the caller, printed beside it.
+    `advance(n)` adds n; `details` are the caller's counters, printed with it.
 
         with Progress("building", total=size, unit="B") as progress:
             progress.advance(len(block), documents=1)
@@ -74,7 +75,7 @@ class Progress:
         self.started = self.shown = time.monotonic()
 
     def advance(self, amount: float = 1, **counters: float) -> None:
-        """Add to the amount done and to the named counters; print if it is time to."""
+        """Add to the amount done and to the named counters; print when due."""
         self.done += amount
         for name, value in counters.items():
             previous = self.details.get(name, 0)
@@ -83,7 +84,7 @@ class Progress:
             self.show()
 
     def line(self, *, ended: bool = False) -> str:
-        """Return the current line of progress."""
+        """Return the current progress line."""
         elapsed = max(time.monotonic() - self.started, 1e-9)
         texts = [f"{self.label}: {self._amount(self.done)}"]
         if self.total:
@@ -103,7 +104,7 @@ class Progress:
         return format_bytes(number) if self.unit == "B" else f"{format_number(number)}{self.unit}"
 
     def show(self, *, ended: bool = False) -> None:
-        """Print the line of progress now."""
+        """Print the progress line now."""
         self.shown = time.monotonic()
         line = self.line(ended=ended)
         if self.terminal:  # a line that wraps could not be cleared
@@ -124,7 +125,7 @@ class Progress:
 
 
 class Waiting(Progress):
-    """Shows how long work takes that cannot be counted: a thread prints the time.
+    """Shows how long uncountable work takes: a thread prints the time.
 
     with Waiting("merging"):
         merge()

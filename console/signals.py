@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def sigint_blocked() -> Iterator[None]:
-    """Block SIGINT in processes that are started inside, from their first instruction on.
+    """Block SIGINT in processes started inside, from their first instruction on.
 
     Ctrl-C then reaches only the parent process, which stops its children itself.
     """

@@ -1,4 +1,4 @@
-"""Digest of the package's own source files: two checkouts of one version may differ."""
+"""Digest of this package's source files: two checkouts of a version may differ."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FOLDERS = (
 
 
 def digest(root: Path = Path(__file__).parents[1]) -> str:
-    """Return the digest of the names and contents of all Python and YAML files."""
+    """Return a digest over the names and contents of all Python and YAML files."""
     files = [root / "__init__.py"]
     for folder in FOLDERS:
         files += [path for path in (root / folder).rglob("*") if path.suffix in (".py", ".yaml")]

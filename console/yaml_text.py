@@ -42,26 +42,28 @@ VALUES = {
     "tag:yaml.org,2002:merge": (r"<<", "<"),
     "!count": (COUNT.pattern, "0123456789"),
 }
-"""Values that are not text: tag, pattern, and possible first characters."""
+"""Values other than text: tag, pattern, and possible first characters."""
 
 
 class Count(int):
-    """A whole number that YAML writes with a suffix, and its text: the key decides what it means,
-    64B being a count of 64 billion and no size in bytes."""
+    """A whole number that YAML writes with a suffix, and its text.
+
+    The key decides the meaning: 64B is a count, 64 billion, and no size in bytes.
+    """
 
     text: str
 
     def __new__(cls, number: int, text: str) -> Count:
-        made = super().__new__(cls, number)
-        made.text = text
-        return made
+        instance = super().__new__(cls, number)
+        instance.text = text
+        return instance
 
     def __reduce__(self) -> tuple[object, ...]:
         return Count, (int(self), self.text)
 
 
 def parse(text: str, *, source: str) -> tuple[dict[str, Any], Lines]:
-    """Return the data of a YAML text, and the line number of each value."""
+    """Return a YAML text's data, and the line number of each value."""
     import yaml
 
     lines: Lines = {}
@@ -78,8 +80,8 @@ def parse(text: str, *, source: str) -> tuple[dict[str, Any], Lines]:
         raise ConfigError(source, [Problem("", f"not YAML: {error.problem}", line)]) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        what = f"the character U+{ord(text[error.position]):04X} is not allowed in YAML"
-        raise ConfigError(source, [Problem("", what, line)]) from None
+        message = f"the character U+{ord(text[error.position]):04X} is not allowed in YAML"
+        raise ConfigError(source, [Problem("", message, line)]) from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(source, [Problem("", f"cannot be read: {error}")]) from None
     if not isinstance(data, dict):
@@ -88,8 +90,7 @@ def parse(text: str, *, source: str) -> tuple[dict[str, Any], Lines]:
 
 
 def value(text: str, key: str = "KEY") -> Any:
-    """Parse one value, as after a colon in YAML; it was typed as KEY=VALUE. Raises ValueError if it
-    is not YAML."""
+    """Parse the VALUE of a typed KEY=VALUE as YAML; ValueError if it is none."""
     import yaml
 
     try:
@@ -110,8 +111,10 @@ def emit(data: Any) -> str:
 
 
 def count(text: str) -> int | float:
-    """Parse a count: '900B' → 900_000_000_000, '8Ki' → 8192. Exact: whole numbers are of the class
-    Count; a fraction becomes a float."""
+    """Parse a count exactly: '900B' → 900_000_000_000, '8Ki' → 8192.
+
+    Whole numbers become a Count, fractions a float.
+    """
     match = COUNT.match(text)
     if not match:
         raise ValueError(f"`{text}` is not a count like 4096, 900B or 8Ki")
@@ -120,7 +123,7 @@ def count(text: str) -> int | float:
 
 
 def size(text: str) -> int:
-    """Parse a number of bytes: '64MiB', '64Mi' → 67_108_864, '64MB', '64 MB', '64M' → 64_000_000.
+    """Parse a size in bytes: '64MiB', '64Mi' → 67_108_864, '64MB', '64 MB', '64M' → 64_000_000.
 
     The suffix B alone is refused: after a count it means a billion, after a size it means bytes.
     """
@@ -136,7 +139,7 @@ def size(text: str) -> int:
 def _index(
     loader: Any, node: yaml.Node, path: Path, above: tuple[yaml.Node, ...], lines: Lines
 ) -> Iterator[Problem]:
-    """Record the line of every value; yield mistakes that YAML allows."""
+    """Record every value's line; yield mistakes that YAML allows."""
     import yaml
 
     if node in above:
@@ -151,11 +154,11 @@ def _index(
             if not isinstance(key, yaml.ScalarNode):
                 yield Problem(dotted(path), "a key must be a single value", line)
                 continue
-            place = (*path, loader.construct_object(key))
-            if place in lines:
-                yield Problem(dotted(place), f"duplicate key, first on line {lines[place]}", line)
-            lines[place] = line
-            yield from _index(loader, item, place, above, lines)
+            inner = (*path, loader.construct_object(key))
+            if inner in lines:
+                yield Problem(dotted(inner), f"duplicate key, first on line {lines[inner]}", line)
+            lines[inner] = line
+            yield from _index(loader, item, inner, above, lines)
     elif isinstance(node, yaml.SequenceNode):
         for position, item in enumerate(node.value):
             lines[(*path, position)] = item.start_mark.line + 1
@@ -183,7 +186,7 @@ def _loader() -> type[yaml.SafeLoader]:
 
 @cache
 def _dumper() -> type[yaml.SafeDumper]:
-    """Return a dumper that quotes all text that any YAML reader would take for another type."""
+    """Return a dumper that quotes text which a YAML reader could take for another type."""
     import yaml
 
     class Dumper(yaml.SafeDumper):

@@ -96,8 +96,9 @@ def check(ctx: click.Context, file: str, overrides: tuple[str, ...], as_json: bo
             raise
         listed = error.problems if isinstance(error, ConfigError) else ()
         problems: list[dict[str, Any]] = [
-            {"path": problem.path, "what": problem.what, "line": problem.line} for problem in listed
-        ] or [{"path": "", "what": error.what, "line": None}]
+            {"path": problem.path, "what": problem.message, "line": problem.line}
+            for problem in listed
+        ] or [{"path": "", "what": error.message, "line": None}]
         command.emit({"ok": False, "problems": problems})
         ctx.exit(1)
     if as_json:

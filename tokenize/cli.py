@@ -350,7 +350,7 @@ def verify_command(url: str, deep: bool, as_json: bool, **values: Any) -> None:
         damage = verify(url, config, deep=deep)
     except IntegrityError as error:  # the manifest is damaged
         if as_json:
-            command.emit([vars(Damage(manifest.NAME, error.what))])
+            command.emit([vars(Damage(manifest.NAME, error.message))])
         raise
     if as_json:
         command.emit([vars(item) for item in damage])

@@ -277,7 +277,7 @@ def build_checked(kind: type[T], data: dict[str, Any]) -> T:
     try:
         return build(kind, data, source="the command line")
     except ConfigError as error:
-        raise MisuseError(error.what, hint=error.hint) from None
+        raise MisuseError(error.message, hint=error.hint) from None
 
 
 def _unescape(option: str, text: str) -> str:

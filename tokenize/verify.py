@@ -75,7 +75,7 @@ class VerifyWorker:
         try:
             problem = self._find_problem(shard)
         except UserError as error:
-            problem = error.what
+            problem = error.message
         name = self._place(shard.stored_name or shard.name)
         damage = Damage(name, problem, shard.task, self._hint(shard)) if problem else None
         yield ShardCheck(shard.size, damage)
@@ -149,7 +149,7 @@ class VerifyWorker:
                     selection,
                 )
         except UserError as error:
-            return Damage(view.file_of(shard), error.what, hint=view.AGAIN)
+            return Damage(view.file_of(shard), error.message, hint=view.AGAIN)
         return None
 
     def _fields_damage(self, shard: Shard) -> Damage | None:
@@ -168,7 +168,7 @@ class VerifyWorker:
                 names = ", ".join(table.column_names)
                 problem = f"it has the fields {names}, not {', '.join(kept_fields)}"
         except UserError as error:
-            problem = error.what
+            problem = error.message
         if problem is None:
             return None
         return Damage(self._place(file.name), problem, shard.task, self._hint(shard))
@@ -223,7 +223,7 @@ def _file_damage(url: str, name: str, manifest: Manifest) -> Damage | None:
             hint = view.AGAIN
         elif name == manifest.tokenizer.spec.get("file") and not manifest.settings.get("indexed"):
             hint = RUN_AGAIN
-        return Damage(name, error.what, hint=hint)
+        return Damage(name, error.message, hint=hint)
     return None
 
 

@@ -1,4 +1,4 @@
-"""Parts of an HTML page: one file that loads nothing else, light or dark, at any width."""
+"""Elements of an HTML page: a file that loads nothing, light or dark, at any width."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .style import CSS
 
 WIDE = 1080.0
 HALF = 530.0
-"""Widths of charts: of the whole page, and two beside each other."""
+"""Chart widths: alone in a line, and two in a line."""
 PALETTE = (
     "#2b7a9b", "#d9892f", "#5a9e6f", "#b4534f", "#7d6cb3", "#a39136", "#3d9f9f", "#c2689a",
     "#6b7f99", "#8a5a3c", "#8fb04a", "#5a5fc2",
@@ -26,7 +26,7 @@ def colour(number: int) -> str:
 
 
 def operator_colour(number: int) -> str:
-    """Return a muted colour, never one of the palette's."""
+    """Return a muted colour that the palette does not have."""
     return OPERATORS[number % len(OPERATORS)]
 
 
@@ -44,16 +44,16 @@ def legend(
 
 
 def tiles(entries: Sequence[tuple[str, str, str]]) -> str:
-    """Return a row of figures, each with its name above and a note below."""
-    shown = "".join(
+    """Return a row of figures from (name, value, note)."""
+    figures = "".join(
         f"<div><p>{name}</p><strong>{value}</strong><small>{note}</small></div>"
         for name, value, note in entries
     )
-    return f'<div class="tiles">{shown}</div>'
+    return f'<div class="tiles">{figures}</div>'
 
 
 def layer_stripe(names: Sequence[str], note: str) -> str:
-    """Return a model as a stripe with a cell for each layer; layers of a name have a colour."""
+    """Return a model as a stripe of cells, one for each layer; equal names share a colour."""
     kinds = list(dict.fromkeys(names))
     cells = "".join(
         f'<i style="background:{operator_colour(kinds.index(name))}" '
@@ -77,9 +77,11 @@ def section(title: str, content: str, legend: str = "", unit: str = "") -> str:
     return f"<section><div class='head'><h2>{title}{measure}</h2>{keys}</div>{content}</section>"
 
 
-def sides(head: Sequence[str], rows: Iterable[tuple[bool, Sequence[str]]]) -> str:
-    """Return a table with a column for each run, from cells in HTML. Each row begins with whether
-    the runs differ: then its values are bold."""
+def comparison_table(head: Sequence[str], rows: Iterable[tuple[bool, Sequence[str]]]) -> str:
+    """Return a table with a column for each run, from cells in HTML.
+
+    A row is (differs, cells); where the runs differ, its values are bold.
+    """
     names = "".join(f"<th>{cell}</th>" for cell in head)
     body = "".join(
         f'<tr class="{"differs" if differs else ""}"><th>{name}</th>'
@@ -101,16 +103,16 @@ function markCut() {
 addEventListener("resize", markCut);
 markCut();
 """
-"""Script that tells the reader of a narrow screen which parts go on to the right."""
+"""Script that shows on a narrow screen what goes on to the right."""
 
 
 def page(title: str, body: str, *, script: str = "", style: str = "") -> str:
-    """Return the page. It may run its own script, load nothing and send nothing."""
-    made = time.strftime("%Y-%m-%d %H:%M")
+    """Return the page as HTML. It runs this script alone, loads nothing and sends nothing."""
+    drawn_at = time.strftime("%Y-%m-%d %H:%M")
     script = f"{script}{{{HINTS}}}"
-    hashed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (
-        f"default-src 'none'; script-src 'sha256-{hashed}'; style-src 'unsafe-inline'; "
+        f"default-src 'none'; script-src 'sha256-{script_hash}'; style-src 'unsafe-inline'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
     return (
@@ -118,6 +120,6 @@ def page(title: str, body: str, *, script: str = "", style: str = "") -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)} · headrace</title><style>{CSS}{style}</style></head>"
-        f"<body><main>{body}<footer>headrace {__version__} · drawn {made}</footer></main>"
+        f"<body><main>{body}<footer>headrace {__version__} · drawn {drawn_at}</footer></main>"
         f"<script>{script}</script></body></html>"
     )

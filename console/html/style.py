@@ -1,4 +1,4 @@
-"""Style sheet of a page; dark if the reader's system is."""
+"""A page's style sheet; dark if the reader's system is."""
 
 COLOURS = """
 :root { --paper:#faf9f6; --card:#ffffff; --ink:#1e272e; --soft:#6c7780; --line:#e4e2db;

@@ -161,7 +161,7 @@ def load(url: str) -> Manifest:
     except AbsentError as error:
         relative = storage.is_local(url) and not storage.local_path(url).is_absolute()
         raise StorageError(
-            f"no dataset at {url}: {error.what}",
+            f"no dataset at {url}: {error.message}",
             where=f"below {Path.cwd()}, where this command was run" if relative else None,
             hint=_hint_for_missing(url),
         ) from None

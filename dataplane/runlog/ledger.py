@@ -77,7 +77,7 @@ def gap(file: str | Path, end: LedgerEntry | None = None) -> str | None:
     try:
         return _first_fault(file, end)
     except IntegrityError as error:
-        return error.what.removeprefix(f"{file} ")
+        return error.message.removeprefix(f"{file} ")
 
 
 def _first_fault(file: str | Path, end: LedgerEntry | None) -> str | None:

@@ -39,7 +39,7 @@ def external_layout(
         try:
             head = _head_bytes(sample[low:high], encoding, dtype)
         except InputError as error:
-            raise InputError(f"sample {number}, column `{column}`: {error.what}") from None
+            raise InputError(f"sample {number}, column `{column}`: {error.message}") from None
         byte_offsets.append(start + low + head)
         lengths.append((high - low - head) // width)
     starts = np.concatenate([[0], np.cumsum(np.array(lengths, np.int64))]).astype(np.int64)

@@ -71,7 +71,7 @@ def _checked(url: str, read: Callable[[], Data], check: Callable[[Data], T]) -> 
             answers.append(hashlib.sha256(data).hexdigest())
             if attempt == ANSWERS:
                 raise _accused(error, answers) from None
-            log.warning("%s; asking the store again", error.what)
+            log.warning("%s; asking the store again", error.message)
             time.sleep(remote.POLICY.first_pause * attempt)
     raise AssertionError("unreachable")
 
@@ -79,10 +79,10 @@ def _checked(url: str, read: Callable[[], Data], check: Callable[[Data], T]) -> 
 def _accused(error: IntegrityError, answers: list[str]) -> IntegrityError:
     """Return the error for wrong answers: it accuses the file if all of them were equal."""
     if len(set(answers)) == 1:
-        what = f"{error.what} (the store gave the same wrong bytes {len(answers)} times)"
+        what = f"{error.message} (the store gave the same wrong bytes {len(answers)} times)"
         return IntegrityError(what, where=error.where, hint=error.hint)
     return IntegrityError(
-        f"{error.what} (the store gave different bytes each time it was asked: {len(answers)} "
+        f"{error.message} (the store gave different bytes each time it was asked: {len(answers)} "
         f"answers, {len(set(answers))} of them different)",
         where=error.where,
         hint="check the network and the store: the file itself may be whole. Run the same command "

@@ -43,7 +43,7 @@ class OpenedPlan:
                 raise PlanError(f"the run {parent.run} has another plan now")
             return branch
         except UserError as error:
-            log.warning("cannot show what the plan inherits: %s", error.what)
+            log.warning("cannot show what the plan inherits: %s", error.message)
             return None
 
     @property

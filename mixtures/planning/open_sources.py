@@ -78,7 +78,7 @@ def open_sources(
         path = ("sources", name, "data")
         if isinstance(manifest, UserError):
             hint = f"; {manifest.hint}" if manifest.hint else ""
-            findings.append(MixtureFinding(path, f"{manifest.what}{hint}"))
+            findings.append(MixtureFinding(path, f"{manifest.message}{hint}"))
             continue
         available, requested = len(manifest.generations), spec.generations
         if requested is not None and requested > available:

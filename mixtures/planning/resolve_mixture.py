@@ -73,7 +73,7 @@ def resolve_with_sources(draft: Draft) -> tuple[Stream, dict[str, OpenedSource]]
             branch = open_branch_point(mixture.after)
             check_checkpoint(mixture.after)
         except UserError as error:
-            findings.append(MixtureFinding(("after",), error.what))
+            findings.append(MixtureFinding(("after",), error.message))
     names_incomplete = draft.lacks_section or (mixture.after is not None and branch is None)
     inherited = branch.inherited if branch else None
     findings += check_mixture(

@@ -90,7 +90,7 @@ def _parse_limits(words: tuple[str, ...], sources: Sequence[str]) -> dict[str, f
     from ...console.errors import MisuseError
 
     form = "SOURCE=SHARE, with a share from 0 to 1"
-    max_shares = command.named_numbers(words, "--max", form, most=1.0)
+    max_shares = command.named_numbers(words, "--max", form, maximum=1.0)
     if unknown := [source for source in max_shares if source not in sources]:
         raise MisuseError(
             f"--max names {', '.join(unknown)}, which no measured mixture has",

@@ -9,7 +9,7 @@ from pathlib import Path
 from ...console.errors import ConfigError, Problem
 from ...console.html.chart import TOP, Chart, Curve, bounds
 from ...console.html.page import WIDE, colour, legend, page, section
-from ...console.html.picture import picture
+from ...console.html.picture import draw_picture
 from ...console.progress import format_number
 from ...dataplane.storage import storage
 from .curves import Curves
@@ -33,7 +33,7 @@ def draw(curves: Curves, file: str) -> None:
     title = f"A mixture of {format_number(_tokens(curves))} tokens"
     panels = [_shares(curves), _rates(curves), _taken(curves), _epochs(curves)]
     if kind_of(file) == "svg":
-        text = picture([[panel] for panel in panels], curves.sources, title)
+        text = draw_picture([[panel] for panel in panels], curves.sources, title)
     else:
         text = page(title, _body(curves, title, panels))
     storage.write(file, text.encode())
@@ -105,7 +105,7 @@ def _lines(chart: Chart, curves: Curves, lines: Sequence[Sequence[float]]) -> No
 def _body(curves: Curves, title: str, panels: Sequence[Panel]) -> str:
     keys = legend(curves.sources)
     charts = "".join(
-        section(name, chart.text(f"{name} over tokens"), keys if chart is panels[0][1] else "")
+        section(name, chart.render(f"{name} over tokens"), keys if chart is panels[0][1] else "")
         for name, chart in panels
     )
     phases = _table(

@@ -174,7 +174,7 @@ def refusal(grid: Grid, gpus: int, precision: Precision) -> str | None:
     try:
         grid.engine.check(grid.layout, gpus, precision)
     except LayoutError as error:
-        return error.what
+        return error.message
     return None
 
 

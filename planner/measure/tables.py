@@ -12,7 +12,7 @@ from typing import Any
 from ...console.errors import MisuseError
 from ...console.html.chart import BOTTOM, LINE, Chart, Curve, bounds
 from ...console.html.page import HALF, colour
-from ...console.html.picture import picture
+from ...console.html.picture import draw_picture
 from ...console.progress import format_number
 from ...dataplane.storage import storage
 
@@ -72,7 +72,7 @@ def draw(
         ]
         for column in shown
     ]
-    storage.write(file, picture(grid, keys, f"{', '.join(shown)} by {across}").encode())
+    storage.write(file, draw_picture(grid, keys, f"{', '.join(shown)} by {across}").encode())
 
 
 def _chart(

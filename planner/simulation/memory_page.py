@@ -127,7 +127,7 @@ def _stage(stage: int, timeline: Timeline, stages: int) -> str:
         for n, moment in enumerate(moments)
     )
     where = f"stage {stage}" if stages > 1 else "a rank"
-    drawn = chart.text(f"memory over a step by part, {where}")
+    drawn = chart.render(f"memory over a step by part, {where}")
     return section("Memory over a step", drawn, legend(names), f"{where}, by part")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
 from ...console.html.chart import Chart, Curve, bounds
-from ...console.html.gantt import Bar, picture, timeline
+from ...console.html.gantt import Bar, draw_pipeline, draw_timeline
 from ...console.html.page import (
     HALF,
     PALETTE,
@@ -130,7 +130,9 @@ def _pipeline(outlook: Outlook) -> str:
         if name:
             longer = step.seconds / steps[0][1].seconds - 1
             drawings.append(f'<p class="note">with {escape(name)}: {longer:+.1%}</p>')
-        drawings.append(picture(step.timeline.spans, updates=step.updates, until=until, axis=axis))
+        drawings.append(
+            draw_pipeline(step.timeline.spans, updates=step.updates, until=until, axis=axis)
+        )
     keys = "".join(
         f'<span class="key"><i class="{kind}"></i>{kind}</span>'
         for kind in ("forward", "backward", "update")
@@ -159,7 +161,7 @@ def _micro_batch(outlook: Outlook) -> str:
         )
         for lane, name in LANES.items()
     ]
-    drawn = timeline([(name, bars) for name, bars in lanes if bars], total, _axis(total))
+    drawn = draw_timeline([(name, bars) for name, bars in lanes if bars], total, _axis(total))
     note = (
         '<p class="note">Forward pass, then backward pass, layer by layer. Lanes wait for each '
         "other; <em>hidden</em> are messages of gathered weights and reduced gradients beside the "
@@ -185,7 +187,9 @@ def _parts(outlook: Outlook) -> str:
         for name, seconds in parts.items()
     )
     table = f'<div class="scroll"><table class="meanings"><tbody>{rows}</tbody></table></div>'
-    return section("Time by part", timeline([("step", bars)], start) + table, unit="busiest stage")
+    return section(
+        "Time by part", draw_timeline([("step", bars)], start) + table, unit="busiest stage"
+    )
 
 
 def _memory(outlook: Outlook) -> str:
@@ -217,7 +221,7 @@ def _memory(outlook: Outlook) -> str:
         "the search.</p>"
     )
     keys = legend(names) if len(names) > 1 else ""
-    return section("Memory by events", chart.text("memory over a step") + note, keys, "of a rank")
+    return section("Memory by events", chart.render("memory over a step") + note, keys, "of a rank")
 
 
 def _slow(outlook: Outlook) -> str:
@@ -241,7 +245,7 @@ def _slow(outlook: Outlook) -> str:
         '<p class="note">Seconds of a step if one part of the busiest stage takes as many times as '
         "long. All ranks wait for it.</p>"
     )
-    drawn = chart.text("step over the factor of a slow part")
+    drawn = chart.render("step over the factor of a slow part")
     return section("One slow rank or link", legend(list(curves)) + drawn + table + note)
 
 
@@ -282,7 +286,7 @@ def _failures(outlook: Outlook) -> str:
         f"{failures.restart:g} s; a checkpoint blocks {failures.save:g} s and is written for "
         f"{failures.write:g} s beside the steps.</p>"
     )
-    drawn = chart.text("goodput over the interval between checkpoints")
+    drawn = chart.render("goodput over the interval between checkpoints")
     return section("Goodput with failures", f"{drawn}{_scrolled(rows)}{note}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from ...console.html.page import page, section, sides, tiles
+from ...console.html.page import comparison_table, page, section, tiles
 from ...console.progress import format_number
 from ...trainer.folders.folder import RunFolder
 from ..report import view
@@ -115,7 +115,7 @@ def _share_table(ranking: Ranking) -> str:
         shares = [candidate.shares.get(source, 0.0) for candidate in candidates]
         differ = max(shares) - min(shares) > 1e-9
         rows.append((differ, [escape(source), *(f"{share:.2%}" for share in shares)]))
-    return sides(["", *(escape(candidate.name) for candidate in candidates)], rows)
+    return comparison_table(["", *(escape(candidate.name) for candidate in candidates)], rows)
 
 
 def _hash_table(ranking: Ranking) -> str:

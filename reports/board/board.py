@@ -55,7 +55,7 @@ class Board:
             try:
                 runs = [BoardRun(url) for url in find_runs(place)]
             except UserError as error:
-                problems.append(error.what)
+                problems.append(error.message)
                 runs = [run for run in self.runs.values() if run.url.startswith(place)]
             runs_by_id |= {run.id: self.runs.get(run.id, run) for run in runs}
         used_numbers = {run.number for id, run in runs_by_id.items() if id in self.runs}

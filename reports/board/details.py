@@ -314,7 +314,7 @@ def _state(checkpoint: str) -> dict[str, Any]:
         if not remote and storage.is_local(checkpoint):
             store.check_sizes(checkpoint, manifest.files)
     except UserError as error:
-        return {"problem": error.what}
+        return {"problem": error.message}
     return {
         "tokens": state.tokens,
         "row": state.row,

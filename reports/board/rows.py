@@ -43,7 +43,7 @@ class StepRows:
                 rows, proved = self._audit_step(run, auditor, step)
                 page_rows = [_row(auditor, row) for row in rows[first : first + PAGE_ROWS]]
             except UserError as error:
-                return {**metrics, "error": error.what, "hint": error.hint}
+                return {**metrics, "error": error.message, "hint": error.hint}
         counts: dict[str, int] = {}
         for row in rows:
             counts[row.source] = counts.get(row.source, 0) + 1

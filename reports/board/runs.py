@@ -220,7 +220,7 @@ class BoardRun:
                 raise UserError(f"{self.url} does not name those of {', '.join(sorted(unknown))}")
             self.sizes = sizes
         except UserError as error:
-            self.sizes_problem = error.what
+            self.sizes_problem = error.message
         except (OSError, ValueError, LookupError) as error:  # a file is damaged
             self.sizes_problem = f"{self.url}: {error}"
 

@@ -21,7 +21,7 @@ def draw_mixture(run: RunData) -> str:
     chart.strip("plan", TOP, 46, planned_shares(run), colours, run.sources)
     chart.strip("realised", TOP + 52, 46, realised_shares(run), colours, run.sources)
     chart.x_axis()
-    return chart.text("planned and realised shares over tokens")
+    return chart.render("planned and realised shares over tokens")
 
 
 def draw_schedule(schedule: dict[str, Any]) -> tuple[str, str]:
@@ -30,4 +30,4 @@ def draw_schedule(schedule: dict[str, Any]) -> tuple[str, str]:
         f"{schedule['name']}, {schedule['drawn']} of {schedule['micro_batches']} micro-batches; "
         f"{schedule['bubble']:.1%} of a step idle, by the layers' operations"
     )
-    return gantt.picture(restore_timeline(schedule).spans), caption
+    return gantt.draw_pipeline(restore_timeline(schedule).spans), caption

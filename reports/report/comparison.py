@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from ...console.html.page import page, section, sides
+from ...console.html.page import comparison_table, page, section
 from ...console.progress import format_bytes, format_number
 from ..scores.tables import compare_scores
 from . import view
@@ -83,7 +83,7 @@ def _sides(runs: Sequence[RunData], values: Mapping[str, Sequence[str]]) -> str:
         (len(set(cells)) > 1, [*map(escape, (heading, *cells))])
         for heading, cells in values.items()
     )
-    return sides(["", *(escape(run.name) for run in runs)], rows)
+    return comparison_table(["", *(escape(run.name) for run in runs)], rows)
 
 
 def _phases(run: RunData) -> str:

@@ -66,7 +66,7 @@ def scan_run(folder: RunFolder) -> ListedRun:
     try:
         job = read_run(folder)
     except UserError as error:
-        return ListedRun(str(folder.root), UNREADABLE, problem=" ".join(error.what.split()))
+        return ListedRun(str(folder.root), UNREADABLE, problem=" ".join(error.message.split()))
     step, event = lines.last(folder.metrics) or {}, lines.last(folder.events)
     missing = missing_of(folder, job.run.scores, job.plan.last_step)
     problems = [f"{score.sentence()}; `{score.command(str(folder.root))}`" for score in missing]

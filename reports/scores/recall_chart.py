@@ -44,7 +44,7 @@ def recall_section(entries: Sequence[dict[str, Any]]) -> str:
         chart.line(curve, "medium", colour(number))
     return section(
         "Recall by length",
-        chart.text("share of right answers over the length of the context") + _table(newest),
+        chart.render("share of right answers over the length of the context") + _table(newest),
         legend=legend(list(newest)),
         unit=f"right answers · step {step:,}",
     )

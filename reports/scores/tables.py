@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from ...console.html.page import section, sides
+from ...console.html.page import comparison_table, section
 from ...trainer.scores.missing import Missing, note
 from ...trainer.scores.records import recalled, values
 
@@ -60,7 +60,7 @@ def compare_scores(
         ]
         differ = len({score for score, _ in scored}) > 1
         rows.append((differ, [escape(task), escape(metric), *cells]))
-    return section("Scores", sides([*map(escape, ("task", "metric", *runs))], rows))
+    return section("Scores", comparison_table([*map(escape, ("task", "metric", *runs))], rows))
 
 
 def _newest(

@@ -34,7 +34,7 @@ def test_message_place_and_hint_are_on_separate_lines() -> None:
 def test_every_error_can_be_pickled(kind: type[UserError]) -> None:
     error = pickle.loads(pickle.dumps(kind("what", where="where", hint="hint")))
     assert type(error) is kind
-    assert (error.what, error.where, error.hint) == ("what", "where", "hint")
+    assert (error.message, error.where, error.hint) == ("what", "where", "hint")
     assert str(error) == str(kind("what", where="where", hint="hint"))
     assert error.args == ("what",)
 

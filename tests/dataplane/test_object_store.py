@@ -173,11 +173,11 @@ def test_equal_wrong_answers_accuse_the_file_and_different_ones_the_way(
 
     damage(faulty, kind, "flipped")
     same = error()
-    assert "the same wrong bytes 4 times" in same.what and "from a copy" in str(same.hint)
+    assert "the same wrong bytes 4 times" in same.message and "from a copy" in str(same.hint)
     damage(faulty, kind, "garbled")
     different = error()
-    assert "different bytes each time" in different.what and "network" in str(different.hint)
-    assert all("s3://rows/web/" in found.what for found in (same, different))
+    assert "different bytes each time" in different.message and "network" in str(different.hint)
+    assert all("s3://rows/web/" in found.message for found in (same, different))
 
 
 def test_a_store_that_fails_is_not_a_missing_dataset(faulty: FaultyStore) -> None:

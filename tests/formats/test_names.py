@@ -172,7 +172,7 @@ def type_text(hint: Any) -> str:
 
 
 def names_of(mark: NameIn) -> list[str]:
-    return [*mark.table, *mark.others]
+    return [*mark.table, *mark.extra]
 
 
 def below_of(hint: Any) -> Iterator[tuple[str, Any]]:

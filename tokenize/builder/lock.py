@@ -107,7 +107,7 @@ class BuildLock:
         try:
             storage.delete(storage.join(self.url, self.name))
         except StorageError as error:  # harmless: the lock is stale once this process has ended
-            log.warning("cannot remove this build's lock: %s", error.what)
+            log.warning("cannot remove this build's lock: %s", error.message)
         if storage.is_local(self.url):
             folder = storage.local_path(self.url)
             with contextlib.suppress(OSError):  # not empty: another build has started
@@ -211,7 +211,7 @@ class BuildLock:
                 if self._exists():
                     self._write(holding=True)
             except StorageError as error:
-                log.warning("cannot renew this build's lock: %s", error.what)
+                log.warning("cannot renew this build's lock: %s", error.message)
 
 
 def _now() -> float:

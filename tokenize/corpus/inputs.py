@@ -140,7 +140,7 @@ def _raise_all(problems: Sequence[UserError]) -> None:
     if len(problems) == 1:
         raise problems[0]
     if problems:
-        lines = [f"  {problem.what}: {problem.hint}" for problem in problems[:20]]
+        lines = [f"  {problem.message}: {problem.hint}" for problem in problems[:20]]
         if len(problems) > len(lines):
             lines.append(f"  and {len(problems) - len(lines)} more")
         raise InputError("\n".join([f"{len(problems)} problems with the inputs", *lines]))

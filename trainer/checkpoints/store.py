@@ -221,7 +221,7 @@ def verify(path: Path | str, files: Sequence[StoredFile]) -> None:
         except StorageError as error:
             if not storage.is_local(url):
                 raise  # an unavailable store: nothing is damaged
-            raise damaged(path, f"{file.name} cannot be read ({error.what})") from None
+            raise damaged(path, f"{file.name} cannot be read ({error.message})") from None
         if digest.hexdigest() != file.sha256:
             raise damaged(path, f"the bytes of {file.name} are not the ones that were written")
 
@@ -294,7 +294,7 @@ def remove(path: Path) -> None:
             for file in storage.list_files(elsewhere):
                 storage.delete(storage.join(elsewhere, file))
         except StorageError as error:
-            log.warning("%s is not removed yet: %s", elsewhere, error.what)
+            log.warning("%s is not removed yet: %s", elsewhere, error.message)
             return
     shutil.rmtree(path)
 

@@ -75,7 +75,7 @@ def agreed(
         result = read()
         mine = facts(result)
     except UserError as error:
-        failure, mine = error, {ERROR: error.what}
+        failure, mine = error, {ERROR: error.message}
     theirs = from_first(mine, group)
     failed = torch.tensor([ERROR in mine, ERROR not in mine])
     dist.all_reduce(failed, group=group)

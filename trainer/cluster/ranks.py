@@ -225,7 +225,7 @@ def noting_failure() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        Meeting.failure = error.what if isinstance(error, UserError) else _one_line(error)
+        Meeting.failure = error.message if isinstance(error, UserError) else _one_line(error)
         raise
 
 

@@ -132,7 +132,7 @@ def _load_newest(
             if not fallback or path is saved[0]:
                 raise
             if parallel.first:
-                log.warning("%s", error.what)
+                log.warning("%s", error.message)
             continue
         if state.plan_hash != job.plan.hash:
             raise CheckpointError(

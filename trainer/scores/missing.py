@@ -46,7 +46,7 @@ class Missing:
 
 def reason(error: UserError) -> str:
     """Return what failed as one line."""
-    return " ".join(error.what.split())
+    return " ".join(error.message.split())
 
 
 def failed(tasks: Sequence[str], error: UserError) -> dict[str, Any]:

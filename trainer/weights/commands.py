@@ -91,7 +91,7 @@ def export(
     except UserError as error:
         if data is not None:
             raise
-        without = f"; without a tokenizer: {error.what}"
+        without = f"; without a tokenizer: {error.message}"
     summary = exports.export(weights, out, format, dtype=dtype, tokenizer=tokenizer)
     if as_json:
         command.emit(summary)

@@ -40,7 +40,7 @@ def run_dataset(run: RunFolder | None) -> tuple[str, Tokenizer]:
         try:
             return source.url, dataset_tokenizer(source.url)
         except UserError as error:
-            failures.append(f"{source.name}: {error.what}")
+            failures.append(f"{source.name}: {error.message}")
     raise CheckpointError(
         "the tokenizer cannot be read from any source of the run",
         where="\n" + "\n".join(f"    {line}" for line in failures),

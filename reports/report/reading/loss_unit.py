@@ -41,4 +41,4 @@ def common_unit(runs: Sequence[StoredRun]) -> LossUnit:
     try:
         return LossUnit(BITS, CONVERTED, [run.measured_sizes() for run in runs])
     except UserError as error:
-        return LossUnit(None, INCOMPARABLE.format(error.what), unconverted)
+        return LossUnit(None, INCOMPARABLE.format(error.message), unconverted)

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from headrace.console.html.gantt import LEFT, WIDTH, picture
+from headrace.console.html.gantt import LEFT, WIDTH, draw_pipeline
 from headrace.trainer.layout.schedules import SCHEDULES
 from headrace.trainer.layout.simulate import simulate
 
@@ -15,7 +15,7 @@ from headrace.trainer.layout.simulate import simulate
 @pytest.mark.parametrize(("name", "chunks"), [("1f1b", 1), ("interleaved", 2)])
 def test_every_pass_is_drawn_once_in_the_lane_of_its_stage(name: str, chunks: int) -> None:
     costs = {"forward": [1.0] * 2 * chunks, "backward": [2.0] * 2 * chunks}
-    drawing = picture(simulate(SCHEDULES[name].orders(2, chunks, 4), costs).spans)
+    drawing = draw_pipeline(simulate(SCHEDULES[name].orders(2, chunks, 4), costs).spans)
     passes = re.findall(
         r'<rect class="pass (\w+)" x="([\d.]+)" y="([\d.]+)".*?width="([\d.]+)".*?'
         r"chunk (\d+), micro-batch (\d+)",

@@ -187,7 +187,7 @@ def test_rows_of_several_bins_and_rows_that_cut_them(tmp_path: Path) -> None:
                 }
             )
         (problem,) = caught.value.problems
-        assert f"rows of {wrong} tokens cut documents of source packed" in problem.what
+        assert f"rows of {wrong} tokens cut documents of source packed" in problem.message
         assert problem.path == "phases.all.seq_len"
     # A phase that does not draw from it may have any length.
     both = {

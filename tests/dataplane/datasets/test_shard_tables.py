@@ -121,7 +121,7 @@ def test_a_table_that_changes_under_a_reader_is_named_and_may_come_back(
             continue
         with pytest.raises(IntegrityError, match="does not match the hash") as caught:
             dataset.shards[1]
-        assert str(table) in caught.value.what and caught.value.hint
+        assert str(table) in caught.value.message and caught.value.hint
         table.write_bytes(data)
         assert dataset.shards[1] == whole[1]
 
@@ -138,7 +138,7 @@ def test_a_table_that_changes_while_it_is_read_is_named(
         file.write(bytes(len(data)))
     with pytest.raises(IntegrityError, match="changed while it was read") as caught:
         opened.shards[0]
-    assert str(table) in caught.value.what and caught.value.hint
+    assert str(table) in caught.value.message and caught.value.hint
 
 
 def test_open_shards_and_tables_hold_no_descriptor(dataset: Callable[..., str]) -> None:

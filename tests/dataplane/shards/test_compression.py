@@ -33,7 +33,7 @@ def test_every_algorithm(ending: str) -> None:
         try:
             assert decompress(f"a.mds.{ending}", bad, len(DATA)) != DATA  # its hash shows it
         except IntegrityError as error:
-            assert f"a.mds.{ending} cannot be decompressed" in error.what
+            assert f"a.mds.{ending} cannot be decompressed" in error.message
     for size in (len(DATA) - 1, len(DATA) + 1, 2 * len(DATA)):
         with pytest.raises(IntegrityError, match="cannot be decompressed"):
             decompress(f"a.mds.{ending}", packed, size)

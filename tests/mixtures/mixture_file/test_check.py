@@ -20,7 +20,7 @@ def problems(tmp_path):
         with pytest.raises(ConfigError) as caught:
             resolve_file(file, overrides)
         assert str(file) in str(caught.value)
-        return {problem.path: (problem.line, problem.what) for problem in caught.value.problems}
+        return {problem.path: (problem.line, problem.message) for problem in caught.value.problems}
 
     return ask
 

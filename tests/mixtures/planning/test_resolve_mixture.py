@@ -186,9 +186,9 @@ def test_a_plan_is_refused_exactly_when_it_exceeds_max_epochs(planned, case, dat
         planned((sizes, capped))
     for name, rows in drawn.items():
         assert (
-            (f"{name}: runs dry at row {rows[0]:,}:" in caught.value.what)
+            (f"{name}: runs dry at row {rows[0]:,}:" in caught.value.message)
             if rows
-            else (f"{name}: runs dry" not in caught.value.what)
+            else (f"{name}: runs dry" not in caught.value.message)
         )
 
 

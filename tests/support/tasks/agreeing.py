@@ -76,7 +76,7 @@ def make_engine(seed: int = 3) -> Engine:
 def answer(error: UserError) -> str:
     """Return an error in one line, without its hint."""
     lines = [line.strip() for line in (error.where or "").splitlines() if line]
-    return "; ".join([error.what, *lines])
+    return "; ".join([error.message, *lines])
 
 
 def compare(facts_of: list[Any]) -> str:
@@ -359,7 +359,7 @@ def teamwork(folder: Path, batches: Sequence[Sequence[int]], workers: int) -> di
         try:
             made.ask("fail", [[1], [2]], "", "")
         except RunError as error:
-            failure = error.what
+            failure = error.message
         return found, failure, made.ask("square", [[9]], "", "")
 
     with mock.patch.object(team, "ROUND", 3):

@@ -96,7 +96,7 @@ def test_a_build_without_documents_says_what_became_of_them(tmp_path: Path, run_
     (tmp_path / "rules.py").write_text("def keep(text, fields):\n    return 'too short'\n")
     with pytest.raises(InputError) as caught:
         run_build(file, filter=f"{tmp_path / 'rules.py'}:keep", on_error="skip")
-    assert caught.value.what == (
+    assert caught.value.message == (
         f"no documents for {tmp_path / 'out'} (documents read: 2; bad: missing field: 1; "
         "dropped by the filter: too short: 2; empty documents: 1)"
     )

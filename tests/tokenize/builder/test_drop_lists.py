@@ -133,7 +133,7 @@ def test_an_entry_that_cannot_be_read_is_named_by_its_line(
     path.write_text("\n".join(lines))
     with pytest.raises(InputError, match=message) as caught:
         run_build(corpus, source=NAMED, drop=(str(path),))
-    assert str(path) in caught.value.what
+    assert str(path) in caught.value.message
     assert caught.value.where == f"line {number}"
 
 
@@ -193,7 +193,7 @@ def test_a_damaged_parquet_list_is_an_error(tmp_path: Path, corpus: Path, run_bu
         path.write_bytes(whole[:at] + b"\xff\xff\xff\xff" + whole[at + 4 :])
         with pytest.raises(InputError) as caught:
             run_build(corpus, drop=(str(path),))
-        assert f"the drop list {path}" in caught.value.what
+        assert f"the drop list {path}" in caught.value.message
 
 
 def test_each_list_that_matches_nothing_is_named(

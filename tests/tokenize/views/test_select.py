@@ -308,7 +308,7 @@ def test_a_missing_dataset_is_named_with_its_view(
         f"sources.{name}.data" for name in names
     }
     for problem, name in zip(caught.value.problems, names, strict=True):
-        assert f"{tmp_path / name} is a view, and {missing}" in problem.what
+        assert f"{tmp_path / name} is a view, and {missing}" in problem.message
     reader = RowReader(plan)
     with pytest.raises(StorageError, match=f"is a view, and {missing}"):
         reader.read(reader.find(reader.stream.locate(np.arange(plan.last_row))))
@@ -344,7 +344,7 @@ def test_an_empty_view_is_an_error_with_counts(tmp_path: Path, base: Callable[..
     nulls = len(chosen(out, lambda row: row["language"] is None))
     with pytest.raises(InputError) as caught:
         view(out, "language == 'fr'", tmp_path / "view")
-    assert caught.value.what == (
+    assert caught.value.message == (
         f"no document of {out} is chosen: 0 of 300; documents without language: {nulls}"
     )
     assert not list((tmp_path / "view").rglob("*"))

@@ -45,7 +45,7 @@ def test_the_error_has_the_numbers_of_the_accounting(ask: Any) -> None:
     before = sum(list(parts.values())[: list(parts).index("activations")])
     limit = before + parts["activations"] // 2
     error = out_of_memory_error(job, 1, "step 3", refusal(), limit)
-    assert error.what == "rank 1 ran out of memory (step 3)"
+    assert error.message == "rank 1 ran out of memory (step 3)"
     text = str(error)
     for words in (
         "DefaultCPUAllocator: can't allocate memory",

@@ -36,7 +36,7 @@ def lose(rank: int, store: str, answers: Any) -> None:
             with naming_lost_ranks(f"rank {rank}", known):
                 dist.all_reduce(torch.ones(9), group=group)
         except LostRankError as error:
-            answers.put((rank, bool(known), error.what))
+            answers.put((rank, bool(known), error.message))
     time.sleep(0.5)  # or the end of this rank would be another loss
     os._exit(0)
 

@@ -136,7 +136,7 @@ stuck_here()
         launcher(script, stall_seconds=2.0).run()
     text = str(caught.value)
     assert "rank 1, step 7" in text and "stuck_here" in text
-    assert "collective" not in caught.value.what
+    assert "collective" not in caught.value.message
 
 
 def test_a_rank_that_hangs_outside_of_collectives_is_named(launcher: Make) -> None:
@@ -154,7 +154,7 @@ time.sleep(1000)
     named = "progress for 2 seconds; rank 1 is in no collective, and the others wait$"
     with pytest.raises(RunError) as caught:
         launcher(script, processes=3, stall_seconds=2.0).run()
-    assert re.search(named, caught.value.what)
+    assert re.search(named, caught.value.message)
 
 
 @pytest.mark.parametrize("wrong", [-1e5, 1e5])
