@@ -33,7 +33,7 @@ from headrace.dataplane.storage.verified import read_named
 from headrace.mixtures.search import measured as rankings
 from headrace.models.accounting import stored as traces
 from headrace.planner.tune.folder import TuneFolder
-from headrace.planner.tune.trial import Result
+from headrace.planner.tune.trial import TrialResult
 from headrace.reports.report.reading.chunks import chunks, count_lines
 from headrace.tokenize.builder.build import BuildConfig, build
 from headrace.tokenize.corpus.drop_files import read_lists
@@ -194,7 +194,7 @@ def case_of(kind: str, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         folder.store({"seed": 1}, runs=[1, 2])
         return Case(folder.request, folder.read)
     if kind == "result of a trial":
-        tune, result = TuneFolder(tmp_path), Result(outcome="measured", seconds=1.25)
+        tune, result = TuneFolder(tmp_path), TrialResult(outcome="measured", seconds=1.25)
         tune.once("00-0", lambda place: result)
         return Case(tune.results / "00-0.json", lambda: tune.once("00-0", lambda place: result))
     if kind == "ranking":

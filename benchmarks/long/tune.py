@@ -28,8 +28,8 @@ from headrace.planner.search.make import PlanRequest, make_plans, parse_settings
 from headrace.planner.search.search import search
 from headrace.planner.tune import tune as work
 from headrace.planner.tune.folder import TuneFolder
-from headrace.planner.tune.prices import Pricing
-from headrace.planner.tune.trial import Result, Runs, Trial
+from headrace.planner.tune.prices import PlanPricer
+from headrace.planner.tune.trial import ProcessRunner, Trial, TrialResult
 from headrace.trainer.folders.request_folder import write
 from headrace.trainer.run.config import RunConfig
 from headrace.trainer.run.layout_plan import LayoutPlan, load_plan
@@ -65,9 +65,9 @@ LIMIT = 0.15
 class Fastest:
     """Runs each trial several times; its result is that of the fastest run."""
 
-    runner: Runs
+    runner: ProcessRunner
 
-    def __call__(self, trial: Trial) -> Result:
+    def __call__(self, trial: Trial) -> TrialResult:
         found = [self.runner(trial) for _ in range(TURNS)]
         measured = [each for each in found if each.seconds is not None]
         return min(measured, key=lambda each: each.seconds or 0.0, default=found[0])
@@ -84,23 +84,23 @@ def main(root: Path, ranks: int) -> list[float]:
         write(root / "profiled", "")
     hardware = Hardware.load(file)
     run = replace(RunConfig(), precision="fp32")
-    pricing = Pricing(load_model_config(MODEL), run)
-    plan = planned(root / "plan.yaml", hardware, pricing, ranks)
-    question = work.Question(
+    pricer = PlanPricer(load_model_config(MODEL), run)
+    plan = planned(root / "plan.yaml", hardware, pricer, ranks)
+    request = work.TuneRequest(
         plan=plan,
         plan_file="plan.yaml",
-        pricing=pricing,
+        pricer=pricer,
         hardware=hardware,
         memory=0.9,
         trials=TRIALS,
         steps=STEPS,
         words=("--model", MODEL, "threads=1"),
     )
-    runner = Fastest(Runs(question.words))
-    outcome = work.tune(question, TuneFolder(root / "tune"), runner)
-    print("\n".join(f"tune: {line}" for line in work.lines(outcome)), flush=True)
+    runner = Fastest(ProcessRunner(request.words))
+    outcome = work.tune(request, TuneFolder(root / "tune"), runner)
+    print("\n".join(f"tune: {line}" for line in work.format_lines(outcome)), flush=True)
     after = Hardware.load(root / "tune" / "hardware.yaml")
-    return held_out(TuneFolder(root / "held-out"), pricing, hardware, after, runner, ranks)
+    return held_out(TuneFolder(root / "held-out"), pricer, hardware, after, runner, ranks)
 
 
 def batch(length: int, ranks: int) -> int:
@@ -108,22 +108,22 @@ def batch(length: int, ranks: int) -> int:
     return BATCH // length * length * ranks
 
 
-def planned(file: Path, hardware: Hardware, pricing: Pricing, ranks: int) -> LayoutPlan:
+def planned(file: Path, hardware: Hardware, pricer: PlanPricer, ranks: int) -> LayoutPlan:
     if not file.exists():
         phases = [
             replace(uniform_phase(length, batch(length, ranks) // length), name=f"of{length}")
             for length in LENGTHS
         ]
-        question = PlanRequest(
-            model=pricing.model, run=pricing.run, hardware=hardware, gpus=ranks, phases=phases
+        request = PlanRequest(
+            model=pricer.model, run=pricer.run, hardware=hardware, gpus=ranks, phases=phases
         )
-        write(file, reader.dump(make_plans(question).best))
+        write(file, reader.dump(make_plans(request).best))
     return load_plan(file)
 
 
 def held_out(
     folder: TuneFolder,
-    pricing: Pricing,
+    pricer: PlanPricer,
     before: Hardware,
     after: Hardware,
     runner: Fastest,
@@ -134,7 +134,7 @@ def held_out(
     for number, (length, words, rule) in enumerate(HELD_OUT[ranks]):
         file, tokens = folder.candidate(number), batch(length, ranks)
         if not file.exists():
-            costs = pricing.costs(after, length, tokens)
+            costs = pricer.costs(after, length, tokens)
             budget = after.usable_memory * 0.9
             wanted = parse_settings(words)
             [found] = search(costs, ranks, budget, settings=wanted, num_best=1).candidates
@@ -148,7 +148,7 @@ def held_out(
         if seconds is None or most is None:
             print(f"held out: rows of {length}, {words}: {result}")
             continue
-        prices = [pricing.price(plan, by, length, tokens) for by in (before, after)]
+        prices = [pricer.price(plan, by, length, tokens) for by in (before, after)]
         alone, corrected = (predicted / seconds for predicted, _ in prices)
         errors.append(corrected - 1)
         memory.append(prices[1][1] / most - 1)
@@ -168,7 +168,7 @@ def held_out(
 
 def measure(
     runner: Fastest, plan: LayoutPlan, file: Path, length: int, tokens: int, place: Path
-) -> Result:
+) -> TrialResult:
     return runner(
         Trial(plan=plan, file=file, folder=place, steps=STEPS, seq_len=length, batch_tokens=tokens)
     )

@@ -80,37 +80,37 @@ def tune(plan: str, overrides: tuple[str, ...], as_json: bool, **options: Any) -
     from ..hardware import Hardware
     from . import tune as work
     from .folder import TuneFolder
-    from .prices import Pricing
-    from .trial import Runs
+    from .prices import PlanPricer
+    from .trial import ProcessRunner
 
     check_overrides(overrides, plan)
     hardware = Hardware.load(options["hardware"])
     device = hardware.file.device
-    overrides = with_threads(options["run_file"], overrides, device)
+    overrides = add_threads(options["run_file"], overrides, device)
     model, run = _model_and_run(options, overrides, device.kind)
-    question = work.Question(
+    request = work.TuneRequest(
         plan=load_plan(plan),
         plan_file=plan,
-        pricing=Pricing(model, run, options["roofline"]),
+        pricer=PlanPricer(model, run, options["roofline"]),
         hardware=hardware,
         memory=options["memory"],
         trials=options["trials"],
         steps=options["steps"],
         words=[*_words(options), *overrides],
     )
-    work.check(question, None if device.kind == "cpu" else count_gpus())
+    work.check_request(request, None if device.kind == "cpu" else count_gpus())
     choose_device(device.kind)  # raises if the figures are those of a GPU, and there is none
     folder = TuneFolder(options["out"] or f"tune/{Path(plan).stem}")
-    outcome = work.tune(question, folder, Runs(question.words))
+    outcome = work.tune(request, folder, ProcessRunner(request.words))
     if as_json:
-        command.emit(work.as_json(outcome))
-    command.say("\n".join(work.lines(outcome)))
+        command.emit(work.render_json(outcome))
+    command.say("\n".join(work.format_lines(outcome)))
 
 
 def _model_and_run(
     options: dict[str, Any], overrides: tuple[str, ...], kind: str
 ) -> tuple[ModelConfig, RunConfig]:
-    """Return the model and the run of the trials, as the planner takes them."""
+    """Return the trials' model and run, as the planner takes them."""
     from dataclasses import replace
 
     from ...models.config.config import load_model_config
@@ -125,11 +125,13 @@ def _model_and_run(
     return model, run
 
 
-def with_threads(
+def add_threads(
     run_file: str | None, overrides: tuple[str, ...], device: Device
 ) -> tuple[str, ...]:
-    """Return the overrides with the threads that the figures are of, unless the run has others.
-    More threads than the figures' take less time than any prediction."""
+    """Add the threads that the hardware's figures hold for, unless the run sets threads.
+
+    More threads would take less time than any prediction.
+    """
     from ...trainer.run import config as run_config
     from ...trainer.run.request import Request
 
@@ -148,5 +150,5 @@ def with_threads(
 
 
 def _words(options: dict[str, Any]) -> list[str]:
-    found = [options["run_file"]] if options["run_file"] is not None else []
-    return [*found, "--model", options["model"]]
+    run_file = [options["run_file"]] if options["run_file"] is not None else []
+    return [*run_file, "--model", options["model"]]

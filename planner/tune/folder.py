@@ -1,7 +1,7 @@
-"""Files of a tune: its request, candidates and finished trials. A killed tune continues there.
+"""Files of a tune: request, candidates and finished trials. A killed tune continues there.
 
-tune.json                  the request; written when all candidates are there
-candidates/00.yaml …       layout plans, the best predicted first; then those of probes
+tune.json                  the request, written after all candidates
+candidates/00.yaml …       layout plans, the best predicted first; then probes
 results/00-0.json …        finished trials, by candidate and round
 trials/00-0/ …             the runs
 plan.yaml hardware.yaml    the best plan, and the corrected figures
@@ -18,7 +18,7 @@ from ...console import config as reader
 from ...dataplane.storage.sealed import sealed, unsealed
 from ...trainer.folders.request_folder import RequestFolder, write
 from ...trainer.run.layout_plan import LayoutPlan, load_plan
-from .trial import Result
+from .trial import TrialResult
 
 
 class TuneFolder(RequestFolder):
@@ -33,29 +33,29 @@ class TuneFolder(RequestFolder):
     def open(
         self, request: Mapping[str, Any], search: Callable[[], Sequence[LayoutPlan]]
     ) -> list[LayoutPlan]:
-        """Return the candidates of this request: those that are stored, or those of `search`."""
+        """Return the stored candidates of this request, or search for them."""
         stored = self.stored(request)
         if stored is not None:
             return [load_plan(self.candidate(n)) for n in range(stored["candidates"])]
-        found = list(search())
-        for number, plan in enumerate(found):
+        plans = list(search())
+        for number, plan in enumerate(plans):
             self.add(number, plan)
-        self.store(request, candidates=len(found))
-        return found
+        self.store(request, candidates=len(plans))
+        return plans
 
     def candidate(self, number: int) -> Path:
         return self.candidates / f"{number:02}.yaml"
 
     def add(self, number: int, plan: LayoutPlan) -> None:
-        """Write the plan of a trial."""
+        """Write a trial's plan."""
         write(self.candidate(number), reader.dump(plan))
 
-    def once(self, name: str, run: Callable[[Path], Result]) -> Result:
-        """Return the stored result of a trial, or run it in its folder and store it."""
+    def once(self, name: str, run: Callable[[Path], TrialResult]) -> TrialResult:
+        """Return a trial's stored result, or run the trial in its folder and store its result."""
         file = self.results / f"{name}.json"
         if file.exists():
             hint = "remove the file, and run the same command again: the trial is run again"
-            return Result(**unsealed(str(file), file.read_bytes(), hint=hint))
+            return TrialResult(**unsealed(str(file), file.read_bytes(), hint=hint))
         result = run(self.trials / name)
         write(file, sealed(asdict(result), indent=1).decode())
         return result

@@ -1,8 +1,8 @@
-"""Runs that separate the figures: the best layout, with one thing changed in each.
+"""Probes: variants of the best layout whose trials separate the hardware's figures.
 
-Layouts that are the best by prediction differ little. In these runs attention, launches, the rest
-of a step and the second forward pass have other shares, or the engine is the other one, so that the
-correction finds each of them.
+The best layouts by prediction differ little. A probe changes a single thing: the share of
+attention, launches, a step's overhead or a second forward pass, or the engine. So the correction
+can tell these figures apart.
 """
 
 from __future__ import annotations
@@ -16,91 +16,91 @@ from ...trainer.engines import ENGINES
 from ...trainer.layout.checks import problems
 from ...trainer.run.layout_plan import LayoutPlan, PlannedPhase
 from ..hardware import Hardware
-from .prices import Pricing
+from .prices import PlanPricer
 
 SHORTER = 4
-"""Part of a row that a shorter one has."""
-LEAST = 16
-"""Tokens of the shortest row."""
-ROWS = 4
-"""Rows of a larger micro-batch."""
+"""Divisor for shorter rows."""
+MIN_LENGTH = 16
+"""Tokens in the shortest row."""
+MAX_ROWS = 4
+"""Rows in a larger micro-batch."""
 
 
-def probes(
-    best: LayoutPlan, pricing: Pricing, hardware: Hardware, budget: float
+def make_probes(
+    best: LayoutPlan, pricer: PlanPricer, hardware: Hardware, budget: float
 ) -> list[LayoutPlan]:
-    """Return the plans of these runs that fit into `budget` bytes, each with one phase."""
-    found = []
+    """Return probes with a single phase that fit into `budget` bytes."""
+    probes = []
     for plan in (
-        *_shorter(best, pricing),
-        *_fewer(best),
-        *_other_rows(best),
-        *_recomputed(best),
-        *_other_engine(best, pricing),
+        *_shorten_rows(best, pricer),
+        *_halve_batch(best),
+        *_resize_micro_batch(best),
+        *_recompute_blocks(best),
+        *_change_engine(best, pricer),
     ):
         [phase] = plan.planned.phases
-        seconds, memory = pricing.price(plan, hardware, phase.seq_len, phase.batch_tokens)
+        seconds, memory = pricer.price(plan, hardware, phase.seq_len, phase.batch_tokens)
         if memory > budget:
             continue
         planned = replace(plan.planned, phases=(replace(phase, seconds=seconds),))
         predicted = replace(
             plan.predicted, seconds=seconds, bound=seconds, memory=memory, by={}, memory_by={}
         )
-        found.append(replace(plan, planned=planned, predicted=predicted))
-    return found
+        probes.append(replace(plan, planned=planned, predicted=predicted))
+    return probes
 
 
-def _shorter(best: LayoutPlan, pricing: Pricing) -> Iterator[LayoutPlan]:
-    """Yield the plan with shorter rows: attention has a smaller share."""
-    phase = min(best.planned.phases, key=lambda each: each.seq_len)
+def _shorten_rows(best: LayoutPlan, pricer: PlanPricer) -> Iterator[LayoutPlan]:
+    """Yield the plan with shorter rows, where attention has a smaller share."""
+    phase = min(best.planned.phases, key=lambda phase: phase.seq_len)
     length = phase.seq_len // SHORTER
     gpus, layout = best.planned.gpus, best.layout
-    if length < LEAST or phase.seq_len % SHORTER or length % (layout.tp * layout.cp):
+    if length < MIN_LENGTH or phase.seq_len % SHORTER or length % (layout.tp * layout.cp):
         return
-    if not any(problems(layout, gpus, pricing.model, [length])):
-        yield _of(best, replace(phase, seq_len=length))
+    if not any(problems(layout, gpus, pricer.model, [length])):
+        yield _with_phase(best, replace(phase, seq_len=length))
 
 
-def _fewer(best: LayoutPlan) -> Iterator[LayoutPlan]:
-    """Yield the plan with half of the rows in a step: what a step takes outside its passes has a
-    larger share."""
+def _halve_batch(best: LayoutPlan) -> Iterator[LayoutPlan]:
+    """Yield the plan with half the rows in a step, where time outside passes has a larger share."""
     phase = best.planned.phases[0]
     rows = phase.batch_tokens // phase.seq_len
     if rows % (2 * best.layout.data_parallel(best.planned.gpus)) == 0:
-        yield _of(best, replace(phase, batch_tokens=phase.batch_tokens // 2))
+        yield _with_phase(best, replace(phase, batch_tokens=phase.batch_tokens // 2))
 
 
-def _other_rows(best: LayoutPlan) -> Iterator[LayoutPlan]:
-    """Yield the plan with fewer or more rows in a micro-batch: launches have another share."""
+def _resize_micro_batch(best: LayoutPlan) -> Iterator[LayoutPlan]:
+    """Yield the plan with fewer or more rows in a micro-batch: launches change their share."""
     phase, layout = best.planned.phases[0], best.layout
-    one = phase.seq_len // layout.cp
+    row_tokens = phase.seq_len // layout.cp
     rows = phase.batch_tokens // phase.seq_len // layout.data_parallel(best.planned.gpus)
-    if best.micro_batch_tokens > one:
-        yield _of(replace(best, micro_batch_tokens=one), phase)
+    if best.micro_batch_tokens > row_tokens:
+        yield _with_phase(replace(best, micro_batch_tokens=row_tokens), phase)
     elif rows > 1:
-        yield _of(replace(best, micro_batch_tokens=min(rows, ROWS) * one), phase)
+        tokens = min(rows, MAX_ROWS) * row_tokens
+        yield _with_phase(replace(best, micro_batch_tokens=tokens), phase)
 
 
-def _recomputed(best: LayoutPlan) -> Iterator[LayoutPlan]:
-    """Yield the plan with a second forward pass of all blocks, if it does not have one."""
+def _recompute_blocks(best: LayoutPlan) -> Iterator[LayoutPlan]:
+    """Yield the plan with all blocks recomputed, unless it has that."""
     if any(span.recompute == "none" for span in best.layers):
         layers = tuple(replace(span, recompute="block") for span in best.layers)
-        yield _of(replace(best, layers=layers), best.planned.phases[0])
+        yield _with_phase(replace(best, layers=layers), best.planned.phases[0])
 
 
-def _other_engine(best: LayoutPlan, pricing: Pricing) -> Iterator[LayoutPlan]:
-    """Yield the plan with the other kinds of engines: their own work in a step is another."""
+def _change_engine(best: LayoutPlan, pricer: PlanPricer) -> Iterator[LayoutPlan]:
+    """Yield the plan with every engine of another kind, whose work in a step differs."""
     for name, kind in ENGINES.items():
         if name == best.engine.kind:
             continue
         engine = kind.fewest_messages()
         try:
-            engine.check(best.layout, best.planned.gpus, PRECISIONS[pricing.run.precision])
+            engine.check(best.layout, best.planned.gpus, PRECISIONS[pricer.run.precision])
         except LayoutError:
             continue
         layers = tuple(replace(span, reshard=None, shard=None) for span in best.layers)
-        yield _of(replace(best, engine=engine, layers=layers), best.planned.phases[0])
+        yield _with_phase(replace(best, engine=engine, layers=layers), best.planned.phases[0])
 
 
-def _of(plan: LayoutPlan, phase: PlannedPhase) -> LayoutPlan:
+def _with_phase(plan: LayoutPlan, phase: PlannedPhase) -> LayoutPlan:
     return replace(plan, planned=replace(plan.planned, phases=(phase,)))

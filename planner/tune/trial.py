@@ -17,57 +17,57 @@ from ...trainer.folders.folder import MEASURED, RunFolder
 from ...trainer.run.layout_plan import LayoutPlan
 
 OUT_OF_MEMORY = re.compile(r"^error:.*( ran out of memory| was killed by SIGKILL)", re.MULTILINE)
-"""Error of a run that died of memory. Linux ends such a process by SIGKILL."""
+"""Error of a run without enough memory. Linux ends such a process by SIGKILL."""
 SHOWN = 12
-"""Last lines of a failed trial that are kept."""
+"""Last lines of a failed trial's output that its result has."""
 
-Outcome = Literal["measured", "memory", "failed"]
+TrialOutcome = Literal["measured", "memory", "failed"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
-    """Result of a trial."""
+class TrialResult:
+    """A trial's outcome and measurements."""
 
-    outcome: Outcome
+    outcome: TrialOutcome
     """`memory`: a rank ran out of memory."""
     seconds: float | None = None
-    """Median step, by the clock that the prediction is compared with."""
+    """Median step, by the clock that predictions are compared with."""
     clock: str = "seconds"
     memory: int | None = None
-    """Bytes of tensors on the fullest rank."""
+    """Bytes in tensors on the fullest rank."""
     error: str = ""
-    """Last lines of a run that failed."""
+    """Last lines of a failed run's output."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A layout plan to measure, for steps of one length and batch."""
+    """A layout plan to measure, with a row length and a batch."""
 
     plan: LayoutPlan
     file: Path
     """The plan's file."""
     folder: Path
-    """Folder of the run."""
+    """The run's folder."""
     steps: int
     seq_len: int
     batch_tokens: int
 
 
-Runner = Callable[[Trial], Result]
+Runner = Callable[[Trial], TrialResult]
 
 
 @dataclass(frozen=True)
-class Runs:
-    """Runs trials on this machine, each as a `trainer run` of its own."""
+class ProcessRunner:
+    """Runs a trial on this machine as a `trainer run`."""
 
     words: Sequence[str]
-    """Model, run and overrides of each trial."""
+    """Model, run and overrides that trials share."""
 
-    def __call__(self, trial: Trial) -> Result:
-        if trial.folder.exists():  # of a tune that was killed
+    def __call__(self, trial: Trial) -> TrialResult:
+        if trial.folder.exists():  # a killed tune left it
             shutil.rmtree(trial.folder)
         trial.folder.parent.mkdir(parents=True, exist_ok=True)
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-P", "-m", "headrace.trainer.cli", "run", *self._words(trial)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -77,11 +77,11 @@ class Runs:
             check=False,
         )
         shutil.rmtree(RunFolder(trial.folder).checkpoints, ignore_errors=True)
-        if done.returncode == 0:
-            return read(trial.folder)
-        last = "\n".join(done.stdout.strip().splitlines()[-SHOWN:])
-        outcome: Outcome = "memory" if died_of_memory(done.stdout) else "failed"
-        return Result(outcome=outcome, error=last)
+        if process.returncode == 0:
+            return read_result(trial.folder)
+        last_lines = "\n".join(process.stdout.strip().splitlines()[-SHOWN:])
+        outcome: TrialOutcome = "memory" if died_of_memory(process.stdout) else "failed"
+        return TrialResult(outcome=outcome, error=last_lines)
 
     def _words(self, trial: Trial) -> list[str]:
         return [
@@ -97,18 +97,18 @@ class Runs:
 
 
 def died_of_memory(output: str) -> bool:
-    """Return True if the error in a run's output is one of memory; hints may speak of it too."""
+    """Return True if a run's output has an out-of-memory error; hints may mention memory too."""
     return OUT_OF_MEMORY.search(output) is not None
 
 
-def read(folder: Path) -> Result:
-    """Return the result of a finished run."""
-    beside = measured.read(folder / MEASURED)
-    [phase] = beside["phases"]
-    known = [size for size in beside["memory"]["measured"] if size is not None]
-    return Result(
+def read_result(folder: Path) -> TrialResult:
+    """Return a finished run's result."""
+    record = measured.read(folder / MEASURED)
+    [phase] = record["phases"]
+    sizes = [size for size in record["memory"]["measured"] if size is not None]
+    return TrialResult(
         outcome="measured",
         seconds=phase["measured"],
-        clock=beside["clock"],
-        memory=max(known, default=None),
+        clock=record["clock"],
+        memory=max(sizes, default=None),
     )

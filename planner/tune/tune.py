@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,38 +22,38 @@ from ...trainer.run.layout_plan import LayoutPlan, Measured, PlannedPhase, model
 from ..hardware import Hardware
 from ..search.assemble import build_layout_plan
 from ..search.search import search
-from .correct import Correction, Step, corrected, fit
+from .correct import Correction, MeasuredStep, apply_correction, fit_correction
 from .folder import TuneFolder
-from .halving import Ranked, halve
-from .prices import Pricing
-from .probes import probes
-from .trial import Result, Runner, Trial
+from .halving import HalvingResult, halve
+from .prices import PlanPricer
+from .probes import make_probes
+from .trial import Runner, Trial, TrialResult
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
-    """A request to tune a plan."""
+class TuneRequest:
+    """A plan to tune, and the limits of its trials."""
 
     plan: LayoutPlan
     plan_file: str
-    pricing: Pricing
+    pricer: PlanPricer
     hardware: Hardware
     memory: float
     trials: int
     steps: int
     words: Sequence[str] = ()
-    """Words of `trainer run` that all trials have."""
+    """Arguments of `trainer run` that all trials share."""
 
     @property
     def phase(self) -> PlannedPhase:
-        """The phase that is tuned: the plan's first."""
+        """The tuned phase: the plan's first."""
         return self.plan.planned.phases[0]
 
     def identity(self) -> dict[str, Any]:
-        """Return everything that decides the trials."""
+        """Return all that decides the trials, as JSON."""
         return {
             "plan": reader.plain(replace(self.plan, measured=None)),
-            "model": model_hash(self.pricing.model),
+            "model": model_hash(self.pricer.model),
             "hardware": f"{self.hardware.file.name}#{self.hardware.digest}",
             "memory": self.memory,
             "trials": self.trials,
@@ -62,36 +63,37 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Row:
-    """A measured or failed layout."""
+class LayoutRow:
+    """A layout's measured or failed trial, beside its predictions."""
 
     plan: LayoutPlan
     phase: PlannedPhase
-    result: Result
+    result: TrialResult
     predicted: float
-    """By the figures of the hardware file."""
+    """Seconds with the figures in the hardware file."""
     after: float
-    """By the corrected figures."""
+    """Seconds with the corrected figures."""
     memory: int
-    """Predicted bytes of the fullest rank."""
+    """Predicted bytes on the fullest rank."""
 
 
 @dataclass(frozen=True)
-class Outcome:
-    rows: Sequence[Row]
-    """Layouts of the tuned phase in the order of prediction, then the other phases of the best, and
-    the runs that separate the figures (probes.py)."""
-    ranked: Ranked
+class TuneOutcome:
+    """All trials, the best layout and the correction that follows."""
+
+    rows: Sequence[LayoutRow]
+    """Layouts for the tuned phase ordered by prediction, the best in later phases, then probes."""
+    halving: HalvingResult
     correction: Correction
     folder: TuneFolder
 
     @property
-    def best(self) -> Row:
-        assert self.ranked.best is not None
-        return self.rows[self.ranked.best]
+    def best(self) -> LayoutRow:
+        assert self.halving.best is not None
+        return self.rows[self.halving.best]
 
     def errors(self) -> dict[str, float | None]:
-        """Return the median of the relative errors of all predictions, before and after."""
+        """Return the median relative error of predictions, before and after correction."""
         measured = [row for row in self.rows if row.result.seconds is not None]
         return {
             "before": _median_error((row.predicted, row.result.seconds) for row in measured),
@@ -99,153 +101,149 @@ class Outcome:
         }
 
 
-def check(question: Question, devices: int | None) -> None:
-    """Raise if the plan is for another model or hardware, or for more devices than there are;
-    `devices` is None where their number is free."""
-    planned, hardware = question.plan.planned, question.hardware
-    own = model_hash(question.pricing.model)
-    named = f"{hardware.file.name}#{hardware.digest}"
-    different = []
-    if planned.model != own:
-        different.append(f"model: the plan has {planned.model}, --model {own}")
-    if planned.hardware != named:
-        different.append(f"hardware: the plan has {planned.hardware}, --hardware {named}")
+def check_request(request: TuneRequest, devices: int | None) -> None:
+    """Raise if the plan is for another model or hardware, or for more than `devices` devices.
+
+    `devices` is None if any number can be started.
+    """
+    planned, hardware = request.plan.planned, request.hardware
+    model = model_hash(request.pricer.model)
+    hardware_name = f"{hardware.file.name}#{hardware.digest}"
+    differences = []
+    if planned.model != model:
+        differences.append(f"model: the plan has {planned.model}, --model {model}")
+    if planned.hardware != hardware_name:
+        differences.append(f"hardware: the plan has {planned.hardware}, --hardware {hardware_name}")
     if devices is not None and planned.gpus > devices:
-        different.append(f"processes: the plan has {planned.gpus}, this machine {devices} GPUs")
+        differences.append(f"processes: the plan has {planned.gpus}, this machine {devices} GPUs")
     if not planned.executable:
-        different.append("the plan is simulated: `trainer run` refuses it")
-    if different:
+        differences.append("the plan is simulated: `trainer run` refuses it")
+    if differences:
         raise LayoutError(
-            f"{question.plan_file} was planned for another run",
-            where="\n" + "\n".join(f"    {line}" for line in different),
+            f"{request.plan_file} was planned for another run",
+            where="\n" + "\n".join(f"    {line}" for line in differences),
             hint="run `trainer plan` again for this model, hardware and machine",
         )
 
 
-def tune(question: Question, folder: TuneFolder, runner: Runner) -> Outcome:
-    """Measure the best layouts by prediction, and write the best plan and corrected figures.
+def tune(request: TuneRequest, folder: TuneFolder, runner: Runner) -> TuneOutcome:
+    """Measure the best layouts by prediction; write the best plan and corrected figures.
 
-    A tune that was killed continues: finished trials are not run again.
+    A killed tune continues: finished trials are not run again.
     """
     with folder.locked():
-        candidates = folder.open(question.identity(), lambda: list(_candidates(question)))
-        phase = question.phase
+        candidates = folder.open(request.identity(), lambda: list(_candidates(request)))
 
-        def trial(name: str, plan: LayoutPlan, file: int, steps: int, at: PlannedPhase) -> Result:
-            return _trial(folder, runner, name, plan, folder.candidate(file), steps, at)
+        def measure_phase(
+            name: str, number: int, plan: LayoutPlan, steps: int, phase: PlannedPhase
+        ) -> TrialResult:
+            def run(run_folder: Path) -> TrialResult:
+                return runner(
+                    Trial(
+                        plan=plan,
+                        file=folder.candidate(number),
+                        folder=run_folder,
+                        steps=steps,
+                        seq_len=phase.seq_len,
+                        batch_tokens=phase.batch_tokens,
+                    )
+                )
 
-        def measure(candidate: int, number: int, steps: int) -> Result:
+            return folder.once(name, run)
+
+        def measure(candidate: int, number: int, steps: int) -> TrialResult:
             name = f"{candidate:02}-{number}"
-            return trial(name, candidates[candidate], candidate, steps, phase)
+            return measure_phase(name, candidate, candidates[candidate], steps, request.phase)
 
-        ranked = halve(len(candidates), question.steps, measure)
-        if ranked.best is None:
-            raise _nothing_ran(ranked)
-        rows = [(plan, phase, ranked.results[n]) for n, plan in enumerate(candidates)]
-        best, steps = candidates[ranked.best], question.steps << (ranked.rounds - 1)
-        for number, other in enumerate(best.planned.phases[1:], start=1):
-            name = f"{ranked.best:02}-phase-{number}"
-            rows.append((best, other, trial(name, best, ranked.best, steps, other)))
-        budget = question.hardware.usable_memory * question.memory
+        halving = halve(len(candidates), request.steps, measure)
+        if halving.best is None:
+            raise _nothing_ran(halving)
+        rows = [(plan, request.phase, halving.results[n]) for n, plan in enumerate(candidates)]
+        best, steps = candidates[halving.best], request.steps << (halving.rounds - 1)
+        for number, phase in enumerate(best.planned.phases[1:], start=1):
+            name = f"{halving.best:02}-phase-{number}"
+            rows.append((best, phase, measure_phase(name, halving.best, best, steps, phase)))
+        budget = request.hardware.usable_memory * request.memory
         for number, plan in enumerate(
-            probes(best, question.pricing, question.hardware, budget), start=len(candidates)
+            make_probes(best, request.pricer, request.hardware, budget), start=len(candidates)
         ):
             folder.add(number, plan)
-            [other] = plan.planned.phases
-            rows.append((plan, other, trial(f"{number:02}-0", plan, number, question.steps, other)))
-        outcome = _outcome(question, rows, ranked, folder)
-        _write(question, outcome)
+            [phase] = plan.planned.phases
+            result = measure_phase(f"{number:02}-0", number, plan, request.steps, phase)
+            rows.append((plan, phase, result))
+        outcome = _correct(request, rows, halving, folder)
+        _write(request, outcome)
         return outcome
 
 
-def _candidates(question: Question) -> Iterator[LayoutPlan]:
-    """Yield the plan, then the best other layouts by prediction, each for the plan's phases."""
-    yield replace(question.plan, measured=None)
-    phase, hardware = question.phase, question.hardware
-    costs = question.pricing.costs(hardware, phase.seq_len, phase.batch_tokens)
-    budget = hardware.usable_memory * question.memory
-    found = search(costs, question.plan.planned.gpus, budget, num_best=question.trials)
-    others = 0
-    for candidate in found.candidates:
-        made = build_layout_plan([costs], {"steps": candidate.solution.price}, candidate)
-        if _runs_as(made) != _runs_as(question.plan) and others < question.trials - 1:
-            others += 1
-            yield _with_phases(made, question)
+def _candidates(request: TuneRequest) -> Iterator[LayoutPlan]:
+    """Yield the plan, then the best different layouts by prediction, for the plan's phases."""
+    yield replace(request.plan, measured=None)
+    phase, hardware = request.phase, request.hardware
+    costs = request.pricer.costs(hardware, phase.seq_len, phase.batch_tokens)
+    budget = hardware.usable_memory * request.memory
+    outcome = search(costs, request.plan.planned.gpus, budget, num_best=request.trials)
+    plans = (
+        build_layout_plan([costs], {"steps": candidate.solution.price}, candidate)
+        for candidate in outcome.candidates
+    )
+    different = (plan for plan in plans if _runs_as(plan) != _runs_as(request.plan))
+    for plan in islice(different, request.trials - 1):
+        yield _with_phases(plan, request)
 
 
-def _with_phases(plan: LayoutPlan, question: Question) -> LayoutPlan:
-    """Return a plan of the first phase as one for each phase that its layout can run."""
+def _with_phases(plan: LayoutPlan, request: TuneRequest) -> LayoutPlan:
+    """Extend a plan for the first phase to all phases that its layout can run."""
     ranks = plan.layout.tp * plan.layout.cp
     phases = []
-    for phase in question.plan.planned.phases:
+    for phase in request.plan.planned.phases:
         if phase.seq_len % ranks == 0:
             size = phase.seq_len, phase.batch_tokens
-            seconds, memory = question.pricing.price(plan, question.hardware, *size)
+            seconds, memory = request.pricer.price(plan, request.hardware, *size)
             phases.append(replace(phase, seconds=seconds, memory=memory))
     return replace(plan, planned=replace(plan.planned, phases=tuple(phases)))
 
 
 def _runs_as(plan: LayoutPlan) -> tuple[Any, ...]:
+    """Return what `trainer run` takes from a plan."""
     return plan.layout, plan.engine_of_layers, plan.micro_batch_tokens, plan.rules
 
 
-def _trial(
+def _correct(
+    request: TuneRequest,
+    rows: Sequence[tuple[LayoutPlan, PlannedPhase, TrialResult]],
+    halving: HalvingResult,
     folder: TuneFolder,
-    runner: Runner,
-    name: str,
-    plan: LayoutPlan,
-    file: Path,
-    steps: int,
-    phase: PlannedPhase,
-) -> Result:
-    def run(place: Any) -> Result:
-        return runner(
-            Trial(
-                plan=plan,
-                file=file,
-                folder=place,
-                steps=steps,
-                seq_len=phase.seq_len,
-                batch_tokens=phase.batch_tokens,
-            )
-        )
+) -> TuneOutcome:
+    """Fit and save the corrected hardware file; return the rows with predictions by both files."""
+    pricer, hardware = request.pricer, request.hardware
 
-    return folder.once(name, run)
+    def price(plan: LayoutPlan, phase: PlannedPhase, hardware: Hardware) -> tuple[float, int]:
+        return pricer.price(plan, hardware, phase.seq_len, phase.batch_tokens)
 
-
-def _outcome(
-    question: Question,
-    rows: Sequence[tuple[LayoutPlan, PlannedPhase, Result]],
-    ranked: Ranked,
-    folder: TuneFolder,
-) -> Outcome:
-    pricing, hardware = question.pricing, question.hardware
-
-    def price(plan: LayoutPlan, phase: PlannedPhase, by: Hardware) -> tuple[float, int]:
-        return pricing.price(plan, by, phase.seq_len, phase.batch_tokens)
-
-    def seconds_of(plan: LayoutPlan, phase: PlannedPhase, by: Hardware) -> float:
-        return price(plan, phase, by)[0]
+    def predict_seconds(plan: LayoutPlan, phase: PlannedPhase, hardware: Hardware) -> float:
+        return price(plan, phase, hardware)[0]
 
     steps = [
-        Step(partial(seconds_of, plan, phase), result.seconds, plan.engine.kind)
+        MeasuredStep(partial(predict_seconds, plan, phase), result.seconds, plan.engine.kind)
         for plan, phase, result in rows
         if result.seconds is not None
     ]
-    correction = fit(steps, hardware)
+    correction = fit_correction(steps, hardware)
     today = date.today().isoformat()
-    about = f"`trainer tune`, {len(steps)} layouts, model {question.plan.planned.model}"
-    after = Hardware(corrected(hardware, correction, today, about), str(folder.hardware))
-    after.save(folder.hardware)
-    found = []
+    about = f"`trainer tune`, {len(steps)} layouts, model {request.plan.planned.model}"
+    corrected = Hardware(apply_correction(hardware, correction, today, about), str(folder.hardware))
+    corrected.save(folder.hardware)
+    layout_rows = []
     for plan, phase, result in rows:
         seconds, memory = price(plan, phase, hardware)
-        found.append(Row(plan, phase, result, seconds, price(plan, phase, after)[0], memory))
-    return Outcome(rows=found, ranked=ranked, correction=correction, folder=folder)
+        after = predict_seconds(plan, phase, corrected)
+        layout_rows.append(LayoutRow(plan, phase, result, seconds, after, memory))
+    return TuneOutcome(rows=layout_rows, halving=halving, correction=correction, folder=folder)
 
 
-def _write(question: Question, outcome: Outcome) -> None:
-    """Write the best plan, with its measurement and the prediction by the corrected figures."""
+def _write(request: TuneRequest, outcome: TuneOutcome) -> None:
+    """Write the best plan, with its measurement and a prediction by the corrected figures."""
     best = outcome.best
     assert best.result.seconds is not None
     measured = Measured(
@@ -253,16 +251,16 @@ def _write(question: Question, outcome: Outcome) -> None:
         memory=best.result.memory,
         date=date.today().isoformat(),
     )
-    plan = question.pricing.predicted(best.plan, Hardware.load(outcome.folder.hardware))
+    plan = request.pricer.predict(best.plan, Hardware.load(outcome.folder.hardware))
     write(outcome.folder.plan, reader.dump(replace(plan, measured=measured)))
 
 
-def _nothing_ran(ranked: Ranked) -> RunError:
-    """Return the error of a tune whose every trial failed."""
-    first = ranked.results[min(ranked.results)]
-    memory = sum(result.outcome == "memory" for result in ranked.results.values())
+def _nothing_ran(halving: HalvingResult) -> RunError:
+    """Return the error for a tune in which every trial failed."""
+    first = halving.results[min(halving.results)]
+    memory = sum(result.outcome == "memory" for result in halving.results.values())
     return RunError(
-        f"none of {len(ranked.results)} layouts ran; {memory} of them ran out of memory",
+        f"none of {len(halving.results)} layouts ran; {memory} of them ran out of memory",
         where="\n" + first.error,
         hint="plan with a smaller --memory, or correct the memory in the hardware file"
         if memory
@@ -275,32 +273,32 @@ def _median_error(pairs: Any) -> float | None:
     return statistics.median(errors) if errors else None
 
 
-def lines(outcome: Outcome) -> list[str]:
-    """Format the result for a person."""
-    text = [f"{'':>3}  predicted  measured  ratio  corrected  ratio  memory"]
+def format_lines(outcome: TuneOutcome) -> list[str]:
+    """Format the outcome for a person."""
+    lines = [f"{'':>3}  predicted  measured  ratio  corrected  ratio  memory"]
     for number, row in enumerate(outcome.rows):
         mark = "*" if row is outcome.best else " "
-        text.append(f"{number:>2}{mark}  {_figures(row)}  {_name(row)}")
+        lines.append(f"{number:>2}{mark}  {_figures(row)}  {_name(row)}")
     best, errors = outcome.best, outcome.errors()
     first = outcome.rows[0].result.seconds
     assert best.result.seconds is not None
     gain = f", {first / best.result.seconds:.3f} times as fast as the plan" if first else ""
-    text += [
-        f"best         layout {outcome.ranked.best}: {best.result.seconds:.4g} s a step{gain}",
+    lines += [
+        f"best         layout {outcome.halving.best}: {best.result.seconds:.4g} s a step{gain}",
         f"prediction   off by {errors['before']:.1%} (median); corrected figures: "
         f"{errors['after']:.1%}",
         f"corrected    {', '.join(outcome.correction.words()) or 'nothing'}",
         f"written      {outcome.folder.plan}, {outcome.folder.hardware}",
     ]
-    if outcome.ranked.early:
-        text.append("stopped early: the best was far ahead of all others")
-    return text
+    if outcome.halving.early:
+        lines.append("stopped early: the best was far ahead of all others")
+    return lines
 
 
-def _figures(row: Row) -> str:
+def _figures(row: LayoutRow) -> str:
     if row.result.seconds is None:
-        what = "out of memory" if row.result.outcome == "memory" else "failed"
-        return f"{row.predicted:>9.4g}  {what:>43}"
+        failure = "out of memory" if row.result.outcome == "memory" else "failed"
+        return f"{row.predicted:>9.4g}  {failure:>43}"
     seconds, memory = row.result.seconds, row.result.memory
     ratio = f"{row.memory / memory:.2f}" if memory else "–"
     return (
@@ -309,7 +307,7 @@ def _figures(row: Row) -> str:
     )
 
 
-def _name(row: Row) -> str:
+def _name(row: LayoutRow) -> str:
     layout = row.plan.layout
     dp = layout.data_parallel(row.plan.planned.gpus)
     axes = f"pp {layout.pp} × dp {dp} × cp {layout.cp} × tp {layout.tp}"
@@ -320,12 +318,13 @@ def _name(row: Row) -> str:
     )
 
 
-def as_json(outcome: Outcome) -> Mapping[str, Any]:
+def render_json(outcome: TuneOutcome) -> Mapping[str, Any]:
+    """Return the outcome as `--json` prints it."""
     return {
-        "best": outcome.ranked.best,
+        "best": outcome.halving.best,
         "plan": str(outcome.folder.plan),
         "hardware": str(outcome.folder.hardware),
-        "stopped_early": outcome.ranked.early,
+        "stopped_early": outcome.halving.early,
         "errors": outcome.errors(),
         "factors": dict(outcome.correction.factors),
         "overhead": {

@@ -10,18 +10,18 @@ import pytest
 from headrace.console.errors import BusyError, RunError
 from headrace.planner.tune.folder import TuneFolder
 from headrace.planner.tune.halving import halve
-from headrace.planner.tune.trial import Result
+from headrace.planner.tune.trial import TrialResult
 
 
-def took(seconds: float) -> Result:
-    return Result(outcome="measured", seconds=seconds)
+def took(seconds: float) -> TrialResult:
+    return TrialResult(outcome="measured", seconds=seconds)
 
 
 def test_each_round_has_half_of_the_candidates_and_twice_the_steps() -> None:
     seconds = [1.00, 0.99, 1.01, 0.98, 1.02, 0.97, 1.03, 0.96]
     asked: list[tuple[int, int, int]] = []
 
-    def measure(*trial: int) -> Result:
+    def measure(*trial: int) -> TrialResult:
         asked.append(trial)
         return took(seconds[trial[0]])
 
@@ -38,7 +38,7 @@ def test_a_candidate_far_ahead_ends_the_trials_early() -> None:
 
 
 def test_a_trial_that_dies_of_memory_is_a_result() -> None:
-    dead = Result(outcome="memory", error="rank 0 ran out of memory")
+    dead = TrialResult(outcome="memory", error="rank 0 ran out of memory")
     ranked = halve(3, 4, lambda c, number, steps: dead if c == 0 else took(float(c)))
     assert ranked.best == 1 and ranked.results[0] is dead
     assert halve(3, 4, lambda *trial: dead).best is None
@@ -51,8 +51,8 @@ class Killed(BaseException):
 def run(folder: TuneFolder, seen: list[str], lives: int | None = None) -> int | None:
     """Tune four candidates; end after `lives` trials have begun, before the last is stored."""
 
-    def measure(candidate: int, number: int, steps: int) -> Result:
-        def trial(place: Path) -> Result:
+    def measure(candidate: int, number: int, steps: int) -> TrialResult:
+        def trial(place: Path) -> TrialResult:
             if lives is not None and len(seen) == lives:
                 raise Killed
             seen.append(place.name)

@@ -20,12 +20,12 @@ from headrace.planner.hardware import Hardware
 from headrace.planner.hardware.file import Device, HardwareFile, Overhead
 from headrace.planner.search import make
 from headrace.planner.tune import tune as work
-from headrace.planner.tune.cli import with_threads
-from headrace.planner.tune.correct import Step, corrected, fit
+from headrace.planner.tune.cli import add_threads
+from headrace.planner.tune.correct import MeasuredStep, apply_correction, fit_correction
 from headrace.planner.tune.folder import TuneFolder
-from headrace.planner.tune.prices import Pricing
-from headrace.planner.tune.probes import probes
-from headrace.planner.tune.trial import Result, Trial, read
+from headrace.planner.tune.prices import PlanPricer
+from headrace.planner.tune.probes import make_probes
+from headrace.planner.tune.trial import Trial, TrialResult, read_result
 from headrace.trainer.cli import main
 from headrace.trainer.engines import ENGINES
 from headrace.trainer.run.config import RunConfig
@@ -68,12 +68,12 @@ def truth() -> HardwareFile:
 
 
 @pytest.fixture(scope="module")
-def pricing() -> Pricing:
-    return Pricing(load_model_config(MODEL), replace(RunConfig(), precision="fp32"))
+def pricer() -> PlanPricer:
+    return PlanPricer(load_model_config(MODEL), replace(RunConfig(), precision="fp32"))
 
 
 @pytest.fixture(scope="module")
-def planned(truth: HardwareFile, pricing: Pricing) -> tuple[Hardware, LayoutPlan]:
+def planned(truth: HardwareFile, pricer: PlanPricer) -> tuple[Hardware, LayoutPlan]:
     """A file with the planted error, and a plan for two lengths by it."""
     rows = tuple(replace(row, rate=WRONG * row.rate) for row in truth.attention)
     wrong = Hardware(replace(truth, attention=rows), "cpu.yaml")
@@ -81,21 +81,21 @@ def planned(truth: HardwareFile, pricing: Pricing) -> tuple[Hardware, LayoutPlan
         replace(make.uniform_phase(length, 512 // length), name=f"of{length}")
         for length in (64, 256)
     ]
-    question = make.PlanRequest(
-        model=pricing.model, run=pricing.run, hardware=wrong, gpus=1, phases=phases
+    request = make.PlanRequest(
+        model=pricer.model, run=pricer.run, hardware=wrong, gpus=1, phases=phases
     )
-    plan = make.make_plans(question).best
+    plan = make.make_plans(request).best
     assert plan is not None
     return wrong, plan
 
 
 @pytest.fixture
-def question(planned: tuple[Hardware, LayoutPlan], pricing: Pricing) -> work.Question:
+def tune_request(planned: tuple[Hardware, LayoutPlan], pricer: PlanPricer) -> work.TuneRequest:
     hardware, plan = planned
-    return work.Question(
+    return work.TuneRequest(
         plan=plan,
         plan_file="plan.yaml",
-        pricing=pricing,
+        pricer=pricer,
         hardware=hardware,
         memory=0.9,
         trials=4,
@@ -104,28 +104,28 @@ def question(planned: tuple[Hardware, LayoutPlan], pricing: Pricing) -> work.Que
 
 
 @pytest.fixture
-def runner(truth: HardwareFile, pricing: Pricing) -> Callable[[Trial], Result]:
+def runner(truth: HardwareFile, pricer: PlanPricer) -> Callable[[Trial], TrialResult]:
     """Trials of the machine: 2 ms more a step, 5 ms with DeepSpeed, and an error of 1% that differs
     among them."""
     more = Overhead(operation=0.0, step=2e-3, engines={"deepspeed": 5e-3}, source="here")
     machine = Hardware(replace(truth, overhead=more), "the machine")
 
-    def run(trial: Trial) -> Result:
-        exact = pricing.price(trial.plan, machine, trial.seq_len, trial.batch_tokens)[0]
+    def run(trial: Trial) -> TrialResult:
+        exact = pricer.price(trial.plan, machine, trial.seq_len, trial.batch_tokens)[0]
         noise = 0.01 * (-1) ** int(trial.file.stem)
-        return Result(outcome="measured", seconds=exact * (1 + noise), memory=1000)
+        return TrialResult(outcome="measured", seconds=exact * (1 + noise), memory=1000)
 
     return run
 
 
 def test_a_planted_wrong_rate_is_corrected_by_trials(
-    question: work.Question,
-    runner: Callable[[Trial], Result],
+    tune_request: work.TuneRequest,
+    runner: Callable[[Trial], TrialResult],
     truth: HardwareFile,
-    pricing: Pricing,
+    pricer: PlanPricer,
     tmp_path: Path,
 ) -> None:
-    outcome = work.tune(question, TuneFolder(tmp_path / "tune"), runner)
+    outcome = work.tune(tune_request, TuneFolder(tmp_path / "tune"), runner)
     errors = outcome.errors()
     assert errors["before"] is not None and errors["before"] > 0.15
     assert errors["after"] is not None and errors["after"] < 0.03
@@ -149,48 +149,48 @@ def test_a_planted_wrong_rate_is_corrected_by_trials(
     measured = runner(trial).seconds
     assert measured is not None
     at = (HELD_OUT, 4 * HELD_OUT)
-    assert pricing.price(best, stored, *at)[0] == pytest.approx(measured, rel=0.05)
+    assert pricer.price(best, stored, *at)[0] == pytest.approx(measured, rel=0.05)
     # The other engine at that length, with its own seconds of a step.
     assert {best.engine.kind, outcome.rows[-1].plan.engine.kind} == set(ENGINES)
     other = replace(best, engine=outcome.rows[-1].plan.engine)
     measured_other = runner(replace(trial, plan=other)).seconds
-    assert pricing.price(other, stored, *at)[0] == pytest.approx(measured_other, rel=0.05)
+    assert pricer.price(other, stored, *at)[0] == pytest.approx(measured_other, rel=0.05)
     # Negative control: the wrong figures are off there too.
-    assert pricing.price(best, question.hardware, *at)[0] < 0.85 * measured
-    text = "\n".join(work.lines(outcome))
+    assert pricer.price(best, tune_request.hardware, *at)[0] < 0.85 * measured
+    text = "\n".join(work.format_lines(outcome))
     assert "attention × 0.3" in text and f"rows of {HELD_OUT}" not in text
 
 
 def test_launches_are_found_where_the_best_layouts_have_the_same(
-    question: work.Question, truth: HardwareFile, pricing: Pricing, tmp_path: Path
+    tune_request: work.TuneRequest, truth: HardwareFile, pricer: PlanPricer, tmp_path: Path
 ) -> None:
     """Held out: a second forward pass of each operator call, in rows of another length."""
     overhead = Overhead(operation=1e-4, step=2e-3, source="here")
     machine = Hardware(replace(truth, overhead=overhead), "the machine")
 
-    def run(trial: Trial) -> Result:
-        seconds = pricing.price(trial.plan, machine, trial.seq_len, trial.batch_tokens)[0]
-        return Result(outcome="measured", seconds=seconds, memory=1000)
+    def run(trial: Trial) -> TrialResult:
+        seconds = pricer.price(trial.plan, machine, trial.seq_len, trial.batch_tokens)[0]
+        return TrialResult(outcome="measured", seconds=seconds, memory=1000)
 
-    outcome = work.tune(question, TuneFolder(tmp_path / "tune"), run)
+    outcome = work.tune(tune_request, TuneFolder(tmp_path / "tune"), run)
     best, stored = outcome.best.plan, Hardware.load(tmp_path / "tune" / "hardware.yaml")
     layers = tuple(replace(span, recompute="operator") for span in best.layers)
     other = replace(best, layers=layers, micro_batch_tokens=HELD_OUT)
     at = (HELD_OUT, 4 * HELD_OUT)
-    exact = pricing.price(other, machine, *at)[0]
-    assert pricing.price(other, stored, *at)[0] == pytest.approx(exact, rel=0.05)
+    exact = pricer.price(other, machine, *at)[0]
+    assert pricer.price(other, stored, *at)[0] == pytest.approx(exact, rel=0.05)
     # Negative control: without launches the same layout is far off.
     found = stored.file.overhead
     assert found is not None
     without = replace(stored.file, overhead=replace(found, operation=0.0))
-    assert pricing.price(other, Hardware(without, "x"), *at)[0] < 0.85 * exact
+    assert pricer.price(other, Hardware(without, "x"), *at)[0] < 0.85 * exact
 
 
 def test_probes_change_one_thing_of_the_best_layout(
-    question: work.Question, pricing: Pricing
+    tune_request: work.TuneRequest, pricer: PlanPricer
 ) -> None:
-    best = question.plan
-    short, fewer, rows, again, engine = probes(best, pricing, question.hardware, 1e12)
+    best = tune_request.plan
+    short, fewer, rows, again, engine = make_probes(best, pricer, tune_request.hardware, 1e12)
     assert engine.engine.kind != best.engine.kind and engine.layout == best.layout
     [first, *_] = best.planned.phases
     assert short.planned.phases[0].seq_len == first.seq_len // 4
@@ -198,43 +198,43 @@ def test_probes_change_one_thing_of_the_best_layout(
     assert rows.micro_batch_tokens != best.micro_batch_tokens
     assert {span.recompute for span in again.layers} == {"block"}
     assert again.planned.phases[0].seconds > first.seconds
-    assert probes(best, pricing, question.hardware, 1.0) == []  # none fits
+    assert make_probes(best, pricer, tune_request.hardware, 1.0) == []  # none fits
 
 
 def test_a_tune_that_ended_is_read_from_its_folder(
-    question: work.Question, runner: Callable[[Trial], Result], tmp_path: Path
+    tune_request: work.TuneRequest, runner: Callable[[Trial], TrialResult], tmp_path: Path
 ) -> None:
     folder = TuneFolder(tmp_path / "tune")
-    first = work.as_json(work.tune(question, folder, runner))
-    again = work.as_json(work.tune(question, folder, pytest.fail))
+    first = work.render_json(work.tune(tune_request, folder, runner))
+    again = work.render_json(work.tune(tune_request, folder, pytest.fail))
     assert json.dumps(first) == json.dumps(again)
     pin_keys("tune", first)
     pin_keys("tune-request", folder.read())
     with pytest.raises(RunError, match=r"trials: the folder has 4, this tune 5"):
-        work.tune(replace(question, trials=5), folder, pytest.fail)
+        work.tune(replace(tune_request, trials=5), folder, pytest.fail)
 
 
 def test_trials_that_die_of_memory_are_named(
-    question: work.Question, runner: Callable[[Trial], Result], tmp_path: Path
+    tune_request: work.TuneRequest, runner: Callable[[Trial], TrialResult], tmp_path: Path
 ) -> None:
-    dead = Result(outcome="memory", error="rank 0 ran out of memory (step 0)")
+    dead = TrialResult(outcome="memory", error="rank 0 ran out of memory (step 0)")
 
-    def some(trial: Trial) -> Result:
+    def some(trial: Trial) -> TrialResult:
         return dead if trial.file.stem == "00" else runner(trial)
 
-    outcome = work.tune(question, TuneFolder(tmp_path / "some"), some)
-    assert outcome.ranked.best != 0
-    assert "out of memory" in "\n".join(work.lines(outcome))
+    outcome = work.tune(tune_request, TuneFolder(tmp_path / "some"), some)
+    assert outcome.halving.best != 0
+    assert "out of memory" in "\n".join(work.format_lines(outcome))
     with pytest.raises(RunError, match=r"none of 4 layouts ran; 4 of them ran out of memory"):
-        work.tune(question, TuneFolder(tmp_path / "none"), lambda trial: dead)
+        work.tune(tune_request, TuneFolder(tmp_path / "none"), lambda trial: dead)
 
 
 def test_a_hardware_file_without_a_row_is_named(
-    question: work.Question, truth: HardwareFile, tmp_path: Path
+    tune_request: work.TuneRequest, truth: HardwareFile, tmp_path: Path
 ) -> None:
     hardware = Hardware(replace(truth, attention=()), "cpu.yaml")
     with pytest.raises(PlanError, match=r"cpu\.yaml has no rate of attention"):
-        work.tune(replace(question, hardware=hardware), TuneFolder(tmp_path / "x"), pytest.fail)
+        work.tune(replace(tune_request, hardware=hardware), TuneFolder(tmp_path / "x"), pytest.fail)
 
 
 def test_rows_that_no_step_shows_get_the_common_factor(truth: HardwareFile) -> None:
@@ -244,12 +244,17 @@ def test_rows_that_no_step_shows_get_the_common_factor(truth: HardwareFile) -> N
     def price(by: Hardware) -> float:
         return 1e9 / by.file.matmul[0].rate
 
-    found = fit([Step(price, 0.1, "fsdp2"), Step(price, 0.1, "fsdp2")], hardware)
+    found = fit_correction(
+        [MeasuredStep(price, 0.1, "fsdp2"), MeasuredStep(price, 0.1, "fsdp2")], hardware
+    )
     assert found.factors == pytest.approx(dict.fromkeys(found.factors, 1.0), abs=1e-3)
-    made = corrected(hardware, found, "2026-11-23", "a test")
+    made = apply_correction(hardware, found, "2026-11-23", "a test")
     assert made.matmul == truth.matmul and made.sources == truth.sources
-    slow = corrected(
-        hardware, fit([Step(price, 0.2, "fsdp2")] * 4, hardware), "2026-11-23", "a test"
+    slow = apply_correction(
+        hardware,
+        fit_correction([MeasuredStep(price, 0.2, "fsdp2")] * 4, hardware),
+        "2026-11-23",
+        "a test",
     )
     for table in ("matmul", "attention"):
         rates = [getattr(file, table)[0].rate for file in (slow, truth)]
@@ -258,16 +263,16 @@ def test_rows_that_no_step_shows_get_the_common_factor(truth: HardwareFile) -> N
 
 
 def test_a_plan_of_another_model_or_machine_is_refused_with_each_difference(
-    question: work.Question, truth: HardwareFile
+    tune_request: work.TuneRequest, truth: HardwareFile
 ) -> None:
-    work.check(question, None)
+    work.check_request(tune_request, None)
     other = replace(
-        question,
-        pricing=replace(question.pricing, model=load_model_config("tiny-hybrid")),
+        tune_request,
+        pricer=replace(tune_request.pricer, model=load_model_config("tiny-hybrid")),
         hardware=Hardware(truth, "other.yaml"),
     )
     with pytest.raises(LayoutError) as error:
-        work.check(other, 0)
+        work.check_request(other, 0)
     for words in ("model: the plan has", "hardware: the plan has cpu#", "this machine 0 GPUs"):
         assert words in str(error.value)
 
@@ -279,7 +284,7 @@ def test_a_trial_is_read_from_its_run(tmp_path: Path) -> None:
         "memory": {"measured": [None, 7, 9]},
     }
     (tmp_path / "measured.json").write_bytes(sealed(beside))
-    found = read(tmp_path)
+    found = read_result(tmp_path)
     assert (found.outcome, found.seconds, found.memory) == ("measured", 0.25, 9)
 
 
@@ -301,10 +306,10 @@ def test_trials_have_the_threads_of_the_figures(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     device = Device(name="CPU", kind="cpu", memory=1 << 30, threads=1, source="here")
-    assert with_threads(None, ("seed=3",), device) == ("seed=3", "threads=1")
-    assert with_threads(None, ("threads=1",), device) == ("threads=1",)
-    assert with_threads(None, (), replace(device, threads=None)) == ()
+    assert add_threads(None, ("seed=3",), device) == ("seed=3", "threads=1")
+    assert add_threads(None, ("threads=1",), device) == ("threads=1",)
+    assert add_threads(None, (), replace(device, threads=None)) == ()
     assert not caplog.records
     (tmp_path / "run.yaml").write_text("threads: 2\n")
-    assert with_threads(str(tmp_path / "run.yaml"), (), device) == ()
+    assert add_threads(str(tmp_path / "run.yaml"), (), device) == ()
     assert "2 threads, and the figures are those of 1" in caplog.text
