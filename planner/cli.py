@@ -344,7 +344,7 @@ def _as_json(plans: Plans) -> dict[str, Any]:
                 "plan": plain(each),
                 "layouts": own.outcome.grids,
                 "best": [
-                    {**candidate.grid.words(), "seconds": candidate.solution.price}
+                    {**candidate.grid.settings(), "seconds": candidate.solution.price}
                     for candidate in own.outcome.candidates
                 ],
             }

@@ -11,7 +11,7 @@ from ..models.accounting.state import device_bytes
 from ..models.config.options.recompute import Rule
 from ..trainer.run.layout_plan import LayoutPlan
 from .grid.grid import distinct_names
-from .grid.wanted import Wanted
+from .grid.settings import Settings
 from .memory.model_parts import threads_of
 from .search.assemble import PARTS, build_phase_plan, peak_timeline, time_by_part
 from .search.make import PhaseSearch, Plans
@@ -126,7 +126,7 @@ def compared(best: Candidate, other: Candidate) -> list[str]:
 
 
 def explained_as_json(
-    explained: Sequence[tuple[PhaseSearch, Candidate | PlanError]], wanted: Wanted | None
+    explained: Sequence[tuple[PhaseSearch, Candidate | PlanError]], wanted: Settings | None
 ) -> list[dict[str, Any]]:
     """Return, for each phase, the best plan with the `wanted` settings, or why there is none."""
     found = []
@@ -139,7 +139,7 @@ def explained_as_json(
         found.append(
             {
                 **each,
-                "layout": other.grid.words(),
+                "layout": other.grid.settings(),
                 "seconds": other.solution.price,
                 "by": times,
                 "best_seconds": own.best.solution.price,

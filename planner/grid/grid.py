@@ -1,4 +1,4 @@
-"""Layouts that `trainer run` can execute on a number of devices, as points of a grid."""
+"""Enumeration of the layouts that `trainer run` can execute on a number of devices."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Shape:
-    """How the ranks share layers, rows and micro-batches."""
+class LayoutShape:
+    """How ranks share layers, rows and micro-batches."""
 
     layout: LayoutConfig
-    """Without schedule and chunks, which variants add."""
+    """Without schedule and chunks, which a `Grid` adds."""
     dp: int
     rows: int
-    """Rows of a micro-batch."""
+    """Rows per micro-batch."""
     micro_batches: int
 
     @property
@@ -41,14 +41,14 @@ class Shape:
 
 @dataclass(frozen=True)
 class Grid:
-    """A layout, but for cuts and the choices of layers."""
+    """A layout without cuts and without choices for single layers."""
 
-    shape: Shape
+    shape: LayoutShape
     engine: EngineConfig
     layout: LayoutConfig
 
-    def words(self) -> dict[str, Any]:
-        """Return the settings as words for a person, and for `--explain`."""
+    def settings(self) -> dict[str, Any]:
+        """Return all settings by name, for people and for `--explain`."""
         layout, engine = self.layout, self.engine
         settings: dict[str, Any] = {
             "pp": layout.pp,
@@ -67,7 +67,7 @@ class Grid:
         return {**settings, **engine.choices(layout)}
 
     def name(self) -> str:
-        """Return the settings in which layouts differ most, in one line."""
+        """Return one line with the settings in which layouts differ most."""
         layout = self.layout
         axes = [f"pp {layout.pp}", f"dp {self.shape.dp}", f"cp {layout.cp}", f"tp {layout.tp}"]
         axes += [f"ep {layout.ep}"] * (layout.ep > 1)
@@ -82,59 +82,58 @@ class Grid:
 
 
 def distinct_names(grids: Sequence[Grid]) -> list[str]:
-    """Return the names of grids. Those that are alike are followed by the settings that differ."""
-    names = [grid.name() for grid in grids]
-    distinct = []
-    for grid, name in zip(grids, names, strict=True):
-        namesakes = [
-            g.words() for g, same_name in zip(grids, names, strict=True) if same_name == name
+    """Name grids. Equal names are followed by the settings that differ."""
+    namesakes: dict[str, list[dict[str, Any]]] = {}
+    for grid in grids:
+        namesakes.setdefault(grid.name(), []).append(grid.settings())
+    names = []
+    for grid in grids:
+        differences = [
+            f"{setting} {value}"
+            for setting, value in grid.settings().items()
+            if any(namesake.get(setting) != value for namesake in namesakes[grid.name()])
         ]
-        differ = [
-            f"{word} {value}"
-            for word, value in grid.words().items()
-            if any(namesake.get(word) != value for namesake in namesakes)
-        ]
-        distinct.append(", ".join([name, *differ]))
-    return distinct
+        names.append(", ".join([grid.name(), *differences]))
+    return names
 
 
 def make_grid(
     layout: LayoutConfig, engine: EngineConfig, tokens: int, gpus: int, phase: PhaseRows
 ) -> Grid:
-    """Return the grid of a layout with micro-batches of so many tokens."""
+    """Return a layout's grid with `tokens` per micro-batch."""
     dp = layout.data_parallel(gpus)
     rows = micro_rows(tokens, phase, dp, layout.cp)
-    plain = LayoutConfig(
+    shape_layout = LayoutConfig(
         pp=layout.pp, tp=layout.tp, cp=layout.cp, ep=layout.ep,
         attention=layout.attention, hyena_li=layout.hyena_li,
     )  # fmt: skip
-    return Grid(Shape(plain, dp, rows, micro_batches(rows, phase, dp)), engine, layout)
+    return Grid(LayoutShape(shape_layout, dp, rows, micro_batches(rows, phase, dp)), engine, layout)
 
 
-def divisors(number: int) -> list[int]:
+def _divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
-def shapes(
+def enumerate_shapes(
     model: ModelConfig, gpus: int, per_node: int, phase: PhaseRows
-) -> Iterator[tuple[Shape | None, LayoutConfig, list[str]]]:
-    """Yield the shapes that the layout's checks accept, and the reasons of those that they refuse.
+) -> Iterator[tuple[LayoutShape | None, LayoutConfig, list[str]]]:
+    """Yield (shape, layout, []) if the layout's checks accept it, else (None, layout, reasons).
 
     Tensor parallelism stays within a node: its messages cannot hide behind computation.
     """
     experts = max((o.expert_count or 0 for o in model.operators.values()), default=0)
     attends = any(options.attention_heads for options in model.operators.values())
     modal = any(options.kind == "hyena-li" for options in model.operators.values())
-    for pp in divisors(gpus):
+    for pp in _divisors(gpus):
         if pp > len(model.layers):
             break
-        for tp in divisors(gpus // pp):
+        for tp in _divisors(gpus // pp):
             if tp > per_node:
                 break
-            for cp in divisors(gpus // (pp * tp)):
+            for cp in _divisors(gpus // (pp * tp)):
                 if phase.seq_len % (tp * cp):
                     continue
-                for ep in divisors(gpus // pp) if experts else [1]:
+                for ep in _divisors(gpus // pp) if experts else [1]:
                     if ep > 1 and (experts % ep or ep % tp):
                         continue
                     for attention in ("a2a", "ring") if cp > 1 and attends else ("a2a",):
@@ -146,31 +145,31 @@ def shapes(
                             if reasons:
                                 yield None, layout, reasons
                             else:
-                                for shape in _batches(layout, gpus, phase):
+                                for shape in _enumerate_batches(layout, gpus, phase):
                                     yield shape, layout, []
 
 
-def _batches(layout: LayoutConfig, gpus: int, phase: PhaseRows) -> Iterator[Shape]:
-    """Yield each number of rows of a micro-batch that the trainer would choose."""
+def _enumerate_batches(layout: LayoutConfig, gpus: int, phase: PhaseRows) -> Iterator[LayoutShape]:
+    """Yield a shape for every number of rows per micro-batch that the trainer may choose."""
     dp = layout.data_parallel(gpus)
     max_rows = -(-phase.batch_rows // dp)
     sizes = {1 << n for n in range(max_rows.bit_length())} | {max_rows}
     possible = {micro_rows(n * phase.seq_len // layout.cp, phase, dp, layout.cp) for n in sizes}
     for rows in sorted(possible):
-        yield Shape(layout, dp, rows, micro_batches(rows, phase, dp))
+        yield LayoutShape(layout, dp, rows, micro_batches(rows, phase, dp))
 
 
-def variants(
-    shape: Shape, model: ModelConfig, gpus: int, per_node: int, precision: Precision
+def enumerate_grids(
+    shape: LayoutShape, model: ModelConfig, gpus: int, per_node: int, precision: Precision
 ) -> Iterator[Grid]:
-    """Yield the engines and schedules of a shape that the engines' checks accept."""
-    for grid in tried(shape, model, per_node):
-        if refusal(grid, gpus, precision) is None:
+    """Yield a shape's grids that the engines' checks accept."""
+    for grid in enumerate_unchecked_grids(shape, model, per_node):
+        if find_refusal(grid, gpus, precision) is None:
             yield grid
 
 
-def refusal(grid: Grid, gpus: int, precision: Precision) -> str | None:
-    """Return why the engine does not have this layout or precision; None if it does."""
+def find_refusal(grid: Grid, gpus: int, precision: Precision) -> str | None:
+    """Return why the engine refuses this layout or precision, or None."""
     try:
         grid.engine.check(grid.layout, gpus, precision)
     except LayoutError as error:
@@ -178,8 +177,10 @@ def refusal(grid: Grid, gpus: int, precision: Precision) -> str | None:
     return None
 
 
-def tried(shape: Shape, model: ModelConfig, per_node: int) -> Iterator[Grid]:
-    """Yield each engine with each schedule of a shape, before the engines' checks."""
+def enumerate_unchecked_grids(
+    shape: LayoutShape, model: ModelConfig, per_node: int
+) -> Iterator[Grid]:
+    """Yield a shape with every schedule and every engine, before the engines' checks."""
     layouts = [shape.layout]
     if shape.layout.pp > 1:
         layouts = [
@@ -189,25 +190,25 @@ def tried(shape: Shape, model: ModelConfig, per_node: int) -> Iterator[Grid]:
             if shape.layout.pp * chunks <= len(model.layers)
         ]
     for layout in layouts:
-        for engine in engines(shape, per_node):
+        for engine in enumerate_engines(shape, per_node):
             yield Grid(shape, engine, layout)
 
 
-def settings() -> list[str]:
-    """Return the names of the settings that grids have, whatever their engine."""
+def list_settings() -> list[str]:
+    """Name all settings of grids, with any engine."""
     layout = LayoutConfig()
-    shape = Shape(layout, 1, 1, 1)
-    grids = (Grid(shape, engine, layout) for engine in engines(shape, 1))
-    return list(dict.fromkeys(name for grid in grids for name in grid.words()))
+    shape = LayoutShape(layout, 1, 1, 1)
+    grids = (Grid(shape, engine, layout) for engine in enumerate_engines(shape, 1))
+    return list(dict.fromkeys(name for grid in grids for name in grid.settings()))
 
 
-def engines(shape: Shape, per_node: int) -> Iterator[EngineConfig]:
-    """Yield the candidates of all engines: their state is shared among all ranks of a stage, or
-    among those of a node. Of engines that are equally fast the first is better: the one that needs
-    fewer packages."""
+def enumerate_engines(shape: LayoutShape, per_node: int) -> Iterator[EngineConfig]:
+    """Yield all candidate engines, which share their state among all ranks of a stage or within a
+    node. Among equally fast engines the first wins: the one that needs fewer packages."""
     ranks, layout = shape.dp * shape.layout.cp, shape.layout
-    near = max(1, per_node // layout.tp)
-    shards = [None, near] if 1 < near < ranks and ranks % near == 0 else [None]
+    node_ranks = max(1, per_node // layout.tp)
+    within_node = 1 < node_ranks < ranks and ranks % node_ranks == 0
+    shards = [None, node_ranks] if within_node else [None]
     for name, kind in sorted(ENGINES.items(), key=lambda item: len(item[1].packages)):
         for shard in shards:
             candidates = _candidates(kind, shard)
@@ -221,5 +222,5 @@ def engines(shape: Shape, per_node: int) -> Iterator[EngineConfig]:
 
 @cache
 def _candidates(kind: type[EngineConfig], shard: int | None) -> tuple[EngineConfig, ...]:
-    """Equal engines are one object, so that the costs of an engine are found by it."""
+    """Return one object per equal engine, because costs are cached by the object."""
     return tuple(kind.candidates(shard))

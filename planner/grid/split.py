@@ -1,4 +1,4 @@
-"""Ranks that share the rows of a micro-batch; the two directions of a pass."""
+"""How ranks share a micro-batch; the two directions of a pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Direction = Literal["forward", "backward"]
 
 @dataclass(frozen=True)
 class Split:
-    """Ranks that share the rows of a micro-batch, and how."""
+    """Rows per micro-batch, and the ranks that share them."""
 
     rows: int = 1
     tp: int = 1

@@ -23,7 +23,7 @@ from ...trainer.layout.config import LayoutConfig
 from ...trainer.layout.cuts import Cuts
 from ...trainer.run.config import RunConfig
 from ..division.problem import Choice, FixedCosts, LayerKind, Problem
-from ..grid.grid import Grid, Shape, variants
+from ..grid.grid import Grid, LayoutShape, enumerate_grids
 from ..grid.split import Split
 from ..memory.footprints import Footprint, unbeaten
 from ..memory.model_parts import OwnParts
@@ -105,9 +105,9 @@ class Costs:
     def kinds(self) -> Sequence[LayerTrace]:
         return self.trace.kinds
 
-    def variants(self, shape: Shape, gpus: int) -> Iterator[Grid]:
+    def variants(self, shape: LayoutShape, gpus: int) -> Iterator[Grid]:
         """Yield the engines and schedules of a shape that the engines' checks accept."""
-        return variants(shape, self.model, gpus, self.machine.per_node, self.precision)
+        return enumerate_grids(shape, self.model, gpus, self.machine.per_node, self.precision)
 
     def _passes(self, split: Split, ep: int) -> tuple[list[PassTimes], PassTimes]:
         """Return the costs of each kind, and of the head."""

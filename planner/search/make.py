@@ -13,8 +13,8 @@ from ...models.config.options.precision import PRECISIONS
 from ...trainer.run.config import RunConfig
 from ...trainer.run.layout_plan import LayoutPlan
 from ..division.assigned import price_division
-from ..grid.grid import make_grid, settings
-from ..grid.wanted import Wanted
+from ..grid.grid import list_settings, make_grid
+from ..grid.settings import Settings
 from ..hardware import Hardware
 from ..modules.costs import ModuleCosts
 from ..modules.model import TracedModules
@@ -198,7 +198,7 @@ def _run_in_phases(
 
 
 def no_plan_error(
-    request: PlanRequest, costs: Costs, outcome: Outcome, settings: Wanted | None = None
+    request: PlanRequest, costs: Costs, outcome: Outcome, settings: Settings | None = None
 ) -> PlanError:
     """Return an error that names what the nearest layout exceeds."""
     phase = costs.phase
@@ -238,7 +238,7 @@ def _describe_proof(outcome: Outcome) -> str:
     )
 
 
-def explain(plans: Plans, settings: Wanted) -> list[tuple[PhaseSearch, Candidate | PlanError]]:
+def explain(plans: Plans, settings: Settings) -> list[tuple[PhaseSearch, Candidate | PlanError]]:
     """Return the best plan with these settings for every phase, or the error that says why there is
     none."""
     request = plans.request
@@ -288,10 +288,10 @@ def parse_settings(text: str) -> Mapping[str, Any]:
     requested: dict[str, Any] = {}
     for word in text.split(","):
         name, equals, value = word.strip().partition("=")
-        if not equals or name not in settings():
+        if not equals or name not in list_settings():
             raise MisuseError(
                 f"--explain {text}: `{word}` is not SETTING=VALUE",
-                hint=f"settings are {', '.join(settings())}",
+                hint=f"settings are {', '.join(list_settings())}",
             )
         requested[name] = int(value) if value.isdecimal() else value
     return requested

@@ -28,8 +28,8 @@ from ..division.bounds import Bounds, bound_single_stage, fastest_bound, quick_b
 from ..division.fit import fit
 from ..division.interleaved import interleaved_estimate
 from ..division.problem import Problem, Solution
-from ..grid.grid import Grid, Shape, shapes
-from ..grid.wanted import Wanted, matching, may_agree, may_be
+from ..grid.grid import Grid, LayoutShape, enumerate_shapes
+from ..grid.settings import Settings, may_match_layout, may_match_shape, select_grids
 from ..prices.layers import Costs, gradients_before_the_end
 from .exchange import PricedPlan, exchange_choices
 from .outcome import Candidate, Outcome, choices_by_layer
@@ -60,7 +60,7 @@ def search(
     num_gpus: int,
     budget: float,
     *,
-    settings: Wanted | None = None,
+    settings: Settings | None = None,
     num_best: int = BEST,
     simulate: bool = False,
 ) -> Outcome:
@@ -76,7 +76,7 @@ class LayoutSearch:
         costs: Costs,
         num_gpus: int,
         budget: float,
-        settings: Wanted | None,
+        settings: Settings | None,
         num_best: int,
         simulate: bool,
     ) -> None:
@@ -120,18 +120,20 @@ class LayoutSearch:
     def _push_shapes(self) -> None:
         costs = self.costs
         per_node = costs.machine.per_node
-        for shape, layout, refusals in shapes(costs.model, self.num_gpus, per_node, costs.phase):
-            if may_agree(layout, self.settings):  # layouts that were asked for
+        for shape, layout, refusals in enumerate_shapes(
+            costs.model, self.num_gpus, per_node, costs.phase
+        ):
+            if may_match_layout(layout, self.settings):  # layouts that were asked for
                 self.outcome.refused.update(refusals)
-            if shape is not None and may_be(shape, self.settings):
+            if shape is not None and may_match_shape(shape, self.settings):
                 self.outcome.shapes += 1
                 bound = shape_bound(costs, shape, self.simulate)
                 self._push(bound, partial(self._expand_shape, shape))
 
-    def _expand_shape(self, shape: Shape) -> None:
+    def _expand_shape(self, shape: LayoutShape) -> None:
         """Push the engines and schedules of a shape, bounded without the memory."""
         problems: dict[int, Problem] = {}  # schedules differ in nothing else
-        for grid in matching(self.costs.variants(shape, self.num_gpus), self.settings):
+        for grid in select_grids(self.costs.variants(shape, self.num_gpus), self.settings):
             self.outcome.grids += 1
             key = id(grid.engine)
             if key not in problems:
@@ -260,7 +262,7 @@ def scheduled(problem: Problem, grid: Grid) -> Problem:
     return replace(problem, schedule=grid.layout.pipeline_schedule, chunks=grid.layout.chunks)
 
 
-def shape_bound(costs: Costs, shape: Shape, simulate: bool = False) -> float:
+def shape_bound(costs: Costs, shape: LayoutShape, simulate: bool = False) -> float:
     """Return the seconds of all passes in a step, shared evenly by the stages."""
     split = shape.split
     passes, head = costs.passes(split, shape.layout.ep)

@@ -12,8 +12,8 @@ from ....trainer.layout.cuts import Cuts, even
 from ...division.bounds import find_min_memory_cuts
 from ...division.interleaved import find_min_memory_division
 from ...division.problem import Problem
-from ...grid.grid import Grid, shapes
-from ...grid.wanted import Wanted, matching, may_be
+from ...grid.grid import Grid, enumerate_shapes
+from ...grid.settings import Settings, may_match_shape, select_grids
 from ...prices.layers import Costs
 from ...traces.work import RULES
 from .least import build_floors
@@ -38,7 +38,7 @@ class Nearest:
 
 
 def find_nearest(
-    costs: Costs, gpus: int, budget: float, settings: Wanted | None, *, by_state: bool = False
+    costs: Costs, gpus: int, budget: float, settings: Settings | None, *, by_state: bool = False
 ) -> Nearest:
     """Return the counted layout with the smallest peak memory; each uses one recompute rule for all
     layers.
@@ -83,13 +83,13 @@ def find_nearest(
     return best
 
 
-def _smallest_grids(costs: Costs, gpus: int, settings: Wanted | None) -> Iterator[Grid]:
+def _smallest_grids(costs: Costs, gpus: int, settings: Settings | None) -> Iterator[Grid]:
     """Yield every layout once, with the fewest rows per micro-batch."""
     seen = set()
-    for shape, *_ in shapes(costs.model, gpus, costs.machine.per_node, costs.phase):
-        if shape is None or not may_be(shape, settings):
+    for shape, *_ in enumerate_shapes(costs.model, gpus, costs.machine.per_node, costs.phase):
+        if shape is None or not may_match_shape(shape, settings):
             continue
-        for grid in matching(costs.variants(shape, gpus), settings):
+        for grid in select_grids(costs.variants(shape, gpus), settings):
             key = id(grid.engine), grid.layout
             asked = settings and "schedule" in settings
             lean = grid.layout.pipeline_schedule.may_need_least_memory or asked

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from ...grid.grid import Shape, refusal, shapes, tried
-from ...grid.wanted import Wanted, may_be
+from ...grid.grid import LayoutShape, enumerate_shapes, enumerate_unchecked_grids, find_refusal
+from ...grid.settings import Settings, has_settings, may_match_shape
 from ...prices.layers import Costs
 from ..outcome import Outcome
 
@@ -16,7 +16,7 @@ SHOWN = 5
 """Maximum number of reasons named."""
 
 
-def explain_refusal(costs: Costs, gpus: int, outcome: Outcome, settings: Wanted) -> list[str]:
+def explain_refusal(costs: Costs, gpus: int, outcome: Outcome, settings: Settings) -> list[str]:
     """Return why a search for these settings found no layout: the first kind of reason that holds.
 
     1. The degrees contradict the devices, the model or the rows.
@@ -29,9 +29,9 @@ def explain_refusal(costs: Costs, gpus: int, outcome: Outcome, settings: Wanted)
     engine_refusals = Counter(
         reason
         for shape in _accepted_shapes(costs, gpus, settings)
-        for grid in tried(shape, costs.model, costs.machine.per_node)
-        if _matches(grid.words(), settings)
-        and (reason := refusal(grid, gpus, costs.precision)) is not None
+        for grid in enumerate_unchecked_grids(shape, costs.model, costs.machine.per_node)
+        if has_settings(grid.settings(), settings)
+        and (reason := find_refusal(grid, gpus, costs.precision)) is not None
     )
     refusals = engine_refusals or outcome.refused
     if refusals:
@@ -40,7 +40,7 @@ def explain_refusal(costs: Costs, gpus: int, outcome: Outcome, settings: Wanted)
     return conflicts or ["no layout has these settings together"]
 
 
-def _check_degrees(costs: Costs, gpus: int, settings: Wanted) -> Iterator[str]:
+def _check_degrees(costs: Costs, gpus: int, settings: Settings) -> Iterator[str]:
     """Yield every condition that the requested degrees break, for any values of the rest."""
     degrees = ("pp", "dp", "cp", "tp", "ep")
     sizes = {degree: settings[degree] for degree in degrees if degree in settings}
@@ -72,16 +72,16 @@ def _is_degree(size: Any) -> bool:
     return isinstance(size, int) and size >= 1
 
 
-def _describe_conflicts(costs: Costs, gpus: int, settings: Wanted) -> Iterator[str]:
+def _describe_conflicts(costs: Costs, gpus: int, settings: Settings) -> Iterator[str]:
     """Yield, for each setting, its values in the layouts that have the remaining settings."""
     layouts = [
-        grid.words()
+        grid.settings()
         for shape in _accepted_shapes(costs, gpus, {})
         for grid in costs.variants(shape, gpus)
     ]
     for setting, value in settings.items():
         remaining = {key: settings[key] for key in settings if key != setting}
-        matches = [layout for layout in layouts if _matches(layout, remaining)]
+        matches = [layout for layout in layouts if has_settings(layout, remaining)]
         values = {layout[setting] for layout in matches if setting in layout}
         words = " and ".join(f"{key}={settings[key]}" for key in remaining)
         clause = f"with {words}" if words else f"of {gpus} devices"
@@ -90,12 +90,8 @@ def _describe_conflicts(costs: Costs, gpus: int, settings: Wanted) -> Iterator[s
             yield f"{setting}={value}: layouts {clause} have {known or 'no such setting'}"
 
 
-def _accepted_shapes(costs: Costs, gpus: int, settings: Wanted) -> Iterator[Shape]:
+def _accepted_shapes(costs: Costs, gpus: int, settings: Settings) -> Iterator[LayoutShape]:
     """Yield the shapes that pass the checks and do not contradict the settings."""
-    for shape, *_ in shapes(costs.model, gpus, costs.machine.per_node, costs.phase):
-        if shape is not None and may_be(shape, settings):
+    for shape, *_ in enumerate_shapes(costs.model, gpus, costs.machine.per_node, costs.phase):
+        if shape is not None and may_match_shape(shape, settings):
             yield shape
-
-
-def _matches(layout: Wanted, settings: Wanted) -> bool:
-    return all(layout.get(setting) == value for setting, value in settings.items())

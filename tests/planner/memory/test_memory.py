@@ -11,7 +11,7 @@ from support.planner.hardware import cpu_hardware
 from benchmarks._memory import job_of
 from headrace.models.config.config import load_model_config
 from headrace.models.config.options.recompute import Rule, Selective
-from headrace.planner.grid.grid import Grid, Shape
+from headrace.planner.grid.grid import Grid, LayoutShape
 from headrace.planner.hardware import Hardware
 from headrace.planner.prices.layers import Costs
 from headrace.planner.prices.machine import Machine
@@ -50,7 +50,7 @@ def costs(tmp_path_factory: pytest.TempPathFactory) -> Costs:
 
 def grid_of(engine: EngineConfig, layout: LayoutConfig, dp: int) -> Grid:
     plain = LayoutConfig(pp=layout.pp, tp=layout.tp, cp=layout.cp)
-    return Grid(Shape(plain, dp, MICRO, ROWS // dp // MICRO), engine, layout)
+    return Grid(LayoutShape(plain, dp, MICRO, ROWS // dp // MICRO), engine, layout)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,8 @@ def test_alike_micro_batches_do_not_change_the_highest_level(costs: Costs, sched
         sizes = []
         for number in (23, layout.pipeline_schedule.sample_size(2, 23)):
             grid = replace(
-                grid_of(Fsdp2Config(), layout, 1), shape=Shape(LayoutConfig(pp=2), 1, 1, number)
+                grid_of(Fsdp2Config(), layout, 1),
+                shape=LayoutShape(LayoutConfig(pp=2), 1, 1, number),
             )
             [*each] = costs.memory.timelines(grid, Fsdp2Config(), cuts, rules, every=True)
             sizes.append(each[stage].highest)

@@ -12,7 +12,7 @@ from support.planner.hardware import cpu_hardware
 
 from headrace.dataplane.order.timeline import PhaseRows
 from headrace.models.config.config import load_model_config
-from headrace.planner.grid.grid import Grid, Shape, distinct_names
+from headrace.planner.grid.grid import Grid, LayoutShape, distinct_names
 from headrace.planner.hardware import Hardware
 from headrace.planner.hardware.file import Overhead
 from headrace.planner.prices.machine import Machine
@@ -100,7 +100,7 @@ def test_the_plan_of_all_phases_is_drawn_where_it_is_not_the_best_of_the_phase(
 def test_layouts_that_read_alike_are_shown_with_what_differs() -> None:
     def grid(**more: Any) -> Grid:
         layout = LayoutConfig(cp=2, **more)
-        return Grid(Shape(layout, 1, 1, 2), DeepSpeedConfig(), layout)
+        return Grid(LayoutShape(layout, 1, 1, 2), DeepSpeedConfig(), layout)
 
     plain, long, ring = grid(), grid(hyena_li="a2a"), grid(attention="ring")
     names = distinct_names([plain, long, ring])
@@ -115,7 +115,7 @@ def test_reshard_of_a_layer_is_a_choice_of_fsdp2_by_block_alone(machine: str) ->
     costs = own.costs
     layout = LayoutConfig()
     grids = [
-        Grid(Shape(layout, 2, 1, 2), engine, layout)
+        Grid(LayoutShape(layout, 2, 1, 2), engine, layout)
         for engine in (Fsdp2Config(gather="block"), Fsdp2Config(gather="step"), DeepSpeedConfig())
     ]
     for grid in grids:
@@ -144,7 +144,7 @@ def test_launches_are_those_of_operations_recomputed_calls_and_blocks(machine: s
 
     def launches(engine: EngineConfig) -> tuple[float, dict[Any, float], float]:
         layout = LayoutConfig()
-        grid = Grid(Shape(layout, 2, 1, 2), engine, layout)
+        grid = Grid(LayoutShape(layout, 2, 1, 2), engine, layout)
         one, two = (c.problem(grid, 1e9, all_choices=True).kinds[0] for c in (plain, slow))
         more = {
             a.name.rule: (b.backward - a.backward) / overhead.operation
@@ -173,7 +173,7 @@ def test_tensor_ranks_as_context_ranks_are_simulated(machine: str) -> None:
     """Such a layer gathers whole weights, and its messages are those of a context axis."""
     [own] = make_plans(question(machine, 16)).phases
     layout = LayoutConfig(tp=2)
-    grid = Grid(Shape(layout, 1, 2, 2), Fsdp2Config(), layout)
+    grid = Grid(LayoutShape(layout, 1, 2, 2), Fsdp2Config(), layout)
     problem = own.costs.problem(grid, 1e9, simulate=True, all_choices=True)
     plain = own.costs.problem(grid, 1e9, all_choices=True)
     for kind, without in zip(problem.kinds, plain.kinds, strict=True):

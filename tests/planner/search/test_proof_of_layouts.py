@@ -16,7 +16,7 @@ from headrace.models.accounting.pieces import Pass, Passes, PassSegment
 from headrace.models.config.config import ModelConfig, load_model_config
 from headrace.models.config.options.recompute import Rule
 from headrace.planner.division.bounds import fastest_bound, quick_bound
-from headrace.planner.grid.grid import Grid, shapes, variants
+from headrace.planner.grid.grid import Grid, enumerate_grids, enumerate_shapes
 from headrace.planner.hardware import Hardware
 from headrace.planner.prices.layers import Costs
 from headrace.planner.prices.machine import Machine
@@ -57,9 +57,9 @@ def small() -> Costs:
 def grids(costs: Costs, gpus: int) -> list[Grid]:
     return [
         grid
-        for shape, *_ in shapes(costs.model, gpus, PER_NODE, costs.phase)
+        for shape, *_ in enumerate_shapes(costs.model, gpus, PER_NODE, costs.phase)
         if shape is not None
-        for grid in variants(shape, costs.model, gpus, PER_NODE, costs.precision)
+        for grid in enumerate_grids(shape, costs.model, gpus, PER_NODE, costs.precision)
     ]
 
 
