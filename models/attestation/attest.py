@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import IO
 
@@ -28,6 +28,7 @@ from .worker import arguments
 
 MAX_WORKERS = 4
 """Each has a context on the GPU, of about half a gigabyte."""
+COMMAND = [sys.executable, "-m", f"{__package__}.worker"]
 PATIENCE = 600.0
 """Seconds for one case, with the compilation of its programs."""
 WORDS = 300
@@ -73,9 +74,14 @@ class Attestation:
         return [verdict for verdict in self._verdicts if verdict is not None]
 
     def close(self) -> None:
-        """End the workers."""
-        for worker in self._workers:
-            worker.end()
+        """End the workers, and give out no more subjects."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._numbers.get_nowait()
+        for worker, thread in zip(self._workers, self._threads, strict=True):
+            while thread.is_alive():  # it may be about to start its process
+                worker.kill()
+                thread.join(0.05)
 
     def _serve(self, worker: _Worker) -> None:
         """Give subjects to a worker until none is left."""
@@ -130,8 +136,13 @@ class _Worker:
         words = self._last_words()
         self.end()
         if expired.is_set():
-            return replace(failed, problem=f"it did not end within {self.patience:.0f} seconds")
+            return replace(failed, problem=f"it did not end within {self.patience:g} seconds")
         return replace(failed, problem=f"its process ended with {_name_end(code)}{words}")
+
+    def kill(self) -> None:
+        """End the process from another thread; `examine` sees it."""
+        if (process := self.process) is not None:
+            process.kill()
 
     def end(self) -> None:
         if self.process is not None:
@@ -146,7 +157,7 @@ class _Worker:
     def _start(self) -> subprocess.Popen[str]:
         self.words = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed by `end`
         self.process = process = subprocess.Popen(
-            [sys.executable, "-m", f"{__package__}.worker"],
+            COMMAND,
             env=self.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -166,12 +177,3 @@ class _Worker:
 
 def _name_end(code: int) -> str:
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"
-
-
-def failures(verdicts: Sequence[Verdict]) -> dict[str, str]:
-    """Return the first problem of each kernel that failed, with the case."""
-    problems: dict[str, str] = {}
-    for verdict in verdicts:
-        if verdict.problem is not None:
-            problems.setdefault(verdict.kernel, f"[{verdict.case}] {verdict.problem}")
-    return problems

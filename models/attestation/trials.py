@@ -21,6 +21,7 @@ BOUNDS = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 4e-3}
 """Largest error for each dtype, as `cases/compare.py` measures it."""
 TILE = 64
 """Tokens of a tile of most kernels."""
+USUAL_PROGRAMS = layout.PROGRAMS
 FEW_PROGRAMS = 64
 """Programs of a backward pass whose loops have many turns even in rows of a trial."""
 TRIAL_NUMBERS = 1 << 22
@@ -37,7 +38,7 @@ class Trial:
     length: int
     width: int = 0
     """Width, for cases that have none of their own."""
-    programs: int = layout.PROGRAMS
+    programs: int = USUAL_PROGRAMS
     """Programs among which a backward pass divides its tiles: few have loops of many turns."""
     seed: int = 1
 
@@ -46,8 +47,8 @@ class Trial:
         return Shape(self.rows, self.length, self.width)
 
     def __str__(self) -> str:
-        loops = "" if self.programs == layout.PROGRAMS else ", loops of many turns"
-        return f"{self.rows} rows of {self.length:,} tokens{loops}"
+        loops = "" if self.programs == USUAL_PROGRAMS else ", loops of many turns"
+        return f"{self.rows} row{'s' * (self.rows > 1)} of {self.length:,} tokens{loops}"
 
 
 TABLE_TRIALS = (

@@ -11,6 +11,7 @@ from typing import Any
 from ...console.html.page import definitions, layer_stripe, legend, page, section, tiles
 from ...console.progress import format_bytes, format_duration, format_number
 from ...dataplane.order.plan import Plan
+from ...trainer.accounting.about import ATTESTED
 from ...trainer.accounting.measured import EVENT
 from ..board.byte_sizes import NATS
 from ..board.runs import SKIPPED
@@ -271,9 +272,17 @@ def _configuration(run: RunData) -> str:
         "checkpoints": ", ".join(f"step {step:,}" for step in run.checkpoints) or "none",
         "folder": str(run.folder.root),
     }
+    if attested := [event for event in run.events if event["event"] == ATTESTED]:
+        values["kernels"] = _attested(attested[-1])
     if memory := [event["memory"] for event in run.events if event["event"] == "memory"]:
         values["memory by rank"] = _memory_by_rank(memory[-1])
     return f"<section><h2>Configuration</h2>{definitions(values)}</section>"
+
+
+def _attested(event: dict[str, Any]) -> str:
+    """Describe the attestation of a start."""
+    failed = f"; plain torch in place of {', '.join(event['failed'])}" if event["failed"] else ""
+    return f"{event['what']} ({event['digest']}){failed}"
 
 
 def _memory_by_rank(memory: Sequence[int]) -> str:
@@ -311,6 +320,8 @@ def _detail(event: dict[str, Any]) -> str:
         return f"{layout['engine']}, {processes}, ready after {format_duration(event['seconds'])}"
     if event["event"] == "first step":
         return f"ended {format_duration(event['seconds'])} after the start"
+    if event["event"] == ATTESTED:
+        return _attested(event)
     if "ledger" in event:
         return f"ledger {event['ledger']}"
     return str(event.get("error", "")).splitlines()[0] if event.get("error") else ""

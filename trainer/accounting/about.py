@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ..layout.simulate import Timeline
     from ..run.job import Job
 
+ATTESTED = "kernels"
+"""Kind of the event that records the attestation of a start's kernels."""
 MAX_ROUNDS = 4
 """Micro-batches for each stage whose passes are stored, at most."""
 

@@ -24,6 +24,7 @@ from ...models.accounting.count import build_meta
 from ...models.layers.attention.order import attention_order
 from ...models.transforms.fp8 import quantize
 from ..accounting import exceeded
+from ..accounting.about import ATTESTED
 from ..accounting.stages import stage_flops
 from ..checkpoints.store import RunState
 from ..cluster import ranks
@@ -55,8 +56,8 @@ from ..run.job import Job
 from ..run.plan_check import prediction
 from ..scores.at_checkpoints import CheckpointScores
 from . import records, restore
+from .attestation import Outcome, attesting
 from .facts import facts_of
-from .kernel_trial import settle_kernels
 from .options import StartOptions
 
 MINIMUM_TIMEOUT = timedelta(minutes=30)
@@ -89,6 +90,8 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
         checkpoint=loaded.came_from,
         seconds=round(time.monotonic() - joined, 2),
     )
+    if loaded.attested is not None:
+        recorder.event(ATTESTED, state.step, **loaded.attested.details())
     if job.run.watch.may_roll_back and not resumed:  # a rollback needs a checkpoint
         checkpoints.save(engine.fragments(), state)
         checkpoints.wait()
@@ -120,24 +123,27 @@ class LoadedEngine:
     """Source of the weights."""
     resumed: bool
     """True if the run has a checkpoint of its own."""
+    attested: Outcome | None
+    """Outcome of the attestation of the fused kernels; None where none runs."""
 
 
 def _load_engine(
     job: Job, parallel: Parallel, watched: ranks.Watched, options: StartOptions
 ) -> LoadedEngine:
     """Build the engine, and load its weights. Collective."""
-    watched.beat("trying the kernels")
-    for name, problem in settle_kernels(job, parallel).items():
-        if parallel.first:
-            log.warning("the kernel %s failed, plain torch takes its place: %s", name, problem)
-    watched.beat("building the model")
-    engine = build_engine(job, parallel)
-    if watched.folder is None:  # no launcher says which rank was lost
-        watched.ports_by_rank.extend(gather_ports(parallel.control))
-    watched.beat("loading weights")
-    earlier = restore.checkpoints(job, parallel)
-    state, came_from = restore.begin(job, engine, parallel, earlier, fallback=options.fallback)
-    return LoadedEngine(engine, state, came_from, bool(earlier))
+    watched.beat("listing the kernels of the model")
+    with attesting(job, parallel, watched.beat) as settle:
+        watched.beat("building the model")
+        engine = build_engine(job, parallel)
+        if watched.folder is None:  # no launcher says which rank was lost
+            watched.ports_by_rank.extend(gather_ports(parallel.control))
+        watched.beat("loading weights")
+        earlier = restore.checkpoints(job, parallel)
+        state, came_from = restore.begin(job, engine, parallel, earlier, fallback=options.fallback)
+        attested = settle()
+    if attested is not None and parallel.first:
+        attested.log()
+    return LoadedEngine(engine, state, came_from, bool(earlier), attested)
 
 
 def _make_hooks(

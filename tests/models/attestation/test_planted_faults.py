@@ -65,4 +65,4 @@ def test_planted_faults_are_found() -> None:
             assert problem is not None, fault
             assert ("differs between two runs" in problem) == (fault == "a random number"), problem
     assert "output 0 is wrong by inf" in problems["a row of a tile"][0]
-    assert "with 1 rows of 65 tokens" in problems["a tap"][0]
+    assert "with 1 row of 65 tokens" in problems["a tap"][0]

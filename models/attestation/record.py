@@ -1,0 +1,118 @@
+"""What an attestation showed, and of what: the machine, the plan, a verdict on each case."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..kernels import choice
+from .plan import Plan
+from .trials import Verdict
+
+PACKAGE = Path(__file__).parents[1]
+SOURCES = ("kernels", "layers", "attestation")
+"""Folders of the kernels, their twins, and the cases."""
+DRIVER = Path("/proc/driver/nvidia/version")
+ASSEMBLER = "TRITON_PTXAS_PATH"
+"""Environment variable with another assembler than Triton's own."""
+
+
+def describe_machine(device: str) -> dict[str, str]:
+    """Return everything of this machine that decides what a kernel computes."""
+    facts = {
+        "device": "Triton's interpreter",
+        "driver": "",
+        "triton": str(choice.TRITON),
+        "torch": torch.__version__,
+        "assembler": os.environ.get(ASSEMBLER, ""),
+        "sources": _digest_sources(),
+    }
+    if device != "cpu":
+        properties = torch.cuda.get_device_properties(device)
+        facts["device"] = f"{properties.name}, compute {properties.major}.{properties.minor}"
+        facts["driver"] = _driver()
+    return facts
+
+
+def _driver() -> str:
+    """Return the first line of the driver's description, which has its version, and CUDA's."""
+    text = ""
+    with contextlib.suppress(OSError):
+        text = DRIVER.read_text().splitlines()[0].removeprefix("NVRM version:").strip()
+    return f"{text}, CUDA {torch.version.cuda}"
+
+
+def _digest_sources() -> str:
+    digest = hashlib.sha256()
+    for file in sorted(path for name in SOURCES for path in (PACKAGE / name).rglob("*.py")):
+        digest.update(f"{file.relative_to(PACKAGE).as_posix()}\n".encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def key_of(machine: Mapping[str, str], plan: Plan) -> str:
+    """Return the name of what is attested: two starts with one key need one attestation."""
+    return _hash([machine, plan.to_json()])
+
+
+@dataclass(frozen=True)
+class Record:
+    """An attestation."""
+
+    machine: Mapping[str, str]
+    plan: str
+    """Digest of the plan."""
+    verdicts: Sequence[Verdict]
+    seconds: float
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """The first problem of each kernel that failed, with its case."""
+        problems: dict[str, str] = {}
+        for verdict in self.verdicts:
+            if verdict.problem is not None:
+                problems.setdefault(verdict.kernel, f"[{verdict.case}] {verdict.problem}")
+        return problems
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of what was attested, and of the outcome; not of the errors' last digits."""
+        outcome = [[v.kernel, v.case, v.dtype, v.passed] for v in self.verdicts]
+        return _hash([self.machine, self.plan, outcome])
+
+    @property
+    def where(self) -> str:
+        """The device and the compiler, for people."""
+        return f"{self.machine['device'].partition(',')[0]}, Triton {self.machine['triton']}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "machine": dict(self.machine),
+            "plan": self.plan,
+            "verdicts": [asdict(verdict) for verdict in self.verdicts],
+            "seconds": self.seconds,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Record:
+        verdicts = [Verdict(**verdict) for verdict in values["verdicts"]]
+        return cls(values["machine"], values["plan"], verdicts, values["seconds"])
+
+
+def make_record(
+    machine: Mapping[str, str], plan: Plan, verdicts: Sequence[Verdict], seconds: float
+) -> Record:
+    return Record(machine, _hash(plan.to_json()), verdicts, round(seconds, 1))
+
+
+def _hash(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,69 @@
+"""Kernels are attested before the first step: by one rank of each kind of device, for all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.ranks.ranks import Ranks
+
+TASK = "attesting.attest"
+H100, H200 = "NVIDIA H100, compute 9.0", "NVIDIA H200, compute 9.0"
+WRONG = "output 0 is wrong by 3.5e-01, and the bound for bfloat16 is 0.02, with 2 rows of 64 tokens"
+
+
+def test_one_rank_attests_for_all_and_a_second_start_reads_it(two: Ranks, tmp_path: Path) -> None:
+    first, other = two.run(TASK, tmp_path, [], [H100, H100])
+    assert (first["started"], other["started"]) == (1, 0)
+    assert first["what"] == other["what"] == "kernels attested on NVIDIA H100, Triton 3.9.0"
+    assert first["digest"] == other["digest"] and "rms_norm" in first["kernels"]
+    again, _ = two.run(TASK, tmp_path, [], [H100, H100])
+    assert (again["started"], again["seconds"]) == (0, 0.0)
+    assert again["digest"] == first["digest"]
+
+
+def test_other_devices_and_other_widths_are_attested_anew(two: Ranks, tmp_path: Path) -> None:
+    two.run(TASK, tmp_path, [], [H100, H100])
+    first, other = two.run(TASK, tmp_path, [], [H100, H200])
+    assert (first["started"], other["started"]) == (0, 1)
+    assert first["what"].endswith("on NVIDIA H100, Triton 3.9.0 and NVIDIA H200, Triton 3.9.0")
+    wider, _ = two.run(TASK, tmp_path, ["model.operators.glu.hidden=64"], [H100, H100])
+    assert wider["started"] == 1
+
+
+@pytest.mark.parametrize("damage", ["flip", "version"])
+def test_a_damaged_or_older_file_is_attested_again(two: Ranks, tmp_path: Path, damage: str) -> None:
+    two.run(TASK, tmp_path, [], [H100, H100])
+    [file] = (tmp_path / "headrace-kernels").glob("*.json")
+    text = file.read_text()
+    changed = {"flip": ("rms_norm", "rms_morn"), "version": ('"version": 1', '"version": 0')}
+    assert changed[damage][0] in text
+    file.write_text(text.replace(*changed[damage]))
+    assert two.run(TASK, tmp_path, [], [H100, H100])[0]["started"] == 1
+    assert file.read_text() == text, "mended"
+
+
+def test_a_failure_on_one_rank_stops_all(two: Ranks, tmp_path: Path) -> None:
+    """Negative control of the file: what failed is attested again at the next start."""
+    problems = [{}, {"glu": WRONG}]
+    errors = two.run(TASK, tmp_path, [], [H100, H200], problems)
+    assert errors[0] == errors[1]
+    for text in ("the kernel glu failed on NVIDIA H100, Triton 3.9.0 and NVIDIA H200", "torch 2.15",
+                 "glu: [silu; ", "wide, bf16]", WRONG, "kernels.fallback=true"):  # fmt: skip
+        assert text in errors[0], errors[0]
+    mended = two.run(TASK, tmp_path, [], [H100, H200])
+    assert [outcome["started"] for outcome in mended] == [0, 1]
+
+
+def test_fallback_replaces_it_on_all_ranks(two: Ranks, tmp_path: Path) -> None:
+    words = ["kernels.fallback=true"]
+    outcomes = two.run(TASK, tmp_path, words, [H100, H200], [{}, {"glu": WRONG}])
+    for outcome in outcomes:
+        assert outcome["failed"] == ["glu"] and "glu" not in outcome["kernels"]
+        assert WRONG in outcome["replaced"]["glu"]
+
+
+def test_a_kernel_that_the_model_names_is_not_replaced(two: Ranks, tmp_path: Path) -> None:
+    words = ["kernels.fallback=true", "model.operators.glu.kernel=triton"]
+    for error in two.run(TASK, tmp_path, words, [H100, H100], [{"glu": WRONG}, {}]):
+        assert "the kernel glu cannot do this" in error

@@ -1,0 +1,231 @@
+"""Attestation of a run's fused kernels before its first step on a GPU: values beside their twins'.
+
+    with attesting(job, parallel, beat) as settle:  a file is read, or workers begin
+        …                                           the model is built, weights are loaded
+        outcome = settle()                          one rank's verdict is every rank's
+
+Ranks with the same device, driver, compiler and kernels share one attestation, by the first of
+them. What fails stops the run; with `kernels.fallback: true` plain torch takes its place on all
+ranks. The workers are processes of their own, so an illegal access is a verdict like all others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from ...console.errors import LayoutError
+from ...console.log import get_logger
+from ...models.accounting.shape import Shape
+from ...models.accounting.state import Degrees
+from ...models.attestation.attest import Attestation
+from ...models.attestation.calls import Call, model_calls, trace_calls
+from ...models.attestation.plan import Plan
+from ...models.attestation.record import Record, describe_machine, key_of, make_record
+from ...models.attestation.trials import Verdict
+from ...models.kernels import choice
+from ..cluster.agreement import by_first, from_first
+from ..layout.groups import Parallel
+from ..run.job import Job
+from . import attestation_file
+
+SHOWN = 4
+"""Kernels that an error lists."""
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What all ranks agreed on."""
+
+    where: Sequence[str]
+    """Devices and compilers."""
+    digest: str
+    kernels: Sequence[str]
+    """Kernels that passed."""
+    failed: dict[str, str]
+    """Kernels that plain torch replaces, and why."""
+    seconds: float
+    """Longest attestation; 0 if all were read from files."""
+
+    def log(self) -> None:
+        """Say what was attested, and what plain torch replaces."""
+        for kernel, problem in self.failed.items():
+            log.warning("the kernel %s failed, plain torch takes its place: %s", kernel, problem)
+        log.info("%s (%s)", self.what, self.digest)
+
+    @property
+    def what(self) -> str:
+        return f"kernels attested on {' and '.join(self.where)}"
+
+    def details(self) -> dict[str, Any]:
+        """Return the details of an event."""
+        return {
+            "what": self.what,
+            "digest": self.digest,
+            "kernels": list(self.kernels),
+            "failed": list(self.failed),
+            "seconds": self.seconds,
+        }
+
+
+class Pending:
+    """An attestation that may still run."""
+
+    def __init__(self, job: Job, parallel: Parallel, plan: Plan, beat: Callable[[str], None]):
+        self.job, self.parallel, self.plan = job, parallel, plan
+        self.machine = describe_machine(device_of(parallel))
+        self.key = key_of(self.machine, plan)
+        self.began = time.monotonic()
+        self.record: Record | None = None
+        self.workers: Attestation | None = None
+        keys = _gather(self.key, parallel)
+        self.attests = keys.index(self.key) == parallel.rank
+        self._beat, self._waits = beat, False
+        if self.attests:
+            self.record = attestation_file.load(self.key)
+            if self.record is None:
+                self.workers = Attestation(
+                    plan,
+                    device_of(parallel),
+                    num_workers=max(1, job.threads),
+                    report=self._report,
+                )
+
+    def settle(self) -> Outcome:
+        """Wait for the verdicts of all ranks, and act on them: raise, or let plain torch replace
+        the kernels that failed. Collective."""
+        attested_here = 0.0
+        self._waits = True
+        self._beat("attesting the kernels")
+        if self.workers is not None:
+            verdicts = self.workers.verdicts()
+            attested_here = time.monotonic() - self.began
+            self.record = make_record(self.machine, self.plan, verdicts, attested_here)
+            if not self.record.problems:
+                attestation_file.save(self.key, self.record)
+        mine = (self.record, attested_here) if self.attests else None
+        gathered = [pair for pair in _gather(mine, self.parallel) if pair is not None]
+        records = [record for record, _ in gathered]
+        outcome = _join(records, max(seconds for _, seconds in gathered))
+        if outcome.failed:
+            self._replace(outcome, records)
+        return outcome
+
+    def close(self) -> None:
+        if self.workers is not None:
+            self.workers.close()
+
+    def _replace(self, outcome: Outcome, records: Sequence[Record]) -> None:
+        """Let plain torch replace the kernels that failed, or raise."""
+        run = self.job.run
+        if not run.kernels.fallback:
+            raise LayoutError(
+                f"{_count(outcome.failed)} failed on {' and '.join(outcome.where)}, torch "
+                f"{records[0].machine['torch']}:{_listed(outcome.failed)}",
+                hint="set kernels.fallback=true in the run, or `kernel: torch` in the model: both "
+                "take plain torch; another version of Triton may compile it rightly. `headrace "
+                "doctor --kernels` compares all kernels",
+            )
+        choice.FAILED.update(outcome.failed)
+        for shape in shapes(self.job):
+            trace_calls(self.job.model, shape, run.z_loss)  # raises if the model names one
+
+    def _report(self, verdict: Verdict, count: int, total: int) -> None:
+        if self._waits:  # until then, other beats say what the rank does
+            self._beat(f"attesting the kernels, {count} of {total}: {verdict.kernel}")
+
+
+def begin(job: Job, parallel: Parallel, beat: Callable[[str], None]) -> Pending | None:
+    """Begin to attest the kernels of the model; None where no kernel runs. Collective."""
+    if parallel.device.type != "cuda" and not choice.INTERPRETED:
+        return None
+
+    def make_plan() -> Plan:
+        calls: list[Call] = []
+        for shape in shapes(job):
+            calls += [c for c in model_calls(job.model, shape, job.run.z_loss) if c not in calls]
+        longest = max(shape.seq_len // shape.degrees.cp for shape in shapes(job))
+        return Plan(calls=calls, longest=longest, tiny=choice.INTERPRETED)
+
+    plan = from_first(by_first(make_plan, parallel.control), parallel.control)
+    assert plan is not None
+    return Pending(job, parallel, plan, beat) if plan.subjects() else None
+
+
+@contextlib.contextmanager
+def attesting(
+    job: Job, parallel: Parallel, beat: Callable[[str], None]
+) -> Iterator[Callable[[], Outcome | None]]:
+    """Attest the kernels beside the block, which calls the yielded function for the outcome: None
+    where no kernel runs. Collective."""
+    pending = begin(job, parallel, beat)
+    try:
+        yield lambda: None if pending is None else pending.settle()
+    finally:
+        if pending is not None:
+            pending.close()
+
+
+def shapes(job: Job) -> list[Shape]:
+    """Return a micro-batch of one row for each length of rows."""
+    layout, device = job.run.layout, job.run.device
+    assert device != "auto"
+    lengths = {phase.seq_len for phase in job.plan.phases}
+    if job.run.evaluate is not None and job.run.evaluate.seq_len is not None:
+        lengths.add(job.run.evaluate.seq_len)
+    return [
+        Shape(
+            rows=1,
+            seq_len=length,
+            precision=job.precision,
+            device=device,
+            degrees=Degrees(tp=layout.tp, cp=layout.cp, ep=layout.ep),
+            attention=layout.attention,
+            hyena_li=layout.hyena_li,
+        )
+        for length in sorted(lengths)
+    ]
+
+
+def device_of(parallel: Parallel) -> str:
+    return str(parallel.device)
+
+
+def _gather(value: Any, parallel: Parallel) -> list[Any]:
+    values = [None] * dist.get_world_size(parallel.control)
+    dist.all_gather_object(values, value, parallel.control)
+    return values
+
+
+def _join(records: Sequence[Record], seconds: float) -> Outcome:
+    """Return the outcome of all ranks: a kernel that fails on one has failed."""
+    failed: dict[str, str] = {}
+    for record in records:
+        for kernel, problem in record.problems.items():
+            failed.setdefault(kernel, problem)
+    kernels = {verdict.kernel for record in records for verdict in record.verdicts}
+    digests = sorted({record.digest for record in records})
+    return Outcome(
+        where=sorted({record.where for record in records}),
+        digest=" ".join(digests),
+        kernels=sorted(kernels - set(failed)),
+        failed=failed,
+        seconds=round(seconds, 1),
+    )
+
+
+def _count(failed: dict[str, str]) -> str:
+    return f"the kernel {next(iter(failed))}" if len(failed) == 1 else f"{len(failed)} kernels"
+
+
+def _listed(failed: dict[str, str]) -> str:
+    lines = [f"{kernel}: {problem}" for kernel, problem in failed.items()]
+    lines = [*lines[:SHOWN], *[f"and {len(lines) - SHOWN} more"] * (len(lines) > SHOWN)]
+    return "".join(f"\n    {line}" for line in lines)
