@@ -12,7 +12,7 @@ from ..models.config.options.recompute import Rule
 from ..trainer.run.layout_plan import LayoutPlan
 from .grid.grid import distinct_names
 from .grid.settings import Settings
-from .memory.model_parts import threads_of
+from .memory.model_parts import count_threads
 from .search.assemble import PARTS, build_phase_plan, peak_timeline, time_by_part
 from .search.make import PhaseSearch, Plans
 from .search.outcome import Candidate
@@ -36,7 +36,7 @@ def lines_of(plans: Plans) -> list[str]:
 def _phase(own: PhaseSearch) -> list[str]:
     phase, outcome = own.costs.phase, own.outcome
     length = "" if own.costs.module else f" × {phase.seq_len:,} tokens"
-    threads = threads_of(own.costs.run, own.costs.device)
+    threads = count_threads(own.costs.run, own.costs.device)
     each = f"; memory for ranks of {threads} thread{'s' * (threads > 1)}"
     counted = each if own.costs.device == "cpu" else ""
     return [

@@ -80,30 +80,45 @@ def stream_bytes(shape: Shape, width: int) -> int:
     return tokens * width * shape.precision.weight_bytes
 
 
+class ChunkPart(NamedTuple):
+    """A layer, the embedding or the loss, with its passes."""
+
+    name: str
+    unit: Unit
+    passes: Passes
+
+
+def cut_passes(passes: ModelPasses, chunks: Sequence[range]) -> list[list[ChunkPart]]:
+    """Return the parts of every chunk in forward order; `chunks` are ranges of layers."""
+    parts = [[ChunkPart(passes.names[n], n, passes.layers[n]) for n in layers] for layers in chunks]
+    parts[0].insert(0, ChunkPart("embedding", None, passes.first))
+    parts[-1].append(ChunkPart(LOSS, None, passes.last))
+    return parts
+
+
 def timeline(
-    passes: ModelPasses,
+    chunks: Sequence[Sequence[ChunkPart]],
     engine: EngineMemory,
     actions: Iterable[Action],
-    chunks: Sequence[range],
     inputs: int = 0,
     stream: int = 0,
 ) -> Timeline:
-    """Simulate the memory of a rank that runs these actions in a step. `chunks` are the layers of
-    all chunks of the model, `inputs` the bytes of a step's tokens, and `stream` the bytes of a
-    tensor sent between stages."""
-    return _StepSimulation(passes, engine, chunks, stream).run(list(actions), inputs)
+    """Simulate the memory of a rank that runs these actions in a step. `chunks` are all chunks of
+    the model, `inputs` the bytes of a step's tokens, and `stream` the bytes of a tensor sent
+    between stages."""
+    return _StepSimulation(chunks, engine, stream).run(list(actions), inputs)
 
 
 class _StepSimulation:
     def __init__(
-        self, passes: ModelPasses, engine: EngineMemory, chunks: Sequence[range], stream: int
+        self, chunks: Sequence[Sequence[ChunkPart]], engine: EngineMemory, stream: int
     ) -> None:
-        self.passes, self.engine, self.chunks = passes, engine, chunks
-        self.stream = stream
+        self.chunks, self.engine, self.stream = chunks, engine, stream
         calls = [
-            any(segment.gradient == EMBEDDINGS for segment in p.backward) for p in passes.layers
+            any(segment.gradient == EMBEDDINGS for p in parts for segment in p.passes.backward)
+            for parts in chunks
         ]
-        self.num_tensors = [1 + any(calls[layers.start :]) for layers in chunks]
+        self.num_tensors = [1 + any(calls[chunk:]) for chunk in range(len(chunks))]
         """Tensors in the input stream of each chunk: later calls also need the embeddings."""
         self.sent_bytes = 0
         """Bytes of gradients in flight to other stages."""
@@ -128,20 +143,6 @@ class _StepSimulation:
         engine.update(level)
         level.end_moment("update", None, 0)
         return Timeline(level.moments)
-
-    def _chunk_parts(self, chunk: int) -> list[tuple[str, Unit, Passes]]:
-        """Return name, unit and passes of a chunk's parts, in forward order."""
-        passes = self.passes
-        layers: list[tuple[str, Unit, Passes]] = [
-            (passes.names[number], number, passes.layers[number]) for number in self.chunks[chunk]
-        ]
-        first: list[tuple[str, Unit, Passes]] = [("embedding", None, passes.first)]
-        last: list[tuple[str, Unit, Passes]] = [(LOSS, None, passes.last)]
-        return [
-            *(first if chunk == 0 else []),
-            *layers,
-            *(last if chunk == len(self.chunks) - 1 else []),
-        ]
 
     def _input_stream_bytes(self, chunk: int) -> int:
         """Count the bytes of the stream between a chunk and the chunk before it. Inside a stage,
@@ -169,7 +170,7 @@ class _StepSimulation:
         level, engine, (_, chunk, micro, *_) = self.level, self.engine, action
         self._receive(action)
         engine.enter(level, None, backward=False)
-        for name, unit, passes in self._chunk_parts(chunk):
+        for name, unit, passes in self.chunks[chunk]:
             if unit is not None:
                 engine.enter(level, unit, backward=False)
             for segment in passes.forward:
@@ -184,7 +185,7 @@ class _StepSimulation:
 
     def _backward(self, action: Action, *, last: bool) -> None:
         level, engine, (_, chunk, micro, *_) = self.level, self.engine, action
-        parts = self._chunk_parts(chunk)
+        parts = self.chunks[chunk]
         self._receive(action)
         output_stream, input_stream = (
             self._input_stream_bytes(chunk + 1),

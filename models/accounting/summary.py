@@ -25,7 +25,7 @@ from .memory import generation_bytes, rank_shards
 from .passes import model_passes
 from .shape import Shape
 from .state import Degrees, Shards, state_bytes
-from .step import Action, input_bytes, timeline
+from .step import Action, cut_passes, input_bytes, timeline
 
 LADDER = (2048, 8192, 32768, 131072, 1048576)
 """Sequence lengths in the FLOPs table."""
@@ -113,7 +113,8 @@ def step_memory(
     passes = model_passes(config, shape, expand_rules(unit, num_layers))
     engine_memory = engine.memory(shards, shape.degrees)
     actions = [Action("forward", 0, 0), Action("backward", 0, 0)]
-    return timeline(passes, engine_memory, actions, [range(num_layers)], input_bytes(shape)).parts
+    chunks = cut_passes(passes, [range(num_layers)])
+    return timeline(chunks, engine_memory, actions, input_bytes(shape)).parts
 
 
 def lengths_row(model: Model, seq_len: int) -> dict[str, Any]:

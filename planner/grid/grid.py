@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ...console.errors import LayoutError
+from ...models.accounting.state import Degrees
 from ...models.config.options.precision import Precision
 from ...trainer.engines import ENGINES
 from ...trainer.engines.config import EngineConfig
@@ -46,6 +47,11 @@ class Grid:
     shape: LayoutShape
     engine: EngineConfig
     layout: LayoutConfig
+
+    @property
+    def degrees(self) -> Degrees:
+        layout = self.layout
+        return Degrees(dp=self.shape.dp, tp=layout.tp, cp=layout.cp, ep=layout.ep)
 
     def settings(self) -> dict[str, Any]:
         """Return all settings by name, for people and for `--explain`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ...models.config.options.names import AttentionForm, LongFilterForm
@@ -23,3 +23,8 @@ class Split:
     @property
     def ranks(self) -> int:
         return self.tp * self.cp
+
+    @property
+    def context_only(self) -> Split:
+        """The same ranks, all on the context axis."""
+        return replace(self, tp=1, cp=self.ranks)

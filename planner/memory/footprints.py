@@ -1,8 +1,8 @@
-"""Bytes of layers in any layout, as numbers that the search adds up. All come from traces.
+"""Activations and workspaces of layers in any layout, as bytes that the search adds up.
 
-A trace of a layout takes long, so numbers begin as bounds: one row of one rank is traced, and the
-ranks of tp and cp keep at least their part of it. What a found plan uses is then traced in its own
-layout (`refine`), and the plan is searched again until it uses traced numbers alone.
+All come from traces. A trace takes long, so numbers begin as lower bounds: one row of one rank is
+traced, and the ranks of tp and cp hold at least their share. `refine` traces what a plan uses in
+its own layout, and the search repeats until its plan uses traced numbers alone.
 """
 
 from __future__ import annotations
@@ -18,17 +18,20 @@ from ...models.config.options.recompute import Rule
 from ..grid.split import Split
 from ..traces.work import RULES
 
-WHOLE = Split(1, 1, 1, "a2a", "states")
+ONE_ROW = Split(1, 1, 1, "a2a", "states")
 """One row of one rank."""
 
 
 class Footprint(NamedTuple):
-    """Bytes of a part of the model in a micro-batch of a rank."""
+    """Bytes of a layer or an end in a micro-batch of a rank."""
 
-    kept: float
+    activations: float
     """From the forward to the backward pass."""
-    work: float = 0.0
-    """While a pass runs, beside what is kept."""
+    workspace: float = 0.0
+    """While a pass runs, beside the activations."""
+
+    def scale(self, factor: float) -> Footprint:
+        return Footprint(self.activations * factor, self.workspace * factor)
 
 
 class Traces(Protocol):
@@ -40,86 +43,84 @@ class Traces(Protocol):
     def whole(self, rules: Sequence[Rule]) -> ModelPasses: ...
 
 
-def footprint(passes: Passes) -> Footprint:
-    kept = passes.activations
-    return Footprint(kept, max(0, find_peak(passes.backward), find_peak(passes.forward) - kept))
+def measure_footprint(passes: Passes) -> Footprint:
+    activations = passes.activations
+    forward_workspace = find_peak(passes.forward) - activations
+    return Footprint(activations, max(0, find_peak(passes.backward), forward_workspace))
 
 
-def least(passes: Passes) -> Footprint:
-    """Return the footprint without the gradients of parameters, which rows do not divide."""
-    backward = tuple(replace(piece, high=piece.high - piece.size) for piece in passes.backward)
-    return footprint(replace(passes, backward=backward))
+def min_footprint(passes: Passes) -> Footprint:
+    """Measure without the gradients of parameters, which more ranks do not divide."""
+    backward = tuple(
+        replace(segment, high=segment.high - segment.size) for segment in passes.backward
+    )
+    return measure_footprint(replace(passes, backward=backward))
 
 
-class Rows(NamedTuple):
-    """Footprints of the parts of a model."""
-
+class ModelFootprints(NamedTuple):
     kinds: list[dict[Rule, Footprint]]
+    """Layers, by kind and recompute rule."""
     first: Footprint
     last: Footprint
 
 
 class Footprints:
-    """Footprints of a model's kinds of layers in each layout."""
+    """Footprints of a model in every layout: traced ones, and lower bounds elsewhere."""
 
     def __init__(
         self, traces: Callable[[Split, int, LinearForm], Traces], layers: Sequence[int]
     ) -> None:
-        """`traces` of a split, a degree of experts and the linear layers of an engine; `layers`
-        have the kind of each layer."""
+        """`traces` takes a split, the degree of experts and the engine's linear function; `layers`
+        has the kind of every layer."""
         self.traces = cache(traces)
-        self.places = [layers.index(kind) for kind in range(max(layers) + 1)]
-        """A layer of each kind."""
-        self._known: dict[tuple[Split, int, LinearForm], Rows] = {}
-        """Layouts with numbers of their own."""
-        self.part, self.whole = cache(self._part), cache(self._whole)
+        self.kind_layers = [layers.index(kind) for kind in range(max(layers) + 1)]
+        """A layer of every kind."""
+        self._refined: dict[tuple[Split, int, LinearForm], ModelFootprints] = {}
+        self._bound, self._measure_row = cache(self._scale_row), cache(self._trace_row)
 
-    def of(self, split: Split, ep: int, linear: LinearForm) -> Rows:
-        """Return the footprints of each kind by rule, and of both ends."""
-        return self._known.get((split, ep, linear)) or self.part(split.rows / split.ranks, linear)
+    def estimate(self, split: Split, ep: int, linear: LinearForm) -> ModelFootprints:
+        """Return the refined footprints of a layout, or else lower bounds."""
+        refined = self._refined.get((split, ep, linear))
+        return refined or self._bound(split.rows / split.ranks, linear)
 
-    def _part(self, part: float, linear: LinearForm) -> Rows:
-        """Return the bound of a part of a row, or of several rows."""
-        whole = self.whole(linear)
-        return Rows(
-            [{rule: _part(size, part) for rule, size in kind.items()} for kind in whole.kinds],
-            _part(whole.first, part),
-            _part(whole.last, part),
+    def _scale_row(self, rows: float, linear: LinearForm) -> ModelFootprints:
+        """Return the lower bounds of several rows, or of a fraction of a row."""
+        row = self._measure_row(linear)
+        return ModelFootprints(
+            [{rule: size.scale(rows) for rule, size in kind.items()} for kind in row.kinds],
+            row.first.scale(rows),
+            row.last.scale(rows),
         )
 
-    def _whole(self, linear: LinearForm) -> Rows:
-        """Return the footprints of one row of one rank."""
-        traces = self.traces(WHOLE, 1, linear)
-        return Rows(
-            [{rule: least(traces.layer(place, rule)) for rule in RULES} for place in self.places],
-            least(traces.first()),
-            least(traces.last()),
+    def _trace_row(self, linear: LinearForm) -> ModelFootprints:
+        traces = self.traces(ONE_ROW, 1, linear)
+        return ModelFootprints(
+            [
+                {rule: min_footprint(traces.layer(layer, rule)) for rule in RULES}
+                for layer in self.kind_layers
+            ],
+            min_footprint(traces.first()),
+            min_footprint(traces.last()),
         )
 
     def refine(
         self, split: Split, ep: int, linear: LinearForm, rules: Sequence[Iterable[Rule]]
     ) -> bool:
-        """Trace these rules of each kind, and both ends, in this layout. Return True if a number
+        """Trace these rules of every kind, and both ends, in this layout. Return True if a number
         changed."""
-        known, traces = self.of(split, ep, linear), self.traces(split, ep, linear)
+        known, traces = self.estimate(split, ep, linear), self.traces(split, ep, linear)
         kinds = [dict(sizes) for sizes in known.kinds]
-        ends = footprint(traces.first()), footprint(traces.last())
-        changed = ends != (known.first, known.last)
-        for place, sizes, used_rules in zip(self.places, kinds, rules, strict=True):
+        first, last = measure_footprint(traces.first()), measure_footprint(traces.last())
+        for layer, sizes, used_rules in zip(self.kind_layers, kinds, rules, strict=True):
             for rule in used_rules:
-                exact = footprint(traces.layer(place, rule))
-                changed |= exact != sizes[rule]
-                sizes[rule] = exact
-        self._known[split, ep, linear] = Rows(kinds, *ends)
-        return changed
+                sizes[rule] = measure_footprint(traces.layer(layer, rule))
+        refined = ModelFootprints(kinds, first, last)
+        self._refined[split, ep, linear] = refined
+        return refined != known
 
 
-def _part(whole: Footprint, part: float) -> Footprint:
-    return Footprint(whole.kept * part, whole.work * part)
-
-
-def unbeaten(sizes: Mapping[Rule, tuple[float, ...]]) -> Iterator[Rule]:
-    """Yield the rules on the Pareto front: no other is as small or smaller in every size."""
+def pareto_front(sizes: Mapping[Rule, tuple[float, ...]]) -> Iterator[Rule]:
+    """Yield the rules that no other dominates: none is as small or smaller in every size."""
     front: list[tuple[float, ...]] = []
     for rule in sorted(sizes, key=sizes.__getitem__):
         size = sizes[rule]

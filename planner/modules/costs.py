@@ -11,8 +11,8 @@ from ...console.progress import format_bytes, format_number
 from ...trainer.run.config import RunConfig
 from ..division.problem import FixedCosts, Problem
 from ..grid.grid import Grid
-from ..memory.footprints import WHOLE
-from ..memory.rank_memory import ModelParts
+from ..memory.footprints import ONE_ROW
+from ..memory.parts import ModelParts
 from ..prices.layers import Costs
 from ..prices.machine import Machine
 from ..traces.trace import ModelTrace
@@ -55,7 +55,7 @@ class ModuleCosts(Costs):
 def describe_kinds(costs: ModuleCosts) -> Iterator[str]:
     """Yield a line per kind: its modules, parameters, and FLOP and activations per row."""
     model = costs.traced.model
-    footprints = costs.memory.footprints.of(WHOLE, 1, "torch").kinds
+    footprints = costs.memory.footprints.estimate(ONE_ROW, 1, "torch").kinds
     columns = zip(model.sorts, costs.trace.kinds, footprints, strict=True)
     for number, (kind, trace, sizes) in enumerate(columns):
         layers = [layer for layer, kind_number in enumerate(model.layers) if kind_number == number]
@@ -64,8 +64,8 @@ def describe_kinds(costs: ModuleCosts) -> Iterator[str]:
             f"{format_number(kind.num_parameters)} parameters; a row has "
             f"{format_number(count_flops(trace.forward))}FLOP forward, "
             f"{format_number(count_flops(trace.backward))}FLOP backward, and keeps "
-            f"{format_bytes(round(sizes['none'].kept))} "
-            f"({format_bytes(round(sizes['block'].kept))} with recompute)"
+            f"{format_bytes(round(sizes['none'].activations))} "
+            f"({format_bytes(round(sizes['block'].activations))} with recompute)"
         )
 
 

@@ -26,7 +26,7 @@ from ...trainer.accounting.state import ParameterState
 from ...trainer.run.config import RunConfig
 from ..grid.split import Split
 from ..memory.footprints import Traces
-from ..memory.rank_memory import KindShards
+from ..memory.parts import PartTable
 from ..traces.trace import ModelTrace
 from .load import build_modules
 from .model import ModuleKind, ModuleModel
@@ -56,21 +56,25 @@ class ModuleParts:
                 self._passes[key] = self._modules.trace_passes(layer, rows, rule)
         return self._passes[key]
 
-    def inputs(self, split: Split) -> int:
+    def input_bytes(self, split: Split) -> int:
         return split.rows * self.trace.kinds[self.model.layers[0]].stream
 
-    def stream(self, split: Split) -> int:
+    def stream_bytes(self, split: Split) -> int:
         return split.rows * self.trace.head.stream
 
-    def parameters(self, run: RunConfig, *, whole: bool) -> ParameterState:
-        kinds, *_ = self.shards_by_kind(1, 1)
-        shards = self.shards(1, 1) if whole else {k: v for kind in kinds for k, v in kind.items()}
+    def parameters(self, run: RunConfig, *, by_kind: bool) -> ParameterState:
+        shards = self.shards(1, 1)
+        if by_kind:
+            shards = {name: shard for kind in self._kind_shards for name, shard in kind.items()}
         parameters: Any = _Parameters(shards)
         return parameter_state(run, parameters, self.precision)
 
-    def shards_by_kind(self, tp: int, ep: int) -> KindShards:
-        kinds = enumerate(self.model.sorts)
-        return [_module_shards(number, kind) for number, kind in kinds], {}, {}, {}
+    @property
+    def _kind_shards(self) -> list[dict[str, LocalShard]]:
+        return [_module_shards(number, kind) for number, kind in enumerate(self.model.sorts)]
+
+    def shards_by_part(self, pp: int, tp: int, ep: int) -> PartTable[Shards]:
+        return PartTable(self._kind_shards, {}, {}, {})
 
     def shards(self, tp: int, ep: int) -> Shards:
         shards: dict[str, LocalShard] = {}
@@ -80,9 +84,6 @@ class ModuleParts:
 
     def users(self, chunks: Sequence[range]) -> Mapping[str, set[int]]:
         return {}
-
-    def tied(self, pp: int) -> bool:
-        return False
 
 
 def _module_shards(number: int, kind: ModuleKind) -> dict[str, LocalShard]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ...models.config.options.recompute import Rule
 from ..division.problem import Choice
 from ..memory.footprints import Footprint
-from ..memory.rank_memory import Between
+from ..memory.part_memory import PartMemory
 from ..traces.work import Parts, PassTimes
 from .messages import EngineMessages, Reshard, Sharded
 
@@ -55,11 +55,11 @@ class Sizes(NamedTuple):
     rules: Mapping[Rule, Footprint]
     useful: Sequence[Rule]
     """Rules that no other beats in everything."""
-    held: Between
-    whole: Between
+    state: PartMemory
+    whole: PartMemory
     """With weights that stay whole from the forward to the backward pass."""
-    later: bool
-    """True if a stage has gradients while all of its micro-batches are alive."""
+    early_gradients: bool
+    """True if gradients exist while micro-batches are in flight."""
 
 
 class Way(NamedTuple):
@@ -116,13 +116,13 @@ def choices(
         for rule in rules
     ]
     for reshard in engine.reshards:
-        state, running = (sizes.held, sizes.held.running) if reshard is None else (sizes.whole, 0)
+        memory = sizes.state if reshard is None else sizes.whole
         passes = engine.backwards([back for _, back, *_ in costs], shards, gathers=reshard is None)
-        for (rule, _, kept, work), seconds in zip(costs, passes, strict=True):
+        for (rule, _, activations, workspace), seconds in zip(costs, passes, strict=True):
             yield Choice(
                 name=Way(rule, reshard, cost, engine, shards, sequence, delayed),
                 backward=seconds + longer + delayed,
-                state=state.held(kept, later=sizes.later),
-                activations=kept,
-                workspace=work + running,
+                state=memory.step_bytes(activations, early_gradients=sizes.early_gradients),
+                activations=activations,
+                workspace=workspace + memory.gathered,
             )

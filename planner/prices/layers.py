@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ...models.accounting.state import Degrees
 from ...models.accounting.step import Timeline
 from ...models.config.options.names import LinearForm
 from ...models.config.options.precision import PRECISIONS, Precision
@@ -25,16 +26,11 @@ from ...trainer.run.config import RunConfig
 from ..division.problem import Choice, FixedCosts, LayerKind, Problem
 from ..grid.grid import Grid, LayoutShape, enumerate_grids
 from ..grid.split import Split
-from ..memory.footprints import Footprint, unbeaten
-from ..memory.model_parts import OwnParts
-from ..memory.rank_memory import (
-    Between,
-    ModelParts,
-    RankMemory,
-    apply_layer_choices,
-    as_context,
-    remembered,
-)
+from ..memory.footprints import Footprint, pareto_front
+from ..memory.model_parts import ConfigParts
+from ..memory.part_memory import PartMemory
+from ..memory.parts import ModelParts, PartTable
+from ..memory.rank_memory import RankMemory, apply_layer_choices, memoize_by_engine
 from ..traces.ring import Operations
 from ..traces.trace import LayerTrace, ModelTrace, trace_model
 from ..traces.work import RULES, PassTimes, recompute_launches
@@ -46,10 +42,6 @@ from .rings import compute_rings, split_operations
 if TYPE_CHECKING:
     from ...dataplane.order.timeline import PhaseRows
     from ...models.config.config import ModelConfig
-
-ShardedParts = tuple[
-    list[messages.Sharded], messages.Sharded, messages.Sharded, dict[str, messages.Sharded]
-]
 
 
 class Computed(NamedTuple):
@@ -77,7 +69,7 @@ class Costs:
         self.passes, self.computed = cache(self._passes), cache(self._computed)
         layers = self.trace.layers
         self.memory = RankMemory(self._parts(), run, self.precision, self.device, layers)
-        self.sharded = remembered(self._sharded)
+        self.sharded = memoize_by_engine(self._sharded)
         self.beyond: dict[tuple[Any, ...], tuple[float, ...]] = {}
         """Bytes of plans of alike grids beyond the sum of their parts, for a first guess."""
         self._useful: dict[tuple[Split, int, LinearForm], list[tuple[Rule, ...]]] = {}
@@ -86,14 +78,14 @@ class Costs:
         return trace_model(self.model, self.phase.seq_len, self.precision, self.device)
 
     def _parts(self) -> ModelParts:
-        return OwnParts(self.model, self.run, self.phase.seq_len, self.precision, self.device)
+        return ConfigParts(self.model, self.run, self.phase.seq_len, self.precision, self.device)
 
     def on(self, machine: Machine) -> Costs:
         """Return the costs on another cluster with devices of this kind."""
         costs = copy(self)
         costs.machine = machine
         costs.passes, costs.computed = cache(costs._passes), cache(costs._computed)
-        costs.sharded = remembered(costs._sharded)
+        costs.sharded = memoize_by_engine(costs._sharded)
         costs._useful = {}
         return costs
 
@@ -174,8 +166,8 @@ class Costs:
         shape, layout = grid.shape, grid.layout
         split = shape.split
         _, head = self.passes(split, layout.ep)
-        engine, (_, first, at_end, modules) = self._engine(grid, split)
-        names = list(modules)
+        engine, sharded = self._engine(grid, split)
+        names = list(sharded.modules)
         kinds = []
         for layer, *forms in zip(self.kinds, *self._forms(grid, simulate=simulate), strict=True):
             # Choices share the kind's forward pass and update: what is longer stands in their
@@ -196,7 +188,7 @@ class Costs:
                 )
             )
         stream = self.trace.head.stream * split.rows / split.ranks
-        hop = stream * (2 if modules else 1)
+        hop = stream * (2 if names else 1)
         stride = grid.shape.dp * layout.cp * layout.tp
         return Problem(
             kinds=tuple(kinds),
@@ -210,16 +202,17 @@ class Costs:
             first=FixedCosts(
                 forward=self.machine.traffic(2 * stream),
                 backward=self.machine.traffic(2 * stream),
-                update=engine.update(0.0, 0.0, first),
+                update=engine.update(0.0, 0.0, sharded.first),
             ),
             last=FixedCosts(
-                forward=engine.forward(head.forward_seconds, at_end),
-                backward=engine.backward(head.backward_seconds, at_end, gathers=False),
-                update=engine.update(head.forward_seconds, head.backward_seconds, at_end)
+                forward=engine.forward(head.forward_seconds, sharded.last),
+                backward=engine.backward(head.backward_seconds, sharded.last, gathers=False),
+                update=engine.update(head.forward_seconds, head.backward_seconds, sharded.last)
                 + self.machine.overhead.step_seconds(grid.engine.kind),
             ),
             modules=tuple(
-                FixedCosts(update=engine.update(0.0, 0.0, shards)) for shards in modules.values()
+                FixedCosts(update=engine.update(0.0, 0.0, module))
+                for module in sharded.modules.values()
             ),
         )
 
@@ -234,10 +227,10 @@ class Costs:
         """Return the problem of a layout. `simulate` adds choices that cannot be executed; without
         `all_choices`, those that another beats in everything are left out."""
         shape, layout = grid.shape, grid.layout
-        later = gradients_before_the_end(grid)
+        early_gradients = gradients_before_the_end(grid)
         fastest = self.fastest(grid, simulate=simulate)
         forms = self._forms(grid, simulate=simulate)
-        sizes = [self._sizes(grid, first.sequence, later) for first, *_ in forms]
+        sizes = [self._sizes(grid, first.sequence, early_gradients) for first, *_ in forms]
         kinds = []
         for kind, kind_forms, kind_sizes in zip(
             fastest.kinds, zip(*forms, strict=True), zip(*sizes, strict=True), strict=True
@@ -248,24 +241,22 @@ class Costs:
                 rules = RULES if all_choices else size.useful
                 kind_choices += choices(form, size, longer, delayed, rules)
             kinds.append(replace(kind, choices=tuple(kind_choices)))
-        held = self.memory.held(grid.engine, *_degrees(grid, shape.split))
-        ends = self.memory.footprints.of(shape.split, layout.ep, grid.engine.linear)
+        state = self.memory.sample_parts(grid.engine, layout.pp, grid.degrees)
+        ends = self.memory.footprints.estimate(shape.split, layout.ep, grid.engine.linear)
 
-        def with_bytes(end: FixedCosts, held: Between, size: Footprint) -> FixedCosts:
-            kept, work = size
-            return replace(
-                end, state=held.held(kept, later=later), activations=kept, workspace=work
-            )
+        def with_bytes(end: FixedCosts, memory: PartMemory, size: Footprint) -> FixedCosts:
+            state = memory.step_bytes(size.activations, early_gradients=early_gradients)
+            return replace(end, state=state, activations=size.activations, workspace=size.workspace)
 
         return replace(
             fastest,
             budget=budget,
             kinds=tuple(kinds),
-            first=with_bytes(fastest.first, held.first, ends.first),
-            last=with_bytes(fastest.last, held.last, ends.last),
+            first=with_bytes(fastest.first, state.first, ends.first),
+            last=with_bytes(fastest.last, state.last, ends.last),
             modules=tuple(
-                replace(module, state=state.held(0.0, later=later))
-                for module, state in zip(fastest.modules, held.modules, strict=True)
+                with_bytes(module, memory, Footprint(0.0))
+                for module, memory in zip(fastest.modules, state.modules.values(), strict=True)
             ),
         )
 
@@ -276,29 +267,31 @@ class Costs:
         for sequence in (False, True) if simulate and self._may_be_sequence(grid) else (False,):
             split = _split(grid, sequence)
             passes, _ = self.passes(split, grid.layout.ep)
-            engine, (layers, *_) = self._engine(grid, split)
+            engine, sharded = self._engine(grid, split)
             forms.append(
                 [
                     Form(cost, engine, shards, sequence)
-                    for cost, shards in zip(passes, layers, strict=True)
+                    for cost, shards in zip(passes, sharded.layers, strict=True)
                 ]
             )
         return forms
 
-    def _sizes(self, grid: Grid, sequence: bool, later: bool) -> list[Sizes]:
+    def _sizes(self, grid: Grid, sequence: bool, early_gradients: bool) -> list[Sizes]:
         """Return the bytes of each kind of layer in one form."""
         split, ep = _split(grid, sequence), grid.layout.ep
-        degrees = _degrees(grid, split)
+        pp, degrees = _degrees(grid, split)
         linear = grid.engine.linear
-        sizes = self.memory.footprints.of(split, ep, linear).kinds
-        held = self.memory.held(grid.engine, *degrees)
+        sizes = self.memory.footprints.estimate(split, ep, linear).kinds
+        state = whole = self.memory.sample_parts(grid.engine, pp, degrees)
         engine, _ = self._engine(grid, split)
-        stays = False in engine.reshards
-        whole = self.memory.whole(grid.engine, *degrees) if stays else held
-        columns = sizes, self.useful(split, ep, linear), held.layers, whole.layers
-        return [Sizes(*kind_sizes, later) for kind_sizes in zip(*columns, strict=True)]
+        if False in engine.reshards:
+            whole = self.memory.sample_parts(grid.engine, pp, degrees, whole_blocks=True)
+        columns = sizes, self.useful(split, ep, linear), state.layers, whole.layers
+        return [Sizes(*kind_sizes, early_gradients) for kind_sizes in zip(*columns, strict=True)]
 
-    def _engine(self, grid: Grid, split: Split) -> tuple[messages.EngineMessages, ShardedParts]:
+    def _engine(
+        self, grid: Grid, split: Split
+    ) -> tuple[messages.EngineMessages, PartTable[messages.Sharded]]:
         return self.sharded(grid.engine, *_degrees(grid, split))
 
     def useful(self, split: Split, ep: int, linear: LinearForm) -> list[tuple[Rule, ...]]:
@@ -307,10 +300,12 @@ class Costs:
         key = split, ep, linear
         if key not in self._useful:
             passes, _ = self.passes(split, ep)
-            sizes = self.memory.footprints.of(*key).kinds
+            sizes = self.memory.footprints.estimate(*key).kinds
             self._useful[key] = [
                 tuple(
-                    unbeaten({rule: (cost.recompute_seconds[rule], *size[rule]) for rule in RULES})
+                    pareto_front(
+                        {rule: (cost.recompute_seconds[rule], *size[rule]) for rule in RULES}
+                    )
                 )
                 for cost, size in zip(passes, sizes, strict=True)
             ]
@@ -322,7 +317,7 @@ class Costs:
         split, ep, linear = grid.shape.split, grid.layout.ep, grid.engine.linear
         changed = False
         for sequence in sorted({False, *(way.sequence for way in ways)}):
-            way_split = as_context(split) if sequence else split
+            way_split = split.context_only if sequence else split
             used: list[dict[Rule, None]] = [{} for _ in self.kinds]
             for kind, way in zip(self.trace.layers, ways, strict=True):
                 if way.sequence == sequence:
@@ -341,21 +336,17 @@ class Costs:
         return layout.tp > 1 and layout.ep == 1 and not any(wrong)
 
     def _sharded(
-        self, engine: EngineConfig, pp: int, dp: int, cp: int, tp: int, ep: int
-    ) -> tuple[messages.EngineMessages, ShardedParts]:
-        """Return the messages of an engine: of a layer of each kind, the embedding, the head and
-        the shared modules."""
-        layout = LayoutConfig(pp=pp, tp=tp, cp=cp, ep=ep)
-        layers, first, last, modules = self.memory.shards_by_kind(tp, ep)
-        elements = [sum(math.prod(s.local) for s in shards.values()) for shards in layers]
-        of_stage = sum(elements[kind] for kind in self.trace.layers) / pp
-        sent = messages.EngineMessages(engine, layout, dp, self.precision, self.machine, of_stage)
-        return sent, (
-            [sent.of(shards) for shards in layers],
-            sent.of(first),
-            sent.of({**last, **first} if self.memory.parts.tied(pp) else last),
-            {name: sent.of(shards) for name, shards in modules.items()},
+        self, engine: EngineConfig, pp: int, degrees: Degrees
+    ) -> tuple[messages.EngineMessages, PartTable[messages.Sharded]]:
+        """Return the messages of an engine, by part of the model."""
+        layout = LayoutConfig(pp=pp, tp=degrees.tp, cp=degrees.cp, ep=degrees.ep)
+        shards = self.memory.shards_by_part(pp, degrees.tp, degrees.ep)
+        elements = [sum(math.prod(s.local) for s in layer.values()) for layer in shards.layers]
+        stage_elements = sum(elements[kind] for kind in self.trace.layers) / pp
+        engine_messages = messages.EngineMessages(
+            engine, layout, degrees.dp, self.precision, self.machine, stage_elements
         )
+        return engine_messages, shards.map(engine_messages.of)
 
     def timelines(
         self, grid: Grid, cuts: Cuts, ways: Sequence[Way], *, every: bool = False
@@ -381,9 +372,10 @@ def gradients_before_the_end(grid: Grid) -> bool:
 
 
 def _split(grid: Grid, sequence: bool) -> Split:
-    return as_context(grid.shape.split) if sequence else grid.shape.split
+    split = grid.shape.split
+    return split.context_only if sequence else split
 
 
-def _degrees(grid: Grid, split: Split) -> tuple[int, int, int, int, int]:
-    """Return pp, dp, cp, tp and ep of layers that share their rows so."""
-    return grid.layout.pp, grid.shape.dp, split.cp, split.tp, grid.layout.ep
+def _degrees(grid: Grid, split: Split) -> tuple[int, Degrees]:
+    """Return the stages, and the degrees of layers that share their rows so."""
+    return grid.layout.pp, replace(grid.degrees, tp=split.tp, cp=split.cp)

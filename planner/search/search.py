@@ -268,7 +268,7 @@ def shape_bound(costs: Costs, shape: LayoutShape, simulate: bool = False) -> flo
     passes, head = costs.passes(split, shape.layout.ep)
     seconds = [cost.forward_seconds + cost.backward_seconds for cost in passes]
     if simulate:  # the tensor ranks of a layer may work as context ranks
-        context_passes, _ = costs.passes(replace(split, tp=1, cp=split.ranks), shape.layout.ep)
+        context_passes, _ = costs.passes(split.context_only, shape.layout.ep)
         context_seconds = [cost.forward_seconds + cost.backward_seconds for cost in context_passes]
         seconds = [min(pair) for pair in zip(seconds, context_seconds, strict=True)]
     total = sum(seconds[kind] for kind in costs.trace.layers)

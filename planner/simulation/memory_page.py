@@ -17,7 +17,7 @@ from ...models.accounting.step import Timeline
 from ...models.config.options.precision import PRECISIONS
 from ...trainer.run.layout_plan import LayoutPlan, PlannedPhase, model_hash
 from ..grid.grid import make_grid
-from ..memory.model_parts import OwnParts
+from ..memory.model_parts import ConfigParts
 from ..memory.rank_memory import RankMemory
 from ..search.make import uniform_phase
 
@@ -56,7 +56,7 @@ def plan_timelines(
         made = ModuleParts(modules.model, modules.trace, precision)
         memory = RankMemory(made, run, precision, device, modules.trace.layers)
     else:
-        parts = OwnParts(model, run, phase.seq_len, precision, device)
+        parts = ConfigParts(model, run, phase.seq_len, precision, device)
         memory = RankMemory(parts, run, precision, device, parts.layers)
     sequence = [
         span.sequence for span in plan.layers for _ in range(span.layers[0], span.layers[1] + 1)

@@ -64,12 +64,10 @@ class Messages:
     """Messages of the layers of a plan, by kind of layer."""
 
     def __init__(self, costs: Costs, grid: Grid) -> None:
-        layout, shape = grid.layout, grid.shape
         self.recorder = Recorder(costs.machine)
         here = costs.on(self.recorder)
-        self.engine, (self.shards, *_) = here.sharded(
-            grid.engine, layout.pp, shape.dp, layout.cp, layout.tp, layout.ep
-        )
+        self.engine, sharded = here.sharded(grid.engine, grid.layout.pp, grid.degrees)
+        self.shards = sharded.layers
         self.layers = [
             [*self._of_axes(here, grid, layer_kind), *self._of_data(self.shards[layer_kind])]
             for layer_kind in range(len(costs.kinds))

@@ -295,7 +295,7 @@ def step_memory(
 
     Of micro-batches that are alike, as many are in it as the highest level needs, or `every` one.
     """
-    from ...models.accounting.step import Action, timeline
+    from ...models.accounting.step import Action, cut_passes, timeline
     from ...models.config.config import chunk_layers
     from ..layout.messages import messages
 
@@ -312,8 +312,8 @@ def step_memory(
         )
         for own, found in messages(layout.orders(number), stage).items()
     ]
-    chunks = chunk_layers(len(passes.layers), cuts)
-    return timeline(passes, engine, actions, chunks, inputs, stream)
+    chunks = cut_passes(passes, chunk_layers(len(passes.layers), cuts))
+    return timeline(chunks, engine, actions, inputs, stream)
 
 
 def _degrees(job: Job) -> Degrees:

@@ -1,9 +1,9 @@
 """Lower bounds on the memory of every plan of a layout: sums at one moment of the step.
 
-Engines, shards and schedules decide most of a rank's memory, and those bytes add up over layers
-without a trace (`Lasting`). When a stage has the most micro-batches alive, each holds at least the
-smallest activations of its layers under any recompute rule. Every sum is below the timeline at that
-moment, and so below the plan's peak.
+Engines, shards and schedules decide most of a rank's memory. Those bytes add up over the parts of
+a stage without a trace (memory/part_memory.py). When a stage has the most micro-batches in flight,
+each holds at least the smallest activations of its layers under any recompute rule. Every sum is
+below the timeline at that moment, and so below the plan's peak.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from itertools import accumulate
 from ....trainer.layout.cuts import Cuts
 from ....trainer.layout.schedules import FullestMoment, Schedule
 from ...grid.grid import Grid
-from ...memory.rank_memory import Lasting, LastingParts
+from ...memory.part_memory import PartMemory
+from ...memory.parts import PartTable
 
 ROUNDING = 64
 """Bytes by which rounded-up shards of a part may exceed its share of the sum."""
@@ -52,23 +53,23 @@ class Floors:
         grid: Grid,
         layers: Sequence[int],
         calls: Sequence[str | None],
-        lasting: LastingParts,
+        parts: PartTable[PartMemory],
         activations: MinActivations | None = None,
     ) -> None:
         """`layers` has the kind of every layer, `calls` the shared module that every kind calls."""
-        self.grid, self.layers, self.lasting = grid, layers, lasting
-        zeros = [0.0] * len(lasting.layers)
+        self.grid, self.layers, self.parts = grid, layers, parts
+        zeros = [0.0] * len(parts.layers)
         self.activations = activations or MinActivations(zeros, zeros)
         self.called = [calls[kind] for kind in layers]
         layout = grid.layout
         self.stages, self.chunks = layout.pp, layout.chunks
         self.moments = [0, 1, 2] if grid.shape.micro_batches > 1 else [0, 2]
-        """Moments of `Lasting` in the step."""
+        """Fields of `PartMemory` that are moments of the step."""
 
     @cached_property
-    def _lasting_sums(self) -> list[list[float]]:
+    def _state_sums(self) -> list[list[float]]:
         """[moment][layer]: bytes of all layers before."""
-        layers = [self.lasting.layers[kind] for kind in self.layers]
+        layers = [self.parts.layers[kind] for kind in self.layers]
         return [
             list(accumulate((layer[m] - ROUNDING for layer in layers), initial=0.0))
             for m in (0, 1, 2)
@@ -86,27 +87,27 @@ class Floors:
     def stage(self, stage: int, ranges: Ranges) -> float:
         """Return the lower bound for a stage whose chunks have these layers."""
         last = self.stages * self.chunks - 1
-        ends: list[Lasting] = []
+        ends: list[PartMemory] = []
         kept = 0.0
         moment = self.fullest(stage)
         for number, (alive, (first, end)) in enumerate(zip(moment.in_flight, ranges, strict=False)):
             chunk = stage + number * self.stages
             kept += alive * (self._activation_sums[end] - self._activation_sums[first])
             if chunk == 0:
-                ends.append(self.lasting.first)
+                ends.append(self.parts.first)
                 kept += alive * self.activations.first
             if chunk == last:
-                ends.append(self.lasting.last)
+                ends.append(self.parts.last)
                 kept += alive * self.activations.last
             if number == moment.next:
                 kind = self.layers[end - 1]
-                workspace = self.activations.workspaces[kind] + self.lasting.layers[kind].running
+                workspace = self.activations.workspaces[kind] + self.parts.layers[kind].gathered
                 kept += self.activations.last_workspace if chunk == last else workspace
         called = {module for first, end in ranges for module in self.called[first:end]}
-        ends += [self.lasting.modules[module] for module in called if module is not None]
+        ends += [self.parts.modules[module] for module in called if module is not None]
         floor = 0.0
         for index in self.moments:
-            sums = self._lasting_sums[index]
+            sums = self._state_sums[index]
             size = sum(sums[end] - sums[first] for first, end in ranges)
             size += sum(part[index] - ROUNDING for part in ends)
             floor = max(floor, size + (kept if index == 0 else 0.0))
@@ -119,16 +120,16 @@ class Floors:
         activations = self._activation_sums[-1] + self.activations.first + self.activations.last
         kept = min_in_flight * activations
         workspaces = [
-            self.activations.workspaces[kind] + self.lasting.layers[kind].running
+            self.activations.workspaces[kind] + self.parts.layers[kind].gathered
             for kind in {*self.layers}
         ]
         smallest_last = min(*workspaces, self.activations.last_workspace)
         kept += (self.stages - 1) * min(workspaces) + smallest_last
-        ends = [self.lasting.first, self.lasting.last]
-        ends += [self.lasting.modules[module] for module in {*self.called} - {None} if module]
+        ends = [self.parts.first, self.parts.last]
+        ends += [self.parts.modules[module] for module in {*self.called} - {None} if module]
         return (
             max(
-                self._lasting_sums[moment][-1]
+                self._state_sums[moment][-1]
                 + sum(part[moment] - ROUNDING for part in ends)
                 + (kept if moment == 0 else 0.0)
                 for moment in self.moments

@@ -87,8 +87,8 @@ class MinMemory:
         """Lower bounds on activations and workspaces, over all rules."""
         models = self.passes_by_rule.values()
         ends = self.passes_by_rule[RULES[0]]  # rules change layers alone
-        places = self.costs.memory.footprints.places
-        layers = [min_passes([passes.layers[place] for passes in models]) for place in places]
+        kind_layers = self.costs.memory.footprints.kind_layers
+        layers = [min_passes([passes.layers[layer] for passes in models]) for layer in kind_layers]
         return MinActivations(
             [layer.activations for layer in layers],
             [find_peak(layer.backward) for layer in layers],
@@ -184,12 +184,9 @@ def trace_by_rule(costs: Costs, grid: Grid) -> dict[Rule, ModelPasses]:
 
 def build_floors(costs: Costs, grid: Grid, activations: MinActivations | None = None) -> Floors:
     """Return the memory floors of a layout; without `activations`, those of its state."""
-    layout = grid.layout
-    lasting = costs.memory.lasting(
-        grid.engine, layout.pp, grid.shape.dp, layout.cp, layout.tp, layout.ep
-    )
+    parts = costs.memory.sample_parts(grid.engine, grid.layout.pp, grid.degrees, edges=False)
     calls = [layer.operators.get("shared") for layer in costs.kinds]
-    return Floors(grid, costs.trace.layers, calls, lasting, activations)
+    return Floors(grid, costs.trace.layers, calls, parts, activations)
 
 
 def isolate_stage(stage: int, first: int, end: int, stages: int, layers: int) -> Cuts:

@@ -1,0 +1,92 @@
+"""Memory of a single part of a model, sampled from the timeline of a step.
+
+The search adds up these bytes over a stage's parts, and floors bound a stage from below by them.
+The part runs alone and without activations, for two micro-batches: the first pair of passes meets
+no gradients, the second does.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from ...models.accounting.level import EngineMemory, EngineState, Level, Moment, Unit
+from ...models.accounting.pieces import Passes, PassSegment
+from ...models.accounting.state import Degrees, Shards, device_bytes
+from ...models.accounting.step import Action, ChunkPart, timeline
+from ...trainer.accounting.watched import WrappedMemory
+from ...trainer.engines.shard_groups import layer_of
+from ...trainer.engines.traffic import KeptWhole
+
+BUFFERS = "buffers"
+STEP = [action for n in (0, 1) for action in (Action("forward", 0, n), Action("backward", 0, n))]
+
+
+class PartMemory(NamedTuple):
+    """Device bytes of a part at moments of a step: state, whole weights and gradients.
+
+    Buffers are left out, because those of several parts do not add up.
+    """
+
+    in_flight: int
+    """While micro-batches are in flight, before any gradient."""
+    between: int
+    """After a backward pass that others follow."""
+    end: int
+    """After the last backward pass."""
+    in_flight_later: int
+    """While micro-batches are in flight, beside gradients of earlier ones."""
+    gathered: int
+    """Whole weights that a backward pass adds at its start."""
+
+    def step_bytes(self, activations: float, *, early_gradients: bool) -> float:
+        """Return the bytes that count over the whole step.
+
+        Without `early_gradients`, as in GPipe, a part frees the activations of its micro-batch
+        before its gradients are allocated, so only the excess counts.
+        """
+        gradients = self.in_flight_later - self.in_flight
+        excess = gradients if early_gradients else max(0.0, gradients - activations)
+        return self.in_flight + excess
+
+
+def sample_part(
+    state: EngineState, shards: Shards, degrees: Degrees, kept: KeptWhole, weight_bytes: int
+) -> PartMemory:
+    """Sample the memory of the part with these shards."""
+    if not shards:
+        return PartMemory(0, 0, 0, 0, 0)
+    layer = layer_of(next(iter(shards)))
+    gradients = tuple(
+        PassSegment(0, 0, name, math.prod(shard.local) * weight_bytes)
+        for name, shard in shards.items()
+    )
+    engine = _GatherProbe(state.memory(shards, degrees))
+    moments = timeline([[ChunkPart("", layer, Passes((), gradients))]], engine, STEP).moments
+    # A forward pass has one moment. A backward pass has two: the part's and the pass's end.
+    start, forward, _, between, later_forward, _, end, _ = map(_lasting_bytes, moments)
+    stays_whole = kept.outside if layer is None else kept.blocks
+    return PartMemory(
+        in_flight=forward if stays_whole else start,
+        between=between,
+        end=end,
+        in_flight_later=later_forward if stays_whole else between,
+        gathered=engine.gathered,
+    )
+
+
+def _lasting_bytes(moment: Moment) -> int:
+    return device_bytes(moment.end) - moment.end.get(BUFFERS, 0)
+
+
+class _GatherProbe(WrappedMemory):
+    """Forwards an engine's events, and measures what it adds as a backward pass begins."""
+
+    def __init__(self, engine: EngineMemory) -> None:
+        super().__init__(engine)
+        self.gathered = 0
+
+    def enter(self, level: Level, unit: Unit, *, backward: bool) -> None:
+        before = level.total
+        super().enter(level, unit, backward=backward)
+        self.gathered = self.gathered + level.total - before if backward else 0

@@ -1,0 +1,60 @@
+"""The parts of a model: layers by kind, both ends, shared modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from ...models.accounting.state import Shards
+from ...models.config.options.names import LinearForm
+from ...trainer.accounting.state import ParameterState
+from ...trainer.run.config import RunConfig
+from ..grid.split import Split
+from .footprints import Traces
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class PartTable(Generic[T]):
+    """A value for every part of a model."""
+
+    layers: Sequence[T]
+    """One layer of every kind."""
+    first: T
+    """The embedding."""
+    last: T
+    """Final norm and head; with tied weights on a stage of its own also the embedding."""
+    modules: Mapping[str, T]
+    """Shared modules by name."""
+
+    def map(self, function: Callable[[T], S]) -> PartTable[S]:
+        return PartTable(
+            [function(layer) for layer in self.layers],
+            function(self.first),
+            function(self.last),
+            {name: function(module) for name, module in self.modules.items()},
+        )
+
+
+class ModelParts(Protocol):
+    """What the memory accounting needs to know about a model, ours or another program's."""
+
+    def traces(self, split: Split, ep: int, linear: LinearForm) -> Traces: ...
+    def input_bytes(self, split: Split) -> int:
+        """Count the bytes of a micro-batch's tokens."""
+
+    def stream_bytes(self, split: Split) -> int:
+        """Count the bytes of a tensor that a micro-batch passes to another stage."""
+
+    def parameters(self, run: RunConfig, *, by_kind: bool) -> ParameterState:
+        """Return the state of all parameters; with `by_kind`, those of one layer per kind."""
+
+    def shards_by_part(self, pp: int, tp: int, ep: int) -> PartTable[Shards]: ...
+    def shards(self, tp: int, ep: int) -> Shards:
+        """Return the local shards of a rank that has all layers."""
+
+    def users(self, chunks: Sequence[range]) -> Mapping[str, set[int]]:
+        """Return the chunks that use every module outside the layers, by its path."""
