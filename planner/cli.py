@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .modules.model import TracedModules
     from .search.make import PhaseSearch, PlanRequest, Plans
     from .search.outcome import Candidate
-    from .simulation.outlook import Outlook
+    from .simulation.outlook import PlanOutlook
 
 REQUIRED = ("hardware", "gpus")
 
@@ -118,7 +118,7 @@ def plan(context: click.Context, /, as_json: bool, **options: Any) -> None:
         _write_page(plans, outlooks, options)
     if as_json:
         found = _as_json(plans) | {"explained": explained_as_json(explained, wanted)}
-        command.emit(found | {"simulated": {o.title: o.as_json() for o in outlooks}})
+        command.emit(found | {"simulated": {o.title: o.dump() for o in outlooks}})
     from .modules.costs import ModuleCosts, describe_kinds
 
     if isinstance(costs := plans.phases[0].costs, ModuleCosts):
@@ -221,33 +221,33 @@ def _run_on(file: str | None, device: str) -> RunConfig:
 Explained = list[tuple["PhaseSearch", "Candidate | PlanError"]]
 
 
-def _simulated(options: dict[str, Any]) -> Callable[[Plans, Explained], list[Outlook]]:
+def _simulated(options: dict[str, Any]) -> Callable[[Plans, Explained], list[PlanOutlook]]:
     """Check the options of the simulation; return the function that simulates the best plan of
     each phase, the one that serves all phases, and the explained ones, if one of the options is
     given."""
     from .search.make import plans_to_simulate
     from .simulation.failures import parse_failures
-    from .simulation.outlook import Outlook
-    from .simulation.slow import parse_slow
+    from .simulation.outlook import PlanOutlook
+    from .simulation.slow import parse_slowdown
     from .simulation.step import Simulation
 
-    slow = [parse_slow(text, options["gpus"]) for text in options["slow"]]
+    slow = [parse_slowdown(text, options["gpus"]) for text in options["slow"]]
     failures = parse_failures(options["failures"] or "")
     asked = bool(slow) or any(options[name] is not None for name in ("html", "failures"))
 
-    def simulate(plans: Plans, explained: Explained) -> list[Outlook]:
+    def simulate(plans: Plans, explained: Explained) -> list[PlanOutlook]:
         if not asked:
             return []
         budget = plans.request.budget
         return [
-            Outlook(title, Simulation(own.costs, made, budget), slow, failures)
+            PlanOutlook(title, Simulation(own.costs, made, budget), slow, failures)
             for title, own, made in plans_to_simulate(plans, explained, options["explain"])
         ]
 
     return simulate
 
 
-def _write_page(plans: Plans, outlooks: list[Outlook], options: dict[str, Any]) -> None:
+def _write_page(plans: Plans, outlooks: list[PlanOutlook], options: dict[str, Any]) -> None:
     from pathlib import Path
 
     from ..dataplane.storage.atomic import replacing

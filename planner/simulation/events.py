@@ -1,4 +1,4 @@
-"""Events of a rank within a pass, and its memory over a step."""
+"""A rank's events within a pass, and its memory over a step."""
 
 from __future__ import annotations
 
@@ -8,96 +8,101 @@ from typing import NamedTuple
 from ...models.accounting.state import device_bytes
 from ...trainer.layout.schedules import Kind
 from ..division.problem import FixedCosts
-from .messages import Messages
+from .messages import LayerMessages
 from .step import Simulation
 
 KINDS: tuple[Kind, ...] = ("forward", "backward")
 ORDER = ("tensor", "context", "experts", "recompute", "compute", "ends", "data")
-"""Parts of a layer's pass in the order of the drawing; a layer has them in turns. `data` is what no
-computation hides."""
+"""Lanes of a layer's pass as drawn; a real layer alternates between them. `data` is the wait for
+messages that no computation hides."""
+HIDDEN = "hidden"
+"""Lane of data messages, which run while other lanes do."""
 
 
 class Event(NamedTuple):
-    """Work or messages of a rank."""
+    """Work or messages on a rank."""
 
     lane: str
-    """Part of the step. `beside`: data messages, which run beside the other lanes."""
+    """Lane of ORDER, or HIDDEN."""
     start: float
     end: float
     text: str
 
 
-class Part(NamedTuple):
-    """A layer, the embedding or the head in a pass."""
+class LayerPass(NamedTuple):
+    """A layer's, the embedding's or the head's share in a pass."""
 
     text: str
     layer_kind: int | None
     """None: the embedding or the head."""
     seconds: dict[str, float]
-    beside: float
-    """Seconds of the data messages beside it."""
+    """Seconds by lane."""
+    data_seconds: float
+    """Seconds of data messages that run at the same time."""
 
 
 class Events:
-    """Events of the passes of a plan."""
+    """Events in the passes of a plan."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
-        self.messages = Messages(simulation.costs, simulation.grid)
+        self.messages = LayerMessages(simulation.costs, simulation.grid)
 
-    def parts(self, chunk: int, kind: Kind) -> list[Part]:
-        """Return the parts of a pass in their order."""
+    def layer_passes(self, chunk: int, kind: Kind) -> list[LayerPass]:
+        """Return a pass's layers in the order in which they run."""
         problem, plan = self.simulation.problem, self.simulation.plan
         names = [layer.name for layer in self.simulation.costs.kinds]
-        found = []
+        layer_passes = []
         if chunk == 0:
-            found.append(self._end("embedding", problem.first, kind))
+            layer_passes.append(self._end("embedding", problem.first, kind))
         for layer in range(*problem.ranges(plan.cuts)[chunk]):
             choice, layer_kind = plan.choices[layer], problem.layers[layer]
-            way = choice.name
-            seconds = way.forward if kind == "forward" else way.backward
-            beside = self.messages.beside(layer_kind, way, kind)
+            layer_plan = choice.name
+            seconds = layer_plan.forward if kind == "forward" else layer_plan.backward
+            data_seconds = self.messages.data_seconds(layer_kind, layer_plan, kind)
             text = f"layer {layer}, {names[layer_kind]}"
-            found.append(Part(text, layer_kind, dict(seconds), beside))
+            layer_passes.append(LayerPass(text, layer_kind, dict(seconds), data_seconds))
         if chunk == problem.all_chunks - 1:
-            found.append(self._end("head and loss", problem.last, kind))
-        return found if kind == "forward" else found[::-1]
+            layer_passes.append(self._end("head and loss", problem.last, kind))
+        return layer_passes if kind == "forward" else layer_passes[::-1]
 
-    def _end(self, text: str, fixed: FixedCosts, kind: Kind) -> Part:
+    def _end(self, text: str, fixed: FixedCosts, kind: Kind) -> LayerPass:
         seconds = fixed.forward if kind == "forward" else fixed.backward
-        return Part(text, None, {"ends": seconds}, 0.0)
+        return LayerPass(text, None, {"ends": seconds}, 0.0)
 
-    def of_micro_batch(self, chunk: int) -> list[Event]:
-        """Return the events of one micro-batch in a chunk: forward pass, then backward pass."""
-        found, clock = [], 0.0
+    def micro_batch_events(self, chunk: int) -> list[Event]:
+        """Return a micro-batch's events in a chunk: forward pass, then backward pass."""
+        events, clock = [], 0.0
         for kind in KINDS:
-            for part in self.parts(chunk, kind):
-                start = clock
+            for layer_pass in self.layer_passes(chunk, kind):
+                label, start = f"{layer_pass.text}, {kind}", clock
                 for lane in ORDER:
-                    seconds = part.seconds.get(lane, 0.0)
-                    if seconds:
-                        text = f"{part.text}, {kind}: {lane} {seconds * 1e3:.3g} ms"
-                        found.append(Event(lane, clock, clock + seconds, text))
+                    if seconds := layer_pass.seconds.get(lane, 0.0):
+                        text = f"{label}: {lane} {seconds * 1e3:.3g} ms"
+                        events.append(Event(lane, clock, clock + seconds, text))
                         clock += seconds
-                if part.beside:
-                    text = f"{part.text}, {kind}: data messages {part.beside * 1e3:.3g} ms"
-                    found.append(Event("beside", start, min(clock, start + part.beside), text))
-        return found
+                if seconds := layer_pass.data_seconds:
+                    text = f"{label}: data messages {seconds * 1e3:.3g} ms"
+                    events.append(Event(HIDDEN, start, min(clock, start + seconds), text))
+        return events
 
     def memory(self, stage: int) -> Iterator[tuple[float, float]]:
-        """Yield (seconds, bytes) of a rank of a stage: the highest level of each layer while it
-        runs, then the level that it leaves."""
+        """Yield (seconds, bytes) over a step on a rank of this stage.
+
+        While a layer runs, its highest level counts; then the level that it leaves.
+        """
         simulation = self.simulation
         moments = iter(simulation.moments[stage])
         yield 0.0, device_bytes(next(moments).end)
         clock = 0.0
         for action, start, _ in simulation.step.timeline.spans[stage]:
             clock = start
-            lengths = [sum(p.seconds.values()) for p in self.parts(action.chunk, action.kind)]
-            for length in [*lengths, *([0.0] if action.kind == "backward" else [])]:
+            layer_passes = self.layer_passes(action.chunk, action.kind)
+            durations = [sum(layer_pass.seconds.values()) for layer_pass in layer_passes]
+            for duration in [*durations, *([0.0] if action.kind == "backward" else [])]:
                 moment = next(moments)
                 yield clock, device_bytes(moment.high)
-                clock += length
+                clock += duration
                 yield clock, device_bytes(moment.high)
                 yield clock, device_bytes(moment.end)
         update = next(moments)

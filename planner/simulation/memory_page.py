@@ -1,4 +1,4 @@
-"""Page of a plan's memory: each stage over a step, by part, and each layer."""
+"""Page of a plan's memory: stages over a step by part, and layers."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ...trainer.run.config import RunConfig
     from ..modules.model import TracedModules
 
-MOST_STAGES = 6
-"""Stages that are drawn: the first ones, and the last."""
+MAX_STAGES = 6
+"""Stages that are drawn: the first, and the last."""
 
 
 def plan_timelines(
@@ -38,11 +38,13 @@ def plan_timelines(
     device: str,
     modules: TracedModules | None = None,
 ) -> list[Timeline]:
-    """Return the memory of a rank of each stage over a step of a phase of a plan. `modules` are
-    those that are not ours, which `model` stands for."""
-    if (own := model_hash(model)) != plan.planned.model:
+    """Return a rank's memory over a step in this phase of a plan, by stage.
+
+    `modules` are foreign modules that `model` stands for.
+    """
+    if (digest := model_hash(model)) != plan.planned.model:
         raise PlanError(
-            f"the plan is for model {plan.planned.model}, and this one is {own}",
+            f"the plan is for model {plan.planned.model}, and this one is {digest}",
             hint=f"{modules.model.module} has changed since: plan it again"
             if modules
             else "name the model that it was planned for",
@@ -53,11 +55,11 @@ def plan_timelines(
     if modules is not None:
         from ..modules.memory import ModuleParts
 
-        made = ModuleParts(modules.model, modules.trace, precision)
-        memory = RankMemory(made, run, precision, device, modules.trace.layers)
+        module_parts = ModuleParts(modules.model, modules.trace, precision)
+        memory = RankMemory(module_parts, run, precision, device, modules.trace.layers)
     else:
-        parts = ConfigParts(model, run, phase.seq_len, precision, device)
-        memory = RankMemory(parts, run, precision, device, parts.layers)
+        model_parts = ConfigParts(model, run, phase.seq_len, precision, device)
+        memory = RankMemory(model_parts, run, precision, device, model_parts.layers)
     sequence = [
         span.sequence for span in plan.layers for _ in range(span.layers[0], span.layers[1] + 1)
     ]
@@ -66,7 +68,7 @@ def plan_timelines(
 
 
 def memory_page(title: str, batch: str, names: Sequence[str], timelines: Sequence[Timeline]) -> str:
-    """Return the page. `batch` is the batch in words, and `names` are those of the layers."""
+    """Return the page. `batch` describes the batch, and `names` are the layers' names."""
     sizes = [timeline.highest for timeline in timelines]
     fullest = sizes.index(max(sizes))
     peak = timelines[fullest].peak
@@ -77,7 +79,7 @@ def memory_page(title: str, batch: str, names: Sequence[str], timelines: Sequenc
     figures = tiles(
         [
             ("memory", format_bytes(max(sizes)), f"stage {fullest}, at the highest moment"),
-            ("moment", escape(_name(peak)), f"micro-batch {peak.micro}"),
+            ("moment", escape(_format_moment(peak)), f"micro-batch {peak.micro}"),
             (
                 "state",
                 format_bytes(device_bytes(timelines[fullest].moments[0].end)),
@@ -85,28 +87,28 @@ def memory_page(title: str, batch: str, names: Sequence[str], timelines: Sequenc
             ),
         ]
     )
-    shown = sorted({*range(min(len(sizes), MOST_STAGES - 1)), len(sizes) - 1, fullest})
-    stages = "".join(_stage(stage, timelines[stage], len(sizes)) for stage in shown)
-    layers = "".join(_layers(stage, timelines[stage], len(sizes)) for stage in shown)
+    drawn = sorted({*range(min(len(sizes), MAX_STAGES - 1)), len(sizes) - 1, fullest})
+    stages = "".join(_stage(stage, timelines[stage], len(sizes)) for stage in drawn)
+    layers = "".join(_layers(stage, timelines[stage], len(sizes)) for stage in drawn)
     stripe = layer_stripe(names, f"{len(names)} layers")
     return page(title, head + stripe + figures + stages + layers)
 
 
-def _name(moment: Moment) -> str:
+def _format_moment(moment: Moment) -> str:
     layer = "" if moment.layer is None else f" (layer {moment.layer})"
     return f"{moment.name}{layer}"
 
 
 def _stage(stage: int, timeline: Timeline, stages: int) -> str:
-    """Draw the parts of a stage's memory on each other, moment by moment."""
+    """Draw a stage's memory moment by moment, its parts stacked."""
     moments = timeline.moments
-    most = {
+    highest = {
         name: max(moment.high.get(name, 0) for moment in moments)
         for moment in moments
         for name in moment.high
         if not name.startswith(HOST)
     }
-    names = [name for name, size in most.items() if size]
+    names = [name for name, size in highest.items() if size]
     sums = [list(accumulate(m.high.get(name, 0) for name in names)) for m in moments]
     chart = Chart(
         WIDE,
@@ -114,21 +116,29 @@ def _stage(stage: int, timeline: Timeline, stages: int) -> str:
         (0.0, float(len(moments))),
         bounds([timeline.highest], zero=True),
         format_bytes,
-        x_label=lambda place: f"{place:g}",
+        x_label=lambda number: f"{number:g}",
         x_unit="moment",
     )
     chart.axes()
     edges = [float(x) for n in range(len(moments)) for x in (n, n + 1)]
     for number in reversed(range(len(names))):
-        heights = [float(each[number]) for each in sums for _ in range(2)]
+        heights = [float(levels[number]) for levels in sums for _ in range(2)]
         chart.area(Curve(edges, heights), "part", colour(number))
     chart.tooltips(
-        (n, n + 1, f"{_name(moment)}: {format_bytes(device_bytes(moment.high))}\n{_sizes(moment)}")
+        (
+            n,
+            n + 1,
+            f"{_format_moment(moment)}: {_level(moment)}\n{_sizes(moment)}",
+        )
         for n, moment in enumerate(moments)
     )
     where = f"stage {stage}" if stages > 1 else "a rank"
-    drawn = chart.render(f"memory over a step by part, {where}")
-    return section("Memory over a step", drawn, legend(names), f"{where}, by part")
+    svg = chart.render(f"memory over a step by part, {where}")
+    return section("Memory over a step", svg, legend(names), f"{where}, by part")
+
+
+def _level(moment: Moment) -> str:
+    return format_bytes(device_bytes(moment.high))
 
 
 def _sizes(moment: Moment) -> str:
@@ -136,23 +146,20 @@ def _sizes(moment: Moment) -> str:
 
 
 def _layers(stage: int, timeline: Timeline, stages: int) -> str:
-    """Return a table of the layers: the highest level of both passes, and its parts."""
-    found: dict[str, dict[str, Moment]] = {}
+    """Return a table of layers: the highest level in both passes, and its parts."""
+    peaks: dict[str, dict[str, Moment]] = {}
     for moment in timeline.moments:
         kind, _, name = moment.name.partition(" ")
         key = name if moment.layer is None else f"{moment.layer} {name}"
-        known = found.setdefault(key, {}).setdefault(kind, moment)
-        if device_bytes(moment.high) > device_bytes(known.high):
-            found[key][kind] = moment
+        peak = peaks.setdefault(key, {}).setdefault(kind, moment)
+        if device_bytes(moment.high) > device_bytes(peak.high):
+            peaks[key][kind] = moment
     rows = "".join(
         f"<tr><th>{escape(key)}</th>"
-        + "".join(
-            f"<td>{format_bytes(device_bytes(each[kind].high))}</td>"
-            for kind in ("forward", "backward")
-        )
-        + f"<td>{escape(_sizes(each['backward']))}</td></tr>"
-        for key, each in found.items()
-        if "forward" in each and "backward" in each
+        + "".join(f"<td>{_level(passes[kind])}</td>" for kind in ("forward", "backward"))
+        + f"<td>{escape(_sizes(passes['backward']))}</td></tr>"
+        for key, passes in peaks.items()
+        if "forward" in passes and "backward" in passes
     )
     heads = ("layer", "forward pass", "backward pass", "parts in the backward pass")
     head = "".join(f"<th>{name}</th>" for name in heads)

@@ -1,10 +1,10 @@
-"""Messages of a plan's ranks: recorded while the planner's own functions price them."""
+"""Messages of a plan's ranks, recorded while the planner's functions price them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...trainer.engines.traffic import Message
 from ...trainer.layout.schedules import Kind
@@ -20,12 +20,12 @@ COLLECTIVES: Mapping[Message, str] = {
     "all_reduce": "all-reduce",
     "all_reduce_compute": "all-reduce",
 }
-"""Collective of each message of an engine."""
+"""Collective by engine message."""
 
 
 @dataclass(frozen=True)
-class Sent:
-    """One message of a rank."""
+class RankMessage:
+    """A message of a rank."""
 
     axis: str
     collective: str
@@ -33,67 +33,73 @@ class Sent:
     """Bytes, as nccl-tests counts them (`Collective.bytes`)."""
     ranks: int
     near: int
-    """Ranks of the group on each node."""
+    """Ranks of the group on a node."""
     seconds: float
 
 
-class Recorder(Machine):
-    """A cluster that records the messages whose seconds it is asked for."""
+class RecordingMachine(Machine):
+    """A cluster that records every message that it prices."""
 
     def __init__(self, machine: Machine) -> None:
         super().__init__(
             machine.hardware, machine.precision, fp8=machine.fp8, roofline=machine.roofline
         )
-        self.sent: list[Sent] = []
+        self.sent: list[RankMessage] = []
 
     def collective(self, name: str, size: float, ranks: int, stride: int) -> float:
         seconds = super().collective(name, size, ranks, stride)
         if seconds:
             near = math.gcd(ranks, max(1, self.per_node // stride))
-            self.sent.append(Sent("", name, size, ranks, near, seconds))
+            self.sent.append(RankMessage("", name, size, ranks, near, seconds))
         return seconds
 
     def hop(self, size: float, stride: int) -> float:
         seconds = super().hop(size, stride)
         near = 2 if stride < self.per_node else 1
-        self.sent.append(Sent("", "p2p", size, 2, near, seconds))
+        self.sent.append(RankMessage("", "p2p", size, 2, near, seconds))
         return seconds
 
 
-class Messages:
-    """Messages of the layers of a plan, by kind of layer."""
+class LayerMessages:
+    """Messages of a plan's layers, by kind of layer."""
 
     def __init__(self, costs: Costs, grid: Grid) -> None:
-        self.recorder = Recorder(costs.machine)
-        here = costs.on(self.recorder)
-        self.engine, sharded = here.sharded(grid.engine, grid.layout.pp, grid.degrees)
+        self.recorder = RecordingMachine(costs.machine)
+        recorded_costs = costs.on(self.recorder)
+        self.engine, sharded = recorded_costs.sharded(grid.engine, grid.layout.pp, grid.degrees)
         self.shards = sharded.layers
         self.layers = [
-            [*self._of_axes(here, grid, layer_kind), *self._of_data(self.shards[layer_kind])]
+            [
+                *self._axis_messages(recorded_costs, grid, layer_kind),
+                *self._data_messages(self.shards[layer_kind]),
+            ]
             for layer_kind in range(len(costs.kinds))
         ]
-        """Different messages of each kind of layer."""
+        """Distinct messages by kind of layer."""
 
-    def _of_axes(self, costs: Costs, grid: Grid, layer_kind: int) -> list[Sent]:
+    def _axis_messages(self, costs: Costs, grid: Grid, layer_kind: int) -> list[RankMessage]:
         """Return the messages over the tensor, context and expert axes."""
-        found: list[list[Sent]] = []
-        for ep in (1, grid.layout.ep):  # the second time, those of experts come last
+
+        def record(ep: int) -> list[RankMessage]:
             self.recorder.sent = []
             costs.sent(costs.kinds[layer_kind], grid.shape.split, ep)
-            found.append(self.recorder.sent)
-        dense, every = found
+            return self.recorder.sent
+
+        dense, all_messages = record(1), record(grid.layout.ep)  # messages of experts come last
         tensor = ("all-gather", "reduce-scatter")
-        axes = ["tensor" if sent.collective in tensor else "context" for sent in dense]
-        axes += ["experts"] * (len(every) - len(dense))
-        named = (_named(axis, sent) for axis, sent in zip(axes, every, strict=True))
+        axes = ["tensor" if message.collective in tensor else "context" for message in dense]
+        axes += ["experts"] * (len(all_messages) - len(dense))
+        named = (
+            replace(message, axis=axis) for axis, message in zip(axes, all_messages, strict=True)
+        )
         return list(dict.fromkeys(named))
 
-    def _of_data(self, costs: messages.Sharded) -> list[Sent]:
-        """Return the messages of the engine: gathered weights and reduced gradients."""
+    def _data_messages(self, costs: messages.Sharded) -> list[RankMessage]:
+        """Return the engine's messages: gathered weights and reduced gradients."""
         engine = self.engine
         near = math.gcd(engine.shard, max(1, self.recorder.per_node // engine.stride))
         return [
-            Sent(
+            RankMessage(
                 "data",
                 COLLECTIVES[message],
                 costs.elements * engine.widths[message],
@@ -105,13 +111,9 @@ class Messages:
             if costs.seconds[message]
         ]
 
-    def beside(self, layer_kind: int, way: Way, kind: Kind) -> float:
-        """Return the seconds of the data messages that run beside a pass of a layer."""
+    def data_seconds(self, layer_kind: int, layer_plan: Way, kind: Kind) -> float:
+        """Return the seconds of data messages during a layer's pass."""
         shards = self.shards[layer_kind]
         if kind == "forward":
             return self.engine.forward_message(shards)
-        return self.engine.backward_message(shards, gathers=way.reshard is None)
-
-
-def _named(axis: str, sent: Sent) -> Sent:
-    return Sent(axis, sent.collective, sent.size, sent.ranks, sent.near, sent.seconds)
+        return self.engine.backward_message(shards, gathers=layer_plan.reshard is None)

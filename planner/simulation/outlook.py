@@ -1,4 +1,4 @@
-"""Simulation of a plan as numbers: slow parts, failures, checkpoints."""
+"""A simulated plan as numbers: slow parts, failures, checkpoints."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 
 from ...console.progress import format_duration
 from .events import Events
-from .failures import HOUR, Failures, best_interval, daly, goodput, young
-from .slow import PARTS, Slow
-from .step import Simulation, Step
+from .failures import HOUR, Failures, best_interval, daly_interval, goodput, young_interval
+from .slow import SLOW_PARTS, Slowdown
+from .step import SimulatedStep, Simulation
 
 FACTORS = (1.0, 1.2, 1.4, 1.6, 1.8, 2.0)
-"""Factors of the curves of slow parts."""
+"""Factors on the curves of slow parts."""
 
 
 @dataclass(frozen=True)
-class Outlook:
-    """Simulation of the plan of a phase."""
+class PlanOutlook:
+    """A phase's simulated plan, with slow parts and failures."""
 
     title: str
     simulation: Simulation
-    slow: Sequence[Slow]
+    slowdowns: Sequence[Slowdown]
     failures: Failures
 
     @cached_property
@@ -40,76 +40,86 @@ class Outlook:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a step; rows, for modules that are not ours."""
+        """Tokens in a step; rows, for foreign modules."""
         phase = self.simulation.costs.phase
         return phase.seq_len * phase.batch_rows
 
     @cached_property
-    def slowed(self) -> list[tuple[Slow, Step]]:
-        return [(slow, self.simulation.slowed(slow)) for slow in self.slow]
+    def slowed_steps(self) -> list[tuple[Slowdown, SimulatedStep]]:
+        return [(slowdown, self.simulation.slow_down(slowdown)) for slowdown in self.slowdowns]
 
     @cached_property
     def curves(self) -> dict[str, list[float]]:
-        """Seconds of a step at each of FACTORS, for a slow part in the busiest stage."""
+        """Seconds a step at each of FACTORS, by slow part in the busiest stage."""
         rank = self.simulation.busiest * self.simulation.stage_ranks
         return {
-            meaning: [self.simulation.slowed(Slow(part, rank, f)).seconds for f in FACTORS]
-            for part, meaning in PARTS.items()
+            meaning: [
+                self.simulation.slow_down(Slowdown(component, rank, factor)).seconds
+                for factor in FACTORS
+            ]
+            for component, meaning in SLOW_PARTS.items()
         }
 
     @property
-    def mean(self) -> float:
-        """Mean seconds between two failures of the job."""
-        return self.failures.mean(self.gpus)
+    def mean_seconds(self) -> float:
+        """Mean seconds between the job's failures."""
+        return self.failures.mean_seconds(self.gpus)
 
     def goodput(self, every: int) -> float:
-        return goodput(self.failures, self.mean, self.seconds, every)
+        return goodput(self.failures, self.mean_seconds, self.seconds, every)
 
     @cached_property
-    def best(self) -> int:
-        """Steps between two checkpoints with the highest goodput."""
-        return best_interval(self.failures, self.mean, self.seconds)
+    def best_interval(self) -> int:
+        """Steps between checkpoints with the highest goodput."""
+        return best_interval(self.failures, self.mean_seconds, self.seconds)
 
     @property
     def formulas(self) -> dict[str, int]:
-        """Steps between two checkpoints by the formulas of Young and Daly."""
-        by = {"Young": young(self.failures, self.mean), "Daly": daly(self.failures, self.mean)}
-        return {name: max(1, round(seconds / self.seconds)) for name, seconds in by.items()}
+        """Steps between checkpoints by Young's and Daly's formulas."""
+        intervals = {
+            "Young": young_interval(self.failures, self.mean_seconds),
+            "Daly": daly_interval(self.failures, self.mean_seconds),
+        }
+        return {name: max(1, round(seconds / self.seconds)) for name, seconds in intervals.items()}
 
     def lines(self) -> Iterator[str]:
         """Yield the result for a person."""
-        for slow, step in self.slowed:
+        for slowdown, step in self.slowed_steps:
             yield (
-                f"slow {slow}: {step.seconds:.4g} s a step instead of {self.seconds:.4g} "
-                f"({step.seconds / self.seconds - 1:+.1%}): {PARTS[slow.part]} takes "
-                f"{slow.factor:g} times as long, and all {self.gpus:,} ranks wait"
+                f"slow {slowdown}: {step.seconds:.4g} s a step instead of {self.seconds:.4g} "
+                f"({step.seconds / self.seconds - 1:+.1%}): {SLOW_PARTS[slowdown.part]} takes "
+                f"{slowdown.factor:g} times as long, and all {self.gpus:,} ranks wait"
             )
-        known = self.failures
+        failures = self.failures
         yield (
-            f"failures: one each {format_duration(self.mean)} ({known.mtbf:,.0f} hours for one "
-            f"device), restart {known.restart:g} s, save {known.save:g} s and {known.write:g} s "
-            "beside training"
+            f"failures: one each {format_duration(self.mean_seconds)} "
+            f"({failures.mtbf:,.0f} hours for one device), restart {failures.restart:g} s, "
+            f"save {failures.save:g} s and {failures.write:g} s beside training"
         )
-        steps = {"best": self.best, **self.formulas}
-        if known.every is not None:
-            steps["every"] = known.every
-        for name, every in steps.items():
+        for name, every in self.intervals().items():
             yield (
                 f"    {name:<6} a checkpoint each {every:,} steps "
                 f"({format_duration(every * self.seconds)}): {self.goodput(every):.2%} of the "
                 "time trains"
             )
 
-    def as_json(self) -> dict[str, Any]:
-        steps = {"best": self.best, **{k.lower(): v for k, v in self.formulas.items()}}
-        if self.failures.every is not None:
-            steps["every"] = self.failures.every
+    def intervals(self) -> dict[str, int]:
+        """Return steps between checkpoints: the best interval, by formulas, and as asked for."""
+        every = self.failures.every
+        return {
+            "best": self.best_interval,
+            **self.formulas,
+            **({} if every is None else {"every": every}),
+        }
+
+    def dump(self) -> dict[str, Any]:
+        """Return the result for `--json`."""
         return {
             "seconds": self.seconds,
-            "slow": {str(slow): step.seconds for slow, step in self.slowed},
-            "hours_between_failures": self.mean / HOUR,
+            "slow": {str(slowdown): step.seconds for slowdown, step in self.slowed_steps},
+            "hours_between_failures": self.mean_seconds / HOUR,
             "checkpoints": {
-                name: {"steps": every, "goodput": self.goodput(every)}
-                for name, every in steps.items()
+                name.lower(): {"steps": every, "goodput": self.goodput(every)}
+                for name, every in self.intervals().items()
             },
         }

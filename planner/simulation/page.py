@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
+from operator import itemgetter
 
 from ...console.html.chart import Chart, Curve, bounds
 from ...console.html.gantt import Bar, draw_pipeline, draw_timeline
@@ -21,35 +22,27 @@ from ...console.html.page import (
 )
 from ...console.progress import format_bytes, format_duration, format_number
 from ..search.assemble import PARTS, time_by_part
+from .events import HIDDEN
 from .failures import HOUR
-from .messages import Sent
-from .outlook import FACTORS, Outlook
-from .slow import Slow
+from .messages import RankMessage
+from .outlook import FACTORS, PlanOutlook
+from .slow import Slowdown
 
-MOST_BARS = 6000
-"""Most passes that are drawn: the file must open at once."""
+MAX_BARS = 6000
+"""Passes that are drawn at most: the file must open at once."""
 COLUMNS = 900
-"""Columns of the chart of memory: a column shows its least and its most bytes."""
-MOST_STAGES = 6
-"""Stages in the chart of memory."""
+"""Columns in the memory chart; a column shows its lowest and its highest level."""
+MAX_STAGES = 6
+"""Stages in the memory chart."""
 SLOW = 1.3
-"""Factor of the slow rank in the figures at the top."""
-LANES = {
-    "compute": "compute",
-    "recompute": "recompute",
-    "ends": "ends",
-    "tensor": "tensor",
-    "context": "context",
-    "experts": "experts",
-    "data": "data",
-    "beside": "hidden",
-}
-"""Lanes of a micro-batch, in their order, and their names."""
+"""Factor for the slow rank among the figures at the top."""
+LANES = ("compute", "recompute", "ends", "tensor", "context", "experts", "data", HIDDEN)
+"""A micro-batch's lanes, from the top down."""
 COLOURS = dict(zip((*LANES, "update", "bubble"), (*PALETTE[:8], "#8b9499", "#c9cdd0"), strict=True))
 
 
-def simulation_page(title: str, cluster: str, outlooks: Sequence[Outlook]) -> str:
-    """Return the page of the plans of some phases or layouts."""
+def simulation_page(title: str, cluster: str, outlooks: Sequence[PlanOutlook]) -> str:
+    """Return the page for plans of several phases or layouts."""
     body = "".join(_plan(outlook, len(outlooks) > 1) for outlook in outlooks)
     head = (
         '<header><div><p class="over">headrace · simulated step</p>'
@@ -58,18 +51,18 @@ def simulation_page(title: str, cluster: str, outlooks: Sequence[Outlook]) -> st
     return page(title, head + body)
 
 
-def _plan(outlook: Outlook, named: bool) -> str:
+def _plan(outlook: PlanOutlook, with_title: bool) -> str:
     simulation = outlook.simulation
     kinds = simulation.costs.kinds
     names = [kinds[kind].name for kind in simulation.problem.layers]
-    heading = f'<h1 class="plan">{escape(outlook.title)}</h1>' if named else ""
-    parts = (
+    heading = f'<h1 class="plan">{escape(outlook.title)}</h1>' if with_title else ""
+    sections = (
         heading,
         layer_stripe(names, escape(simulation.grid.name())),
         _tiles(outlook),
         _pipeline(outlook),
         _micro_batch(outlook),
-        _parts(outlook),
+        _time_by_part(outlook),
         _memory(outlook),
         '<div class="pair">',
         _slow(outlook),
@@ -78,16 +71,16 @@ def _plan(outlook: Outlook, named: bool) -> str:
         _messages(outlook),
         _figures(outlook),
     )
-    return "".join(parts)
+    return "".join(sections)
 
 
-def _tiles(outlook: Outlook) -> str:
+def _tiles(outlook: PlanOutlook) -> str:
     simulation = outlook.simulation
     rank = simulation.busiest * simulation.stage_ranks
-    slow = outlook.slow[0] if outlook.slow else Slow("rank", rank, SLOW)
-    more = simulation.slowed(slow).seconds / outlook.seconds - 1
+    slowdown = outlook.slowdowns[0] if outlook.slowdowns else Slowdown("rank", rank, SLOW)
+    excess = simulation.slow_down(slowdown).seconds / outlook.seconds - 1
     rate, unit = outlook.tokens / outlook.seconds, "rows" if simulation.costs.module else "tokens"
-    what = "rank" if slow.part == "rank" else f"{slow.part} link"
+    slow_part = "rank" if slowdown.part == "rank" else f"{slowdown.part} link"
     return tiles(
         [
             ("step", _seconds(outlook.seconds), f"{format_number(outlook.tokens)} {unit}"),
@@ -101,28 +94,28 @@ def _tiles(outlook: Outlook) -> str:
                 format_bytes(simulation.memory),
                 f"at most, of {format_bytes(simulation.budget)}",
             ),
-            (f"one slow {what}", f"+{more:.1%}", f"{slow.factor:g} times as long"),
+            (f"one slow {slow_part}", f"+{excess:.1%}", f"{slowdown.factor:g} times as long"),
             (
                 "goodput",
-                f"{outlook.goodput(outlook.best):.2%}",
-                f"a failure each {format_duration(outlook.mean)}",
+                f"{outlook.goodput(outlook.best_interval):.2%}",
+                f"a failure each {format_duration(outlook.mean_seconds)}",
             ),
             (
                 "best checkpoint",
-                format_duration(outlook.best * outlook.seconds),
-                f"each {outlook.best:,} steps",
+                format_duration(outlook.best_interval * outlook.seconds),
+                f"each {outlook.best_interval:,} steps",
             ),
         ]
     )
 
 
-def _pipeline(outlook: Outlook) -> str:
-    """Draw the passes of all stages, and those with each slow part below, on one scale."""
+def _pipeline(outlook: PlanOutlook) -> str:
+    """Draw the passes of all stages, then with every slow part, on the same scale."""
     simulation = outlook.simulation
     problem = simulation.problem
-    number = min(problem.micro_batches, max(1, MOST_BARS // (2 * problem.all_chunks)))
-    steps = [("", simulation.shortened(number))]
-    steps += [(str(slow), simulation.slowed(slow, number)) for slow in outlook.slow]
+    number = min(problem.micro_batches, max(1, MAX_BARS // (2 * problem.all_chunks)))
+    steps = [("", simulation.shorten(number))]
+    steps += [(str(slow), simulation.slow_down(slow, number)) for slow in outlook.slowdowns]
     until = max(step.seconds for _, step in steps)
     axis = _axis(until)
     drawings = []
@@ -145,23 +138,23 @@ def _pipeline(outlook: Outlook) -> str:
     return section("Pipeline", "".join(drawings), keys, note)
 
 
-def _micro_batch(outlook: Outlook) -> str:
-    """Draw the events of one micro-batch on a rank of the busiest stage."""
+def _micro_batch(outlook: PlanOutlook) -> str:
+    """Draw a micro-batch's events on a rank in the busiest stage."""
     simulation = outlook.simulation
-    events = outlook.events.of_micro_batch(simulation.busiest)
+    events = outlook.events.micro_batch_events(simulation.busiest)
     total = max(event.end for event in events)
     lanes = [
         (
-            name,
+            lane,
             [
                 Bar(event.start, event.end, "event", event.text, fill=COLOURS[lane])
                 for event in events
                 if event.lane == lane
             ],
         )
-        for lane, name in LANES.items()
+        for lane in LANES
     ]
-    drawn = draw_timeline([(name, bars) for name, bars in lanes if bars], total, _axis(total))
+    drawn = draw_timeline([(lane, bars) for lane, bars in lanes if bars], total, _axis(total))
     note = (
         '<p class="note">Forward pass, then backward pass, layer by layer. Lanes wait for each '
         "other; <em>hidden</em> are messages of gathered weights and reduced gradients beside the "
@@ -172,11 +165,11 @@ def _micro_batch(outlook: Outlook) -> str:
     return section("One micro-batch by events", drawn + note, unit=f"{where}a rank")
 
 
-def _parts(outlook: Outlook) -> str:
-    """Draw the parts of the step of the busiest stage as one bar, and list them."""
-    parts = time_by_part(outlook.simulation.problem, outlook.simulation.plan)
+def _time_by_part(outlook: PlanOutlook) -> str:
+    """Draw the parts of a step in the busiest stage as a bar, and list them."""
+    seconds_by_part = time_by_part(outlook.simulation.problem, outlook.simulation.plan)
     bars, start = [], 0.0
-    for name, seconds in parts.items():
+    for name, seconds in seconds_by_part.items():
         bars.append(
             Bar(start, start + seconds, "event", f"{name} {_seconds(seconds)}", fill=COLOURS[name])
         )
@@ -184,7 +177,7 @@ def _parts(outlook: Outlook) -> str:
     rows = "".join(
         f"<tr><th>{_key(COLOURS[name])}{name}</th><td>{_seconds(seconds)}</td>"
         f"<td>{seconds / start:.1%}</td><td>{PARTS[name]}</td></tr>"
-        for name, seconds in parts.items()
+        for name, seconds in seconds_by_part.items()
     )
     table = f'<div class="scroll"><table class="meanings"><tbody>{rows}</tbody></table></div>'
     return section(
@@ -192,18 +185,17 @@ def _parts(outlook: Outlook) -> str:
     )
 
 
-def _memory(outlook: Outlook) -> str:
+def _memory(outlook: PlanOutlook) -> str:
     simulation = outlook.simulation
-    every = simulation.problem.stages
-    stages = sorted({*_spread(every, MOST_STAGES - 1), simulation.fullest})
+    stages = sorted({*_spread(simulation.problem.stages, MAX_STAGES - 1), simulation.fullest})
     curves = [envelope(outlook.events.memory(stage), simulation.step.seconds) for stage in stages]
-    most = max(max(curve.y) for curve in curves)
+    highest = max(max(curve.y) for curve in curves)
     limit = simulation.budget
     chart = Chart(
         WIDE,
         250,
         (0.0, simulation.step.seconds),
-        bounds([most, limit], zero=True),
+        bounds([highest, limit], zero=True),
         format_bytes,
         x_label=_axis(simulation.step.seconds),
         x_unit="",
@@ -224,8 +216,8 @@ def _memory(outlook: Outlook) -> str:
     return section("Memory by events", chart.render("memory over a step") + note, keys, "of a rank")
 
 
-def _slow(outlook: Outlook) -> str:
-    """Draw the step's time over the factor of a slow part."""
+def _slow(outlook: PlanOutlook) -> str:
+    """Draw a step's seconds over the factor of a slow part."""
     curves = {name: times for name, times in outlook.curves.items() if times[-1] > times[0]}
     high = max(times[-1] for times in outlook.curves.values())
     span = (outlook.seconds, max(high, outlook.seconds * 1.05))
@@ -238,9 +230,9 @@ def _slow(outlook: Outlook) -> str:
     rows = "".join(
         f"<tr><th>{escape(str(slow))}</th><td>{_seconds(step.seconds)}</td>"
         f"<td>{step.seconds / outlook.seconds - 1:+.1%}</td></tr>"
-        for slow, step in outlook.slowed
+        for slow, step in outlook.slowed_steps
     )
-    table = _scrolled(rows) if rows else ""
+    table = _scrolling_table(rows) if rows else ""
     note = (
         '<p class="note">Seconds of a step if one part of the busiest stage takes as many times as '
         "long. All ranks wait for it.</p>"
@@ -249,19 +241,17 @@ def _slow(outlook: Outlook) -> str:
     return section("One slow rank or link", legend(list(curves)) + drawn + table + note)
 
 
-def _failures(outlook: Outlook) -> str:
-    """Draw goodput over the interval between checkpoints."""
+def _failures(outlook: PlanOutlook) -> str:
+    """Draw goodput over the checkpoint interval."""
     failures, step = outlook.failures, outlook.seconds
-    named = {"best, by simulation": outlook.best, **outlook.formulas}
-    if failures.every is not None:
-        named["every"] = failures.every
-    last = max(4 * outlook.best, *(2 * every for every in named.values()))
-    intervals = sorted({max(1, round(last * n / 160)) for n in range(1, 161)})
+    intervals = outlook.intervals()
+    last = max(4 * outlook.best_interval, *(2 * every for every in intervals.values()))
+    points = sorted({max(1, round(last * n / 160)) for n in range(1, 161)})
     curve = Curve(
-        [every * step / 60 for every in intervals], [outlook.goodput(e) for e in intervals]
+        [every * step / 60 for every in points], [outlook.goodput(every) for every in points]
     )
-    best = outlook.goodput(outlook.best)
-    low = min(outlook.goodput(every) for every in (last, *named.values()))
+    best = outlook.goodput(outlook.best_interval)
+    low = min(outlook.goodput(every) for every in (last, *intervals.values()))
     low = min(best - 0.2 * (best - low) - 0.01, low)
     chart = Chart(
         HALF,
@@ -274,36 +264,38 @@ def _failures(outlook: Outlook) -> str:
     chart.axes()
     chart.area(curve, "fill")
     chart.line(curve, "strong")
-    chart.marks([outlook.best * step / 60], "skipped", "best interval")
+    chart.marks([outlook.best_interval * step / 60], "skipped", "best interval")
     rows = "".join(
-        f"<tr><th>{name}</th><td>{every:,} steps</td><td>{format_duration(every * step)}</td>"
+        f"<tr><th>{'best, by simulation' if name == 'best' else name}</th>"
+        f"<td>{every:,} steps</td><td>{format_duration(every * step)}</td>"
         f"<td>{outlook.goodput(every):.2%}</td></tr>"
-        for name, every in named.items()
+        for name, every in intervals.items()
     )
     note = (
         f'<p class="note">Failures of {outlook.gpus:,} devices, each with one in '
-        f"{failures.mtbf:,.0f} hours: one in {outlook.mean / HOUR:.3g} hours. A restart takes "
-        f"{failures.restart:g} s; a checkpoint blocks {failures.save:g} s and is written for "
+        f"{failures.mtbf:,.0f} hours: one in {outlook.mean_seconds / HOUR:.3g} hours. A restart "
+        f"takes {failures.restart:g} s; a checkpoint blocks {failures.save:g} s and is written for "
         f"{failures.write:g} s beside the steps.</p>"
     )
     drawn = chart.render("goodput over the interval between checkpoints")
-    return section("Goodput with failures", f"{drawn}{_scrolled(rows)}{note}")
+    return section("Goodput with failures", f"{drawn}{_scrolling_table(rows)}{note}")
 
 
-def _scrolled(rows: str) -> str:
-    """Return a table of rows that is wider than a phone at times."""
+def _scrolling_table(rows: str) -> str:
+    """Return a table that scrolls on a phone."""
     return f'<div class="scroll"><table><tbody>{rows}</tbody></table></div>'
 
 
-def _messages(outlook: Outlook) -> str:
-    """Return the table of the different messages of layers, with the kinds that send them."""
+def _messages(outlook: PlanOutlook) -> str:
+    """Return a table of distinct messages, with the kinds of layers that send them."""
     kinds = outlook.simulation.costs.kinds
     senders: dict[tuple[str, ...], tuple[float, list[str]]] = {}
-    for kind, sent in zip(kinds, outlook.events.messages.layers, strict=True):
-        for each in sent:
-            key = each.axis, each.collective, _group(each), format_bytes(float(f"{each.size:.2g}"))
-            seconds, names = senders.setdefault(key, (each.seconds, []))
-            senders[key] = max(seconds, each.seconds), [*names, kind.name]
+    for kind, messages in zip(kinds, outlook.events.messages.layers, strict=True):
+        for message in messages:
+            size = format_bytes(float(f"{message.size:.2g}"))
+            key = message.axis, message.collective, _group(message), size
+            seconds, names = senders.setdefault(key, (message.seconds, []))
+            senders[key] = max(seconds, message.seconds), [*names, kind.name]
     if not senders:
         return ""
     axes = list(PARTS)
@@ -324,14 +316,14 @@ def _messages(outlook: Outlook) -> str:
     return section("Collectives", table, unit="messages of a layer, for one micro-batch")
 
 
-def _group(sent: Sent) -> str:
-    nodes = sent.ranks // sent.near
-    if sent.collective == "p2p":
-        return "next rank" if sent.near > 1 else "next node"
-    return f"{sent.ranks:,}" + (f" on {nodes:,} nodes" if nodes > 1 else " in a node")
+def _group(message: RankMessage) -> str:
+    nodes = message.ranks // message.near
+    if message.collective == "p2p":
+        return "next rank" if message.near > 1 else "next node"
+    return f"{message.ranks:,}" + (f" on {nodes:,} nodes" if nodes > 1 else " in a node")
 
 
-def _figures(outlook: Outlook) -> str:
+def _figures(outlook: PlanOutlook) -> str:
     costs = outlook.simulation.costs
     hardware = costs.machine.hardware
     estimated = ", ".join(sorted(costs.machine.estimated))
@@ -347,26 +339,23 @@ def _figures(outlook: Outlook) -> str:
 
 
 def envelope(points: Iterable[tuple[float, float]], total: float) -> Curve:
-    """Return the least and the most of each column, in the order in which they come."""
+    """Return the first, last, lowest and highest points in every column, in their order."""
     columns: dict[int, list[tuple[float, float]]] = {}
     for x, y in points:
         columns.setdefault(int(x / total * COLUMNS), []).append((x, y))
-    kept: list[tuple[float, float]] = []
+    outline: list[tuple[float, float]] = []
+    height = itemgetter(1)
     for column in columns.values():
-        ends = {column[0], column[-1], min(column, key=_height), max(column, key=_height)}
-        kept += [point for point in dict.fromkeys(column) if point in ends]
-    return Curve([x for x, _ in kept], [y for _, y in kept])
+        extremes = {column[0], column[-1], min(column, key=height), max(column, key=height)}
+        outline += [point for point in dict.fromkeys(column) if point in extremes]
+    return Curve([x for x, _ in outline], [y for _, y in outline])
 
 
-def _height(point: tuple[float, float]) -> float:
-    return point[1]
-
-
-def _spread(count: int, most: int) -> list[int]:
-    """Return at most `most` numbers below `count`, the first and the last among them."""
-    if count <= most:
+def _spread(count: int, max_numbers: int) -> list[int]:
+    """Return evenly spread numbers below `count`, from the first to the last."""
+    if count <= max_numbers:
         return list(range(count))
-    return [round(n * (count - 1) / (most - 1)) for n in range(most)]
+    return [round(n * (count - 1) / (max_numbers - 1)) for n in range(max_numbers)]
 
 
 def _key(paint: str) -> str:
@@ -374,7 +363,7 @@ def _key(paint: str) -> str:
 
 
 def _axis(total: float) -> Callable[[float], str]:
-    """Return labels of a time axis in a unit that suits the total."""
+    """Return a time axis's labels in a unit that suits the total."""
     if total >= 600:
         return lambda seconds: f"{seconds / 60:g} min"
     if total >= 1:

@@ -10,20 +10,20 @@ from typing import Literal, get_args
 from ...console.errors import MisuseError
 from ..prices.machine import Machine
 
-Part = Literal["rank", "node", "network"]
-PARTS: dict[Part, str] = {
+SlowPart = Literal["rank", "node", "network"]
+SLOW_PARTS: dict[SlowPart, str] = {
     "rank": "computation of one rank",
     "node": "its link within the node",
     "network": "its link to other nodes",
 }
-"""Parts of a cluster that may be slow, and their meaning."""
+"""Parts of a cluster that may be slow, with their meaning."""
 
 
 @dataclass(frozen=True)
-class Slow:
-    """One part of a cluster that takes `factor` times as long."""
+class Slowdown:
+    """A part of a cluster that takes `factor` times as long."""
 
-    part: Part
+    part: SlowPart
     rank: int
     factor: float
 
@@ -31,17 +31,18 @@ class Slow:
         return f"{self.part}={self.rank}:{self.factor:g}"
 
 
-def parse_slow(text: str, gpus: int) -> Slow:
+def parse_slowdown(text: str, gpus: int) -> Slowdown:
+    """Parse PART=RANK:FACTOR for a cluster of `gpus` devices."""
     match = re.fullmatch(r"(\w+)=(\d+):([\d.]+)", text)
-    if not match or match[1] not in get_args(Part) or not _above_one(match[3]):
+    if not match or match[1] not in get_args(SlowPart) or not _above_one(match[3]):
         raise MisuseError(
             f"--slow {text} is not PART=RANK:FACTOR",
-            hint=f"PART is {', '.join(get_args(Part))}; FACTOR is at least 1: rank=17:1.3",
+            hint=f"PART is {', '.join(get_args(SlowPart))}; FACTOR is at least 1: rank=17:1.3",
         )
     if int(match[2]) >= gpus:
         raise MisuseError(f"--slow {text}: the ranks of {gpus} devices are 0 to {gpus - 1}")
-    part: Part = match[1]  # type: ignore[assignment]
-    return Slow(part, int(match[2]), float(match[3]))
+    part: SlowPart = match[1]  # type: ignore[assignment]
+    return Slowdown(part, int(match[2]), float(match[3]))
 
 
 def _above_one(number: str) -> bool:
@@ -52,12 +53,13 @@ def _above_one(number: str) -> bool:
 
 
 class SlowMachine(Machine):
-    """The cluster as a group of ranks sees it that has a slow rank or link.
+    """A cluster in which every rank, or every link of a kind, is slow.
 
-    A collective takes as long as its slowest link, because its rings divide a message evenly.
+    So sees it a group that has the slow rank or link: a collective takes as long as its slowest
+    link, because its rings divide a message evenly.
     """
 
-    def __init__(self, machine: Machine, part: Part, factor: float) -> None:
+    def __init__(self, machine: Machine, part: SlowPart, factor: float) -> None:
         super().__init__(
             machine.hardware, machine.precision, fp8=machine.fp8, roofline=machine.roofline
         )
@@ -68,8 +70,8 @@ class SlowMachine(Machine):
 
     def collective(self, name: str, size: float, ranks: int, stride: int) -> float:
         near = math.gcd(ranks, max(1, self.per_node // stride))
-        slow = near > 1 if self.part == "node" else self.part == "network" and near < ranks
-        return super().collective(name, size, ranks, stride) * (self.factor if slow else 1.0)
+        is_slow = near > 1 if self.part == "node" else self.part == "network" and near < ranks
+        return super().collective(name, size, ranks, stride) * (self.factor if is_slow else 1.0)
 
     def hop(self, size: float, stride: int) -> float:
         link = "node" if stride < self.per_node else "network"

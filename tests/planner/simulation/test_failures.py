@@ -11,10 +11,10 @@ from headrace.console.errors import MisuseError
 from headrace.planner.simulation.failures import (
     Failures,
     best_interval,
-    daly,
+    daly_interval,
     goodput,
     parse_failures,
-    young,
+    young_interval,
 )
 
 CASES = [  # mean seconds between failures, step, steps between checkpoints
@@ -70,10 +70,10 @@ def test_formulas_are_near_the_best_interval() -> None:
     """Daly's is the nearer one where a save is long. A background write is like a longer restart,
     unless it is longer than the interval."""
     known, mean = Failures(save=30.0, write=300.0), 3600.0
-    assert young(known, mean) == pytest.approx(math.sqrt(2 * 30 * 3600))
+    assert young_interval(known, mean) == pytest.approx(math.sqrt(2 * 30 * 3600))
     best = best_interval(known, mean, 0.1) * 0.1
-    assert daly(known, mean) == pytest.approx(best, rel=0.001)
-    assert abs(young(known, mean) - best) > 15
+    assert daly_interval(known, mean) == pytest.approx(best, rel=0.001)
+    assert abs(young_interval(known, mean) - best) > 15
     slower = Failures(save=30.0, write=600.0)
     assert best_interval(slower, mean, 0.1) * 0.1 > 1.2 * best
 
@@ -85,7 +85,7 @@ def test_a_job_that_never_restarts_in_time_does_not_train() -> None:
 def test_failures_are_read_from_words() -> None:
     known = parse_failures("mtbf=20000,save=3,every=50")
     assert (known.mtbf, known.save, known.every) == (20000.0, 3.0, 50)
-    assert known.mean(1000) == 20 * 3600
+    assert known.mean_seconds(1000) == 20 * 3600
     assert parse_failures("") == Failures()
     for text in ("mtbf", "mtbf=x", "life=3", "every=2.5", "mtbf=0", "save=-1", "write=inf"):
         with pytest.raises(MisuseError, match="--failures"):

@@ -21,9 +21,9 @@ from headrace.planner.search.make import uniform_phase
 from headrace.planner.search.search import search
 from headrace.planner.simulation.events import Events
 from headrace.planner.simulation.failures import Failures
-from headrace.planner.simulation.outlook import Outlook
+from headrace.planner.simulation.outlook import PlanOutlook
 from headrace.planner.simulation.page import envelope, simulation_page
-from headrace.planner.simulation.slow import Slow, parse_slow
+from headrace.planner.simulation.slow import Slowdown, parse_slowdown
 from headrace.planner.simulation.step import Simulation
 from headrace.trainer.run.config import RunConfig
 
@@ -64,15 +64,15 @@ def test_a_simulated_step_takes_the_seconds_of_the_search(simulation: Simulation
     assert step.seconds == pytest.approx(price(simulation.problem, simulation.plan.stages))
     m = simulation.problem.micro_batches
     assert [len(spans) for spans in step.timeline.spans] == [2 * m] * 2
-    assert simulation.shortened(m - 1).seconds < step.seconds
+    assert simulation.shorten(m - 1).seconds < step.seconds
 
 
 def test_the_events_of_a_micro_batch_fill_its_passes(simulation: Simulation) -> None:
     """Lanes that wait for each other have no gap and no overlap; messages beside them are more
     than those that computation does not hide."""
     for chunk in range(2):
-        events = Events(simulation).of_micro_batch(chunk)
-        waiting = sorted(e[1:3] for e in events if e.lane != "beside")
+        events = Events(simulation).micro_batch_events(chunk)
+        waiting = sorted(e[1:3] for e in events if e.lane != "hidden")
         clock = 0.0
         for start, end in waiting:
             assert start == pytest.approx(clock)
@@ -80,8 +80,8 @@ def test_the_events_of_a_micro_batch_fill_its_passes(simulation: Simulation) -> 
         stage = simulation.plan.stages[chunk]
         assert clock == pytest.approx(stage.forward[0] + stage.backward[0])
         lanes = {event.lane for event in events}
-        assert {"compute", "tensor", "context", "data", "beside"} <= lanes
-        beside = sum(e.end - e.start for e in events if e.lane == "beside")
+        assert {"compute", "tensor", "context", "data", "hidden"} <= lanes
+        beside = sum(e.end - e.start for e in events if e.lane == "hidden")
         assert beside > sum(e.end - e.start for e in events if e.lane == "data") > 0
 
 
@@ -110,11 +110,11 @@ def test_memory_over_the_step_reaches_the_counted_level(simulation: Simulation) 
 @pytest.mark.parametrize("rank", [0, RANKS - 1])
 def test_a_slow_part_slows_its_stage(simulation: Simulation, part: str, rank: int) -> None:
     def seconds(factor: float) -> float:
-        return simulation.slowed(Slow(part, rank, factor)).seconds  # type: ignore[arg-type]
+        return simulation.slow_down(Slowdown(part, rank, factor)).seconds  # type: ignore[arg-type]
 
     assert seconds(1.0) == pytest.approx(simulation.step.seconds)
     assert simulation.step.seconds < seconds(1.5) < seconds(3.0)
-    slow = simulation.slowed(Slow(part, rank, 3.0)).timeline.spans  # type: ignore[arg-type]
+    slow = simulation.slow_down(Slowdown(part, rank, 3.0)).timeline.spans  # type: ignore[arg-type]
     same = 0 if rank else 1
     for before, after in zip(simulation.step.timeline.spans[same], slow[same], strict=True):
         assert after.end - after.start == pytest.approx(before.end - before.start)
@@ -132,16 +132,16 @@ def test_a_slow_rank_without_messages_multiplies_its_passes(costs: Costs) -> Non
         backward=(1.3 * stages[1].backward[0],),
         update=1.3 * stages[1].update,
     )
-    found = simulation.slowed(Slow("rank", 1, 1.3)).seconds
+    found = simulation.slow_down(Slowdown("rank", 1, 1.3)).seconds
     assert found == pytest.approx(price(simulation.problem, stages))
-    assert found != pytest.approx(simulation.slowed(Slow("rank", 0, 1.3)).seconds, rel=0.01)
+    assert found != pytest.approx(simulation.slow_down(Slowdown("rank", 0, 1.3)).seconds, rel=0.01)
 
 
 def test_slow_parts_are_read_from_words() -> None:
-    assert parse_slow("rank=17:1.3", 32) == Slow("rank", 17, 1.3)
+    assert parse_slowdown("rank=17:1.3", 32) == Slowdown("rank", 17, 1.3)
     for text in ("rank=17", "disk=3:2", "rank=3:0.5", "rank=3:x", "rank=32:2", "rank=1:1.2.3"):
         with pytest.raises(MisuseError, match="--slow"):
-            parse_slow(text, 32)
+            parse_slowdown(text, 32)
 
 
 class Reader(HTMLParser):
@@ -169,8 +169,8 @@ class Reader(HTMLParser):
 
 
 def test_a_page_draws_the_step_and_loads_nothing(simulation: Simulation) -> None:
-    slow = [Slow("rank", 5, 1.3), Slow("network", 2, 2.0)]
-    outlook = Outlook("phase steps", simulation, slow, Failures(every=7))
+    slow = [Slowdown("rank", 5, 1.3), Slowdown("network", 2, 2.0)]
+    outlook = PlanOutlook("phase steps", simulation, slow, Failures(every=7))
     text = simulation_page("tiny <hybrid>", "8 × GPU", [outlook])
     reader = Reader(text)
     assert not [name for name, _ in reader.attributes if name in ("src", "href", "srcset")]
@@ -184,7 +184,7 @@ def test_a_page_draws_the_step_and_loads_nothing(simulation: Simulation) -> None
     assert len(passes) == 3 * 2 * 2 * simulation.problem.micro_batches
     assert "with rank=5:1.3" in text and "with network=2:2" in text
     assert "nan" not in re.sub(r"<style>.*</style>", "", text)
-    result = outlook.as_json()
+    result = outlook.dump()
     checkpoints = result["checkpoints"]
     assert set(checkpoints) == {"best", "young", "daly", "every"}
     # Steps of microseconds: neighbouring intervals differ by less than a rounding error.
