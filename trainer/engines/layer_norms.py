@@ -24,7 +24,7 @@ from .engine import Engine
 KINDS = 3
 """Norms of a layer."""
 CHUNK = 1 << 24
-"""Elements whose squares are summed at once, because fp64 needs a copy."""
+"""Elements whose squares are summed at once: on a CPU, fp64 needs a copy."""
 NUMBERED = ("blocks", "shared")
 """Modules whose children count as layers."""
 
@@ -68,18 +68,17 @@ class LayerSquares:
         self.weights_before = [
             weight.data.clone() for weight in weights if weight.parameter in self.trained
         ]
-        for weight in weights:
-            self._add(0, weight, weight.data)
-        for gradient in gradients:
-            if gradient.writes:
-                self._add(1, gradient, gradient.data)
+        self._add(0, weights, [weight.data for weight in weights])
+        written = [gradient for gradient in gradients if gradient.writes]
+        self._add(1, written, [gradient.data for gradient in written])
 
     def reduce_after_step(self) -> Tensor:
         """Return the squares, with those of the update, summed over all ranks [KINDS × layers].
         Collective over all ranks."""
         trained = [weight for weight in self._weights() if weight.parameter in self.trained]
         for weight, before in zip(trained, self.weights_before, strict=True):
-            self._add(2, weight, before.sub_(weight.data))
+            before.sub_(weight.data)
+        self._add(2, trained, self.weights_before)
         self.weights_before.clear()
         dist.all_reduce(self.squares)
         return self.squares.view(-1)
@@ -87,16 +86,34 @@ class LayerSquares:
     def _weights(self) -> list[Fragment]:
         return [weight for weight in masters(self.engine.fragments()) if weight.writes]
 
-    def _add(self, kind: int, fragment: Fragment, values: Tensor) -> None:
-        total = self.squares[kind, self.columns[layer_name(fragment.parameter)]]
-        for chunk in values.split(CHUNK):
-            total += sum_squares(chunk).to(total.device)
+    def _add(self, kind: int, fragments: Sequence[Fragment], values: Sequence[Tensor]) -> None:
+        """Add the squares of `values` to the layers of their fragments."""
+        columns = [
+            self.columns[layer_name(fragment.parameter)]
+            for fragment, tensor in zip(fragments, values, strict=True)
+            for _ in tensor.split(CHUNK)
+        ]
+        if columns:
+            device = self.squares.device
+            index = torch.tensor(columns).to(device, non_blocking=True)
+            self.squares[kind].index_add_(0, index, sums_of_squares(values, device))
 
 
-def sum_squares(values: Tensor) -> Tensor:
-    """Return the sum of squares in fp64."""
-    square: Tensor = torch.linalg.vector_norm(values, dtype=torch.float64).square()
-    return square
+def sums_of_squares(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Return the sum of squares of each chunk of each tensor in turn: fp64, on a device.
+
+    On a GPU one launch reads all tensors, and copies none of them to fp64.
+    """
+    chunks = [chunk for tensor in tensors for chunk in tensor.split(CHUNK)]
+    squares = torch.empty(len(chunks), dtype=torch.float64, device=device)
+    for place in {chunk.device for chunk in chunks}:
+        numbers = [number for number, chunk in enumerate(chunks) if chunk.device == place]
+        norms = torch._foreach_norm([chunks[number] for number in numbers], 2, dtype=torch.float64)
+        local_squares = torch.stack(norms).square()
+        if len(numbers) == len(chunks):
+            return local_squares.to(device)
+        squares[numbers] = local_squares.to(device)
+    return squares
 
 
 def norms_by_layer(layers: Sequence[str], squares: Tensor) -> dict[str, LayerNorms]:

@@ -21,7 +21,7 @@ from torch import Tensor
 from ...models.parallel.axes import Axis
 from ..checkpoints.fragments import Fragment
 from .engine import Engine
-from .layer_norms import CHUNK, LayerSquares, sum_squares
+from .layer_norms import LayerSquares, sums_of_squares
 
 SMALL = 1e-6
 """Keeps the clipping factor finite, as torch's clip_grad_norm_ does."""
@@ -111,9 +111,7 @@ def squared_norm(
     """Return the squared norm over all parameters and ranks, a scalar in fp64 on the device; NaN
     if any rank asks to `discard` the gradients. Collective over all ranks."""
     square = torch.full((), math.nan if discard else 0.0, dtype=torch.float64, device=device)
-    for gradient in gradients:
-        if gradient.writes:
-            for chunk in gradient.data.split(CHUNK):
-                square += sum_squares(chunk).to(device)
+    if written := [gradient.data for gradient in gradients if gradient.writes]:
+        square += sums_of_squares(written, device).cumsum(0)[-1]  # in the order of the gradients
     dist.all_reduce(square)
     return square
