@@ -63,7 +63,7 @@ def many_sources(folder: str, count: int) -> None:
             for number, (length, part) in enumerate(zip(lengths, (0.4, 0.3, 0.28), strict=True))
         }
         stream = Stream(resolve(Mixture(sources=sources, phases=phases)))
-        last = stream.plan.last_row
+        last = stream.plan.end_row
         stream.locate(np.arange(last - 20 * count, last - 10 * count))  # each source's first use
         ordered = np.arange(last - 10 * count, last)
         for name, rows in (
@@ -103,7 +103,7 @@ def lost(plan: Plan) -> int:
 def report(folder: str, tokens: int) -> None:
     plan = plan_of(write_head(f"{folder}/{tokens}", tokens), tokens)
     missing = lost(plan)
-    located = Stream(plan).locate(np.arange(plan.phases[-1].first_row, plan.last_row))
+    located = Stream(plan).locate(np.arange(plan.phases[-1].first_row, plan.end_row))
     row = int(located.rows[min(located.pieces)])
     start = time.process_time()
     Stream(plan).locate(np.array([row]))

@@ -117,7 +117,7 @@ def ten_trillion_tokens(folder: Path) -> None:
     mixture = Mixture(sources=sources, phases=phases)
     report("plan 10T tokens with a ramp", [timed(resolve, mixture)], PLAN_SECONDS)
     stream = Stream(resolve(mixture))
-    rows = np.random.default_rng(1).integers(0, stream.plan.last_row, 300)
+    rows = np.random.default_rng(1).integers(0, stream.plan.end_row, 300)
     sought = [timed(stream.locate, rows[place : place + 1]) for place in range(len(rows))]
     report("seek a row of 10T tokens, slowest of 300", sought, SEEK_SECONDS)
     tokens = np.random.default_rng(2).integers(0, 10**12 - 5_000, 300).tolist()
@@ -233,7 +233,7 @@ def start_process(plan: str) -> None:
     ready = time.process_time() - cpu, time.perf_counter() - clock
     reader = RowReader(stream.plan, stream=stream)
     for phase in stream.plan.phases:
-        for found in reader.find_blocks(blocks(first_rows(stream, phase.last_row))):
+        for found in reader.find_blocks(blocks(first_rows(stream, phase.end_row))):
             reader.read(found)
     after = private_bytes()
     measured = {"datasets": len(reader.opened), "bytes": after - before, "whole": after}

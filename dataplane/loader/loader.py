@@ -95,9 +95,9 @@ class Loader:
         if not 0 <= rank < world or micro_batch < 1 or workers < 0:
             problem = f"rank {rank} of {world}, {micro_batch} rows a micro-batch, {workers} workers"
             problems.append(Problem("", problem))
-        if start_step is not None and not plan.first_step <= start_step <= plan.last_step:
+        if start_step is not None and not plan.first_step <= start_step <= plan.end_step:
             problem = f"step {start_step} is not in the plan, whose steps are {plan.first_step} to "
-            problems.append(Problem("", f"{problem}{plan.last_step - 1}"))
+            problems.append(Problem("", f"{problem}{plan.end_step - 1}"))
         if not 0 <= context_rank < context_size:
             problems.append(Problem("", f"context rank {context_rank} of {context_size}"))
         problems += [
@@ -129,7 +129,7 @@ class Loader:
 
     @property
     def steps(self) -> range:
-        return range(self.rank_rows.start_step, self.rank_rows.plan.last_step)
+        return range(self.rank_rows.start_step, self.rank_rows.plan.end_step)
 
     def __iter__(self) -> Iterator[list[Batch]]:
         with closing(RankReader(self.rank_rows, self.cache)) as reader:

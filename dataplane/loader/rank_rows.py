@@ -50,7 +50,7 @@ class RankRows:
                 phase.batch_rows * (self.rank + 1) // self.world,
             )
             fit = max(1, self.group_bytes // max(1, len(share) * (phase.seq_len + 1) * TOKEN_BYTES))
-            first, last = max(phase.first_step, self.start_step), phase.last_step
+            first, last = max(phase.first_step, self.start_step), phase.end_step
             while first < last:
                 count = min(limit, fit, last - first)
                 yield Group(phase, range(first, first + count), share)

@@ -113,7 +113,7 @@ class Span:
     """Consecutive phases of one sequence length, with the position of each source at its start."""
 
     first_row: int
-    last_row: int
+    end_row: int
     length: int
     starts: tuple[Position, ...]
     counts: Int64
@@ -149,7 +149,7 @@ class Stream:
     def locate(self, rows: Int64) -> Located:
         """Locate rows, which must have one length."""
         span = self.span_at(int(rows[0]))
-        assert rows.min() >= span.first_row and rows.max() < span.last_row, "rows of two lengths"
+        assert rows.min() >= span.first_row and rows.max() < span.end_row, "rows of two lengths"
         sources, draws = self.assignment.locate(rows - self.plan.first_row)
         located = span.draws.locate(sources, draws - span.counts[sources])
         return Located(rows, span.length, sources, *located)
@@ -173,7 +173,7 @@ class Stream:
                 yield batch
                 batch, rows, limit = [], 0, min(2 * limit, AHEAD)
             if not batch:
-                last = self.span_at(int(block[0])).last_row
+                last = self.span_at(int(block[0])).end_row
             batch.append(block)
             rows += len(block)
         if batch:
@@ -185,7 +185,7 @@ class Stream:
         rows = [np.empty(0, np.int64)]
         for span in self.spans:
             position, before = span.starts[source], int(span.counts[source])
-            drawn = int(self.counts(span.last_row)[source]) - before
+            drawn = int(self.counts(span.end_row)[source]) - before
             if not drawn:
                 continue
             last = order.advance(position, span.length, drawn - 1).epoch
@@ -236,7 +236,7 @@ class Stream:
                     f"({source.order.tokens:,} tokens)"
                 )
             else:
-                needed = int(self.counts(phase.last_row)[index] - self.counts(row)[index])
+                needed = int(self.counts(phase.end_row)[index] - self.counts(row)[index])
                 why = (
                     f"runs dry at row {row:,}: its {source.max_epochs} "
                     f"epoch{'s' * (source.max_epochs > 1)} of {epoch * length:,} tokens are used "
@@ -249,12 +249,12 @@ class Stream:
         source = self.plan.sources[index]
         for span in self.spans:
             start = span.starts[index]
-            last = int(self.counts(span.last_row)[index] - span.counts[index])
+            last = int(self.counts(span.end_row)[index] - span.counts[index])
             supply = source.order.rows_left(start, span.length, source.max_epochs)
             if last <= supply:
                 continue
             wanted = span.counts[index] + supply
-            low, high = span.first_row, span.last_row
+            low, high = span.first_row, span.end_row
             while high - low > 1:  # counts(low) <= wanted < counts(high)
                 middle = (low + high) // 2
                 if self.counts(middle)[index] <= wanted:
@@ -275,7 +275,7 @@ class Stream:
             if phase.seq_len != lengths[-1]:
                 edges.append(phase.first_row)
                 lengths.append(phase.seq_len)
-        edges.append(plan.last_row)
+        edges.append(plan.end_row)
         orders = tuple(source.order for source in plan.sources)
         positions = [source.start for source in plan.sources]
         counts = np.zeros(len(plan.sources), np.int64)
@@ -283,7 +283,7 @@ class Stream:
         for index, (first, last) in enumerate(pairwise(edges)):
             length = lengths[index]
             spans.append(Span(first, last, length, tuple(positions), counts, orders))
-            if last == plan.last_row:
+            if last == plan.end_row:
                 break
             counts = self.counts(last)
             drawn = counts - spans[-1].counts

@@ -32,17 +32,17 @@ class PhaseRows:
         return self.rows // self.batch_rows
 
     @property
-    def last_row(self) -> int:
+    def end_row(self) -> int:
         """One past the last row."""
         return self.first_row + self.rows
 
     @property
-    def last_step(self) -> int:
+    def end_step(self) -> int:
         """One past the last step."""
         return self.first_step + self.steps
 
     @property
-    def last_token(self) -> int:
+    def end_token(self) -> int:
         """One past the last token."""
         return self.first_token + self.tokens
 
@@ -62,12 +62,12 @@ class Step(Generic[P]):
     """Tokens of all earlier steps."""
 
     @property
-    def last_row(self) -> int:
+    def end_row(self) -> int:
         """One past the last row."""
         return self.first_row + self.rows
 
     @property
-    def last_token(self) -> int:
+    def end_token(self) -> int:
         """One past the last token."""
         return self.first_token + self.rows * self.phase.seq_len
 
@@ -85,35 +85,35 @@ class Timeline(Generic[P]):
         return self.phases[0].first_row
 
     @property
-    def last_row(self) -> int:
+    def end_row(self) -> int:
         """One past the last row."""
-        return self.phases[-1].last_row
+        return self.phases[-1].end_row
 
     @property
     def rows(self) -> int:
-        return self.last_row - self.first_row
+        return self.end_row - self.first_row
 
     @property
     def first_token(self) -> int:
         return self.phases[0].first_token
 
     @property
-    def last_token(self) -> int:
+    def end_token(self) -> int:
         """One past the last token."""
-        return self.phases[-1].last_token
+        return self.phases[-1].end_token
 
     @property
     def first_step(self) -> int:
         return self.phases[0].first_step
 
     @property
-    def last_step(self) -> int:
+    def end_step(self) -> int:
         """One past the last step."""
-        return self.phases[-1].last_step
+        return self.phases[-1].end_step
 
     @property
     def steps(self) -> int:
-        return self.last_step - self.first_step
+        return self.end_step - self.first_step
 
     @property
     def tokens(self) -> int:
@@ -121,8 +121,8 @@ class Timeline(Generic[P]):
 
     def step(self, number: int) -> Step[P]:
         """Return the step `number`."""
-        if not self.first_step <= number < self.last_step:
-            raise IndexError(f"step {number} is not in [{self.first_step}, {self.last_step})")
+        if not self.first_step <= number < self.end_step:
+            raise IndexError(f"step {number} is not in [{self.first_step}, {self.end_step})")
         phase = next(p for p in reversed(self.phases) if p.first_step <= number)
         rows_before = (number - phase.first_step) * phase.batch_rows
         return Step(
@@ -134,8 +134,8 @@ class Timeline(Generic[P]):
         )
 
     def phase_at(self, row: int) -> P:
-        if not self.first_row <= row < self.last_row:
-            raise IndexError(f"row {row} is not in [{self.first_row}, {self.last_row})")
+        if not self.first_row <= row < self.end_row:
+            raise IndexError(f"row {row} is not in [{self.first_row}, {self.end_row})")
         return next(phase for phase in reversed(self.phases) if phase.first_row <= row)
 
     def step_at(self, row: int) -> Step[P]:

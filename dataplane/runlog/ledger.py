@@ -44,7 +44,7 @@ class LedgerEntry:
     hash: str
 
     @property
-    def last_row(self) -> int:
+    def end_row(self) -> int:
         return self.first_row + self.rows
 
 
@@ -106,7 +106,7 @@ def _entry(line: dict[str, Any] | None) -> LedgerEntry | None:
 
 
 def _follows(entry: LedgerEntry, before: LedgerEntry) -> bool:
-    return (entry.step, entry.first_row) == (before.step + 1, before.last_row)
+    return (entry.step, entry.first_row) == (before.step + 1, before.end_row)
 
 
 def _missing(before: LedgerEntry, entry: LedgerEntry) -> str:

@@ -42,14 +42,14 @@ class Auditor:
 
     def rows(self, rows: range) -> Iterator[AuditedRow]:
         """Yield rows with documents and hashes."""
-        if rows.start < self.plan.first_row or rows.stop > self.plan.last_row:
+        if rows.start < self.plan.first_row or rows.stop > self.plan.end_row:
             raise PlanError(
-                f"the plan has rows {self.plan.first_row:,} to {self.plan.last_row:,}, not "
+                f"the plan has rows {self.plan.first_row:,} to {self.plan.end_row:,}, not "
                 f"{rows.start:,}:{rows.stop:,}",
                 hint=self._hint_about_earlier(),
             )
         for phase in self.plan.phases:
-            first, last = max(rows.start, phase.first_row), min(rows.stop, phase.last_row)
+            first, last = max(rows.start, phase.first_row), min(rows.stop, phase.end_row)
             for start in range(first, last, BLOCK_ROWS):
                 yield from self._block(np.arange(start, min(start + BLOCK_ROWS, last)), phase)
 
@@ -63,13 +63,13 @@ class Auditor:
         before, entry = (
             ledger.find(self.opened.ledger, number) if self.opened.ledger else (None, None)
         )
-        audited = list(self.rows(range(planned.first_row, planned.last_row)))
+        audited = list(self.rows(range(planned.first_row, planned.end_row)))
         if entry is None or (before is None and number > self.plan.first_step):
             return audited, False
         if (entry.first_row, entry.rows) != (planned.first_row, planned.rows):
             raise IntegrityError(
-                f"step {number} took rows {entry.first_row:,} to {entry.last_row:,} by the ledger, "
-                f"but rows {planned.first_row:,} to {planned.last_row:,} by the plan",
+                f"step {number} took rows {entry.first_row:,} to {entry.end_row:,} by the ledger, "
+                f"but rows {planned.first_row:,} to {planned.end_row:,} by the plan",
                 where=self.opened.ledger,
                 hint="restore the plan.json that the run was started with",
             )
@@ -109,7 +109,7 @@ class Auditor:
         if source is not None and source not in names:
             raise PlanError(f"the plan has no source {source}", hint=f"it has {', '.join(names)}")
         any_match = False
-        drawn = self.reader.stream.counts(self.plan.last_row)
+        drawn = self.reader.stream.counts(self.plan.end_row)
         for index, name in enumerate(names):
             # Without a source name, search only sources that the plan draws from: datasets of the
             # others need not exist.
@@ -164,13 +164,13 @@ class Auditor:
         for span in spans:
             origin = origins[span.number - first]
             first_token = max(start, span.first_token)
-            last_token = min(end, span.first_token + span.tokens)
+            end_token = min(end, span.first_token + span.tokens)
             yield DocumentInRow(
                 document=span.number,
                 id=origin.id,
                 file=origin.file,
                 position=origin.position,
-                tokens=last_token - first_token,
+                tokens=end_token - first_token,
                 first=first_token - span.first_token,
                 at=at + first_token - start,
                 fields=fields[span.number - first] if fields else None,
@@ -179,9 +179,9 @@ class Auditor:
 
     def _planned_step(self, number: int) -> Step[Phase]:
         plan = self.plan
-        if not plan.first_step <= number < plan.last_step:
+        if not plan.first_step <= number < plan.end_step:
             raise PlanError(
-                f"the plan has steps {plan.first_step:,} to {plan.last_step - 1:,}, not {number:,}",
+                f"the plan has steps {plan.first_step:,} to {plan.end_step - 1:,}, not {number:,}",
                 hint=self._hint_about_earlier(),
             )
         return plan.step(number)
@@ -279,7 +279,7 @@ class Auditor:
         if self.opened.ledger is None:
             return None
         newest = ledger.last(self.opened.ledger)
-        return newest.last_row if newest else self.plan.first_row
+        return newest.end_row if newest else self.plan.first_row
 
     def _decode(self, source: int, ids: list[int]) -> str:
         return self._tokenizer(source).decode(ids)

@@ -87,14 +87,14 @@ def open_branch_point(after: After) -> BranchPoint:
     """Find the row at which a mixture continues another run."""
     plan = Plan.load(storage.join(after.run, PLAN))
     step = _newest_checkpoint_step(after.run) if after.step is None else after.step
-    if not plan.first_step <= step <= plan.last_step:
+    if not plan.first_step <= step <= plan.end_step:
         raise PlanError(
             f"the run {after.run} has no step {step}: its plan covers steps {plan.first_step} to "
-            f"{plan.last_step}",
+            f"{plan.end_step}",
             hint="choose another `after.step`",
         )
-    if step == plan.last_step:
-        row, token = plan.last_row, plan.last_token
+    if step == plan.end_step:
+        row, token = plan.end_row, plan.end_token
     else:
         at = plan.step(step)
         row, token = at.first_row, at.first_token

@@ -95,10 +95,10 @@ def _served_spans(stream: Stream, source: int, first_row: int) -> dict[int, Int6
     order = stream.plan.sources[source].order
     by_epoch: dict[int, list[Int64]] = {}
     for span in stream.spans:
-        if span.last_row <= first_row:
+        if span.end_row <= first_row:
             continue
         begun = int(stream.counts(max(first_row, span.first_row))[source] - span.counts[source])
-        ended = int(stream.counts(span.last_row)[source] - span.counts[source])
+        ended = int(stream.counts(span.end_row)[source] - span.counts[source])
         position = order.advance(span.starts[source], span.length, begun)
         for epoch, spans in order.taken(position, span.length, ended - begun):
             by_epoch.setdefault(epoch, []).append(spans)

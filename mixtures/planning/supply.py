@@ -39,10 +39,10 @@ def rows_left(
     positions = [source.start for source in plan.sources]
     if earlier_phases:
         stream, length = Stream(plan, goes_on=True), earlier_phases[-1].seq_len
-        debts = tuple(stream.debts(plan.last_row))
+        debts = tuple(stream.debts(plan.end_row))
         positions = [
             source.order.change_length(position, length, seq_len)
-            for source, position in zip(plan.sources, stream.positions(plan.last_row), strict=True)
+            for source, position in zip(plan.sources, stream.positions(plan.end_row), strict=True)
         ]
     owed = [Fraction(0)] * len(plan.sources)
     for phase in same_length_phases:

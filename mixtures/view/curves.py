@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ class PhaseSpan:
 
     phase: str
     first_token: int
-    last_token: int
+    end_token: int
     seq_len: int
 
 
@@ -53,13 +53,22 @@ class Curves:
     """Epochs of each source, including those consumed before the plan: [source][point]."""
 
     def as_data(self) -> dict[str, Any]:
-        return asdict(self)
+        phases = [
+            {
+                "phase": span.phase,
+                "first_token": span.first_token,
+                "last_token": span.end_token,
+                "seq_len": span.seq_len,
+            }
+            for span in self.phases
+        ]
+        return {**vars(self), "phases": phases}
 
 
 def curves(stream: Stream) -> Curves:
     """Return the curves of a plan; the smallest of many sources are merged into one."""
     plan = stream.plan
-    drawn = stream.counts(plan.last_row)
+    drawn = stream.counts(plan.end_row)
     order = [int(index) for index in np.argsort(-drawn, kind="stable") if drawn[index]]
     groups = [[index] for index in order]
     if len(groups) > MAX_SOURCES:
@@ -81,7 +90,7 @@ def curves(stream: Stream) -> Curves:
     lr_tokens, lr = _rates(plan)
     return Curves(
         phases=[
-            PhaseSpan(phase.name, phase.first_token, phase.last_token, phase.seq_len)
+            PhaseSpan(phase.name, phase.first_token, phase.end_token, phase.seq_len)
             for phase in plan.phases
         ],
         sources=names,
@@ -110,7 +119,7 @@ def _rows(plan: Plan) -> list[list[int]]:
     by_phase = []
     for phase in plan.phases:
         points = max(2, round(POINTS * phase.tokens / plan.tokens))
-        rows = np.linspace(phase.first_row, phase.last_row, points).round()
+        rows = np.linspace(phase.first_row, phase.end_row, points).round()
         by_phase.append(sorted({int(row) for row in rows}))
     return by_phase
 

@@ -40,7 +40,7 @@ def worst_debt(stream: Stream) -> WorstDebt:
     worst: tuple[float, Fraction, int, int] = (-1.0, Fraction(0), 0, plan.first_row)
     for span in stream.spans:
         longest = max(longest, span.length)
-        rows = {span.first_row, span.last_row}
+        rows = {span.first_row, span.end_row}
         for part in _examined(span, ALL_ROWS // len(stream.spans), plan.rows <= ALL_ROWS):
             examined += len(part)
             rows.add(_furthest(stream, span, part))
@@ -62,7 +62,7 @@ def worst_debt(stream: Stream) -> WorstDebt:
 
 def _examined(span: Span, limit: int, every: bool) -> Iterator[Int64]:
     """Yield the rows of a span that are examined."""
-    first, end = span.first_row, span.last_row
+    first, end = span.first_row, span.end_row
     if every or end - first <= limit:
         yield np.arange(first, end)
     else:
@@ -80,7 +80,7 @@ def _furthest(stream: Stream, span: Span, rows: Int64) -> int:
     debts = np.array([float(debt) for debt in stream.debts(span.first_row)]) / span.length
     owed = np.zeros((len(rows), 2))
     for phase in plan.phases:
-        if not span.first_row <= phase.first_row < span.last_row:
+        if not span.first_row <= phase.first_row < span.end_row:
             continue
         first = phase.first_row
         for stretch in phase.stretches:

@@ -40,15 +40,15 @@ def draw(curves: Curves, file: str) -> None:
 
 
 def _tokens(curves: Curves) -> int:
-    return curves.phases[-1].last_token - curves.phases[0].first_token
+    return curves.phases[-1].end_token - curves.phases[0].first_token
 
 
 def _chart(curves: Curves, top: float, label: Callable[[float], str], height: float) -> Chart:
     """Return the frame of a panel, with the phases behind it."""
-    tokens = (float(curves.phases[0].first_token), float(curves.phases[-1].last_token))
+    tokens = (float(curves.phases[0].first_token), float(curves.phases[-1].end_token))
     chart = Chart(WIDE, height, tokens, (0.0, top), label)
     chart.bands(
-        (f"{phase.phase}, rows of {phase.seq_len:,}", phase.first_token, phase.last_token)
+        (f"{phase.phase}, rows of {phase.seq_len:,}", phase.first_token, phase.end_token)
         for phase in curves.phases
     )
     return chart
@@ -113,7 +113,7 @@ def _body(curves: Curves, title: str, panels: Sequence[Panel]) -> str:
         (
             (
                 escape(phase.phase),
-                format_number(phase.last_token - phase.first_token),
+                format_number(phase.end_token - phase.first_token),
                 f"{phase.seq_len:,}",
             )
             for phase in curves.phases

@@ -104,7 +104,7 @@ def summarize(
     """Summarize a plan. `branch` is the run that it continues, if that can be read, and `sources`
     are the datasets of its sources that are known."""
     plan = stream.plan
-    edges = [phase.first_row for phase in plan.phases] + [plan.last_row]
+    edges = [phase.first_row for phase in plan.phases] + [plan.end_row]
     counts = [stream.counts(row) for row in edges]
     phases = [
         _phase_use(stream, phase, after - before)
@@ -133,7 +133,7 @@ def _phase_use(stream: Stream, phase: Phase, rows: Int64) -> PhaseUse:
     plan, length = stream.plan, phase.seq_len
     span = stream.span_at(phase.first_row)
     start = span.starts if span.first_row == phase.first_row else stream.positions(phase.first_row)
-    end = stream.positions(phase.last_row)
+    end = stream.positions(phase.end_row)
     asked = drawn_shares(phase)
     return PhaseUse(
         phase=phase.name,

@@ -54,12 +54,12 @@ def as_data(summary: Summary, tokens_per_second: float | None = None) -> dict[st
 
 
 def _phase(phase: PhaseUse, speed: float | None) -> Iterator[str]:
-    last_row, last_step = phase.first_row + phase.rows, phase.first_step + phase.steps
+    end_row, end_step = phase.first_row + phase.rows, phase.first_step + phase.steps
     time = _hours(phase.tokens, speed)
     yield f"phase {phase.phase}: {phase.tokens:,} tokens{_rounded(phase)}{time}"
     rows = "1 row" if phase.batch_rows == 1 else f"{phase.batch_rows:,} rows"
     yield (
-        f"  steps {phase.first_step:,} to {last_step:,}, rows {phase.first_row:,} to {last_row:,}; "
+        f"  steps {phase.first_step:,} to {end_step:,}, rows {phase.first_row:,} to {end_row:,}; "
         f"{rows} of {phase.seq_len:,} tokens per step ({format_number(phase.batch_tokens)} tokens)"
     )
     yield from _uses(phase.sources, speed)

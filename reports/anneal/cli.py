@@ -166,7 +166,7 @@ def _say_candidates(candidates: Sequence[MixtureCandidate], as_json: bool) -> No
         command.emit(
             [
                 {"name": candidate.name, "seed": candidate.seed, "plan": candidate.plan.hash,
-                 "tokens": candidate.plan.last_token - candidate.plan.first_token,
+                 "tokens": candidate.plan.end_token - candidate.plan.first_token,
                  "shares": token_shares(candidate.plan)}
                 for candidate in candidates
             ]
@@ -174,7 +174,7 @@ def _say_candidates(candidates: Sequence[MixtureCandidate], as_json: bool) -> No
     width = max(len(candidate.name) for candidate in candidates)
     for candidate in candidates:
         plan = candidate.plan
-        tokens = format_number(plan.last_token - plan.first_token)
+        tokens = format_number(plan.end_token - plan.first_token)
         shares = ", ".join(f"{source} {share:.1%}" for source, share in token_shares(plan).items())
         command.say(
             f"{candidate.name:<{width}}  seed {candidate.seed}  {tokens:>6}  {plan.hash[:8]}  "

@@ -63,7 +63,7 @@ class AnnealFolder(RequestFolder):
         for number, candidate in enumerate(prepared.candidates):
             write(self.mixture_file(number), yaml_config.dump(candidate.mixture))
             plan = candidate.plan
-            num_tokens = plan.last_token - plan.first_token
+            num_tokens = plan.end_token - plan.first_token
             entries.append(Entry(number, candidate.name, candidate.seed, plan.hash, num_tokens))
         self.store(prepared.request, runs=[asdict(entry) for entry in entries])
         return entries

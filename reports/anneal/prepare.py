@@ -106,7 +106,7 @@ def _configure_runs(
         source=f"the run {request.run}",
     )
     plans = [candidate.plan for candidate in candidates]
-    num_steps = max(plan.last_step - plan.first_step for plan in plans)
+    num_steps = max(plan.end_step - plan.first_step for plan in plans)
     evaluate = run.evaluate or EvaluateConfig(every=num_steps)
     evaluate = replace(evaluate, seq_len=min(length_of(evaluate, plan) for plan in plans))
     sources: dict[str, str] = {}

@@ -146,7 +146,7 @@ def _score_candidate(
 
 def token_shares(plan: Plan) -> dict[str, float]:
     """Return the share of the plan's tokens by source, over all phases."""
-    num_tokens = plan.last_token - plan.first_token
+    num_tokens = plan.end_token - plan.first_token
     shares = [0.0] * len(plan.sources)
     for phase in plan.phases:
         for number, phase_share in enumerate(drawn_shares(phase)):

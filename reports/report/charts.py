@@ -16,7 +16,7 @@ def draw_mixture(run: RunData) -> str:
     colours = [colour(number) for number in range(len(run.sources))]
     chart = Chart(WIDE, 146, (float(run.plan.first_token), float(run.last_token)))
     chart.bands(
-        (phase.name, float(phase.first_token), float(phase.last_token)) for phase in run.plan.phases
+        (phase.name, float(phase.first_token), float(phase.end_token)) for phase in run.plan.phases
     )
     chart.strip("plan", TOP, 46, planned_shares(run), colours, run.sources)
     chart.strip("realised", TOP + 52, 46, realised_shares(run), colours, run.sources)

@@ -68,7 +68,7 @@ def scan_run(folder: RunFolder) -> ListedRun:
     except UserError as error:
         return ListedRun(str(folder.root), UNREADABLE, problem=" ".join(error.message.split()))
     step, event = lines.last(folder.metrics) or {}, lines.last(folder.events)
-    missing = missing_of(folder, job.run.scores, job.plan.last_step)
+    missing = missing_of(folder, job.run.scores, job.plan.end_step)
     problems = [f"{score.sentence()}; `{score.command(str(folder.root))}`" for score in missing]
     newest_checkpoint = store.newest_whole(folder.checkpoints)
     files = (path for path in (folder.metrics, folder.events, folder.run) if path.exists())
@@ -76,7 +76,7 @@ def scan_run(folder: RunFolder) -> ListedRun:
         folder=str(folder.root),
         status=derive_status(event, ended=folder.holder_has_ended, missing=missing),
         step=step["step"] + 1 if step else job.plan.first_step,
-        last_step=job.plan.last_step,
+        last_step=job.plan.end_step,
         tokens=step.get("tokens"),
         loss=step.get("loss"),
         tokens_per_second=step.get("tokens_per_second"),

@@ -61,7 +61,7 @@ def test_the_anneal_replays_warms_up_and_decays_to_zero(
         {"web": 0.48, "code": 0.09, "papers": 0.03, "math": 0.25, "instructions": 0.15}
     )
     assert anneal.tokens == pytest.approx(0.1 * plan.tokens, rel=0.01)
-    rates = [lr_factor(plan, step) for step in range(anneal.first_step, plan.last_step)]
+    rates = [lr_factor(plan, step) for step in range(anneal.first_step, plan.end_step)]
     assert max(rates) == pytest.approx(0.75, abs=0.05)
     assert rates[-1] < 0.05
     assert stable.sources[0].epochs < 1

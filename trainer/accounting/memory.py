@@ -79,7 +79,7 @@ def _rateless(job: Job) -> OptimizerConfig:
 
 def checkpoints(job: Job) -> int:
     """Count the checkpoints that the run saves."""
-    first, last = job.plan.first_step, job.plan.last_step
+    first, last = job.plan.first_step, job.plan.end_step
     planned = {step for step in range(first + 1, last) if step % job.run.checkpoints.every == 0}
     return len(planned | set(job.ends))
 

@@ -100,7 +100,7 @@ def check_profile(job: Job, options: StartOptions) -> None:
             "--memory-snapshot needs a GPU: torch records the history of CUDA's allocator alone",
             hint=f"--profile {step}:{step + 1} traces the memory of operations on the CPU too",
         )
-    first, last = job.plan.first_step, job.plan.last_step - 1
+    first, last = job.plan.first_step, job.plan.end_step - 1
     saved = store.committed(job.folder.checkpoints)
     for words, steps in options.traced_steps.items():
         if steps.start > last or steps.stop <= first:

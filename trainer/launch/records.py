@@ -46,10 +46,10 @@ def take_up(
 def finished(job: Job) -> bool:
     """Return True if the run has nothing left to do: it has taken all of its steps, and scored its
     last checkpoint if it was to."""
-    if not checkpoints.reached(job.folder.checkpoints, job.plan.last_step):
+    if not checkpoints.reached(job.folder.checkpoints, job.plan.end_step):
         return False
     archived = not os.access(job.folder.root, os.W_OK)
-    missing = missing_of(job.folder, job.run.scores, job.plan.last_step)
+    missing = missing_of(job.folder, job.run.scores, job.plan.end_step)
     return archived or all(each.reason is not None for each in missing)
 
 

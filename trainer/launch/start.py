@@ -94,7 +94,7 @@ def outcome(job: Job, code: int) -> dict[str, Any]:
         "finished": code == 0,
         "exit_code": code,
         "step": store.step_of(saved[-1]) if saved else job.plan.first_step,
-        "last_step": job.plan.last_step,
+        "last_step": job.plan.end_step,
         "loss": last["loss"] if last else None,
         "plan_hash": job.plan.hash,
         "report": str(job.folder.report),
@@ -105,7 +105,7 @@ def _finished(job: Job) -> bool:
     """Return True, and say so, if the run has taken all of its steps."""
     if not records.finished(job):
         return False
-    command.say(f"{job.folder.root} has already taken all of its {job.plan.last_step} steps")
+    command.say(f"{job.folder.root} has already taken all of its {job.plan.end_step} steps")
     return True
 
 
@@ -177,7 +177,7 @@ def _finish(job: Job, code: int, write_report: WriteReport) -> None:
         Mirror(job.folder, job.run.watch.mirror).update(whole=True)
     if code == ranks.INTERRUPTED:
         command.say(
-            f"saved at step {store.step_of(saved[-1])} of {job.plan.last_step} (exit code {code}); "
+            f"saved at step {store.step_of(saved[-1])} of {job.plan.end_step} (exit code {code}); "
             f"to go on: trainer resume {shlex.quote(str(job.folder.root))}"
         )
     command.say(f"report: {path}")

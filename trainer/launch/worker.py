@@ -172,7 +172,7 @@ def _make_hooks(
         scores = CheckpointScores(
             run.scores,
             job.folder,
-            job.plan.last_step,
+            job.plan.end_step,
             run.device,
             parallel.control,
             watched.beat,

@@ -51,7 +51,7 @@ class Evaluator:
     ) -> None:
         """Each iteration over `steps` yields this rank's micro-batches of every step."""
         self.names = [source.name for source in plan.sources]
-        self.rows = range(plan.first_row, plan.last_row)
+        self.rows = range(plan.first_row, plan.end_row)
         self.steps = steps
         self.parallel = parallel
         self.every = every

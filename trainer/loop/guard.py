@@ -111,7 +111,7 @@ class SkippedStep:
         if self.kind == "spike":
             what = f"the loss is {stats.loss:.4g}, a spike above {self.limit:.4g}"
         where = (
-            f"rows {step.first_row} to {step.last_row - 1}, phase "
+            f"rows {step.first_row} to {step.end_row - 1}, phase "
             f"{step.phase.name}; loss by source: {by_source}"
         )
         return f"step {step.number}: {what}; the step changed nothing", where

@@ -130,7 +130,7 @@ class Loop:
 
     def run(self, state: RunState) -> tuple[RunState, bool]:
         """Train from `state` on. Return the state reached, and True if the plan is finished."""
-        last = self.plan.last_step
+        last = self.plan.end_step
         stop_after = self.options.stop_after
         if stop_after is not None and state.step >= stop_after:
             return state, state.step == last
@@ -139,9 +139,9 @@ class Loop:
             return self._phases(state)
 
     def _phases(self, state: RunState) -> tuple[RunState, bool]:
-        last = self.plan.last_step
+        last = self.plan.end_step
         for phase in self.plan.phases:
-            end = phase.last_step
+            end = phase.end_step
             if state.step >= end:
                 continue
             cp = self.parallel.axes.context.size
@@ -179,7 +179,7 @@ class Loop:
             if planned:
                 state = replace(state, rollbacks=0)  # rollbacks are counted per checkpoint
             if planned or stop:
-                self._save(state, wait=stop or state.step == self.plan.last_step)
+                self._save(state, wait=stop or state.step == self.plan.end_step)
             if planned and not stop:
                 self.hooks.saved(state.step)
                 self.clock = time.perf_counter()
@@ -245,8 +245,8 @@ class Loop:
         after = replace(
             state,
             step=step.number + 1,
-            row=step.last_row,
-            tokens=step.last_token,
+            row=step.end_row,
+            tokens=step.end_token,
             updates=self.engine.updates,
             ledger=ledger,
             losses=recent,
@@ -289,7 +289,7 @@ class Loop:
             launched.batches,
             losses,
             len(self.plan.sources),
-            range(step.first_row, step.last_row),
+            range(step.first_row, step.end_row),
             self.parallel,
             self.engine.objective.divisor,
             measured,

@@ -104,7 +104,7 @@ class SyntheticLoader:
         self.start_step = start_step
 
     def __iter__(self) -> Iterator[list[SyntheticBatch]]:
-        for number in range(self.start_step, self.plan.last_step):
+        for number in range(self.start_step, self.plan.end_step):
             step = self.plan.step(number)
             first = step.first_row + step.rows * self.rank // self.world
             last = step.first_row + step.rows * (self.rank + 1) // self.world

@@ -98,8 +98,8 @@ class RunRecorder(Hook):
             values["own_seconds"] = own_seconds
         metrics: Entry = {
             "step": step.number,
-            "row": step.last_row,
-            "tokens": step.last_token,
+            "row": step.end_row,
+            "tokens": step.end_token,
             "phase": step.phase.name,
             **recorded(values),
             **left_out,
@@ -125,7 +125,7 @@ class RunRecorder(Hook):
         """Record an evaluation after `step`."""
         entry: Entry = {
             "step": step.number,
-            "tokens": step.last_token,
+            "tokens": step.end_token,
             "phase": step.phase.name,
             "loss": finite(evaluation.stats.loss),
             "seconds": round(evaluation.seconds, 3),

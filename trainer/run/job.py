@@ -98,7 +98,7 @@ class Job:
     @property
     def ends(self) -> list[int]:
         """Last steps of the phases, whose checkpoints are kept for good."""
-        return [phase.last_step for phase in self.plan.phases]
+        return [phase.end_step for phase in self.plan.phases]
 
     @property
     def parent(self) -> str | None:

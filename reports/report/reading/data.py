@@ -180,7 +180,7 @@ class RunData:
     @property
     def missing(self) -> list[Missing]:
         """Scores that the run should have and has not."""
-        last = self.plan.last_step if self.plan.last_step in self.checkpoints else None
+        last = self.plan.end_step if self.plan.end_step in self.checkpoints else None
         settings = self.stored.settings
         options = {name: settings.get(f"scores.{name}") for name in ("limit", "ema")}
         return missing(settings.get("scores.tasks"), self.scores, last, **options)

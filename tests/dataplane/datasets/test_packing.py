@@ -45,7 +45,7 @@ def test_packed_and_concatenated_side_by_side(tmp_path: Path) -> None:
         epochs=2,
     )
     stream = RowReader(plan).stream
-    rows = np.arange(plan.last_row)
+    rows = np.arange(plan.end_row)
     located = stream.locate(rows)
     mine = located.sources == 0
     assert np.bincount(located.sources).tolist() == [2 * made.tokens // L] * 2
@@ -54,7 +54,7 @@ def test_packed_and_concatenated_side_by_side(tmp_path: Path) -> None:
         bins = np.sort(located.tokens[mine & (located.epochs == epoch)])
         assert bins.tolist() == list(range(0, made.tokens, L))
 
-    audited = list(Auditor(OpenedPlan(stream)).rows(range(plan.last_row)))
+    audited = list(Auditor(OpenedPlan(stream)).rows(range(plan.end_row)))
     steps = list(Loader(plan, micro_batch=4))
     digests = [digest for step in steps for batch in step for digest in batch.digests]
     assert digests == [bytes.fromhex(row.tokens_hash) for row in audited]
@@ -221,7 +221,7 @@ def test_changes_of_length_cut_no_bin_and_lose_none(tmp_path: Path) -> None:
     plan = plan_of({"chunk": 4 * L, "window": 5, "sources": sources, "phases": phases})
     stream, served = RowReader(plan).stream, []
     for phase in plan.phases:
-        located = stream.locate(np.arange(phase.first_row, phase.last_row))
+        located = stream.locate(np.arange(phase.first_row, phase.end_row))
         for place in range(len(located.rows)):
             for start, end in located.spans(place):
                 assert start % L == 0 and end % L == 0
@@ -249,7 +249,7 @@ def test_growth_and_a_continued_run_cut_nothing(tmp_path: Path) -> None:
         }
     )
     stream = RowReader(plan).stream
-    new = stream.locate(np.arange(plan.first_row, plan.last_row)).tokens
+    new = stream.locate(np.arange(plan.first_row, plan.end_row)).tokens
     old = RowReader(before).stream.locate(np.arange(8)).tokens
     assert not (new % L).any() and not set(new.tolist()) & set(old.tolist())
     assert len(set(new.tolist())) == len(new)

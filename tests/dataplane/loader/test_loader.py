@@ -22,7 +22,7 @@ def steps_of(plan: Plan, *, world: int = 1, **options: int) -> list[list[bytes]]
     iterators = [iter(Loader(plan, rank=r, world=world, **options)) for r in range(world)]  # type: ignore[arg-type]
     start = options.get("start_step", plan.first_step)
     steps = []
-    for _ in range(start, plan.last_step):
+    for _ in range(start, plan.end_step):
         batches = [next(iterator) for iterator in iterators]
         assert len({len(part) for part in batches}) == 1, "ranks differ in micro-batches"
         steps.append([digest for part in batches for batch in part for digest in batch.digests])
@@ -41,7 +41,7 @@ def test_the_order_does_not_depend_on_world_size_batches_workers_or_restarts(
     changing: Plan, world: int, micro_batch: int, part: float, workers: int
 ) -> None:
     expected = steps_of(changing, micro_batch=4)
-    start = int(part * changing.last_step)
+    start = int(part * changing.end_step)
     options = {"micro_batch": micro_batch, "workers": workers}
     seen = steps_of(changing, world=world, start_step=start, **options)
     assert seen == expected[start:]
@@ -109,7 +109,7 @@ def test_without_isolation_only_joints_of_spans_are_masked(changing: Plan) -> No
     plan = replace(changing, isolate_documents=False)
     reader, joints = RowReader(plan), 0
     for phase in plan.phases:
-        located = reader.stream.locate(np.arange(phase.first_row, phase.last_row))
+        located = reader.stream.locate(np.arange(phase.first_row, phase.end_row))
         weights = reader.read(reader.find(located)).arrays.weights
         for place in range(phase.rows):
             sizes = [end - start for start, end in located.spans(place)]

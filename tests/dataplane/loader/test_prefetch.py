@@ -47,7 +47,7 @@ def plan() -> Plan:
 
 def blocks(reader: RowReader) -> Iterator[FoundRows]:
     """Find the rows of each step."""
-    steps = map(reader.plan.step, range(reader.plan.last_step))
+    steps = map(reader.plan.step, range(reader.plan.end_step))
     rows = (np.arange(step.first_row, step.first_row + step.rows) for step in steps)
     return reader.find_blocks(rows)
 
@@ -76,7 +76,7 @@ def test_it_fetches_the_chunks_that_are_read_next(plan: Plan, tmp_path: Path) ->
     reader = RowReader(plan, cache=cache)
     ahead = Prefetcher(blocks(reader), cache)
     try:
-        eventually(lambda: len(ahead.ahead) == plan.last_step)  # everything fits
+        eventually(lambda: len(ahead.ahead) == plan.end_step)  # everything fits
         eventually(lambda: set(ahead.wanted) <= held(cache))
         before = cache.requests
         taken = []
@@ -102,12 +102,12 @@ def test_it_stays_within_its_limits(plan: Plan, tmp_path: Path, limits: Prefetch
     try:
         eventually(lambda: len(ahead.wanted) >= 2)
         time.sleep(0.3)
-        assert len(reached(ahead)) < plan.last_step // 2
+        assert len(reached(ahead)) < plan.end_step // 2
         for step, found in enumerate(ahead):  # the walk follows the reader
             assert found.located.rows[0] == plan.step(step).first_row
             assert step in reached(ahead) and ahead.rows <= limits.max_rows
             ahead.done()
-        assert step == plan.last_step - 1
+        assert step == plan.end_step - 1
     finally:
         ahead.close()
 
@@ -126,7 +126,7 @@ def test_the_walk_rests_while_the_cache_has_all_chunks(tmp_path: Path) -> None:
     reader = RowReader(plan, cache=cache)
     ahead, digests, walked = Prefetcher(blocks(reader), cache, limits), [], 0
     try:
-        for step in range(plan.last_step):
+        for step in range(plan.end_step):
             digests.append(reader.read(next(ahead)).digests)
             ahead.done()
             if step == 1:

@@ -26,18 +26,18 @@ def rows_of(
 def test_ranks_cover_every_step_in_groups_that_fit(
     two_phases: Plan, world: int, part: float, room: int
 ) -> None:
-    plan, start = two_phases, int(part * two_phases.last_step)
+    plan, start = two_phases, int(part * two_phases.end_step)
     ranks = [rows_of(plan, rank=r, world=world, start=start, room=room) for r in range(world)]
     for rank_rows in ranks:
         groups = list(rank_rows.groups())
-        assert [*chain.from_iterable(g.steps for g in groups)] == [*range(start, plan.last_step)]
+        assert [*chain.from_iterable(g.steps for g in groups)] == [*range(start, plan.end_step)]
         for group in groups:
             assert all(plan.step(number).phase is group.phase for number in group.steps)
             assert len(group.rows()) == len(group)
             size = len(group) * (group.phase.seq_len + 1) * TOKEN_BYTES
             assert size <= room or len(group.steps) == 1
     alone = [rows_of(plan, rank=r, world=world, start=start).groups() for r in range(world)]
-    for number, *groups in zip(range(start, plan.last_step), *alone, strict=True):
+    for number, *groups in zip(range(start, plan.end_step), *alone, strict=True):
         step, rows = plan.step(number), [group.rows() for group in groups]
         assert np.array_equal(
             np.concatenate(rows), np.arange(step.first_row, step.first_row + step.rows)

@@ -152,7 +152,7 @@ def test_the_order_of_a_large_plan_is_kept_and_stays_as_it_was(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = large_plan()
-    rows = np.arange(0, plan.last_row, 7)
+    rows = np.arange(0, plan.end_row, 7)
     first = Stream(plan).locate(rows)
     assert (cache / f"{plan.hash}.tables").exists()
     digest = hashlib.sha256()

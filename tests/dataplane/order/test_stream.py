@@ -20,7 +20,7 @@ def walk(plan: Plan) -> Rows:
     stream = Stream(plan)
     rows: Rows = []
     for phase in plan.phases:
-        located = stream.locate(np.arange(phase.first_row, phase.last_row))
+        located = stream.locate(np.arange(phase.first_row, phase.end_row))
         places = zip(located.sources.tolist(), located.epochs.tolist(), strict=True)
         rows += [
             (source, epoch, located.spans(place)) for place, (source, epoch) in enumerate(places)
@@ -70,7 +70,7 @@ def test_blocks_located_together_equal_blocks_located_alone(
 ) -> None:
     """For any cuts, and across a change of length."""
     stream = Stream(changing)
-    edges = [phase.last_row for phase in changing.phases]
+    edges = [phase.end_row for phase in changing.phases]
     cuts = sorted({*np.random.default_rng(0).integers(1, edges[-1], 60).tolist(), *edges})
     blocks = [np.arange(first, last) for first, last in pairwise([0, *cuts])]
     for ahead in (1, 37, 10_000):

@@ -57,7 +57,7 @@ def expected_rows(plan: Plan) -> list[dict]:
     rows = []
     stream = Stream(plan)
     for phase in plan.phases:
-        located = stream.locate(np.arange(phase.first_row, phase.last_row))
+        located = stream.locate(np.arange(phase.first_row, phase.end_row))
         places = zip(
             located.rows.tolist(), located.sources.tolist(), located.epochs.tolist(), strict=True
         )
@@ -86,7 +86,7 @@ def expected_rows(plan: Plan) -> list[dict]:
 
 
 def test_rows_hold_the_expected_documents(plan):
-    audited = list(Auditor(OpenedPlan(Stream(plan))).rows(range(plan.first_row, plan.last_row)))
+    audited = list(Auditor(OpenedPlan(Stream(plan))).rows(range(plan.first_row, plan.end_row)))
     assert len(audited) == plan.rows
     stream = Stream(plan)
     assert any(stream.locate(np.array([row.row])).pieces for row in audited)
@@ -105,10 +105,10 @@ def test_rows_hold_the_expected_documents(plan):
 
 def test_rows_outside_of_the_plan_are_refused(plan):
     auditor = Auditor(OpenedPlan(Stream(plan)))
-    for rows in (range(plan.last_row, plan.last_row + 1), range(plan.last_row + 1)):
-        with pytest.raises(PlanError, match=f"rows 0 to {plan.last_row}"):
+    for rows in (range(plan.end_row, plan.end_row + 1), range(plan.end_row + 1)):
+        with pytest.raises(PlanError, match=f"rows 0 to {plan.end_row}"):
             list(auditor.rows(rows))
-    with pytest.raises(PlanError, match=f"steps 0 to {plan.last_step - 1}, not 999"):
+    with pytest.raises(PlanError, match=f"steps 0 to {plan.end_step - 1}, not 999"):
         auditor.step(999)
 
 

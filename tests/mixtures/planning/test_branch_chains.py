@@ -67,9 +67,9 @@ def test_continued_runs_serve_each_token_once_in_an_epoch(family):
             assert plan.first_row == row
             assert sum(plan.debts, Fraction(0)) == 0
             assert Plan.from_json(plan.to_json()) == plan
-            steps = plan.last_step - plan.first_step
-            step = plan.last_step if where is None else plan.first_step + round(where * steps)
-            row = plan.last_row if step == plan.last_step else plan.step(step).first_row
+            steps = plan.end_step - plan.first_step
+            step = plan.end_step if where is None else plan.first_step + round(where * steps)
+            row = plan.end_row if step == plan.end_step else plan.step(step).first_row
             total += served(plan, last=row)
             for source in plan.sources:
                 highest = max((t for name, _, t in total if name == source.name), default=0)

@@ -64,7 +64,7 @@ def test_an_extended_phase_serves_the_same_rows_as_a_longer_one(tmp_path, parent
     child = resolve(branch_of(tmp_path, phases={"more": phase(2_048, {"stable": 1})}))
     assert (child.first_row, child.first_step) == (20 * 8, 20)
     assert child.phases[0].first_token == 20 * 128
-    assert served(child) == served(longer, first=child.first_row, last=child.last_row)
+    assert served(child) == served(longer, first=child.first_row, last=child.end_row)
 
 
 def test_sources_of_the_run_need_not_be_repeated(tmp_path, parent):
@@ -184,7 +184,7 @@ def test_a_phase_of_any_earlier_run_can_be_replayed(tmp_path, parent, head):
     last = resolve(
         Mixture(after=after, phases={"again": phase(2_048, {"stable": 0.5, "math-only": 0.5})})
     )
-    rows = Stream(last).counts(last.last_row) * 16
+    rows = Stream(last).counts(last.end_row) * 16
     taken = dict(zip((s.name for s in last.sources), rows.tolist(), strict=True))
     wanted = {"web": 768, "code": 256, "math": 1_024}
     assert all(abs(taken[name] - wanted[name]) <= 16 for name in wanted), taken
@@ -222,7 +222,7 @@ def test_a_branch_carries_debts_that_one_row_cannot_hold(tmp_path, head):
         Stream(resolve(branch_of(tmp_path, 9, phases={"uneven": phase(640, shares)})))
     )
     assert list(target.plan.debts) == owed
-    rows = range(target.plan.first_row, target.plan.last_row + 1)
+    rows = range(target.plan.first_row, target.plan.end_row + 1)
     worst = [max(map(abs, target.stream.debts(row))) for row in rows]
     assert 16 < max(worst) < 2 * 16
     assert max(worst[20:]) < 16, "they are paid"
@@ -243,7 +243,7 @@ def test_an_epoch_is_not_restarted_after_a_run_that_did_not_draw_from_it(tmp_pat
     }
 
     def run_of(name: str, before: Plan | None, chunk: int | None, drawn: str, tokens: int) -> Plan:
-        after = before and After(run=str(tmp_path / before.phases[0].name), step=before.last_step)
+        after = before and After(run=str(tmp_path / before.phases[0].name), step=before.end_step)
         plan = resolve(
             Mixture(
                 after=after,

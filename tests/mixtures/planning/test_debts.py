@@ -93,9 +93,9 @@ def draw_runs(seed: int, folder: Path) -> list[Run]:
         mixture = Mixture(sources=sources, phases=phases, after=after)
         plan = resolve(mixture)
         write_run(folder / f"run{number}", plan)
-        step = rng.randint(plan.first_step, plan.last_step)
-        last = number == num_runs - 1 or step == plan.last_step
-        runs.append(Run(mixture, plan, plan.last_row if last else plan.step(step).first_row))
+        step = rng.randint(plan.first_step, plan.end_step)
+        last = number == num_runs - 1 or step == plan.end_step
+        runs.append(Run(mixture, plan, plan.end_row if last else plan.step(step).first_row))
     return runs
 
 
@@ -126,7 +126,7 @@ def walk(runs: list[Run]) -> Iterator[tuple[int, Fraction, bool, dict[str, Fract
         for phase in run.plan.phases:
             first, last = written_shares(run.mixture.phases[phase.name], averages)
             averages[phase.name] = {name: (first[name] + last[name]) / 2 for name in NAMES}
-            rows = np.arange(phase.first_row, min(phase.last_row, run.end_row))
+            rows = np.arange(phase.first_row, min(phase.end_row, run.end_row))
             if not len(rows):
                 continue
             changed |= longest not in (0, phase.seq_len)
@@ -188,7 +188,7 @@ def alternating(folder: Path, num_phases: int) -> Run:
         },
     )
     plan = resolve(mixture)
-    return Run(mixture, plan, plan.last_row)
+    return Run(mixture, plan, plan.end_row)
 
 
 def test_debts_that_are_written_off_add_up(tmp_path: Path) -> None:
@@ -219,14 +219,14 @@ def debts_by_name(plan: Plan, row: int) -> Shares:
 def test_debts_of_sources_that_a_branch_never_draws_from_are_kept(tmp_path: Path) -> None:
     """They are not paid meanwhile, and a later branch that draws from the source pays them."""
     plan = alternating(tmp_path, 3).plan
-    step = plan.last_step - 3
+    step = plan.end_step - 3
     debts = debts_by_name(plan, plan.step(step).first_row)
     write_run(tmp_path / "run", plan)
     after = After(run=str(tmp_path / "run"), step=step)
     phase = PhaseSpec(tokens=90 * 1024, seq_len=1024, batch=1024, weights={"b": 0.6, "c": 0.4})
     branch = resolve(Mixture(after=after, phases={"x": phase}))
     assert debts_by_name(branch, branch.first_row) == debts and all(debts.values())
-    ended = debts_by_name(branch, branch.last_row)
+    ended = debts_by_name(branch, branch.end_row)
     assert (ended["a"], ended["d"]) == (debts["a"], debts["d"])
     opened = open_branch_point(after)
     summary = summarize(Stream(branch), opened)
@@ -235,9 +235,9 @@ def test_debts_of_sources_that_a_branch_never_draws_from_are_kept(tmp_path: Path
     assert unpaid == {"a": round(debts["a"]), "b": 0, "c": 0, "d": round(debts["d"])}
     assert "does not draw from: a " in table(summary)
     write_run(tmp_path / "branch", branch)
-    after = After(run=str(tmp_path / "branch"), step=branch.last_step)
+    after = After(run=str(tmp_path / "branch"), step=branch.end_step)
     last = resolve(Mixture(after=after, phases={"y": PhaseSpec(tokens=2**20, weights={"p0": 1})}))
-    assert max(map(abs, Stream(last).debts(last.last_row))) < 1024
+    assert max(map(abs, Stream(last).debts(last.end_row))) < 1024
 
 
 @pytest.mark.parametrize("seed", [7, 11, 20])

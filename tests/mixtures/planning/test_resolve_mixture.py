@@ -102,7 +102,7 @@ def test_shares_hold_within_a_row_at_every_row(planned, case):
         longest = max(longest, length)
         first, last = asked[phase.name]
         constant = first == last
-        sources = stream.locate(np.arange(phase.first_row, phase.last_row)).sources.tolist()
+        sources = stream.locate(np.arange(phase.first_row, phase.end_row)).sources.tolist()
         for row, source in enumerate(sources):
             taken[plan.sources[source].name] += length
             for name in mixture.sources:
@@ -151,7 +151,7 @@ def test_phases_are_adjacent_and_of_whole_steps(planned, case):
         assert phase.tokens == step_tokens or difference <= step_tokens / 2
         assert sum(stretch.rows for stretch in phase.stretches) == phase.rows
     for one, two in pairwise(plan.phases):
-        assert two.first_row == one.last_row
+        assert two.first_row == one.end_row
         assert two.first_step == one.first_step + one.steps
         assert two.first_token == one.first_token + one.tokens
 
@@ -165,7 +165,7 @@ def test_a_plan_is_refused_exactly_when_it_exceeds_max_epochs(planned, case, dat
     drawn: dict[str, list[int]] = {name: [] for name in sizes}  # the rows past each cap
     stream = Stream(plan)
     for phase in plan.phases:
-        rows = np.arange(phase.first_row, phase.last_row)
+        rows = np.arange(phase.first_row, phase.end_row)
         located = stream.locate(rows)
         for row, source, epoch in zip(
             rows.tolist(), located.sources.tolist(), located.epochs.tolist(), strict=True
@@ -321,9 +321,9 @@ def test_ten_trillion_tokens_are_planned_and_located_at_any_row(head):
     )
     plan = resolve(mixture)
     stream = Stream(plan)
-    rows = np.array([0, 1, plan.phases[0].last_row - 1])
+    rows = np.array([0, 1, plan.phases[0].end_row - 1])
     assert stream.locate(rows).epochs.tolist() == [0, 0, 0]
-    for row in (0, plan.rows // 3, plan.phases[1].first_row, plan.last_row):
+    for row in (0, plan.rows // 3, plan.phases[1].first_row, plan.end_row):
         counts = stream.counts(row)
         assert counts.sum() == row
         assert max(abs(count - row / 20) for count in counts) < 1
@@ -362,7 +362,7 @@ def test_seven_decimals_are_planned_and_kept_at_every_row(seven_decimals, tmp_pa
     counts: Counter[str] = Counter()
     asked, stream = asked_shares(seven_decimals), Stream(plan)
     for phase in plan.phases:
-        located = stream.locate(np.arange(phase.first_row, phase.last_row))
+        located = stream.locate(np.arange(phase.first_row, phase.end_row))
         first, last = asked[phase.name]
         for row, source in enumerate(located.sources.tolist()):
             counts[plan.sources[source].name] += phase.seq_len

@@ -181,7 +181,7 @@ def draw_rule(rng: random.Random, head, folder, lengths) -> tuple[list[Plan], di
             phases[f"y{number}"] = PhaseSpec(tokens=20 * unit, weights={"big": 1.0})
         plans.append(resolve(Mixture(sources=specs, phases=phases, after=after)))
         write_run(folder / str(number), plans[-1])
-        after = After(run=str(folder / str(number)), step=plans[-1].last_step)
+        after = After(run=str(folder / str(number)), step=plans[-1].end_step)
     return plans, sizes
 
 
@@ -197,7 +197,7 @@ def check_used_up(plans: list[Plan], sizes: dict[str, int]) -> None:
     for plan in plans:
         stream, names = Stream(plan), [source.name for source in plan.sources]
         for phase in plan.phases:
-            rows = np.arange(phase.first_row, phase.last_row) - plan.first_row
+            rows = np.arange(phase.first_row, phase.end_row) - plan.first_row
             counts = np.bincount(stream.assignment.locate(rows)[0], minlength=len(names))
             for name, count in zip(names, counts.tolist(), strict=True):
                 served[name] += count * phase.seq_len

@@ -56,7 +56,7 @@ def test_curves_equal_the_counts_of_the_plan(plan):
     for phase in plan.phases:
         last = plan_curves.tokens.index(phase.first_token + phase.tokens)
         before = plan_curves.tokens.index(phase.first_token)
-        drawn = stream.counts(phase.last_row) - stream.counts(phase.first_row)
+        drawn = stream.counts(phase.end_row) - stream.counts(phase.first_row)
         for source in range(2):
             assert plan_curves.taken[source][last] - plan_curves.taken[source][before] == (
                 drawn[source] * phase.seq_len

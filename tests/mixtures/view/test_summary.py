@@ -42,7 +42,7 @@ def test_summary_equals_a_walk_over_all_rows(mixture):
     stream = Stream(plan)
     assert (summary.rows, summary.tokens, summary.hash) == (plan.rows, plan.tokens, plan.hash)
     for use, phase in zip(summary.phases, plan.phases, strict=True):
-        located = stream.locate(np.arange(phase.first_row, phase.last_row))
+        located = stream.locate(np.arange(phase.first_row, phase.end_row))
         assert use.tokens_asked in (5_000, 2_000)
         assert use.tokens == phase.rows * phase.seq_len
         for index, source in enumerate(use.sources):

@@ -47,10 +47,10 @@ def served(plan: Plan, first: int | None = None, last: int | None = None) -> Cou
     """Count how often each (source, epoch, token) is an input of the rows [first, last)."""
     stream = Stream(plan)
     first = plan.first_row if first is None else first
-    last = plan.last_row if last is None else last
+    last = plan.end_row if last is None else last
     inputs: Counter[tuple] = Counter()
     for phase in plan.phases:
-        rows = np.arange(max(first, phase.first_row), min(last, phase.last_row))
+        rows = np.arange(max(first, phase.first_row), min(last, phase.end_row))
         if not len(rows):
             continue
         located = stream.locate(rows)

@@ -97,8 +97,8 @@ def write_run(root: Path, plan: Plan, *, lr: float = 1e-3, taken: int | None = N
             loss = sum(each["loss"] * each["rows"] for each in sources.values()) / len(rows)
             line = {
                 "step": number,
-                "row": step.last_row,
-                "tokens": step.last_token,
+                "row": step.end_row,
+                "tokens": step.end_token,
                 "phase": step.phase.name,
                 "loss": loss + 2 * (number == 7),
                 "lr": lr * min(1, (number + 1) / 10),
@@ -125,12 +125,12 @@ def write_run(root: Path, plan: Plan, *, lr: float = 1e-3, taken: int | None = N
     with (root / "evaluations.jsonl").open("w") as file:
         for number in range(4, taken, 5):
             held_out = {"loss": 3.0 - number / 100, "weight": 8.0, "rows": 1}
-            entry = {"step": number, "tokens": plan.step(number).last_token}
+            entry = {"step": number, "tokens": plan.step(number).end_token}
             entry |= {"loss": held_out["loss"], "sources": dict.fromkeys(SOURCES, held_out)}
             file.write(json.dumps(entry) + "\n")
     with (root / "signals.jsonl").open("w") as file:
         for number in range(0, taken, SIGNALS_EVERY):
-            place = {"step": number, "tokens": plan.step(number).last_token}
+            place = {"step": number, "tokens": plan.step(number).end_token}
             layers = {f"blocks.{layer}": signals(number, layer) for layer in range(3)}
             file.write(json.dumps({**place, "layers": layers}) + "\n")
     return root
@@ -151,8 +151,8 @@ def write_checkpoint(run: Path, plan: Plan, step: int) -> None:
     store.begin(begun, None)
     state = store.RunState(
         step=step,
-        row=before.last_row,
-        tokens=before.last_token,
+        row=before.end_row,
+        tokens=before.end_token,
         plan_hash=plan.hash,
         updates=step,
         ledger="0" * 32,

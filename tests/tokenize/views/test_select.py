@@ -143,7 +143,7 @@ def test_bins_are_sources_of_a_mixture(tmp_path: Path, base: Callable[..., Path]
         }
     )
     reader = RowReader(plan)
-    rows = np.arange(plan.last_row)
+    rows = np.arange(plan.end_row)
     located = reader.stream.locate(rows)
     block = reader.read(reader.find(located))
     counts = np.bincount(located.sources)
@@ -311,7 +311,7 @@ def test_a_missing_dataset_is_named_with_its_view(
         assert f"{tmp_path / name} is a view, and {missing}" in problem.message
     reader = RowReader(plan)
     with pytest.raises(StorageError, match=f"is a view, and {missing}"):
-        reader.read(reader.find(reader.stream.locate(np.arange(plan.last_row))))
+        reader.read(reader.find(reader.stream.locate(np.arange(plan.end_row))))
     for read in (verify, card):
         with pytest.raises(StorageError, match=missing):
             read(target)

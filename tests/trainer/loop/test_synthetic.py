@@ -40,4 +40,4 @@ def test_targets_follow_tokens() -> None:
 
 def test_another_configuration_is_another_plan() -> None:
     longer = SyntheticPlan(SyntheticConfig(steps=3, seq_len=16, batch_rows=5), 50, 1)
-    assert longer.hash != PLAN.hash and PLAN.last_step == 3 and PLAN.tokens == 120
+    assert longer.hash != PLAN.hash and PLAN.end_step == 3 and PLAN.tokens == 120

@@ -25,7 +25,7 @@ class Terminal(Logger):
     def step(self, metrics: Entry, ledger: Entry) -> None:
         speed = metrics["tokens_per_second"]
         self.pace = speed if self.pace is None else 0.8 * self.pace + 0.2 * speed
-        edge = metrics["phase"] != self.phase or metrics["step"] + 1 == self.run.plan.last_step
+        edge = metrics["phase"] != self.phase or metrics["step"] + 1 == self.run.plan.end_step
         now = time.monotonic()
         recent = now - self.shown < self.run.watch.log_seconds
         if recent and not edge and not metrics.get("skipped", False):
@@ -45,7 +45,7 @@ class Terminal(Logger):
 
     def _step(self, metrics: Entry) -> list[str]:
         loss = metrics["loss"]
-        left = self.run.plan.last_token - metrics["tokens"]
+        left = self.run.plan.end_token - metrics["tokens"]
         pace = max(self.pace or 0.0, 0.1)  # the entry's speed is rounded to 0.1
         return [
             self._place(metrics),
@@ -66,8 +66,8 @@ class Terminal(Logger):
         """The step's number, as in the ledger, the report and `mixtures audit`, and the part of
         the plan that is done after it: 100% only after the last step."""
         plan = self.run.plan
-        done = entry["tokens"] - plan.last_token + plan.tokens
-        width = len(str(plan.last_step - 1))
+        done = entry["tokens"] - plan.end_token + plan.tokens
+        width = len(str(plan.end_step - 1))
         return f"step {entry['step']:>{width}} {1000 * done // plan.tokens / 1000:>6.1%}"
 
     def _say(self, line: str) -> None:
