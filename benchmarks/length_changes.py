@@ -75,7 +75,7 @@ def many_sources(folder: str, count: int) -> None:
         [cost for (lengths, _), cost in costs.items() if (len(set(lengths)) > 1) == changes]
         for changes in (True, False)
     )
-    kept = REMAINDERS_BYTES - REMAINDERS.room
+    kept = REMAINDERS_BYTES - REMAINDERS.budget
     print(
         f"the end of an epoch of {count:,} sources: {changed[0]:.0f} us of CPU for a row in order "
         f"({changed[0] / same[0]:.1f} times as without changes of length), {changed[1]:.0f} at "

@@ -40,7 +40,7 @@ from headrace.dataplane.loader import gather
 from headrace.dataplane.loader.loader import Loader
 from headrace.dataplane.loader.rows import RowReader
 from headrace.dataplane.order.plan import Plan
-from headrace.dataplane.order.stream import AHEAD, Stream
+from headrace.dataplane.order.stream import BATCH_ROWS, Stream
 from headrace.tokenize.executors import ExecutorConfig
 from headrace.tokenize.views.pack import PackConfig, pack
 from headrace.tokenize.views.select import SelectConfig, select
@@ -194,11 +194,11 @@ def find_rows(folder: Path) -> None:
     for count in SOURCES:
         stream = Stream(plan_of_sources(folder, count))
         spent = []
-        for rows in np.arange(AHEAD * (CALLS + 1)).reshape(-1, AHEAD):
+        for rows in np.arange(BATCH_ROWS * (CALLS + 1)).reshape(-1, BATCH_ROWS):
             start = time.process_time()
             stream.locate(rows)
             spent.append(time.process_time() - start)
-        rates[count] = AHEAD / median(spent[1:])
+        rates[count] = BATCH_ROWS / median(spent[1:])
         print(
             f"finding rows of {count:,} sources: {rates[count] / 1e3:,.0f}K rows/CPU s, "
             f"{rates[count] / rates[SOURCES[0]]:.2f} of those of one; "

@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from headrace.dataplane.datasets.chunks import CHUNK_BYTES
-from headrace.dataplane.order.epochs.permutation import key, permute
+from headrace.dataplane.order.epochs.permutation import derive_key, permute
 from headrace.dataplane.order.source_order import Draws, Position, SourceOrder
 
 TOKENS, SEQ_LEN, RESEMBLE = 8_000_000_000, 4096, 4_000_000
@@ -52,12 +52,12 @@ def report(name: str, served: np.ndarray, cost: str) -> None:
 def main() -> None:
     values = signal()
     report("none (storage order)", values, "")
-    everything = permute(key("full"), len(values), np.arange(len(values)))
+    everything = permute(derive_key("full"), len(values), np.arange(len(values)))
     report("full permutation", values[everything], "")
     for bits, window in CHUNKINGS:
         chunk = 1 << bits
         order = SourceOrder(seed=1, name="web", tokens=TOKENS, chunk=chunk, window=window)
-        rows = np.arange(order.rows(0, SEQ_LEN))
+        rows = np.arange(order.end_row(0, SEQ_LEN))
         draws = Draws([order], [Position()], SEQ_LEN)
         _, tokens, _ = draws.locate(np.zeros_like(rows), rows)
         cost = (

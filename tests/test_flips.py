@@ -19,7 +19,7 @@ from headrace.dataplane.datasets import about as abouts
 from headrace.dataplane.datasets import manifest as manifests
 from headrace.dataplane.datasets.about import About
 from headrace.dataplane.datasets.dataset import Dataset
-from headrace.dataplane.order.kept_tables import kept
+from headrace.dataplane.order.kept_tables import load_tables
 from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.order.simulation import Segment, simulate
 from headrace.dataplane.order.tables import Tables
@@ -219,7 +219,7 @@ def case_of(kind: str, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         segments = [Segment(300, (5, 2, 1), 8)]
 
         def tables() -> Any:
-            found = kept("plan", lambda: simulate(segments)[0], Tables)
+            found = load_tables("plan", lambda: simulate(segments)[0], Tables)
             return {name: array.tolist() for name, array in found.arrays.items()}
 
         tables()

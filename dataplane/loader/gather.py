@@ -20,7 +20,7 @@ from ..datasets.chunks import CHUNK_BYTES
 from ..datasets.dataset import Dataset, Parts
 from ..datasets.open_shard import OpenShard
 from ..datasets.shard_file import ShardFile
-from ..order.stream import Located, Reads
+from ..order.stream import RowLocations, TokenReads
 from ..shards.format import PADDING
 from .row_weights import Float32, RowWeights
 from .stored_rows import StoredRows
@@ -199,12 +199,12 @@ class SourceParts:
 class Spread:
     """Rows, spread over the shards that they lie in."""
 
-    located: Located
-    reads: Reads
+    located: RowLocations
+    reads: TokenReads
     sources: Sequence[SourceParts]
 
     @classmethod
-    def of(cls, located: Located, dataset_of: Callable[[int], Dataset]) -> Spread:
+    def of(cls, located: RowLocations, dataset_of: Callable[[int], Dataset]) -> Spread:
         """Spread rows; opens their datasets."""
         reads = located.reads()
         owners = located.sources[reads.rows]
@@ -225,7 +225,7 @@ def find(spread: Spread) -> RowPieces:
     """Find the pieces of rows; opens their shards."""
     located, reads = spread.located, spread.reads
     length = located.length + 1
-    places = reads.rows * length + reads.places
+    places = reads.rows * length + reads.offsets
     dtypes: list[np.dtype[Any]] = []
     tables: list[tuple[float, ...]] = []
     kinds, table_kinds = (np.empty(len(located.rows), np.int64) for _ in range(2))
@@ -280,7 +280,7 @@ def find(spread: Spread) -> RowPieces:
         codes=Copies.of(*(column[coded] for column in (firsts, owners, codes, counts, firsts))),
         padding=np.stack([firsts, firsts + counts], axis=1)[padding],
         documents=np.sort(np.concatenate(documents)),
-        joints=places[reads.places > 0],
+        joints=places[reads.offsets > 0],
     )
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ..arrays import Int64
 from ..datasets.cache import Cache
 from ..order.plan import Phase, Plan
-from ..order.stream import Located
+from ..order.stream import RowLocations
 from .prefetch import Prefetcher
 from .rows import FoundRows, RowArrays, RowReader
 
@@ -117,7 +117,7 @@ class RankReader:
         )
         for group in self.rank_rows.groups():
             if not len(group):
-                found = self.reader.find(Located.empty(group.phase.seq_len))
+                found = self.reader.find(RowLocations.empty(group.phase.seq_len))
             else:
                 found = next(blocks)
                 if self._prefetcher is None and self.reader.is_remote(found.located):

@@ -23,7 +23,7 @@ from ..datasets.cache import Cache
 from ..datasets.dataset import Dataset, open_pinned
 from ..datasets.open_shard import OpenShards
 from ..order.plan import Plan
-from ..order.stream import Located, Stream
+from ..order.stream import RowLocations, Stream
 from ..storage.storage import is_local
 from .buffers import Buffers
 from .gather import RowPieces, Spread, find
@@ -55,7 +55,7 @@ class RowArrays:
 class FoundRows:
     """Rows whose bytes were found, and not yet read."""
 
-    located: Located
+    located: RowLocations
     pieces: RowPieces
     """Those of all rows that were located together with these."""
 
@@ -64,7 +64,7 @@ class FoundRows:
 class RowBlock:
     """Rows, read."""
 
-    located: Located
+    located: RowLocations
     arrays: RowArrays
     document_starts: Int64
     """Starts of documents and of further spans in the rows laid side by side: place p of row n is
@@ -104,7 +104,7 @@ class RowReader:
                 )
         return self.opened[source]
 
-    def is_remote(self, located: Located) -> bool:
+    def is_remote(self, located: RowLocations) -> bool:
         """True if rows lie in a remote dataset. The URL of a source may not say so: the tokens of a
         local view can be in a store."""
         fresh = set(located.sources.tolist()) - self._local_sources
@@ -119,14 +119,14 @@ class RowReader:
         """Find blocks of rows, each of one length; many rows are found by one call."""
         found: FoundRows | None = None
         for located in self.stream.locate_blocks(blocks):
-            if found is None or located.whole is not found.located.whole:
+            if found is None or located.batch is not found.located.batch:
                 found = self.find(located)
             yield FoundRows(located, found.pieces)
 
-    def find(self, located: Located) -> FoundRows:
+    def find(self, located: RowLocations) -> FoundRows:
         """Find the pieces of all rows that were located together with these; opens their datasets
         and shards, those in a store many at a time, because each takes several requests."""
-        whole = located.whole or located
+        whole = located.batch or located
         remote = self.is_remote(whole)
         if remote:
             sources = np.unique(whole.sources).tolist()

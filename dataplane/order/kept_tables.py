@@ -1,11 +1,11 @@
-"""The tables of a plan as a file of this host: computed once, and mapped by all its processes.
+"""The tables of a plan as a file on this host: computed once, and mapped by all processes.
 
-    <plan's hash>.tables     sha256 of all that follows, size of the header, header, arrays
+    <plan's hash>.tables     sha256 of everything that follows, header size, header, arrays
     <plan's hash>.lock       held by the process that computes the tables
 
-The file appears by one rename. Every process verifies it before it maps it; a damaged file is
-computed and written again. The lock ends with its process. Without a folder that can be written,
-each process computes its own tables.
+The file appears by one rename. Every process verifies it; a damaged file is computed and written
+again. The lock ends with its process. Without a writable folder, every process computes its own
+tables.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ class _DamagedError(Exception):
     """The file does not hold what was written."""
 
 
-def kept(name: str, compute: Callable[[], A], kind: Callable[..., A]) -> A:
-    """Return the tables of the plan with the hash `name`: mapped, and computed if necessary.
+def load_tables(name: str, compute: Callable[[], A], kind: Callable[..., A]) -> A:
+    """Map the tables of the plan with the hash `name`; computes and writes them if necessary.
 
-    `kind` makes them from their arrays."""
+    `kind` builds them from arrays.
+    """
     file = host_files.folder() / f"{name}.tables"
     tables = _open(file, kind)
     if tables is not None:
@@ -70,7 +71,7 @@ def kept(name: str, compute: Callable[[], A], kind: Callable[..., A]) -> A:
 
 
 def _open(file: Path, kind: Callable[..., A]) -> A | None:
-    """Map and verify a file; None if there is none, or none that is whole."""
+    """Map and verify a file; None if it is missing or damaged."""
     try:
         return kind(**_parse(host_files.map_shared(file)))
     except OSError:
@@ -95,19 +96,19 @@ def _parse(data: Bytes) -> dict[str, Array]:
 
 def _write(file: Path, tables: Arrays) -> None:
     arrays = {name: np.ascontiguousarray(array) for name, array in tables.arrays.items()}
-    # The offsets depend on the header's size, and its size on the offsets' digits: leave room.
-    start = first = HEAD.size + 4096
+    # The offsets depend on the header's size, which depends on their digits: reserve a fixed size.
+    start = first_offset = HEAD.size + 4096
     entries = []
     for name, array in arrays.items():
         start += -start % ALIGNMENT
         entries.append((name, array.dtype.str, array.shape, start))
         start += array.nbytes
     header = json.dumps(entries).encode()
-    assert HEAD.size + len(header) <= first
+    assert HEAD.size + len(header) <= first_offset
     data = bytearray(start)
     data[HEAD.size : HEAD.size + len(header)] = header
-    for (_, _, _, place), array in zip(entries, arrays.values(), strict=True):
-        data[place : place + array.nbytes] = array.reshape(-1).view(np.uint8).data
+    for (_, _, _, offset), array in zip(entries, arrays.values(), strict=True):
+        data[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8).data
     data[DIGEST_BYTES : HEAD.size] = struct.pack("<Q", len(header))
     data[:DIGEST_BYTES] = hashlib.sha256(memoryview(data)[DIGEST_BYTES:]).digest()
     host_files.write(file, data)
@@ -115,8 +116,8 @@ def _write(file: Path, tables: Arrays) -> None:
 
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """Hold a lock while the block runs. Without locks on the file system, two processes may compute
-    the same tables; each file is whole in any case."""
+    """Hold a lock. On a file system without locks, two processes may compute the same tables; the
+    file is still written whole."""
     with file.open("ab") as lock:
         with suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)

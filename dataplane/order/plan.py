@@ -1,10 +1,10 @@
 """The plan: a mixture resolved against datasets, down to the row; and its hash.
 
-A plan holds everything that decides which tokens row n has, and further settings of a run (URLs,
-batch sizes, learning rates). The hash covers only the former: a new learning rate or a mirror of a
-dataset is not a new order.
+A plan decides which tokens row n has, and holds further settings of a run (URLs, batch sizes,
+learning rates). The hash covers the order alone: a new learning rate or a mirror of a dataset keeps
+it.
 
-A plan that continues another (`parent`) continues its row and step numbers.
+A plan with a `parent` continues the parent's row and step numbers.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from ..storage.sealed import sealed, unsealed
 from .epochs.epoch import Cut
 from .fair.owed import Line
 from .simulation import Segment
-from .source_order import Position, Rest, SourceOrder
-from .timeline import PhaseRows, Timeline
+from .source_order import Position, SourceOrder, UnservedTokens
+from .timeline import PhaseRows, PhaseTimeline
 
 VERSION = 1
-"""Version of the format of a saved plan."""
-PERIOD = 1 << 17
-"""Rows of the largest table of constant shares."""
-MAKE_AGAIN = "make the plan again with `mixtures plan`"
-PARTS = 32
-"""Parts with the same shares, as which a line is drawn."""
+"""Format version of a saved plan."""
+MAX_TABLE_ROWS = 1 << 17
+"""Maximum rows in a table of constant shares."""
+REMAKE_HINT = "make the plan again with `mixtures plan`"
+NUM_STAIRS = 32
+"""Stairs of a linear change, where a picture needs constant shares."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSource:
-    """A dataset as the plan uses it."""
+    """A dataset, as the plan uses it."""
 
     name: str
     url: str
     dataset: str
-    """Hash of the dataset's manifest after `generations` generations."""
+    """Manifest hash after `generations` generations."""
     generations: int
     max_epochs: int
     order: SourceOrder
@@ -54,30 +54,29 @@ class PlanSource:
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """Rows of a phase with integer weights, one per source of the plan."""
+    """Rows of a phase, with an integer weight per source."""
 
     rows: int
     weights: tuple[int, ...]
     to: tuple[int, ...] = ()
-    """The weights at the end, of the same sum, if they change linearly over the rows."""
+    """Weights at the end, with the same sum, if they change linearly over the rows."""
 
     @property
-    def parts(self) -> list[tuple[int, list[float]]]:
-        """Rows of parts of the stretch, and the average share of each source in them."""
+    def stairs(self) -> list[tuple[int, list[float]]]:
+        """Rows of each stair, and the average share by source."""
         total, to = sum(self.weights), self.to or self.weights
-        edges = (
-            [self.rows * part // PARTS for part in range(PARTS + 1)] if self.to else [0, self.rows]
-        )
+        num_stairs = NUM_STAIRS if self.to else 1
+        edges = [self.rows * number // num_stairs for number in range(num_stairs + 1)]
         return [
             (
-                last - first,
+                end_row - first_row,
                 [
-                    (start + (end - start) * (first + last) / (2 * self.rows)) / total
+                    (start + (end - start) * (first_row + end_row) / (2 * self.rows)) / total
                     for start, end in zip(self.weights, to, strict=True)
                 ],
             )
-            for first, last in pairwise(edges)
-            if last > first
+            for first_row, end_row in pairwise(edges)
+            if end_row > first_row
         ]
 
 
@@ -90,59 +89,59 @@ class Phase(PhaseRows):
     asked_tokens: int = 0
     """Tokens in the mixture, before rounding to whole steps."""
     weights_rule: str = ""
-    """The rule that gave the weights from the sizes of the sources, for people."""
+    """Rule that derived the weights from source sizes, for people."""
     left_out: Mapping[str, int] = field(default_factory=dict)
-    """The tokens that sources would have got by that rule besides, without `max_epochs`."""
+    """Further tokens by source, which this rule would give without `max_epochs`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parent:
-    """The plan that this one continues, up to (not including) a row."""
+    """The plan that this one continues from a row on."""
 
     hash: str
     row: int
     run: str = ""
     """Folder of the run that executed it, as the mixture names it; not part of the order."""
     phases: Mapping[str, Mapping[str, Fraction]] = field(default_factory=dict)
-    """For each phase of that run and its ancestors, the shares that a replay draws by."""
+    """Shares by which a replay draws, for the phases of that run and its ancestors."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(Timeline[Phase]):
-    """The rows of a run: sources, phases, and their order."""
+class Plan(PhaseTimeline[Phase]):
+    """The rows of a run: sources, phases, and the order."""
 
     seed: int
     sources: tuple[PlanSource, ...]
     phases: tuple[Phase, ...]
     tokenizer: str
-    """Fingerprint of the tokenizer; equal for all sources."""
+    """Fingerprint of the tokenizer, equal for all sources."""
     vocab_size: int
     isolate_documents: bool = True
     debts: tuple[Fraction, ...] = ()
-    """Tokens that each source is owed at the start of the plan."""
+    """Tokens owed to each source at the start of the plan."""
     parent: Parent | None = None
 
     @property
     def fair(self) -> bool:
-        """Whether rows are assigned to sources by lines of any shares (fair/), not by small tables
-        that repeat (apportionment.py).
+        """True if lines with any shares (fair/) assign rows to sources, not small tables that
+        repeat (apportionment.py).
 
-        Tables are many times faster. They hold constant shares with a common denominator of up to
-        PERIOD; they cannot pay all debts of a run that is continued, nor give a source just what
-        it has left.
+        Tables are many times faster. They hold constant shares with a common denominator up to
+        MAX_TABLE_ROWS; they can neither pay all debts of a continued run, nor give a source exactly
+        its remaining rows.
         """
         return (
             self.parent is not None
             or any(phase.left_out for phase in self.phases)
             or any(
-                stretch.to or sum(stretch.weights) > PERIOD
+                stretch.to or sum(stretch.weights) > MAX_TABLE_ROWS
                 for phase in self.phases
                 for stretch in phase.stretches
             )
         )
 
     def lines(self) -> list[tuple[int, list[Line]]]:
-        """Return, for consecutive phases of one sequence length, that length and their lines."""
+        """Return, for consecutive phases with one sequence length, this length and the lines."""
         return [
             (
                 length,
@@ -164,7 +163,7 @@ class Plan(Timeline[Phase]):
 
     @cached_property
     def hash(self) -> str:
-        """Identifies the order: plans with equal hashes have equal tokens in every row."""
+        """Identifies the order: with equal hashes, every row has equal tokens."""
         data = self.to_json()
         order = {
             "fair": self.fair,
@@ -181,8 +180,8 @@ class Plan(Timeline[Phase]):
                 for phase in data["phases"]
             ],
         }
-        text = json.dumps(order, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
+        canonical = json.dumps(order, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:32]
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -236,11 +235,11 @@ class Plan(Timeline[Phase]):
                         **phase,
                         "stretches": tuple(
                             Stretch(
-                                rows=item["rows"],
-                                weights=tuple(item["weights"]),
-                                to=tuple(item["to"]),
+                                rows=stretch["rows"],
+                                weights=tuple(stretch["weights"]),
+                                to=tuple(stretch["to"]),
                             )
-                            for item in phase["stretches"]
+                            for stretch in phase["stretches"]
                         ),
                     }
                 )
@@ -249,15 +248,15 @@ class Plan(Timeline[Phase]):
         )
 
     def save(self, file: str | Path) -> None:
-        about = {"version": VERSION, "hash": self.hash, "folder": str(Path.cwd())}
-        storage.write(str(file), sealed({**about, **self.to_json()}, indent=1))
+        header = {"version": VERSION, "hash": self.hash, "folder": str(Path.cwd())}
+        storage.write(str(file), sealed({**header, **self.to_json()}, indent=1))
 
     @classmethod
     def load(cls, file: str | Path) -> Plan:
         """Read a saved plan and verify its seal.
 
-        A relative path of a dataset is resolved in the current folder, then in the folder where the
-        plan was made.
+        Relative dataset paths start at the current folder, or else at the folder where the plan was
+        made.
         """
         data = read_saved(file)
         folder = data["folder"]
@@ -265,25 +264,27 @@ class Plan(Timeline[Phase]):
             plan = cls.from_json(data)
         except (ValueError, KeyError, TypeError) as error:
             raise IntegrityError(
-                f"{file} is not a whole plan: {error!r}", hint=MAKE_AGAIN
+                f"{file} is not a whole plan: {error!r}", hint=REMAKE_HINT
             ) from None
         assert plan.hash == data["hash"], "a sealed plan has the hash that it was saved with"
         del data
         give_back()
-        return replace(plan, sources=tuple(_resolved(source, folder) for source in plan.sources))
+        return replace(plan, sources=tuple(_resolve_url(source, folder) for source in plan.sources))
 
 
 def read_saved(file: str | Path) -> dict[str, Any]:
-    """Return the content of a saved plan. Its version and its seal are verified."""
-    return unsealed(str(file), storage.read(str(file)), hint=MAKE_AGAIN, version=VERSION)
+    """Read a saved plan as JSON data; verifies version and seal."""
+    return unsealed(str(file), storage.read(str(file)), hint=REMAKE_HINT, version=VERSION)
 
 
-def _resolved(source: PlanSource, folder: str) -> PlanSource:
+def _resolve_url(source: PlanSource, folder: str) -> PlanSource:
     if not storage.is_local(source.url):
         return source
-    here = storage.local_path(source.url)
-    there = Path(folder, here)  # equals `here` if that is absolute
-    return replace(source, url=str(there)) if there.exists() and not here.exists() else source
+    path = storage.local_path(source.url)
+    original = Path(folder, path)  # equal to an absolute `path`
+    if path.exists() or not original.exists():
+        return source
+    return replace(source, url=str(original))
 
 
 def _parent_to_json(parent: Parent) -> dict[str, Any]:
@@ -313,24 +314,26 @@ def _order_to_json(order: SourceOrder) -> dict[str, Any]:
         "tokens": order.tokens,
         "chunk": order.chunk,
         "window": order.window,
-        "rest": order.rest and _rest_to_json(order.rest),
+        "rest": order.unserved and _unserved_to_json(order.unserved),
     }
 
 
 def _order_from_json(data: Mapping[str, Any]) -> SourceOrder:
-    return SourceOrder(**{**data, "rest": data["rest"] and _rest_from_json(data["rest"])})
+    settings = {key: value for key, value in data.items() if key != "rest"}
+    unserved = data["rest"] and _unserved_from_json(data["rest"])
+    return SourceOrder(**settings, unserved=unserved)
 
 
-def _rest_to_json(rest: Rest) -> dict[str, Any]:
+def _unserved_to_json(unserved: UnservedTokens) -> dict[str, Any]:
     return {
-        "order": _order_to_json(rest.order),
-        "position": vars(rest.position),
-        "length": rest.length,
+        "order": _order_to_json(unserved.order),
+        "position": vars(unserved.position),
+        "length": unserved.length,
     }
 
 
-def _rest_from_json(data: Mapping[str, Any]) -> Rest:
-    return Rest(
+def _unserved_from_json(data: Mapping[str, Any]) -> UnservedTokens:
+    return UnservedTokens(
         order=_order_from_json(data["order"]),
         position=_position_from_json(data["position"]),
         length=data["length"],

@@ -1,7 +1,7 @@
 """Simulate the chairman assignment row by row, until it repeats.
 
-In a long segment of integer weights with sum W the debts repeat after W rows. The assignment is
-therefore a settling table, a table that repeats, and a closing table: any row is O(1).
+In a long segment with integer weights of sum W, the debts repeat after W rows. The assignment is
+therefore a settling table, a repeated table, and a closing table: any row is O(1).
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arrays import Int64
-from .tables import Tables, TablesBuilder, ranks_of
+from .tables import Tables, TablesBuilder, rank_entries
 
 Numbers = npt.NDArray[Any]
-"""Integers: of 64 bits, or Python's where those are too short."""
+"""64-bit integers, or Python's integers where these are too short."""
 
 NEVER = 1 << 62
-SAFE = 4
+HEADROOM = 4
 """Sums of a few debts must fit into 64 bits."""
 CLOSING_TABLES = 3
-"""Tables before an edge that are written out: deadlines reach at most two tables ahead."""
-MOST_TABLES = CLOSING_TABLES + 3
-"""Tables of a segment that are simulated, at most: up to two that settle, and the closing ones."""
+"""Tables written out before an edge: deadlines reach at most two tables ahead."""
+MAX_TABLES = CLOSING_TABLES + 3
+"""Maximum simulated tables in a segment: up to two to settle, the repeated, and the closing."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Rows of one length with constant integer weights, one for each source of the plan."""
+    """Rows of one length, with a constant integer weight per source."""
 
     rows: int
     weights: tuple[int, ...]
@@ -45,26 +45,26 @@ class Segment:
         return sum(self.weights)
 
 
-def most_simulated(segments: Sequence[Segment]) -> int:
-    """Return an upper estimate of the rows that `simulate` assigns one by one."""
-    return sum(min(segment.rows, MOST_TABLES * segment.period) for segment in segments)
+def estimate_simulated_rows(segments: Sequence[Segment]) -> int:
+    """Estimate from above the rows that `simulate` assigns one by one."""
+    return sum(min(segment.rows, MAX_TABLES * segment.period) for segment in segments)
 
 
 def simulate(segments: Sequence[Segment]) -> tuple[Tables, Fraction]:
-    """Return the tables of the segments' rows, and the largest debt in tokens at any row."""
-    sources = len(segments[0].weights)
-    tables, largest = TablesBuilder(sources), Fraction(0)
-    owed, unit = [0] * sources, 1
-    """Tokens in multiples of 1/unit: integers are several times faster than fractions."""
+    """Assign the rows of all segments; also returns the largest debt in tokens at any row."""
+    num_sources = len(segments[0].weights)
+    tables, largest = TablesBuilder(num_sources), Fraction(0)
+    # Debts are in 1/unit tokens: integers are several times faster than fractions.
+    owed, unit = [0] * num_sources, 1
     for position, segment in enumerate(segments):
         before = tables.counts
         largest = max(largest, _assign(segments, position, owed, unit, tables))
         taken = (tables.counts - before).tolist()
-        coarser, unit = unit, math.lcm(unit, segment.period)
+        coarse_unit, unit = unit, math.lcm(unit, segment.period)
         row = segment.row_tokens * unit
         gain = row // segment.period * segment.rows
         owed = [
-            debt * (unit // coarser) + weight * gain - count * row
+            debt * (unit // coarse_unit) + weight * gain - count * row
             for debt, weight, count in zip(owed, segment.weights, taken, strict=True)
         ]
         largest = max(largest, Fraction(max(owed), unit))
@@ -74,7 +74,7 @@ def simulate(segments: Sequence[Segment]) -> tuple[Tables, Fraction]:
 def debts_after(
     segment: Segment, owed: Sequence[Fraction], rows: int, taken: Sequence[int]
 ) -> list[Fraction]:
-    """Return the tokens that each source is owed after the first `rows` rows of a segment."""
+    """Compute the tokens owed to each source after the first `rows` rows of a segment."""
     return [
         debt + segment.row_tokens * (Fraction(weight * rows, segment.period) - count)
         for debt, weight, count in zip(owed, segment.weights, taken, strict=True)
@@ -84,72 +84,73 @@ def debts_after(
 def _assign(
     segments: Sequence[Segment], position: int, owed: list[int], unit: int, tables: TablesBuilder
 ) -> Fraction:
-    """Append the tables of a segment; return the largest debt in tokens before any of its rows."""
+    """Append the tables of a segment; returns its largest debt in tokens before any row."""
     segment = segments[position]
-    steps = _Simulation(segments, position, owed, unit)
+    simulation = _Simulation(segments, position, owed, unit)
     period = segment.period
     settling: list[int] = []
-    while segment.rows - steps.row > (CLOSING_TABLES + 1) * period:
-        table, counts = steps.run(period)
+    while segment.rows - simulation.row > (CLOSING_TABLES + 1) * period:
+        table, counts = simulation.run(period)
         if counts != list(segment.weights):
             settling += table
             continue
-        # The debts equal those of one period ago: from here on the table repeats.
-        more = (segment.rows - steps.row) // period - CLOSING_TABLES
-        steps.skip(more)
+        # Debts are the same as one period ago: from here on the table repeats.
+        repeats = (segment.rows - simulation.row) // period - CLOSING_TABLES
+        simulation.skip(repeats)
         tables.append(settling, len(settling))
-        tables.append(table, period * (1 + more))
+        tables.append(table, period * (1 + repeats))
         settling = []
         break
-    closing = settling + steps.run(segment.rows - steps.row)[0]
+    closing = settling + simulation.run(segment.rows - simulation.row)[0]
     tables.append(closing, len(closing))
-    return Fraction(steps.largest_debt, steps.unit) * segment.row_tokens
+    return Fraction(simulation.largest_debt, simulation.unit) * segment.row_tokens
 
 
 class _Simulation:
     """Assigns the rows of one segment in order, in exact integers.
 
-    All debts are multiplied by `unit`: a row is `unit`, the slack d is `slack`. The releases and
-    deadlines of many jobs are computed together; only the queue goes from row to row.
+    Debts are in 1/unit rows, and so is `slack`, the d of apportionment.py. Releases and deadlines
+    are computed for many jobs together; only the queue goes from row to row.
     """
 
     def __init__(
         self, segments: Sequence[Segment], position: int, owed: list[int], owed_unit: int
     ) -> None:
-        """`owed`: tokens in multiples of 1/owed_unit."""
+        """`owed`: debts in 1/owed_unit tokens."""
         self.segments, self.position = segments, position
-        segment, sources = segments[position], len(owed)
-        whole = segment.row_tokens * owed_unit
-        shared = math.gcd(whole, *owed)
-        common = math.lcm(segment.period, whole // shared)
-        doubled = max(2, 2 * sources - 2)
-        self.unit, self.slack = common * doubled, common
-        scale = self.unit // (whole // shared)
-        most = self.unit * (2 * min(segment.rows, MOST_TABLES * segment.period) + segment.rows + 9)
-        self.dtype: type = np.int64 if most * SAFE < NEVER else object
+        segment, num_sources = segments[position], len(owed)
+        row = segment.row_tokens * owed_unit
+        divisor = math.gcd(row, *owed)
+        common = math.lcm(segment.period, row // divisor)
+        slack_fraction = max(2, 2 * num_sources - 2)
+        self.unit, self.slack = common * slack_fraction, common
+        scale = self.unit // (row // divisor)
+        simulated_rows = min(segment.rows, MAX_TABLES * segment.period)
+        upper_bound = self.unit * (2 * simulated_rows + segment.rows + 9)
+        self.dtype: type = np.int64 if upper_bound * HEADROOM < NEVER else object
         self.gain = self._array(
             weight * (self.unit // segment.period) for weight in segment.weights
         )
-        self.entry = self._array(debt // shared * scale for debt in owed)
-        self.taken = np.zeros(sources, np.int64)
+        self.initial_debt = self._array(debt // divisor * scale for debt in owed)
+        self.taken = np.zeros(num_sources, np.int64)
         self.row = 0
         self.largest_debt = 0
 
     def run(self, rows: int) -> tuple[list[int], list[int]]:
-        """Return the sources of the next rows, and the number of rows of each source."""
+        """Assign the next rows; returns their sources, and the rows by source."""
         keys, released = self._jobs(rows)
-        sources, queue, first = len(self.taken), list[int](), 0
+        num_sources, queue, first = len(self.taken), list[int](), 0
         assigned = []
-        for last in released:  # the jobs [first, last) are released with this row
-            for key in keys[first:last]:
+        for end in released:  # the jobs [first, end) are released with this row
+            for key in keys[first:end]:
                 heapq.heappush(queue, key)
-            first = last
-            assigned.append(heapq.heappop(queue) % sources)
+            first = end
+            assigned.append(heapq.heappop(queue) % num_sources)
         self._note_debts(np.array(assigned, np.int64))
-        gained = np.bincount(assigned, minlength=sources)
-        self.taken += gained
+        counts = np.bincount(assigned, minlength=num_sources)
+        self.taken += counts
         self.row += rows
-        return assigned, gained.tolist()
+        return assigned, counts.tolist()
 
     def skip(self, periods: int) -> None:
         """Advance as if the last period were repeated `periods` more times."""
@@ -161,17 +162,17 @@ class _Simulation:
         return np.array(list(values), self.dtype)
 
     def _jobs(self, rows: int) -> tuple[list[int], list[int]]:
-        """Return the jobs that are released within the next rows, in the order of their release,
-        and for each row the number of jobs that are released by then.
+        """List the jobs that are released within the next rows, in this order; also counts, by
+        row, the jobs released so far.
 
-        A job is the number (deadline, source): deadline * sources + source.
+        A job is one integer: deadline * num_sources + source.
         """
-        last = self.row + rows
-        # debt: that of the source, if it gets no more rows. A job is released when the debt
-        # reaches the slack, and each earlier job of the source takes `unit` off it.
-        debt = self.entry - self.taken.astype(self.dtype) * self.unit
-        counts = np.maximum((debt + last * self.gain - self.slack) // self.unit + 1, 0)
-        sources, ranks = _numbered(counts.astype(np.int64))
+        end_row = self.row + rows
+        # `debt` assumes that the source gets no further row. A job is released when the debt
+        # reaches the slack; every earlier job of the source takes `unit` off the debt.
+        debt = self.initial_debt - self.taken.astype(self.dtype) * self.unit
+        counts = np.maximum((debt + end_row * self.gain - self.slack) // self.unit + 1, 0)
+        sources, ranks = _enumerate_jobs(counts.astype(np.int64))
         debt = debt[sources] - ranks.astype(self.dtype) * self.unit
         gain = self.gain[sources]
         growing = gain > 0
@@ -180,52 +181,53 @@ class _Simulation:
         keys = self._deadlines(sources, debt) * len(self.taken) + sources
         releases = np.maximum(releases, self.row + 1)
         order = np.argsort(releases, kind="stable")
-        released = np.searchsorted(releases[order], np.arange(self.row + 1, last + 1), side="right")
+        released = np.searchsorted(
+            releases[order], np.arange(self.row + 1, end_row + 1), side="right"
+        )
         return keys[order].tolist(), released.tolist()
 
     def _deadlines(self, sources: Int64, debt: Numbers) -> Numbers:
-        """Return the first row at which each debt exceeds 1 - d without the source's next row."""
+        """Compute the first row at which a debt exceeds 1 - d without another row."""
         rows, gain = self.segments[self.position].rows, self.gain[sources]
         due = (self.unit - self.slack - debt) // np.maximum(gain, 1) + 1
         later = np.flatnonzero((gain == 0) | (due > rows))
         # A deadline times the number of sources may exceed 64 bits.
         deadlines: Numbers = due.astype(object)
-        at_end = debt[later] + rows * gain[later]
-        for place, source, owed in zip(
-            later.tolist(), sources[later].tolist(), at_end.tolist(), strict=True
+        debt_at_end = debt[later] + rows * gain[later]
+        for job, source, owed in zip(
+            later.tolist(), sources[later].tolist(), debt_at_end.tolist(), strict=True
         ):
-            deadlines[place] = rows + self._later_deadline(source, owed)
+            deadlines[job] = rows + self._later_deadline(source, owed)
         return deadlines
 
     def _note_debts(self, assigned: Int64) -> None:
-        """Note the largest debt: that of a source is largest just before it gets a row."""
-        before = self.taken[assigned] + ranks_of(assigned, len(self.taken))
+        """Note the largest debt: a source's debt peaks just before it gets a row."""
+        before = self.taken[assigned] + rank_entries(assigned, len(self.taken))
         rows: Numbers = np.arange(self.row, self.row + len(assigned)).astype(self.dtype)
-        owed = self.entry[assigned] + rows * self.gain[assigned]
+        owed = self.initial_debt[assigned] + rows * self.gain[assigned]
         debts = owed - before.astype(self.dtype) * self.unit
         self.largest_debt = max(self.largest_debt, int(debts.max(initial=0)))
 
     def _later_deadline(self, source: int, debt: int) -> int:
-        """Return the deadline, counted from the segment's end, where the debt is `debt`."""
-        passed = 0
+        """Compute the deadline of a job with the debt `debt` at the segment's end, from there."""
+        rows_passed = 0
         longest = self.segments[self.position].row_tokens
-        tokens, parts = debt * longest, self.unit
-        """The debt in tokens is tokens / parts."""
+        tokens, unit = debt * longest, self.unit  # the debt is tokens / unit
         for segment in self.segments[self.position + 1 :]:
             longest = max(longest, segment.row_tokens)
             gain = segment.weights[source] * segment.row_tokens
             if gain:
-                room = longest * (self.unit - self.slack) * parts - tokens * self.unit
-                due = room * segment.period // (gain * self.unit * parts) + 1
+                allowance = longest * (self.unit - self.slack) * unit - tokens * self.unit
+                due = allowance * segment.period // (gain * self.unit * unit) + 1
                 if due <= segment.rows:
-                    return passed + due
-            tokens = tokens * segment.period + gain * segment.rows * parts
-            parts *= segment.period
-            passed += segment.rows
+                    return rows_passed + due
+            tokens = tokens * segment.period + gain * segment.rows * unit
+            unit *= segment.period
+            rows_passed += segment.rows
         return NEVER
 
 
-def _numbered(counts: Int64) -> tuple[Int64, Int64]:
-    """Return (source, number) of counts[source] numbered things of each source."""
+def _enumerate_jobs(counts: Int64) -> tuple[Int64, Int64]:
+    """Enumerate counts[source] jobs of every source; returns sources and job numbers."""
     sources = np.repeat(np.arange(len(counts)), counts)
     return sources, np.arange(len(sources)) - np.repeat(np.cumsum(counts) - counts, counts)

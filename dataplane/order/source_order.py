@@ -1,11 +1,11 @@
 """The order of a source: epoch after epoch, in rows of any length that divides its chunks.
 
-    draw m → epoch, row → the first token of the row in its source
+    draw m → epoch, row → first token of the row in its source
 
-An epoch ends when less than a row is left of it. A change of the row length cuts it
-(epochs/epoch.py), and skips nothing. The last token of a source is only ever a target.
+An epoch ends when less than a row remains. A change of the row length cuts the epoch
+(epochs/epoch.py) and skips nothing. The last token of a source is only ever a target.
 
-A plan that continues another starts with what its parent had left of the epoch.
+A plan that continues another starts with the tokens that its parent has not served in this epoch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from ..arrays import Int32, Int64
 from .epochs import tokens
 from .epochs.epoch import Cut, Epoch, Pool, Shuffle
-from .epochs.remainder import Remainder, joined
+from .epochs.remainder import Remainder, merge_spans
 from .epochs.tokens import Epochs
 
 Cuts = tuple[Cut, ...]
@@ -27,17 +27,17 @@ Cuts = tuple[Cut, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """A place in a source: row `row`, of the current length, of epoch `epoch`."""
+    """A position in a source: the next row, in rows of the current length, and the epoch."""
 
     epoch: int = 0
     row: int = 0
     cuts: Cuts = ()
-    """Where earlier changes of the row length have cut the epoch."""
+    """Earlier changes of the row length within the epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rest:
-    """The tokens that another order had left of its epoch at a position."""
+class UnservedTokens:
+    """Tokens of an epoch that another order has not served before a position."""
 
     order: SourceOrder
     position: Position
@@ -52,28 +52,28 @@ class SourceOrder:
     name: str
     tokens: int
     chunk: int
-    """Tokens of a chunk."""
+    """Tokens per chunk."""
     window: int
-    """Chunks of a window."""
-    rest: Rest | None = None
-    """The tokens of this order's first epoch, if it continues another."""
+    """Chunks per window."""
+    unserved: UnservedTokens | None = None
+    """Tokens of the first epoch, if this order continues another."""
 
-    def rows(self, epoch: int, length: int, cuts: Cuts = ()) -> int:
+    def end_row(self, epoch: int, length: int, cuts: Cuts = ()) -> int:
         """Return the row number at which an epoch ends."""
-        return self.epoch(epoch, cuts).rows(length)
+        return self.epoch(epoch, cuts).end_row(length)
 
     def tokens_left(self, position: Position, length: int) -> int:
-        """Return the tokens of the epoch that are not served before a position."""
+        """Count the epoch's tokens that are not served before a position."""
         return self.epoch(position.epoch, position.cuts).tokens_left(position.row, length)
 
     def rows_left(self, position: Position, length: int, max_epochs: int) -> int:
-        """Return the rows from a position to the end of epoch `max_epochs`."""
-        first, last = position.epoch, max_epochs - 1
-        if first > last:
+        """Count the rows from a position until `max_epochs` epochs are consumed."""
+        num_later_epochs = max_epochs - 1 - position.epoch
+        if num_later_epochs < 0:
             return 0
-        rows = self.rows(first, length, position.cuts) - position.row
-        if first < last:
-            rows += (last - first) * self.rows(first + 1, length)
+        rows = self.end_row(position.epoch, length, position.cuts) - position.row
+        if num_later_epochs:
+            rows += num_later_epochs * self.end_row(position.epoch + 1, length)
         return max(rows, 0)
 
     def advance(self, position: Position, length: int, draws: int) -> Position:
@@ -81,37 +81,43 @@ class SourceOrder:
         if not draws:  # also if the source has no row of this length
             return position
         row = position.row + draws
-        over = row - self.rows(position.epoch, length, position.cuts)
-        if over < 0:
+        excess = row - self.end_row(position.epoch, length, position.cuts)
+        if excess < 0:
             return replace(position, row=row)
-        epochs, row = divmod(over, max(self.rows(position.epoch + 1, length), 1))
+        epochs, row = divmod(excess, max(self.end_row(position.epoch + 1, length), 1))
         return Position(epoch=position.epoch + 1 + epochs, row=row)
 
-    def change_length(self, position: Position, length: int, other: int) -> Position:
-        """Return the position from which rows of another length serve all that is left."""
+    def change_length(self, position: Position, length: int, new_length: int) -> Position:
+        """Convert a position to rows of a new length, which serve all remaining tokens."""
         epoch, cuts = self.epoch(position.epoch, position.cuts), position.cuts
         if not epoch.ends_window(position.row, length):
             cuts = (*cuts, Cut(position.row, length))
-        window = epoch.windows_begun(position.row, length)
-        return Position(epoch=position.epoch, row=epoch.row_of(window, other), cuts=cuts)
+        window = epoch.count_windows(position.row, length)
+        row = epoch.window_start(window, new_length)
+        return Position(epoch=position.epoch, row=row, cuts=cuts)
 
-    def rows_with(self, position: Position, length: int, start: int, end: int) -> Int64:
-        """Return the rows of an epoch from `position`'s cuts on, in order, with an input among the
-        tokens [start, end)."""
-        return tokens.rows_with(self.epoch(position.epoch, position.cuts), length, start, end)
+    def find_rows(self, position: Position, length: int, start: int, end: int) -> Int64:
+        """Find the rows with an input among the tokens [start, end), in order.
 
-    def taken(self, position: Position, length: int, draws: int) -> Iterator[tuple[int, Int64]]:
+        Searches the position's epoch, after the cuts.
+        """
+        return tokens.find_rows(self.epoch(position.epoch, position.cuts), length, start, end)
+
+    def served_spans(
+        self, position: Position, length: int, draws: int
+    ) -> Iterator[tuple[int, Int64]]:
         """Yield, by epoch, the token spans [start, end) of the `draws` rows after `position`."""
         while draws > 0:
             epoch = self.epoch(position.epoch, position.cuts)
-            last = min(position.row + draws, max(epoch.rows(length), position.row))
-            yield position.epoch, tokens.taken(epoch, length, position.row, last)
-            draws -= last - position.row
+            end = min(position.row + draws, max(epoch.end_row(length), position.row))
+            yield position.epoch, tokens.served_spans(epoch, length, position.row, end)
+            draws -= end - position.row
             position = Position(epoch=position.epoch + 1)
 
-    def left(self, position: Position, length: int) -> Int64:
+    def unserved_spans(self, position: Position, length: int) -> Int64:
         """Return the token spans of the epoch that are not served before a position."""
-        return tokens.after(self.epoch(position.epoch, position.cuts), position.row, length)
+        epoch = self.epoch(position.epoch, position.cuts)
+        return tokens.unserved_spans(epoch, position.row, length)
 
     def epoch(self, number: int, cuts: Cuts = ()) -> Epoch:
         epoch = Epoch(self._shuffle, number, self._pool(number))
@@ -124,57 +130,60 @@ class SourceOrder:
         return Shuffle(self.seed, self.name, self.chunk, self.window)
 
     def _pool(self, epoch: int) -> Pool:
-        if self.rest is not None and epoch == self.rest.position.epoch:
-            return self._rest_pool
+        if self.unserved is not None and epoch == self.unserved.position.epoch:
+            return self._unserved_pool
         return self._full_pool
 
     @cached_property
     def _full_pool(self) -> Pool:
-        whole, tail = divmod(max(self.tokens - 1, 0), self.chunk)
-        first = whole * self.chunk
-        tails = np.array([[first, first + tail]], np.int64) if tail else np.empty((0, 2), np.int64)
-        return Pool(whole, Remainder(tails))
+        num_chunks, tail = divmod(max(self.tokens - 1, 0), self.chunk)
+        start = num_chunks * self.chunk
+        tails = np.array([[start, start + tail]], np.int64) if tail else np.empty((0, 2), np.int64)
+        return Pool(num_chunks, Remainder(tails))
 
     @cached_property
-    def _rest_pool(self) -> Pool:
-        """Whole chunks cut from the rest of the parent's epoch, and the shorter pieces."""
-        assert self.rest is not None
-        before = self.rest.order
-        spans = before.left(self.rest.position, self.rest.length)
-        if self.tokens > before.tokens:
+    def _unserved_pool(self) -> Pool:
+        """Full chunks, cut from the parent's unserved spans, and the shorter tails."""
+        assert self.unserved is not None
+        parent = self.unserved.order
+        spans = parent.unserved_spans(self.unserved.position, self.unserved.length)
+        if self.tokens > parent.tokens:
             # The source has grown: its former last token is the first input of the new tokens.
-            spans = joined(np.append(spans, [[before.tokens - 1, self.tokens - 1]], axis=0))
+            spans = merge_spans(np.append(spans, [[parent.tokens - 1, self.tokens - 1]], axis=0))
         sizes = spans[:, 1] - spans[:, 0]
-        counts, extra = np.divmod(sizes, self.chunk)
-        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        chunks = np.repeat(spans[:, 0], counts) + within * self.chunk
-        tails = np.stack([spans[:, 1] - extra, spans[:, 1]], axis=1)[extra > 0]
-        return Pool(len(chunks), Remainder(tails), chunks)
+        counts, tail_sizes = np.divmod(sizes, self.chunk)
+        chunk_in_span = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        starts = np.repeat(spans[:, 0], counts) + chunk_in_span * self.chunk
+        tails = np.stack([spans[:, 1] - tail_sizes, spans[:, 1]], axis=1)[tail_sizes > 0]
+        return Pool(len(starts), Remainder(tails), starts)
 
 
 class Draws:
-    """The rows that sources serve from a position of each on, in rows of one length."""
+    """Rows of one length that sources serve, each from a start position on."""
 
     def __init__(
         self, orders: Sequence[SourceOrder], starts: Sequence[Position], length: int
     ) -> None:
         pairs = list(zip(orders, starts, strict=True))
-        firsts = [order.epoch(start.epoch, start.cuts) for order, start in pairs]
+        first_epochs = [order.epoch(start.epoch, start.cuts) for order, start in pairs]
         # All epochs after the first have the same rows, under other permutations.
-        others = [order.epoch(start.epoch + 1) for order, start in pairs]
-        self.epochs = Epochs([*firsts, *others], length)
-        self.sources = len(pairs)
+        later_epochs = [order.epoch(start.epoch + 1) for order, start in pairs]
+        self.epochs = Epochs([*first_epochs, *later_epochs], length)
+        self.num_sources = len(pairs)
         self.first_epoch = np.array([start.epoch for start in starts], np.int64)
         self.first_row = np.array([start.row for start in starts], np.int64)
 
     def locate(self, sources: Int32 | Int64, draws: Int64) -> tuple[Int64, Int64, dict[int, Int64]]:
-        """Return the epoch and the first token of the row of each source's draw, and the spans of
-        the rows that have several."""
-        later = sources + self.sources
+        """Locate draw number draws[i] of sources[i].
+
+        Returns, by draw, the epoch and the first token; and for rows with several spans, their
+        spans by index.
+        """
         rows = self.first_row[sources] + draws
-        over = rows - self.epochs.end_row[sources]
-        turns, over_rows = np.divmod(over, np.maximum(self.epochs.end_row[later], 1))
-        beyond = over >= 0
-        numbers = self.first_epoch[sources] + np.where(beyond, 1 + turns, 0)
-        places, rows = np.where(beyond, later, sources), np.where(beyond, over_rows, rows)
-        return numbers, *self.epochs.locate(places, numbers, rows)
+        later = sources + self.num_sources
+        excess = rows - self.epochs.end_row[sources]
+        epochs_passed, later_rows = np.divmod(excess, np.maximum(self.epochs.end_row[later], 1))
+        is_later = excess >= 0
+        numbers = self.first_epoch[sources] + np.where(is_later, 1 + epochs_passed, 0)
+        indices, rows = np.where(is_later, later, sources), np.where(is_later, later_rows, rows)
+        return numbers, *self.epochs.locate(indices, numbers, rows)

@@ -1,6 +1,6 @@
 """The stream: the plan as a function of the row number.
 
-    row n → segment → (source, draw) → epoch, chunk, place → the first token of n in its source
+    row n → segment → (source, draw) → epoch, chunk, slot → first token of row n in its source
 
 It does not depend on world size, workers or batch size. A restart calls it with another n.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
-from itertools import pairwise
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -19,25 +19,26 @@ import numpy.typing as npt
 from ..arrays import Int64
 from .apportionment import Assignment
 from .fair.eras import Eras
-from .fair.owed import Owed
+from .fair.owed import OwedRows
 from .fair.slow_jobs import SlowTable
-from .kept_tables import kept
-from .plan import Phase, Plan
-from .simulation import most_simulated, simulate
+from .kept_tables import load_tables
+from .plan import Plan
+from .simulation import estimate_simulated_rows, simulate
 from .source_order import Draws, Position, SourceOrder
 from .tables import Tables
 
-KEPT_ROWS = 1 << 17
-"""Plans whose simulation may take more rows than this keep their tables on disk; a quarter of a
-second of simulation."""
-AHEAD = 2048
-"""Rows located by one call: the arithmetic costs little more for many rows than for one."""
+MIN_CACHED_ROWS = 1 << 17
+"""Minimum rows of a simulation whose tables are cached on disk: a quarter of a second."""
+BATCH_ROWS = 2048
+"""Rows located by one call, which costs little more than for one row."""
 
 
 @dataclass(frozen=True, eq=False)
-class Located:
-    """Locations of rows of one length: row i reads the tokens [tokens[i], tokens[i] + length],
-    unless it has several spans."""
+class RowLocations:
+    """Locations of rows with one length.
+
+    Row i reads the tokens [tokens[i], tokens[i] + length], unless it has several spans.
+    """
 
     rows: Int64
     length: int
@@ -46,78 +47,81 @@ class Located:
     epochs: Int64
     tokens: Int64
     pieces: Mapping[int, Int64] = field(default_factory=dict)
-    """The spans of tokens [start, end) of the rows that have several, by place."""
-    whole: Located | None = None
-    """All rows that were located together, of which these are a part; None if these are all."""
+    """Token spans [start, end) by row index, for rows with several."""
+    batch: RowLocations | None = None
+    """All rows located by the same call; None if these are all."""
     first: int = 0
-    """The place of the first of these rows among all."""
+    """Index of the first row in the batch."""
 
     @classmethod
-    def empty(cls, length: int) -> Located:
-        """Return the locations of no rows."""
-        no = np.empty(0, np.int64)
-        return cls(no, length, no.astype(np.int32), no, no)
+    def empty(cls, length: int) -> RowLocations:
+        none = np.empty(0, np.int64)
+        return cls(none, length, none.astype(np.int32), none, none)
 
-    def __getitem__(self, part: slice) -> Located:
-        arrays = (self.sources[part], self.epochs[part], self.tokens[part])
-        first, last, _ = part.indices(len(self.rows))
-        pieces = {
-            place - first: spans for place, spans in self.pieces.items() if first <= place < last
-        }
-        whole, before = self.whole or self, self.first + first
-        return Located(self.rows[part], self.length, *arrays, pieces, whole, before)
+    def __getitem__(self, rows: slice) -> RowLocations:
+        first, end, _ = rows.indices(len(self.rows))
+        return RowLocations(
+            self.rows[rows],
+            self.length,
+            self.sources[rows],
+            self.epochs[rows],
+            self.tokens[rows],
+            {row - first: spans for row, spans in self.pieces.items() if first <= row < end},
+            self.batch or self,
+            self.first + first,
+        )
 
-    def reads(self) -> Reads:
-        """Return the spans of tokens that the rows read: their inputs, and the token after them,
-        which is the last target."""
+    def reads(self) -> TokenReads:
+        """List the token spans that the rows read: the inputs, and the last target after them."""
         rows, starts = np.arange(len(self.rows)), self.tokens
         if not self.pieces:
-            return Reads(rows, np.zeros_like(rows), starts, starts + (self.length + 1))
-        several = sorted(self.pieces)
+            return TokenReads(rows, np.zeros_like(rows), starts, starts + (self.length + 1))
+        split_rows = sorted(self.pieces)
         counts = np.ones_like(rows)
-        counts[several] = [len(self.pieces[row]) for row in several]
+        counts[split_rows] = [len(self.pieces[row]) for row in split_rows]
         spans = np.repeat(np.stack([starts, starts + self.length], axis=1), counts, axis=0)
-        spans[np.isin(np.repeat(rows, counts), several)] = np.concatenate(
-            [self.pieces[row] for row in several]
+        spans[np.isin(np.repeat(rows, counts), split_rows)] = np.concatenate(
+            [self.pieces[row] for row in split_rows]
         )
-        lengths, firsts = spans[:, 1] - spans[:, 0], np.cumsum(counts) - counts
-        before = np.cumsum(lengths) - lengths
-        places = before - np.repeat(before[firsts], counts)
+        sizes, first_spans = spans[:, 1] - spans[:, 0], np.cumsum(counts) - counts
+        tokens_before = np.cumsum(sizes) - sizes
+        offsets = tokens_before - np.repeat(tokens_before[first_spans], counts)
         ends = spans[:, 1].copy()
-        ends[firsts + counts - 1] += 1
-        return Reads(np.repeat(rows, counts), places, spans[:, 0], ends)
+        ends[first_spans + counts - 1] += 1
+        return TokenReads(np.repeat(rows, counts), offsets, spans[:, 0], ends)
 
-    def spans(self, place: int) -> list[tuple[int, int]]:
-        """Return the spans of tokens [start, end) that are the inputs of a row, in their order."""
-        if place in self.pieces:
-            return [(start, end) for start, end in self.pieces[place].tolist()]
-        first = int(self.tokens[place])
-        return [(first, first + self.length)]
+    def spans(self, row: int) -> list[tuple[int, int]]:
+        """Return the input spans [start, end) of the row at an index, in order."""
+        if row in self.pieces:
+            return [(start, end) for start, end in self.pieces[row].tolist()]
+        start = int(self.tokens[row])
+        return [(start, start + self.length)]
 
 
 @dataclass(frozen=True, eq=False)
-class Reads:
-    """Spans of tokens that rows read, row by row."""
+class TokenReads:
+    """Token spans that rows read, row by row."""
 
     rows: Int64
-    """The place of each span's row among the rows."""
-    places: Int64
+    """Row index by span."""
+    offsets: Int64
     """Inputs of the row before the span."""
     starts: Int64
     ends: Int64
-    """One past the last input; in a row's last span one past the last target."""
+    """A row's last span also includes the last target."""
 
 
 @dataclass(frozen=True, eq=False)
-class Span:
-    """Consecutive phases of one sequence length, with the position of each source at its start."""
+class LengthSpan:
+    """Consecutive phases with one sequence length."""
 
     first_row: int
     end_row: int
     length: int
     starts: tuple[Position, ...]
+    """Positions at the first row, by source."""
     counts: Int64
-    """Rows drawn from each source between the plan's start and the span's."""
+    """Rows of the plan before the span, by source."""
     orders: tuple[SourceOrder, ...]
 
     @cached_property
@@ -132,30 +136,32 @@ class Shortage:
     source: str
     phase: str
     row: int
-    """The first row that it cannot fill."""
+    """First row that it cannot fill."""
     why: str
 
 
 class Stream:
     """The rows of a plan, located in their sources."""
 
-    def __init__(self, plan: Plan, *, goes_on: bool = False) -> None:
-        """`goes_on`: the plan is the beginning of a fair one; rows of another length follow."""
+    def __init__(self, plan: Plan, *, is_prefix: bool = False) -> None:
+        """`is_prefix`: the plan is the beginning of a fair plan; rows of another length follow."""
         self.plan = plan
-        fair = plan.fair or goes_on
-        self.assignment = _fair(plan, goes_on=goes_on) if fair else _assignment(plan)
+        fair = plan.fair or is_prefix
+        self.assignment = (
+            _fair_assignment(plan, is_prefix=is_prefix) if fair else _table_assignment(plan)
+        )
         self.spans = self._spans()
 
-    def locate(self, rows: Int64) -> Located:
-        """Locate rows, which must have one length."""
+    def locate(self, rows: Int64) -> RowLocations:
+        """Locate rows with one length."""
         span = self.span_at(int(rows[0]))
         assert rows.min() >= span.first_row and rows.max() < span.end_row, "rows of two lengths"
         sources, draws = self.assignment.locate(rows - self.plan.first_row)
         located = span.draws.locate(sources, draws - span.counts[sources])
-        return Located(rows, span.length, sources, *located)
+        return RowLocations(rows, span.length, sources, *located)
 
-    def locate_blocks(self, blocks: Iterable[Int64]) -> Iterator[Located]:
-        """Locate blocks of rows, each of one length; about AHEAD rows are located by one call."""
+    def locate_blocks(self, blocks: Iterable[Int64]) -> Iterator[RowLocations]:
+        """Locate blocks of rows, each with one length, about BATCH_ROWS rows at a time."""
         for batch in self._batches(blocks):
             located, first = self.locate(np.concatenate(batch)), 0
             for block in batch:
@@ -163,53 +169,54 @@ class Stream:
                 first += len(block)
 
     def _batches(self, blocks: Iterable[Int64]) -> Iterator[list[Int64]]:
-        """Group blocks of one length into batches of about AHEAD rows; the first ones are short, so
-        that training starts early."""
+        """Group blocks with one length into batches. The first batches are short, so that training
+        starts early."""
         batch: list[Int64] = []
-        rows = last = 0
-        limit = AHEAD // 32
+        rows = end_row = 0
+        max_rows = BATCH_ROWS // 32
         for block in blocks:
-            if batch and (rows + len(block) > limit or block[0] >= last):
+            if batch and (rows + len(block) > max_rows or block[0] >= end_row):
                 yield batch
-                batch, rows, limit = [], 0, min(2 * limit, AHEAD)
+                batch, rows, max_rows = [], 0, min(2 * max_rows, BATCH_ROWS)
             if not batch:
-                last = self.span_at(int(block[0])).end_row
+                end_row = self.span_at(int(block[0])).end_row
             batch.append(block)
             rows += len(block)
         if batch:
             yield batch
 
-    def rows_with(self, source: int, start: int, end: int) -> Int64:
-        """Return the rows, in order, with an input among the tokens [start, end) of a source."""
+    def find_rows(self, source: int, start: int, end: int) -> Int64:
+        """Find the rows with an input among a source's tokens [start, end), in order."""
         order = self.plan.sources[source].order
         rows = [np.empty(0, np.int64)]
         for span in self.spans:
-            position, before = span.starts[source], int(span.counts[source])
-            drawn = int(self.counts(span.end_row)[source]) - before
+            position, first_draw = span.starts[source], int(span.counts[source])
+            drawn = int(self.counts(span.end_row)[source]) - first_draw
             if not drawn:
                 continue
-            last = order.advance(position, span.length, drawn - 1).epoch
-            passed = -position.row
-            for epoch in range(position.epoch, last + 1):
-                at = position if epoch == position.epoch else Position(epoch=epoch)
-                draws = passed + order.rows_with(at, span.length, start, end)
+            last_epoch = order.advance(position, span.length, drawn - 1).epoch
+            epoch_start = -position.row  # the draw with the epoch's row 0
+            for epoch in range(position.epoch, last_epoch + 1):
+                if epoch > position.epoch:
+                    position = Position(epoch=epoch)
+                draws = epoch_start + order.find_rows(position, span.length, start, end)
                 draws = draws[(draws >= 0) & (draws < drawn)]
-                rows.append(self.assignment.rows_of(source, before + draws))
-                passed += order.rows(epoch, span.length, at.cuts)
+                rows.append(self.assignment.locate_draws(source, first_draw + draws))
+                epoch_start += order.end_row(epoch, span.length, position.cuts)
         return np.sort(np.concatenate(rows)) + self.plan.first_row
 
     def counts(self, row: int) -> Int64:
-        """Return the rows of each source between the plan's start and `row`."""
+        """Count the plan's rows before `row`, by source."""
         return self.assignment.counts(row - self.plan.first_row)
 
-    def about(self, row: int) -> Int64:
-        """Return `counts(row)` to within a row; quick, for pictures."""
+    def approximate_counts(self, row: int) -> Int64:
+        """Approximate `counts(row)` to within a row: fast, for pictures."""
         if isinstance(self.assignment, Eras):
-            return self.assignment.about(row - self.plan.first_row)
+            return self.assignment.approximate_counts(row - self.plan.first_row)
         return self.counts(row)
 
     def positions(self, row: int) -> tuple[Position, ...]:
-        """Return the position of each source before `row`, in rows of the length before it."""
+        """Return the position before `row` by source, in rows with the length before it."""
         span = self.span_at(max(row - 1, self.plan.first_row))
         drawn = self.counts(row) - span.counts
         return tuple(
@@ -218,19 +225,19 @@ class Stream:
         )
 
     def debts(self, row: int) -> list[Fraction]:
-        """Return the tokens that each source is owed before `row`."""
+        """Compute the tokens owed to each source before `row`."""
         return self.assignment.debts(row - self.plan.first_row)
 
     def shortages(self) -> Iterator[Shortage]:
-        """Yield the sources that the plan draws from for more epochs than `max_epochs`."""
+        """Yield the sources with more drawn epochs than `max_epochs`."""
         for index, source in enumerate(self.plan.sources):
-            shortage = self._exhausted_at(index)
-            if shortage is None:
+            row = self._find_exhausted_row(index)
+            if row is None:
                 continue
-            row, phase = shortage
+            phase = self.plan.phase_at(row)
             length = phase.seq_len
-            epoch = source.order.rows(source.max_epochs, length)
-            if not epoch:
+            epoch_tokens = source.order.end_row(source.max_epochs, length) * length
+            if not epoch_tokens:
                 why = (
                     f"a sequence of {length:,} tokens is longer than the source "
                     f"({source.order.tokens:,} tokens)"
@@ -239,78 +246,73 @@ class Stream:
                 needed = int(self.counts(phase.end_row)[index] - self.counts(row)[index])
                 why = (
                     f"runs dry at row {row:,}: its {source.max_epochs} "
-                    f"epoch{'s' * (source.max_epochs > 1)} of {epoch * length:,} tokens are used "
+                    f"epoch{'s' * (source.max_epochs > 1)} of {epoch_tokens:,} tokens are used "
                     f"up, and the phase wants {needed * length:,} tokens more"
                 )
             yield Shortage(source.name, phase.name, row, why)
 
-    def _exhausted_at(self, index: int) -> tuple[int, Phase] | None:
-        """Return the first row that needs an epoch beyond `max_epochs`, and its phase."""
+    def _find_exhausted_row(self, index: int) -> int | None:
+        """Find the first row that needs an epoch beyond `max_epochs`."""
         source = self.plan.sources[index]
         for span in self.spans:
             start = span.starts[index]
-            last = int(self.counts(span.end_row)[index] - span.counts[index])
+            drawn = int(self.counts(span.end_row)[index] - span.counts[index])
             supply = source.order.rows_left(start, span.length, source.max_epochs)
-            if last <= supply:
+            if drawn <= supply:
                 continue
-            wanted = span.counts[index] + supply
+            max_count = span.counts[index] + supply
             low, high = span.first_row, span.end_row
-            while high - low > 1:  # counts(low) <= wanted < counts(high)
+            while high - low > 1:  # counts(low) <= max_count < counts(high)
                 middle = (low + high) // 2
-                if self.counts(middle)[index] <= wanted:
+                if self.counts(middle)[index] <= max_count:
                     low = middle
                 else:
                     high = middle
-            return low, self.plan.phase_at(low)
+            return low
         return None
 
-    def span_at(self, row: int) -> Span:
+    def span_at(self, row: int) -> LengthSpan:
         return next(span for span in reversed(self.spans) if span.first_row <= row)
 
-    def _spans(self) -> list[Span]:
-        plan = self.plan
-        edges = [plan.first_row]
-        lengths = [plan.phases[0].seq_len]
-        for phase in plan.phases[1:]:
-            if phase.seq_len != lengths[-1]:
-                edges.append(phase.first_row)
-                lengths.append(phase.seq_len)
-        edges.append(plan.end_row)
-        orders = tuple(source.order for source in plan.sources)
-        positions = [source.start for source in plan.sources]
-        counts = np.zeros(len(plan.sources), np.int64)
-        spans = []
-        for index, (first, last) in enumerate(pairwise(edges)):
-            length = lengths[index]
-            spans.append(Span(first, last, length, tuple(positions), counts, orders))
-            if last == plan.end_row:
-                break
-            counts = self.counts(last)
-            drawn = counts - spans[-1].counts
-            for number, source in enumerate(plan.sources):
-                order = source.order
-                here = order.advance(positions[number], length, int(drawn[number]))
-                positions[number] = order.change_length(here, length, lengths[index + 1])
+    def _spans(self) -> list[LengthSpan]:
+        orders = tuple(source.order for source in self.plan.sources)
+        starts = tuple(source.start for source in self.plan.sources)
+        counts = np.zeros(len(orders), np.int64)
+        spans: list[LengthSpan] = []
+        for length, grouped in groupby(self.plan.phases, lambda phase: phase.seq_len):
+            phases = list(grouped)
+            first_row, end_row = phases[0].first_row, phases[-1].end_row
+            if spans:
+                before = spans[-1]
+                counts = self.counts(first_row)
+                drawn = (counts - before.counts).tolist()
+                starts = tuple(
+                    order.change_length(
+                        order.advance(start, before.length, count), before.length, length
+                    )
+                    for order, start, count in zip(orders, before.starts, drawn, strict=True)
+                )
+            spans.append(LengthSpan(first_row, end_row, length, starts, counts, orders))
         return spans
 
 
-def _assignment(plan: Plan) -> Assignment:
+def _table_assignment(plan: Plan) -> Assignment:
     segments = plan.segments()
     tables = None
-    if most_simulated(segments) > KEPT_ROWS:
-        tables = kept(plan.hash, lambda: simulate(segments)[0], Tables)
+    if estimate_simulated_rows(segments) > MIN_CACHED_ROWS:
+        tables = load_tables(plan.hash, lambda: simulate(segments)[0], Tables)
     return Assignment(segments, tables)
 
 
-def _fair(plan: Plan, *, goes_on: bool) -> Eras:
-    name = f"{plan.hash}-beginning" if goes_on else plan.hash
+def _fair_assignment(plan: Plan, *, is_prefix: bool) -> Eras:
+    name = f"{plan.hash}-beginning" if is_prefix else plan.hash
 
-    def keep(number: int, owed: Owed, compute: Callable[[], SlowTable]) -> SlowTable:
-        if owed.rows <= KEPT_ROWS:
+    def load(number: int, owed: OwedRows, compute: Callable[[], SlowTable]) -> SlowTable:
+        if owed.rows <= MIN_CACHED_ROWS:
             return compute()
-        return kept(f"{name}-era-{number}", compute, SlowTable)
+        return load_tables(f"{name}-era-{number}", compute, SlowTable)
 
     lines = plan.lines()
     debts = plan.debts or (Fraction(0),) * len(plan.sources)
-    settles = goes_on or plan.parent is not None or len(lines) > 1
-    return Eras(lines, debts, settles=settles, keep=keep)
+    pays_debts = is_prefix or plan.parent is not None or len(lines) > 1
+    return Eras(lines, debts, pays_debts=pays_debts, load=load)

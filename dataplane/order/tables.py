@@ -1,7 +1,7 @@
-"""The tables of an assignment: the source of every row, as tables that repeat.
+"""The source of every row, as tables that repeat.
 
-Rows [first, first + rows) of a repeat go through its table again and again. All tables are kept in
-a few flat arrays, so that a file can hold them and processes can map it (kept_tables.py).
+All tables lie in a few flat arrays, so that a file can hold them and processes can map it
+(kept_tables.py).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class Repeat:
     rows: int
     table: Array
     rank: Array
-    """rank[r] counts the entries of table[r]'s source before r in the table."""
+    """Earlier entries with the same source, by entry."""
     before: Int64
-    """Rows of each source before `first`."""
+    """Rows before `first`, by source."""
     per_table: Int64
-    """Rows of each source in one table."""
+    """Rows in one table, by source."""
 
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """The repeats of an assignment, as arrays over all of them."""
+    """All repeats of an assignment, as arrays."""
 
     firsts: Int64
     rows: Int64
@@ -52,12 +52,12 @@ class Tables:
         return len(self.firsts)
 
     def __getitem__(self, number: int) -> Repeat:
-        part = slice(int(self.bounds[number]), int(self.bounds[number + 1]))
+        entries = slice(int(self.bounds[number]), int(self.bounds[number + 1]))
         return Repeat(
             first=int(self.firsts[number]),
             rows=int(self.rows[number]),
-            table=self.table[part],
-            rank=self.rank[part],
+            table=self.table[entries],
+            rank=self.rank[entries],
             before=self.before[number],
             per_table=self.per_table[number],
         )
@@ -68,12 +68,12 @@ class Tables:
 
 
 class TablesBuilder:
-    """Appends tables, and counts the rows of each source."""
+    """Appends tables, and counts rows by source."""
 
-    def __init__(self, sources: int) -> None:
-        self.sources = sources
-        self.counts = np.zeros(sources, np.int64)
-        """Rows of each source so far."""
+    def __init__(self, num_sources: int) -> None:
+        self.num_sources = num_sources
+        self.counts = np.zeros(num_sources, np.int64)
+        """Rows so far, by source."""
         self._rows: list[int] = []
         self._tables: list[Array] = []
         self._ranks: list[Array] = []
@@ -84,11 +84,11 @@ class TablesBuilder:
         """Append rows that repeat the table `sources`."""
         if not sources:
             return
-        table: Array = np.array(sources, np.uint16 if self.sources <= 1 << 16 else np.uint32)
-        per_table = np.bincount(table, minlength=self.sources)
+        table: Array = np.array(sources, np.uint16 if self.num_sources <= 1 << 16 else np.uint32)
+        per_table = np.bincount(table, minlength=self.num_sources)
         self._rows.append(rows)
         self._tables.append(table)
-        self._ranks.append(ranks_of(table, self.sources).astype(np.uint32))
+        self._ranks.append(rank_entries(table, self.num_sources).astype(np.uint32))
         self._before.append(self.counts)
         self._per_table.append(per_table.astype(np.int64))
         self.counts = self.counts + rows // len(table) * per_table
@@ -106,10 +106,10 @@ class TablesBuilder:
         )
 
 
-def ranks_of(table: Array, sources: int) -> Int64:
-    """Return for each entry the number of earlier entries with the same source."""
+def rank_entries(table: Array, num_sources: int) -> Int64:
+    """Count, by entry, the earlier entries with the same source."""
     order = np.argsort(table, kind="stable")
-    counts = np.bincount(table, minlength=sources)
+    counts = np.bincount(table, minlength=num_sources)
     ranks = np.empty(len(table), np.int64)
     ranks[order] = np.arange(len(table)) - np.repeat(np.cumsum(counts) - counts, counts)
     return ranks

@@ -1,7 +1,7 @@
-"""Consecutive phases, and the steps in them.
+"""Phases of a run, as rows, optimizer steps and tokens. Ends are exclusive.
 
 rows    0 ─────────────── stable ───────────────┬────── anneal ──────┐
-steps   one step = batch_rows rows of a phase; phases end at the end of a step
+steps   a step has `batch_rows` rows; no step crosses from a phase into the next
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseRows:
-    """The rows of a phase."""
+    """A phase, with the numbers of its first row, step and token."""
 
     name: str
     first_row: int
@@ -33,17 +33,14 @@ class PhaseRows:
 
     @property
     def end_row(self) -> int:
-        """One past the last row."""
         return self.first_row + self.rows
 
     @property
     def end_step(self) -> int:
-        """One past the last step."""
         return self.first_step + self.steps
 
     @property
     def end_token(self) -> int:
-        """One past the last token."""
         return self.first_token + self.tokens
 
 
@@ -51,8 +48,8 @@ P = TypeVar("P", bound=PhaseRows, covariant=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step(Generic[P]):
-    """One optimizer step."""
+class PlanStep(Generic[P]):
+    """An optimizer step, with its rows."""
 
     number: int
     first_row: int
@@ -63,17 +60,15 @@ class Step(Generic[P]):
 
     @property
     def end_row(self) -> int:
-        """One past the last row."""
         return self.first_row + self.rows
 
     @property
     def end_token(self) -> int:
-        """One past the last token."""
         return self.first_token + self.rows * self.phase.seq_len
 
 
-class Timeline(Generic[P]):
-    """Rows, steps and tokens of a sequence of phases."""
+class PhaseTimeline(Generic[P]):
+    """Rows, steps and tokens of consecutive phases."""
 
     if TYPE_CHECKING:
 
@@ -86,7 +81,6 @@ class Timeline(Generic[P]):
 
     @property
     def end_row(self) -> int:
-        """One past the last row."""
         return self.phases[-1].end_row
 
     @property
@@ -99,7 +93,6 @@ class Timeline(Generic[P]):
 
     @property
     def end_token(self) -> int:
-        """One past the last token."""
         return self.phases[-1].end_token
 
     @property
@@ -108,7 +101,6 @@ class Timeline(Generic[P]):
 
     @property
     def end_step(self) -> int:
-        """One past the last step."""
         return self.phases[-1].end_step
 
     @property
@@ -119,13 +111,12 @@ class Timeline(Generic[P]):
     def tokens(self) -> int:
         return sum(phase.tokens for phase in self.phases)
 
-    def step(self, number: int) -> Step[P]:
-        """Return the step `number`."""
+    def step(self, number: int) -> PlanStep[P]:
         if not self.first_step <= number < self.end_step:
             raise IndexError(f"step {number} is not in [{self.first_step}, {self.end_step})")
         phase = next(p for p in reversed(self.phases) if p.first_step <= number)
         rows_before = (number - phase.first_step) * phase.batch_rows
-        return Step(
+        return PlanStep(
             number=number,
             first_row=phase.first_row + rows_before,
             rows=phase.batch_rows,
@@ -138,7 +129,7 @@ class Timeline(Generic[P]):
             raise IndexError(f"row {row} is not in [{self.first_row}, {self.end_row})")
         return next(phase for phase in reversed(self.phases) if phase.first_row <= row)
 
-    def step_at(self, row: int) -> Step[P]:
+    def step_at(self, row: int) -> PlanStep[P]:
         """Return the step that trains on `row`."""
         phase = self.phase_at(row)
         return self.step(phase.first_step + (row - phase.first_row) // phase.batch_rows)

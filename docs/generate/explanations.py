@@ -34,7 +34,7 @@ def order() -> str:
     """Return the way from a dataset to the rows of a source: chunks, windows, rows."""
     chunk, window, length = 16, 4, 4
     source = SourceOrder(seed=7, name="web", tokens=256, chunk=chunk, window=window)
-    rows = np.arange(source.rows(0, length))
+    rows = np.arange(source.end_row(0, length))
     starts = Draws([source], [Position()], length).locate(np.zeros_like(rows), rows)[1]
     chunks = list(dict.fromkeys((starts // chunk).tolist()))  # in the order of their first rows
     width = 27.5

@@ -18,7 +18,7 @@ from ...dataplane.arrays import Int64
 from ...dataplane.datasets.dataset import Dataset
 from ...dataplane.loader.rows import RowReader
 from ...dataplane.order.plan import Phase
-from ...dataplane.order.timeline import Step
+from ...dataplane.order.timeline import PlanStep
 from ...dataplane.runlog import ledger
 from ...dataplane.runlog.ledger import LedgerEntry
 from ...dataplane.storage import storage
@@ -177,7 +177,7 @@ class Auditor:
                 view=views[span.number - first] if views else None,
             )
 
-    def _planned_step(self, number: int) -> Step[Phase]:
+    def _planned_step(self, number: int) -> PlanStep[Phase]:
         plan = self.plan
         if not plan.first_step <= number < plan.end_step:
             raise PlanError(
@@ -229,7 +229,7 @@ class Auditor:
     def _audited_document(self, source: int, number: int) -> AuditedDocument:
         dataset, name = self.reader.dataset(source), self.plan.sources[source].name
         start, end = dataset.document(number)
-        rows = self.reader.stream.rows_with(source, start, end)
+        rows = self.reader.stream.find_rows(source, start, end)
         text = bracketed = None
         if self.text:
             tokens = np.empty(end - start, np.int64)

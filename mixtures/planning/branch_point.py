@@ -19,7 +19,7 @@ from functools import cached_property
 
 from ...console.errors import PlanError
 from ...dataplane.order.plan import Parent, Phase, Plan
-from ...dataplane.order.source_order import Position, Rest, SourceOrder
+from ...dataplane.order.source_order import Position, SourceOrder, UnservedTokens
 from ...dataplane.order.stream import Stream
 from ...dataplane.storage import storage
 from ..mixture_file.check import Inherited, MixtureFinding
@@ -189,13 +189,15 @@ def continued_order(
         if length == before_length:
             return before, position
         return before, before.change_length(position, before_length, length)
-    starts_in_epoch = before.rest is not None and before.rest.position.epoch == position.epoch
+    starts_in_epoch = (
+        before.unserved is not None and before.unserved.position.epoch == position.epoch
+    )
     if grown and position.row == 0 and position.epoch > 0 and not starts_in_epoch:
         # An epoch has just ended: new tokens of the dataset still belong to that epoch.
         epoch = position.epoch - 1
-        position = Position(epoch=epoch, row=before.rows(epoch, before_length))
-    rest = Rest(order=before, position=position, length=before_length)
-    return replace(fresh, rest=rest), Position(epoch=position.epoch)
+        position = Position(epoch=epoch, row=before.end_row(epoch, before_length))
+    unserved = UnservedTokens(order=before, position=position, length=before_length)
+    return replace(fresh, unserved=unserved), Position(epoch=position.epoch)
 
 
 def inherited_debts(branch: BranchPoint, names: Sequence[str]) -> tuple[Fraction, ...]:

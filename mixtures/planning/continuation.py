@@ -100,7 +100,7 @@ def _served_spans(stream: Stream, source: int, first_row: int) -> dict[int, Int6
         begun = int(stream.counts(max(first_row, span.first_row))[source] - span.counts[source])
         ended = int(stream.counts(span.end_row)[source] - span.counts[source])
         position = order.advance(span.starts[source], span.length, begun)
-        for epoch, spans in order.taken(position, span.length, ended - begun):
+        for epoch, spans in order.served_spans(position, span.length, ended - begun):
             by_epoch.setdefault(epoch, []).append(spans)
     return {
         epoch: (joined := np.concatenate(spans))[np.argsort(joined[:, 0])]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
 
-from ...dataplane.order.plan import PERIOD, Phase, Stretch
+from ...dataplane.order.plan import MAX_TABLE_ROWS, Phase, Stretch
 from ..mixture_file.mixture import PhaseSpec, endpoints, exact_fraction, explicit_shares
 
 RAMP_STRETCHES = 128
@@ -59,8 +59,10 @@ def drawn_shares(phase: Phase) -> Shares:
 
 
 def fit_tables(first: Shares, last: Shares) -> bool:
-    """Tell whether a table with PERIOD rows can hold the shares exactly."""
-    return all(math.lcm(*(share.denominator for share in side)) <= PERIOD for side in (first, last))
+    """Tell whether a table with MAX_TABLE_ROWS rows can hold the shares exactly."""
+    return all(
+        math.lcm(*(share.denominator for share in side)) <= MAX_TABLE_ROWS for side in (first, last)
+    )
 
 
 def make_line(rows: int, first: Shares, last: Shares) -> Stretch:

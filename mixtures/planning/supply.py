@@ -38,7 +38,7 @@ def rows_left(
     debts = plan.debts or (Fraction(0),) * len(plan.sources)
     positions = [source.start for source in plan.sources]
     if earlier_phases:
-        stream, length = Stream(plan, goes_on=True), earlier_phases[-1].seq_len
+        stream, length = Stream(plan, is_prefix=True), earlier_phases[-1].seq_len
         debts = tuple(stream.debts(plan.end_row))
         positions = [
             source.order.change_length(position, length, seq_len)

@@ -130,9 +130,9 @@ def _taken(stream: Stream, rows: Sequence[Sequence[int]]) -> tuple[Int64, list[i
     tokens: list[int] = []
     so_far = np.zeros(len(stream.plan.sources), np.int64)
     for phase, phase_rows in zip(stream.plan.phases, rows, strict=True):
-        first = stream.about(phase.first_row)
+        first = stream.approximate_counts(phase.first_row)
         for row in phase_rows:
-            columns.append(so_far + (stream.about(row) - first) * phase.seq_len)
+            columns.append(so_far + (stream.approximate_counts(row) - first) * phase.seq_len)
             tokens.append(phase.first_token + (row - phase.first_row) * phase.seq_len)
         so_far = columns[-1]
     return np.stack(columns, axis=1), tokens
@@ -142,7 +142,7 @@ def _shares(plan: Plan) -> tuple[list[int], Float64]:
     edges, columns = [plan.phases[0].first_token], []
     for phase in plan.phases:
         for stretch in phase.stretches:
-            for rows, shares in stretch.parts:
+            for rows, shares in stretch.stairs:
                 edges.append(edges[-1] + rows * phase.seq_len)
                 columns.append(np.array(shares))
     return edges, np.stack(columns, axis=1)

@@ -13,7 +13,7 @@ from fractions import Fraction
 import numpy as np
 
 from ...dataplane.arrays import Int64
-from ...dataplane.order.stream import Span, Stream
+from ...dataplane.order.stream import LengthSpan, Stream
 
 ALL_ROWS = 1 << 16
 """Rows of a plan of which all are examined. Of others, those at the ends of the rows of a length
@@ -60,7 +60,7 @@ def worst_debt(stream: Stream) -> WorstDebt:
     )
 
 
-def _examined(span: Span, limit: int, every: bool) -> Iterator[Int64]:
+def _examined(span: LengthSpan, limit: int, every: bool) -> Iterator[Int64]:
     """Yield the rows of a span that are examined."""
     first, end = span.first_row, span.end_row
     if every or end - first <= limit:
@@ -70,7 +70,7 @@ def _examined(span: Span, limit: int, every: bool) -> Iterator[Int64]:
         yield np.arange(end - limit // 2, end)
 
 
-def _furthest(stream: Stream, span: Span, rows: Int64) -> int:
+def _furthest(stream: Stream, span: LengthSpan, rows: Int64) -> int:
     """Return the row before which a source that rows serve is furthest from its share.
 
     In floating point: debts are small beside the rounding errors of no plan below 2 ** 52 tokens.

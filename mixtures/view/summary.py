@@ -192,7 +192,7 @@ def _left_over(order: SourceOrder, start: Position, end: Position, length: int) 
         return 0
 
     def unfilled(start: Position) -> int:
-        last = replace(start, row=order.rows(start.epoch, length, start.cuts))
+        last = replace(start, row=order.end_row(start.epoch, length, start.cuts))
         return order.tokens_left(last, length)
 
     full = end.epoch - start.epoch - 1

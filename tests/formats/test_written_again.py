@@ -15,7 +15,7 @@ from headrace.console import config as reader
 from headrace.dataplane.datasets import about as abouts
 from headrace.dataplane.datasets import manifest as manifests
 from headrace.dataplane.order.fair.slow_jobs import SlowTable
-from headrace.dataplane.order.kept_tables import kept
+from headrace.dataplane.order.kept_tables import load_tables
 from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.order.simulation import Segment, simulate
 from headrace.dataplane.order.tables import Tables
@@ -221,7 +221,7 @@ def check(sample: Path, write: Again, again: Path) -> None:
 def test_tables_of_an_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache of an order holds arrays by name."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    kept("plan", lambda: simulate([Segment(300, (5, 2, 1), 8)])[0], Tables)
+    load_tables("plan", lambda: simulate([Segment(300, (5, 2, 1), 8)])[0], Tables)
     data = (host_files.folder() / "plan.tables").read_bytes()
     begin = data.index(b"[[")
     compare("keys/order-tables.json", as_text(json.loads(data[begin : data.index(b"\0", begin)])))

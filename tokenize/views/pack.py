@@ -22,7 +22,7 @@ from ...dataplane.datasets import packing, view
 from ...dataplane.datasets.dataset import Dataset
 from ...dataplane.datasets.manifest import Manifest
 from ...dataplane.datasets.packing import Pieces
-from ...dataplane.order.epochs.permutation import key, permute
+from ...dataplane.order.epochs.permutation import derive_key, permute
 from ..executors import ExecutorConfig
 from .best_fit import best_fit
 from .making import ShardResult, ShardTask, ViewRequest, make_view, write_shard
@@ -159,7 +159,7 @@ def _pack_group(pieces: Pieces, length: int, seed_name: str) -> Pieces:
     count = len(pieces.tokens)
     if not count:
         return pieces
-    random_ranks = permute(key(seed_name, "pieces"), count, np.arange(count))
+    random_ranks = permute(derive_key(seed_name, "pieces"), count, np.arange(count))
     small = np.flatnonzero(pieces.tokens <= length)
     small = small[np.lexsort((random_ranks[small], -pieces.tokens[small]))]
     counts = np.bincount(pieces.tokens[small], minlength=length + 1)
@@ -168,7 +168,7 @@ def _pack_group(pieces: Pieces, length: int, seed_name: str) -> Pieces:
     large = np.flatnonzero(pieces.tokens > length)  # each fills several bins in a row
     bins[large] = num_small_bins + np.arange(len(large))
     num_bins = num_small_bins + len(large)
-    bin_positions = permute(key(seed_name, "bins"), num_bins, np.arange(num_bins))[bins]
+    bin_positions = permute(derive_key(seed_name, "bins"), num_bins, np.arange(num_bins))[bins]
     order = np.lexsort((random_ranks, bin_positions))
     first = np.flatnonzero(np.diff(bin_positions[order], prepend=-1))
     last = np.append(first[1:], count) - 1

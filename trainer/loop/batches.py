@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from ...dataplane.order.timeline import PhaseRows, Step
+from ...dataplane.order.timeline import PhaseRows, PlanStep
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +42,7 @@ class RunPlan(Protocol):
     def first_token(self) -> int: ...
     @property
     def end_token(self) -> int: ...
-    def step(self, number: int) -> Step[PhaseRows]: ...
+    def step(self, number: int) -> PlanStep[PhaseRows]: ...
 
 
 class MicroBatch(Protocol):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
-from ...dataplane.order.timeline import PhaseRows, Step
+from ...dataplane.order.timeline import PhaseRows, PlanStep
 from .batches import RunPlan
 
 if TYPE_CHECKING:
@@ -99,7 +99,9 @@ class SkippedStep:
     back_to: int | None = None
     """Step of the checkpoint whose weights were restored."""
 
-    def message(self, plan: RunPlan, step: Step[PhaseRows], stats: StepStats) -> tuple[str, str]:
+    def message(
+        self, plan: RunPlan, step: PlanStep[PhaseRows], stats: StepStats
+    ) -> tuple[str, str]:
         """Return what happened and where, for an error."""
         names = [source.name for source in plan.sources]
         by_source = ", ".join(

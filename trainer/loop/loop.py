@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 
 from ...console.errors import RunError
-from ...dataplane.order.timeline import PhaseRows, Step
+from ...dataplane.order.timeline import PhaseRows, PlanStep
 from ...dataplane.runlog.ledger import roll
 from ..checkpoints.fragments import Fragment
 from ..checkpoints.policy import is_planned
@@ -44,7 +44,7 @@ from .step_stats import StepStats, Transfer, gather, step_loss, total_weight
 class Launched:
     """A step that runs on the device."""
 
-    step: Step[PhaseRows]
+    step: PlanStep[PhaseRows]
     batches: Sequence[MicroBatch]
     results: Transfer
     """The z-loss, the signals, the square of the norm and those by layer, and each micro-batch's
@@ -346,7 +346,9 @@ class Loop:
         self.checkpoints.wait()
         return self.checkpoints.restore()
 
-    def _stopped(self, skipped: SkippedStep, step: Step[PhaseRows], stats: StepStats) -> RunError:
+    def _stopped(
+        self, skipped: SkippedStep, step: PlanStep[PhaseRows], stats: StepStats
+    ) -> RunError:
         what, where = skipped.message(self.plan, step, stats)
         key = "spike" if skipped.kind == "spike" else "not_finite"
         return RunError(

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from ...dataplane.order.timeline import PhaseRows, Step
+from ...dataplane.order.timeline import PhaseRows, PlanStep
 from ...models.model.layer_watch import LayerWatch
 from ..engines.engine import Engine
 from ..engines.layer_norms import layer_names, norms_by_layer
@@ -93,7 +93,7 @@ class StepSignals:
         }
 
     def noise_of(
-        self, step: Step[PhaseRows], squares: torch.Tensor, vectors: Sequence[torch.Tensor]
+        self, step: PlanStep[PhaseRows], squares: torch.Tensor, vectors: Sequence[torch.Tensor]
     ) -> GradientSquares | None:
         """Return the squares of both batches' gradients."""
         if self.small is None:
@@ -130,7 +130,7 @@ class Signals:
             model.watch = None
 
     def small_batch(
-        self, step: Step[PhaseRows], batches: Sequence[MicroBatch]
+        self, step: PlanStep[PhaseRows], batches: Sequence[MicroBatch]
     ) -> SmallBatch | None:
         """Compute the gradient of a part of the step's rows, and discard it; None in a step that
         does not measure noise. Collective."""

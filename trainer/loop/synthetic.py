@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...dataplane.order.timeline import PhaseRows, Timeline
+from ...dataplane.order.timeline import PhaseRows, PhaseTimeline
 from .batches import PADDING, micro_batches
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class SyntheticSource:
 
 
 @dataclass(frozen=True)
-class SyntheticPlan(Timeline[PhaseRows]):
+class SyntheticPlan(PhaseTimeline[PhaseRows]):
     config: SyntheticConfig
     vocab_size: int
     seed: int

@@ -10,7 +10,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from ...console.errors import StorageError
-from ...dataplane.order.timeline import PhaseRows, Step
+from ...dataplane.order.timeline import PhaseRows, PlanStep
 from ...dataplane.runlog.ledger import LedgerEntry
 from ..loop.batches import RunPlan
 from ..loop.hooks.hook import Hook, StepRecord
@@ -121,7 +121,7 @@ class RunRecorder(Hook):
             self.memory = memory
             self.event("memory", step.number, memory=memory)
 
-    def evaluated(self, step: Step[PhaseRows], evaluation: Evaluation) -> None:
+    def evaluated(self, step: PlanStep[PhaseRows], evaluation: Evaluation) -> None:
         """Record an evaluation after `step`."""
         entry: Entry = {
             "step": step.number,

@@ -1,8 +1,8 @@
-"""Values that a process keeps, within a number of bytes over all sources.
+"""A cache with a byte budget over all sources.
 
-With thousands of sources, a limit for each source would be no limit. A value that must make room is
-drawn at random: rows draw from the sources in turns, and if not all values fit, the one that was
-used longest ago is the next to be used. Dropping that one would leave no hit at all.
+With thousands of sources, a limit per source would be no limit. Eviction is random: rows draw from
+the sources in turns, so if the values do not fit, the least recently used one is the next to be
+used, and LRU eviction would never hit.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from typing import Generic, TypeVar
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
-ENTRY = 512
-"""Bytes of an entry beside those of its value: the key, and Python's objects."""
+ENTRY_BYTES = 512
+"""Bytes per entry beside the value: the key, and Python's objects."""
 
 
-class Bounded(Generic[Key, Value]):
+class BoundedCache(Generic[Key, Value]):
     """Values by key. Thread-safe."""
 
-    def __init__(self, most: int) -> None:
-        """`most`: bytes of all entries."""
-        self.room = most
-        """Bytes that are left."""
+    def __init__(self, max_bytes: int) -> None:
+        self.budget = max_bytes
+        """Remaining bytes."""
         self._entries: dict[Key, tuple[Value, int]] = {}
         self._keys: list[Key] = []
         self._lock = threading.Lock()
@@ -38,17 +37,16 @@ class Bounded(Generic[Key, Value]):
         entry = self._entries.get(key)
         return entry and entry[0]
 
-    def keep(self, key: Key, value: Value, size: int) -> None:
-        """Keep a value of `size` bytes, and drop others, or this one, until all are within the
-        limit."""
+    def put(self, key: Key, value: Value, size: int) -> None:
+        """Add a value with `size` bytes; evicts entries, perhaps this one, to fit the budget."""
         with self._lock:
             if key in self._entries:
-                return  # another thread has made it
-            self._entries[key] = value, size + ENTRY
+                return  # another thread was faster
+            self._entries[key] = value, size + ENTRY_BYTES
             self._keys.append(key)
-            self.room -= size + ENTRY
-            while self.room < 0:
-                place = self._random.randrange(len(self._keys))
-                self._keys[place], self._keys[-1] = self._keys[-1], self._keys[place]
-                _, freed = self._entries.pop(self._keys.pop())
-                self.room += freed
+            self.budget -= size + ENTRY_BYTES
+            while self.budget < 0:
+                index = self._random.randrange(len(self._keys))
+                self._keys[index], self._keys[-1] = self._keys[-1], self._keys[index]
+                _, freed_bytes = self._entries.pop(self._keys.pop())
+                self.budget += freed_bytes

@@ -1,17 +1,17 @@
-"""An epoch of a source: its chunks in a permuted order, then its remainder, in windows of rows.
+"""An epoch of a source: permuted chunks, then the remainder, in windows of permuted rows.
 
     chunk 17 ── chunk 3 ── chunk 40 │ chunk 8 ── … ── the last chunks ── the remainder
     └──────── a window ───────────┘ └─ the next …    └──── the last window ──────────┘
     row 9, row 2, row 31, …                           its rows in a permuted order
 
-The tokens of a chunk are a multiple of every sequence length of the plan, so rows of another length
-can start at any window without cutting a row in two. The remainder is every token that is in no
-window of whole chunks: at first the tail after the last whole chunk.
+A chunk's tokens are a multiple of every sequence length in the plan, so rows of another length can
+start at any window without cutting a row in two. The remainder is every token outside the windows
+of full chunks: at first the tail after the last full chunk.
 
 Where the row length changes in the middle of a window, the epoch is cut: rows of the new length
-start at the next window, and what the begun window had left joins the remainder. So an epoch
-serves each token once, up to less than a row at its end, through any number of cuts; and every cut
-is known from its row number and length alone.
+start at the next window, and the unserved tokens of the begun window join the remainder. So an
+epoch serves every token once, except less than a row at the end, through any number of cuts; and a
+cut is known from its row number and length alone.
 
 This file counts windows and rows; tokens.py finds their tokens.
 """
@@ -22,15 +22,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...arrays import Int64
-from .permutation import Name
+from .permutation import PermutationName
 from .remainder import Remainder
 
-CHUNKS = -1
+ALL_CHUNKS = -1
+"""Takes the place of a window's number in the name of the chunks' permutation."""
 
 
 class Cut(NamedTuple):
-    """A change of the row length: `row` rows of `length` tokens were the last before it, counted
-    like those of a position."""
+    """A change of the row length before row `row`, counted in rows with the old length `length`."""
 
     row: int
     length: int
@@ -38,93 +38,98 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Pool:
-    """The tokens of an epoch: `whole` full chunks, which start at `starts`, and shorter tails."""
+    """The tokens of an epoch: full chunks and shorter tails."""
 
-    whole: int
+    num_chunks: int
     tails: Remainder
     starts: Int64 | None = None
-    """None: whole chunks are contiguous from token 0."""
+    """First token by full chunk; None if these are contiguous from token 0."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Shuffle:
-    """The permutations of a source's chunks, and of the rows of its windows."""
+    """The permutations of a source's chunks, and of the rows in a window."""
 
     seed: int
     name: str
     chunk: int
-    """Tokens of a chunk."""
+    """Tokens per chunk."""
     window: int
-    """Chunks of a window."""
+    """Chunks per window."""
 
-    def permutation(self, epoch: int, window: int) -> Name:
-        """Return the name of the permutation of a window's rows, or all chunks (CHUNKS)."""
+    def permutation_name(self, epoch: int, window: int) -> PermutationName:
+        """Name the permutation of a window's rows, or of all chunks (ALL_CHUNKS)."""
         return self.seed, self.name, epoch, window
 
 
 class Epoch:
-    """The rows of an epoch, or those after a cut of it. Row numbers count whole windows from the
-    epoch's start, as if all rows before the cut had the length of those after it."""
+    """The rows of an epoch, or the rows after a cut.
+
+    Row numbers count whole windows from the epoch's start, as if all rows before the cut had the
+    new length.
+    """
 
     def __init__(
-        self, shuffle: Shuffle, number: int, pool: Pool, before: tuple[Epoch, Cut] | None = None
+        self, shuffle: Shuffle, number: int, pool: Pool, uncut: tuple[Epoch, Cut] | None = None
     ) -> None:
-        """`before`: the epoch that was cut, and where."""
-        self.shuffle, self.number, self.pool, self.before = shuffle, number, pool, before
+        """`uncut`: the epoch before its last cut, and this cut."""
+        self.shuffle, self.number, self.pool, self.uncut = shuffle, number, pool, uncut
         self.chunk, self.window = shuffle.chunk, shuffle.window
-        self.windows = max(1, -(-pool.whole // self.window))
-        """Windows of whole chunks; the last has the remainder too."""
-        self.begun, self.cuts = 0, tuple[Cut, ...]()
-        self.left = pool.whole * self.chunk + pool.tails.tokens
-        """Tokens that the cuts have left."""
-        if before is not None:
-            epoch, (row, length) = before
-            self.begun, self.cuts = epoch.windows_begun(row, length), (*epoch.cuts, before[1])
-            self.left = epoch.tokens_left(row, length)
-        self.chunks_left = pool.whole - min(self.begun * self.window, pool.whole)
-        # After a cut in the last window, the remainder is a window of its own, with its own number.
-        ended = self.begun >= self.windows
-        self.last_window = self.windows + len(self.cuts) if ended else self.windows - 1
-        self.last_chunks = pool.whole if ended else (self.windows - 1) * self.window
-        """Chunks before the last window."""
+        self.num_windows = max(1, -(-pool.num_chunks // self.window))
+        """Windows of full chunks; the last one includes the remainder."""
+        self.first_window, self.cuts = 0, tuple[Cut, ...]()
+        self.tokens = pool.num_chunks * self.chunk + pool.tails.tokens
+        """Tokens after the cuts."""
+        if uncut is not None:
+            epoch, cut = uncut
+            self.first_window, self.cuts = epoch.count_windows(*cut), (*epoch.cuts, cut)
+            self.tokens = epoch.tokens_left(*cut)
+        self.chunks_left = pool.num_chunks - min(self.first_window * self.window, pool.num_chunks)
+        # After a cut in the last window, the remainder is a window with a number of its own.
+        is_remainder = self.first_window >= self.num_windows
+        self.last_window = (
+            self.num_windows + len(self.cuts) if is_remainder else self.num_windows - 1
+        )
+        self.chunks_before_last_window = (
+            pool.num_chunks if is_remainder else (self.num_windows - 1) * self.window
+        )
 
-    def rows(self, length: int) -> int:
-        """Return the row number after the last row."""
-        whole = self.pool.whole * (self.chunk // length)
-        if self.before is None:
-            return whole + self.pool.tails.rows(length)
-        return whole + (self.left - self.chunks_left * self.chunk) // length
+    def end_row(self, length: int) -> int:
+        num_rows = self.pool.num_chunks * (self.chunk // length)
+        if self.uncut is None:
+            return num_rows + self.pool.tails.num_rows(length)
+        return num_rows + (self.tokens - self.chunks_left * self.chunk) // length
 
     def first_row(self, length: int) -> int:
-        """Return the number of the first row."""
-        return self.row_of(self.begun, length)
+        return self.window_start(self.first_window, length)
 
-    def row_of(self, window: int, length: int) -> int:
+    def window_start(self, window: int, length: int) -> int:
         """Return the first row of a window, or of the remainder after all windows."""
-        return min(window * self.window, self.pool.whole) * (self.chunk // length)
+        return min(window * self.window, self.pool.num_chunks) * (self.chunk // length)
 
     def tokens_left(self, row: int, length: int) -> int:
-        """Return the tokens that the rows before `row` have left."""
-        return self.left - (row - self.first_row(length)) * length
+        """Count the tokens that are not served before `row`."""
+        return self.tokens - (row - self.first_row(length)) * length
 
-    def windows_begun(self, row: int, length: int) -> int:
-        """Return the number of windows with a row before `row`."""
+    def count_windows(self, row: int, length: int) -> int:
+        """Count the windows that are begun before `row`."""
         if row <= self.first_row(length):
-            return self.begun
-        if row > self.last_chunks * (self.chunk // length):
-            return self.windows
+            return self.first_window
+        if row > self.chunks_before_last_window * (self.chunk // length):
+            return self.num_windows
         return -(-row // self.window_rows(length))
 
     def cut(self, row: int, length: int) -> Epoch:
-        """Return the part of the epoch that the rows before `row` have left."""
+        """Cut the epoch before `row`; returns the part with all unserved tokens."""
         return Epoch(self.shuffle, self.number, self.pool, (self, Cut(row, length)))
 
     def ends_window(self, row: int, length: int) -> bool:
-        """Return whether no window is begun and unfinished: other rows may start without a cut."""
-        begun = self.windows_begun(row, length)
-        in_window = begun < self.windows and row == begun * self.window_rows(length)
-        return in_window or row == self.first_row(length)
+        """Tell whether no window is half served before `row`: rows of another length need no
+        cut."""
+        windows = self.count_windows(row, length)
+        at_boundary = windows < self.num_windows and row == windows * self.window_rows(length)
+        return at_boundary or row == self.first_row(length)
 
     def window_rows(self, length: int) -> int:
-        """Return the rows of a window but the last."""
+        """Count the rows of a window; the last window differs."""
         return self.window * (self.chunk // length)

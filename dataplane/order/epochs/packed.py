@@ -1,7 +1,7 @@
-"""Spans of tokens in memory for a long time, in about two bytes each.
+"""Token spans in about two bytes each, for a long time in memory.
 
-The edges of the spans that a cut has left are multiples of the row length apart, and most of them a
-few rows. A step from one edge to the next is a byte, in rows; other steps are kept beside them.
+Between the edges of spans after a cut lie whole rows, and mostly few. A step from edge to edge is a
+byte, in rows; other steps are exceptions.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ import numpy.typing as npt
 
 from ...arrays import Int64
 
-STEPS = 255
-"""Greatest step of a byte, in rows."""
+MAX_STEP = 255
+"""Maximum step of a byte, in rows."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Packed:
+class PackedSpans:
     """Spans [start, end)."""
 
     length: int
-    """Tokens of a row."""
+    """Tokens per row."""
     steps: npt.NDArray[np.uint8]
-    """From edge to edge, in rows; 0: one of `others`."""
-    others: Int64
-    """In tokens."""
+    """Steps between edges, in rows; 0 stands for the next exception."""
+    exceptions: Int64
+    """Steps in tokens."""
 
     @classmethod
-    def of(cls, spans: Int64, length: int) -> Packed:
+    def pack(cls, spans: Int64, length: int) -> PackedSpans:
         steps = np.diff(spans.ravel(), prepend=0)
-        rows, beyond = np.divmod(steps, length)
-        other = (beyond != 0) | (rows < 1) | (rows > STEPS)
-        return cls(length, np.where(other, 0, rows).astype(np.uint8), steps[other])
+        rows, extra_tokens = np.divmod(steps, length)
+        is_exception = (extra_tokens != 0) | (rows < 1) | (rows > MAX_STEP)
+        return cls(length, np.where(is_exception, 0, rows).astype(np.uint8), steps[is_exception])
 
     @property
     def nbytes(self) -> int:
-        return self.steps.nbytes + self.others.nbytes
+        return self.steps.nbytes + self.exceptions.nbytes
 
-    def spans(self) -> Int64:
+    def unpack(self) -> Int64:
         steps = self.steps.astype(np.int64) * self.length
-        steps[self.steps == 0] = self.others
+        steps[self.steps == 0] = self.exceptions
         spans: Int64 = np.cumsum(steps).reshape(-1, 2)
         return spans

@@ -1,9 +1,9 @@
-"""The tokens of epochs' rows: found for the rows of many epochs, of many sources, at once.
+"""The tokens of rows, computed for many epochs and sources in one call.
 
-    row → its window → its place in the shuffled window → chunk, or remainder → tokens
+    row → window → slot in the shuffled window → chunk, or remainder → tokens
 
-A call of numpy costs as much for one row as for hundreds, and a mixture may have thousands of
-sources. So the numbers of epochs are columns, and every step is done for all rows together.
+A numpy call costs as much for one row as for hundreds, and a mixture may have thousands of sources.
+So the sizes of epochs are columns, and every step handles all rows together.
 """
 
 from __future__ import annotations
@@ -14,241 +14,269 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ...arrays import Int64
-from . import remainder as remainders
-from .bounded import Bounded
-from .epoch import CHUNKS, Cut, Epoch, Shuffle
-from .packed import Packed
-from .permutation import UInt64, invert, key, keys_of, permute
-from .remainder import Remainder, joined
+from .bounded import BoundedCache
+from .epoch import ALL_CHUNKS, Cut, Epoch, Shuffle
+from .packed import PackedSpans
+from .permutation import UInt64, derive_key, derive_keys, invert, permute
+from .remainder import Remainder, locate_rows, merge_spans
 
 REMAINDERS_BYTES = 8 << 20
-"""Bytes of the remainders of cut epochs that a process keeps. All else is made quickly."""
-SPANS = 1 << 12
+"""Budget for cached remainders of cut epochs. Everything else is computed quickly."""
+MAX_SPANS = 1 << 12
 """Spans of remainders that are searched together: larger arrays leave a core's cache."""
 
-REMAINDERS: Bounded[tuple[Shuffle, int, tuple[Cut, ...]], Packed] = Bounded(REMAINDERS_BYTES)
-"""By source, epoch and cuts."""
+REMAINDERS: BoundedCache[tuple[Shuffle, int, tuple[Cut, ...]], PackedSpans] = BoundedCache(
+    REMAINDERS_BYTES
+)
+"""Remainders by source, epoch and cuts."""
 
 
 class Epochs:
-    """Epochs, in rows of one length."""
+    """A table of epochs, in rows of one length."""
 
     def __init__(self, epochs: Sequence[Epoch], length: int) -> None:
         self.epochs, self.length = epochs, length
         columns = [
             (
                 epoch.chunk,
-                epoch.pool.whole,
+                epoch.pool.num_chunks,
                 epoch.window_rows(length),
-                epoch.last_chunks * (epoch.chunk // length),
+                epoch.chunks_before_last_window * (epoch.chunk // length),
                 epoch.last_window,
-                epoch.rows(length),
+                epoch.end_row(length),
             )
             for epoch in epochs
         ]
-        self.chunk, self.whole, self.window_rows, self.last_row, self.last_window, self.end_row = (
-            np.array(columns, np.int64).reshape(-1, 6).T
-        )
-        """Tokens of a chunk, and whole chunks; rows of a window but the last; first row of the last
-        window, and its number; one past the last row."""
+        (
+            self.chunk,  # tokens
+            self.num_chunks,
+            self.window_rows,  # but for the last window
+            self.last_window_start,
+            self.last_window,
+            self.end_row,
+        ) = np.array(columns, np.int64).reshape(-1, 6).T
         self.starts = [
-            None if each.pool.starts is None else each.pool.starts.data for each in epochs
+            None if epoch.pool.starts is None else epoch.pool.starts.data for epoch in epochs
         ]
-        """Of chunks. Indexing these is several times faster than indexing numpy arrays."""
+        """First token by chunk. A memoryview is indexed several times faster than an array."""
         self.scattered = np.array([starts is not None for starts in self.starts], np.bool_)
 
-    def locate(self, places: Int64, numbers: Int64, rows: Int64) -> tuple[Int64, dict[int, Int64]]:
-        """Return the first token of each row, and the spans of the rows that have several.
+    def locate(self, indices: Int64, numbers: Int64, rows: Int64) -> tuple[Int64, dict[int, Int64]]:
+        """Locate rows[i] of the epoch at indices[i] in this table.
 
-        A row has the place of its epoch among these. `numbers` are those of the epochs, which may
-        stand for later ones of their sources."""
-        windows, firsts, sizes = self.windows(places, rows)
-        window_keys, chunk_keys = self.keys(places, numbers, windows)
-        shuffled = firsts + permute(window_keys, sizes, rows - firsts)
-        in_chunk = self.chunk[places] // self.length
-        slots, inside = np.divmod(shuffled, in_chunk)
-        whole = self.whole[places]
-        tokens = np.empty(len(rows), np.int64)
-        at = np.flatnonzero(slots < whole)
-        keys = chunk_keys if chunk_keys.shape[1] == 1 else chunk_keys[:, at]
-        chunks = permute(keys, whole[at], slots[at])
-        tokens[at] = self.chunk_starts(places[at], chunks) + inside[at] * self.length
-        if len(at) == len(rows):
-            return tokens, {}
-        pieces: dict[int, Int64] = {}
-        at = np.flatnonzero(slots >= whole)
-        beyond = shuffled[at] - whole[at] * in_chunk[at]
-        distinct, owners = np.unique(places[at], return_inverse=True)
-        for first, part in self._remainders(distinct):
-            chosen = np.flatnonzero((owners >= first) & (owners < first + len(part)))
-            tokens[at[chosen]], parts = remainders.locate(
-                part, self.length, owners[chosen] - first, beyond[chosen]
+        An epoch may stand for a later one of its source, with the number numbers[i]. Returns the
+        first token by row; and for rows with several spans, their spans by index.
+        """
+        windows, window_starts, sizes = self.windows(indices, rows)
+        window_keys, chunk_keys = self.derive_keys(indices, numbers, windows)
+        shuffled = window_starts + permute(window_keys, sizes, rows - window_starts)
+        chunk_rows = self.chunk[indices] // self.length
+        slots, row_in_chunk = np.divmod(shuffled, chunk_rows)
+        num_chunks = self.num_chunks[indices]
+        first_tokens = np.empty(len(rows), np.int64)
+        in_chunk = np.flatnonzero(slots < num_chunks)
+        keys = chunk_keys if chunk_keys.shape[1] == 1 else chunk_keys[:, in_chunk]
+        chunks = permute(keys, num_chunks[in_chunk], slots[in_chunk])
+        chunk_starts = self.chunk_starts(indices[in_chunk], chunks)
+        first_tokens[in_chunk] = chunk_starts + row_in_chunk[in_chunk] * self.length
+        if len(in_chunk) == len(rows):
+            return first_tokens, {}
+        spans_by_row: dict[int, Int64] = {}
+        in_remainder = np.flatnonzero(slots >= num_chunks)
+        full_rows = num_chunks[in_remainder] * chunk_rows[in_remainder]
+        remainder_rows = shuffled[in_remainder] - full_rows
+        distinct, owners = np.unique(indices[in_remainder], return_inverse=True)
+        for first, remainders in self._batch_remainders(distinct):
+            chosen = np.flatnonzero((owners >= first) & (owners < first + len(remainders)))
+            batch = in_remainder[chosen]
+            first_tokens[batch], batch_spans = locate_rows(
+                remainders, self.length, owners[chosen] - first, remainder_rows[chosen]
             )
-            pieces |= {int(at[chosen[row]]): spans for row, spans in parts.items()}
-        return tokens, pieces
+            spans_by_row |= {int(batch[row]): spans for row, spans in batch_spans.items()}
+        return first_tokens, spans_by_row
 
-    def windows(self, places: Int64, rows: Int64) -> tuple[Int64, Int64, Int64]:
-        """Return the number of each row's window, its first row, and its size in rows."""
-        size, last_row = self.window_rows[places], self.last_row[places]
-        in_last = rows >= last_row
-        windows = np.where(in_last, self.last_window[places], rows // size)
-        firsts = np.where(in_last, last_row, windows * size)
-        return windows, firsts, np.where(in_last, self.end_row[places] - last_row, size)
+    def windows(self, indices: Int64, rows: Int64) -> tuple[Int64, Int64, Int64]:
+        """Return each row's window: its number, first row, and size in rows."""
+        sizes, last_window_start = self.window_rows[indices], self.last_window_start[indices]
+        in_last = rows >= last_window_start
+        windows = np.where(in_last, self.last_window[indices], rows // sizes)
+        starts = np.where(in_last, last_window_start, windows * sizes)
+        last_size = self.end_row[indices] - last_window_start
+        return windows, starts, np.where(in_last, last_size, sizes)
 
-    def keys(self, places: Int64, numbers: Int64, windows: Int64) -> tuple[UInt64, UInt64]:
-        """Return the round keys of the rows' windows, and of the chunks of their epochs; those of
-        one if all are equal."""
-        columns = np.stack([places, numbers, windows])
+    def derive_keys(self, indices: Int64, numbers: Int64, windows: Int64) -> tuple[UInt64, UInt64]:
+        """Derive the round keys by row, for its window and for the epoch's chunks.
+
+        If all rows lie in one window, there is one key instead.
+        """
+        columns = np.stack([indices, numbers, windows])
         order = np.lexsort(columns[::-1])
         columns = columns[:, order]
-        fresh = np.ones(len(order), np.bool_)
-        fresh[1:] = (columns[:, 1:] != columns[:, :-1]).any(axis=0)
-        back = np.empty(len(order), np.int64)
-        back[order] = np.cumsum(fresh) - 1
-        named = [
-            (self.epochs[place].shuffle, number, window)
-            for place, number, window in zip(*columns[:, fresh].tolist(), strict=True)
+        is_new = np.ones(len(order), np.bool_)
+        is_new[1:] = (columns[:, 1:] != columns[:, :-1]).any(axis=0)
+        key_by_row = np.empty(len(order), np.int64)
+        key_by_row[order] = np.cumsum(is_new) - 1
+        distinct = [
+            (self.epochs[index].shuffle, number, window)
+            for index, number, window in zip(*columns[:, is_new].tolist(), strict=True)
         ]
-        window_keys = keys_of(shuffle.permutation(*name) for shuffle, *name in named)
-        chunk_keys = keys_of(shuffle.permutation(number, CHUNKS) for shuffle, number, _ in named)
-        if len(named) == 1:
+        window_keys = derive_keys(
+            shuffle.permutation_name(number, window) for shuffle, number, window in distinct
+        )
+        chunk_keys = derive_keys(
+            shuffle.permutation_name(number, ALL_CHUNKS) for shuffle, number, _ in distinct
+        )
+        if len(distinct) == 1:
             return window_keys, chunk_keys
-        return window_keys[:, back], chunk_keys[:, back]
+        return window_keys[:, key_by_row], chunk_keys[:, key_by_row]
 
-    def chunk_starts(self, places: Int64, chunks: Int64) -> Int64:
-        """Return the first token of chunks of the epochs' pools."""
-        starts: Int64 = chunks * self.chunk[places]
-        at = np.flatnonzero(self.scattered[places])
-        starts[at] = [
-            self.starts[place][chunk]
-            for place, chunk in zip(places[at].tolist(), chunks[at].tolist(), strict=True)
+    def chunk_starts(self, indices: Int64, chunks: Int64) -> Int64:
+        """Return the first token of chunks[i] in the epoch at indices[i]."""
+        starts: Int64 = chunks * self.chunk[indices]
+        scattered = np.flatnonzero(self.scattered[indices])
+        starts[scattered] = [
+            self.starts[index][chunk]
+            for index, chunk in zip(
+                indices[scattered].tolist(), chunks[scattered].tolist(), strict=True
+            )
         ]
         return starts
 
-    def _remainders(self, places: Int64) -> Iterator[tuple[int, list[Remainder]]]:
-        """Yield the remainders of epochs in parts, each after the number of those before it."""
-        first, spans, part = 0, 0, list[Remainder]()
-        for place in places.tolist():
-            part.append(remainder_of(self.epochs[place]))
-            spans += len(part[-1].spans)
-            if spans > SPANS:
-                yield first, part
-                first, spans, part = first + len(part), 0, []
-        if part:
-            yield first, part
+    def _batch_remainders(self, indices: Int64) -> Iterator[tuple[int, list[Remainder]]]:
+        """Yield the remainders of epochs in batches, each with the number of those before it."""
+        first, num_spans, batch = 0, 0, list[Remainder]()
+        for index in indices.tolist():
+            batch.append(load_remainder(self.epochs[index]))
+            num_spans += len(batch[-1].spans)
+            if num_spans > MAX_SPANS:
+                yield first, batch
+                first, num_spans, batch = first + len(batch), 0, []
+        if batch:
+            yield first, batch
 
 
-def remainder_of(epoch: Epoch) -> Remainder:
-    """Return the remainder of an epoch."""
-    if epoch.before is None:
+def load_remainder(epoch: Epoch) -> Remainder:
+    """Load the remainder of an epoch from the cache, or compute it."""
+    if epoch.uncut is None:
         return epoch.pool.tails
     name = (epoch.shuffle, epoch.number, epoch.cuts)
     packed = REMAINDERS.get(name)
     if packed is not None:
-        return Remainder(packed.spans())
-    remainder = _make_remainder(epoch)
-    packed = Packed.of(remainder.spans, math.gcd(*(cut.length for cut in epoch.cuts)))
-    REMAINDERS.keep(name, packed, packed.nbytes)
+        return Remainder(packed.unpack())
+    remainder = _compute_remainder(epoch)
+    packed = PackedSpans.pack(remainder.spans, math.gcd(*(cut.length for cut in epoch.cuts)))
+    REMAINDERS.put(name, packed, packed.nbytes)
     return remainder
 
 
-def _make_remainder(epoch: Epoch) -> Remainder:
-    """Return the remainder; keep none of those before the cuts, which serve no more rows."""
-    if epoch.before is None:
+def _compute_remainder(epoch: Epoch) -> Remainder:
+    """Compute the remainder; caches none of the earlier ones, which serve no more rows."""
+    if epoch.uncut is None:
         return epoch.pool.tails
-    whole, (row, length) = epoch.before
-    older = _make_remainder(whole)
-    if epoch.begun < epoch.windows:
-        rows = np.arange(row, whole.row_of(epoch.begun, length))
-        spans = [_spans(whole, length, rows), older.spans]
+    uncut, (row, length) = epoch.uncut
+    earlier = _compute_remainder(uncut)
+    if epoch.first_window < epoch.num_windows:
+        rows = np.arange(row, uncut.window_start(epoch.first_window, length))
+        spans = [_row_spans(uncut, length, rows), earlier.spans]
     else:  # the begun window is the last one: the remainder is among its rows
-        rows = np.arange(row, whole.rows(length))
-        spans = [_spans(whole, length, rows), older.unused(length)]
-    return Remainder(joined(np.concatenate(spans)))
+        rows = np.arange(row, uncut.end_row(length))
+        spans = [_row_spans(uncut, length, rows), earlier.unserved_spans(length)]
+    return Remainder(merge_spans(np.concatenate(spans)))
 
 
-def taken(epoch: Epoch, length: int, first: int, last: int) -> Int64:
-    """Return the token spans [start, end) of the rows [first, last)."""
-    in_window = epoch.window_rows(length)
-    # Whole windows as chunks; the rows before and after them one by one, as is the last
-    # window, which has the remainder.
-    begin = -(-first // in_window)
-    end = min(last // in_window, epoch.last_chunks // epoch.window)
-    if begin >= end:
-        begin = end = -(-last // in_window)
-    outside = [np.arange(first, min(begin * in_window, last)), np.arange(end * in_window, last)]
-    rows = _spans(epoch, length, np.concatenate(outside))
-    return joined(np.concatenate([rows, _chunks(epoch, begin, end)]))
+def served_spans(epoch: Epoch, length: int, first_row: int, end_row: int) -> Int64:
+    """Return the token spans [start, end) of the rows [first_row, end_row)."""
+    window_rows = epoch.window_rows(length)
+    # Full windows as chunks; the rows before and after them one by one, as is the last window,
+    # which includes the remainder.
+    first = -(-first_row // window_rows)
+    end = min(end_row // window_rows, epoch.chunks_before_last_window // epoch.window)
+    if first >= end:
+        first = end = -(-end_row // window_rows)
+    rows = np.concatenate(
+        [
+            np.arange(first_row, min(first * window_rows, end_row)),
+            np.arange(end * window_rows, end_row),
+        ]
+    )
+    spans = [_row_spans(epoch, length, rows), _chunk_spans(epoch, first, end)]
+    return merge_spans(np.concatenate(spans))
 
 
-def after(epoch: Epoch, row: int, length: int) -> Int64:
-    """Return the token spans that the rows before `row` have left; none if they are all rows of
-    this length, because the epoch has ended then."""
-    if epoch.first_row(length) < row >= epoch.rows(length):
+def unserved_spans(epoch: Epoch, row: int, length: int) -> Int64:
+    """Return the token spans that are not served before `row`.
+
+    After the last row there are none: the epoch has ended.
+    """
+    if epoch.first_row(length) < row >= epoch.end_row(length):
         return np.empty((0, 2), np.int64)
-    begun = epoch.windows_begun(row, length)
-    rest = remainder_of(epoch.cut(row, length))
-    return joined(np.concatenate([_chunks(epoch, begun, epoch.windows), rest.spans]))
+    window = epoch.count_windows(row, length)
+    remainder = load_remainder(epoch.cut(row, length))
+    chunks = _chunk_spans(epoch, window, epoch.num_windows)
+    return merge_spans(np.concatenate([chunks, remainder.spans]))
 
 
-def rows_with(epoch: Epoch, length: int, start: int, end: int) -> Int64:
-    """Return the rows, in order, with an input among the tokens [start, end)."""
+def find_rows(epoch: Epoch, length: int, start: int, end: int) -> Int64:
+    """Find the rows with an input among the tokens [start, end), in order."""
     if start >= end:
         return np.empty(0, np.int64)
-    in_chunk = epoch.chunk // length
-    matches = np.concatenate(
+    chunk_rows = epoch.chunk // length
+    shuffled = np.concatenate(
         [
-            (slots[:, None] * in_chunk + places).ravel()
-            for slots, places in _places_with(epoch, length, start, end)
+            (slots[:, None] * chunk_rows + rows_in_chunk).ravel()
+            for slots, rows_in_chunk in _find_in_chunks(epoch, length, start, end)
         ]
-        + [epoch.pool.whole * in_chunk + remainder_of(epoch).rows_with(length, start, end)]
+        + [epoch.pool.num_chunks * chunk_rows + load_remainder(epoch).find_rows(length, start, end)]
     )
-    matches = matches[matches >= epoch.first_row(length)]
-    epochs, place = Epochs([epoch], length), np.zeros(len(matches), np.int64)
-    windows, firsts, sizes = epochs.windows(place, matches)
-    keys, _ = epochs.keys(place, place + epoch.number, windows)
-    return np.sort(firsts + invert(keys, sizes, matches - firsts))
+    shuffled = shuffled[shuffled >= epoch.first_row(length)]
+    epochs, index = Epochs([epoch], length), np.zeros(len(shuffled), np.int64)
+    windows, window_starts, sizes = epochs.windows(index, shuffled)
+    keys, _ = epochs.derive_keys(index, index + epoch.number, windows)
+    return np.sort(window_starts + invert(keys, sizes, shuffled - window_starts))
 
 
-def _spans(epoch: Epoch, length: int, rows: Int64) -> Int64:
+def _row_spans(epoch: Epoch, length: int, rows: Int64) -> Int64:
     """Return the token spans [start, end) of rows."""
-    place = np.zeros(len(rows), np.int64)
-    tokens, pieces = Epochs([epoch], length).locate(place, place + epoch.number, rows)
-    single = np.ones(len(rows), np.bool_)
-    single[list(pieces)] = False
-    spans = np.stack([tokens[single], tokens[single] + length], axis=1)
-    return np.concatenate([spans, *pieces.values()])
+    index = np.zeros(len(rows), np.int64)
+    tokens, spans_by_row = Epochs([epoch], length).locate(index, index + epoch.number, rows)
+    is_contiguous = np.ones(len(rows), np.bool_)
+    is_contiguous[list(spans_by_row)] = False
+    starts = tokens[is_contiguous]
+    return np.concatenate([np.stack([starts, starts + length], axis=1), *spans_by_row.values()])
 
 
-def _chunks(epoch: Epoch, first: int, last: int) -> Int64:
-    """Return the token spans [start, end) of the whole chunks of windows [first, last)."""
-    slots = np.arange(first * epoch.window, min(last * epoch.window, epoch.pool.whole))
-    chunks = permute(_chunk_keys(epoch), epoch.pool.whole, slots.astype(np.int64))
-    starts = chunks * epoch.chunk if epoch.pool.starts is None else epoch.pool.starts[chunks]
-    return np.stack([starts, starts + epoch.chunk], axis=1)
+def _chunk_spans(epoch: Epoch, first_window: int, end_window: int) -> Int64:
+    """Return the token spans [start, end) of the full chunks in some windows."""
+    num_chunks, starts = epoch.pool.num_chunks, epoch.pool.starts
+    slots = np.arange(first_window * epoch.window, min(end_window * epoch.window, num_chunks))
+    chunks = permute(_chunk_keys(epoch), num_chunks, slots.astype(np.int64))
+    chunk_starts = chunks * epoch.chunk if starts is None else starts[chunks]
+    return np.stack([chunk_starts, chunk_starts + epoch.chunk], axis=1)
 
 
 def _chunk_keys(epoch: Epoch) -> UInt64:
-    return key(*epoch.shuffle.permutation(epoch.number, CHUNKS))
+    return derive_key(*epoch.shuffle.permutation_name(epoch.number, ALL_CHUNKS))
 
 
-def _places_with(epoch: Epoch, length: int, start: int, end: int) -> Iterator[tuple[Int64, Int64]]:
-    """Yield the slots of the whole chunks that hold one of the tokens [start, end), and the rows of
-    a chunk that do: for the inner chunks together, then for the first and the last."""
+def _find_in_chunks(
+    epoch: Epoch, length: int, start: int, end: int
+) -> Iterator[tuple[Int64, Int64]]:
+    """Yield slots of full chunks, and the rows in these chunks with one of the tokens [start, end):
+    for the inner chunks together, then for the chunks at both ends."""
     pool, size = epoch.pool, epoch.chunk
-    if not pool.whole:
+    if not pool.num_chunks:
         return
     if pool.starts is None:
-        chunks = np.arange(start // size, min(-(-end // size), pool.whole))
+        chunks = np.arange(start // size, min(-(-end // size), pool.num_chunks))
         starts = chunks * size
     else:
         first = np.searchsorted(pool.starts, start - size, side="right")
         chunks = np.arange(first, np.searchsorted(pool.starts, end))
         starts = pool.starts[chunks]
-    slots = invert(_chunk_keys(epoch), pool.whole, chunks)
-    inner = (starts >= start) & (starts + size <= end)
-    if inner.any():
-        yield slots[inner], np.arange(size // length)
-    for slot, chunk in zip(slots[~inner], starts[~inner].tolist(), strict=True):
-        low, high = max(start - chunk, 0), min(end - chunk, size)
+    slots = invert(_chunk_keys(epoch), pool.num_chunks, chunks)
+    is_inner = (starts >= start) & (starts + size <= end)
+    if is_inner.any():
+        yield slots[is_inner], np.arange(size // length)
+    for slot, chunk_start in zip(slots[~is_inner], starts[~is_inner].tolist(), strict=True):
+        low, high = max(start - chunk_start, 0), min(end - chunk_start, size)
         yield np.array([slot]), np.arange(low // length, -(-high // length))

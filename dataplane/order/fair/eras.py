@@ -1,18 +1,17 @@
-"""The source of every row of a plan: a fair order for each era, the rows of one length.
+"""The source of every row in a plan: a fair order per era. An era is the rows of one length.
 
     era        rows of 1,024          rows of 512           rows of 2,048
     owed       ─────────────────┐     ┌──────┬────────┐     ┌──────┬────────
     given      ─────────────────┘debts┘ pays ╵        └debts┘ pays ╵
 
-Debts are exact, in tokens since row 0, and an era begins with those of all rows before it, also of
-the runs that a plan continues. Its lines pay them (settling.py). So a source is off by less than
-two of the longest rows while debts are paid, then by less than a row; no number of changes adds to
-it.
+Debts are exact, in tokens since row 0. An era inherits the debts of all earlier rows, and of the
+runs that the plan continues, and pays them (settling.py). So a source is off by less than two of
+the longest rows while debts are paid, then by less than a row; no number of changes adds to it.
 
-- Debts are paid down to a common level. It is 0 unless a source that the era never draws from has a
-  debt: that is kept for a later era, and until then the others share the contrary.
-- Where an era ends, some sources are owed a part of a row. Which of them get one is decided by what
-  later eras owe them (outlook.py): in eras of a few rows, debts cannot be paid otherwise.
+- Debts are paid down to a common level. This is 0, unless the era never draws from a source with a
+  debt: this debt waits for a later era, and until then the drawn sources share the opposite debt.
+- Where an era ends, some sources are owed a fraction of a row. Later debts decide which of them get
+  a row (outlook.py): in eras with few rows, debts could not be paid otherwise.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from itertools import compress
+from itertools import compress, pairwise
 
 import numpy as np
 
 from ...arrays import Int32, Int64
-from .fair_order import FairOrder, KeptBlocks
-from .outlook import Outlook
-from .owed import Line, Owed
+from .fair_order import BlockCache, FairOrder
+from .outlook import DebtOutlook
+from .owed import Line, OwedRows
 from .settling import UNIT, settle
-from .slow_jobs import SlowJobs, SlowTable, assign
+from .slow_jobs import SlowJobs, SlowTable, assign_slow_jobs
 
 Debts = tuple[Fraction, ...]
-"""Tokens that each source is owed; negative if it has been given too many."""
-Keep = Callable[[int, Owed, Callable[[], SlowTable]], SlowTable]
-"""Returns the slow jobs of an era, by its number: kept ones, or those that it computes."""
+"""Tokens owed, by source; negative if the source is ahead."""
+LoadSlowTable = Callable[[int, OwedRows, Callable[[], SlowTable]], SlowTable]
+"""Loads the slow jobs of an era, by number, or computes them by the function."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,10 +44,10 @@ class Era:
     row_tokens: int
     first_row: int
     debts: Debts
-    """At the first row."""
+    """Debts at the first row."""
     before: Int64
-    """Rows of each source before the first row."""
-    owed: Owed
+    """Rows before the first row, by source."""
+    owed: OwedRows
     order: FairOrder
 
     @property
@@ -56,39 +55,42 @@ class Era:
         return self.first_row + self.owed.rows
 
     def debts_at(self, row: int) -> Debts:
-        """Return the debts before a row of the era, or at its end."""
-        rows = row - self.first_row
-        owed, taken = self.owed.exactly(rows), self.order.counts(rows).tolist()
+        """Compute the debts before a row of the era, or at its end."""
+        num_rows = row - self.first_row
+        owed, taken = self.owed.exact_rows(num_rows), self.order.counts(num_rows).tolist()
         return tuple(
-            debt + (due - count) * self.row_tokens
-            for debt, due, count in zip(self.debts, owed, taken, strict=True)
+            debt + (owed_rows - taken_rows) * self.row_tokens
+            for debt, owed_rows, taken_rows in zip(self.debts, owed, taken, strict=True)
         )
 
 
 class Eras:
-    """The source of every row, and the number of the row among that source's rows."""
+    """Assigns every row to a source, as one of the source's draws."""
 
     def __init__(
         self,
         lines: Sequence[tuple[int, Sequence[Line]]],
         debts: Debts,
         *,
-        settles: bool,
-        keep: Keep,
+        pays_debts: bool,
+        load: LoadSlowTable,
     ) -> None:
-        """`lines`: the tokens of an era's rows, and its lines. `settles`: whether there are eras
-        before or after; one that is alone pays no debts, and leaves none."""
-        owed = [Owed(era_lines) for _, era_lines in lines]
-        outlook = Outlook([tokens for tokens, _ in lines], [era.exactly(era.rows) for era in owed])
-        blocks, self.eras, row = KeptBlocks(), list[Era](), 0
+        """`lines`: tokens per row, and lines, by era. `pays_debts`: true if there are earlier or
+        later eras; a single era pays no debts, and leaves none."""
+        owed = [OwedRows(era_lines) for _, era_lines in lines]
+        outlook = DebtOutlook(
+            [row_tokens for row_tokens, _ in lines], [era.exact_rows(era.rows) for era in owed]
+        )
+        blocks, self.eras, row = BlockCache(), list[Era](), 0
         before = np.zeros(len(debts), np.int64)
         for number, (row_tokens, era_lines) in enumerate(lines):
             paid, ranks = owed[number], None
-            if settles:
+            if pays_debts:
                 if any(debts):
-                    paid = Owed(_paying(row_tokens, era_lines, paid, debts))
-                ranks = outlook.ranks(number, debts, paid.at(paid.rows)[0].tolist())
-            slow = SlowJobs(paid, keep(number, paid, partial(assign, paid, ranks)))
+                    paid = OwedRows(_pay_debts(row_tokens, era_lines, paid, debts))
+                taken = paid.whole_rows(paid.rows)[0].tolist()
+                ranks = outlook.rank_sources(number, debts, taken)
+            slow = SlowJobs(paid, load(number, paid, partial(assign_slow_jobs, paid, ranks)))
             order = FairOrder(paid, slow, blocks)
             era = Era(row_tokens, row, debts, before, owed[number], order)
             self.eras.append(era)
@@ -96,62 +98,65 @@ class Eras:
             row, debts = era.end_row, era.debts_at(era.end_row)
         self.edges = np.array([0, *(era.end_row for era in self.eras)])
         self.before = np.stack([*(era.before for era in self.eras), before])
-        """Rows of each source before each era: [era, source]."""
+        """Rows before an era, [era, source]."""
 
     @property
     def rows(self) -> int:
         return int(self.edges[-1])
 
     @property
-    def sources(self) -> int:
+    def num_sources(self) -> int:
         return int(self.before.shape[1])
 
     def locate(self, rows: Int64) -> tuple[Int32, Int64]:
-        """Return for each row its source, and the number of earlier rows of that source."""
+        """Return, by row, the source, and the earlier rows with this source."""
         sources, draws = np.empty(len(rows), np.int32), np.empty(len(rows), np.int64)
         numbers = np.searchsorted(self.edges, rows, side="right") - 1
         for number in np.unique(numbers).tolist():
             chosen, era = numbers == number, self.eras[number]
-            drawn_from, drawn = era.order.locate(rows[chosen] - era.first_row)
-            sources[chosen], draws[chosen] = drawn_from, drawn + era.before[drawn_from]
+            era_sources, era_draws = era.order.locate(rows[chosen] - era.first_row)
+            sources[chosen], draws[chosen] = era_sources, era_draws + era.before[era_sources]
         return sources, draws
 
-    def rows_of(self, source: int, draws: Int64) -> Int64:
-        """Return the row of each of a source's draws; `rows` for draws beyond the last row."""
+    def locate_draws(self, source: int, draws: Int64) -> Int64:
+        """Locate the rows of a source's draws; `rows` for draws beyond the last row."""
         rows = np.full(len(draws), self.rows, np.int64)
-        before = self.before[:, source]
-        for number, era in enumerate(self.eras):
-            chosen = (draws >= before[number]) & (draws < before[number + 1])
+        for era, (first_draw, end_draw) in zip(
+            self.eras, pairwise(self.before[:, source]), strict=True
+        ):
+            chosen = (draws >= first_draw) & (draws < end_draw)
             if chosen.any():
-                rows_in_era = era.order.rows_of(source, draws[chosen] - before[number])
+                rows_in_era = era.order.locate_draws(source, draws[chosen] - first_draw)
                 rows[chosen] = rows_in_era + era.first_row
         return rows
 
     def counts(self, row: int) -> Int64:
-        """Return the number of rows of each source among [0, row)."""
+        """Count the rows [0, row) by source."""
         era = self._era_at(row)
         counts: Int64 = era.before + era.order.counts(row - era.first_row)
         return counts
 
-    def about(self, row: int) -> Int64:
-        """Return `counts(row)` to within a row, without assigning a block."""
+    def approximate_counts(self, row: int) -> Int64:
+        """Approximate `counts(row)` to within a row, without assigning a block."""
         era = self._era_at(row)
-        whole, _ = era.order.owed.at(row - era.first_row)
+        whole, _ = era.order.owed.whole_rows(row - era.first_row)
         counts: Int64 = era.before + whole
         return counts
 
     def debts(self, row: int) -> list[Fraction]:
-        """Return the tokens that each source is owed after `row` rows."""
+        """Compute the tokens owed to each source after `row` rows."""
         return list(self._era_at(row).debts_at(row))
 
     def _era_at(self, row: int) -> Era:
         return next(era for era in reversed(self.eras) if era.first_row <= row)
 
 
-def _paying(row_tokens: int, lines: Sequence[Line], owed: Owed, debts: Debts) -> list[Line]:
-    """Return the lines of an era, with shares that pay the debts at its start."""
-    rows = [int(debt * UNIT / row_tokens) for debt in debts]
-    drawn = [bool(due) for due in owed.exactly(owed.rows)]
-    level = sum(compress(rows, drawn)) // sum(drawn)
-    pays = [debt - level if is_drawn else 0 for debt, is_drawn in zip(rows, drawn, strict=True)]
-    return settle(lines, pays)
+def _pay_debts(row_tokens: int, lines: Sequence[Line], owed: OwedRows, debts: Debts) -> list[Line]:
+    """Change the shares in an era's lines so that they pay the debts at its start."""
+    debt_rows = [int(debt * UNIT / row_tokens) for debt in debts]
+    drawn = [bool(rows) for rows in owed.exact_rows(owed.rows)]
+    level = sum(compress(debt_rows, drawn)) // sum(drawn)
+    return settle(
+        lines,
+        [rows - level if is_drawn else 0 for rows, is_drawn in zip(debt_rows, drawn, strict=True)],
+    )

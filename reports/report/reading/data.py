@@ -345,7 +345,7 @@ def _stretches(phase: Any, num_sources: int) -> list[tuple[int, list[float]]]:
     stretches = getattr(phase, "stretches", None)
     if stretches is None:  # synthetic rows have a single source
         return [(phase.rows, [1.0] * num_sources)]
-    return [piece for stretch in stretches for piece in stretch.parts]
+    return [piece for stretch in stretches for piece in stretch.stairs]
 
 
 def _planned(phase: Any, num_sources: int) -> list[float]:

@@ -15,7 +15,7 @@ from headrace.dataplane.datasets.dataset import Dataset
 from headrace.dataplane.loader import gather
 from headrace.dataplane.loader.gather import Spread, find, ranges
 from headrace.dataplane.loader.stored_rows import StoredRows
-from headrace.dataplane.order.stream import Located
+from headrace.dataplane.order.stream import RowLocations
 
 CHUNK_BYTES = 512
 DOCUMENTS = random_documents(9, 130)
@@ -60,7 +60,7 @@ def test_rows_equal_those_of_the_documents(
             place += end - start
     firsts = np.array([row[0] for row in rows], np.int64)
     zeros = np.zeros(len(rows), np.int64)
-    located = Located(zeros, LENGTH, zeros.astype(np.int32), zeros, firsts, pieces)
+    located = RowLocations(zeros, LENGTH, zeros.astype(np.int32), zeros, firsts, pieces)
     found = find(Spread.of(located, lambda source: corpus))
     assert found.documents.tolist() == documents and found.joints.tolist() == joints
     whole = np.concatenate(expected).reshape(len(rows), LENGTH + 1)
@@ -82,7 +82,7 @@ def test_chunks_are_those_of_the_bytes(
 ) -> None:
     """Compared with the memory that the tokens are read from."""
     zeros = np.zeros(len(firsts), np.int64)
-    located = Located(zeros, LENGTH, zeros.astype(np.int32), zeros, np.array(firsts, np.int64))
+    located = RowLocations(zeros, LENGTH, zeros.astype(np.int32), zeros, np.array(firsts, np.int64))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gather, "CHUNK_BYTES", CHUNK_BYTES)
         pieces = find(Spread.of(located, lambda source: corpus))

@@ -29,8 +29,8 @@ def walk(segments: list[Segment]) -> tuple[list[int], list[list[Fraction]]]:
     """Reference implementation: the source of every row, and all debts in tokens after it."""
     assignment = Assignment(segments)
     sources, draws = assignment.locate(np.arange(assignment.rows))
-    debts = [Fraction(0)] * assignment.sources
-    taken = [0] * assignment.sources
+    debts = [Fraction(0)] * assignment.num_sources
+    taken = [0] * assignment.num_sources
     history = []
     row = 0
     for segment in segments:

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.dataplane.order import stream as streams
 from headrace.dataplane.order.apportionment import Assignment
-from headrace.dataplane.order.kept_tables import kept
+from headrace.dataplane.order.kept_tables import load_tables
 from headrace.dataplane.order.plan import Phase, Plan, PlanSource, Stretch
 from headrace.dataplane.order.simulation import Segment, simulate
 from headrace.dataplane.order.source_order import SourceOrder
@@ -48,7 +48,7 @@ def located(tables: Tables) -> list[list[int]]:
 
 def test_tables_are_computed_once_and_mapped(cache: Path) -> None:
     compute = Computed()
-    first, second = kept("plan", compute, Tables), kept("plan", compute, Tables)
+    first, second = load_tables("plan", compute, Tables), load_tables("plan", compute, Tables)
     assert compute.times == 1
     for name, array in simulate(SEGMENTS)[0].arrays.items():
         assert array.dtype == second.arrays[name].dtype
@@ -60,31 +60,31 @@ def test_tables_are_computed_once_and_mapped(cache: Path) -> None:
 
 def test_another_plan_has_other_tables() -> None:
     """Negative control: the name decides which tables are mapped."""
-    kept("plan", Computed(), Tables)
+    load_tables("plan", Computed(), Tables)
     other = Computed()
-    kept("other", other, Tables)
+    load_tables("other", other, Tables)
     assert other.times == 1
 
 
 @pytest.mark.parametrize("place", [0, 20, 32, 60, 4200, -1])
 def test_a_flipped_byte_is_noticed_and_repaired(cache: Path, place: int) -> None:
-    whole = located(kept("plan", Computed(), Tables))
+    whole = located(load_tables("plan", Computed(), Tables))
     data = bytearray((cache / FILE).read_bytes())
     data[place] ^= 1
     (cache / FILE).write_bytes(data)
     again, never = Computed(), Computed()
-    assert located(kept("plan", again, Tables)) == whole and again.times == 1
-    assert located(kept("plan", never, Tables)) == whole and never.times == 0
+    assert located(load_tables("plan", again, Tables)) == whole and again.times == 1
+    assert located(load_tables("plan", never, Tables)) == whole and never.times == 0
 
 
 @pytest.mark.parametrize("size", [0, 10, 40, 3000, 4500])
 def test_a_shortened_file_is_noticed_and_repaired(cache: Path, size: int) -> None:
-    whole = located(kept("plan", Computed(), Tables))
+    whole = located(load_tables("plan", Computed(), Tables))
     data = (cache / FILE).read_bytes()
     assert size < len(data)
     (cache / FILE).write_bytes(data[:size])
     again = Computed()
-    assert located(kept("plan", again, Tables)) == whole and again.times == 1
+    assert located(load_tables("plan", again, Tables)) == whole and again.times == 1
     assert (cache / FILE).read_bytes() == data
 
 
@@ -95,7 +95,7 @@ def test_processes_at_the_same_time_compute_once() -> None:
 
     def start() -> None:
         barrier.wait()
-        results.append(located(kept("plan", compute, Tables)))
+        results.append(located(load_tables("plan", compute, Tables)))
 
     threads = [threading.Thread(target=start) for _ in range(4)]
     for thread in threads:
@@ -117,7 +117,9 @@ def test_without_a_folder_each_process_computes(
         monkeypatch.delenv("HOME")
         monkeypatch.setattr("os.getuid", lambda: 123_456_789)
     compute = Computed()
-    assert located(kept("plan", compute, Tables)) == located(kept("plan", compute, Tables))
+    assert located(load_tables("plan", compute, Tables)) == located(
+        load_tables("plan", compute, Tables)
+    )
     assert compute.times == 2
 
 
@@ -171,11 +173,11 @@ def test_the_order_of_a_large_plan_is_kept_and_stays_as_it_was(
 
 def test_files_that_were_not_opened_for_long_are_deleted(cache: Path) -> None:
     for name in ("old", "opened", "fresh"):
-        kept(name, Computed(), Tables)
+        load_tables(name, Computed(), Tables)
     month_ago = time.time() - 31 * 24 * 3600
     for name in ("old", "opened"):
         os.utime(cache / f"{name}.tables", (month_ago, month_ago))
-    kept("opened", Computed(), Tables)
-    kept("new", Computed(), Tables)
+    load_tables("opened", Computed(), Tables)
+    load_tables("new", Computed(), Tables)
     names = {file.name for file in cache.glob("*.tables")}
     assert names == {"opened.tables", "fresh.tables", "new.tables"}

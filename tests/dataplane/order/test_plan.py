@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace.console.errors import IntegrityError, StorageError
-from headrace.dataplane.order.plan import PERIOD, Parent, Plan
+from headrace.dataplane.order.plan import MAX_TABLE_ROWS, Parent, Plan
 from headrace.dataplane.storage.sealed import sealed
 
 
@@ -90,8 +90,8 @@ def test_the_plan_decides_how_its_rows_are_assigned(two_phases: Plan) -> None:
     def plan_with(**changes: object) -> Plan:
         return replace(two_phases, phases=(replace(phase, **changes), *others))
 
-    longest = tuple(PERIOD // size * weight for weight in stretch.weights)
-    longest = (longest[0] + PERIOD - sum(longest), *longest[1:])
+    longest = tuple(MAX_TABLE_ROWS // size * weight for weight in stretch.weights)
+    longest = (longest[0] + MAX_TABLE_ROWS - sum(longest), *longest[1:])
     longer = (longest[0] + 1, *longest[1:])
     assert not two_phases.fair
     assert not plan_with(stretches=(replace(stretch, weights=longest),)).fair

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.data.plain_order import row_at
 
 from headrace.dataplane.arrays import Int64
-from headrace.dataplane.order.source_order import Draws, Position, Rest, SourceOrder
+from headrace.dataplane.order.source_order import Draws, Position, SourceOrder, UnservedTokens
 
 
 @dataclass
@@ -50,7 +50,7 @@ def served(order: SourceOrder, start: Position, length: int, rows: int) -> list[
 @settings(max_examples=150, deadline=None)
 def test_an_epoch_serves_each_token_once_except_less_than_a_row(case: Case) -> None:
     order, length = case.order, case.length
-    rows = order.rows(0, length)
+    rows = order.end_row(0, length)
     epochs, _, _ = locate(order, Position(), length, np.arange(2 * rows))
     assert epochs.tolist() == [0] * rows + [1] * rows
     tokens = served(order, Position(), length, rows)
@@ -63,7 +63,7 @@ def test_an_epoch_serves_each_token_once_except_less_than_a_row(case: Case) -> N
 @settings(max_examples=60, deadline=None)
 def test_epochs_differ(case: Case) -> None:
     order, length = case.order, case.length
-    rows = order.rows(0, length)
+    rows = order.end_row(0, length)
     _, firsts, _ = locate(order, Position(), length, np.arange(3 * rows))
     if rows > 12:
         orders = {tuple(part) for part in firsts.reshape(3, rows).tolist()}
@@ -76,7 +76,7 @@ def test_a_window_holds_at_most_its_chunks(case: Case) -> None:
     """Locality bounds the cache."""
     order, length = case.order, case.length
     in_window = order.window * (order.chunk // length)
-    rows = order.rows(0, length)
+    rows = order.end_row(0, length)
     _, firsts, _ = locate(order, Position(), length, np.arange(rows))
     for first in range(0, rows, in_window):
         chunks = set((firsts[first : first + in_window] // order.chunk).tolist())
@@ -87,7 +87,7 @@ def test_a_window_holds_at_most_its_chunks(case: Case) -> None:
 @settings(max_examples=150, deadline=None)
 def test_a_continuation_serves_the_rest_of_an_epoch_once(case: Case, data: st.DataObject) -> None:
     order, length = case.order, case.length
-    drawn = data.draw(st.integers(0, order.rows(0, length) - 1))
+    drawn = data.draw(st.integers(0, order.end_row(0, length) - 1))
     grown = data.draw(st.sampled_from([0, 1, 50, 300]))
     times = data.draw(st.integers(1, 3))
     here = order.advance(Position(), length, drawn)
@@ -97,10 +97,10 @@ def test_a_continuation_serves_the_rest_of_an_epoch_once(case: Case, data: st.Da
         tokens=order.tokens + grown,
         chunk=order.chunk * times,
         window=order.window,
-        rest=Rest(order=order, position=here, length=length),
+        unserved=UnservedTokens(order=order, position=here, length=length),
     )
     start = Position(epoch=here.epoch)
-    rows = child.rows(here.epoch, length)
+    rows = child.end_row(here.epoch, length)
     before = served(order, Position(), length, drawn)
     after = served(child, start, length, rows)
     assert len(set(after)) == len(after)
@@ -108,7 +108,7 @@ def test_a_continuation_serves_the_rest_of_an_epoch_once(case: Case, data: st.Da
     assert not after or max(after) <= child.tokens - 2
     assert len(before) + len(after) > child.tokens - 1 - length
     # The next epoch holds all tokens again.
-    assert child.rows(here.epoch + 1, length) == (child.tokens - 1) // length
+    assert child.end_row(here.epoch + 1, length) == (child.tokens - 1) // length
 
 
 def test_a_row_does_not_depend_on_the_rows_located_with_it() -> None:
@@ -138,15 +138,15 @@ def changed(draw: st.DrawFn, most: int = 5, last: int | None = None) -> Changed:
     order = draw(cases(most)).order
     lengths = [each for each in range(1, order.chunk + 1) if order.chunk % each == 0]
     length = draw(st.sampled_from(lengths))
-    if draw(st.booleans()) and order.rows(0, length):
-        drawn = draw(st.integers(0, order.rows(0, length) - 1))
-        rest = Rest(order=order, position=Position(row=drawn), length=length)
-        order = replace(order, tokens=order.tokens + draw(st.sampled_from([0, 30])), rest=rest)
+    if draw(st.booleans()) and order.end_row(0, length):
+        drawn = draw(st.integers(0, order.end_row(0, length) - 1))
+        rest = UnservedTokens(order=order, position=Position(row=drawn), length=length)
+        order = replace(order, tokens=order.tokens + draw(st.sampled_from([0, 30])), unserved=rest)
     position = Position(epoch=draw(st.sampled_from([0, 0, 1])))
     taken: list[int] = []
     changes = draw(st.integers(0, 4))
     for change in range(changes if last is None else changes + 1):
-        left = order.rows(position.epoch, length, position.cuts) - position.row
+        left = order.end_row(position.epoch, length, position.cuts) - position.row
         rows = draw(st.integers(0, max(left - 1, 0)))
         taken += served(order, position, length, rows)
         position = order.advance(position, length, rows)
@@ -161,13 +161,13 @@ def changed(draw: st.DrawFn, most: int = 5, last: int | None = None) -> Changed:
 def test_changes_of_length_lose_nothing(case: Changed) -> None:
     """The oracle is the set of the epoch's tokens: each is served once, up to less than a row."""
     order, position, length = case.order, case.position, case.length
-    if position.epoch or order.rest is None:
+    if position.epoch or order.unserved is None:
         tokens = list(range(order.tokens - 1))
     else:  # an independent list: the parent's tokens without the rows that it has served
-        parent = order.rest
+        parent = order.unserved
         gone = set(served(parent.order, Position(), parent.length, parent.position.row))
         tokens = [token for token in range(order.tokens - 1) if token not in gone]
-    rows = order.rows(position.epoch, length, position.cuts) - position.row
+    rows = order.end_row(position.epoch, length, position.cuts) - position.row
     last = served(order, position, length, rows)
     every = case.served + last
     assert len(set(every)) == len(every)
@@ -176,7 +176,7 @@ def test_changes_of_length_lose_nothing(case: Changed) -> None:
     assert 0 <= missing < length
     assert order.tokens_left(position, length) == len(last) + missing
     # Rows do not depend on the rows located with them, and the next epoch is whole again.
-    more = np.arange(rows + 3 * (order.rows(position.epoch + 1, length) >= 3))
+    more = np.arange(rows + 3 * (order.end_row(position.epoch + 1, length) >= 3))
     epochs, firsts, pieces = locate(order, position, length, more)
     assert epochs.tolist() == [position.epoch + (row >= rows) for row in more.tolist()]
     for row in more[:: max(1, rows // 7)].tolist():
@@ -195,7 +195,9 @@ def test_rows_of_many_sources_equal_those_of_the_definition(data: st.DataObject)
     orders = [replace(case.order, name=f"s{place}") for place, case in enumerate(cases)]
     starts = [case.position for case in cases]
     drawn = [
-        place for place, order in enumerate(orders) if order.rows(starts[place].epoch + 1, length)
+        place
+        for place, order in enumerate(orders)
+        if order.end_row(starts[place].epoch + 1, length)
     ]
     rows = st.lists(st.tuples(st.sampled_from(drawn), st.integers(0, 400)), max_size=30)
     pairs = data.draw(rows) if drawn else []
@@ -213,7 +215,7 @@ def test_a_change_that_skips_loses_tokens() -> None:
     order = SourceOrder(seed=1, name="web", tokens=2_001, chunk=40, window=5)
     cut = order.change_length(order.advance(Position(), 4, 20), 4, 8)
     for start, lost in ((cut, 0), (replace(cut, cuts=()), 30 * 4)):
-        rows = order.rows(0, 8, start.cuts) - start.row
+        rows = order.end_row(0, 8, start.cuts) - start.row
         assert 20 * 4 + len(served(order, start, 8, rows)) == 2_000 - lost
 
 
@@ -223,14 +225,14 @@ def test_rows_with_equals_a_search_over_an_epoch(case: Changed, data: st.DataObj
     order, position, length = case.order, case.position, case.length
     start = data.draw(st.integers(0, order.tokens - 1))
     end = data.draw(st.integers(start, min(order.tokens, start + 3 * length)))
-    draws = np.arange(order.rows(position.epoch, length, position.cuts) - position.row)
+    draws = np.arange(order.end_row(position.epoch, length, position.cuts) - position.row)
     searched = [
         row
         for row in draws.tolist()
         if set(served(order, replace(position, row=position.row + row), length, 1))
         & set(range(start, end))
     ]
-    found = order.rows_with(position, length, start, end) - position.row
+    found = order.find_rows(position, length, start, end) - position.row
     assert found[found >= 0].tolist() == searched
 
 
@@ -238,8 +240,8 @@ def test_rows_with_equals_a_search_over_an_epoch(case: Changed, data: st.DataObj
 @settings(max_examples=150, deadline=None)
 def test_taken_equals_a_walk_over_the_rows(case: Changed, data: st.DataObject) -> None:
     order, position, length = case.order, case.position, case.length
-    rows = order.rows(position.epoch, length, position.cuts) - position.row
-    if not order.rows(position.epoch + 1, length):
+    rows = order.end_row(position.epoch, length, position.cuts) - position.row
+    if not order.end_row(position.epoch + 1, length):
         return  # a source without a row of this length is never drawn
     draws = data.draw(st.integers(0, 2 * rows))
     epochs, _, _ = locate(order, position, length, np.arange(draws))
@@ -247,6 +249,6 @@ def test_taken_equals_a_walk_over_the_rows(case: Changed, data: st.DataObject) -
     walked = {epoch: sorted(tokens[epochs == epoch].ravel().tolist()) for epoch in epochs.tolist()}
     taken = {
         epoch: [token for start, end in spans.tolist() for token in range(start, end)]
-        for epoch, spans in order.taken(position, length, draws)
+        for epoch, spans in order.served_spans(position, length, draws)
     }
     assert {epoch: tokens for epoch, tokens in taken.items() if tokens} == walked

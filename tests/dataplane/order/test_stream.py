@@ -74,7 +74,7 @@ def test_blocks_located_together_equal_blocks_located_alone(
     cuts = sorted({*np.random.default_rng(0).integers(1, edges[-1], 60).tolist(), *edges})
     blocks = [np.arange(first, last) for first, last in pairwise([0, *cuts])]
     for ahead in (1, 37, 10_000):
-        monkeypatch.setattr(streams, "AHEAD", ahead)
+        monkeypatch.setattr(streams, "BATCH_ROWS", ahead)
         for block, located in zip(blocks, stream.locate_blocks(iter(blocks)), strict=True):
             alone = stream.locate(block)
             assert located.length == alone.length
@@ -135,4 +135,4 @@ def test_rows_with_equals_a_search_over_all_rows(changing: Plan) -> None:
                 for number, (other, _, spans) in enumerate(rows)
                 if other == source and any(low < end and high > start for low, high in spans)
             ]
-            assert stream.rows_with(source, start, end).tolist() == walked
+            assert stream.find_rows(source, start, end).tolist() == walked

@@ -197,7 +197,7 @@ def test_debts_that_are_written_off_add_up(tmp_path: Path) -> None:
     assert max(off for _, off, *_ in walk([run])) < Fraction(6, 5)
     none = (Fraction(0),) * len(run.plan.sources)
     unpaid = Eras(
-        run.plan.lines(), none, settles=False, keep=lambda number, owed, compute: compute()
+        run.plan.lines(), none, pays_debts=False, load=lambda number, owed, compute: compute()
     )
     assert max(map(abs, unpaid.debts(unpaid.rows))) > 2 * 1024
 

@@ -97,7 +97,7 @@ def test_a_line_keeps_shares_of_any_decimals():
     assert [F(weight, sum(only.weights)) for weight in only.weights] == list(first)
     assert [F(weight, sum(only.weights)) for weight in only.to] == list(last)
     assert drawn_shares(as_phase(10**9, (only,))) == average_shares(first, last)
-    assert sum(rows for rows, _ in only.parts) == 10**9
-    mean = [sum(rows * shares[index] for rows, shares in only.parts) / 1e9 for index in range(3)]
+    assert sum(rows for rows, _ in only.stairs) == 10**9
+    mean = [sum(rows * shares[index] for rows, shares in only.stairs) / 1e9 for index in range(3)]
     assert mean == pytest.approx([float(share) for share in average_shares(first, last)])
     assert make_line(7, last, last).to == ()

@@ -73,7 +73,7 @@ def image(name: list[int | str], length: int, position: int) -> int:
 def _pool(order: SourceOrder, epoch: int) -> set[int]:
     """Return the tokens of an epoch: those that a parent has left, and those by which the source
     has grown, or all."""
-    rest = order.rest
+    rest = order.unserved
     if rest is None or rest.position.epoch != epoch:
         return set(range(order.tokens - 1))
     tokens, rows = epoch_rows(rest.order, epoch, rest.position.cuts, rest.length)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ....dataplane.order.timeline import PhaseRows, Step
+from ....dataplane.order.timeline import PhaseRows, PlanStep
 
 if TYPE_CHECKING:
     from ...checkpoints.store import RunState
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class StepRecord:
     """Everything that is logged of one step."""
 
-    step: Step[PhaseRows]
+    step: PlanStep[PhaseRows]
     stats: StepStats
     update: Update
     lr: float
@@ -65,7 +65,7 @@ class Hook:
     def step_done(self, record: StepRecord) -> None:
         """A step has ended, applied or not."""
 
-    def evaluated(self, step: Step[PhaseRows], evaluation: Evaluation) -> None:
+    def evaluated(self, step: PlanStep[PhaseRows], evaluation: Evaluation) -> None:
         """The weights after `step` were evaluated."""
 
     def save_begins(self) -> None:
@@ -109,7 +109,7 @@ class Hooks(Hook):
         for hook in self.hooks:
             hook.step_done(record)
 
-    def evaluated(self, step: Step[PhaseRows], evaluation: Evaluation) -> None:
+    def evaluated(self, step: PlanStep[PhaseRows], evaluation: Evaluation) -> None:
         for hook in self.hooks:
             hook.evaluated(step, evaluation)
 

@@ -8,49 +8,49 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.dataplane.order.epochs import tokens
-from headrace.dataplane.order.epochs.bounded import ENTRY, Bounded
-from headrace.dataplane.order.epochs.packed import STEPS, Packed
+from headrace.dataplane.order.epochs.bounded import ENTRY_BYTES, BoundedCache
+from headrace.dataplane.order.epochs.packed import MAX_STEP, PackedSpans
 from headrace.dataplane.order.source_order import Draws, Position, SourceOrder
 
 
 @settings(max_examples=40, deadline=None)
 @given(sizes=st.lists(st.integers(0, 900)), most=st.integers(0, 5000))
 def test_values_stay_within_their_bytes(sizes: list[int], most: int) -> None:
-    kept: Bounded[int, int] = Bounded(most)
+    kept: BoundedCache[int, int] = BoundedCache(most)
     for key, size in enumerate(sizes):
-        kept.keep(key, -key, size)
+        kept.put(key, -key, size)
         held = [other for other in range(key + 1) if kept.get(other) is not None]
-        assert kept.room == most - sum(sizes[other] + ENTRY for other in held) >= 0
+        assert kept.budget == most - sum(sizes[other] + ENTRY_BYTES for other in held) >= 0
         assert all(kept.get(other) == -other for other in held)
         assert len(kept) == len(held)
 
 
 def test_keys_that_take_turns_are_found_as_often_as_they_fit() -> None:
     """Dropping the key that was used longest ago would find none."""
-    kept: Bounded[int, int] = Bounded(80 * ENTRY)
+    kept: BoundedCache[int, int] = BoundedCache(80 * ENTRY_BYTES)
     found = 0
     for turn in range(4000):
         key = turn % 100
         found += kept.get(key) is not None
-        kept.keep(key, key, 0)
+        kept.put(key, key, 0)
     assert found > 2000
 
 
 @settings(max_examples=40, deadline=None)
 @given(
-    steps=st.lists(st.integers(1, 5 * STEPS * 8), min_size=2, max_size=40),
+    steps=st.lists(st.integers(1, 5 * MAX_STEP * 8), min_size=2, max_size=40),
     length=st.sampled_from([1, 8, 12]),
 )
 def test_packed_spans_are_the_spans(steps: list[int], length: int) -> None:
     spans = np.cumsum(steps)[: len(steps) // 2 * 2].reshape(-1, 2)
-    packed = Packed.of(spans, length)
-    assert packed.spans().tolist() == spans.tolist()
+    packed = PackedSpans.pack(spans, length)
+    assert packed.unpack().tolist() == spans.tolist()
 
 
 def test_spans_of_whole_rows_take_two_bytes() -> None:
     spans = np.arange(8000).reshape(-1, 2) * 4096
-    assert Packed.of(spans, 4096).nbytes < 2.1 * len(spans)
-    assert Packed.of(spans[:0], 4096).spans().shape == (0, 2)
+    assert PackedSpans.pack(spans, 4096).nbytes < 2.1 * len(spans)
+    assert PackedSpans.pack(spans[:0], 4096).unpack().shape == (0, 2)
 
 
 @pytest.mark.parametrize("entries", [0, 3])
@@ -59,10 +59,10 @@ def test_the_room_for_remainders_changes_no_row(
 ) -> None:
     """Eight sources, each cut twice, serve the rest of their epoch in turns and at random."""
     expected = served()
-    kept: Bounded[object, object] = Bounded(entries * (ENTRY + 60))
+    kept: BoundedCache[object, object] = BoundedCache(entries * (ENTRY_BYTES + 60))
     monkeypatch.setattr(tokens, "REMAINDERS", kept)
     assert served() == expected
-    assert kept.room >= 0
+    assert kept.budget >= 0
     assert (len(kept) == 0) == (entries == 0)
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from headrace.dataplane.order.fair import slow_jobs
 from headrace.dataplane.order.fair.fair_order import FairOrder
-from headrace.dataplane.order.fair.owed import Line, Owed
-from headrace.dataplane.order.fair.slow_jobs import SlowJobs, assign, serve
+from headrace.dataplane.order.fair.owed import Line, OwedRows
+from headrace.dataplane.order.fair.slow_jobs import SlowJobs, assign_slow_jobs, serve_earliest_due
 
 BLOCK = 16
 
@@ -63,8 +63,8 @@ def owed_after(lines: list[Line]) -> list[list[Fraction]]:
 
 
 def order_of(lines: list[Line]) -> FairOrder:
-    owed = Owed(lines)
-    return FairOrder(owed, SlowJobs(owed, assign(owed)))
+    owed = OwedRows(lines)
+    return FairOrder(owed, SlowJobs(owed, assign_slow_jobs(owed)))
 
 
 def largest_error(sources: list[int], history: list[list[Fraction]]) -> Fraction:
@@ -83,16 +83,16 @@ def test_every_source_is_less_than_a_row_off_at_every_row(lines: list[Line]) -> 
     order, history = order_of(lines), owed_after(lines)
     sources, draws = order.locate(np.arange(order.rows))
     assert largest_error(sources.tolist(), history) < 1
-    counts = np.zeros(order.sources, np.int64)
+    counts = np.zeros(order.num_sources, np.int64)
     for row, (source, draw) in enumerate(zip(sources.tolist(), draws.tolist(), strict=True)):
         if row % 7 == 0:
             assert order.counts(row).tolist() == counts.tolist()
         assert draw == counts[source], "draws count up"
         counts[source] += 1
     assert order.counts(order.rows).tolist() == counts.tolist()
-    for source in range(order.sources):
+    for source in range(order.num_sources):
         wanted = [*np.flatnonzero(sources == source).tolist(), order.rows]
-        assert order.rows_of(source, np.arange(len(wanted))).tolist() == wanted
+        assert order.locate_draws(source, np.arange(len(wanted))).tolist() == wanted
 
 
 @given(lines(), st.data())
@@ -111,10 +111,10 @@ def test_a_row_does_not_depend_on_the_rows_located_before(
 @given(lines(), st.data())
 @settings(max_examples=40, deadline=None)
 def test_windows_of_jobs_are_exact(lines: list[Line], data: st.DataObject) -> None:
-    owed, history = Owed(lines), owed_after(lines)
-    source = data.draw(st.integers(0, owed.sources - 1))
+    owed, history = OwedRows(lines), owed_after(lines)
+    source = data.draw(st.integers(0, owed.num_sources - 1))
     mine = [each[source] for each in history]
-    whole, more = owed.at(owed.rows)
+    whole, more = owed.whole_rows(owed.rows)
     assert (whole[source], more[source]) == (floor(mine[-1]), mine[-1] != floor(mine[-1]))
     jobs = np.arange(1, whole[source] + more[source] + 1)
     sources = np.full(len(jobs), source)
@@ -132,8 +132,8 @@ def test_windows_of_jobs_are_exact(lines: list[Line], data: st.DataObject) -> No
 def test_serving_the_earliest_released_first_would_be_off_by_more() -> None:
     """The test can fail: with another rule than the earliest due first, a bound is missed."""
     lines = [Line(400, (70, 11, 9, 6, 4), (4, 6, 9, 11, 70))]
-    owed, history = Owed(lines), owed_after(lines)
-    counts = owed.at(owed.rows)[0]
+    owed, history = OwedRows(lines), owed_after(lines)
+    counts = owed.whole_rows(owed.rows)[0]
     sources = np.repeat(np.arange(5), counts)
     jobs = np.concatenate([np.arange(1, count + 1) for count in counts.tolist()])
     first_come = np.lexsort((sources, owed.release(sources, jobs)))
@@ -143,9 +143,9 @@ def test_serving_the_earliest_released_first_would_be_off_by_more() -> None:
 
 def test_serve_takes_the_earliest_due() -> None:
     rows, release, due = np.array([2, 3, 7]), np.array([0, 3, 0]), np.array([9, 3, 8])
-    assert serve(rows, release, due).tolist() == [2, 1, 0]
+    assert serve_earliest_due(rows, release, due).tolist() == [2, 1, 0]
     with pytest.raises(AssertionError, match="within its bounds"):
-        serve(rows, release, np.array([9, 2, 8]))
+        serve_earliest_due(rows, release, np.array([9, 2, 8]))
 
 
 @pytest.mark.slow
@@ -160,7 +160,7 @@ def test_two_thousand_sources_of_seven_decimals(monkeypatch: pytest.MonkeyPatch)
     lines = [Line(10**9, tuple(start.tolist()), tuple(end.tolist()))]
     order = order_of(lines)
     for row in (123_456_789, 10**9 - 1):
-        owed = order.owed.exactly(row)
+        owed = order.owed.exact_rows(row)
         counts = order.counts(row).tolist()
         assert sum(counts) == row
         assert max(abs(count - due) for count, due in zip(counts, owed, strict=True)) < 1
