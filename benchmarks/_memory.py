@@ -17,7 +17,7 @@ from headrace.trainer.accounting.memory import timelines
 from headrace.trainer.checkpoints.store import RunState
 from headrace.trainer.engines.engine import load_weights
 from headrace.trainer.launch.worker import build_engine
-from headrace.trainer.layout.groups import join
+from headrace.trainer.layout.groups import create_groups
 from headrace.trainer.layout.stages import shared_modules
 from headrace.trainer.loop.hooks.hook import Hook
 from headrace.trainer.loop.loaders import training_steps
@@ -73,7 +73,7 @@ def _train(
     """Train a step for each of `turns`, numbers of rules, and measure the last step of each number.
     Return the most bytes, and the addresses of the tensors that lived before the measured steps."""
     shared = shared_modules(job.run.layout, job.model, job.cuts)
-    parallel = join(job.run.layout, "cpu", TIMEOUT, shared)
+    parallel = create_groups(job.run.layout, "cpu", TIMEOUT, shared)
     engine = build_engine(job, parallel)
     load_weights(engine, initial_weights(job.model, 0))
     meters: list[Meter] = []

@@ -21,8 +21,8 @@ from headrace.trainer.engines.engine import Engine, load_weights
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig
 from headrace.trainer.layout.config import LayoutConfig
-from headrace.trainer.layout.groups import Parallel, join
-from headrace.trainer.layout.stages import chunks_of, cuts_of, shared_modules
+from headrace.trainer.layout.groups import Parallel, create_groups
+from headrace.trainer.layout.stages import choose_cuts, list_chunks, shared_modules
 
 TIMEOUT = timedelta(minutes=5)
 
@@ -55,10 +55,10 @@ def build(
     config: ModelConfig, engine: EngineConfig, layout: LayoutConfig, seq_len: int, precision: str
 ) -> tuple[Engine, Parallel]:
     """Return an engine with initial weights in a layout. Collective."""
-    cuts = cuts_of(layout, config, seq_len)
-    parallel = join(layout, "cpu", TIMEOUT, shared_modules(layout, config, cuts))
+    cuts = choose_cuts(layout, config, seq_len)
+    parallel = create_groups(layout, "cpu", TIMEOUT, shared_modules(layout, config, cuts))
     model = build_meta(config)
-    model.keep(cuts, chunks_of(layout, parallel.pipe.stage))
+    model.keep(cuts, list_chunks(layout, parallel.pipe.stage))
     model.shard(parallel.axes)
     built = engine.build(Objective(model), AdamWConfig(), PRECISIONS[precision], parallel)
     load_weights(built, initial_weights(config, 0))

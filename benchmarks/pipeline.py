@@ -46,11 +46,11 @@ from headrace.trainer.engines.engine import Engine
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Sums
 from headrace.trainer.layout.config import LayoutConfig
-from headrace.trainer.layout.cuts import even
+from headrace.trainer.layout.cuts import even_cuts
 from headrace.trainer.layout.groups import Parallel
-from headrace.trainer.layout.schedules import Action, Kind, Orders
+from headrace.trainer.layout.schedules import Kind, Orders, StageAction
 from headrace.trainer.layout.simulate import simulate
-from headrace.trainer.layout.stages import chunks_of, cuts_of
+from headrace.trainer.layout.stages import choose_cuts, list_chunks
 from headrace.trainer.loop.execute import execute, forward_pass
 
 from . import _ranks
@@ -108,8 +108,8 @@ def build(config: ModelConfig, rows: list[Batch]) -> list[Piped]:
     for words in SCHEDULES:
         layout = LayoutConfig(pp=dist.get_world_size(), **words)
         choices = {
-            "even cuts": even(len(config.layers), layout.all_chunks),
-            "cuts by cost": cuts_of(layout, config, LENGTH),
+            "even cuts": even_cuts(len(config.layers), layout.all_chunks),
+            "cuts by cost": choose_cuts(layout, config, LENGTH),
         }
         for name, cuts in choices.items():
             chosen = LayoutConfig(pp=layout.pp, cuts=cuts, **words)
@@ -126,7 +126,7 @@ def chunk_times(engine: Engine, parallel: Parallel, batch: Batch) -> Times:
     for stage in range(parallel.pipe.layout.pp):
         dist.barrier()
         if stage == parallel.pipe.stage:
-            for chunk in chunks_of(parallel.pipe.layout, stage):
+            for chunk in list_chunks(parallel.pipe.layout, stage):
                 mine[chunk] = pass_times(engine, parallel, batch, chunk)
     engine.discard()
     everyone: list[Any] = [None] * parallel.world
@@ -231,7 +231,7 @@ def on_cores(orders: Orders, times: Times, cores: float) -> float:
         left = {stage: rest - shortest for stage, rest in left.items()}
 
 
-def _needs(action: Action, last: int) -> set[tuple[Kind, int, int]]:
+def _needs(action: StageAction, last: int) -> set[tuple[Kind, int, int]]:
     """Return the passes that must have ended before an action."""
     chunk, micro = action.chunk, action.micro
     if action.kind == "forward":

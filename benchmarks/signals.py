@@ -48,7 +48,7 @@ def serve(options: dict[str, Any], parent: Connection) -> None:
     from headrace.trainer.engines.objective import Objective
     from headrace.trainer.engines.optimizers.adamw import AdamWConfig
     from headrace.trainer.layout.config import LayoutConfig
-    from headrace.trainer.layout.groups import join
+    from headrace.trainer.layout.groups import create_groups
     from headrace.trainer.loop.hooks.hook import Hook
 
     from ._synthetic_run import train
@@ -66,7 +66,7 @@ def serve(options: dict[str, Any], parent: Connection) -> None:
         },
     )
     group.initialise("gloo", timedelta(minutes=5))
-    parallel = join(LayoutConfig(), "cpu", timedelta(minutes=5))
+    parallel = create_groups(LayoutConfig(), "cpu", timedelta(minutes=5))
     objective = Objective(build_meta(config))
     settings = AdamWConfig(ema=options.pop("ema", None))
     engine = Fsdp2Config().build(objective, settings, PRECISIONS["fp32"], parallel)

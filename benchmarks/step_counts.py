@@ -32,7 +32,7 @@ from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig
 from headrace.trainer.layout.config import LayoutConfig
-from headrace.trainer.layout.groups import join
+from headrace.trainer.layout.groups import create_groups
 from headrace.trainer.loop.guard import Guard
 from headrace.trainer.loop.hooks.hook import Hook, StepRecord
 
@@ -91,7 +91,7 @@ def count_step(
     if not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:fake", store=HashStore(), rank=0, world_size=1)
     with fake_gpu() as gpu:
-        parallel = join(LayoutConfig(), "cuda", timedelta(minutes=1))
+        parallel = create_groups(LayoutConfig(), "cuda", timedelta(minutes=1))
         number_formats = PRECISIONS[precision]
         model = quantize(build_meta(config), number_formats.fp8)
         model.set_recompute(recompute)

@@ -51,7 +51,7 @@ def stepper(
     from headrace.trainer.engines.optimizers.adamw import AdamWConfig
     from headrace.trainer.engines.update import update
     from headrace.trainer.layout.config import LayoutConfig
-    from headrace.trainer.layout.groups import join
+    from headrace.trainer.layout.groups import create_groups
 
     torch.set_num_threads(1)  # idle threads would add to the CPU time
     operators = {
@@ -90,7 +90,7 @@ def stepper(
 
     else:
         group.initialise("gloo", timedelta(minutes=5))
-        parallel = join(LayoutConfig(), "cpu", timedelta(minutes=5))
+        parallel = create_groups(LayoutConfig(), "cpu", timedelta(minutes=5))
         config_of_engine = KNOWN[engine](compile=compiled)  # type: ignore[call-arg]
         ours = config_of_engine.build(objective, settings, PRECISIONS["fp32"], parallel)
         load_weights(ours, initial_weights(config, 1))

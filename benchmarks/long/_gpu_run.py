@@ -31,7 +31,7 @@ from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig
 from headrace.trainer.layout.config import LayoutConfig
 from headrace.trainer.layout.devices import local_device, set_allocator
-from headrace.trainer.layout.groups import Parallel, join
+from headrace.trainer.layout.groups import Parallel, create_groups
 from headrace.trainer.loop.hooks.hook import Hook, StepRecord
 from headrace.trainer.record.speed import Speed, known_peak, speed_of
 
@@ -49,7 +49,7 @@ def parallel_of(device: Literal["cpu", "cuda"]) -> Parallel:
         backend = "cpu:gloo,cuda:nccl"
         set_allocator()
     ranks.initialise(backend, TIMEOUT, device=local_device(device))
-    return join(LayoutConfig(), device, TIMEOUT)
+    return create_groups(LayoutConfig(), device, TIMEOUT)
 
 
 @cache

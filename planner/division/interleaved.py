@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from ...trainer.layout.cuts import Cuts, even
+from ...trainer.layout.cuts import Cuts, even_cuts
 from .linear import LayerGroups, min_seconds, min_seconds_over_limits, workspace_limits
 from .problem import Choice, Problem
 
@@ -218,7 +218,7 @@ def initial_cuts(problem: Problem) -> set[Cuts]:
     ]
     sizes, times = [min_sizes[kind] for kind in problem.layers], _min_layer_times(problem)
     times[-1] += problem.last.forward + problem.last.backward
-    return {even(layers, chunks), balance_cuts(times, chunks), balance_cuts(sizes, chunks)}
+    return {even_cuts(layers, chunks), balance_cuts(times, chunks), balance_cuts(sizes, chunks)}
 
 
 def _min_layer_times(problem: Problem) -> list[float]:

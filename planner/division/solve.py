@@ -17,7 +17,7 @@ from itertools import combinations
 
 import numpy as np
 
-from ...trainer.layout.cuts import Cuts, neighbours
+from ...trainer.layout.cuts import Cuts, neighbour_cuts
 from .bounds import Bounds, find_min_memory_cuts, quick_bound
 from .frontier import FrontierCache
 from .interleaved import DivisionBound, find_min_memory_division, initial_cuts
@@ -133,7 +133,7 @@ def _local_search(problem: Problem, pricing: Pricing, ceiling: float) -> None:
     def follow(now: Cuts) -> None:
         price = pricing.price_cuts(now)
         while pricing.num_left > 0:
-            near = sorted((bound(cuts, limit()), cuts) for cuts in neighbours(now, layers))
+            near = sorted((bound(cuts, limit()), cuts) for cuts in neighbour_cuts(now, layers))
             tried = [cuts for lower_bound, cuts in near[:MOVES] if lower_bound < limit()]
             best = min((pricing.price_cuts(cuts), cuts) for cuts in [*tried, now])
             if best[0] >= price:

@@ -26,7 +26,7 @@ from ...trainer.engines.config import EngineConfig
 from ...trainer.engines.shard_groups import LayerShards, layer_of
 from ...trainer.layout.config import LayoutConfig
 from ...trainer.layout.cuts import Cuts
-from ...trainer.layout.stages import chunks_of
+from ...trainer.layout.stages import list_chunks
 from ...trainer.run.config import RunConfig
 from ..grid.grid import Grid
 from .footprints import Footprints
@@ -171,7 +171,7 @@ class RankMemory:
         """Return the shards of a rank of a stage."""
         if layout.pp == 1:
             return shards
-        chunks, stage_chunks = chunk_layers(num_layers, cuts), set(chunks_of(layout, stage))
+        chunks, stage_chunks = chunk_layers(num_layers, cuts), set(list_chunks(layout, stage))
         layers: set[Unit] = {layer for chunk in stage_chunks for layer in chunks[chunk]}
         users_by_path = self.parts.users(chunks).items()
         paths = tuple(f"{path}." for path, users in users_by_path if users & stage_chunks)

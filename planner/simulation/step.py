@@ -8,7 +8,7 @@ from functools import cached_property
 
 from ...models.accounting.level import Moment
 from ...trainer.layout.schedules import Kind
-from ...trainer.layout.simulate import Timeline, simulate
+from ...trainer.layout.simulate import StepTimeline, simulate
 from ..division.assigned import PricedDivision, price_division
 from ..division.problem import Problem, StagePlan, orders
 from ..prices.layers import Costs
@@ -20,7 +20,7 @@ from .slow import Slowdown, SlowMachine
 class SimulatedStep:
     """The passes of all stages, then their updates."""
 
-    timeline: Timeline
+    timeline: StepTimeline
     updates: tuple[float, ...]
     """Seconds after a stage's last pass, by stage."""
 

@@ -26,7 +26,7 @@ from headrace.trainer.loop.synthetic import SyntheticConfig
 from headrace.trainer.engines.engine import load_weights
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.layout.config import LayoutConfig
-from headrace.trainer.layout.groups import join
+from headrace.trainer.layout.groups import create_groups
 from headrace.trainer.loop.loop import Loop, LoopOptions
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig
@@ -35,7 +35,7 @@ from headrace.trainer.loop.synthetic import SyntheticLoader, SyntheticPlan
 
 minute = timedelta(minutes=1)
 group.initialise("gloo", minute)
-parallel = join(LayoutConfig(), "cpu", minute)
+parallel = create_groups(LayoutConfig(), "cpu", minute)
 operators = {"a": OPTIONS["attention"](heads=2), "g": OPTIONS["glu"](hidden=32)}
 config = ModelConfig(vocab_size=64, width=32, pattern="[a]*2", mlp="g", operators=operators)
 objective = Objective(build_meta(config))

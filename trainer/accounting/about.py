@@ -17,7 +17,7 @@ from ...dataplane.storage.sealed import sealed, unsealed
 from ..folders.folder import RunFolder
 
 if TYPE_CHECKING:
-    from ..layout.simulate import Timeline
+    from ..layout.simulate import StepTimeline
     from ..run.job import Job
 
 ATTESTED = "kernels"
@@ -88,15 +88,15 @@ def _schedule(job: Job) -> dict[str, Any]:
     }
 
 
-def restore_timeline(schedule: dict[str, Any]) -> Timeline:
+def restore_timeline(schedule: dict[str, Any]) -> StepTimeline:
     """Rebuild the simulated step from its stored facts."""
-    from ..layout.schedules import Action
-    from ..layout.simulate import Span, Timeline
+    from ..layout.schedules import StageAction
+    from ..layout.simulate import ActionSpan, StepTimeline
 
-    return Timeline(
+    return StepTimeline(
         [
             [
-                Span(Action(kind, chunk, micro), start, end)
+                ActionSpan(StageAction(kind, chunk, micro), start, end)
                 for kind, chunk, micro, start, end in passes
             ]
             for passes in schedule["stages"]

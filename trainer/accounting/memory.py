@@ -108,12 +108,12 @@ def state_memory(job: Job, stage: int) -> list[dict[str, int]]:
     from ...models.accounting.count import build_meta
     from ...models.accounting.memory import rank_shards
     from ...models.accounting.state import state_bytes
-    from ..layout.stages import chunks_of
+    from ..layout.stages import list_chunks
     from .parameters import engine_state
 
     degrees, device = _degrees(job), job.run.device
     assert device != "auto"
-    chunks = chunks_of(job.run.layout, stage)
+    chunks = list_chunks(job.run.layout, stage)
     model = build_meta(job.model)
     model.keep(job.cuts, chunks)
     state = engine_state(job.run, model, job.precision, device)
@@ -230,12 +230,12 @@ def timelines(job: Job, stage: int) -> list[Timeline]:
     from ...models.accounting.passes import model_passes
     from ...models.accounting.shape import Shape
     from ...models.accounting.step import input_bytes, stream_bytes
-    from ..layout.stages import chunks_of
+    from ..layout.stages import list_chunks
     from .parameters import engine_state
 
     layout, degrees, device = job.run.layout, _degrees(job), job.run.device
     assert device != "auto"
-    chunks = chunks_of(layout, stage)
+    chunks = list_chunks(layout, stage)
     model = build_meta(job.model)
     model.keep(job.cuts, chunks)
     state = engine_state(job.run, model, job.precision, device)
@@ -297,7 +297,7 @@ def step_memory(
     """
     from ...models.accounting.step import Action, cut_passes, timeline
     from ...models.config.config import chunk_layers
-    from ..layout.messages import messages
+    from ..layout.messages import messages_by_action
 
     number = micro_batches
     if not every:
@@ -310,7 +310,7 @@ def step_memory(
             received=[each.chunk for each in found.received],
             arrived=[each.chunk for each in found.arrived if each.kind == "backward"],
         )
-        for own, found in messages(layout.orders(number), stage).items()
+        for own, found in messages_by_action(layout.orders(number), stage).items()
     ]
     chunks = cut_passes(passes, chunk_layers(len(passes.layers), cuts))
     return timeline(chunks, engine, actions, inputs, stream)

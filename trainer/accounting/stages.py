@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..layout.cuts import pass_costs
-from ..layout.simulate import Timeline, simulate
-from ..layout.stages import chunks_of
+from ..layout.simulate import StepTimeline, simulate
+from ..layout.stages import list_chunks
 from ..loop.batches import micro_batches, micro_rows
 from ..run.job import Job
 
@@ -23,7 +23,7 @@ def describe_stages(job: Job) -> list[dict[str, Any]]:
     chunks = chunk_layers(len(job.model.layers), job.cuts)
     stages = []
     for stage in range(job.run.layout.pp):
-        stage_chunks = chunks_of(job.run.layout, stage)
+        stage_chunks = list_chunks(job.run.layout, stage)
         model = build_meta(job.model)
         model.keep(job.cuts, stage_chunks)
         layers = [[chunks[chunk].start, chunks[chunk].stop - 1] for chunk in stage_chunks]
@@ -57,7 +57,7 @@ def describe_pipelines(job: Job) -> list[dict[str, Any]]:
     return pipelines
 
 
-def simulate_step(job: Job, num_micro_batches: int, seq_len: int) -> Timeline:
+def simulate_step(job: Job, num_micro_batches: int, seq_len: int) -> StepTimeline:
     """Simulate a step whose passes take as long as their layers have FLOPs."""
     costs = pass_costs(job.cuts, *_layer_flops(job, seq_len))
     return simulate(job.run.layout.orders(num_micro_batches), costs)
@@ -67,7 +67,7 @@ def stage_flops(job: Job, seq_len: int) -> list[float]:
     """Return the FLOPs of a forward pass by stage, for rows with `seq_len` tokens."""
     forward = pass_costs(job.cuts, *_layer_flops(job, seq_len))["forward"]
     layout = job.run.layout
-    return [sum(forward[chunk] for chunk in chunks_of(layout, n)) for n in range(layout.pp)]
+    return [sum(forward[chunk] for chunk in list_chunks(layout, n)) for n in range(layout.pp)]
 
 
 def _layer_flops(job: Job, seq_len: int) -> tuple[Sequence[float], float]:

@@ -243,7 +243,7 @@ def _trained(job: Job) -> None:
     """Raise if all parameters of the model, or of a stage, are frozen."""
     from ...models.accounting.count import build_meta
     from ..engines import groups
-    from ..layout.stages import chunks_of
+    from ..layout.stages import list_chunks
 
     optimizer, layout = job.run.optimizer, job.run.layout
     whole = build_meta(job.model)
@@ -251,7 +251,7 @@ def _trained(job: Job) -> None:
     groups.check_trained(groups.parameter_groups(whole, optimizer, fp32))
     for stage in range(layout.pp) if layout.pp > 1 else ():
         model = build_meta(job.model)
-        model.keep(job.cuts, chunks_of(layout, stage))
+        model.keep(job.cuts, list_chunks(layout, stage))
         parameters = dict(model.named_parameters())
         stage_fp32 = [name for name in fp32 if name in parameters]
         trained = groups.parameter_groups(model, optimizer, stage_fp32)

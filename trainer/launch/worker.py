@@ -35,8 +35,8 @@ from ..engines.engine import Engine
 from ..engines.objective import Objective
 from ..folders.folder import RunFolder
 from ..layout.devices import local_device, set_allocator
-from ..layout.groups import Parallel, join
-from ..layout.stages import chunks_of, shared_modules
+from ..layout.groups import Parallel, create_groups
+from ..layout.stages import list_chunks, shared_modules
 from ..loop.hooks.heartbeat import Heartbeat
 from ..loop.hooks.hook import Hook, Hooks
 from ..loop.hooks.profiler import MemorySnapshot, Profiler
@@ -241,12 +241,12 @@ def _join(job: Job, options: StartOptions) -> Parallel:
     # Before the groups of the layout: ranks with other layouts would wait for each other.
     agreed("the run", lambda: facts_of(job, options), dict)
     shared = shared_modules(run.layout, job.model, job.cuts)
-    return join(run.layout, run.device, timeout, shared)
+    return create_groups(run.layout, run.device, timeout, shared)
 
 
 def build_engine(job: Job, parallel: Parallel) -> Engine:
     model = quantize(build_meta(job.model), job.precision.fp8)
-    model.keep(job.cuts, chunks_of(job.run.layout, parallel.pipe.stage))
+    model.keep(job.cuts, list_chunks(job.run.layout, parallel.pipe.stage))
     model.shard(parallel.axes)
     model.set_recompute(job.rules)
     objective = Objective(model, job.run.z_loss, job.run.loss_divisor)

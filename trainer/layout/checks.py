@@ -19,7 +19,7 @@ from .config import LayoutConfig
 from .schedules import PLAIN
 from .stages import too_many_chunks
 
-SHOWN = 4
+MAX_SHOWN = 4
 
 
 def check(
@@ -27,23 +27,23 @@ def check(
     processes: int,
     model: ModelConfig,
     lengths: Sequence[int],
-    works: Callable[[LayoutConfig], bool] = lambda layout: True,
+    is_supported: Callable[[LayoutConfig], bool] = lambda layout: True,
 ) -> None:
-    """Raise unless the layout fits; `lengths` are the sequence lengths of all phases. The error
-    names only layouts of which `works` is true."""
+    """Raise LayoutError if the layout does not fit the model or the phases' sequence `lengths`. The
+    error names layouts that fit and that `is_supported` accepts."""
     reasons = list(problems(layout, processes, model, lengths))
     if not reasons:
         return
-    others = layouts(layout, processes)
-    others.sort(key=lambda other: (_changes(layout, other), -other.tp, -other.pp, -other.ep))
+    candidates = list_layouts(layout, processes)
+    candidates.sort(key=lambda c: (_count_changes(layout, c), -c.tp, -c.pp, -c.ep))
     fitting = (
-        _words(other)
-        for other in others
-        if works(other) and not any(problems(other, processes, model, lengths))
+        _overrides(candidate)
+        for candidate in candidates
+        if is_supported(candidate) and not any(problems(candidate, processes, model, lengths))
     )
-    shown = list(islice(dict.fromkeys(fitting), SHOWN))
+    shown = list(islice(dict.fromkeys(fitting), MAX_SHOWN))
     raise LayoutError(
-        f"{_words(layout)} does not shard this model and its rows",
+        f"{_overrides(layout)} does not shard this model and its rows",
         where="\n" + "\n".join(f"    {line}" for line in reasons),
         hint=f"layouts that work on {processes} rank{'s' * (processes > 1)}: {'; '.join(shown)}"
         if shown
@@ -54,7 +54,7 @@ def check(
 def problems(
     layout: LayoutConfig, processes: int, model: ModelConfig, lengths: Sequence[int]
 ) -> Iterator[str]:
-    """Yield each reason why the layout does not fit."""
+    """Yield the reasons why the layout does not fit."""
     tp, cp = layout.tp, layout.cp
     if processes % layout.shards:
         yield (
@@ -82,13 +82,13 @@ def problems(
             yield f"rows of {length:,} tokens do not divide by tp × cp = {tp * cp}"
 
 
-def layouts(layout: LayoutConfig, processes: int) -> list[LayoutConfig]:
-    """Return all layouts of so many ranks, with the cuts and the schedule if they still apply."""
+def list_layouts(layout: LayoutConfig, processes: int) -> list[LayoutConfig]:
+    """List the layouts for so many ranks. They keep cuts and schedule where these still apply."""
     degrees = [n for n in range(1, processes + 1) if processes % n == 0]
     return [
-        replace(each, tp=tp, cp=cp, ep=ep)
+        replace(staged, tp=tp, cp=cp, ep=ep)
         for pp in degrees
-        for each in _with_stages(layout, pp)
+        for staged in _with_stages(layout, pp)
         for tp in degrees
         for cp in degrees
         for ep in degrees
@@ -102,22 +102,20 @@ def _with_stages(layout: LayoutConfig, pp: int) -> list[LayoutConfig]:
     return [layout, replace(layout, cuts=None), uncut] if pp == layout.pp else [uncut]
 
 
-def _changes(layout: LayoutConfig, other: LayoutConfig) -> int:
-    """Count the settings in which another layout differs."""
-    names = ("pp", "chunks", "cuts", "tp", "cp", "ep")
-    return sum(getattr(layout, name) != getattr(other, name) for name in names)
+def _count_changes(layout: LayoutConfig, candidate: LayoutConfig) -> int:
+    keys = ("pp", "chunks", "cuts", "tp", "cp", "ep")
+    return sum(getattr(layout, key) != getattr(candidate, key) for key in keys)
 
 
-def _words(layout: LayoutConfig) -> str:
-    """Return the layout as overrides of a command line; stages and experts only
-    where there are several."""
-    words: dict[str, object] = {"tp": layout.tp, "cp": layout.cp}
+def _overrides(layout: LayoutConfig) -> str:
+    """Format the layout as command-line overrides."""
+    settings: dict[str, object] = {"tp": layout.tp, "cp": layout.cp}
     if layout.ep > 1:
-        words |= {"ep": layout.ep}
+        settings |= {"ep": layout.ep}
     if layout.pp > 1:
-        words = {"pp": layout.pp, **words}
+        settings = {"pp": layout.pp, **settings}
     if layout.chunks > 1:
-        words |= {"schedule": layout.schedule, "chunks": layout.chunks}
+        settings |= {"schedule": layout.schedule, "chunks": layout.chunks}
     if layout.cuts:
-        words |= {"cuts": str(list(layout.cuts)).replace(" ", "")}
-    return " ".join(f"layout.{name}={value}" for name, value in words.items())
+        settings |= {"cuts": str(list(layout.cuts)).replace(" ", "")}
+    return " ".join(f"layout.{key}={value}" for key, value in settings.items())

@@ -15,7 +15,7 @@ from typing import Annotated
 from ...console.config import NameIn
 from ...console.errors import LayoutError, Problem, Problems
 from ...models.config.options.names import AttentionForm, LongFilterForm
-from .schedules import PLAIN, SCHEDULES, Orders, Schedule, refused
+from .schedules import PLAIN, SCHEDULES, Orders, Schedule, refusal_reason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +26,11 @@ class LayoutConfig:
     """Pipeline parallel: stages, each with a part of the layers."""
     chunks: int = 1
     """Chunks of layers on each stage; more than one for `schedule: interleaved`."""
-    schedule: Annotated[str, NameIn(SCHEDULES, refused=refused)] = PLAIN.name
+    schedule: Annotated[str, NameIn(SCHEDULES, refused=refusal_reason)] = PLAIN.name
     """Order of a step's passes. `1f1b`: after a warm-up, forward and backward passes in turn; stage
-    s keeps at most pp − s micro-batches alive. `gpipe`: all forward passes first; every micro-batch
-    is alive at once. `interleaved`: 1f1b with v chunks on each stage, which makes the bubble v
-    times smaller and the messages v times as many."""
+    s has at most pp − s micro-batches in flight. `gpipe`: all forward passes first; every
+    micro-batch is in flight at once. `interleaved`: 1f1b with v chunks on each stage, which makes
+    the bubble v times smaller and the messages v times as many."""
     cuts: tuple[int, ...] | None = None
     """First layers of the chunks after the first. Default: the cuts of the fastest simulated
     step."""
@@ -39,15 +39,15 @@ class LayoutConfig:
     cp: int = 1
     """Context parallel: ranks that shard every row."""
     ep: int = 1
-    """Expert parallel: ranks that split the experts of each `moe` layer. 1, or a multiple of tp
-    that divides dp × cp × tp and the experts of each layer. It adds no ranks."""
+    """Expert parallel: ranks that split a `moe` layer's experts. 1, or a multiple of tp that
+    divides dp × cp × tp and every layer's number of experts. It adds no ranks."""
     attention: AttentionForm = "a2a"
-    """Attention over a sharded row: `a2a` gives each rank whole rows of some heads, which tp × cp
-    must divide, and sends least; `ring` passes keys and values from rank to rank, for any number of
-    heads."""
+    """Attention over a sharded row: `a2a` gives each rank whole rows for some heads and sends
+    least, and tp × cp must divide the heads; `ring` passes keys and values from rank to rank, for
+    any number of heads."""
     hyena_li: LongFilterForm = "states"
-    """Modal filters of Hyena-LI over a sharded row: `states` passes filter states to the next rank,
-    a message that does not grow with the row; `a2a` gives each rank whole rows of some channels,
+    """Hyena-LI's modal filters over a sharded row: `states` passes filter states to the next rank,
+    a message that does not grow with the row; `a2a` gives each rank whole rows for some channels,
     for filters by FFT (`method: fft`). Free-form filters always use a2a."""
 
     def __post_init__(self) -> None:
@@ -55,7 +55,7 @@ class LayoutConfig:
             raise Problems(problems)
 
     def _problems(self) -> Iterator[Problem]:
-        """Yield each degree that is too small, and each contradiction between settings."""
+        """Yield degrees that are too small, and contradictions between settings."""
         for axis in ("pp", "chunks", "tp", "cp", "ep"):
             if getattr(self, axis) < 1:
                 yield Problem(axis, f"must be at least 1, not {getattr(self, axis)}")
@@ -87,7 +87,7 @@ class LayoutConfig:
 
     @property
     def holds_all_layers(self) -> bool:
-        """True if every rank holds all layers, or a shard of each: no stages divide them."""
+        """True if every rank holds all layers, or a shard of every layer: there are no stages."""
         return self.pp == 1
 
     @property
@@ -96,7 +96,7 @@ class LayoutConfig:
         return SCHEDULES[self.schedule]
 
     def orders(self, micro_batches: int) -> Orders:
-        """Return the passes of each stage in a step of so many micro-batches."""
+        """Return each stage's passes in a step with so many micro-batches."""
         return self.pipeline_schedule.orders(self.pp, self.chunks, micro_batches)
 
     @property
@@ -116,7 +116,7 @@ class LayoutConfig:
         return processes // self.shards
 
     def rank_name(self, rank: int, processes: int) -> str:
-        """Return the name of a rank in messages, with its stage."""
+        """Name a rank in messages, with its stage."""
         if self.pp == 1:
             return f"rank {rank}"
         return f"rank {rank} (stage {rank * self.pp // processes})"

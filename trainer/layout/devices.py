@@ -17,13 +17,13 @@ DEVICES: tuple[DeviceKind, ...] = get_args(DeviceKind)
 FP8_CAPABILITY = (8, 9)
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-"""Environment variables with settings of torch's GPU allocator, the newest name first."""
+"""Environment variables that configure torch's GPU allocator, the newest name first."""
 SEGMENTS = "expandable_segments:True"
-"""Segments that grow: rows and documents of changing lengths leave no unusable gaps."""
+"""Growing segments: rows and documents with changing lengths leave no unusable gaps."""
 
 
 def choose_device(kind: DeviceKind) -> Literal["cpu", "cuda"]:
-    """Return the kind of device to run on; raise if a GPU is asked for and none is there."""
+    """Resolve `auto`; raise LayoutError if a GPU is requested and torch finds none."""
     if kind == "cpu":
         return kind
     has_gpu = _has_gpu()
@@ -38,7 +38,7 @@ def choose_device(kind: DeviceKind) -> Literal["cpu", "cuda"]:
 
 
 def _has_gpu() -> bool:
-    """Return True if torch finds a GPU. Torch is imported where there may be one."""
+    """Return True if torch finds a GPU. Imports torch only where there may be one."""
     if sys.modules.get("torch") is None and not gpus_seen():
         return False
     import torch
@@ -47,7 +47,7 @@ def _has_gpu() -> bool:
 
 
 def local_device(kind: Literal["cpu", "cuda"]) -> torch.device:
-    """Return the device of this rank."""
+    """Return this rank's device."""
     import torch
 
     if kind == "cpu":
@@ -57,7 +57,7 @@ def local_device(kind: Literal["cpu", "cuda"]) -> torch.device:
 
 def set_allocator() -> None:
     """Choose torch's GPU allocator, unless a person has. Call before the first GPU memory."""
-    if not any(name in os.environ for name in ALLOCATOR):
+    if not any(variable in os.environ for variable in ALLOCATOR):
         os.environ[ALLOCATOR[0]] = SEGMENTS
 
 
@@ -79,6 +79,6 @@ def fp8_problem() -> str | None:
         capability = torch.cuda.get_device_capability(number)
         if capability < FP8_CAPABILITY:
             version = ".".join(map(str, capability))
-            name = torch.cuda.get_device_name(number)
-            return f"GPU {number} ({name}) has compute capability {version}, and FP8 needs 8.9"
+            model = torch.cuda.get_device_name(number)
+            return f"GPU {number} ({model}) has compute capability {version}, and FP8 needs 8.9"
     return None

@@ -1,14 +1,14 @@
-"""Process groups of a run: this rank's coordinates, and the ranks that it communicates with.
+"""Process groups: a rank's coordinates, and the ranks with which it communicates.
 
     ranks = pp × dp × cp × tp
 
-Neighbouring ranks are neighbours along the last axis, which communicates most; stages of a pipeline
+Consecutive ranks are neighbours along the last axis, which communicates most; pipeline stages
 communicate least. Ranks that differ along dp or cp alone hold the same shard of the model: they sum
 gradients and shard the training state.
 
-Experts are split over the innermost ep ranks of dp × cp × tp, so their axis contains whole tensor
-axes. The ranks that hold the same experts are replicas, which sum the gradients of experts and
-shard their state:
+Experts are split over the innermost ep ranks of dp × cp × tp, so their axis contains entire tensor
+axes. Ranks with the same experts are replicas: they sum the experts' gradients and shard their
+state:
 
     dp 2 × tp 2, ep 2    experts (0 1) (2 3), replicas (0 2) (1 3): each dp rank has all experts
     dp 2 × tp 2, ep 4    experts (0 1 2 3): each rank has a quarter, no replicas
@@ -31,34 +31,34 @@ from .schedules import Kind, Orders
 from .stages import Stages
 
 PP, DP, CP, TP = range(4)
-"""Dimensions of the grid of ranks."""
+"""Dimensions of the rank grid."""
 
 
 @dataclass(frozen=True)
 class Wire:
-    """A directed edge between two stages for one kind of message: activations or gradients.
+    """A directed edge between two stages, for activations or for gradients.
 
-    Each wire has a process group of its own, so its messages arrive in the order of the sender's
-    actions, whatever the other direction does.
+    A wire has a separate process group, so messages arrive in the order of the sender's actions,
+    independently of the opposite direction.
     """
 
     group: dist.ProcessGroup
     peer: int
-    """Rank at the other end."""
+    """Remote rank."""
     stage: int
-    """Stage of the other end."""
+    """Remote stage."""
 
 
 @dataclass(frozen=True)
 class Pipe:
-    """This rank's stage of the pipeline, and its neighbours."""
+    """This rank's pipeline stage and neighbours."""
 
     layout: LayoutConfig
     stage: int
     sends: Mapping[Kind, Wire]
     receives: Mapping[Kind, Wire]
-    ends: dist.ProcessGroup
-    """Ranks of the last stage, which compute the loss, over host memory."""
+    last_stage: dist.ProcessGroup
+    """Last stage's ranks, which compute the loss; over host memory."""
 
     @property
     def computes_loss(self) -> bool:
@@ -69,7 +69,7 @@ class Pipe:
         return self.layout.all_chunks - 1
 
     def orders(self, micro_batches: int) -> Orders:
-        """Return the passes of each stage in a step of so many micro-batches."""
+        """Return each stage's passes in a step with so many micro-batches."""
         return self.layout.orders(micro_batches)
 
 
@@ -81,17 +81,17 @@ class Parallel:
     world: int
     device: torch.device
     batch: Axis
-    """dp: ranks that share the rows of a global batch."""
+    """dp: ranks that share a global batch's rows."""
     data: Axis
     """dp × cp: ranks that sum gradients and shard the training state. Gloo on CPU, NCCL on GPU."""
     replicas: Axis
-    """Ranks that hold the same experts."""
+    """Ranks with the same experts."""
     pipe: Pipe
     """pp: stages that share the layers."""
     axes: Axes
     """Axes that shard the model itself: tensor, context and experts."""
     control: dist.ProcessGroup
-    """All ranks, over host memory: statistics of a step."""
+    """All ranks, over host memory: step statistics."""
     checkpoint: dist.ProcessGroup
     """All ranks, over host memory: the background thread that writes checkpoints."""
 
@@ -109,25 +109,25 @@ class Parallel:
 
     @property
     def counts_tokens(self) -> bool:
-        """True on one rank of the ranks that read the same tokens: on the last stage, on one rank
-        of the tensor axis."""
+        """True on exactly one of the ranks that read the same tokens: tensor rank 0 on the last
+        stage."""
         return self.pipe.computes_loss and self.axes.tensor.rank == 0
 
     @property
     def reports_rows(self) -> bool:
-        """True on one rank of each data-parallel replica, which reports the row numbers."""
+        """True on the rank that reports row numbers for its data-parallel replica."""
         return self.counts_tokens and self.axes.context.rank == 0
 
 
-def join(
+def create_groups(
     layout: LayoutConfig,
     device: Literal["cpu", "cuda"],
     timeout: timedelta,
     shared: Mapping[str, Stages] | None = None,
 ) -> Parallel:
-    """Create the process groups. torch.distributed must be initialised.
+    """Create the process groups. torch.distributed must be initialised. Collective.
 
-    `shared` names the stages that hold each module that several stages hold (stages.py).
+    `shared` maps modules on several stages to these stages (`shared_modules`).
     """
     rank, world = dist.get_rank(), dist.get_world_size()
     dp = layout.data_parallel(world)
@@ -177,36 +177,38 @@ def _pipe(
                 sends[kind] = Wire(group, receiver, target)
             if rank == receiver:
                 receives[kind] = Wire(group, sender, source)
-    last = control if layout.pp == 1 else _group(grid[-1].flatten().tolist(), timeout, "gloo")
-    return Pipe(layout, stage, sends, receives, last)
+    last_stage = control
+    if layout.pp > 1:
+        last_stage = _group(grid[-1].flatten().tolist(), timeout, "gloo")
+    return Pipe(layout, stage, sends, receives, last_stage)
 
 
 def _hops(layout: LayoutConfig) -> Iterator[tuple[Kind, int, int]]:
-    """Yield (kind, sender, receiver) of the messages between stages."""
+    """Yield (kind, sending stage, receiving stage) for messages between stages."""
     for chunk in range(min(layout.pp, layout.all_chunks - 1)):
-        here, there = chunk % layout.pp, (chunk + 1) % layout.pp
-        yield "forward", here, there
-        yield "backward", there, here
+        stage, next_stage = chunk % layout.pp, (chunk + 1) % layout.pp
+        yield "forward", stage, next_stage
+        yield "backward", next_stage, stage
 
 
 def _holders(
     grid: torch.Tensor, stage: int, shared: Mapping[str, Stages], timeout: timedelta
 ) -> dict[str, Holders]:
-    """Return the holders of the modules that this stage shares with others. Collective."""
-    made: dict[Stages, Holders] = {}
+    """Return the axes of the ranks that hold this stage's shared modules. Collective."""
+    holders: dict[Stages, Holders] = {}
     for stages in sorted(set(shared.values())):
-        part = grid[list(stages)]
-        sharded = whole = _axis(part, [PP], timeout)
-        if part.shape[TP] > 1:
-            whole = _axis(part, [PP, TP], timeout)
-        made[stages] = Holders(sharded, whole)
-    return {path: made[stages] for path, stages in shared.items() if stage in stages}
+        subgrid = grid[list(stages)]
+        sharded = replicated = _axis(subgrid, [PP], timeout)
+        if subgrid.shape[TP] > 1:
+            replicated = _axis(subgrid, [PP, TP], timeout)
+        holders[stages] = Holders(sharded, replicated)
+    return {path: holders[stages] for path, stages in shared.items() if stage in stages}
 
 
 def _axis(grid: torch.Tensor, dims: list[int], timeout: timedelta, *, alone: bool = False) -> Axis:
-    """Return the axis of the ranks that differ from this one along `dims` alone. Collective.
+    """Return the axis of ranks that differ from this rank along `dims` alone. Collective.
 
-    With `alone`, an axis of one rank has a process group too.
+    With `alone`, an axis with a single rank has a process group too.
     """
     last = list(range(-len(dims), 0))
     lines = grid.movedim(dims, last).flatten(-len(dims)).flatten(0, -2)
@@ -214,8 +216,8 @@ def _axis(grid: torch.Tensor, dims: list[int], timeout: timedelta, *, alone: boo
         return ALONE
     axis = ALONE
     for line in lines.tolist():
-        whole = len(line) == dist.get_world_size()
-        group = dist.group.WORLD if whole else dist.new_group(line, timeout=timeout)
+        is_world = len(line) == dist.get_world_size()
+        group = dist.group.WORLD if is_world else dist.new_group(line, timeout=timeout)
         if dist.get_rank() in line:
             assert isinstance(group, dist.ProcessGroup)
             axis = Axis(group, line.index(dist.get_rank()), len(line))
@@ -223,12 +225,12 @@ def _axis(grid: torch.Tensor, dims: list[int], timeout: timedelta, *, alone: boo
 
 
 def _host_group(timeout: timedelta) -> dist.ProcessGroup:
-    """Create a gloo group of all ranks."""
+    """Create a gloo group with all ranks."""
     return _group(None, timeout, "gloo")
 
 
 def _group(
     ranks: Sequence[int] | None, timeout: timedelta, backend: str | None = None
 ) -> dist.ProcessGroup:
-    """Create a group of some ranks, which they alone may use; None: of all. Collective."""
+    """Create a group of `ranks`, or of all ranks. Collective; only members may use it."""
     return dist.new_group(ranks, timeout=timeout, backend=backend)  # type: ignore[return-value]

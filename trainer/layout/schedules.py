@@ -1,16 +1,16 @@
-"""Pipeline schedules: the order of forward and backward passes within one step, for each stage.
+"""Pipeline schedules: the order of forward and backward passes within a step, for each stage.
 
     2 stages, 3 micro-batches      1f1b                         gpipe
     stage 0                        F0 F1 B0 F2 B1 B2            F0 F1 F2 B0 B1 B2
     stage 1                        F0 B0 F1 B1 F2 B2            F0 F1 F2 B0 B1 B2
 
-Its passes are data, lists of actions. The executor runs the list of its stage; the simulator, the
-dry run, the planner and the report read the same lists. Evaluation runs the forward passes alone.
-On one stage, 1f1b runs each micro-batch forward, then backward. All else that a schedule says of
-itself follows from its lists; closed forms say the same sooner.
+A schedule is data: a list of actions for each stage. The executor runs its stage's list; the
+simulator, the dry run, the planner and the report read the same lists. Evaluation runs the forward
+passes alone. On one stage, 1f1b runs each micro-batch forward, then backward. Every other property
+follows from the lists; closed forms compute some faster.
 
-Chunk c is on stage c mod stages. All schedules run the backward passes of a chunk in the order of
-the micro-batches, so that gradients are added in the order that one stage has.
+Chunk c is on stage c mod stages. All schedules run a chunk's backward passes in the order of the
+micro-batches, so gradients are added in the same order as on one stage.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Kind = Literal["forward", "backward"]
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
-    """One pass of one micro-batch through one chunk."""
+class StageAction:
+    """A pass of one micro-batch through one chunk."""
 
     kind: Kind
     chunk: int
@@ -41,31 +41,31 @@ class Action:
     """Index of the micro-batch within the step."""
 
 
-Orders = Sequence[Sequence[Action]]
+Orders = Sequence[Sequence[StageAction]]
 """Actions of each stage, in order."""
 
 
 class FullestMoment(NamedTuple):
-    """The moment when a stage has most micro-batches in flight."""
+    """The moment when a stage has the most micro-batches in flight."""
 
     in_flight: tuple[int, ...]
-    """Micro-batches of each of its chunks."""
+    """Micro-batches in flight, by chunk."""
     next: int
-    """Chunk of the stage whose backward pass comes next."""
+    """Index, within the stage, of the chunk that runs the next backward pass."""
 
 
 class Schedule(ABC):
-    """A kind of schedule. Arguments: stages, chunks of a stage, micro-batches of a step.
+    """A kind of schedule, for any number of stages, chunks per stage and micro-batches per step.
 
-    A micro-batch is in flight in a chunk from its forward to its backward pass: its activations
-    are held.
+    A micro-batch is in flight in a chunk from the forward to the backward pass: its activations
+    are in memory.
     """
 
     name: ClassVar[str]
-    """Value of `layout.schedule`."""
+    """Value for `layout.schedule`."""
     chunk_counts: ClassVar[Sequence[int]] = (1,)
-    """Chunks of a stage that the planner tries."""
-    may_need_least_memory: ClassVar[bool] = True
+    """Chunks per stage that the planner tries."""
+    can_save_memory: ClassVar[bool] = True
     """False: 1f1b never has more micro-batches in flight."""
 
     @property
@@ -75,15 +75,15 @@ class Schedule(ABC):
 
     @abstractmethod
     def orders(self, stages: int, chunks: int, micro_batches: int) -> Orders:
-        """Return the actions of each stage."""
+        """Return the actions, by stage."""
 
     def sample_size(self, stages: int, micro_batches: int) -> int:
-        """Return a number of micro-batches whose step reaches the same highest memory."""
+        """Return a number of micro-batches whose step reaches the same peak memory."""
         return micro_batches
 
     def warm_up(self, stages: int, chunks: int, micro_batches: int) -> int:
-        """Return an upper bound of the micro-batches that a stage starts before its first backward
-        pass ends."""
+        """Upper bound on the micro-batches that a stage starts before its first backward pass
+        ends."""
         return max(
             len({action.micro for action in order[: _first_backward(order)]})
             for order in self._sample(stages, chunks, micro_batches)
@@ -92,7 +92,7 @@ class Schedule(ABC):
     def in_flight(
         self, stage: int, stages: int, chunks: int, micro_batches: int
     ) -> tuple[int, ...]:
-        """Return the maximum of micro-batches in flight, for each chunk of a stage."""
+        """Return the maximum number of micro-batches in flight, by chunk of a stage."""
         order = self._sample(stages, chunks, micro_batches)[stage]
         counts = [count for _, count in _count_in_flight(order, stages, chunks)]
         return tuple(map(max, zip(*counts, strict=True)))
@@ -100,7 +100,7 @@ class Schedule(ABC):
     def fullest_moment(
         self, stage: int, stages: int, chunks: int, micro_batches: int
     ) -> FullestMoment:
-        """Return the first moment before a backward pass with most micro-batches in flight."""
+        """Return the first moment before a backward pass with the most micro-batches in flight."""
         order = self._sample(stages, chunks, micro_batches)[stage]
         moments = (
             FullestMoment(count, action.chunk // stages)
@@ -112,10 +112,12 @@ class Schedule(ABC):
     def bound(
         self, micro_batches: int, depth: int, passes: Seconds, backward: Seconds, trip: Seconds
     ) -> Seconds:
-        """Return a lower bound of the seconds from the first to the last pass of a stage with one
-        chunk. `depth` counts the stages from this one to the last, `passes` are both passes of the
-        stage, `backward` one of them, and `trip` the passes of a micro-batch from this stage to
-        the last one and back."""
+        """Lower bound on the seconds from the first to the last pass of a stage with one chunk.
+
+        `depth` counts the stages from this stage to the last. `passes` is the time of the stage's
+        forward and backward pass, `backward` that of the latter, and `trip` that of a micro-batch's
+        passes from this stage to the last and back.
+        """
         import numpy as np
 
         return np.maximum(micro_batches * passes, trip)
@@ -129,14 +131,14 @@ def _sampled(schedule: Schedule, stages: int, chunks: int, micro_batches: int) -
     return schedule.orders(stages, chunks, micro_batches)
 
 
-def _first_backward(order: Sequence[Action]) -> int:
-    return next(place for place, action in enumerate(order) if action.kind == "backward")
+def _first_backward(order: Sequence[StageAction]) -> int:
+    return next(index for index, action in enumerate(order) if action.kind == "backward")
 
 
 def _count_in_flight(
-    order: Sequence[Action], stages: int, chunks: int
-) -> Iterator[tuple[Action, tuple[int, ...]]]:
-    """Yield each action with the micro-batches in flight before it, by chunk of the stage."""
+    order: Sequence[StageAction], stages: int, chunks: int
+) -> Iterator[tuple[StageAction, tuple[int, ...]]]:
+    """Yield each action with the micro-batches in flight before it, by chunk."""
     counts = [0] * chunks
     for action in order:
         yield action, tuple(counts)
@@ -144,15 +146,15 @@ def _count_in_flight(
 
 
 class OneForwardOneBackward(Schedule):
-    """1F1B: a stage runs ahead by the number of stages behind it, and then takes turns."""
+    """1F1B: a stage runs ahead by the number of later stages, then alternates passes."""
 
     name = "1f1b"
 
     def orders(self, stages: int, chunks: int, micro_batches: int) -> Orders:
         return [
             _alternate(
-                [Action("forward", stage, micro) for micro in range(micro_batches)],
-                [Action("backward", stage, micro) for micro in range(micro_batches)],
+                [StageAction("forward", stage, micro) for micro in range(micro_batches)],
+                [StageAction("backward", stage, micro) for micro in range(micro_batches)],
                 ahead=stages - stage - 1,
             )
             for stage in range(stages)
@@ -177,9 +179,9 @@ class OneForwardOneBackward(Schedule):
     def bound(
         self, micro_batches: int, depth: int, passes: Seconds, backward: Seconds, trip: Seconds
     ) -> Seconds:
-        """With m ≥ d micro-batches, backward pass n = m - d ends at the earliest after
-        trip·(1 + n div d) + (n mod d)·passes, because a micro-batch starts after d others came
-        back; d - 1 backward passes follow."""
+        """With m ≥ d micro-batches, backward pass n = m - d ends after at least
+        trip·(1 + n div d) + (n mod d)·passes, because d micro-batches must return before the next
+        starts; d - 1 backward passes follow."""
         import numpy as np
 
         if micro_batches < depth:
@@ -193,12 +195,12 @@ class GPipe(Schedule):
     """All forward passes, then all backward passes."""
 
     name = "gpipe"
-    may_need_least_memory = False
+    can_save_memory = False
 
     def orders(self, stages: int, chunks: int, micro_batches: int) -> Orders:
         kinds: tuple[Kind, ...] = ("forward", "backward")
         return [
-            [Action(kind, stage, micro) for kind in kinds for micro in range(micro_batches)]
+            [StageAction(kind, stage, micro) for kind in kinds for micro in range(micro_batches)]
             for stage in range(stages)
         ]
 
@@ -223,8 +225,8 @@ class GPipe(Schedule):
 
 
 class Interleaved(Schedule):
-    """1F1B in rounds: as many micro-batches as there are stages pass a chunk, then the next chunk
-    (Narayanan et al., 2021). Micro-batches that an incomplete last round lacks are left out."""
+    """1F1B in rounds: one micro-batch per stage passes a chunk, then the next chunk (Narayanan et
+    al., 2021). If the last round is incomplete, its missing micro-batches are skipped."""
 
     name = "interleaved"
     chunk_counts = (2, 4)
@@ -239,9 +241,11 @@ class Interleaved(Schedule):
         ]
         orders = []
         for stage in range(stages):
-            forward = [Action("forward", chunk * stages + stage, micro) for chunk, micro in passes]
+            forward = [
+                StageAction("forward", chunk * stages + stage, micro) for chunk, micro in passes
+            ]
             backward = [
-                Action("backward", (chunks - 1 - chunk) * stages + stage, micro)
+                StageAction("backward", (chunks - 1 - chunk) * stages + stage, micro)
                 for chunk, micro in passes
             ]
             ahead = 2 * (stages - stage - 1) + (chunks - 1) * stages
@@ -250,8 +254,8 @@ class Interleaved(Schedule):
         return orders
 
     def sample_size(self, stages: int, micro_batches: int) -> int:
-        """A chunk has at most 4 micro-batches in flight for each stage; an incomplete last round
-        stays as long."""
+        """A chunk has at most 4 micro-batches in flight per stage; an incomplete last round keeps
+        its length."""
         return min(micro_batches, 4 * stages + micro_batches % stages)
 
     def warm_up(self, stages: int, chunks: int, micro_batches: int) -> int:
@@ -259,19 +263,19 @@ class Interleaved(Schedule):
 
 
 PLAIN = OneForwardOneBackward()
-"""The schedule of a layout that chooses none."""
+"""The default schedule."""
 SCHEDULES: Mapping[str, Schedule] = {
     schedule.name: schedule for schedule in (PLAIN, GPipe(), Interleaved())
 }
-"""Schedules by name, the simplest first: it is better where two are equally fast."""
+"""Schedules by name, the simplest first: it wins where two are equally fast."""
 
 
 ZERO_BUBBLE = re.compile(r"zb|zero.?bubble|dual.?pipe", re.IGNORECASE)
-"""Names of zero-bubble schedules in other programs: zb-h1, ZBV, DualPipe, …"""
+"""Zero-bubble schedules in other programs: zb-h1, ZBV, DualPipe, …"""
 
 
-def refused(name: str) -> str | None:
-    """Return why a schedule of other programs is not in the table; None for other names."""
+def refusal_reason(name: str) -> str | None:
+    """Explain why another program's schedule is missing; None for unknown names."""
     if not ZERO_BUBBLE.search(name):
         return None
     return (
@@ -283,14 +287,16 @@ def refused(name: str) -> str | None:
 
 
 def forward_only(orders: Orders) -> Orders:
-    """Return the forward passes of a schedule, for evaluation."""
+    """Return the forward passes alone, for evaluation."""
     return [[action for action in order if action.kind == "forward"] for order in orders]
 
 
-def _alternate(forward: list[Action], backward: list[Action], ahead: int) -> list[Action]:
-    """Take `ahead` forward passes, then one forward and one backward pass in turn."""
-    order, rest = forward[:ahead], forward[ahead:]
+def _alternate(
+    forward: list[StageAction], backward: list[StageAction], ahead: int
+) -> list[StageAction]:
+    """Take `ahead` forward passes, then a forward and a backward pass in turn."""
+    order, remaining = forward[:ahead], forward[ahead:]
     for number, action in enumerate(backward):
-        order += rest[number : number + 1]
+        order += remaining[number : number + 1]
         order.append(action)
     return order

@@ -1,8 +1,8 @@
-"""Simulator of a schedule: time, bubbles, graphs alive, deadlocks.
+"""Simulate a schedule: step time, bubbles, deadlocks.
 
-Each stage runs its actions in order. A forward pass waits for the forward pass of the chunk before
-it, a backward pass for that of the chunk after it, and for the message between them. No stage
-computes less for a message.
+Stages run their actions in order. A forward pass waits for the previous chunk's forward pass, a
+backward pass for the next chunk's backward pass, and both for the message between the chunks.
+Messages cost no compute time.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .schedules import Action, Kind, Orders
+from .schedules import Kind, Orders, StageAction
 
 
 class Deadlock(Exception):
-    """Stages that wait for each other."""
+    """Stages wait for each other in a cycle."""
 
 
-class Span(NamedTuple):
-    """One action of a stage, in time."""
+class ActionSpan(NamedTuple):
+    """An action with its start and end time."""
 
-    action: Action
+    action: StageAction
     start: float
     end: float
 
 
 @dataclass(frozen=True)
-class Timeline:
+class StepTimeline:
     """A simulated step."""
 
-    spans: Sequence[Sequence[Span]]
-    """Actions of each stage."""
+    spans: Sequence[Sequence[ActionSpan]]
+    """Actions, by stage."""
 
     @property
     def time(self) -> float:
@@ -39,40 +39,42 @@ class Timeline:
 
     @property
     def bubbles(self) -> list[float]:
-        """Fraction of the step in which each stage waits."""
+        """Idle fraction of the step, by stage."""
         busy = [sum(span.end - span.start for span in stage) for stage in self.spans]
-        return [1 - each / self.time for each in busy]
+        return [1 - seconds / self.time for seconds in busy]
 
 
 def simulate(
     orders: Orders,
     costs: Mapping[Kind, Sequence[float]],
     message: float | Sequence[float] = 0.0,
-) -> Timeline:
-    """Return when each action runs; `costs` are the times of a pass of each chunk, `message` that
-    from a chunk to the next, or from each chunk but the last to its next."""
+) -> StepTimeline:
+    """Simulate a step; raise Deadlock if stages wait in a cycle.
+
+    `costs` has the times of a pass, by chunk; `message` that of a hop between chunks: one time, or
+    a list with the hop after each chunk but the last.
+    """
     last = len(costs["forward"]) - 1
     hops = message if isinstance(message, Sequence) else [message] * last
     forward: list[dict[int, float]] = [{} for _ in costs["forward"]]
     backward: list[dict[int, float]] = [{} for _ in costs["forward"]]
-    """Ends of the passes of each chunk, by micro-batch."""
-    spans: list[list[Span]] = [[] for _ in orders]
+    """End times of a chunk's passes, by micro-batch."""
+    spans: list[list[ActionSpan]] = [[] for _ in orders]
     clocks = [0.0] * len(orders)
     waiting = set(range(len(orders)))
     while waiting:
         moved = False
         for stage in sorted(waiting):
             order, clock, done = orders[stage], clocks[stage], spans[stage]
-            for place in range(len(done), len(order)):
-                action = order[place]
+            for action in order[len(done) :]:
                 chunk, micro = action.chunk, action.micro
-                # The pass before this one, and the chunk at whose end no message arrives.
+                # `edge` is the chunk that receives no message.
                 if action.kind == "forward":
-                    ends, before, edge = forward[chunk], forward[chunk - 1], 0
+                    ends, previous, edge = forward[chunk], forward[chunk - 1], 0
                 else:
                     ends, edge = backward[chunk], last
-                    before = forward[chunk] if chunk == last else backward[chunk + 1]
-                ready = 0.0 if ends is forward[0] else before.get(micro)
+                    previous = forward[chunk] if chunk == last else backward[chunk + 1]
+                ready = 0.0 if ends is forward[0] else previous.get(micro)
                 if ready is None:
                     break
                 if chunk != edge:
@@ -80,7 +82,7 @@ def simulate(
                 start = clock if clock > ready else ready
                 clock = start + costs[action.kind][chunk]
                 ends[micro] = clock
-                done.append(Span(action, start, clock))
+                done.append(ActionSpan(action, start, clock))
                 moved = True
             clocks[stage] = clock
             if len(done) == len(order):
@@ -88,4 +90,4 @@ def simulate(
         if not moved and waiting:
             stuck = {stage: orders[stage][len(spans[stage])] for stage in sorted(waiting)}
             raise Deadlock(f"stages wait for each other: {stuck}")
-    return Timeline(spans)
+    return StepTimeline(spans)

@@ -21,8 +21,8 @@ from ...models.parallel.handed import attach_gradients
 from ..engines.engine import Engine
 from ..engines.objective import Sums
 from ..layout.groups import Parallel
-from ..layout.messages import messages
-from ..layout.schedules import Action, Orders
+from ..layout.messages import messages_by_action
+from ..layout.schedules import Orders, StageAction
 from .batches import MicroBatch
 
 Stream = tuple[torch.Tensor, ...]
@@ -77,10 +77,10 @@ class _Step:
         self.alive: dict[tuple[int, int], tuple[Stream, Sums]] = {}
         """Inputs and outputs of the chunks whose backward pass is still to come."""
         self.losses = [torch.zeros(len(batch.tokens), device=parallel.device) for batch in batches]
-        self.messages = messages(orders, parallel.pipe.stage)
-        self.early: dict[Action, Stream] = {}
+        self.messages = messages_by_action(orders, parallel.pipe.stage)
+        self.early: dict[StageAction, Stream] = {}
         """Messages that have been received, by the action that takes them."""
-        self.sent: dict[Action, list[tuple[dist.Work, torch.Tensor]]] = {}
+        self.sent: dict[StageAction, list[tuple[dist.Work, torch.Tensor]]] = {}
         """Messages on their way, which live until they have arrived."""
 
     def run(self, divisor: float) -> list[torch.Tensor]:
@@ -94,7 +94,7 @@ class _Step:
             self.end_send(action)
         return self.losses
 
-    def forward(self, action: Action) -> None:
+    def forward(self, action: StageAction) -> None:
         chunk, micro = action.chunk, action.micro
         stream: Stream = ()
         if chunk > 0:
@@ -109,7 +109,7 @@ class _Step:
         if torch.is_grad_enabled():
             self.alive[chunk, micro] = stream, sums
 
-    def backward(self, action: Action, divisor: float, *, last: bool) -> None:
+    def backward(self, action: StageAction, divisor: float, *, last: bool) -> None:
         stream, sums = self.alive.pop((action.chunk, action.micro))
         loss = sums.total / divisor
         if action.chunk < self.last_chunk:
@@ -119,7 +119,7 @@ class _Step:
         if stream:
             self.send(action, [_gradient(tensor) for tensor in stream])
 
-    def send(self, action: Action, stream: Sequence[torch.Tensor]) -> None:
+    def send(self, action: StageAction, stream: Sequence[torch.Tensor]) -> None:
         wire = self.parallel.pipe.sends[action.kind]
         self.sent[action] = []
         for tensor in stream:
@@ -129,12 +129,12 @@ class _Step:
             assert work is not None
             self.sent[action].append((work, message))
 
-    def end_send(self, action: Action) -> None:
+    def end_send(self, action: StageAction) -> None:
         """Give back the messages that an action sent."""
         for work, _ in self.sent.pop(action):
             work.wait()
 
-    def receive(self, action: Action) -> Stream:
+    def receive(self, action: StageAction) -> Stream:
         """Return the stream that enters the chunk, or the gradients of the stream that leaves."""
         found, wire = self.messages[action], self.parallel.pipe.receives[action.kind]
         for taker in found.received:
@@ -146,7 +146,7 @@ class _Step:
             self.end_send(earlier)
         return self.early.pop(action)
 
-    def empty(self, action: Action) -> Stream:
+    def empty(self, action: StageAction) -> Stream:
         """Return tensors for the message that an action takes."""
         model = self.engine.objective.model
         rows, length = self.batches[action.micro].tokens.shape

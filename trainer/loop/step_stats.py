@@ -119,7 +119,7 @@ def step_loss(
     The sums by source are gathered, not reduced: a reduction adds in another order.
     """
     sums = _sums(batches, losses, sources, parallel, divisor)[:2].flatten()
-    totals = add_in_order(_exchange(sums, parallel.pipe.ends)).view(2, sources)
+    totals = add_in_order(_exchange(sums, parallel.pipe.last_stage)).view(2, sources)
     loss, weight = totals.tolist()
     return mean(sum(loss), sum(weight))
 

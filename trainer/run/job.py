@@ -69,10 +69,10 @@ class Job:
     @cached_property
     def cuts(self) -> Cuts:
         """First layers of the pipeline's chunks after the first."""
-        from ..layout.stages import cuts_of
+        from ..layout.stages import choose_cuts
 
         longest = max(phase.seq_len for phase in self.plan.phases)
-        return cuts_of(self.run.layout, self.model, longest)
+        return choose_cuts(self.run.layout, self.model, longest)
 
     @property
     def rules(self) -> tuple[Rule, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from ....models.config.options.recompute import Rule
-from ....trainer.layout.cuts import Cuts, even
+from ....trainer.layout.cuts import Cuts, even_cuts
 from ...division.bounds import find_min_memory_cuts
 from ...division.interleaved import find_min_memory_division
 from ...division.problem import Problem
@@ -52,7 +52,7 @@ def find_nearest(
         # Of states that are nearly equal, tensor ranks divide weights and activations most.
         grids.sort(key=lambda g: (round(build_floors(costs, g).mean / budget, 2), -g.layout.tp))
         num_layers = len(costs.trace.layers)
-        divisions = [(grid, even(num_layers, grid.layout.all_chunks)) for grid in grids[:STATES]]
+        divisions = [(g, even_cuts(num_layers, g.layout.all_chunks)) for g in grids[:STATES]]
         counted = (_count_memory(costs, grid, cuts, BLOCKS) for grid, cuts in divisions)
         return min(counted, key=lambda layout: layout.bytes)
     queue: list[tuple[float, int, Grid, Cuts | None]] = []
@@ -92,7 +92,7 @@ def _smallest_grids(costs: Costs, gpus: int, settings: Settings | None) -> Itera
         for grid in select_grids(costs.variants(shape, gpus), settings):
             key = id(grid.engine), grid.layout
             asked = settings and "schedule" in settings
-            lean = grid.layout.pipeline_schedule.may_need_least_memory or asked
+            lean = grid.layout.pipeline_schedule.can_save_memory or asked
             if lean and key not in seen:  # rows come in rising order
                 seen.add(key)
                 yield grid

@@ -33,7 +33,7 @@ from headrace.models.parallel.local_shard import LocalShard
 from headrace.models.parallel.ring import FirstKeys, Zigzag, ring_attention
 from headrace.models.transforms.fp8 import quantize
 from headrace.trainer.layout.config import LayoutConfig
-from headrace.trainer.layout.groups import Parallel, join
+from headrace.trainer.layout.groups import Parallel, create_groups
 
 Arrays = dict[str, np.ndarray]
 
@@ -131,7 +131,7 @@ def share_of_loss(
 @cache
 def joined(tp: int = 1, cp: int = 1, ep: int = 1) -> Parallel:
     """Return this rank's process groups, created once for each layout."""
-    return join(LayoutConfig(tp=tp, cp=cp, ep=ep), "cpu", timedelta(minutes=5))
+    return create_groups(LayoutConfig(tp=tp, cp=cp, ep=ep), "cpu", timedelta(minutes=5))
 
 
 def share_of_objective(

@@ -22,7 +22,7 @@ from headrace.planner.division.knapsack import Knapsack
 from headrace.planner.division.linear import min_seconds, min_seconds_over_limits, workspace_limits
 from headrace.planner.division.problem import Choice, LayerKind, Problem, StagePlan, alive, price
 from headrace.planner.division.solve import solve
-from headrace.trainer.layout.cuts import even
+from headrace.trainer.layout.cuts import even_cuts
 from headrace.trainer.layout.schedules import SCHEDULES
 
 CASES = 600
@@ -47,7 +47,7 @@ def test_the_search_equals_brute_force() -> None:
         assert find_min_memory_cuts(problem)[0] <= problem.budget
         assert max(stage.memory for stage in solution.stages) <= problem.budget
         stages.add(problem.stages)
-        cuts = even(len(problem.layers), problem.stages)
+        cuts = even_cuts(len(problem.layers), problem.stages)
         wrong_when_even += brute_force(problem, [cuts]) > least * (1 + 1e-9)
     assert stages == {1, 2, 3, 4}
     assert 50 < infeasible < CASES / 2

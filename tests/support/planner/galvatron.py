@@ -21,7 +21,7 @@ import numpy as np
 from headrace.planner.division.bounds import quick_bound
 from headrace.planner.division.knapsack import Knapsack
 from headrace.planner.division.problem import Choice, FixedCosts, LayerKind, Problem
-from headrace.trainer.layout.cuts import neighbours
+from headrace.trainer.layout.cuts import neighbour_cuts
 
 DATA = json.loads((Path(__file__).parent / "galvatron_cases.json").read_text())
 GPUS, CONTEXT = 8, 1024
@@ -344,7 +344,7 @@ class Galvatron:
             yield from ((even, (c.name,) * self.layers) for c in problem.kinds[0].choices)
             return
         knapsack = Knapsack(problem)
-        for cuts in [even, *(neighbours(even, self.layers) if problem.stages == 2 else ())]:
+        for cuts in [even, *(neighbour_cuts(even, self.layers) if problem.stages == 2 else ())]:
             ranges = problem.ranges(cuts)
             plans = [knapsack.stage(stage, [each]) for stage, each in enumerate(ranges)]
             if None in plans:

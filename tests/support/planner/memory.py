@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from headrace.planner.division.interleaved import Stages
 from headrace.planner.division.problem import Problem
 from headrace.trainer.layout.cuts import Cuts
-from headrace.trainer.layout.schedules import Action
+from headrace.trainer.layout.schedules import StageAction
 
 
-def max_in_flight(order: Sequence[Action], sizes: Sequence[float] | None = None) -> float:
+def max_in_flight(order: Sequence[StageAction], sizes: Sequence[float] | None = None) -> float:
     """Count the micro-batches in flight at the fullest moment, or sum their `sizes` by chunk."""
     in_flight = fullest = 0.0
     for action in order:

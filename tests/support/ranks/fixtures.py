@@ -40,7 +40,7 @@ from headrace.trainer.engines import deepspeed
 from headrace.trainer.engines.optimizers.states import ADAM
 from headrace.trainer.folders.folder import RunFolder
 from headrace.trainer.layout.config import LayoutConfig
-from headrace.trainer.layout.groups import Parallel, join
+from headrace.trainer.layout.groups import Parallel, create_groups
 from headrace.trainer.run.job import Job
 from headrace.trainer.run.request import Request
 from headrace.trainer.run.resolve import resolve
@@ -98,7 +98,7 @@ def in_processes(tmp_path: Path, ranks: Callable[[int], Ranks]) -> Callable[...,
 def parallel() -> Iterator[Parallel]:
     """This process as the only rank."""
     group.initialise("gloo", timedelta(minutes=5))
-    yield join(LayoutConfig(), "cpu", timedelta(minutes=5))
+    yield create_groups(LayoutConfig(), "cpu", timedelta(minutes=5))
     dist.destroy_process_group()
 
 

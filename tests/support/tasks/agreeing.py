@@ -40,7 +40,7 @@ from headrace.trainer.folders.folder import RunFolder
 from headrace.trainer.launch import facts, restore, worker
 from headrace.trainer.launch.options import StartOptions
 from headrace.trainer.layout.config import LayoutConfig
-from headrace.trainer.layout.groups import Parallel, join
+from headrace.trainer.layout.groups import Parallel, create_groups
 from headrace.trainer.loop.hooks.hook import Hook
 from headrace.trainer.loop.loop import Loop, LoopOptions
 from headrace.trainer.loop.own_time import HostClock
@@ -62,7 +62,7 @@ SYNTHETIC = ["synthetic.steps=6", "synthetic.batch_rows=4", "synthetic.seq_len=1
 
 @cache
 def place(tp: int = 1, cp: int = 1) -> Parallel:
-    return join(LayoutConfig(tp=tp, cp=cp), "cpu", timedelta(minutes=5))
+    return create_groups(LayoutConfig(tp=tp, cp=cp), "cpu", timedelta(minutes=5))
 
 
 def make_engine(seed: int = 3) -> Engine:

@@ -24,9 +24,9 @@ from headrace.models.parallel import handed as handed_module
 from headrace.trainer.engines.engine import Engine
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.layout.config import LayoutConfig
-from headrace.trainer.layout.groups import Parallel, join
+from headrace.trainer.layout.groups import Parallel, create_groups
 from headrace.trainer.layout.schedules import forward_only
-from headrace.trainer.layout.stages import chunks_of, cuts_of, shared_modules
+from headrace.trainer.layout.stages import choose_cuts, list_chunks, shared_modules
 from headrace.trainer.loop import execute as executor
 from headrace.trainer.loop.execute import execute
 
@@ -50,10 +50,10 @@ def groups(words: str, model: str) -> Parallel:
         degrees["cuts"] = UNEVEN
     layout = LayoutConfig(**degrees)
     if layout.pp == 1:
-        return join(layout, "cpu", PATIENCE)
+        return create_groups(layout, "cpu", PATIENCE)
     config = config_of(model)
-    layout = replace(layout, cuts=cuts_of(layout, config, LENGTH))
-    return join(layout, "cpu", PATIENCE, shared_modules(layout, config, layout.cuts or ()))
+    layout = replace(layout, cuts=choose_cuts(layout, config, LENGTH))
+    return create_groups(layout, "cpu", PATIENCE, shared_modules(layout, config, layout.cuts or ()))
 
 
 def place(layout: str, model: str = "tiny") -> Parallel:
@@ -88,7 +88,7 @@ def run_passes(
 def keep(model: Model, parallel: Parallel) -> None:
     """Keep the chunks of this rank's stage, and its local shards."""
     layout = parallel.pipe.layout
-    model.keep(layout.cuts or (), chunks_of(layout, parallel.pipe.stage))
+    model.keep(layout.cuts or (), list_chunks(layout, parallel.pipe.stage))
     model.shard(parallel.axes)
 
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from headrace.trainer.layout.cuts import (
     ROUNDS,
-    even,
-    fastest,
-    least_greatest,
+    even_cuts,
+    fastest_cuts,
+    minimax_cuts,
     pass_costs,
-    step_time,
+    simulated_time,
 )
 from headrace.trainer.layout.schedules import SCHEDULES
 
@@ -28,7 +28,7 @@ def greatest(cuts: tuple[int, ...], layers: list[float], head: float) -> float:
 
 @given(costs, heads, st.integers(1, 4))
 def test_the_greatest_chunk_is_as_small_as_any(layers, head, chunks) -> None:
-    found = least_greatest(layers, chunks, head)
+    found = minimax_cuts(layers, chunks, head)
     every = combinations(range(1, len(layers)), chunks - 1)
     assert greatest(found, layers, head) == min(greatest(cuts, layers, head) for cuts in every)
 
@@ -38,19 +38,21 @@ def test_the_greatest_chunk_is_as_small_as_any(layers, head, chunks) -> None:
 def test_chosen_cuts_are_never_slower_than_even_cuts(layers, head, case) -> None:
     schedule, stages, chunks = case
     orders = SCHEDULES[schedule].orders(stages, chunks, ROUNDS * stages)
-    found = fastest(schedule, stages, chunks, layers, head)
+    found = fastest_cuts(schedule, stages, chunks, layers, head)
     assert sorted(set(found)) == list(found) and found[0] > 0 and found[-1] < len(layers)
-    equal = even(len(layers), stages * chunks)
-    assert step_time(orders, found, layers, head) <= step_time(orders, equal, layers, head)
+    equal = even_cuts(len(layers), stages * chunks)
+    assert simulated_time(orders, found, layers, head) <= simulated_time(
+        orders, equal, layers, head
+    )
 
 
 def test_a_large_head_leaves_its_stage_few_layers() -> None:
-    assert fastest("1f1b", 2, 1, [1.0] * 8, 4.0) == (6,)
-    assert fastest("1f1b", 1, 1, [1.0] * 8, 4.0) == ()
+    assert fastest_cuts("1f1b", 2, 1, [1.0] * 8, 4.0) == (6,)
+    assert fastest_cuts("1f1b", 1, 1, [1.0] * 8, 4.0) == ()
 
 
 @pytest.mark.parametrize(("layers", "chunks"), [(8, 4), (7, 3), (4, 4)])
 def test_even_cuts_leave_no_chunk_empty(layers: int, chunks: int) -> None:
-    ends = (0, *even(layers, chunks), layers)
+    ends = (0, *even_cuts(layers, chunks), layers)
     sizes = [b - a for a, b in pairwise(ends)]
     assert min(sizes) >= 1 and max(sizes) - min(sizes) <= 1

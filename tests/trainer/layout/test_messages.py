@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.trainer.layout.messages import HOPS, Messages, messages
-from headrace.trainer.layout.schedules import SCHEDULES, Action, Orders, forward_only
+from headrace.trainer.layout.messages import HOPS, ActionMessages, messages_by_action
+from headrace.trainer.layout.schedules import SCHEDULES, Orders, StageAction, forward_only
 
-Found = list[dict[Action, Messages]]
+Found = list[dict[StageAction, ActionMessages]]
 
 
 @st.composite
@@ -27,13 +27,13 @@ def orders(draw: st.DrawFn) -> Orders:
 
 
 def of_all(made: Orders) -> Found:
-    return [messages(made, stage) for stage in range(len(made))]
+    return [messages_by_action(made, stage) for stage in range(len(made))]
 
 
-def receivers(made: Orders) -> dict[Action, Action]:
+def receivers(made: Orders) -> dict[StageAction, StageAction]:
     """Return the action that needs the message of each action that sends one."""
     every = {action for order in made for action in order}
-    targets = {a: Action(a.kind, a.chunk + HOPS[a.kind], a.micro) for a in every}
+    targets = {a: StageAction(a.kind, a.chunk + HOPS[a.kind], a.micro) for a in every}
     return {action: target for action, target in targets.items() if target in every}
 
 
@@ -51,7 +51,7 @@ def causes(made: Orders, found: Found) -> nx.DiGraph:
     return graph
 
 
-def received_by(found: Found) -> dict[Action, Action]:
+def received_by(found: Found) -> dict[StageAction, StageAction]:
     """Return, for the receiver of each message, the action before which it is received."""
     return {
         taker: action for own in found for action, each in own.items() for taker in each.received
@@ -96,11 +96,13 @@ def test_few_gradients_are_on_their_way(stages: int, micro_batches: int) -> None
     """Without the proof a rank on gloo would keep those of all micro-batches."""
     made = SCHEDULES["1f1b"].orders(stages, 1, micro_batches)
     for stage in range(1, stages):
-        most = max(_on_their_way(made[stage], messages(made, stage)))
+        most = max(_on_their_way(made[stage], messages_by_action(made, stage)))
         assert most <= stages - stage + 1
 
 
-def _on_their_way(order: list[Action], found: dict[Action, Messages]) -> Iterator[int]:
+def _on_their_way(
+    order: list[StageAction], found: dict[StageAction, ActionMessages]
+) -> Iterator[int]:
     """Yield the gradients of earlier actions that have not arrived when each action begins."""
     waiting = 0
     for action in order:

@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.planner.memory import max_in_flight
 
-from headrace.trainer.layout.schedules import SCHEDULES, Action, Orders, Schedule, forward_only
+from headrace.trainer.layout.schedules import (
+    SCHEDULES,
+    Orders,
+    Schedule,
+    StageAction,
+    forward_only,
+)
 from headrace.trainer.layout.simulate import Deadlock, simulate
 
 CASES = [("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("interleaved", 3)]
@@ -20,7 +26,7 @@ stages = st.integers(1, 8)
 micro_batches = st.integers(1, 33)
 
 
-def letters(order: list[Action]) -> str:
+def letters(order: list[StageAction]) -> str:
     return " ".join(f"{action.kind[0]}{action.micro}" for action in order)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.trainer.layout.schedules import SCHEDULES, Action, Kind, Orders
+from headrace.trainer.layout.schedules import SCHEDULES, Kind, Orders, StageAction
 from headrace.trainer.layout.simulate import simulate
 
 
@@ -60,12 +60,12 @@ def longest_path(orders: Orders, costs: dict[Kind, list[float]], hops: list[floa
             graph.add_edge(action, "end", weight=own)
             kind, chunk, micro = action.kind, action.chunk, action.micro
             if kind == "forward" and chunk < last:
-                after = Action("forward", chunk + 1, micro)
+                after = StageAction("forward", chunk + 1, micro)
                 graph.add_edge(action, after, weight=own + hops[chunk])
             if kind == "forward" and chunk == last:
-                graph.add_edge(action, Action("backward", chunk, micro), weight=own)
+                graph.add_edge(action, StageAction("backward", chunk, micro), weight=own)
             if kind == "backward" and chunk > 0:
-                after = Action("backward", chunk - 1, micro)
+                after = StageAction("backward", chunk - 1, micro)
                 graph.add_edge(action, after, weight=own + hops[chunk - 1])
     length: float = networkx.dag_longest_path_length(graph)
     return length

@@ -8,7 +8,7 @@ from support.configs import CONFIGS
 from headrace.console.errors import LayoutError
 from headrace.models.config.config import load_model_config
 from headrace.trainer.layout.config import LayoutConfig
-from headrace.trainer.layout.stages import chunks_of, cuts_of, shared_modules
+from headrace.trainer.layout.stages import choose_cuts, list_chunks, shared_modules
 
 
 def test_tied_embeddings_and_shared_blocks_are_on_the_stages_that_use_them() -> None:
@@ -22,13 +22,13 @@ def test_tied_embeddings_and_shared_blocks_are_on_the_stages_that_use_them() -> 
     assert shared_modules(LayoutConfig(pp=2), shared, (2,)) == {"shared.shared": (0, 1)}
     chunked = LayoutConfig(pp=2, schedule="interleaved", chunks=2)
     assert shared_modules(chunked, shared, (1, 2, 3)) == {}, "both calls are on stage 1"
-    assert [chunks_of(chunked, stage) for stage in (0, 1)] == [[0, 2], [1, 3]]
+    assert [list_chunks(chunked, stage) for stage in (0, 1)] == [[0, 2], [1, 3]]
 
 
 def test_cuts_are_chosen_unless_they_are_given() -> None:
     model = load_model_config("tiny-hybrid")
-    assert cuts_of(LayoutConfig(), model, 64) == ()
-    assert cuts_of(LayoutConfig(pp=2, cuts=(1,)), model, 64) == (1,)
-    assert len(cuts_of(LayoutConfig(pp=4), model, 64)) == 3
+    assert choose_cuts(LayoutConfig(), model, 64) == ()
+    assert choose_cuts(LayoutConfig(pp=2, cuts=(1,)), model, 64) == (1,)
+    assert len(choose_cuts(LayoutConfig(pp=4), model, 64)) == 3
     with pytest.raises(LayoutError, match="are 8 chunks, and the model has 5 layers"):
-        cuts_of(LayoutConfig(pp=8), model, 64)
+        choose_cuts(LayoutConfig(pp=8), model, 64)

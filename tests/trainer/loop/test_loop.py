@@ -17,7 +17,7 @@ from headrace.trainer.checkpoints import store, tensors
 from headrace.trainer.checkpoints.store import RunState
 from headrace.trainer.folders.folder import RunFolder
 from headrace.trainer.layout.groups import Parallel
-from headrace.trainer.layout.schedules import SCHEDULES, Action, Orders
+from headrace.trainer.layout.schedules import SCHEDULES, Orders, StageAction
 from headrace.trainer.loop.batches import micro_batches, micro_rows
 from headrace.trainer.loop.guard import Guard
 from headrace.trainer.loop.hooks.hook import Hook, StepRecord
@@ -80,7 +80,7 @@ def all_forward_first(micro_batches: int) -> Orders:
 
 def without_a_backward_pass(micro_batches: int) -> Orders:
     [order] = in_turn(micro_batches)
-    return [[action for action in order if action != Action("backward", 0, 0)]]
+    return [[action for action in order if action != StageAction("backward", 0, 0)]]
 
 
 def test_a_schedule_decides_the_order_alone(parallel: Parallel) -> None:
