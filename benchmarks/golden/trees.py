@@ -24,7 +24,7 @@ from .cases import THREADS, Case, GoldenError
 ROOT = Path(__file__).parents[2]
 STOPPED = 85
 """Exit code of a run that `--stop-after` has ended."""
-LAST_LINES = 25
+LAST_LINES = 100
 OWN_VARIABLES = ("OMP_", "MKL_", "KMP_", "ONEDNN_", "DNNL_", "GLOO_", "PYTHONPATH", "HEADRACE_")
 """Variables that would change a run. ATEN_CPU_CAPABILITY stays: it is recorded."""
 GROUP_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")

@@ -36,6 +36,9 @@ INTERRUPTED = 85
 STORE_FD, LOCK_FD = "HEADRACE_STORE_FD", "HEADRACE_LOCK_FD"
 """Environment variables of rank 0 with its descriptors of the store's socket and the run's lock."""
 WATCH = "HEADRACE_WATCH"
+"""Environment variable with the folder that the launcher watches."""
+CRASH = "crash"
+"""The file CRASH.RANK in that folder has the stacks of a rank that died of SIGSEGV or its kin."""
 PARENT = "HEADRACE_PARENT"
 """Environment variable with the id of the process that started a rank and watches it."""
 HANG_HINT = (
@@ -120,6 +123,8 @@ class Watched:
 
         _die_with_launcher()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
+        self.crash = (self.folder / f"{CRASH}.{self.rank}").open("w")
+        faulthandler.enable(self.crash)
         self.stack = (self.folder / f"stack.{self.rank}").open("w")
         faulthandler.register(signal.SIGUSR2, file=self.stack, all_threads=False)
         self.beat("start")
@@ -133,7 +138,10 @@ class Watched:
     @contextlib.contextmanager
     def watching_itself(self, stall_seconds: float, name: str) -> Iterator[None]:
         """End this process, the rank `name`, with the stacks of its threads, if it makes no
-        progress: an external launcher does not watch heartbeats."""
+        progress: an external launcher does not watch heartbeats. Write the stacks to stderr, too,
+        if a signal such as SIGSEGV kills the process."""
+        import faulthandler
+
         ended = threading.Event()
 
         def watch() -> None:
@@ -142,6 +150,8 @@ class Watched:
                 if time.monotonic() - since >= stall_seconds:
                     self._end_stalled(name, what, stall_seconds)
 
+        if self.folder is None:
+            faulthandler.enable(2)
         if stall_seconds and self.folder is None:
             threading.Thread(target=watch, name="watch", daemon=True).start()
         try:

@@ -29,7 +29,7 @@ def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     pytest has threads; test_template.py has ranks that are forks."""
     monkeypatch.setattr("threading.active_count", lambda: 2)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with template.started("scripted", [], PlainEnd()) as forks:
+    with template.running_template("scripted", [], PlainEnd()) as forks:
 
         def make(script: str, processes: int = 2, **seconds: float) -> Launcher:
             start = "import os, sys, time, signal\nrank = int(os.environ['RANK'])\n"
@@ -103,6 +103,22 @@ def test_a_killed_rank_ends_the_others(number: signal.Signals, hint: str, launch
     assert caught.value.hint is not None and hint in caught.value.hint
     assert died_of_memory(f"step 3\nerror: {caught.value}\n") == (number == signal.SIGKILL)
     assert all(child.poll() is not None for child in job.children)
+
+
+def test_a_crashed_rank_shows_its_stacks(launcher: Make, tmp_path: Path) -> None:
+    script = """
+import ctypes
+from headrace.trainer.cluster.ranks import Watched
+watched = Watched()
+def crashes_here():
+    ctypes.string_at(0)
+crashes_here() if rank else time.sleep(1000)
+"""
+    with pytest.raises(RunError, match="rank 1 was killed by SIGSEGV") as caught:
+        launcher(script, grace_seconds=0.3).run()
+    stacks = (tmp_path / "rank-1.log").read_text()
+    assert "Segmentation fault" in stacks and "in crashes_here" in stacks
+    assert caught.value.where is not None and stacks.rstrip() in caught.value.where
 
 
 def test_a_request_to_stop_reaches_every_rank(launcher: Make, tmp_path: Path) -> None:
@@ -251,6 +267,23 @@ with watched.watching_itself(2.0, "rank 3 (stage 1)"):
     print("progress", flush=True)
     stuck_here()
 """
+
+
+def test_a_crashed_rank_of_another_launcher_writes_its_stacks() -> None:
+    script = """
+import ctypes
+from headrace.trainer.cluster.ranks import Watched
+def crashes_here():
+    ctypes.string_at(0)
+with Watched().watching_itself(0.0, "rank 3"):
+    crashes_here()
+"""
+    environment = {**os.environ, "RANK": "3", "WORLD_SIZE": "4"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == -signal.SIGSEGV
+    assert "Segmentation fault" in done.stderr and "in crashes_here" in done.stderr
 
 
 def test_a_rank_of_another_launcher_ends_itself_if_it_hangs() -> None:
