@@ -15,7 +15,7 @@ from ..console.commands import TRAINER, lazy, write_report
 from ..console.errors import SeveralErrors, UserError
 from ..console.progress import format_bytes, format_count
 from .cluster.commands import RankCommand, RankCommandGroup
-from .launch.options import StartOptions, command_words, start_options
+from .launch.options import StartOptions, add_start_options, command_words
 from .scores.commands import eval_command, recall
 from .weights.commands import export, sample
 
@@ -43,7 +43,7 @@ def run_options(function: Callable[..., None]) -> Callable[..., None]:
     """Decorate a command that starts a run with the options of `run` and `resume`."""
     options = (
         click.option("--processes", type=click.IntRange(1), help="Ranks on this machine."),
-        start_options,
+        add_start_options,
         click.option(
             "--slurm", is_flag=True, help="Submit a batch job that requeues itself until the end."
         ),
@@ -149,7 +149,7 @@ def run(
         dry_run=dry_run,
     )
     starts = not (slurm or dry_run) and is_readable(request)
-    with template.of_ranks(end, needed=starts) as forks:
+    with template.rank_template(end, needed=starts) as forks:
         _go(resolve(request), asked, end, forks, slurm=slurm, dry_run=dry_run, **options)
 
 
@@ -183,7 +183,7 @@ def resume(
 
     words, place = [*overrides, *_as_override(processes)], RunFolder(folder)
     starts = not (slurm or dry_run) and place.begun
-    with template.of_ranks(end, needed=starts) as forks:
+    with template.rank_template(end, needed=starts) as forks:
         job = load(place, words, slurm=slurm, dry_run=dry_run)
         _go(job, asked, end, forks, slurm=slurm, dry_run=dry_run, **options)
 
@@ -284,7 +284,7 @@ def _go(
         return
     code = start.start(job, started, asked, forks, write_report)
     if as_json and ranks.is_first():
-        command.emit(start.outcome(job, code))
+        command.emit(start.describe_outcome(job, code))
     if ranks.joined():
         end.code = code
     sys.exit(code)

@@ -1,7 +1,7 @@
 """Facts about a start that must be equal on all ranks.
 
-Each rank resolves its files and its machine by itself. What may differ between machines is left
-out: it changes neither weights, nor rows, nor steps.
+Every rank reads its own files and machine. Settings that change neither weights nor rows nor steps
+are excluded: machines may differ in them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ..run.job import Job
 from .options import StartOptions
 
 LOCAL = ("data", "slurm", "threads")
-"""Keys of a run that may differ: the cache and the workers that read ahead; the batch job, which
-has begun. `threads` is compared as the number that a rank has on CPU."""
+"""Keys that may differ between machines: cache and read-ahead workers; the batch job, which has
+begun. `threads` is compared as the number of threads on CPU."""
 ENVIRONMENT = (
     "ATEN_CPU_CAPABILITY",
     "CUBLAS_WORKSPACE_CONFIG",
@@ -32,11 +32,11 @@ ENVIRONMENT = (
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
     "TRITON_INTERPRET",
 )
-"""Variables that change the arithmetic of a rank."""
+"""Environment variables that change arithmetic."""
 
 
-def facts_of(job: Job, options: StartOptions) -> dict[str, Any]:
-    """Return the facts by the dotted path that a user knows: `optimizer.lr`, `plan.hash`, …"""
+def collect_facts(job: Job, options: StartOptions) -> dict[str, Any]:
+    """Return nested facts, whose dotted paths users know: `optimizer.lr`, `plan.hash`, …"""
     run = {key: value for key, value in reader.plain(job.run).items() if key not in LOCAL}
     if job.run.device == "cpu":  # the order of a sum depends on the number of threads
         run["threads"] = torch.get_num_threads()
@@ -48,7 +48,6 @@ def facts_of(job: Job, options: StartOptions) -> dict[str, Any]:
     versions |= {package: _version(package) for package in job.run.engine.packages}
     if job.run.device == "cuda":
         versions["triton"] = _version("triton")
-    started = dataclasses.asdict(options)
     assert job.run.device != "auto"
     return {
         **run,
@@ -62,14 +61,18 @@ def facts_of(job: Job, options: StartOptions) -> dict[str, Any]:
         "versions": versions,
         "kernels": find_device_problem(local_device(job.run.device)) or "fused",
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
-        "environment": {name: os.environ.get(name) for name in ENVIRONMENT},
-        "start": {name: started[name] for name in started if name not in ("began", "debug")},
+        "environment": {variable: os.environ.get(variable) for variable in ENVIRONMENT},
+        "start": {
+            key: value
+            for key, value in dataclasses.asdict(options).items()
+            if key not in ("began", "debug")
+        },
     }
 
 
 def _without_urls(mixture: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return a mixture without the URLs of its datasets: mirrors are equal, and the plan's hash
-    covers their contents."""
+    """Return a mixture without dataset URLs: mirrors are equal, and the plan's hash covers the
+    contents."""
     if mixture is None:
         return None
     sources = {
@@ -80,12 +83,12 @@ def _without_urls(mixture: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _phase(phase: Any) -> dict[str, Any]:
-    """Return a phase without its weights, which the plan's hash covers."""
+    """Return a phase without weights, which the plan's hash covers."""
     return {key: value for key, value in reader.plain(phase).items() if key != "stretches"}
 
 
 def _held_out(job: Job) -> str | None:
-    """Return the hash of the plan of held-out rows."""
+    """Return the hash of the held-out rows' plan."""
     from ...dataplane.order.plan import Plan
 
     return None if job.run.evaluate is None else Plan.load(job.held_out).hash

@@ -1,7 +1,7 @@
-"""Options of one start of a run, such as `--stop-after`. They are not part of the run.
+"""Options for a single start, such as `--stop-after`. They are not part of the run.
 
-Each option is stated once, on its field. The command line, the words of a Slurm script and the
-arguments of the worker processes follow from the fields.
+An option is declared once, as a field. The command line, the words in a Slurm script and the worker
+processes' arguments follow from the fields.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 
-def step_range(context: click.Context, parameter: click.Parameter, value: Any) -> str | None:
+def check_step_range(context: click.Context, parameter: click.Parameter, value: Any) -> str | None:
     """Check steps written FIRST:LAST; `10:15` means steps 10 to 14."""
     if value is None:
         return None
@@ -26,7 +26,7 @@ def step_range(context: click.Context, parameter: click.Parameter, value: Any) -
 
 
 def option(default: Any, **settings: Any) -> Any:
-    """Return a field that is an option of the command line; `settings` are click's."""
+    """Declare a field that is a command-line option; click receives the `settings`."""
     return field(default=default, metadata={"click": settings})
 
 
@@ -56,7 +56,7 @@ class StartOptions:
     )
     profile: str | None = option(
         None,
-        callback=step_range,
+        callback=check_step_range,
         metavar="FIRST:LAST",
         help="Trace these steps and their memory with torch's profiler, as in 10:15.",
     )
@@ -69,7 +69,7 @@ class StartOptions:
     debug: bool = False
     """Log debug messages (`--debug`)."""
     began: float = field(default_factory=_process_start)
-    """When the command began, on the clock that the processes of this machine share."""
+    """When the command began, by a clock that all processes on this machine share."""
 
     @property
     def profiled_steps(self) -> range | None:
@@ -80,35 +80,35 @@ class StartOptions:
 
     @property
     def traced_steps(self) -> dict[str, range]:
-        """Steps of the options that trace steps, by the words of the option."""
-        found = {}
+        """Traced steps, by command-line option."""
+        steps = {}
         if self.profiled_steps is not None:
-            found[f"--profile {self.profile}"] = self.profiled_steps
+            steps[f"--profile {self.profile}"] = self.profiled_steps
         if (step := self.memory_snapshot) is not None:
-            found[f"--memory-snapshot {step}"] = range(step, step + 1)
-        return found
+            steps[f"--memory-snapshot {step}"] = range(step, step + 1)
+        return steps
 
     def to_json(self) -> str:
-        """Return the options as the argument of a worker process."""
+        """Encode the options as a worker process's argument."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> StartOptions:
-        return cls(**json.loads(text))
+    def from_json(cls, encoded: str) -> StartOptions:
+        return cls(**json.loads(encoded))
 
 
-def start_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a command with the options of a start."""
-    for each in reversed(dataclasses.fields(StartOptions)):
-        settings = each.metadata.get("click")
+def add_start_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Decorate a command with the options of `StartOptions`."""
+    for option_field in reversed(dataclasses.fields(StartOptions)):
+        settings = option_field.metadata.get("click")
         if settings is not None:
-            name = f"--{each.name.replace('_', '-')}"
-            function = click.option(name, default=each.default, **settings)(function)
+            flag = f"--{option_field.name.replace('_', '-')}"
+            function = click.option(flag, default=option_field.default, **settings)(function)
     return function
 
 
 def command_words(context: click.Context, without: frozenset[str]) -> list[str]:
-    """Return the words of the running command, for a batch job to repeat, `without` some options.
+    """Return the running command's words for a batch job, `without` some options.
 
     `resume runs/a --stop-after 10` gives these four words.
     """
@@ -122,6 +122,6 @@ def command_words(context: click.Context, without: frozenset[str]) -> list[str]:
         elif value is True:
             words.append(parameter.opts[0])
         else:
-            for each in value if isinstance(value, tuple) else (value,):
-                words += [parameter.opts[0], str(each)]
+            for item in value if isinstance(value, tuple) else (value,):
+                words += [parameter.opts[0], str(item)]
     return words

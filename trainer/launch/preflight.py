@@ -1,6 +1,6 @@
-"""Preflight checks: everything that can be known to fail is reported before a run starts.
+"""Preflight checks: every failure that can be predicted is reported before a run starts.
 
-Nothing here writes. Checks of a single configuration happen when it is read; `resolve` checks that
+Nothing here writes files. A single configuration is checked when it is read; `resolve` checks that
 a folder holds this run and no other.
 """
 
@@ -44,7 +44,7 @@ DISK_RESERVE = 1 << 20
 
 
 def check(job: Job) -> None:
-    """Raise all errors that are known before the first step, on whatever machines the job runs."""
+    """Raise all errors that are known before the first step and do not depend on the machine."""
     checks = [_engine, _offload, _layout, _recompute, _compile, _fp8, _attention, _vocabulary]
     checks += [_groups, _weights, _held_out, _positions, _batches, _noise]
     checks += [_loggers, _store] * is_first()
@@ -92,8 +92,8 @@ def check_folder(job: Job) -> None:
 
 
 def check_profile(job: Job, options: StartOptions) -> None:
-    """Raise if the plan has none of the steps of --profile or --memory-snapshot, or if there is no
-    GPU whose memory could be recorded; warn if the run has taken the steps."""
+    """Raise if the plan lacks the steps in --profile or --memory-snapshot, or if a snapshot lacks a
+    GPU; warn if the run has already taken the steps."""
     if options.memory_snapshot is not None and job.run.device == "cpu":
         step = options.memory_snapshot
         raise MisuseError(
@@ -102,14 +102,14 @@ def check_profile(job: Job, options: StartOptions) -> None:
         )
     first, last = job.plan.first_step, job.plan.end_step - 1
     saved = store.committed(job.folder.checkpoints)
-    for words, steps in options.traced_steps.items():
+    for option, steps in options.traced_steps.items():
         if steps.start > last or steps.stop <= first:
             raise MisuseError(
-                f"{words}: the plan has steps {first} to {last}",
+                f"{option}: the plan has steps {first} to {last}",
                 hint="choose steps of the plan, as in --profile 10:15 or --memory-snapshot 12",
             )
         if saved and store.step_of(saved[-1]) >= steps.stop:
-            log.warning("%s writes nothing: the run has taken these steps", words)
+            log.warning("%s writes nothing: the run has taken these steps", option)
 
 
 def _engine(job: Job) -> None:
@@ -127,7 +127,7 @@ def _engine(job: Job) -> None:
 
 
 def _offload(job: Job) -> None:
-    """Raise if the optimizer is one for the device alone."""
+    """Raise if the engine offloads an optimizer that runs on the device alone."""
     if job.run.engine.offloads and not job.run.optimizer.on_host:
         raise LayoutError(
             f"optimizer.kind={job.run.optimizer.kind} multiplies whole matrices, which the engine "
@@ -137,17 +137,17 @@ def _offload(job: Job) -> None:
 
 
 def check_host_memory(job: Job) -> None:
-    """Raise if the host's memory is too small for what the engine offloads."""
+    """Raise if host memory is too small for the offloaded state."""
     if not job.run.engine.offloads:
         return
     stages = range(job.run.layout.pp)
-    most = max(host_bytes(parts) for stage in stages for parts in state_memory(job, stage))
+    size = max(host_bytes(state) for stage in stages for state in state_memory(job, stage))
     ranks, free = job.local_ranks, free_memory()
-    if most * ranks > free:
+    if size * ranks > free:
         raise LayoutError(
-            f"the engine offloads {format_bytes(most)} of each rank's state, and this machine has "
+            f"the engine offloads {format_bytes(size)} of each rank's state, and this machine has "
             f"{format_bytes(free)} of host memory free for {ranks} rank{'s' * (ranks > 1)} "
-            f"({format_bytes(most * ranks)})",
+            f"({format_bytes(size * ranks)})",
             hint="use more machines, which share the state, or an engine that does not offload",
         )
 
@@ -159,15 +159,15 @@ def _layout(job: Job) -> None:
         lengths.append(job.run.evaluate.seq_len)
     rows = min(phase.batch_rows for phase in job.plan.phases)
 
-    def works(other: LayoutConfig) -> bool:
-        """Return True if the engine supports the layout, and each of its ranks has a row."""
+    def is_supported(layout: LayoutConfig) -> bool:
+        """Return True if the engine supports the layout, and every data-parallel rank has a row."""
         try:
-            job.run.engine.check(other, job.processes, job.precision)
+            job.run.engine.check(layout, job.processes, job.precision)
         except LayoutError:
             return False
-        return other.data_parallel(job.processes) <= rows
+        return layout.data_parallel(job.processes) <= rows
 
-    layout_checks.check(job.run.layout, job.processes, job.model, lengths, works)
+    layout_checks.check(job.run.layout, job.processes, job.model, lengths, is_supported)
 
 
 def _recompute(job: Job) -> None:
@@ -182,7 +182,7 @@ def _recompute(job: Job) -> None:
 
 
 def _compile(job: Job) -> None:
-    """Raise if the engine's hooks would lie within a compiled block."""
+    """Raise if the engine's hooks would be inside a compiled block."""
     engine, shared = job.run.engine, [layer.shared for layer in job.model.layers if layer.shared]
     if engine.compile and shared:
         engine.check_compile(shared[0])
@@ -196,19 +196,19 @@ def _fp8(job: Job) -> None:
     from ...models.accounting.count import build_meta
     from ...models.transforms.fp8 import iterate_matrices
 
-    reasons = [each.reason for each in iterate_matrices(build_meta(job.model), settings)]
+    reasons = [matrix.reason for matrix in iterate_matrices(build_meta(job.model), settings)]
     if None not in reasons:
-        most = Counter(filter(None, reasons)).most_common()
+        counts = Counter(filter(None, reasons)).most_common()
         raise LayoutError(
             "precision=fp8 computes no matrix of this model in FP8: "
-            + ", ".join(f"{count} {reason}" for reason, count in most),
+            + ", ".join(f"{count} {reason}" for reason, count in counts),
             hint="choose another fp8.smallest, fp8.ends or fp8.matrices (`headrace models show "
             "MODEL --precision fp8 --fp8 smallest=256` lists the matrices), or precision=bf16",
         )
 
 
 def _attention(job: Job) -> None:
-    """Raise if the device has none of the implementations of attention that may run."""
+    """Raise if the device lacks every permitted implementation of attention."""
     run = job.run
     named = f"kernels.attention is [{', '.join(run.kernels.attention)}]"
     if run.device == "cpu" and CPU_IMPLEMENTATIONS.isdisjoint(run.kernels.attention):
@@ -233,29 +233,29 @@ def _vocabulary(job: Job) -> None:
 
 
 def _groups(job: Job) -> None:
-    """Raise if a pattern of optimizer.groups matches no parameter, or if a stage trains none."""
+    """Raise if a pattern in optimizer.groups matches no parameter, or if a stage trains none."""
     parameter_groups(job)
     if any(group.lr == 0 for group in job.run.optimizer.groups):
         _trained(job)
 
 
 def _trained(job: Job) -> None:
-    """Raise if all parameters of the model, or of a stage, are frozen."""
+    """Raise if all parameters are frozen, in the model or on a stage."""
     from ...models.accounting.count import build_meta
     from ..engines import groups
     from ..layout.stages import list_chunks
 
     optimizer, layout = job.run.optimizer, job.run.layout
-    whole = build_meta(job.model)
-    fp32 = whole.full_precision(job.precision)
-    groups.check_trained(groups.parameter_groups(whole, optimizer, fp32))
+    model = build_meta(job.model)
+    fp32 = model.full_precision(job.precision)
+    groups.check_trained(groups.parameter_groups(model, optimizer, fp32))
     for stage in range(layout.pp) if layout.pp > 1 else ():
-        model = build_meta(job.model)
-        model.keep(job.cuts, list_chunks(layout, stage))
-        parameters = dict(model.named_parameters())
-        stage_fp32 = [name for name in fp32 if name in parameters]
-        trained = groups.parameter_groups(model, optimizer, stage_fp32)
-        groups.check_trained(trained, f" of stage {stage}")
+        stage_model = build_meta(job.model)
+        stage_model.keep(job.cuts, list_chunks(layout, stage))
+        parameters = dict(stage_model.named_parameters())
+        stage_fp32 = [path for path in fp32 if path in parameters]
+        stage_groups = groups.parameter_groups(stage_model, optimizer, stage_fp32)
+        groups.check_trained(stage_groups, f" of stage {stage}")
 
 
 def _positions(job: Job) -> None:
@@ -272,8 +272,8 @@ def _positions(job: Job) -> None:
 
 
 def _batches(job: Job) -> None:
-    """Raise if a data-parallel rank has no row in a step: for all phases at once, because the one
-    with the fewest rows decides how many ranks can share them."""
+    """Raise if a data-parallel rank has no row in a step. The error covers all phases, because the
+    phase with the fewest rows limits the number of ranks."""
     shards = job.run.layout.shards
     dp = job.processes // shards  # _layout names a remainder
     small = [phase for phase in job.plan.phases if phase.batch_rows < dp]
@@ -289,7 +289,7 @@ def _batches(job: Job) -> None:
 
 
 def _noise(job: Job) -> None:
-    """Raise if a step of one row is to be measured in parts."""
+    """Raise if the noise scale is measured in a phase with a single row per step."""
     single = [phase.name for phase in job.plan.phases if phase.batch_rows < 2]
     if job.run.watch.noise is not None and single:
         raise PlanError(
@@ -300,7 +300,7 @@ def _noise(job: Job) -> None:
 
 
 def _weights(job: Job) -> None:
-    """Raise unless the initial weights are named once and fit the model."""
+    """Raise if two sources of weights are named, or if the weights do not fit the model."""
     source = job.run.init_from
     if job.parent is not None and source is not None:
         raise RunError(
@@ -321,16 +321,16 @@ def _held_out(job: Job) -> None:
 def _devices(job: Job) -> None:
     from ..layout.devices import count_gpus
 
-    there = count_gpus()
-    if job.run.device == "cuda" and job.processes > there and not joined():
+    gpus = count_gpus()
+    if job.run.device == "cuda" and job.processes > gpus and not joined():
         raise LayoutError(
-            f"{job.processes} processes need {job.processes} GPUs; this machine has {there}",
-            hint=f"use processes={there}" if there else "set device=cpu, or use another machine",
+            f"{job.processes} processes need {job.processes} GPUs; this machine has {gpus}",
+            hint=f"use processes={gpus}" if gpus else "set device=cpu, or use another machine",
         )
 
 
 def _fp8_units(job: Job) -> None:
-    """Raise if precision=fp8 and this machine's GPU has no units for FP8."""
+    """Raise if precision=fp8 and this machine's GPU lacks FP8 units."""
     from ..layout.devices import fp8_problem
 
     problem = fp8_problem() if job.run.device == "cuda" and job.precision.fp8 else None
@@ -346,6 +346,6 @@ def _loggers(job: Job) -> None:
 
 
 def _store(job: Job) -> None:
-    """Raise if the store of the checkpoints cannot be listed: no credentials, no such bucket."""
+    """Raise if checkpoints.url cannot be listed: no credentials, no such bucket."""
     if job.run.checkpoints.url is not None:
         storage.names(job.run.checkpoints.url)

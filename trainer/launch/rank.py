@@ -1,6 +1,6 @@
-"""Entry of a rank: a fork of the template, or `python -m …launch.rank FOLDER OPTIONS`.
+"""Entry point for a rank: a fork of the template, or `python -m …launch.rank FOLDER OPTIONS`.
 
-Signals are handled before the imports of a rank, which take seconds in a new process.
+Signals are handled before the rank's imports, which take seconds in a new process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Records of earlier starts when a run resumes: proved first, then cut back to the checkpoint.
+"""Check the records of earlier starts when a run resumes, then truncate them to the checkpoint.
 
-Ledger and metrics are made durable before a checkpoint is sealed. A ledger that does not lead to
-its checkpoint was changed, or lost.
+Ledger and metrics are durable before a checkpoint is sealed. A ledger that does not lead to the
+checkpoint was changed, or lost.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from ..scores.records import missing_of
 log = logs.get_logger(__name__)
 
 
-def take_up(
+def truncate_to_checkpoint(
     folder: RunFolder, plan: RunPlan, state: RunState, *, new_ledger: bool, keep_tails: int
 ) -> None:
-    """Check the ledger against the checkpoint, and cut all records after it. Of each record, the
-    latest `keep_tails` tails are kept.
+    """Check the ledger against the checkpoint, and truncate all records to the checkpoint's step.
+    The latest `keep_tails` tails of every record are kept.
 
-    With `new_ledger`, a ledger that does not lead to the checkpoint is set aside, and a new one
-    begins there.
+    With `new_ledger`, a ledger that does not lead to the checkpoint is renamed, and a new ledger
+    begins at the checkpoint.
     """
     if state.step > plan.first_step:
-        _check_ledger(folder, last_step(plan, state), new_ledger=new_ledger)
+        _check_ledger(folder, last_ledger_entry(plan, state), new_ledger=new_ledger)
     for path in folder.records:
         tail = lines.cut(path, state.step)
         if tail is not None:
@@ -43,39 +43,38 @@ def take_up(
             outdated.unlink()
 
 
-def finished(job: Job) -> bool:
-    """Return True if the run has nothing left to do: it has taken all of its steps, and scored its
-    last checkpoint if it was to."""
+def is_finished(job: Job) -> bool:
+    """Return True if the run has taken all steps, and scored its last checkpoint if configured."""
     if not checkpoints.reached(job.folder.checkpoints, job.plan.end_step):
         return False
     archived = not os.access(job.folder.root, os.W_OK)
     missing = missing_of(job.folder, job.run.scores, job.plan.end_step)
-    return archived or all(each.reason is not None for each in missing)
+    return archived or all(score.reason is not None for score in missing)
 
 
-def last_step(plan: RunPlan, state: RunState) -> LedgerEntry:
-    """Return the ledger's entry of the last step that is in a checkpoint."""
+def last_ledger_entry(plan: RunPlan, state: RunState) -> LedgerEntry:
+    """Return the ledger entry for the last step in a checkpoint."""
     step = plan.step(state.step - 1)
     return LedgerEntry(step.number, step.first_row, step.rows, state.ledger)
 
 
 def _check_ledger(folder: RunFolder, end: LedgerEntry, *, new_ledger: bool) -> None:
-    why = ledger.gap(folder.ledger, end)
-    if why is None:
+    gap = ledger.gap(folder.ledger, end)
+    if gap is None:
         return
-    what = f"{folder.ledger} {why}, and the checkpoint is the result of steps up to {end.step}"
+    problem = f"{folder.ledger} {gap}, and the checkpoint is the result of steps up to {end.step}"
     if not new_ledger:
         raise IntegrityError(
-            what,
+            problem,
             hint="restore the ledger from a copy; or go on without a proof of these steps: "
             "--new-ledger keeps the old file and begins a new ledger at the checkpoint",
         )
     if folder.ledger.exists():
-        place, number = folder.ledger.with_suffix(".old.jsonl"), 1
-        while place.exists():
+        path, number = folder.ledger.with_suffix(".old.jsonl"), 1
+        while path.exists():
             number += 1
-            place = folder.ledger.with_suffix(f".old-{number}.jsonl")
-        folder.ledger.rename(place)
-        log.warning("the old ledger is in %s", place.name)
-    log.warning("%s: a new ledger begins at step %d", what, end.step)
+            path = folder.ledger.with_suffix(f".old-{number}.jsonl")
+        folder.ledger.rename(path)
+        log.warning("the old ledger is in %s", path.name)
+    log.warning("%s: a new ledger begins at step %d", problem, end.step)
     ledger.begin(folder.ledger, end)

@@ -1,8 +1,8 @@
-"""Load the weights of a start, or of a rollback.
+"""Load weights for a start or a rollback.
 
 A start takes the first of these that exists:
 
-1. the newest checkpoint of the run
+1. the run's newest checkpoint
 2. the parent's checkpoint, for a mixture that branches (`after`)
 3. `init_from`: a run, a checkpoint or another program's folder, with or without moments
 4. freshly initialised weights
@@ -38,7 +38,7 @@ log = logs.get_logger(__name__)
 
 
 class RunCheckpoints(savers.Saver):
-    """Checkpoints of a run: saved while it trains, and loaded for a rollback."""
+    """Saves checkpoints while a run trains, and loads them for a rollback."""
 
     def __init__(self, job: Job, engine: Engine, parallel: Parallel, report: savers.Report) -> None:
         texts = {store.MODEL: reader.dump(job.model)}
@@ -56,24 +56,24 @@ class RunCheckpoints(savers.Saver):
 
     def restore(self) -> RunState:
         """Load the newest planned checkpoint into the engine. Collective."""
-        return go_back(self.job, self.engine, self.parallel)
+        return roll_back(self.job, self.engine, self.parallel)
 
 
-def checkpoints(job: Job, parallel: Parallel) -> list[Path]:
-    """Return the run's checkpoints, oldest first, as rank 0 lists them. Collective.
+def list_checkpoints(job: Job, parallel: Parallel) -> list[Path]:
+    """Return the run's checkpoints, oldest first. Collective.
 
-    On a shared file system the listing of another machine may be stale.
+    Rank 0 lists them: on a shared file system, another machine's listing may be stale.
     """
     folder, control = job.folder.checkpoints, parallel.control
     listed = by_first(lambda: [path.name for path in store.committed(folder)], control)
     return [folder / name for name in from_first(listed, control) or ()]
 
 
-def begin(
+def load_initial_state(
     job: Job, engine: Engine, parallel: Parallel, saved: Sequence[Path], *, fallback: bool
 ) -> tuple[RunState, str | None]:
-    """Load the newest checkpoint of `saved`, or the initial weights. Return the run's state and the
-    source of its weights. Collective."""
+    """Load the newest checkpoint in `saved`, or the initial weights. Return the run's state and the
+    source of the weights; None: a fresh initialisation. Collective."""
     if saved:
         state, path = _load_newest(job, engine, parallel, saved, fallback=fallback)
         return state, str(path)
@@ -90,31 +90,31 @@ def begin(
     with_moments = source is None or source.moments
     if not with_moments:
         fragments = masters(fragments)
-    there = savers.load(origin.where, fragments, parallel.checkpoint)
+    origin_state = savers.load(origin.where, fragments, parallel.checkpoint)
     if not with_moments:
         begin_averages(engine.fragments())
-    engine.loaded(there.updates if with_moments else 0)
-    ledger = there.ledger if job.parent is not None else state.ledger
+    engine.loaded(origin_state.updates if with_moments else 0)
+    ledger = origin_state.ledger if job.parent is not None else state.ledger
     return replace(state, updates=engine.updates, ledger=ledger), origin.where
 
 
 def _identity(origin: WeightSource | None) -> dict[str, Any]:
-    """Return the name of a checkpoint, whose contents are compared when it is loaded; else the
-    names and sizes of the files of weights."""
+    """Return facts about the weights that all ranks compare: file names and sizes, or a
+    checkpoint's step, because loading compares a checkpoint's contents."""
     if origin is None or isinstance(origin, Checkpoint):
         return {"checkpoint": origin and store.step_of(origin.where)}
     files = sorted(path for path in Path(origin.where).iterdir() if path.is_file())
     return {path.name: path.stat().st_size for path in files}
 
 
-def go_back(job: Job, engine: Engine, parallel: Parallel) -> RunState:
+def roll_back(job: Job, engine: Engine, parallel: Parallel) -> RunState:
     """Load the newest planned checkpoint. Collective.
 
-    Checkpoints of interruptions do not count, so a run that was stopped and resumed rolls back to
-    the same step as an undisturbed run.
+    Checkpoints from interruptions do not count, so a run that was stopped and resumed rolls back
+    to the same step as an undisturbed run.
     """
     every, edges = job.run.checkpoints.every, [job.plan.first_step, *job.ends]
-    saved = checkpoints(job, parallel)
+    saved = list_checkpoints(job, parallel)
     planned = [path for path in saved if is_planned(store.step_of(path), every, edges)]
     newest = (planned or saved)[-1]
     state = savers.load(newest, engine.fragments(), parallel.checkpoint)

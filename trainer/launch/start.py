@@ -35,7 +35,7 @@ from .template import Template
 log = get_logger(__name__)
 
 WriteReport = Callable[[str], Path]
-"""Writes the report of the run in a folder, and returns its path: reports stand above the run."""
+"""Writes the report for a run's folder, and returns its path. The trainer imports no report."""
 
 
 def submit(job: Job, words: Sequence[str]) -> str:
@@ -47,8 +47,8 @@ def submit(job: Job, words: Sequence[str]) -> str:
 
 def batch_script(job: Job, words: Sequence[str]) -> str:
     folder = job.folder
-    name = folder.root.absolute().name
-    return slurm.script(job.run.slurm, name, words, logs=folder.logs, cwd=Path.cwd())
+    job_name = folder.root.absolute().name
+    return slurm.script(job.run.slurm, job_name, words, logs=folder.logs, cwd=Path.cwd())
 
 
 def start(
@@ -62,7 +62,7 @@ def start(
     code."""
     if ranks.joined():
         return _join(job, options, asked, write_report)
-    if _finished(job):
+    if _is_finished(job):
         _finish_again(job, write_report)
         return 0
     assert forks is not None and job.run.device != "auto"
@@ -79,14 +79,14 @@ def start(
             logs=job.folder.logs,
             lock=lock,
             stall_seconds=job.run.watch.stall_seconds,
-            name=lambda rank: job.run.layout.rank_name(rank, job.processes),
+            rank_name=lambda rank: job.run.layout.rank_name(rank, job.processes),
         ).run()
         _finish(job, code, write_report)
         return code
 
 
-def outcome(job: Job, code: int) -> dict[str, Any]:
-    """Return the outcome of the run, for --json."""
+def describe_outcome(job: Job, code: int) -> dict[str, Any]:
+    """Return the run's outcome, for --json."""
     last = lines.last(job.folder.metrics)
     saved = store.committed(job.folder.checkpoints)
     return {
@@ -101,16 +101,16 @@ def outcome(job: Job, code: int) -> dict[str, Any]:
     }
 
 
-def _finished(job: Job) -> bool:
-    """Return True, and say so, if the run has taken all of its steps."""
-    if not records.finished(job):
+def _is_finished(job: Job) -> bool:
+    """Return True, and print a message, if the run has taken all steps."""
+    if not records.is_finished(job):
         return False
     command.say(f"{job.folder.root} has already taken all of its {job.plan.end_step} steps")
     return True
 
 
 def _finish_again(job: Job, write_report: WriteReport) -> None:
-    """Repeat the work after the last step: the run may have been killed before it was done."""
+    """Repeat what follows the last step: the run may have been killed before it was complete."""
     if not os.access(job.folder.root, os.W_OK):  # an archived run is read only
         command.say(f"report: {job.folder.report}")
         return
@@ -121,7 +121,7 @@ def _finish_again(job: Job, write_report: WriteReport) -> None:
 
 
 def _clear(job: Job) -> None:
-    """Remove files that killed starts left half written."""
+    """Remove partial files from killed starts."""
     job.folder.clear()
     store.clean(job.folder.checkpoints)
 
@@ -153,9 +153,9 @@ def _prepare(job: Job) -> None:
 
 
 def _begin_ledger(job: Job, state: RunState) -> None:
-    """Begin the ledger of a run whose folder was lost, at its newest checkpoint."""
+    """Begin a ledger at the newest checkpoint, if the run's folder was lost."""
     if not job.folder.ledger.exists():
-        ledger.begin(job.folder.ledger, records.last_step(job.plan, state))
+        ledger.begin(job.folder.ledger, records.last_ledger_entry(job.plan, state))
 
 
 def _finish(job: Job, code: int, write_report: WriteReport) -> None:
@@ -184,7 +184,7 @@ def _finish(job: Job, code: int, write_report: WriteReport) -> None:
 
 
 def _record_finish(job: Job, last: RunState) -> None:
-    """Write the event `finish`, unless it is there: a kill may have come before it."""
+    """Write the event `finish` if it is missing: the run may have been killed before it."""
     events = list(lines.read(job.folder.events))
     if not events or events[-1]["event"] != "finish":
         with contextlib.closing(lines.LineWriter(job.folder.events)) as writer:
@@ -194,17 +194,17 @@ def _record_finish(job: Job, last: RunState) -> None:
 def _join(
     job: Job, options: StartOptions, asked: ranks.StopAsked, write_report: WriteReport
 ) -> int:
-    """Run as a rank under torchrun: rank 0 locks the folder, the others wait for it."""
+    """Run as a rank under torchrun. Rank 0 locks the folder; the other ranks wait for rank 0."""
     from .worker import work
 
     preflight.check_compiler(job)
 
     def train() -> int:
         watched = ranks.Watched()
-        name = job.run.layout.rank_name(watched.rank, job.processes)
+        rank_name = job.run.layout.rank_name(watched.rank, job.processes)
         with (
-            watched.watching_itself(job.run.watch.stall_seconds, name),
-            naming_lost_ranks(name, watched.ports_by_rank),
+            watched.watching_itself(job.run.watch.stall_seconds, rank_name),
+            naming_lost_ranks(rank_name, watched.ports_by_rank),
         ):
             return work(job, watched, asked, options)
 
@@ -212,7 +212,7 @@ def _join(
         code = train()
         # A rank that stops with all others is no failure: torchrun must not kill rank 0 for it.
         return 0 if code == ranks.INTERRUPTED else code
-    if _finished(job):
+    if _is_finished(job):
         train()  # the other ranks learn it from rank 0
         _finish_again(job, write_report)
         return 0

@@ -1,13 +1,13 @@
-"""The process that ranks are forked from: it has imported what every rank imports.
+"""The process from which ranks are forked: it has imported what every rank imports.
 
     command ──┬── template ──┬─ rank 0
               │              ├─ rank 1
               └─ launcher    └─ …
 
-Importing torch and an engine takes most of the time to the first step. The command imports torch,
-forks the template, and resolves the run while the template imports the engine. Ranks begin as forks
-of the template. Nothing but imports has run there: no GPU was asked for, no file read, no pool of
-threads started. So the command may do what no fork survives, such as asking CUDA for its devices.
+Importing torch and an engine takes most of the time before the first step. The command imports
+torch, forks the template, and resolves the run while the template imports the engine. The template
+runs imports alone: it queries no GPU, reads no file, starts no thread pool. So ranks can begin as
+its forks, and the command may do what no fork survives, such as listing CUDA devices.
 
 The template is the parent of the ranks and reports their exit codes. It dies with the command, and
 the ranks die with it (`cluster/ranks.py`).
@@ -43,12 +43,12 @@ template, and the ranks with it."""
 
 @dataclass
 class RankProcess:
-    """A rank, as its launcher sees it."""
+    """A rank, as the launcher sees it."""
 
     template: Template
     pid: int
     code: int | None = None
-    """Exit code, as `subprocess` gives it; None while the rank runs."""
+    """Exit code as in `subprocess`; None while the rank runs."""
 
     def poll(self) -> int | None:
         self.template.collect()
@@ -60,30 +60,30 @@ class RankProcess:
 
 
 @dataclass(frozen=True)
-class Request:
-    """Words and environment of a rank to start. Its descriptors follow, one for each name."""
+class RankRequest:
+    """Arguments and environment for a new rank. File descriptors follow in separate messages."""
 
     words: Sequence[str]
     environment: Mapping[str, str]
     has_output: bool
     descriptors: Sequence[str]
-    """Environment variables that name the descriptors in the rank."""
+    """Environment variables that tell the rank its file descriptors."""
 
     @property
-    def count(self) -> int:
+    def num_descriptors(self) -> int:
         return self.has_output + len(self.descriptors)
 
 
 @dataclass
 class Template:
-    """The command's side: starts ranks and collects their exit codes."""
+    """The command's side: starts ranks and collects exit codes."""
 
     pid: int
     connection: Connection
     ranks: dict[int, RankProcess] = field(default_factory=dict)
 
     def call(self, function: Callable[[], None]) -> None:
-        """Call a function in the template, such as the imports of an engine, and do not wait."""
+        """Call a function in the template, such as an engine's imports, without waiting."""
         with contextlib.suppress(OSError):  # it was killed: `start` says so
             self.connection.send(function)
 
@@ -94,9 +94,9 @@ class Template:
         output: int | None,
         descriptors: Mapping[str, int],
     ) -> RankProcess:
-        """Start a rank, whose environment names its copies of the `descriptors`. It writes to
-        `output`; None: to stderr."""
-        request = Request(words, environment, output is not None, list(descriptors))
+        """Start a rank that writes to `output` (None: stderr). `descriptors` are file descriptors
+        by the environment variable that tells the rank its copy."""
+        request = RankRequest(words, environment, output is not None, list(descriptors))
         try:
             self.connection.send(request)
             for descriptor in (*([] if output is None else [output]), *descriptors.values()):
@@ -112,12 +112,12 @@ class Template:
         return rank
 
     def watch(self) -> None:
-        """Let the template wait for its ranks: no rank is started from now on."""
-        with contextlib.suppress(OSError):  # it was killed: `collect` notes it
+        """Let the template wait for its ranks. No rank can be started afterwards."""
+        with contextlib.suppress(OSError):  # it was killed: `collect` handles that
             self.connection.send(None)
 
     def collect(self) -> None:
-        """Note the exit codes that have come."""
+        """Receive exit codes without waiting."""
         try:
             while self.connection.poll():
                 pid, code = self.connection.recv()
@@ -132,35 +132,38 @@ class Template:
         os.waitpid(self.pid, 0)
 
 
-def of_ranks(end: PlainEnd, *, needed: bool) -> contextlib.AbstractContextManager[Template | None]:
-    """Import what all ranks import and fork the template, if this command starts ranks: another
-    launcher may have started it as one."""
-    return started(RANK, [WORKER], end) if needed and not joined() else contextlib.nullcontext()
+def rank_template(
+    end: PlainEnd, *, needed: bool
+) -> contextlib.AbstractContextManager[Template | None]:
+    """Fork a template for `trainer run`, unless another launcher started this command as a rank."""
+    if needed and not joined():
+        return running_template(RANK, [WORKER], end)
+    return contextlib.nullcontext()
 
 
 @contextlib.contextmanager
-def started(module: str, imports: Sequence[str], end: PlainEnd) -> Iterator[Template]:
-    """Import modules, fork the template, and end it at last.
+def running_template(module: str, imports: Sequence[str], end: PlainEnd) -> Iterator[Template]:
+    """Import modules and fork the template; kill it when the context ends.
 
-    A rank runs `main` of `module`, which returns its exit code. `end` was made before the imports,
-    so all exit handlers run in a rank.
+    A rank runs the function `main` in `module`, which returns the exit code. `end` must be created
+    before the imports, so that a rank runs all exit handlers.
     """
     if not sys.flags.safe_path and sys.path[0] in ("", str(Path.cwd())):  # of `python -m`
         del sys.path[0]  # a file http.py of the user's folder is not Python's http
-    for name in imports:
-        importlib.import_module(name)
-    alone = threading.active_count() == 1
-    ours, theirs = Pipe()
+    for imported_module in imports:
+        importlib.import_module(imported_module)
+    single_threaded = threading.active_count() == 1
+    command_end, template_end = Pipe()
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.flush()
     mask, command = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK), os.getpid()
     pid = os.fork()
     if pid == 0:
-        ours.close()
-        _Server(module, theirs, end, alone, mask).serve(command)
+        command_end.close()
+        _Server(module, template_end, end, single_threaded, mask).serve(command)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    theirs.close()
-    template = Template(pid, ours)
+    template_end.close()
+    template = Template(pid, command_end)
     try:
         yield template
     finally:
@@ -174,23 +177,23 @@ class _Server:
     module: str
     connection: Connection
     end: PlainEnd
-    alone: bool
-    """True if no thread of Python ran beside the one that forked the template."""
+    single_threaded: bool
+    """True if the command had a single Python thread when it forked the template."""
     mask: set[int | signal.Signals]
 
     def serve(self, command: int) -> NoReturn:
-        """Start ranks until none is to follow, then wait for them. End with the command."""
+        """Start ranks until the command sends None, then wait for them. End with the command."""
         try:
             die_with_parent()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent may have ignored it
             os.dup2(2, 1)  # stdout is the command's, for programs
             count = 0
             while os.getppid() == command and (request := self.connection.recv()) is not None:
-                if not isinstance(request, Request):
+                if not isinstance(request, RankRequest):
                     with contextlib.suppress(Exception):  # the rank that repeats it reports it
                         request()
                     continue
-                descriptors = [recv_handle(self.connection) for _ in range(request.count)]
+                descriptors = [recv_handle(self.connection) for _ in range(request.num_descriptors)]
                 gc.freeze()  # a collection in a rank would copy the pages of all objects
                 pid = os.fork()
                 if pid == 0:
@@ -207,12 +210,12 @@ class _Server:
         finally:
             os._exit(0)
 
-    def _become(self, request: Request, descriptors: list[int]) -> NoReturn:
+    def _become(self, request: RankRequest, descriptors: list[int]) -> NoReturn:
         """Turn this fork into a rank."""
         code = 1
         try:
             command = self._prepare(request, descriptors)
-            if not self.alone or _cuda_was_used():
+            if not self.single_threaded or _cuda_was_used():
                 # A thread may have held a lock, or CUDA fails after a fork: begin anew.
                 os.execv(command[0], command)
             sys.argv = [self.module, *request.words]
@@ -222,9 +225,9 @@ class _Server:
         finally:
             self.end.leave(code)
 
-    def _prepare(self, request: Request, descriptors: list[int]) -> list[str]:
-        """Give this fork the streams, environment and signals of a rank. Return the command that
-        does the same in a new process."""
+    def _prepare(self, request: RankRequest, descriptors: list[int]) -> list[str]:
+        """Set this fork's streams, environment and signal handlers. Return the command that starts
+        the rank in a new process."""
         self.connection.close()
         nothing = os.open(os.devnull, os.O_RDONLY)
         output = descriptors.pop(0) if request.has_output else 2
@@ -235,9 +238,9 @@ class _Server:
         os.environ.clear()
         os.environ.update(request.environment)
         os.environ[PARENT] = str(os.getppid())
-        for name, descriptor in zip(request.descriptors, descriptors, strict=True):
+        for variable, descriptor in zip(request.descriptors, descriptors, strict=True):
             os.set_inheritable(descriptor, True)
-            os.environ[name] = str(descriptor)
+            os.environ[variable] = str(descriptor)
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -246,6 +249,6 @@ class _Server:
 
 
 def _cuda_was_used() -> bool:
-    """Return True if a parent of this fork has asked CUDA for anything."""
+    """Return True if a parent process has used CUDA."""
     torch = sys.modules.get("torch")
     return torch is not None and torch.cuda._is_in_bad_fork()

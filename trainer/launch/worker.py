@@ -1,6 +1,7 @@
-"""One rank of a run: join the process group, build the engine, load the checkpoint, train.
+"""A rank: join the process group, build the engine, load the checkpoint, train.
 
-The launcher starts it by rank.py. Under torchrun the `trainer` command itself becomes a rank.
+The launcher starts ranks through rank.py. Under torchrun, the `trainer` command itself becomes a
+rank.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ from ..run.plan_check import prediction
 from ..scores.at_checkpoints import CheckpointScores
 from . import records, restore
 from .attestation import Outcome, attesting
-from .facts import facts_of
+from .facts import collect_facts
 from .options import StartOptions
 
 MINIMUM_TIMEOUT = timedelta(minutes=30)
@@ -67,16 +68,16 @@ log = logs.get_logger(__name__)
 
 def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: StartOptions) -> int:
     """Train until the plan's end, or until asked to stop. Return the exit code."""
-    joined = time.monotonic()
+    began = time.monotonic()
     watched.beat("joining the process group")
     parallel = _join(job, options)
     if _is_finished(job, parallel):
         dist.destroy_process_group()
         return 0
-    explained = partial(
+    explain_out_of_memory = partial(
         exceeded.explain_out_of_memory, job, parallel.rank, lambda: watched.last[0], parallel.device
     )
-    with explained():
+    with explain_out_of_memory():
         loaded = _load_engine(job, parallel, watched, options)
     engine, state, resumed = loaded.engine, loaded.state, loaded.resumed
     recorder = _open_recorder(job, parallel, options, state)
@@ -87,8 +88,8 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
         "resume" if resumed else "start",
         state.step,
         layout=job.layout,
-        checkpoint=loaded.came_from,
-        seconds=round(time.monotonic() - joined, 2),
+        checkpoint=loaded.weights_source,
+        seconds=round(time.monotonic() - began, 2),
     )
     if loaded.attested is not None:
         recorder.event(ATTESTED, state.step, **loaded.attested.details())
@@ -99,7 +100,7 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
     loop = _make_loop(job, engine, parallel, options, hooks, checkpoints)
     order = job.run.kernels.order(deterministic=job.run.deterministic)
     try:
-        with explained(), attention_order(order):
+        with explain_out_of_memory(), attention_order(order):
             state, finished = loop.run(state)
         hooks.ended(state, finished=finished)
     except UserError as error:
@@ -115,14 +116,14 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
 
 @dataclass(frozen=True)
 class LoadedEngine:
-    """An engine with the weights from which a start trains."""
+    """An engine with loaded weights."""
 
     engine: Engine
     state: RunState
-    came_from: str | None
-    """Source of the weights."""
+    weights_source: str | None
+    """Checkpoint, run or folder; None: a fresh initialisation."""
     resumed: bool
-    """True if the run has a checkpoint of its own."""
+    """True if the run had a checkpoint."""
     attested: Outcome | None
     """Outcome of the attestation of the fused kernels; None where none runs."""
 
@@ -130,7 +131,7 @@ class LoadedEngine:
 def _load_engine(
     job: Job, parallel: Parallel, watched: ranks.Watched, options: StartOptions
 ) -> LoadedEngine:
-    """Build the engine, and load its weights. Collective."""
+    """Build the engine and load weights. Collective."""
     watched.beat("listing the kernels of the model")
     with attesting(job, parallel, watched.beat) as settle:
         watched.beat("building the model")
@@ -138,12 +139,14 @@ def _load_engine(
         if watched.folder is None:  # no launcher says which rank was lost
             watched.ports_by_rank.extend(gather_ports(parallel.control))
         watched.beat("loading weights")
-        earlier = restore.checkpoints(job, parallel)
-        state, came_from = restore.begin(job, engine, parallel, earlier, fallback=options.fallback)
+        saved = restore.list_checkpoints(job, parallel)
+        state, weights_source = restore.load_initial_state(
+            job, engine, parallel, saved, fallback=options.fallback
+        )
         attested = settle()
     if attested is not None and parallel.first:
         attested.log()
-    return LoadedEngine(engine, state, came_from, bool(earlier), attested)
+    return LoadedEngine(engine, state, weights_source, bool(saved), attested)
 
 
 def _make_hooks(
@@ -155,7 +158,7 @@ def _make_hooks(
     recorder: RunRecorder | NullRecorder,
     checkpoints: restore.RunCheckpoints,
 ) -> list[Hook]:
-    """Return what this rank does beside the steps, in the order in which it is done."""
+    """Return this rank's hooks, in the order in which they run."""
     run, profiles = job.run, job.folder.profiles
     hooks: list[Hook] = [Heartbeat(watched), StopSignal(asked), PeakMemory(run.device)]
     if prediction(job) is not None:
@@ -206,7 +209,7 @@ def _make_loop(
     return Loop(
         job.plan,
         training_steps(job.plan, parallel, run.data),
-        lr_of(job),
+        build_lr_schedule(job),
         engine,
         parallel,
         settings,
@@ -217,20 +220,20 @@ def _make_loop(
 
 
 def _is_finished(job: Job, parallel: Parallel) -> bool:
-    """Return True if the run has nothing left to do. Rank 0 decides. Collective."""
+    """Return True if the run is complete. Rank 0 decides. Collective."""
     control = parallel.control
-    return bool(from_first(by_first(lambda: records.finished(job), control), control))
+    return bool(from_first(by_first(lambda: records.is_finished(job), control), control))
 
 
 def _join(job: Job, options: StartOptions) -> Parallel:
-    """Join the process group as one rank of the run, which all ranks start alike."""
+    """Join the process group, and check that all ranks start the same run. Collective."""
     run = job.run
     assert run.device != "auto"
     torch.set_num_threads(job.threads)
     if run.deterministic and run.device == "cuda":  # on CPU a fixed number of threads is enough
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or cuBLAS refuses
         torch.use_deterministic_algorithms(True)
-    # The launcher times out first: it can report the stack of each rank.
+    # The launcher times out first: it can report every rank's stack.
     timeout = max(MINIMUM_TIMEOUT, timedelta(seconds=run.watch.stall_seconds + 60))
     backend = "gloo"
     if run.device == "cuda":
@@ -238,8 +241,8 @@ def _join(job: Job, options: StartOptions) -> Parallel:
         set_allocator()
     wait = timedelta(seconds=run.watch.join_seconds)
     ranks.initialise(backend, timeout, wait, local_device(run.device))
-    # Before the groups of the layout: ranks with other layouts would wait for each other.
-    agreed("the run", lambda: facts_of(job, options), dict)
+    # Before the layout's groups: ranks with different layouts would wait for each other.
+    agreed("the run", lambda: collect_facts(job, options), dict)
     shared = shared_modules(run.layout, job.model, job.cuts)
     return create_groups(run.layout, run.device, timeout, shared)
 
@@ -253,27 +256,28 @@ def build_engine(job: Job, parallel: Parallel) -> Engine:
     return job.run.engine.build(objective, job.run.optimizer, job.precision, parallel)
 
 
-def lr_of(job: Job) -> Callable[[int], float]:
+def build_lr_schedule(job: Job) -> Callable[[int], float]:
+    """Return a function from steps to learning rates."""
     from ..loop.synthetic import SyntheticPlan
 
-    plan, top = job.plan, job.run.optimizer.lr
+    plan, peak = job.plan, job.run.optimizer.lr
     if isinstance(plan, SyntheticPlan):
-        return lambda step: top * plan.lr_factor(step)
+        return lambda step: peak * plan.lr_factor(step)
     from ...dataplane.order.plan import Plan
     from ...mixtures.learning_rate import lr_factor
 
     assert isinstance(plan, Plan)
-    return lambda step: top * lr_factor(plan, step)
+    return lambda step: peak * lr_factor(plan, step)
 
 
 def _open_recorder(
     job: Job, parallel: Parallel, options: StartOptions, state: RunState
 ) -> RunRecorder | NullRecorder:
-    """Cut the records of earlier starts back to `state`, and open them on rank 0. Collective."""
+    """Truncate the records to the checkpoint's state, and open them on rank 0. Collective."""
 
     def open_records() -> RunRecorder:
         check_late_errors()
-        records.take_up(
+        records.truncate_to_checkpoint(
             job.folder,
             job.plan,
             state,
@@ -285,7 +289,7 @@ def _open_recorder(
     return by_first(open_records, parallel.control) or NullRecorder()
 
 
-def _make_recorder(job: Job, ranks: int, asked: float, first_step: int) -> RunRecorder:
+def _make_recorder(job: Job, ranks: int, began: float, first_step: int) -> RunRecorder:
     watch, device = job.run.watch, job.run.device
     peak = watch.peak_flops or speed.known_peak(device)
     counts = speed.speed_of(
@@ -307,7 +311,7 @@ def _make_recorder(job: Job, ranks: int, asked: float, first_step: int) -> RunRe
             watch.straggler, watch.straggler_steps, stages, partial(stage_flops, job)
         ),
         noise=NoiseScale.after(job.folder.signals),
-        asked=asked,
+        asked=began,
     )
 
 

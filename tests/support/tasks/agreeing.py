@@ -199,9 +199,9 @@ def resume(
     engine = make_engine()
     with mock.patch.object(store, "committed", stale if rank else listed):
         try:
-            saved = restore.checkpoints(job, place())
-            state, _ = restore.begin(job, engine, place(), saved, fallback=fallback)
-            return [state.step, restore.go_back(job, engine, place()).step]
+            saved = restore.list_checkpoints(job, place())
+            state, _ = restore.load_initial_state(job, engine, place(), saved, fallback=fallback)
+            return [state.step, restore.roll_back(job, engine, place()).step]
         except UserError as error:
             return answer(error)
 
@@ -218,7 +218,7 @@ def initialize(folder: Path, places: list[Path]) -> str:
     """Start from the weights in a folder, which has another place on each rank."""
     job = make_job(folder, [f"init_from.path={places[dist.get_rank()]}"])
     try:
-        restore.begin(job, make_engine(), place(), [], fallback=False)
+        restore.load_initial_state(job, make_engine(), place(), [], fallback=False)
     except UserError as error:
         return answer(error)
     return "loaded"

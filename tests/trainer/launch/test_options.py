@@ -10,13 +10,13 @@ import pytest
 from click.testing import CliRunner
 
 from headrace.trainer.launch import options
-from headrace.trainer.launch.options import StartOptions, command_words, start_options
+from headrace.trainer.launch.options import StartOptions, add_start_options, command_words
 
 
 @click.command("resume")
 @click.argument("folder")
 @click.argument("overrides", nargs=-1)
-@start_options
+@add_start_options
 @click.option("--slurm", is_flag=True)
 def echo(folder: str, overrides: tuple[str, ...], slurm: bool, **given: Any) -> None:
     click.echo(StartOptions(began=7.5, **given).to_json())
@@ -57,7 +57,7 @@ def test_a_new_field_becomes_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "StartOptions", More)
 
     @click.command("go")
-    @start_options
+    @add_start_options
     def go(**given: Any) -> None:
         click.echo(More(**given).to_json())
         click.echo(" ".join(command_words(click.get_current_context(), frozenset())))

@@ -40,7 +40,9 @@ def state(job: Job, step: int = STEP) -> RunState:
 
 
 def take_up(job: Job, *, new_ledger: bool = False, step: int = STEP) -> None:
-    records.take_up(job.folder, job.plan, state(job, step), new_ledger=new_ledger, keep_tails=2)
+    records.truncate_to_checkpoint(
+        job.folder, job.plan, state(job, step), new_ledger=new_ledger, keep_tails=2
+    )
 
 
 def steps(path: Path) -> list[int]:

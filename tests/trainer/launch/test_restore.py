@@ -34,6 +34,6 @@ def test_a_checkpoint_of_another_plan_is_rejected(
     monkeypatch.setattr(restore.savers, "load", lambda *_: state)
     engine: Any = Unloaded()
     with pytest.raises(CheckpointError, match="another plan \\(another, not") as caught:
-        saved = restore.checkpoints(job, parallel)
-        restore.begin(job, engine, parallel, saved, fallback=False)
+        saved = restore.list_checkpoints(job, parallel)
+        restore.load_initial_state(job, engine, parallel, saved, fallback=False)
     assert f"after: {{run: {job.folder.root}, step: 3}}" in str(caught.value.hint)

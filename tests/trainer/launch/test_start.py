@@ -22,7 +22,7 @@ def test_a_stop_before_the_first_step_is_no_failure(
     job = ask()
     assert start.start(job, StartOptions(), StopAsked(), Mock(), Mock()) == INTERRUPTED
     assert "stopped before the first step" in capsys.readouterr().err
-    assert start.outcome(job, INTERRUPTED)["step"] == 0
+    assert start.describe_outcome(job, INTERRUPTED)["step"] == 0
 
 
 def test_a_start_killed_while_adopting_checkpoints_can_be_repeated(

@@ -27,7 +27,7 @@ from headrace.trainer.launch import template
 from headrace.trainer.launch.launcher import Launcher
 end = PlainEnd()
 BEFORE
-with template.started("work", ["heavy"], end) as forks:
+with template.running_template("work", ["heavy"], end) as forks:
     Path("template").write_text(str(forks.pid))
     try:
         code = Launcher(forks, ["word"], 2, threads=3, logs=Path("logs")).run()
