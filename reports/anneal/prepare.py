@@ -15,7 +15,13 @@ from ...console.errors import ConfigError, PlanError, Problem, RunError
 from ...mixtures.mixture_file.mixture import After
 from ...trainer.folders.folder import RunFolder
 from ...trainer.loop.config import EvaluateConfig
-from ...trainer.loop.evaluate import distinct, held_out, length_of, plan_of, unnamed
+from ...trainer.loop.evaluate import (
+    distinct_datasets,
+    held_out_datasets,
+    plan_held_out,
+    row_length,
+    unnamed_sources,
+)
 from ...trainer.run import config as run_config
 from ...trainer.run.config import RunConfig
 from ...trainer.run.request import Request
@@ -108,18 +114,20 @@ def _configure_runs(
     plans = [candidate.plan for candidate in candidates]
     num_steps = max(plan.end_step - plan.first_step for plan in plans)
     evaluate = run.evaluate or EvaluateConfig(every=num_steps)
-    evaluate = replace(evaluate, seq_len=min(length_of(evaluate, plan) for plan in plans))
+    evaluate = replace(evaluate, seq_len=min(row_length(evaluate, plan) for plan in plans))
     sources: dict[str, str] = {}
     for plan in plans:
-        for name, url in held_out(evaluate, plan).items():
+        for name, url in held_out_datasets(evaluate, plan).items():
             if sources.setdefault(name, url) != url:
                 raise PlanError(
                     f"the candidates hold out two datasets as {name}: {sources[name]} and {url}",
                     hint=f"name the one that scores: evaluate.sources.{name}=URL",
                 )
-    sources = sources if evaluate.sources else distinct(sources)
-    scorers = [item for plan in plans for item in unnamed(evaluate, plan, sources).items()]
+    sources = sources if evaluate.sources else distinct_datasets(sources)
+    scorers = [item for plan in plans for item in unnamed_sources(evaluate, plan, sources).items()]
     not_scored = list(dict.fromkeys(name for name, scorer in scorers if scorer is None))
     evaluate = replace(evaluate, sources=sources)
-    plan_of(evaluate, plans[0])  # raises if a dataset is too short or has a different tokenizer
+    plan_held_out(
+        evaluate, plans[0]
+    )  # raises if a dataset is too short or has a different tokenizer
     return replace(run, evaluate=evaluate), not_scored

@@ -18,7 +18,7 @@ import numpy as np
 from ...console.errors import IntegrityError
 from ...dataplane.arrays import Float64
 from ...dataplane.runlog.writer import entry_of, is_sound
-from ...trainer.loop.metrics import GROUPS, fields_of
+from ...trainer.loop.metrics import GROUPS, grouped_metrics
 
 COUNTS = ("rows", "weight")
 """Fields that are 0 for a source without an entry."""
@@ -74,7 +74,7 @@ def _numbers(table: Any) -> Iterator[tuple[str, Float64]]:
     for name, column in zip(table.column_names, table.columns, strict=True):
         array = column.combine_chunks()
         if name in GROUPS and pa.types.is_struct(array.type):
-            drawn_fields = fields_of(name)
+            drawn_fields = grouped_metrics(name)
             for member, fields in _fields(array):  # a source, or a layer
                 if pa.types.is_struct(fields.type):
                     for field, values in _fields(fields):

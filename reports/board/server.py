@@ -24,7 +24,7 @@ from ...console.html.page import HINTS
 from ...console.html.style import COLOURS, SCROLL, SIDES
 from ...console.log import get_logger
 from ...dataplane.storage import storage
-from ...trainer.loop.metrics import for_pages
+from ...trainer.loop.metrics import list_page_metrics
 from . import curves
 from .board import Board
 from .details import FILES, details
@@ -139,7 +139,7 @@ class Handler(BaseHTTPRequestHandler):
             case ["hints.js"]:
                 return "text/javascript; charset=utf-8", HINTS.encode()
             case ["api", "metrics"]:
-                return _json(for_pages())
+                return _json(list_page_metrics())
             case ["api", "runs"]:
                 return _json(self.server.board.summary())
             case ["api", "settings"]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ...console.html.page import PALETTE
 from ...dataplane.order.plan import Plan
-from ...trainer.loop.metrics import HELD_OUT, LOSS_UNIT, for_pages
+from ...trainer.loop.metrics import HELD_OUT, LOSS_UNIT, list_page_metrics
 from ..board.server import STATIC
 from .outliers import OutlierStep
 from .reading.buckets import CurveTable
@@ -46,7 +46,7 @@ def embed_curves(
     `compared`, the curves include the difference in loss to the first run."""
     tables = [table for run in runs for table in _encode_run(run)]
     summaries = {run.name: _summary(run, outliers) for run in runs}
-    metrics = for_pages()
+    metrics = list_page_metrics()
     if compared:
         for table in filter(None, (_loss_difference(runs[0], run) for run in runs[1:])):
             tables.append(table)

@@ -13,7 +13,7 @@ import torch
 from support.tasks.noisy_ranks import whole_square
 from support.tasks.parity import REFERENCE
 
-from headrace.trainer.loop.signals import GradientSquares, Part, part_of
+from headrace.trainer.loop.signals import GradientSquares, MaskedBatch, select_small_batch
 from headrace.trainer.record.noise_scale import STATE, NoiseScale
 
 TWO = ["deepspeed-2-fp32", "fsdp2-0-fp32-tp2"]
@@ -55,10 +55,10 @@ def parts(sizes: list[int], dp_rank: int = 0, pp: int = 1, chunks: int = 1) -> l
     batches: Any = []
     for size in sizes:
         tokens, rows = shape.expand(size, 3), [next(numbers) for _ in range(size)]
-        batches.append(Part(tokens, tokens, torch.ones(size, 3), shape[0], rows))
+        batches.append(MaskedBatch(tokens, tokens, torch.ones(size, 3), shape[0], rows))
     layout = SimpleNamespace(pp=pp, chunks=chunks)
     parallel: Any = SimpleNamespace(dp_rank=dp_rank, pipe=SimpleNamespace(layout=layout))
-    found = part_of(batches, parallel)
+    found = select_small_batch(batches, parallel)
     for each in found:
         kept = len(list(each.rows))
         assert each.weights.sum(dim=1).tolist() == [3.0] * kept + [0.0] * (len(each.tokens) - kept)

@@ -10,7 +10,7 @@ from ...console.progress import format_bytes, format_number
 from ...models.accounting.show import choose_letters, format_active
 from ...models.accounting.state import HOST, device_bytes, host_bytes
 from ...models.accounting.stored import load_or_compute
-from ..loop.evaluate import missing_note, plan_of, unnamed
+from ..loop.evaluate import missing_note, plan_held_out, unnamed_sources
 from ..run.config import COUPLED
 from ..run.job import Job
 from . import memory
@@ -114,13 +114,13 @@ def held_out_rows(job: Job) -> dict[str, dict[str, Any]] | None:
     if job.run.evaluate is None:
         return None
     is_stored = job.held_out.exists()
-    plan = Plan.load(job.held_out) if is_stored else plan_of(job.run.evaluate, job.plan)
+    plan = Plan.load(job.held_out) if is_stored else plan_held_out(job.run.evaluate, job.plan)
     rows: dict[str, dict[str, Any]] = {
         source.name: {"url": source.url, "rows": phase.rows, "seq_len": phase.seq_len}
         for source, phase in zip(plan.sources, plan.phases, strict=True)
     }
     urls = {name: source["url"] for name, source in rows.items()}
-    owners = unnamed(job.run.evaluate, job.plan, urls)
+    owners = unnamed_sources(job.run.evaluate, job.plan, urls)
     return {**rows, **{name: {"rows_of": owner} for name, owner in owners.items()}}
 
 

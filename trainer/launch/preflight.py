@@ -315,7 +315,7 @@ def _weights(job: Job) -> None:
 
 def _held_out(job: Job) -> None:
     if job.run.evaluate is not None and not job.held_out.exists():
-        evaluate.plan_of(job.run.evaluate, job.plan)
+        evaluate.plan_held_out(job.run.evaluate, job.plan)
 
 
 def _devices(job: Job) -> None:

@@ -137,7 +137,7 @@ def _prepare(job: Job) -> None:
             partial(_begin_ledger, job),
         )
     if job.run.evaluate is not None and not job.held_out.exists():
-        evaluate.plan_of(job.run.evaluate, job.plan).save(job.held_out)
+        evaluate.plan_held_out(job.run.evaluate, job.plan).save(job.held_out)
     if job.run.scores is not None:
         at_checkpoints.check(job.run.scores, job.plan)
     about_file.save_facts(job)

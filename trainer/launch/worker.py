@@ -44,7 +44,7 @@ from ..loop.hooks.profiler import MemorySnapshot, Profiler
 from ..loop.hooks.scores import ScoreCheckpoints
 from ..loop.hooks.slurm_notes import SlurmNotes
 from ..loop.hooks.stop_signal import StopSignal
-from ..loop.loaders import evaluator, training_steps
+from ..loop.loaders import load_evaluator, training_steps
 from ..loop.loop import Loop, LoopOptions
 from ..record import speed
 from ..record.logger import LoggedRun
@@ -205,7 +205,9 @@ def _make_loop(
     )
     held_out = None
     if run.evaluate is not None:
-        held_out = evaluator(job.held_out, run.evaluate, parallel, run.data, run.micro_batch_tokens)
+        held_out = load_evaluator(
+            job.held_out, run.evaluate, parallel, run.data, run.micro_batch_tokens
+        )
     return Loop(
         job.plan,
         training_steps(job.plan, parallel, run.data),

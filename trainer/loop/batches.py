@@ -1,4 +1,4 @@
-"""Protocols between the loop and the data: a plan, micro-batches, and how many rows they hold."""
+"""Protocols between the loop and the data: plans and micro-batches, and the latter's sizes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Named(Protocol):
 
 
 class RunPlan(Protocol):
-    """The plan of a run: of a mixture, or of synthetic rows."""
+    """A run's plan, for a mixture or for synthetic rows."""
 
     @property
     def phases(self) -> Sequence[PhaseRows]: ...
@@ -46,7 +46,7 @@ class RunPlan(Protocol):
 
 
 class MicroBatch(Protocol):
-    """Rows that one rank computes on at once; padding rows have weight 0."""
+    """Rows on which a rank computes at once; padding rows have weight 0."""
 
     @property
     def tokens(self) -> torch.Tensor: ...
@@ -65,21 +65,21 @@ class MicroBatch(Protocol):
 
 
 Steps = Callable[[int, int], Iterator[Sequence[MicroBatch]]]
-"""Maps (first step, rows of a micro-batch) to this rank's micro-batches, step by step."""
+"""Maps (first step, rows per micro-batch) to this rank's micro-batches, step by step."""
 
 
 def micro_rows(tokens: int, phase: PhaseRows, dp: int, cp: int = 1) -> int:
-    """Return the rows of a micro-batch: at most `tokens` tokens per rank, evenly divided.
+    """Return the rows per micro-batch: at most `tokens` tokens per rank, evenly divided.
 
-    A rank holds 1/cp of the tokens of each row.
+    A rank holds 1/cp of a row's tokens.
     """
     rank_rows = ceil_div(phase.batch_rows, dp)
-    most = max(1, min(tokens * cp // phase.seq_len, rank_rows))
-    return ceil_div(rank_rows, ceil_div(rank_rows, most))
+    max_rows = max(1, min(tokens * cp // phase.seq_len, rank_rows))
+    return ceil_div(rank_rows, ceil_div(rank_rows, max_rows))
 
 
 def micro_batches(rows: int, phase: PhaseRows, dp: int) -> int:
-    """Return how many micro-batches of `rows` rows each rank has in a step."""
+    """Return the number of micro-batches with `rows` rows per rank and step."""
     return ceil_div(ceil_div(phase.batch_rows, dp), rows)
 
 

@@ -3,8 +3,8 @@
     data/web/train ─ the mixture        data/web/val ─ a plan of its own, the same rows each time
     a view of data/web/train            the same view of data/web/val, or else data/web/val
 
-Evaluation reads by a plan as training does, with one phase of one step for each source, so ranks
-divide the rows in the same way. It changes neither weights nor the stream, random state or ledger.
+Evaluation reads a plan as training does, with a phase of one step per source, so ranks divide the
+rows in the same way. It changes neither weights nor the stream, random state or ledger.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TRAIN = "train"
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Result of one evaluation."""
+    """Result of an evaluation."""
 
     names: Sequence[str]
     stats: StepStats
@@ -40,7 +40,7 @@ class Evaluation:
 
 
 class Evaluator:
-    """Evaluate an engine on the rows of a plan."""
+    """Evaluates an engine on a plan's rows."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Evaluator:
         parallel: Parallel,
         every: int,
     ) -> None:
-        """Each iteration over `steps` yields this rank's micro-batches of every step."""
+        """Each iteration over `steps` yields this rank's micro-batches, step by step."""
         self.names = [source.name for source in plan.sources]
         self.rows = range(plan.first_row, plan.end_row)
         self.steps = steps
@@ -57,7 +57,7 @@ class Evaluator:
         self.every = every
 
     def __call__(self, engine: Engine) -> Evaluation:
-        """Return the loss of the present weights. Collective."""
+        """Evaluate the current weights. Collective."""
         import torch
 
         from .execute import execute
@@ -80,15 +80,15 @@ class Evaluator:
         return Evaluation(self.names, stats, time.perf_counter() - began)
 
 
-def held_out(config: EvaluateConfig, plan: Plan) -> dict[str, str]:
-    """Return the datasets to evaluate on, by name; sources that share one have it once."""
+def held_out_datasets(config: EvaluateConfig, plan: Plan) -> dict[str, str]:
+    """Return URLs of held-out datasets by name, without duplicates."""
     if config.sources:
         return dict(config.sources)
-    length = length_of(config, plan)
-    counterparts = {
-        source.name: counterpart(source.url, config.split, length) for source in plan.sources
+    length = row_length(config, plan)
+    candidates = {
+        source.name: find_held_out(source.url, config.split, length) for source in plan.sources
     }
-    urls = distinct({name: url for name, url in counterparts.items() if url is not None})
+    urls = distinct_datasets({name: url for name, url in candidates.items() if url is not None})
     if not urls:
         raise PlanError(
             f"evaluate is set, and no source of the mixture has a `{config.split}` beside it",
@@ -98,72 +98,74 @@ def held_out(config: EvaluateConfig, plan: Plan) -> dict[str, str]:
     return urls
 
 
-def distinct(urls: Mapping[str, str]) -> dict[str, str]:
-    """Return the datasets of which none is the same as one before it."""
-    kept: dict[str, str] = {}
-    known: set[str] = set()
+def distinct_datasets(urls: Mapping[str, str]) -> dict[str, str]:
+    """Drop datasets that share a generation with an earlier dataset."""
+    datasets: dict[str, str] = {}
+    seen: set[str] = set()
     for name, url in urls.items():
-        if known.isdisjoint(hashes := _hashes(url)):
-            known |= hashes
-            kept[name] = url
-    return kept
+        if seen.isdisjoint(hashes := _generation_hashes(url)):
+            seen |= hashes
+            datasets[name] = url
+    return datasets
 
 
-def length_of(config: EvaluateConfig, plan: Plan) -> int:
-    """Return the tokens of a row to evaluate on."""
+def row_length(config: EvaluateConfig, plan: Plan) -> int:
+    """Return the number of tokens per evaluated row."""
     return config.seq_len or min(phase.seq_len for phase in plan.phases)
 
 
-def counterpart(url: str, split: str, length: int) -> str | None:
-    """Return the dataset that was held out from one, or None.
+def find_held_out(url: str, split: str, length: int) -> str | None:
+    """Return the URL of a training dataset's held-out split, or None.
 
-    It has the same URL, with the split in place of the last `train`: `web/val` of `web/train`, and
-    `web/val/packed-512` of `web/train/packed-512`. A view without one has that of its dataset, and
-    so has a packed view whose bins do not fill rows of this length: the same documents in another
-    layout, or all documents where the view has some.
+    In the URL, the split replaces the last `train`: `web/val` for `web/train`, `web/val/packed-512`
+    for `web/train/packed-512`. If a view has no such split, or if a packed view's bins do not fill
+    rows with `length` tokens, the split of the view's base dataset is taken: the same documents in
+    another layout, or all documents where the view has some.
     """
     from ...dataplane.datasets import manifest as manifests
     from ...dataplane.datasets.packing import length_of as bin_length
     from ...dataplane.datasets.view import view_of
     from ...dataplane.storage import storage
 
-    parts = url.rstrip("/").split("/")
-    if TRAIN in parts:
-        last = len(parts) - 1 - parts[::-1].index(TRAIN)
-        candidate = "/".join([*parts[:last], split, *parts[last + 1 :]])
+    folders = url.rstrip("/").split("/")
+    if TRAIN in folders:
+        last = len(folders) - 1 - folders[::-1].index(TRAIN)
+        candidate = "/".join([*folders[:last], split, *folders[last + 1 :]])
         if storage.exists(storage.join(candidate, manifests.NAME)):
             bins = bin_length(manifests.load(candidate))
             if bins is None or length % bins == 0:
                 return candidate
     view = view_of(url, manifests.load(url))
-    return None if view is None else counterpart(view.url, split, length)
+    return None if view is None else find_held_out(view.url, split, length)
 
 
-def _hashes(url: str) -> set[str]:
-    """Return the hashes of a dataset's generations: two datasets that share one are the same."""
+def _generation_hashes(url: str) -> set[str]:
+    """Return the hashes of a dataset's generations. Two datasets that share a hash are equal."""
     from ...dataplane.datasets import manifest as manifests
 
     return {generation.hash for generation in manifests.load(url).generations}
 
 
-def unnamed(
+def unnamed_sources(
     config: EvaluateConfig, trained: RunPlan, urls: Mapping[str, str]
 ) -> dict[str, str | None]:
-    """Return the sources of the mixture that `urls` does not name: for each, the name under which
-    its held-out rows are evaluated, or None if there are none. If people have named the datasets,
-    no source is missing."""
+    """Return the mixture's sources that `urls` does not name. The value is the name under which a
+    source's held-out rows are evaluated, or None if there are no such rows. With configured
+    datasets (`evaluate.sources`), no source is missing."""
     from ...dataplane.order.plan import Plan
 
     if config.sources or not isinstance(trained, Plan):
         return {}
-    length = length_of(config, trained)
+    length = row_length(config, trained)
     sources = [source for source in trained.sources if source.name not in urls]
-    owners = {hash: name for name, url in urls.items() for hash in _hashes(url)} if sources else {}
+    names_by_hash: dict[str, str] = {}
+    if sources:
+        names_by_hash = {h: name for name, url in urls.items() for h in _generation_hashes(url)}
     names: dict[str, str | None] = {}
     for source in sources:
-        url = counterpart(source.url, config.split, length)
-        hashes = set() if url is None else _hashes(url)
-        names[source.name] = next((owners[hash] for hash in hashes if hash in owners), None)
+        url = find_held_out(source.url, config.split, length)
+        hashes = set() if url is None else _generation_hashes(url)
+        names[source.name] = next((names_by_hash[h] for h in hashes if h in names_by_hash), None)
     return names
 
 
@@ -175,8 +177,8 @@ def missing_note(names: Sequence[str], split: str) -> str:
     )
 
 
-def plan_of(config: EvaluateConfig, trained: RunPlan) -> Plan:
-    """Return the plan of the rows to evaluate on: a phase of one step for each source."""
+def plan_held_out(config: EvaluateConfig, trained: RunPlan) -> Plan:
+    """Plan the held-out rows: a phase of one step per source."""
     from ...console import config as reader
     from ...dataplane.datasets import manifest as manifests
     from ...dataplane.order.plan import Plan
@@ -188,8 +190,8 @@ def plan_of(config: EvaluateConfig, trained: RunPlan) -> Plan:
             "evaluate needs a mixture: synthetic rows have no held-out split",
             hint="remove evaluate, or give --mixture FILE.yaml",
         )
-    length = length_of(config, trained)
-    sources = held_out(config, trained)
+    length = row_length(config, trained)
+    sources = held_out_datasets(config, trained)
     phases = {}
     for name, url in sources.items():
         rows = min(config.rows, (manifests.load(url).tokens - 1) // length)

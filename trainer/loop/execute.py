@@ -1,12 +1,12 @@
-"""Executor of a schedule: run the passes of this rank's stage over the micro-batches of a step.
+"""Execute a schedule: run the passes of this rank's stage over a step's micro-batches.
 
     forward     receive the stream ─► chunk ─► send the stream to the next chunk
     backward    loss / divisor + attach_gradients(stream, received) ─► engine ─► send gradients
 
-The first chunk receives no stream, the last chunk sends none: on one stage nothing is sent. Every
-stage reads its own rows, so tokens, weights and documents never travel; shapes and dtypes of the
-messages follow from them, so no metadata travels either. Each tensor is a message of its own, and
-none is copied: the sender keeps it until it has arrived (layout/messages.py).
+The first chunk receives no stream, and the last chunk sends none: on one stage nothing is sent.
+Every stage reads the rows itself, so tokens, weights and documents are never sent; the messages'
+shapes and dtypes follow from them, so no metadata is sent either. Tensors are sent one by one, and
+never copied: the sender keeps each until it has arrived (layout/messages.py).
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ def execute(
     parallel: Parallel,
     divisor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """Run the actions of this rank's stage. Return the losses by row, Σ w·ℓ, of each micro-batch;
-    zeros on stages that compute no loss.
+    """Run the actions of this rank's stage. Return Σ w·ℓ by row, [rows] for each micro-batch; zeros
+    on stages that compute no loss.
 
     Backward passes start from the loss divided by `divisor`.
     """
-    return _Step(orders, batches, engine, parallel).run(divisor)
+    return _StepExecution(orders, batches, engine, parallel).run(divisor)
 
 
 def forward_pass(
     engine: Engine, batch: MicroBatch, parallel: Parallel, chunk: int = 0, stream: Stream = ()
 ) -> Sums:
-    """Run a chunk of the objective on this rank's part of a micro-batch."""
+    """Run a chunk of the objective on this rank's shard of a micro-batch."""
     device, context = parallel.device, parallel.axes.context
     tokens, targets, weights = (
         tensor.to(device, non_blocking=True)
         for tensor in (batch.tokens, batch.targets, batch.weights)
     )
-    whole = (tokens.shape[0], tokens.shape[1] * context.size)
-    documents = Documents.from_cu_seqlens(batch.cu_seqlens, whole)
-    # On the CPU, rows of one document and packed rows add in another order.
+    global_shape = (tokens.shape[0], tokens.shape[1] * context.size)
+    documents = Documents.from_cu_seqlens(batch.cu_seqlens, global_shape)
+    # On the CPU, single-document rows and packed rows add in different orders.
     if device.type == "cuda" and not documents.packed:
         return engine(tokens, targets, weights, None, chunk, stream)
     on_device = documents.part(context).to(device)
     return engine(tokens, targets, weights, on_device, chunk, stream)
 
 
-class _Step:
+class _StepExecution:
     def __init__(
         self,
         orders: Orders,
@@ -74,14 +74,14 @@ class _Step:
         self.engine = engine
         self.parallel = parallel
         self.last_chunk = parallel.pipe.last_chunk
-        self.alive: dict[tuple[int, int], tuple[Stream, Sums]] = {}
-        """Inputs and outputs of the chunks whose backward pass is still to come."""
+        self.in_flight: dict[tuple[int, int], tuple[Stream, Sums]] = {}
+        """Inputs and outputs of passes without a backward pass so far, by (chunk, micro-batch)."""
         self.losses = [torch.zeros(len(batch.tokens), device=parallel.device) for batch in batches]
         self.messages = messages_by_action(orders, parallel.pipe.stage)
-        self.early: dict[StageAction, Stream] = {}
-        """Messages that have been received, by the action that takes them."""
+        self.received: dict[StageAction, Stream] = {}
+        """Received messages, by the action that needs them."""
         self.sent: dict[StageAction, list[tuple[dist.Work, torch.Tensor]]] = {}
-        """Messages on their way, which live until they have arrived."""
+        """Messages on their way, which must live until they have arrived."""
 
     def run(self, divisor: float) -> list[torch.Tensor]:
         backwards = [action for action in self.actions if action.kind == "backward"]
@@ -107,10 +107,10 @@ class _Step:
         else:
             self.send(action, sums.stream)
         if torch.is_grad_enabled():
-            self.alive[chunk, micro] = stream, sums
+            self.in_flight[chunk, micro] = stream, sums
 
     def backward(self, action: StageAction, divisor: float, *, last: bool) -> None:
-        stream, sums = self.alive.pop((action.chunk, action.micro))
+        stream, sums = self.in_flight.pop((action.chunk, action.micro))
         loss = sums.total / divisor
         if action.chunk < self.last_chunk:
             loss = loss + attach_gradients(sums.stream, self.receive(action))
@@ -130,31 +130,31 @@ class _Step:
             self.sent[action].append((work, message))
 
     def end_send(self, action: StageAction) -> None:
-        """Give back the messages that an action sent."""
+        """Wait until an action's messages have arrived, and free them."""
         for work, _ in self.sent.pop(action):
             work.wait()
 
     def receive(self, action: StageAction) -> Stream:
-        """Return the stream that enters the chunk, or the gradients of the stream that leaves."""
-        found, wire = self.messages[action], self.parallel.pipe.receives[action.kind]
-        for taker in found.received:
-            stream = self.empty(taker)
+        """Receive the chunk's input stream, or the gradients of its output stream."""
+        messages, wire = self.messages[action], self.parallel.pipe.receives[action.kind]
+        for receiver in messages.received:
+            stream = self.allocate_message(receiver)
             for tensor in stream:
                 dist.recv(tensor, wire.peer, group=wire.group)
-            self.early[taker] = stream
-        for earlier in found.arrived:
+            self.received[receiver] = stream
+        for earlier in messages.arrived:
             self.end_send(earlier)
-        return self.early.pop(action)
+        return self.received.pop(action)
 
-    def empty(self, action: StageAction) -> Stream:
-        """Return tensors for the message that an action takes."""
+    def allocate_message(self, action: StageAction) -> Stream:
+        """Allocate the tensors that an action receives, [rows, length / tp, width]."""
         model = self.engine.objective.model
         rows, length = self.batches[action.micro].tokens.shape
         shape = rows, length // self.parallel.axes.tensor.size, model.config.width
-        entered = action.chunk if action.kind == "forward" else action.chunk + 1
+        chunk = action.chunk if action.kind == "forward" else action.chunk + 1
         return tuple(
             torch.empty(shape, dtype=self.engine.dtype, device=self.parallel.device)
-            for _ in range(model.stream_tensors(entered))
+            for _ in range(model.stream_tensors(chunk))
         )
 
 

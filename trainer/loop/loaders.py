@@ -1,4 +1,4 @@
-"""Loaders of a run: this rank's training rows and held-out rows."""
+"""Load this rank's training rows and held-out rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def training_steps(plan: RunPlan, parallel: Parallel, data: DataConfig) -> Steps:
-    """Return the function that reads this rank's micro-batches from a step on."""
+    """Return a function that reads this rank's micro-batches, starting at any step."""
     from ...dataplane.order.plan import Plan
     from .synthetic import SyntheticLoader, SyntheticPlan
 
@@ -38,14 +38,14 @@ def training_steps(plan: RunPlan, parallel: Parallel, data: DataConfig) -> Steps
     return partial(_mixture_steps, plan, parallel, data)
 
 
-def evaluator(
+def load_evaluator(
     held_out: Path,
     config: EvaluateConfig,
     parallel: Parallel,
     data: DataConfig,
     micro_batch_tokens: int,
 ) -> Evaluator:
-    """Return the evaluator of the plan of held-out rows at `held_out`."""
+    """Build the evaluator for the plan at `held_out`."""
     from ...dataplane.order.plan import Plan
 
     plan = Plan.load(held_out)

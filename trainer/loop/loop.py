@@ -3,11 +3,11 @@
     rows of the step ─► micro-batches ─► schedule: forward, backward ─► optimizer step ─► record
                              Σ w over all ranks first: the loss is divided by the global weight
 
-The host launches a step, then reads its norm and losses. On a GPU it launches the next step before
-it reads, unless something between the two steps needs the result: a checkpoint, an evaluation, a
-guard that may roll back.
+The host launches a step, then reads norm and losses. On a GPU it launches the next step before it
+reads, unless something between the two steps needs the result: a checkpoint, an evaluation, a guard
+that may roll back.
 
-The loop imports torch alone. It works with any engine and any source of micro-batches.
+The loop imports torch alone, and works with any engine and any source of micro-batches.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ from .evaluate import Evaluator
 from .execute import execute
 from .guard import Guard, SkippedStep
 from .hooks.hook import Hook, Hooks, StepRecord
-from .own_time import Lap, own_time
+from .own_time import Lap, start_timer
 from .signals import Signals, StepSignals
 from .step_stats import StepStats, Transfer, gather, step_loss, total_weight
 
 
 @dataclass(frozen=True)
 class Launched:
-    """A step that runs on the device."""
+    """A step that the device runs."""
 
     step: PlanStep[PhaseRows]
     batches: Sequence[MicroBatch]
     results: Transfer
-    """The z-loss, the signals, the square of the norm and those by layer, and each micro-batch's
-    losses by row."""
+    """The z-loss, the signals, the squared norms (global, then by layer), and losses by row for
+    each micro-batch."""
     signals: StepSignals
     received: Sequence[int]
     """Rows that this rank's experts received, by layer."""
     lr: float
-    waited: float
-    """Seconds that this rank waited for its rows."""
+    data_wait: float
+    """Seconds that this rank waited for rows."""
     lap: Lap | None
-    """This rank's own time, if ranks are timed."""
+    """This rank's compute time, if ranks are timed."""
 
 
 class Checkpoints(Protocol):
-    """Checkpoints of the run (checkpoints/saver.py), and the way back to one."""
+    """Saves and restores the run's checkpoints (checkpoints/saver.py)."""
 
     @property
     def failed(self) -> bool: ...
@@ -72,7 +72,7 @@ class Checkpoints(Protocol):
     def poll(self) -> None: ...
 
     def restore(self) -> RunState:
-        """Load the newest planned checkpoint into the engine, and return its state. Collective."""
+        """Load the newest planned checkpoint into the engine, and return the state. Collective."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,11 +84,11 @@ class LoopOptions:
     guard: Guard = field(default_factory=Guard)
     save_every: int = 500
     layers_every: int | None = None
-    """Steps from one that records signals by layer to the next; None: no step does."""
+    """Interval in steps between signals by layer; None: never."""
     noise_every: int | None = None
-    """Steps from one that measures the noise of the gradient to the next; None: no step does."""
+    """Interval in steps between measurements of gradient noise; None: never."""
     times_ranks: bool = False
-    """True if each rank measures its own time in a step."""
+    """True if ranks measure their compute time."""
     stop_after: int | None = None
     """Interrupt the run after this step of the plan."""
 
@@ -107,7 +107,7 @@ class Loop:
         checkpoints: Checkpoints | None = None,
         evaluator: Evaluator | None = None,
     ) -> None:
-        """`lr` returns the learning rate of a step."""
+        """`lr` maps steps to learning rates."""
         self.plan = plan
         self.steps = steps
         self.lr = lr
@@ -126,16 +126,16 @@ class Loop:
         self.signals = Signals(engine, parallel, options.layers_every, options.noise_every)
         self.clock = 0.0
         """Time at which the previous step ended."""
-        self.own = own_time(parallel.device) if options.times_ranks else None
+        self.compute_timer = start_timer(parallel.device) if options.times_ranks else None
 
     def run(self, state: RunState) -> tuple[RunState, bool]:
-        """Train from `state` on. Return the state reached, and True if the plan is finished."""
+        """Train from `state`. Return the new state, and True if the plan is finished."""
         last = self.plan.end_step
         stop_after = self.options.stop_after
         if stop_after is not None and state.step >= stop_after:
             return state, state.step == last
         self.clock = time.perf_counter()
-        with self.own or nullcontext():
+        with self.compute_timer or nullcontext():
             return self._phases(state)
 
     def _phases(self, state: RunState) -> tuple[RunState, bool]:
@@ -160,16 +160,16 @@ class Loop:
     def _phase(
         self, state: RunState, end: int, rows: Iterator[Sequence[MicroBatch]]
     ) -> tuple[RunState, bool]:
-        """Train up to step `end`. Return the state reached, and True if the run is to stop."""
+        """Train up to step `end`. Return the new state, and True if the run must stop."""
         stop = False
         ahead: Launched | None = None
         while state.step < end:
             launched = ahead or self._launch(state.step, state, rows)
-            following = state.step + 1
-            launches_next = self.runs_ahead and not stop and not self._due(following, end)
-            ahead = self._launch(following, state, rows) if launches_next else None
-            state, asked = self._conclude(state, launched)
-            stop = stop or asked
+            next_step = state.step + 1
+            launches_next = self.runs_ahead and not stop and not self._is_due(next_step, end)
+            ahead = self._launch(next_step, state, rows) if launches_next else None
+            state, stop_requested = self._conclude(state, launched)
+            stop = stop or stop_requested
             if self.checkpoints is not None:
                 self.checkpoints.poll()
             if ahead is not None:
@@ -187,7 +187,7 @@ class Loop:
                 break
         return state, stop
 
-    def _due(self, step: int, end: int) -> bool:
+    def _is_due(self, step: int, end: int) -> bool:
         """Return True if the loop saves, evaluates or ends before `step` begins."""
         evaluates = self.evaluator is not None and step % self.evaluator.every == 0
         saves = is_planned(step, self.options.save_every, [end])
@@ -196,16 +196,15 @@ class Loop:
     def _launch(
         self, number: int, state: RunState, rows: Iterator[Sequence[MicroBatch]]
     ) -> Launched:
-        """Launch a step: its passes and its optimizer step. `state` is that of the latest step that
-        was read."""
+        """Launch passes and optimizer step. `state` is from the latest step that was read."""
         step = self.plan.step(number)
         self.hooks.step_begins(number)
-        asked = time.perf_counter()
+        began = time.perf_counter()
         batches = next(rows)
-        waited = time.perf_counter() - asked
+        data_wait = time.perf_counter() - began
         small = self.signals.small_batch(step, batches)
         torch.manual_seed(self._seed(number))
-        with self.signals.of(number, small) as signals:
+        with self.signals.collect(number, small) as signals:
             losses = self._gradients(batches)
         objective = self.engine.objective
         received, penalty = objective.take_received(), objective.take_penalty(self.engine.device)
@@ -213,17 +212,17 @@ class Loop:
         spike = self._is_spike(batches, losses, state)
         update = launch(self.engine, rate, signals.layers, discard=spike)
         results = Transfer([penalty, *signals.vectors(), update, *losses])
-        lap = self.own.lap() if self.own is not None else None
-        return Launched(step, batches, results, signals, received, rate, waited, lap)
+        lap = self.compute_timer.lap() if self.compute_timer is not None else None
+        return Launched(step, batches, results, signals, received, rate, data_wait, lap)
 
     def _conclude(self, state: RunState, launched: Launched) -> tuple[RunState, bool]:
-        """Read and record a step. Return the state after it, and True if the run is to stop."""
+        """Read and record a step. Return the state after it, and True if the run must stop."""
         step = launched.step
         numbers, losses = launched.results.wait(), len(launched.batches)
         penalty, *vectors, squares = numbers[:-losses]
         result = conclude(self.engine, float(squares[0]))
-        layers = launched.signals.layers_of(squares[1:], vectors)
-        noise = launched.signals.noise_of(step, squares, vectors)
+        layers = launched.signals.signals_by_layer(squares[1:], vectors)
+        noise = launched.signals.gradient_squares(step, squares, vectors)
         stats = self._gather(launched, numbers[-losses:], float(penalty))
         skipped = None if result.applied else self._skipped(state, stats)
         restored = None
@@ -255,17 +254,15 @@ class Loop:
         return after, stats.stop or after.step == self.options.stop_after
 
     def _gradients(self, batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
-        """Run the forward and backward passes of a step. Return each micro-batch's losses by
-        row."""
+        """Run a step's forward and backward passes. Return losses by row, for each micro-batch."""
         weight = total_weight(batches, self.parallel, self.engine.objective.divisor)
         return execute(self.orders(len(batches)), batches, self.engine, self.parallel, weight)
 
     def _is_spike(
         self, batches: Sequence[MicroBatch], losses: Sequence[torch.Tensor], state: RunState
     ) -> bool:
-        """Return True if the step's loss is a spike. Only the ranks that compute the loss know it
-        before the optimizer step; every rank comes to the same verdict from the step's
-        statistics."""
+        """Return True if the step's loss is a spike. Before the optimizer step, only the ranks that
+        compute the loss know it; later, all ranks reach the same verdict from the statistics."""
         guard, parallel = self.options.guard, self.parallel
         if not (guard.needs_loss and parallel.pipe.computes_loss):
             return False
@@ -279,7 +276,7 @@ class Loop:
         step = launched.step
         measured: dict[str, Any] = {
             "z_loss": penalty,
-            "data_wait": launched.waited,
+            "data_wait": launched.data_wait,
             "expert_load": launched.received,
             "save_failed": self.checkpoints is not None and self.checkpoints.failed,
             **({} if launched.lap is None else {"own_seconds": launched.lap.seconds()}),
@@ -300,13 +297,13 @@ class Loop:
         return stats
 
     def _evaluate(self, state: RunState, *, edge: bool) -> None:
-        """Evaluate if it is due. A step is saved after this, so a resume does not repeat it."""
+        """Evaluate if due. The step is saved afterwards, so a resume does not evaluate again."""
         if self.evaluator is None or not (edge or state.step % self.evaluator.every == 0):
             return
         self.hooks.evaluated(self.plan.step(state.step - 1), self.evaluator(self.engine))
         self.clock = time.perf_counter()  # evaluation is not part of a step's time
-        if self.own is not None:
-            self.own.restart()
+        if self.compute_timer is not None:
+            self.compute_timer.restart()
 
     def _save(self, state: RunState, *, wait: bool) -> None:
         if self.checkpoints is None:
@@ -317,13 +314,13 @@ class Loop:
             self.checkpoints.wait()
 
     def _seed(self, step: int) -> int:
-        """Return the random seed of a step: a resume draws the same numbers, and ranks that shard
-        one model replica draw alike."""
-        text = f"{self.options.seed} {step} {self.parallel.data.rank}"
-        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
+        """Return a step's random seed: a resume draws the same numbers, and ranks that shard a
+        model replica draw equal numbers."""
+        words = f"{self.options.seed} {step} {self.parallel.data.rank}"
+        return int.from_bytes(hashlib.blake2b(words.encode(), digest_size=7).digest(), "little")
 
     def _skipped(self, state: RunState, stats: StepStats) -> SkippedStep:
-        """Return why a step was not applied, and the action that the configuration asks for."""
+        """Return why a step was not applied, and the configured action."""
         guard = self.options.guard
         if not guard.is_spike(state.losses, stats.loss):
             return SkippedStep("not finite", guard.not_finite)
@@ -331,11 +328,11 @@ class Loop:
         return SkippedStep("spike", guard.spike, guard.limit(state.losses))
 
     def _roll_back(self, state: RunState, skipped: SkippedStep, stats: StepStats) -> RunState:
-        """Restore the weights of the newest checkpoint; the stream continues."""
+        """Restore the newest checkpoint's weights; the stream continues."""
         if state.rollbacks >= self.options.guard.rollbacks:
-            what, where = skipped.message(self.plan, self.plan.step(state.step), stats)
+            problem, where = skipped.message(self.plan, self.plan.step(state.step), stats)
             raise RunError(
-                f"{what}; the run has already rolled back to its newest checkpoint "
+                f"{problem}; the run has already rolled back to its newest checkpoint "
                 f"{state.rollbacks} times",
                 where=where,
                 hint="start again from an earlier checkpoint with a lower optimizer.lr "
@@ -349,10 +346,10 @@ class Loop:
     def _stopped(
         self, skipped: SkippedStep, step: PlanStep[PhaseRows], stats: StepStats
     ) -> RunError:
-        what, where = skipped.message(self.plan, step, stats)
+        problem, where = skipped.message(self.plan, step, stats)
         key = "spike" if skipped.kind == "spike" else "not_finite"
         return RunError(
-            what,
+            problem,
             where=where,
             hint=f"`mixtures audit RUN --step {step.number}` shows the rows; watch.{key}=skip "
             f"continues without the step, watch.{key}=rollback from the newest checkpoint's "

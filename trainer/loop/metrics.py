@@ -1,4 +1,4 @@
-"""Table of metrics: every number of a step that a run records.
+"""Table of metrics: every number that a run records for a step.
 
     all ranks ─ `ranks`: combined in step_stats.py ─┐
     rank 0 computes it (record/steps.py) ───────────┴─► a line of metrics.jsonl or signals.jsonl
@@ -6,8 +6,8 @@
                       └─► report and live page: a curve below the heading `title`
 
 A metric that all ranks combine is a line here and a number that each rank measures: in the loop,
-or in the `measure` of a hook (hooks/hook.py). The order of the table is that of the keys of a line,
-and of the panels of a page.
+or in a hook's `measure` (hooks/hook.py). Keys in a file's line and panels on a page have the order
+of this table.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HELD_OUT = "held-out/"
-"""Prefix of the curves of evaluations."""
+"""Prefix of evaluation curves."""
 LOSS_UNIT = "loss"
-"""Stands for the unit in which a page shows losses: nats per token, or bits per byte."""
+"""Placeholder for the page's unit of losses: nats per token, or bits per byte."""
 Group = Literal["sources", "layers"]
 GROUPS = get_args(Group)
-"""Objects of a line that hold values by source or layer."""
+"""Keys whose objects hold values by source or layer."""
 
 
 class Combination(ABC):
-    """How the numbers of all ranks become one value."""
+    """How all ranks' numbers become one value."""
 
     size: ClassVar[int] = 1
-    """Numbers of each rank."""
+    """Numbers per rank."""
     absent: ClassVar[float] = 0.0
-    """Number of a rank that has measured nothing."""
+    """Stands for a rank without a measurement."""
 
     def encode(self, measured: Any) -> list[float]:
-        """Return the numbers of a rank, `size` of them."""
+        """Return a rank's `size` numbers."""
         return [float(measured)]
 
     @abstractmethod
     def combine(self, numbers: Tensor, weight: float) -> Any:
-        """Combine the numbers of all ranks, fp64 [ranks, size]. `weight` is the divisor of the
-        step's loss. Return None if no rank has measured anything."""
+        """Combine numbers, fp64 [ranks, size]. `weight` is the divisor of the step's loss. Return
+        None if no rank has a measurement."""
 
 
 class Largest(Combination):
-    """The largest number of a rank."""
+    """The maximum over ranks."""
 
     absent = -math.inf
 
@@ -59,7 +59,7 @@ class Largest(Combination):
 
 
 class Mean(Combination):
-    """The sum over all ranks, divided as the loss is; None if it is 0."""
+    """The sum over ranks, divided like the loss; None if it is 0."""
 
     def combine(self, numbers: Tensor, weight: float) -> float | None:
         [total] = add_in_order(numbers).tolist()
@@ -67,7 +67,7 @@ class Mean(Combination):
 
 
 class ByRank(Combination):
-    """The number of each rank; None unless all ranks have measured it."""
+    """All ranks' numbers; None if a rank has no measurement."""
 
     absent = math.nan
 
@@ -76,8 +76,8 @@ class ByRank(Combination):
 
 
 class Imbalance(Combination):
-    """The largest count of any rank and layer, in multiples of the mean count. Each rank measures
-    the counts of its layers."""
+    """The maximum count over ranks and layers, in multiples of the mean. A rank measures a count
+    per layer."""
 
     size = 3
 
@@ -90,45 +90,45 @@ class Imbalance(Combination):
 
 
 def mean(total: float, weight: float) -> float:
-    """Divide by the weight of a step, which is 0 if all of its tokens are masked."""
+    """Divide by a step's weight, which is 0 if all tokens are masked."""
     return total / max(weight, 1e-30)
 
 
 def add_in_order(numbers: Tensor) -> Tensor:
-    """Add the numbers of all ranks in the order of the ranks (`sum` has another order)."""
+    """Add numbers in the order of the ranks (`sum` has another order)."""
     return numbers.cumsum(dim=0)[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
     title: str | None = None
-    """Heading of its panel, which metrics of the same title share. None: pages draw no curve."""
+    """Heading of the panel, which metrics with the same title share; None: pages draw no curve."""
     unit: str = ""
     """Text beside the heading."""
     label: str = ""
-    """Name of the curve in a legend; empty: the name of the metric."""
+    """Name in a legend; empty: the metric's name."""
     format: Literal["percent", "bytes"] | None = None
-    """Form of the numbers on a page; None: as they are."""
+    """Number format on a page; None: plain."""
     zero: bool = False
     """True if the panel's axis begins at 0."""
     wide: bool = False
-    """True if the panel has the width of the page, above the narrow ones."""
+    """True if the panel spans the page, above the narrow panels."""
     each_step: bool = False
-    """True if every step has it: a missing value is one that is not finite."""
+    """True if every step has a value: a missing value was not finite."""
     logger: str | None = None
-    """Name of its curve in loggers; None: they get none."""
+    """Name in loggers; None: not logged."""
     ranks: Combination | None = None
-    """How the numbers of all ranks become one; None: rank 0 alone computes it."""
+    """How ranks combine; None: rank 0 alone computes the value."""
     digits: int | None = None
-    """Decimal places that are recorded; None: all."""
+    """Recorded decimal places; None: all."""
     group: Group | None = None
-    """Object of a line that holds a value for each source or layer; None: the line itself."""
+    """Object that holds values by source or layer; None: the value is a key of the line."""
     signal: bool = False
-    """True if only steps that record signals have it, in signals.jsonl."""
+    """True if the metric is in signals.jsonl, for steps that record signals."""
 
 
-OF_PAGES = ("title", "unit", "label", "format", "zero", "wide", "each_step")
-"""Fields of a metric that pages read."""
+PAGE_FIELDS = ("title", "unit", "label", "format", "zero", "wide", "each_step")
+"""Fields of `Metric` that pages read."""
 PER_LAYER: Any = {"group": "layers", "signal": True, "wide": True}
 
 METRICS: dict[str, Metric] = {
@@ -235,33 +235,33 @@ METRICS: dict[str, Metric] = {
     "noise_steps": Metric(signal=True),
     "skipped": Metric(),
 }
-"""Metrics by name. A name with a slash at its end stands for a curve of each source or layer."""
+"""Metrics by name. A name that ends in a slash stands for a curve per source or layer."""
 
 
-def metric_of(column: str) -> Metric | None:
-    """Return the line of the table for a curve: `loss/web` is one of `loss/`."""
+def find_metric(column: str) -> Metric | None:
+    """Find a curve's metric: `loss/web` belongs to `loss/`."""
     return METRICS.get(column) or METRICS.get(column.partition("/")[0] + "/")
 
 
 def combinations() -> dict[str, Combination]:
-    """Return how the numbers of all ranks become one, for the metrics that all ranks combine."""
+    """Return the combinations of metrics that all ranks measure, by name."""
     return {name: metric.ranks for name, metric in METRICS.items() if metric.ranks is not None}
 
 
-def recorded(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metrics of a step as a line holds them: in the order of the table, rounded as it
-    says, and null where they are not finite."""
+def format_record(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a step's metrics for a line: in the order of the table, rounded to `digits`, and null
+    where a value is not finite."""
     keys = {metric.group or name: metric for name, metric in METRICS.items()}
     if unknown := values.keys() - keys.keys():
         raise KeyError(f"no line of the table of metrics is named {', '.join(sorted(unknown))}")
     return {
-        key: _rounded(values[key], metric.digits) for key, metric in keys.items() if key in values
+        key: _round(values[key], metric.digits) for key, metric in keys.items() if key in values
     }
 
 
-def _rounded(value: Any, digits: int | None) -> Any:
+def _round(value: Any, digits: int | None) -> Any:
     if isinstance(value, tuple):
-        return [_rounded(number, digits) for number in value]
+        return [_round(number, digits) for number in value]
     if not isinstance(value, float):
         return value
     if not math.isfinite(value):
@@ -269,19 +269,19 @@ def _rounded(value: Any, digits: int | None) -> Any:
     return value if digits is None else round(value, digits)
 
 
-def signals() -> set[str]:
-    """Return the keys of a step that signals.jsonl holds."""
+def signal_keys() -> set[str]:
+    """Return the keys in signals.jsonl."""
     return {metric.group or name for name, metric in METRICS.items() if metric.signal}
 
 
-def fields_of(group: str) -> set[str]:
-    """Return the metrics of each source or layer."""
+def grouped_metrics(group: str) -> set[str]:
+    """Return the metrics that have a value per source or layer."""
     return {name.rstrip("/") for name, metric in METRICS.items() if metric.group == group}
 
 
-def for_pages() -> list[dict[str, Any]]:
-    """Return the table as JSON for a page: each line's name, and what it says of the curve."""
+def list_page_metrics() -> list[dict[str, Any]]:
+    """Return the table for a page: names and `PAGE_FIELDS`."""
     return [
-        {"name": name, **{key: value for key in OF_PAGES if (value := getattr(metric, key))}}
+        {"name": name, **{key: value for key in PAGE_FIELDS if (value := getattr(metric, key))}}
         for name, metric in METRICS.items()
     ]

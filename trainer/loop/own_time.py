@@ -1,11 +1,11 @@
-"""The time of a rank in a step, without the time in which it waits for other ranks.
+"""Compute time: a rank's time in a step without waits for other ranks.
 
-    CPU   the wall clock from the end of one step to that of the next, less the time inside waits
+    CPU   wall-clock time from the end of a step to the end of the next, minus waits
     GPU   the same on the compute stream, between events: the host reads them after the step
 
-A rank whose own time is long holds up the others, and they wait for it in collectives. torch has no
-hook for the begin of a wait, so the methods in which a rank waits are replaced while the loop runs.
-Waits inside blocks that torch.compile has compiled count as own time.
+Ranks wait in collectives for the rank with the longest compute time. torch has no hook where a wait
+begins, so methods in which a rank waits are replaced while the loop runs. Waits inside blocks that
+torch.compile has compiled count as compute time.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ COLLECTIVES = (
     *("alltoall", "alltoall_base", "all_to_all_single", "allgather_into_tensor_coalesced"),
     "reduce_scatter_tensor_coalesced",
 )
-"""Methods of process groups. On a GPU some run on the compute stream itself."""
+"""Methods of process groups. On a GPU, some run on the compute stream itself."""
 
 
 class Waits(NamedTuple):
-    """Methods of a class in which ranks wait."""
+    """Methods in which ranks wait."""
 
     owner: Any
-    names: Sequence[str]
+    """Class that has the methods."""
+    methods: Sequence[str]
     streams: bool = False
-    """True if the object itself is the stream that waits; else the current stream waits."""
+    """True if the object itself is the waiting stream; else the current stream waits."""
 
 
 @dataclass(frozen=True)
 class Lap:
-    """Time from the end of one step to the end of the next, as marks of a clock."""
+    """Time from the end of a step to the end of the next, as clock marks."""
 
     begin: Any
     end: Any
@@ -52,13 +53,13 @@ class Lap:
     between: Callable[[Any, Any], float]
 
     def seconds(self) -> float:
-        """Return the seconds without waits. Call when the device has reached the end."""
+        """Return the compute time in seconds. Call when the device has reached the end."""
         waited = sum(self.between(begin, end) for begin, end in self.waits)
         return max(0.0, self.between(self.begin, self.end) - waited)
 
 
 class HostClock:
-    """The clock of a rank on the CPU. The threads that write checkpoints wait beside it."""
+    """A CPU rank's clock. It ignores waits in other threads, which write checkpoints."""
 
     waits = (Waits(dist.Work, ("wait",)),)
 
@@ -76,7 +77,7 @@ class HostClock:
 
 
 class StreamClock:
-    """The clock of a rank on a GPU: events on the compute stream. Other streams run beside it."""
+    """A GPU rank's clock: events on the compute stream. It ignores other streams."""
 
     waits = (
         Waits(dist.Work, ("wait",)),
@@ -96,41 +97,41 @@ class StreamClock:
         return float(begin.elapsed_time(end)) / 1000
 
     def counts(self, stream: Any) -> bool:
-        """True of the thread of the loop and autograd's, which torch starts itself."""
-        ours = threading.current_thread()
-        known = ours is threading.main_thread() or isinstance(ours, threading._DummyThread)
-        return known and (stream or torch.cuda.current_stream()) == self.stream
+        """True in the loop's thread and in autograd's threads, which torch starts itself."""
+        thread = threading.current_thread()
+        computes = thread is threading.main_thread() or isinstance(thread, threading._DummyThread)
+        return computes and (stream or torch.cuda.current_stream()) == self.stream
 
 
 @dataclass
-class OwnTime:
-    """Measures a rank's own time in each step, inside of a `with`."""
+class ComputeTimer:
+    """Context manager that measures a rank's compute time, step by step."""
 
     clock: HostClock | StreamClock
     waits: list[tuple[Any, Any]] = field(default_factory=list)
     waiting: bool = False
 
-    def __enter__(self) -> OwnTime:
+    def __enter__(self) -> ComputeTimer:
         self.replaced: list[tuple[Any, str, Any]] = []
-        for owner, names, streams in self.clock.waits:
-            for name in names:
-                if hasattr(owner, name):  # by the version of torch
-                    original = getattr(owner, name)
-                    self.replaced.append((owner, name, original))
-                    setattr(owner, name, self._timed(original, streams=streams))
-        collectives.around_wait = self.around
+        for owner, methods, streams in self.clock.waits:
+            for method in methods:
+                if hasattr(owner, method):  # depends on torch's version
+                    original = getattr(owner, method)
+                    self.replaced.append((owner, method, original))
+                    setattr(owner, method, self._timed(original, streams=streams))
+        collectives.around_wait = self.exclude_wait
         self.restart()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
     ) -> None:
-        for owner, name, original in self.replaced:
-            setattr(owner, name, original)
+        for owner, method, original in self.replaced:
+            setattr(owner, method, original)
         collectives.around_wait = contextlib.nullcontext
 
     def restart(self) -> None:
-        """Begin a step now: leave out the time since the last one."""
+        """Begin a step now: exclude the time since the last lap."""
         self.waits, self.begin = [], self.clock.mark()
 
     def lap(self) -> Lap:
@@ -140,8 +141,8 @@ class OwnTime:
         return Lap(begin, self.begin, waits, self.clock.between)
 
     @contextlib.contextmanager
-    def around(self, stream: Any = None) -> Iterator[None]:
-        """Leave out the time inside of this context, if the clock sees it."""
+    def exclude_wait(self, stream: Any = None) -> Iterator[None]:
+        """Exclude the time inside this context, if the clock counts it."""
         if self.waiting or not self.clock.counts(stream):
             yield
             return
@@ -155,12 +156,12 @@ class OwnTime:
     def _timed(self, original: Callable[..., Any], *, streams: bool) -> Callable[..., Any]:
         @functools.wraps(original)
         def timed(owner: Any, *arguments: Any, **options: Any) -> Any:
-            with self.around(owner if streams else None):
+            with self.exclude_wait(owner if streams else None):
                 return original(owner, *arguments, **options)
 
         return timed
 
 
-def own_time(device: torch.device) -> OwnTime:
-    """Return the measurement of a rank on this device."""
-    return OwnTime(StreamClock() if device.type == "cuda" else HostClock())
+def start_timer(device: torch.device) -> ComputeTimer:
+    """Return a timer with the device's clock."""
+    return ComputeTimer(StreamClock() if device.type == "cuda" else HostClock())

@@ -1,9 +1,10 @@
 """Signals that some steps record on request.
 
-    watch.layers: 100    norms, activations and router load by layer, in the steps 0, 100, …
-    watch.noise: 100     the gradient of a small part of the step's batch, beside that of the whole
+    watch.layers: 100    norms, activations and router load by layer, in steps 0, 100, …
+    watch.noise: 100     squared gradient norms on a small batch and on the step's batch
 
-A watched step computes more, and changes no bit of its result; other steps compute nothing more.
+A watched step computes more, but its result is equal to the bit; unwatched steps compute nothing
+more.
 """
 
 from __future__ import annotations
@@ -31,71 +32,71 @@ Layers = Mapping[str, Mapping[str, float]]
 
 
 class GradientSquares(NamedTuple):
-    """Squares of the norm of the mean gradient on a small batch, and on the step's."""
+    """Squared norms of the mean gradient, on a small batch and on the step's (large) batch."""
 
     small_tokens: int
     small: float
-    tokens: int
-    whole: float
+    large_tokens: int
+    large: float
 
 
 class SmallBatch(NamedTuple):
-    """The gradient of some rows of a step, over all ranks."""
+    """The gradient on some rows of a step, over all ranks."""
 
     rows: int
     square: torch.Tensor
-    """Square of its norm, on the device."""
+    """Squared norm, on the device."""
 
 
-class Part(NamedTuple):
-    """A micro-batch of which some rows have no weight."""
+class MaskedBatch(NamedTuple):
+    """A micro-batch in which some rows have weight 0."""
 
     tokens: torch.Tensor
     targets: torch.Tensor
     weights: torch.Tensor
     cu_seqlens: torch.Tensor
     rows: Sequence[int]
-    """Numbers of the other rows."""
+    """Numbers of the rows with weight."""
     sources: Sequence[int] = ()
     digests: Sequence[bytes] = ()
 
 
 @dataclass
 class StepSignals:
-    """Signals of one step."""
+    """A step's signals."""
 
     layers: Sequence[str] = ()
-    """Layers whose norms the optimizer step computes; none in a step that does not record them."""
+    """Layers whose norms the optimizer step computes; empty in unwatched steps."""
     watch: LayerWatch | None = None
     small: SmallBatch | None = None
 
     def vectors(self) -> list[torch.Tensor]:
-        """Return the sums of all ranks, on the device. Collective in a watched step."""
-        found = []
+        """Return sums over all ranks, on the device. Collective in a watched step."""
+        vectors = []
         if self.watch is not None:
             dist.all_reduce(self.watch.sums)
-            found.append(self.watch.sums.view(-1))
+            vectors.append(self.watch.sums.view(-1))
         if self.small is not None:
-            found.append(self.small.square.view(1))
-        return found
+            vectors.append(self.small.square.view(1))
+        return vectors
 
-    def layers_of(self, squares: torch.Tensor, vectors: Sequence[torch.Tensor]) -> Layers:
-        """Return the signals by layer, from the squares of norms and the vectors in host memory."""
+    def signals_by_layer(self, squares: torch.Tensor, vectors: Sequence[torch.Tensor]) -> Layers:
+        """Return signals by layer, from squared norms and `vectors` in host memory."""
         if self.watch is None:
             return {}
         outputs = self.watch.outputs(vectors[0])
         return {
             layer: {
-                **{f"{kind}_norm": norm for kind, norm in own._asdict().items()},
+                **{f"{kind}_norm": norm for kind, norm in norms._asdict().items()},
                 **(outputs[layer].entry() if layer in outputs else {}),
             }
-            for layer, own in norms_by_layer(self.layers, squares).items()
+            for layer, norms in norms_by_layer(self.layers, squares).items()
         }
 
-    def noise_of(
+    def gradient_squares(
         self, step: PlanStep[PhaseRows], squares: torch.Tensor, vectors: Sequence[torch.Tensor]
     ) -> GradientSquares | None:
-        """Return the squares of both batches' gradients."""
+        """Return both batches' squared gradient norms; None in steps that do not measure noise."""
         if self.small is None:
             return None
         length = step.phase.seq_len
@@ -117,8 +118,8 @@ class Signals:
         self.layers = layer_names(engine.objective.model.config) if layers_every else ()
 
     @contextmanager
-    def of(self, step: int, small: SmallBatch | None) -> Iterator[StepSignals]:
-        """Collect the signals of a step's forward passes, inside of this context."""
+    def collect(self, step: int, small: SmallBatch | None) -> Iterator[StepSignals]:
+        """Collect signals from the forward passes inside this context."""
         if not self.layers_every or step % self.layers_every:
             yield StepSignals(small=small)
             return
@@ -132,14 +133,14 @@ class Signals:
     def small_batch(
         self, step: PlanStep[PhaseRows], batches: Sequence[MicroBatch]
     ) -> SmallBatch | None:
-        """Compute the gradient of a part of the step's rows, and discard it; None in a step that
-        does not measure noise. Collective."""
+        """Compute the gradient on some of the step's rows, and discard it; None in steps that do
+        not measure noise. Collective."""
         if not self.noise_every or step.number % self.noise_every:
             return None
         engine, parallel = self.engine, self.parallel
-        part = part_of(batches, parallel)
-        weight = total_weight(part, parallel, engine.objective.divisor)
-        execute(parallel.pipe.orders(len(part)), part, engine, parallel, weight)
+        small = select_small_batch(batches, parallel)
+        weight = total_weight(small, parallel, engine.objective.divisor)
+        execute(parallel.pipe.orders(len(small)), small, engine, parallel, weight)
         engine.objective.take_received()
         engine.objective.take_penalty(engine.device)
         with torch.no_grad():
@@ -147,27 +148,29 @@ class Signals:
             sum_copies(gradients)
             square = squared_norm(gradients, engine.device)
         engine.discard()
-        rows = [number for each in part for number in each.rows if int(number) != PADDING]
+        rows = [row for batch in small for row in batch.rows if int(row) != PADDING]
         count = torch.tensor(len(rows) * parallel.reports_rows)
         dist.all_reduce(count, group=parallel.control)
         return SmallBatch(int(count), square)
 
 
-def part_of(batches: Sequence[MicroBatch], parallel: Parallel) -> Sequence[MicroBatch]:
-    """Return this rank's micro-batches of the small batch: the first of the step; or, if there is
-    no other, those with half of their rows; or, if there is one row, those of every other rank."""
+def select_small_batch(batches: Sequence[MicroBatch], parallel: Parallel) -> Sequence[MicroBatch]:
+    """Return this rank's part of the small batch: the step's first micro-batch; or half of the
+    rows, if there is no other micro-batch; or the row on every second rank, if there is one row."""
     layout = parallel.pipe.layout
-    least = layout.pp if layout.chunks > 1 else 1  # interleaved stages need so many
-    if len(batches) > least:
-        return batches[:least]
+    min_batches = layout.pp if layout.chunks > 1 else 1  # interleaved stages need so many
+    if len(batches) > min_batches:
+        return batches[:min_batches]
     rows = sum(len(batch.tokens) for batch in batches)
-    kept = rows // 2 if rows > 1 else 1 - parallel.dp_rank % 2
-    found: list[MicroBatch] = []
+    rows_to_select = rows // 2 if rows > 1 else 1 - parallel.dp_rank % 2
+    masked: list[MicroBatch] = []
     for batch in batches:
-        own = min(kept, len(batch.tokens))
-        kept -= own
+        count = min(rows_to_select, len(batch.tokens))
+        rows_to_select -= count
         weights = batch.weights.clone()
-        weights[own:] = 0
-        numbers = list(batch.rows)[:own]
-        found.append(Part(batch.tokens, batch.targets, weights, batch.cu_seqlens, numbers))  # type: ignore[arg-type]
-    return found
+        weights[count:] = 0
+        numbers = list(batch.rows)[:count]
+        masked.append(
+            MaskedBatch(batch.tokens, batch.targets, weights, batch.cu_seqlens, numbers)  # type: ignore[arg-type]
+        )
+    return masked

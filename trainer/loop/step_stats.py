@@ -3,9 +3,9 @@
     Σ w·ℓ, Σ w, rows by source │ flags, metrics that ranks combine │ row numbers │ digests
     fp64, 3 × sources          │ fp64, by the table of metrics     │ int64       │ 16 bytes each
 
-The messages travel through host memory, after the last backward pass. Every rank adds up the same
-numbers in the same order, so all ranks reach the same decision. The gathered row numbers prove that
-the ranks took the rows of the step, each once.
+Messages travel through host memory, after the last backward pass. Every rank adds the same numbers
+in the same order, so all ranks reach the same decision. The gathered row numbers prove that the
+ranks took exactly the step's rows, each once.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from .batches import PADDING, MicroBatch
 from .metrics import Combination, Largest, add_in_order, combinations, mean
 
 FLAGS: Mapping[str, Combination] = {"stop": Largest(), "save_failed": Largest()}
-"""Facts that are true for the step if they are true for any rank."""
+"""Facts that hold for the step if they hold on any rank."""
 DIGEST_WORDS = DIGEST_BYTES // 8
-SHOWN = 8
-"""Most rows, and ranks of a row, that an error lists."""
+MAX_SHOWN = 8
+"""Maximum number of rows, and ranks per row, that an error lists."""
 
 
 @dataclass(frozen=True)
 class StepStats:
-    """Statistics of one step over all ranks."""
+    """A step's statistics over all ranks."""
 
     losses: list[float]
     """Σ w·ℓ by source, without the z-loss."""
     weights: list[float]
-    """Divisors of the losses by source: Σ w, or as `loss_divisor` says."""
+    """Divisors by source: Σ w, or as `loss_divisor` says."""
     rows: list[int]
     """Rows by source."""
     digests: bytes
-    """Digests of the step's rows, side by side in global order."""
+    """Concatenated digests of the step's rows, in global order."""
     stop: bool = False
     """True if any rank was asked to stop."""
     save_failed: bool = False
-    """True if the background save of any rank failed."""
+    """True if any rank's background save failed."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    """Metrics that all ranks combine, by name, without those that no rank has measured."""
+    """Combined metrics by name, without those that no rank has measured."""
 
     @property
     def loss(self) -> float:
@@ -66,11 +66,11 @@ def gather(
     divisor: Divisor = "weights",
     measured: Mapping[str, Any] | None = None,
 ) -> StepStats:
-    """Gather the statistics of this rank's micro-batches from all ranks. Collective.
+    """Gather the statistics of all ranks' micro-batches. Collective.
 
-    `losses` are this rank's contribution to Σ w·ℓ, by row for each micro-batch. `measured` are its
-    flags and metrics, by name. Raise on all ranks unless they report the `expected` rows, each
-    once.
+    `losses` is this rank's contribution to Σ w·ℓ by row, [rows] for each micro-batch. `measured`
+    has this rank's flags and metrics, by name. Raises RunError on all ranks if they do not report
+    the `expected` rows, each once.
     """
     message = encode(batches, losses, sources, parallel, divisor, measured or {})
     return combine(_exchange(message, parallel.control), sources, expected)
@@ -84,21 +84,21 @@ def encode(
     divisor: Divisor,
     measured: Mapping[str, Any],
 ) -> torch.Tensor:
-    """Return the message of this rank, int64 [words]. Weights and row numbers that several ranks
-    hold are reported by one of them."""
+    """Return this rank's message, int64 [words]. If several ranks hold the same weights and row
+    numbers, one of them reports these."""
     table = {**FLAGS, **combinations()}
     assert measured.keys() <= table.keys(), f"{measured.keys() - table.keys()} have no combination"
     numbers: list[float] = []
-    for name, ranks in table.items():
-        absent = [ranks.absent] * ranks.size
-        numbers += ranks.encode(measured[name]) if name in measured else absent
+    for key, combination in table.items():
+        absent = [combination.absent] * combination.size
+        numbers += combination.encode(measured[key]) if key in measured else absent
     sums = _sums(batches, losses, sources, parallel, divisor).flatten()
     floats = torch.cat([sums, torch.tensor(numbers, dtype=torch.float64)])
     return torch.cat([floats.view(torch.int64), _rows(batches, parallel)])
 
 
 def total_weight(batches: Sequence[MicroBatch], parallel: Parallel, divisor: Divisor) -> float:
-    """Return the divisor of the loss of the micro-batches of all ranks. Collective."""
+    """Return the divisor of the loss, over all ranks' micro-batches. Collective."""
     total = torch.zeros((), dtype=torch.float64)
     for batch in batches if parallel.counts_tokens else ():
         total += divisor_terms(batch.weights, divisor).sum(dtype=torch.float64).cpu()
@@ -113,10 +113,10 @@ def step_loss(
     parallel: Parallel,
     divisor: Divisor = "weights",
 ) -> float:
-    """Return the loss that `gather` will give, to the bit. Collective over the ranks that compute
-    the loss: the sums of the others are zeros.
+    """Compute the loss bit-identically to `gather`. Collective over the ranks that compute the
+    loss: sums from other ranks are zeros.
 
-    The sums by source are gathered, not reduced: a reduction adds in another order.
+    Sums by source are gathered, not reduced: a reduction adds in another order.
     """
     sums = _sums(batches, losses, sources, parallel, divisor)[:2].flatten()
     totals = add_in_order(_exchange(sums, parallel.pipe.last_stage)).view(2, sources)
@@ -125,17 +125,17 @@ def step_loss(
 
 
 def combine(messages: torch.Tensor, sources: int, expected: range) -> StepStats:
-    """Combine the messages of all ranks, int64 [ranks, words]."""
+    """Combine all ranks' messages, int64 [ranks, words]."""
     table = {**FLAGS, **combinations()}
-    sizes = [3 * sources, *(ranks.size for ranks in table.values())]
+    sizes = [3 * sources, *(combination.size for combination in table.values())]
     size = (messages.shape[1] - sum(sizes)) // (1 + DIGEST_WORDS)
     floats, rows, digests = messages.split([sum(sizes), size, DIGEST_WORDS * size], dim=1)
     sums, *numbers = floats.view(torch.float64).split(sizes, dim=1)
     losses, weights, counts = add_in_order(sums).view(3, sources).tolist()
     metrics = {
-        name: value
-        for (name, ranks), columns in zip(table.items(), numbers, strict=True)
-        if (value := ranks.combine(columns, sum(weights))) is not None
+        key: value
+        for (key, combination), columns in zip(table.items(), numbers, strict=True)
+        if (value := combination.combine(columns, sum(weights))) is not None
     }
     taken = rows != PADDING
     ordered, order = rows[taken].sort()
@@ -149,7 +149,7 @@ def combine(messages: torch.Tensor, sources: int, expected: range) -> StepStats:
         weights=weights,
         rows=[int(count) for count in counts],
         digests=bytes(joined),
-        **{name: bool(metrics.pop(name, False)) for name in FLAGS},
+        **{flag: bool(metrics.pop(flag, False)) for flag in FLAGS},
         metrics=metrics,
     )
 
@@ -161,21 +161,21 @@ def _sums(
     parallel: Parallel,
     divisor: Divisor,
 ) -> torch.Tensor:
-    """Return this rank's Σ w·ℓ, divisors and rows by source, [3, sources]."""
-    source = torch.tensor([int(each) for batch in batches for each in batch.sources])
+    """Return this rank's Σ w·ℓ, divisors and rows by source, fp64 [3, sources]."""
+    row_sources = torch.tensor([int(source) for batch in batches for source in batch.sources])
     sums_by_row = [divisor_terms(batch.weights, divisor).sum(dim=1) for batch in batches]
     weights = torch.cat(sums_by_row) * parallel.counts_tokens
     drawn = torch.tensor([row != PADDING for batch in batches for row in batch.rows])
     sums = torch.zeros(3, sources, dtype=torch.float64)
-    # Losses on a device take one transfer for all micro-batches.
+    # Losses on a device take a single transfer for all micro-batches.
     by_row = (torch.cat(list(losses)), weights, drawn * parallel.reports_rows)
     for total, numbers in zip(sums, by_row, strict=True):
-        total.index_add_(0, source, numbers.double().cpu())
+        total.index_add_(0, row_sources, numbers.double().cpu())
     return sums
 
 
 def _rows(batches: Sequence[MicroBatch], parallel: Parallel) -> torch.Tensor:
-    """Return the row numbers that this rank reports and their digests; the rest is padding."""
+    """Return row numbers and digests that this rank reports, padded to a fixed size."""
     numbers = [int(row) for batch in batches for row in batch.rows]
     size, real, digests = len(numbers), [], b""
     if parallel.reports_rows:
@@ -192,44 +192,46 @@ def _rows(batches: Sequence[MicroBatch], parallel: Parallel) -> torch.Tensor:
 
 
 def _exchange(message: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Return the messages of all ranks, [ranks, words]. Collective."""
+    """Gather all ranks' messages, [ranks, words]. Collective."""
     messages = message.new_empty(dist.get_world_size(group), len(message))
     dist.all_gather_into_tensor(messages, message.unsqueeze(0), group=group)
     return messages
 
 
 def _wrong_rows(rows: torch.Tensor, ranks: torch.Tensor, expected: range) -> RunError:
-    """Return the error that names missing, repeated and foreign rows, and the ranks that took them.
+    """Return an error that names missing, repeated and foreign rows, and the ranks that took them.
 
-    `rows` are sorted; `ranks` holds the rank that took each of them.
+    `rows` are sorted; `ranks` has the rank that took each row.
     """
-    wanted = torch.arange(expected.start, expected.stop)
+    expected_rows = torch.arange(expected.start, expected.stop)
     distinct, counts = rows.unique(return_counts=True)
-    foreign = ~torch.isin(distinct, wanted)
+    foreign = ~torch.isin(distinct, expected_rows)
 
-    def with_ranks(chosen: torch.Tensor) -> list[str]:
+    def add_ranks(chosen: torch.Tensor) -> list[str]:
         return [f"{row} (rank {_listed(ranks[rows == row].tolist())})" for row in chosen.tolist()]
 
-    kinds = {
-        "missing": wanted[~torch.isin(wanted, rows)].tolist(),
-        "taken more than once": with_ranks(distinct[(counts > 1) & ~foreign]),
-        "not of this step": with_ranks(distinct[foreign]),
+    problems = {
+        "missing": expected_rows[~torch.isin(expected_rows, rows)].tolist(),
+        "taken more than once": add_ranks(distinct[(counts > 1) & ~foreign]),
+        "not of this step": add_ranks(distinct[foreign]),
     }
     return RunError(
         f"the ranks did not take rows {expected.start} to {expected.stop - 1}, each once",
-        where="; ".join(f"{kind}: row {_listed(each)}" for kind, each in kinds.items() if each),
+        where="; ".join(
+            f"{kind}: row {_listed(rows_)}" for kind, rows_ in problems.items() if rows_
+        ),
         hint="check that all machines have the same headrace and read the same folder of the run; "
         "the same command resumes from the last checkpoint",
     )
 
 
 def _listed(values: Sequence[object]) -> str:
-    return ", ".join([*map(str, values[:SHOWN]), *["…"] * (len(values) > SHOWN)])
+    return ", ".join([*map(str, values[:MAX_SHOWN]), *["…"] * (len(values) > MAX_SHOWN)])
 
 
 class Transfer:
-    """A copy of vectors to host memory, as fp64. `wait` waits for the launches before the copy
-    alone: the device may run those after it meanwhile."""
+    """An asynchronous copy of vectors to host memory, in fp64. `wait` waits only for launches that
+    precede the copy: meanwhile the device may run later launches."""
 
     def __init__(self, vectors: Sequence[torch.Tensor]) -> None:
         self.lengths = [len(vector) for vector in vectors]

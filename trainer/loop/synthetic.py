@@ -1,6 +1,6 @@
 """Random rows instead of a mixture, to measure a machine or to try a model with torch alone.
 
-A row is a function of the seed and the row number, as a mixture's row is of its plan.
+A row is a function of seed and row number, as a mixture's row is a function of the plan.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ class SyntheticConfig:
     """Random rows instead of a mixture, to measure a machine with torch alone."""
 
     steps: int = 20
-    """Optimizer steps of the run."""
+    """Number of optimizer steps."""
     seq_len: int = 1024
-    """Tokens of a row."""
+    """Tokens per row."""
     batch_rows: int = 8
-    """Rows of an optimizer step."""
+    """Rows per optimizer step."""
     warmup: int = 2
     """Steps over which the learning rate rises."""
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("seq_len", 1), ("batch_rows", 1), ("warmup", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        for key, minimum in (("steps", 1), ("seq_len", 1), ("batch_rows", 1), ("warmup", 0)):
+            if getattr(self, key) < minimum:
+                raise ValueError(f"{key} must be at least {minimum}, not {getattr(self, key)}")
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class SyntheticPlan(PhaseTimeline[PhaseRows]):
 
     @property
     def hash(self) -> str:
-        text = f"synthetic {self.seed} {self.vocab_size} {self.config}"
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
+        identity = f"synthetic {self.seed} {self.vocab_size} {self.config}"
+        return hashlib.sha256(identity.encode()).hexdigest()[:32]
 
     def lr_factor(self, step: int) -> float:
         return min(1.0, (step + 1) / (self.config.warmup + 1))
@@ -84,7 +84,7 @@ class SyntheticBatch:
 
 
 class SyntheticLoader:
-    """Yield this rank's micro-batches of each step, as dataplane's Loader does."""
+    """Yields this rank's micro-batches, step by step, as dataplane's Loader does."""
 
     def __init__(
         self,
@@ -106,12 +106,12 @@ class SyntheticLoader:
     def __iter__(self) -> Iterator[list[SyntheticBatch]]:
         for number in range(self.start_step, self.plan.end_step):
             step = self.plan.step(number)
-            first = step.first_row + step.rows * self.rank // self.world
-            last = step.first_row + step.rows * (self.rank + 1) // self.world
+            first_row = step.first_row + step.rows * self.rank // self.world
+            end_row = step.first_row + step.rows * (self.rank + 1) // self.world
             size = self.micro_batch
             count = micro_batches(size, step.phase, self.world)
             yield [
-                self._batch(range(first + i * size, min(first + (i + 1) * size, last)))
+                self._batch(range(first_row + i * size, min(first_row + (i + 1) * size, end_row)))
                 for i in range(count)
             ]
 
@@ -122,18 +122,18 @@ class SyntheticLoader:
         tokens = torch.zeros(self.micro_batch, length + 1, dtype=torch.int64)
         weights = torch.zeros(self.micro_batch, length)
         digests = []
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             generator = torch.Generator().manual_seed(self.plan.seed * 1_000_003 + row)
             drawn = torch.randint(0, self.plan.vocab_size, (length + 1,), generator=generator)
-            tokens[place], weights[place] = drawn, 1.0
+            tokens[index], weights[index] = drawn, 1.0
             digests.append(hashlib.blake2b(str(row).encode(), digest_size=16).digest())
         padding = [PADDING] * (self.micro_batch - len(rows))
-        part = length // self.context_size
-        first, last = self.context_rank * part, (self.context_rank + 1) * part
+        shard = length // self.context_size
+        begin, end = self.context_rank * shard, (self.context_rank + 1) * shard
         return SyntheticBatch(
-            tokens=tokens[:, first:last],
-            targets=tokens[:, first + 1 : last + 1],
-            weights=weights[:, first:last],
+            tokens=tokens[:, begin:end],
+            targets=tokens[:, begin + 1 : end + 1],
+            weights=weights[:, begin:end],
             cu_seqlens=torch.arange(self.micro_batch + 1, dtype=torch.int32) * length,
             rows=[*rows, *padding],
             sources=[0] * self.micro_batch,

@@ -55,10 +55,10 @@ class NoiseScale:
     def add(self, found: GradientSquares) -> Entry:
         """Add a measured step; return its fields of the signals. The scale is null while the
         averages are not both above 0."""
-        small, whole = found.small_tokens, found.tokens
-        if 0 < small < whole and math.isfinite(found.small + found.whole):
-            square = (whole * found.whole - small * found.small) / (whole - small)
-            trace = (found.small - found.whole) / (1 / small - 1 / whole)
+        small, whole = found.small_tokens, found.large_tokens
+        if 0 < small < whole and math.isfinite(found.small + found.large):
+            square = (whole * found.large - small * found.small) / (whole - small)
+            trace = (found.small - found.large) / (1 / small - 1 / whole)
             self.steps += 1
             # Weights that add up to 1 from the first step on: later steps count more.
             new = (1 - DECAY) / (1 - DECAY**self.steps)

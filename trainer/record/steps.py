@@ -14,7 +14,7 @@ from ...dataplane.order.timeline import PhaseRows, PlanStep
 from ...dataplane.runlog.ledger import LedgerEntry
 from ..loop.batches import RunPlan
 from ..loop.hooks.hook import Hook, StepRecord
-from ..loop.metrics import recorded
+from ..loop.metrics import format_record
 from .logger import Entry, Logger
 from .noise_scale import NoiseScale
 from .speed import Speed
@@ -101,7 +101,7 @@ class RunRecorder(Hook):
             "row": step.end_row,
             "tokens": step.end_token,
             "phase": step.phase.name,
-            **recorded(values),
+            **format_record(values),
             **left_out,
         }
         entry = LedgerEntry(step.number, step.first_row, step.rows, record.ledger)

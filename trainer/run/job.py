@@ -18,7 +18,7 @@ from ..cluster.ranks import threads_per_rank
 from ..folders.folder import RunFolder
 from ..layout.cuts import Cuts
 from ..loop.batches import RunPlan
-from ..loop.config import digest_of
+from ..loop.config import held_out_digest
 from ..weights import source as origins
 from ..weights.source import WeightSource
 from . import config as run_config
@@ -119,7 +119,7 @@ class Job:
     def held_out(self) -> Path:
         """File of the plan of held-out rows."""
         assert self.run.evaluate is not None
-        return self.folder.held_out(digest_of(self.run.evaluate))
+        return self.folder.held_out(held_out_digest(self.run.evaluate))
 
     @property
     def identity(self) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ....dataplane.arrays import Float64
-from ....trainer.loop.metrics import metric_of
+from ....trainer.loop.metrics import find_metric
 from .chunks import LineChunk
 
 Float32 = npt.NDArray[np.float32]
@@ -47,7 +47,7 @@ class CurveTable:
 
 def is_drawn(column: str) -> bool:
     """Return whether a report draws a column, or computes a curve from it."""
-    metric = metric_of(column)
+    metric = find_metric(column)
     has_no_panel = metric is not None and metric.title is None
     return column not in AXES and (not has_no_panel or column.split("/")[0] in COMPUTED_FROM)
 

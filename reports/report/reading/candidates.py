@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ....dataplane.arrays import Float64
-from ....trainer.loop.guard import usual
+from ....trainer.loop.guard import robust_center
 from .chunks import LineChunk
 
 WINDOW = 100
@@ -64,6 +64,6 @@ class OutlierCandidates:
         exceeding = (losses > maxima) & (num_before >= WINDOW // 4)
         deviations = np.zeros(len(losses))
         for number in np.flatnonzero(exceeding).tolist():
-            middle, deviation = usual(windows[number][-num_before[number] :].tolist())
+            middle, deviation = robust_center(windows[number][-num_before[number] :].tolist())
             deviations[number] = (losses[number] - middle) / deviation
         return deviations

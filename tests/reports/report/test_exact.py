@@ -26,7 +26,7 @@ from headrace.reports.report.reading.candidates import (
 )
 from headrace.reports.report.reading.data import RunData, first_difference
 from headrace.trainer.folders.folder import RunFolder
-from headrace.trainer.loop.guard import usual
+from headrace.trainer.loop.guard import robust_center
 
 MAYBE = st.one_of(st.none(), st.floats(0.1, 10))
 LINE = st.fixed_dictionaries(
@@ -97,7 +97,7 @@ def by_hand(losses: list[float | None]) -> list[int]:
         if loss is None:
             continue
         if len(window) >= WINDOW // 4 and loss > max(window):
-            middle, deviation = usual(window)
+            middle, deviation = robust_center(window)
             if (loss - middle) / deviation > DEVIATIONS:
                 found.append(((loss - middle) / deviation, step))
         window.append(loss)

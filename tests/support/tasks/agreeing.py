@@ -282,8 +282,8 @@ def slowed(folder: Path, slow: int | None) -> dict[str, list[dict[str, Any]]]:
         LoopOptions(micro_batch_tokens=32, seed=1, times_ranks=True),
         hooks=[recorder, *([Nap(shared)] if rank == slow else [])],
     )
-    assert loop.own is not None and isinstance(loop.own.clock, HostClock)
-    loop.own = Timed(Clock(shared))
+    assert loop.compute_timer is not None and isinstance(loop.compute_timer.clock, HostClock)
+    loop.compute_timer = Timed(Clock(shared))
     loop.run(RunState(step=0, row=0, tokens=0, plan_hash=plan.hash, updates=0, ledger="", seed=1))
     recorder.close()
     files = {"metrics": run.metrics, "events": run.events}

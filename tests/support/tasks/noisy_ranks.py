@@ -15,7 +15,7 @@ from support.tasks.piped import config_of, place, run_passes
 from headrace.models.documents import Documents
 from headrace.models.model.model import Model
 from headrace.trainer.engines.objective import Objective
-from headrace.trainer.loop.signals import Part, Signals
+from headrace.trainer.loop.signals import MaskedBatch, Signals
 
 
 def small_batches(
@@ -35,7 +35,7 @@ def small_batches(
         def passes(
             engine: Any, parallel: Any, batches: Any, *rest: Any, signals: Any = signals
         ) -> Any:
-            parts = [Part(*batch, rows=range(len(batch.tokens))) for batch in batches]
+            parts = [MaskedBatch(*batch, rows=range(len(batch.tokens))) for batch in batches]
             seen.append(signals.small_batch(SimpleNamespace(number=0), parts))  # noqa: B023
             return run_passes(engine, parallel, batches, *rest)
 

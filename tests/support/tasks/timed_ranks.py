@@ -18,7 +18,7 @@ import numpy as np
 import torch.distributed as dist
 from support.tasks.piped import place
 
-from headrace.trainer.loop.own_time import HostClock, OwnTime
+from headrace.trainer.loop.own_time import ComputeTimer, HostClock
 
 PATIENCE = 60.0
 """Seconds after which a nap ends although not all ranks wait."""
@@ -64,16 +64,16 @@ class Clock(HostClock):
         return float(self.shared.numbers[0])
 
 
-class Timed(OwnTime):
+class Timed(ComputeTimer):
     """Says when this rank waits."""
 
     @contextmanager
-    def around(self, stream: Any = None) -> Iterator[None]:
+    def exclude_wait(self, stream: Any = None) -> Iterator[None]:
         shared, own = self.clock.shared, 1 + dist.get_rank()  # type: ignore[union-attr]
         if self.waiting:
             yield
             return
-        wait = super().around(stream)
+        wait = super().exclude_wait(stream)
         wait.__enter__()
         shared.numbers[own] = 1.0
         yield

@@ -22,9 +22,9 @@ from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig
 from headrace.trainer.layout.groups import Parallel
-from headrace.trainer.loop.config import EvaluateConfig, digest_of
+from headrace.trainer.loop.config import EvaluateConfig, held_out_digest
 from headrace.trainer.loop.evaluate import Evaluator
-from headrace.trainer.loop.evaluate import plan_of as held_out_plan
+from headrace.trainer.loop.evaluate import plan_held_out as held_out_plan
 
 TINY = CONFIGS / "tiny.yaml"
 
@@ -102,7 +102,8 @@ def test_unusable_evaluation_datasets_are_rejected(plan: Plan, tmp_path: Path) -
 
 def test_another_configuration_has_another_plan_file() -> None:
     names = [
-        digest_of(c) for c in (EvaluateConfig(), EvaluateConfig(every=7), EvaluateConfig(rows=2))
+        held_out_digest(c)
+        for c in (EvaluateConfig(), EvaluateConfig(every=7), EvaluateConfig(rows=2))
     ]
     assert names[0] == names[1] != names[2]
 

@@ -17,8 +17,8 @@ from headrace.reports.board.byte_sizes import measure
 from headrace.tokenize.cli import main as tokenize
 from headrace.trainer.cli import main as trainer
 from headrace.trainer.loop.config import EvaluateConfig
-from headrace.trainer.loop.evaluate import counterpart, distinct, unnamed
-from headrace.trainer.loop.evaluate import plan_of as held_out_plan
+from headrace.trainer.loop.evaluate import distinct_datasets, find_held_out, unnamed_sources
+from headrace.trainer.loop.evaluate import plan_held_out as held_out_plan
 
 TINY = CONFIGS / "tiny.yaml"
 SOURCES = {
@@ -68,18 +68,20 @@ def test_packed_sources_and_views_have_held_out_rows(data: Path) -> None:
     found = {"code": "code/val", "packed": "code/val/packed-32", "few": "code/val/few"}
     assert evaluated(plan, data) == found
     urls = {name: str(data / url) for name, url in found.items()}
-    assert unnamed(EvaluateConfig(), plan, urls) == {"bare": None, "view": "code"}
-    assert unnamed(EvaluateConfig(sources=urls), plan, urls) == {}, "people have named them"
+    assert unnamed_sources(EvaluateConfig(), plan, urls) == {"bare": None, "view": "code"}
+    assert unnamed_sources(EvaluateConfig(sources=urls), plan, urls) == {}, "people have named them"
     twice = {"view": urls["code"], **urls}
-    assert list(distinct(twice)) == ["view", "packed", "few"], "of two candidates of an anneal"
+    assert list(distinct_datasets(twice)) == ["view", "packed", "few"], (
+        "of two candidates of an anneal"
+    )
 
 
 def test_a_view_has_the_rows_of_its_dataset(data: Path) -> None:
     assert evaluated(planned(data, 64, "view", "bare"), data) == {"view": "code/val"}
     # Rows that bins do not fill: the same documents, not packed.
-    assert counterpart(str(data / "code/train/packed-32"), "val", 48) == str(data / "code/val")
-    assert counterpart(str(data / "code/train/few"), "test", 64) is None
-    assert counterpart(str(data / "bare"), "val", 64) is None
+    assert find_held_out(str(data / "code/train/packed-32"), "val", 48) == str(data / "code/val")
+    assert find_held_out(str(data / "code/train/few"), "test", 64) is None
+    assert find_held_out(str(data / "bare"), "val", 64) is None
 
 
 def test_padding_has_no_part_in_the_bytes_of_a_token(data: Path) -> None:

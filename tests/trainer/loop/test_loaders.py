@@ -59,9 +59,9 @@ def test_mixture_rows_and_held_out_rows_are_loaded(tmp_path: Path, parallel: Par
     assert [[len(batch.tokens) for batch in step] for step in steps] == [[4, 4]] * 4
     found.folder.prepare()
     assert found.run.evaluate is not None
-    evaluate.plan_of(found.run.evaluate, found.plan).save(found.held_out)
+    evaluate.plan_held_out(found.run.evaluate, found.plan).save(found.held_out)
     run = found.run
-    evaluator = rows.evaluator(
+    evaluator = rows.load_evaluator(
         found.held_out, found.run.evaluate, parallel, run.data, run.micro_batch_tokens
     )
     assert evaluator.names == ["web"]

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from headrace.models.parallel import collectives
-from headrace.trainer.loop.own_time import HostClock, OwnTime, StreamClock
+from headrace.trainer.loop.own_time import ComputeTimer, HostClock, StreamClock
 
 TWO = ["fsdp2-0-fp32", "deepspeed-1-fp32", "fsdp2-0-fp32-tp2", "deepspeed-3-fp32"]
 FOUR = ["fsdp2-0-fp32-pp2", "fsdp2-0-fp32-cp2", "deepspeed-2-fp32-tp2", "fsdp2-2-fp32"]
@@ -29,11 +29,11 @@ class Clock(HostClock):
 
 def test_waits_are_left_out_once() -> None:
     clock = Clock()
-    with OwnTime(clock) as own:
+    with ComputeTimer(clock) as own:
         clock.now = 1.0
-        with own.around():
+        with own.exclude_wait():
             clock.now = 3.0
-            with own.around():  # a wait inside of a wait
+            with own.exclude_wait():  # a wait inside of a wait
                 clock.now = 7.0
         clock.now = 8.0
         lap = own.lap()
@@ -46,16 +46,16 @@ def test_waits_are_left_out_once() -> None:
 
 def test_waits_of_other_threads_are_none() -> None:
     clock = Clock()
-    with OwnTime(clock) as own:
+    with ComputeTimer(clock) as own:
         clock.thread += 1
-        with own.around():
+        with own.exclude_wait():
             clock.now = 2.0
         assert own.lap().seconds() == 2.0
 
 
 def test_torch_is_as_before_after_the_loop() -> None:
     before = [dist.Work.wait, collectives.around_wait]
-    with pytest.raises(KeyError), OwnTime(Clock()):
+    with pytest.raises(KeyError), ComputeTimer(Clock()):
         assert dist.Work.wait is not before[0]
         raise KeyError
     assert [dist.Work.wait, collectives.around_wait] == before
@@ -87,11 +87,11 @@ def test_a_gpu_is_timed_by_events_of_its_compute_stream() -> None:
     with mock.patch.object(torch, "cuda", cuda):
         clock = StreamClock()
         clock.waits = (clock.waits[0], clock.waits[2]._replace(owner=Stream))
-        with OwnTime(clock) as own:  # 0
+        with ComputeTimer(clock) as own:  # 0
             Stream("compute").wait_event(None)  # 1, 2
             Stream("gathers").wait_event(None)  # runs beside the compute stream
             current.append("gathers")
-            with own.around():
+            with own.exclude_wait():
                 pass
             current.pop()
             Stream("compute").wait_stream("gathers")  # 3, 4

@@ -1,4 +1,4 @@
-"""Heartbeats: the launcher ends a run in which a rank begins no new step for too long."""
+"""Heartbeats: the launcher ends a run if no rank begins a step for too long."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from .hook import Hook
 
 
 class Heartbeat(Hook):
-    """Reports the begin of each step to the launcher."""
+    """Reports every new step to the launcher."""
 
     def __init__(self, watched: Watched) -> None:
         self.watched = watched

@@ -1,12 +1,12 @@
-"""Interface of a hook: what a run does beside its steps.
+"""Interface for hooks: what a run does beside its steps.
 
     run_begins
     step_begins ─► the loop launches the step ─► measure ─► step_done
                                                     └─► evaluated, save_begins, saved, sealed
     ended or failed, then close
 
-To add one, write `hooks/NAME.py` (or a module of a room above, if the hook needs it), and add it to
-the list in launch/worker.py.
+To add a hook, write `hooks/NAME.py` (or a module in a room above, if the hook needs that room), and
+add it to the list in launch/worker.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """Everything that is logged of one step."""
+    """Everything that is logged for a step."""
 
     step: PlanStep[PhaseRows]
     stats: StepStats
@@ -39,27 +39,27 @@ class StepRecord:
     skipped: SkippedStep | None = None
     """Why the step was not applied."""
     layers: Layers = field(default_factory=dict)
-    """Signals by layer, in a step that records them."""
+    """Signals by layer; empty in unwatched steps."""
     noise: GradientSquares | None = None
-    """Squares of the gradient's norm on two batches, in a step that measures its noise."""
+    """Squared gradient norms on two batches; None in steps that do not measure noise."""
 
 
 class Hook:
-    """A subclass overrides the methods of the events on which it acts.
+    """Subclasses override the events on which they act.
 
-    Every rank calls its hooks in the same order, so a hook that all ranks have may communicate. The
-    time of `saved` is not part of a step's time.
+    Every rank calls hooks in the same order, so a hook that all ranks have may communicate. The
+    time of a step does not include `saved`.
     """
 
     def run_begins(self, state: RunState, *, resumed: bool) -> None:
-        """The weights of `state` are loaded: those of a checkpoint of the run, if it is resumed."""
+        """Weights are loaded, from a checkpoint of this run if it is `resumed`."""
 
     def step_begins(self, step: int) -> None:
-        """A step is about to be launched. On a GPU the step before it may still run."""
+        """A step is about to be launched. On a GPU, the previous step may still run."""
 
     def measure(self) -> Mapping[str, Any]:
-        """Return this rank's flags and metrics of the step that has ended, by their names in
-        step_stats.py and in the table of metrics."""
+        """Return this rank's flags (step_stats.py) and metrics (metrics.py) for the step that has
+        ended, by name."""
         return {}
 
     def step_done(self, record: StepRecord) -> None:
@@ -72,14 +72,13 @@ class Hook:
         """A checkpoint is about to be saved: it is never newer than the records on disk."""
 
     def saved(self, step: int) -> None:
-        """The save of the planned checkpoint of `step` has begun."""
+        """Saving the planned checkpoint at `step` has begun."""
 
     def sealed(self, step: int, blocked: float, error: Exception | None) -> None:
-        """A save has ended, with an error or without. It blocked the steps for `blocked`
-        seconds."""
+        """A save has ended, with or without an error. It blocked training for `blocked` seconds."""
 
     def ended(self, state: RunState, *, finished: bool) -> None:
-        """The last step of this start has ended; `finished`: it is the last of the plan."""
+        """This start's last step has ended. `finished`: it was the plan's last step."""
 
     def failed(self, step: int, error: Exception) -> None:
         """The run has failed after so many steps."""
@@ -89,7 +88,7 @@ class Hook:
 
 
 class Hooks(Hook):
-    """Hooks that are called in turn."""
+    """Calls hooks in turn."""
 
     def __init__(self, hooks: Iterable[Hook] = ()) -> None:
         self.hooks = list(hooks)
@@ -103,7 +102,7 @@ class Hooks(Hook):
             hook.step_begins(step)
 
     def measure(self) -> Mapping[str, Any]:
-        return {name: number for hook in self.hooks for name, number in hook.measure().items()}
+        return {key: number for hook in self.hooks for key, number in hook.measure().items()}
 
     def step_done(self, record: StepRecord) -> None:
         for hook in self.hooks:

@@ -1,7 +1,7 @@
-"""Traces of chosen steps, one file for each rank: `--profile 10:15`, `--memory-snapshot 12`.
+"""Trace chosen steps, with a file per rank: `--profile 10:15`, `--memory-snapshot 12`.
 
-Chrome (chrome://tracing) and Perfetto (ui.perfetto.dev) open the trace of torch's profiler, with
-the memory in use; https://pytorch.org/memory_viz opens the snapshot.
+Chrome (chrome://tracing) and Perfetto (ui.perfetto.dev) open the profiler's trace, which includes
+memory in use; https://pytorch.org/memory_viz opens the snapshot.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ log = get_logger(__name__)
 
 
 class Profiler(Hook):
-    """Trace of torch's profiler: operations, their shapes and the memory that they take."""
+    """Writes a trace with torch's profiler: operations, shapes and memory."""
 
     def __init__(self, folder: Path, steps: range, rank: int) -> None:
         self.file = folder / f"steps-{steps.start}-{steps.stop}.rank-{rank}.json.gz"
@@ -49,8 +49,8 @@ class Profiler(Hook):
 
 
 class MemorySnapshot(Hook):
-    """History of the CUDA allocator in one step: each allocation with its stack, and the state of
-    the memory at the end of the step, or where the run failed within it."""
+    """Writes the CUDA allocator's history in a step: allocations with stacks, and the state of the
+    memory at the end of the step, or at a failure within it."""
 
     def __init__(self, folder: Path, step: int, rank: int) -> None:
         self.file = folder / f"memory-{step}.rank-{rank}.pickle"

@@ -1,4 +1,4 @@
-"""Scores of planned checkpoints, while the run trains."""
+"""Score planned checkpoints while the run trains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notes of rank 0 for the batch script, which decides by them whether Slurm requeues the job."""
+"""Notes from rank 0 to the batch script, which decides whether Slurm requeues the job."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class SlurmNotes(Hook):
-    """Notes that a checkpoint was sealed, and how the run ended."""
+    """Notes when a checkpoint is sealed, and how the run ends."""
 
     def __init__(self, stop_after: int | None) -> None:
-        """`stop_after` is the step after which a person asked the run to stop: no requeue."""
+        """A run that stops at `stop_after`, as a person asked, is not requeued."""
         self.stop_after = stop_after
 
     def sealed(self, step: int, blocked: float, error: Exception | None) -> None:

@@ -1,4 +1,4 @@
-"""Signals that ask a run to save and stop: one rank receives it, and all ranks stop."""
+"""Signals that ask a run to save and stop: a single rank receives one, and all ranks stop."""
 
 from __future__ import annotations
 

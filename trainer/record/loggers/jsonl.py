@@ -5,7 +5,7 @@ Signals that few steps record have a file of their own, so that their many colum
 from __future__ import annotations
 
 from ....dataplane.runlog.writer import LineWriter
-from ...loop.metrics import signals
+from ...loop.metrics import signal_keys
 from ..logger import Entry, LoggedRun, Logger
 
 
@@ -21,7 +21,7 @@ class JsonLines(Logger):
         self._writers = [writer for writer in written if writer is not None]
 
     def step(self, metrics: Entry, ledger: Entry) -> None:
-        of_few_steps = signals()
+        of_few_steps = signal_keys()
         line = {key: value for key, value in metrics.items() if key not in of_few_steps}
         rest = {key: value for key, value in metrics.items() if key in of_few_steps}
         self.metrics.write(line)
