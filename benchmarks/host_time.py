@@ -41,7 +41,7 @@ from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig
 from headrace.trainer.layout.config import LayoutConfig
-from headrace.trainer.layout.groups import join
+from headrace.trainer.layout.groups import create_groups
 from headrace.trainer.loop import loop
 from headrace.trainer.loop.guard import Guard
 from headrace.trainer.loop.hooks.hook import Hook, StepRecord
@@ -164,7 +164,7 @@ def run_headrace(
     config: ModelConfig, *, packed_rows: bool, steps: int, profiled: str = ""
 ) -> tuple[Clock, int]:
     """Train. Return the clock, and the kernels and attentions that a step launches."""
-    parallel = join(LayoutConfig(), "cpu", timedelta(minutes=1))
+    parallel = create_groups(LayoutConfig(), "cpu", timedelta(minutes=1))
     model = build_meta(with_kernels(config, "triton"))
     engine: Any = Fsdp2Config().build(Objective(model), AdamWConfig(), PRECISIONS["bf16"], parallel)
     load_weights(engine, dict(initial_weights(config, 0)))
