@@ -1,8 +1,7 @@
-"""Times of the blocks of hybrid models: norm, operator and residual sum, forward and backward.
+"""Times of blocks in hybrid models: norm, operator and residual sum, forward and backward.
 
-A block is a layer of a model of one layer, in the proportions of published models: heads of 128
-channels, filters and states of Evo 2, Mamba and Mamba-2, MLPs of 8/3 of the width. It needs torch
-alone.
+A block is the only layer of a model, in published proportions: heads with 128 channels, filters and
+states as in Evo 2, Mamba and Mamba-2, MLPs 8/3 times as wide. It needs torch alone.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from ...models.config.config import ModelConfig
 from ...models.config.options import OPTIONS
 from ...models.model.model import Model
 from ...models.operators import BatchContext, Operator
-from .clock import Clock, dtype_of
+from .clock import Clock, torch_dtype
 
 VOCABULARY = 16
-"""Rows of the embedding, which is not measured."""
+"""Embedding rows; the embedding is not measured."""
 BACKWARD = 2.0
-"""Operations of a backward pass, in those of the forward pass."""
+"""Backward operations per forward operation."""
 
 Options = dict[str, dict[str, Any]]
 
@@ -34,7 +33,7 @@ def _heads(width: int) -> int:
 
 
 def _hidden(width: int) -> int:
-    """Return 8/3 of the width, rounded up to a multiple of 256 (or of 8 below 256)."""
+    """Return 8/3 · width, rounded up to a multiple of 256 (or 8 below 256)."""
     unit = 256 if width >= 256 else 8
     return -(-8 * width // (3 * unit)) * unit
 
@@ -62,13 +61,12 @@ BLOCKS: dict[str, Callable[[int], Options]] = {
     },
     "zamba": _zamba,
 }  # fmt: skip
-"""Operators of each block at a width. `shared` is Zamba's shared block, measured without the mixer
-that it feeds."""
+"""A block's operators by width. `shared` is Zamba's shared block, measured without the mixer."""
 
 
 @dataclass(frozen=True)
 class BlockTime:
-    """A measured block, both passes."""
+    """A measured block."""
 
     block: str
     width: int
@@ -78,18 +76,18 @@ class BlockTime:
     device: str
     parameters: int
     forward: float
-    """Seconds of the forward pass."""
+    """Forward seconds."""
     backward: float
-    """Seconds of the backward pass."""
+    """Backward seconds."""
     flops: float
-    """Operations of the forward pass; of attention, the pairs above the diagonal do not count."""
+    """Forward FLOP; attention's pairs above the diagonal do not count."""
     bytes: tuple[float, float]
-    """Bytes that the two passes must move: input, output, weights and gradients, once each."""
+    """Bytes that the two passes must move: input, output, weights and gradients once."""
 
     @property
     def row(self) -> dict[str, Any]:
-        """Columns of the table."""
-        flops, (out, back) = self.flops, self.bytes
+        """Table columns."""
+        flops, (forward_bytes, backward_bytes) = self.flops, self.bytes
         return {
             "block": self.block,
             "width": self.width,
@@ -102,18 +100,18 @@ class BlockTime:
             "backward ms": self.backward * 1e3,
             "forward TFLOP/s": flops / self.forward / 1e12,
             "backward TFLOP/s": BACKWARD * flops / self.backward / 1e12,
-            "forward GB/s": out / self.forward / 1e9,
-            "backward GB/s": back / self.backward / 1e9,
+            "forward GB/s": forward_bytes / self.forward / 1e9,
+            "backward GB/s": backward_bytes / self.backward / 1e9,
             "tokens/s": self.rows * self.length / (self.forward + self.backward),
         }
 
 
-def measure(
+def measure_block(
     block: str, width: int, length: int, rows: int, precision: str, clock: Clock
 ) -> BlockTime:
-    """Time a block of random weights on random input."""
-    model = build(block, width)
-    device, dtype = clock.device, dtype_of(precision)
+    """Time a block with random weights on u [rows, length, width]."""
+    model = build_block(block, width)
+    device, dtype = clock.device, torch_dtype(precision)
     model.to_empty(device=device).to(dtype)
     model.init_weights(0)
     layer = model.typed_blocks()[0]
@@ -124,18 +122,22 @@ def measure(
 
     def run(u: torch.Tensor) -> torch.Tensor:
         if layer.call is not None:
-            called: torch.Tensor = layer.call(shared, u, batch.call_context(None))
-            return called
+            shared_output: torch.Tensor = layer.call(shared, u, batch.call_context(None))
+            return shared_output
         y: torch.Tensor = layer(u, batch)[0]
         return y
 
     measured = [layer] if layer.call is None else [layer.call, shared]
-    weights = [each for module in measured if module is not None for each in module.parameters()]
+    weights = [w for module in measured if module is not None for w in module.parameters()]
     forward, backward = clock.passes(run, {"u": u}, weights)
-    [flops] = layer_flops(model, lambda operator: _causal(operator, length))
-    own = {name: each for name, each in flops.items() if layer.call is None or "shared" in name}
-    count = sum(weight.numel() for weight in weights)
-    stream, held = float(u.nbytes), float(count * dtype.itemsize)
+    [flops_by_operator] = layer_flops(model, lambda operator: _causal_flops(operator, length))
+    flops = sum(
+        operator_flops
+        for name, operator_flops in flops_by_operator.items()
+        if layer.call is None or "shared" in name
+    )
+    num_parameters = sum(weight.numel() for weight in weights)
+    stream_bytes, weight_bytes = float(u.nbytes), float(num_parameters * dtype.itemsize)
     return BlockTime(
         block=block,
         width=width,
@@ -143,23 +145,27 @@ def measure(
         rows=rows,
         precision=precision,
         device=device.type,
-        parameters=count,
+        parameters=num_parameters,
         forward=forward,
         backward=backward,
-        flops=sum(own.values()) * rows * length,
-        bytes=(2 * stream + held, 3 * stream + 2 * held),
+        flops=flops * rows * length,
+        bytes=(2 * stream_bytes + weight_bytes, 3 * stream_bytes + 2 * weight_bytes),
     )
 
 
-def build(block: str, width: int) -> Model:
-    """Return a model of one layer on the meta device."""
+def build_block(block: str, width: int) -> Model:
+    """Build a model with one layer on the meta device."""
     if block not in BLOCKS:
         raise MisuseError(f"no block `{block}`", hint=f"choose among {', '.join(BLOCKS)}")
-    operators = {name: OPTIONS[each["kind"]](**each) for name, each in BLOCKS[block](width).items()}
-    problems = [text for each in operators.values() for text in each.problems(width)]
+    operators = {
+        name: OPTIONS[options["kind"]](**options) for name, options in BLOCKS[block](width).items()
+    }
+    problems = [problem for operator in operators.values() for problem in operator.problems(width)]
     if problems:
-        what = f"a block {block} of width {width} cannot be built: {'; '.join(problems)}"
-        raise MisuseError(what, hint="choose a multiple of 128")
+        raise MisuseError(
+            f"a block {block} of width {width} cannot be built: {'; '.join(problems)}",
+            hint="choose a multiple of 128",
+        )
     pattern = "[shared>mixer]" if "shared" in operators else "[mixer]"
     with torch.device("meta"):
         return Model(
@@ -167,7 +173,7 @@ def build(block: str, width: int) -> Model:
         )
 
 
-def _causal(operator: Operator, length: int) -> dict[str, float]:
-    """Return an operator's own operations, without the masked half of attention's."""
-    parts = operator.flops(length)
-    return {name: flops / 2 if name == "attention" else flops for name, flops in parts.items()}
+def _causal_flops(operator: Operator, length: int) -> dict[str, float]:
+    """Return an operator's FLOP per token, without the masked half of attention."""
+    terms = operator.flops(length)
+    return {term: flops / 2 if term == "attention" else flops for term, flops in terms.items()}

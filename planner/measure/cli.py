@@ -29,24 +29,24 @@ processes_option = click.option(
 )
 
 
-def number(name: str, **options: Any) -> Callable[[Any], Any]:
-    """An option that takes a number of at least 1."""
+def count_option(name: str, **options: Any) -> Callable[[Any], Any]:
+    """Return an option for a number of at least 1."""
     return click.option(name, type=click.IntRange(1), **options)
 
 
 def bytes_option(name: str, default: str, help: str) -> Callable[[Any], Any]:
-    """An option that takes a number of bytes, such as 64MiB."""
+    """Return an option for a number of bytes, such as 64MiB."""
 
-    def parsed(context: click.Context, parameter: click.Parameter, value: str) -> int:
+    def parse(context: click.Context, parameter: click.Parameter, value: str) -> int:
         try:
-            number = size(value)
+            num_bytes = size(value)
         except ValueError as error:
             raise click.BadParameter(f"{error}.") from None
-        if number < 1:
+        if num_bytes < 1:
             raise click.BadParameter(f"{value} is not at least 1 byte.")
-        return number
+        return num_bytes
 
-    return click.option(name, default=default, show_default=True, callback=parsed, help=help)
+    return click.option(name, default=default, show_default=True, callback=parse, help=help)
 
 
 @command.group("bench")
@@ -64,9 +64,9 @@ def main() -> None:
 
 @main.command()
 @click.argument("blocks", nargs=-1, metavar="[BLOCK]...")
-@number("--width", multiple=True, help="Channels; repeatable.")
-@number("--length", multiple=True, help="Tokens of a row; repeatable.")
-@number("--tokens", help="Tokens of a micro-batch, at least a row [the longest row].")
+@count_option("--width", multiple=True, help="Channels; repeatable.")
+@count_option("--length", multiple=True, help="Tokens of a row; repeatable.")
+@count_option("--tokens", help="Tokens of a micro-batch, at least a row [the longest row].")
 @click.option(
     "--precision", type=click.Choice(["bf16", "fp16", "fp32"]), help="[bf16; fp32 on a CPU]"
 )
@@ -101,24 +101,24 @@ def blocks(
     """
     from ...trainer.layout.devices import local_device
     from . import tables
-    from .blocks import BLOCKS, build, measure
+    from .blocks import BLOCKS, build_block, measure_block
     from .clock import Clock
 
     tables.check_outputs(csv_file, plot)
-    kind = _device(device)
+    kind = _choose_device(device)
     on_gpu = kind == "cuda"
     widths = width or ((2048, 4096) if on_gpu else (128, 256))
     lengths = length or ((2048, 8192, 32768) if on_gpu else (256, 1024))
-    asked = list(product(blocks or BLOCKS, widths, lengths))
-    for name, channels, _ in asked:
-        build(name, channels)  # reports mistakes before anything is measured
+    cases = list(product(blocks or BLOCKS, widths, lengths))
+    for block, block_width, _ in cases:
+        build_block(block, block_width)  # reports mistakes before anything is measured
     clock = Clock(local_device(kind), seconds)
     dtype = precision or ("bf16" if on_gpu else "fp32")
     rows = []
-    for name, channels, longest in asked:
-        batch = max((tokens or max(lengths)) // longest, 1)
-        rows.append(measure(name, channels, longest, batch, dtype, clock).row)
-        command.say(f"{len(rows)} of {len(asked)}: {name}, width {channels}, length {longest}")
+    for block, block_width, seq_len in cases:
+        batch = max((tokens or max(lengths)) // seq_len, 1)
+        rows.append(measure_block(block, block_width, seq_len, batch, dtype, clock).row)
+        command.say(f"{len(rows)} of {len(cases)}: {block}, width {block_width}, length {seq_len}")
     if csv_file is not None:
         tables.write_csv(rows, csv_file)
     if plot is not None:
@@ -127,7 +127,7 @@ def blocks(
     if as_json:
         command.emit(rows)
         return
-    click.echo(tables.table(rows))
+    click.echo(tables.format_table(rows))
 
 
 @main.command()
@@ -172,44 +172,44 @@ def collectives(
     """
     from ..hardware.links import COLLECTIVES
 
-    wrong = [name for name in names if name not in COLLECTIVES]
-    if wrong:
-        raise click.UsageError(f"no collective {wrong[0]}; choose among {', '.join(COLLECTIVES)}")
+    unknown = [name for name in names if name not in COLLECTIVES]
+    if unknown:
+        raise click.UsageError(f"no collective {unknown[0]}; choose among {', '.join(COLLECTIVES)}")
     if begin > end:
         raise click.UsageError(f"--begin {begin} is above --end {end}")
     from . import local, tables
 
     tables.check_outputs(csv_file, plot)
-    kind = _device(device)
+    kind = _choose_device(device)
     sizes = [begin]
     while sizes[-1] * factor <= end:
         sizes.append(sizes[-1] * factor)
-    count = local.processes_of(kind, processes)
+    num_ranks = local.count_processes(kind, processes)
     outputs = {"csv_file": csv_file, "plot": plot, "as_json": as_json}
-    local.run(print_collectives, kind, count, names, sizes, seconds, outputs)
+    local.run(print_collectives, kind, num_ranks, names, sizes, seconds, outputs)
 
 
 def print_collectives(
     world: World, names: tuple[str, ...], sizes: list[int], seconds: float, outputs: dict[str, Any]
 ) -> None:
-    """Measure on all ranks; rank 0 prints each line as it comes."""
+    """Measure on all ranks; rank 0 prints lines as they come."""
     from . import tables
     from .clock import Clock
-    from .collectives import HEADER, Shape, group_of, known, sweep
+    from .collectives import HEADER, GroupShape, open_group, select_collectives, sweep
 
-    first = world.rank == 0
+    prints = world.rank == 0
     rows: list[dict[str, Any]] = []
     as_json = outputs["as_json"]
-    with group_of(world, Shape(world.per_node, world.nodes)) as group:
-        for name in known(names):
-            if first and not as_json:
-                click.echo(f"# {name}, {_about(world)}")
+    with open_group(world, GroupShape(world.per_node, world.nodes)) as group:
+        for collective in select_collectives(names):
+            if prints and not as_json:
+                click.echo(f"# {collective}, {_describe_world(world)}")
                 click.echo("\n".join(HEADER))
-            for time in sweep(world, group, name, sizes, Clock(world.device, seconds)):
+            for time in sweep(world, group, collective, sizes, Clock(world.device, seconds)):
                 rows.append(time.row)
-                if first and not as_json:
+                if prints and not as_json:
                     click.echo(time.line())
-    if not first:
+    if not prints:
         return
     if as_json:
         command.emit(rows)
@@ -248,17 +248,18 @@ def profile(
     """
     from ...trainer.cluster.ranks import joined
     from . import local, tables
-    from .profile import SIZES, begin, measure_device
+    from .profile import SIZES, measure_device, open_profile
 
     tables.check_outputs(out, None)
-    kind = _device(device)
-    count = local.processes_of(kind, processes)
+    kind = _choose_device(device)
+    num_ranks = local.count_processes(kind, processes)
     if links:
-        local.run(profile_links, kind, count, out, name, quick)
+        local.run(profile_links, kind, num_ranks, out, name, quick)
         return
     if joined():
-        hint = "add --links, or start it without a launcher"
-        raise click.UsageError(f"several ranks measure links alone: {hint}")
+        raise click.UsageError(
+            "several ranks measure links alone: add --links, or start it without a launcher"
+        )
     import torch
 
     from ...trainer.cluster.ranks import threads_per_rank
@@ -266,30 +267,30 @@ def profile(
     from .clock import Clock
 
     if kind == "cpu":
-        torch.set_num_threads(threads_per_rank(count))
-    sizes, place = SIZES[kind, quick], local_device(kind)
-    begun = begin(Path(out), name, place, count, "quick" if quick else "full")
-    steps = measure_device(begun, sizes, Clock(place, sizes.budget, busy=True))
-    command.say(f"{out}: {steps} measurements" if steps else f"{out} has these figures already")
+        torch.set_num_threads(threads_per_rank(num_ranks))
+    sizes, measured = SIZES[kind, quick], local_device(kind)
+    opened = open_profile(Path(out), name, measured, num_ranks, "quick" if quick else "full")
+    new = measure_device(opened, sizes, Clock(measured, sizes.budget, busy=True))
+    command.say(f"{out}: {new} measurements" if new else f"{out} has these figures already")
 
 
 def profile_links(world: World, out: str, name: str | None, quick: bool) -> None:
     """Measure collectives on all ranks; rank 0 writes them."""
     from .clock import Clock
-    from .profile import SIZES, begin, measure_links
+    from .profile import SIZES, measure_links, open_profile
 
     sizes = SIZES[world.device.type, quick]
-    begun = None
+    opened = None
     if world.rank == 0:
         mode = "quick-links" if quick else "links"
-        begun = begin(Path(out), name, world.device, world.per_node, mode)
-    measure_links(begun, world, sizes, Clock(world.device, sizes.budget, busy=True))
+        opened = open_profile(Path(out), name, world.device, world.per_node, mode)
+    measure_links(opened, world, sizes, Clock(world.device, sizes.budget, busy=True))
     if world.rank == 0:
-        command.say(f"{out}: {_about(world)}")
+        command.say(f"{out}: {_describe_world(world)}")
 
 
-def _device(device: Any) -> Any:
-    """Return the kind of device, and say if it is no GPU."""
+def _choose_device(device: Any) -> Any:
+    """Choose the device type, and say if it is no GPU."""
     from ...trainer.cluster.ranks import is_first
     from ...trainer.layout.devices import choose_device
 
@@ -299,7 +300,7 @@ def _device(device: Any) -> Any:
     return kind
 
 
-def _about(world: World) -> str:
+def _describe_world(world: World) -> str:
     import torch
 
     from ...console.progress import format_count

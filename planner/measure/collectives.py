@@ -1,7 +1,7 @@
-"""Times of collectives by size and group, as nccl-tests takes them.
+"""Times of collectives by size and group, as nccl-tests measures them.
 
-All groups of a shape run at once, as in training. A time is that of the slowest rank, and the
-median of several trials. It needs torch alone.
+All groups with one shape run at once, as in training. The slowest rank decides, and the median over
+several trials counts. It needs torch alone.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .clock import Clock
 
 TIMEOUT = timedelta(minutes=10)
 TRIALS = 5
-MOST = 50
-"""Most runs of a trial."""
+MAX_RUNS = 50
+"""Runs per trial."""
 ITEM = 4
-"""Bytes of an element: fp32."""
-WHOLE = ("all-reduce", "p2p")
-"""Collectives in which each rank sends and receives the whole size; the others share it."""
+"""Bytes per element: fp32."""
+UNSHARDED = ("all-reduce", "p2p")
+"""Collectives in which a rank sends and receives the whole size; in others the ranks share it."""
 HEADER = (
     "#       size         count      type   redop     ranks       time   algbw   busbw",
     "#        (B)    (elements)                                   (us)  (GB/s)  (GB/s)",
@@ -36,8 +36,8 @@ HEADER = (
 
 
 @dataclass(frozen=True)
-class Shape:
-    """A kind of group: `per_node` ranks on each of `nodes` nodes."""
+class GroupShape:
+    """Groups with `per_node` ranks on `nodes` nodes."""
 
     per_node: int
     nodes: int
@@ -53,7 +53,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class World:
-    """Ranks of this run, equally many on each node."""
+    """This run's ranks, equally many on all nodes."""
 
     rank: int
     size: int
@@ -64,27 +64,30 @@ class World:
     def nodes(self) -> int:
         return self.size // self.per_node
 
-    def shapes(self) -> list[Shape]:
-        """Return the measured kinds of groups: within a node and across nodes."""
-        within = [Shape(ranks, 1) for ranks in _powers(2, self.per_node)]
-        places = sorted({1, self.per_node})
-        across = [Shape(each, nodes) for nodes in _powers(2, self.nodes) for each in places]
+    def shapes(self) -> list[GroupShape]:
+        """List the measured shapes: within a node, then across nodes."""
+        within = [GroupShape(ranks, 1) for ranks in _powers_between(2, self.per_node)]
+        across = [
+            GroupShape(per_node, nodes)
+            for nodes in _powers_between(2, self.nodes)
+            for per_node in sorted({1, self.per_node})
+        ]
         return within + across
 
-    def members(self, shape: Shape) -> list[list[int]]:
-        """Return the ranks of each group of a shape."""
+    def members(self, shape: GroupShape) -> list[list[int]]:
+        """List the ranks in every group with this shape."""
         return [
-            [(node + i) * self.per_node + place + j
+            [(node + i) * self.per_node + local_rank + j
              for i in range(shape.nodes) for j in range(shape.per_node)]
             for node in range(0, self.nodes - shape.nodes + 1, shape.nodes)
-            for place in range(0, self.per_node - shape.per_node + 1, shape.per_node)
+            for local_rank in range(0, self.per_node - shape.per_node + 1, shape.per_node)
         ]  # fmt: skip
 
     def slowest(self, seconds: float) -> float:
-        """Return the greatest number of all ranks. Collective: the ranks wait for each other."""
-        number = torch.tensor([seconds], device=self.device, dtype=torch.float64)
-        dist.all_reduce(number, dist.ReduceOp.MAX)
-        return float(number.item())
+        """Return the maximum over all ranks. Collective: the ranks wait here."""
+        maximum = torch.tensor([seconds], device=self.device, dtype=torch.float64)
+        dist.all_reduce(maximum, dist.ReduceOp.MAX)
+        return float(maximum.item())
 
 
 @dataclass(frozen=True)
@@ -99,23 +102,23 @@ class CollectiveTime:
 
     @property
     def count(self) -> int:
-        """Elements of one rank, as nccl-tests counts them: its part where ranks hold parts."""
-        shared = 1 if self.collective in WHOLE else self.ranks
-        return self.bytes // ITEM // shared
+        """Elements per rank, as nccl-tests counts them: a shard where ranks hold shards."""
+        num_shards = 1 if self.collective in UNSHARDED else self.ranks
+        return self.bytes // ITEM // num_shards
 
     @property
     def algbw(self) -> float:
-        """Bytes of the size by seconds."""
+        """Size in bytes per second."""
         return self.bytes / self.seconds
 
     @property
     def busbw(self) -> float:
-        """Bus bandwidth: bytes by seconds on the busiest link."""
+        """Bus bandwidth: bytes per second on the busiest link."""
         return bus_factor(self.collective, self.ranks) * self.algbw
 
     @property
     def row(self) -> dict[str, Any]:
-        """Columns of the table."""
+        """Table columns."""
         return {
             "collective": self.collective,
             "ranks": self.ranks,
@@ -128,7 +131,7 @@ class CollectiveTime:
         }
 
     def line(self) -> str:
-        """Return the line of nccl-tests."""
+        """Format the line that nccl-tests prints."""
         redop = "sum" if "reduce" in self.collective else "none"
         return (
             f"{self.bytes:>12} {self.count:>13}     float {redop:>7}"
@@ -137,8 +140,8 @@ class CollectiveTime:
         )
 
 
-def join(kind: Literal["cpu", "cuda"], store: str | None = None) -> World:
-    """Join the process group of the launcher, or of the file `store`."""
+def join_world(kind: Literal["cpu", "cuda"], store: str | None = None) -> World:
+    """Join the launcher's process group, or the one that meets in the file `store`."""
     device = local_device(kind)
     backend = "gloo"
     if kind == "cuda":
@@ -148,18 +151,17 @@ def join(kind: Literal["cpu", "cuda"], store: str | None = None) -> World:
     if store is None:
         initialise(backend, TIMEOUT)
     else:
-        where = f"file://{store}"
         dist.init_process_group(
-            backend, init_method=where, rank=rank, world_size=size, timeout=TIMEOUT
+            backend, init_method=f"file://{store}", rank=rank, world_size=size, timeout=TIMEOUT
         )
     return World(rank, size, int(os.environ.get("LOCAL_WORLD_SIZE", size)), device)
 
 
 @dataclass(frozen=True)
-class Group:
-    """This rank's group of a shape; a rank that no group needs has no ranks."""
+class RankGroup:
+    """This rank's group; without ranks if no group needs this rank."""
 
-    shape: Shape
+    shape: GroupShape
     ranks: Sequence[int]
     handle: Any
 
@@ -169,87 +171,89 @@ class Group:
 
 
 @contextlib.contextmanager
-def group_of(world: World, shape: Shape) -> Iterator[Group]:
-    """Make the groups of a shape, on every rank of the world."""
-    group = Group(shape, (), None)
+def open_group(world: World, shape: GroupShape) -> Iterator[RankGroup]:
+    """Make all groups with a shape. Collective: all ranks in the world call it."""
+    group = RankGroup(shape, (), None)
     for ranks in world.members(shape):
-        made = dist.new_group(ranks, timeout=TIMEOUT)
+        handle = dist.new_group(ranks, timeout=TIMEOUT)
         if world.rank in ranks:
-            group = Group(shape, ranks, made)
+            group = RankGroup(shape, ranks, handle)
     yield group
     if not group.idle:
         dist.destroy_process_group(group.handle)
 
 
 def sweep(
-    world: World, group: Group, collective: str, sizes: Sequence[int], clock: Clock
+    world: World, group: RankGroup, collective: str, sizes: Sequence[int], clock: Clock
 ) -> Iterator[CollectiveTime]:
-    """Yield the time of each size, on every rank of the world."""
+    """Time a collective by size. Collective: all ranks in the world call it."""
     shape = group.shape
     for size in sizes:
-        whole = round_size(collective, size, shape.ranks)
-        run = None if group.idle else work(collective, whole, group, world)
-        seconds = _seconds(run, world, clock)
-        yield CollectiveTime(collective, shape.ranks, shape.per_node, whole, seconds)
+        rounded_size = round_size(collective, size, shape.ranks)
+        run = None if group.idle else make_collective(collective, rounded_size, group, world)
+        seconds = _time_run(run, world, clock)
+        yield CollectiveTime(collective, shape.ranks, shape.per_node, rounded_size, seconds)
 
 
-def work(collective: str, size: int, own: Group, world: World) -> Callable[[], object]:
+def make_collective(
+    collective: str, size: int, rank_group: RankGroup, world: World
+) -> Callable[[], object]:
     """Return a function that runs the collective once, asynchronously on a GPU."""
-    ranks, group = own.ranks, own.handle
-    whole = torch.ones(size // ITEM, device=world.device)
-    part = whole[: len(whole) // len(ranks)].clone()
-    other = torch.empty_like(whole)
-    place = list(ranks).index(world.rank)
-    after, before = ranks[(place + 1) % len(ranks)], ranks[place - 1]
+    ranks, group = rank_group.ranks, rank_group.handle
+    full = torch.ones(size // ITEM, device=world.device)
+    shard = full[: len(full) // len(ranks)].clone()
+    received = torch.empty_like(full)
+    position = list(ranks).index(world.rank)
+    next_rank, previous_rank = ranks[(position + 1) % len(ranks)], ranks[position - 1]
 
     def send_receive() -> None:
-        ends = [
-            dist.P2POp(dist.isend, whole, after, group),
-            dist.P2POp(dist.irecv, other, before, group),
+        transfers = [
+            dist.P2POp(dist.isend, full, next_rank, group),
+            dist.P2POp(dist.irecv, received, previous_rank, group),
         ]
-        for request in dist.batch_isend_irecv(ends):
+        for request in dist.batch_isend_irecv(transfers):
             request.wait()
 
     return {
-        "all-reduce": lambda: dist.all_reduce(whole, group=group),
-        "all-gather": lambda: dist.all_gather_into_tensor(whole, part, group=group),
-        "reduce-scatter": lambda: dist.reduce_scatter_tensor(part, whole, group=group),
-        "all-to-all": lambda: dist.all_to_all_single(other, whole, group=group),
+        "all-reduce": lambda: dist.all_reduce(full, group=group),
+        "all-gather": lambda: dist.all_gather_into_tensor(full, shard, group=group),
+        "reduce-scatter": lambda: dist.reduce_scatter_tensor(shard, full, group=group),
+        "all-to-all": lambda: dist.all_to_all_single(received, full, group=group),
         "p2p": send_receive,
     }[collective]
 
 
-def known(names: Sequence[str]) -> list[str]:
-    """Return the collectives of these names; all without names."""
+def select_collectives(names: Sequence[str]) -> list[str]:
+    """Return the named collectives, or all."""
     return [name for name in COLLECTIVES if name in names] if names else list(COLLECTIVES)
 
 
 def round_size(collective: str, size: int, ranks: int) -> int:
-    """Return the size in whole elements, which the ranks share equally."""
-    unit = ITEM if collective in WHOLE else ITEM * ranks
+    """Round down to elements that the ranks share equally, at least one."""
+    unit = ITEM if collective in UNSHARDED else ITEM * ranks
     return max(size // unit, 1) * unit
 
 
-def _seconds(run: Callable[[], object] | None, world: World, clock: Clock) -> float:
-    """Return the seconds of one run: the median of the trials, of the slowest rank."""
+def _time_run(run: Callable[[], object] | None, world: World, clock: Clock) -> float:
+    """Return seconds per run on the slowest rank: the median over trials."""
 
-    def trial(runs: int) -> float:
-        def several() -> None:
+    def time_trial(runs: int) -> float:
+        def repeat() -> None:
             for _ in range(runs):
                 if run is not None:
                     run()
 
         world.slowest(0.0)
-        return world.slowest(clock.once(several)) / runs
+        return world.slowest(clock.once(repeat)) / runs
 
-    trial(1)
-    once = max(trial(1), 1e-7)  # a rank that waits needs almost no CPU time
-    runs = max(1, min(MOST, int(clock.budget / TRIALS / once)))
-    return sorted(trial(runs) for _ in range(TRIALS))[TRIALS // 2]
+    time_trial(1)
+    once = max(time_trial(1), 1e-7)  # a rank that waits needs almost no CPU time
+    runs = max(1, min(MAX_RUNS, int(clock.budget / TRIALS / once)))
+    return sorted(time_trial(runs) for _ in range(TRIALS))[TRIALS // 2]
 
 
-def _powers(first: int, last: int) -> list[int]:
-    """Return the powers of two from `first` up to `last`, and `last`."""
+def _powers_between(first: int, last: int) -> list[int]:
+    """List the powers of two from `first` up to `last`, and `last`."""
     numbers = {last} if last >= first else set()
     while first < last:
         numbers.add(first)

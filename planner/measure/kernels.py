@@ -1,6 +1,6 @@
-"""Work of each fused kernel by width and length, and rates of products, copies and attention.
+"""Measured rates: fused kernels by width and length, matrix products, copies and attention.
 
-Functions are those that the operators call, so that a GPU runs the kernel and a CPU its twin. It
+The functions are those that operators call, so that a GPU runs the kernel and a CPU its twin. This
 needs torch alone.
 """
 
@@ -26,15 +26,15 @@ from ...models.operators.mlp import apply_gate
 from ...models.parallel.axes import ALONE
 from ...models.parallel.ring import Hops, Zigzag, ring_attention
 from ..prices.machine import RING
-from .clock import Clock, dtype_of
+from .clock import Clock, torch_dtype
 
 BACKWARD = 2.5
-"""Operations of attention's backward pass, in those of the forward pass."""
+"""Attention's backward operations per forward operation."""
 
 
 @dataclass(frozen=True)
 class Draw:
-    """Random inputs of one precision on a device."""
+    """Random inputs for a kernel, in one precision on a device."""
 
     rows: int
     length: int
@@ -43,7 +43,7 @@ class Draw:
     device: torch.device
 
     def normal(self, *shape: int) -> Tensor:
-        x = torch.randn(shape, device=self.device).to(dtype_of(self.precision))
+        x = torch.randn(shape, device=self.device).to(torch_dtype(self.precision))
         return x.requires_grad_()
 
     def exact(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
@@ -51,56 +51,56 @@ class Draw:
         x = torch.rand(shape, device=self.device) * (high - low) + low
         return x.requires_grad_()
 
-    def over(self, *channels: int) -> Tensor:
-        """Return an input of [rows, length, channels…]."""
+    def sequences(self, *channels: int) -> Tensor:
+        """Return normal numbers [rows, length, channels…]."""
         return self.normal(self.rows, self.length, *channels)
 
     def module(self, module: torch.nn.Module) -> Any:
         for parameter in module.parameters():
             torch.nn.init.ones_(parameter)
-        return module.to(self.device, dtype_of(self.precision))
+        return module.to(self.device, torch_dtype(self.precision))
 
 
 @dataclass(frozen=True)
-class Work:
-    """A call with inputs; those that require gradients are differentiated."""
+class KernelCall:
+    """A call with inputs; those that require gradients get them."""
 
     run: Callable[..., Any]
     inputs: Mapping[str, Any]
     elements: int | None = None
-    """Elements whose rate is measured; rows × length × width if None."""
+    """Elements that the rate counts; rows × length × width if None."""
 
 
-def rms_norm(draw: Draw, size: int) -> Work:
-    return Work(draw.module(RMSNorm(draw.width, 1e-5)), {"x": draw.over(draw.width)})
+def rms_norm(draw: Draw, size: int) -> KernelCall:
+    return KernelCall(draw.module(RMSNorm(draw.width, 1e-5)), {"x": draw.sequences(draw.width)})
 
 
-def add_rms_norm(draw: Draw, size: int) -> Work:
+def add_rms_norm(draw: Draw, size: int) -> KernelCall:
     norm = rms_norm(draw, size)
-    return Work(norm.run, {**norm.inputs, "residual": draw.over(draw.width)})
+    return KernelCall(norm.run, {**norm.inputs, "residual": draw.sequences(draw.width)})
 
 
-def gated_rms_norm(draw: Draw, size: int) -> Work:
+def gated_rms_norm(draw: Draw, size: int) -> KernelCall:
     module = draw.module(GatedRMSNorm(draw.width, 1e-5))
-    return Work(module, {"y": draw.over(draw.width), "z": draw.over(draw.width)})
+    return KernelCall(module, {"y": draw.sequences(draw.width), "z": draw.sequences(draw.width)})
 
 
-def rope(draw: Draw, size: int) -> Work:
+def rope(draw: Draw, size: int) -> KernelCall:
     heads = max(draw.width // 128, 1)
     positions = torch.arange(draw.length, device=draw.device).unsqueeze(0)
     cos, sin = rotation(Rope(), positions, draw.width // heads)
-    x = draw.over(heads, draw.width // heads)
-    return Work(lambda x: rotate(x, cos, sin), {"x": x})
+    x = draw.sequences(heads, draw.width // heads)
+    return KernelCall(lambda x: rotate(x, cos, sin), {"x": x})
 
 
-def glu(draw: Draw, size: int) -> Work:
-    return Work(lambda x: apply_gate(x, "silu"), {"x": draw.over(2 * draw.width)})
+def glu(draw: Draw, size: int) -> KernelCall:
+    return KernelCall(lambda x: apply_gate(x, "silu"), {"x": draw.sequences(2 * draw.width)})
 
 
-def linear_cross_entropy(draw: Draw, size: int) -> Work:
+def linear_cross_entropy(draw: Draw, size: int) -> KernelCall:
     table = EmbeddingTable(size, draw.width)
     torch.nn.init.normal_(table.weight, std=draw.width**-0.5)
-    unembedding = Unembedding(table.to(draw.device, dtype_of(draw.precision)))
+    unembedding = Unembedding(table.to(draw.device, torch_dtype(draw.precision)))
     shape = (draw.rows, draw.length)
     targets = torch.randint(size, shape, device=draw.device)
     weights = torch.ones(shape, device=draw.device)
@@ -108,66 +108,72 @@ def linear_cross_entropy(draw: Draw, size: int) -> Work:
     def run(hidden: Tensor) -> Tensor:
         return unembedding.loss(hidden, targets, weights, 0.0, ALONE)[0]
 
-    return Work(run, {"hidden": draw.over(draw.width)})
+    return KernelCall(run, {"hidden": draw.sequences(draw.width)})
 
 
-def convolution(draw: Draw, size: int) -> Work:
-    """Return a gated convolution of `size` taps; groups of 16 channels share them."""
-    x, taps = draw.over(3 * draw.width), draw.normal(max(draw.width // 16, 1), size)
-    return Work(lambda x, taps: gated_convolution(x, taps, gated=True), {"x": x, "taps": taps})
+def convolution(draw: Draw, size: int) -> KernelCall:
+    """Return a gated convolution with `size` taps; groups of 16 channels share them."""
+    x, taps = draw.sequences(3 * draw.width), draw.normal(max(draw.width // 16, 1), size)
+    return KernelCall(
+        lambda x, taps: gated_convolution(x, taps, gated=True), {"x": x, "taps": taps}
+    )
 
 
-def fft_convolution(draw: Draw, size: int) -> Work:
-    """Return a gated convolution with a filter of `size` taps for each channel."""
-    inputs = {"x": draw.over(3 * draw.width), "taps": draw.normal(draw.width, size)}
+def fft_convolution(draw: Draw, size: int) -> KernelCall:
+    """Return a gated convolution with a filter of `size` taps per channel."""
+    inputs = {"x": draw.sequences(3 * draw.width), "taps": draw.normal(draw.width, size)}
     inputs["skip"] = draw.normal(draw.width)
-    return Work(lambda **given: gated_convolution(**given, gated=True, method="fft"), inputs)
+    return KernelCall(
+        lambda **inputs: gated_convolution(**inputs, gated=True, method="fft"), inputs
+    )
 
 
-def modal(draw: Draw, size: int) -> Work:
+def modal(draw: Draw, size: int) -> KernelCall:
     inputs = {
-        "x": draw.over(3 * draw.width),
+        "x": draw.sequences(3 * draw.width),
         "rates": draw.exact(draw.width, size, high=0.1),
         "residues": draw.exact(draw.width, size, low=-1.0),
         "skip": draw.normal(draw.width),
     }
-    return Work(lambda **given: gated_modal(**given)[0], inputs)
+    return KernelCall(lambda **inputs: gated_modal(**inputs)[0], inputs)
 
 
-def ssd(draw: Draw, size: int) -> Work:
-    """Return the scan of Mamba-2: heads of 64 channels, one group of `size` states."""
+def ssd(draw: Draw, size: int) -> KernelCall:
+    """Return Mamba-2's scan: heads with 64 channels, one group with `size` states."""
     heads = max(draw.width // 64, 1)
     dim = draw.width // heads
     inputs = {
-        "xBC": draw.over(heads * dim + 2 * size),
-        "dt": draw.over(heads),
+        "xBC": draw.sequences(heads * dim + 2 * size),
+        "dt": draw.sequences(heads),
         "dt_bias": draw.exact(heads, low=-4, high=-3),
         "A_log": draw.exact(heads),
         "D": draw.exact(heads),
     }
-    return Work(lambda **given: mixed_scan(**given, head_dim=dim, state_size=size)[0], inputs)
+    return KernelCall(
+        lambda **inputs: mixed_scan(**inputs, head_dim=dim, state_size=size)[0], inputs
+    )
 
 
-def selective_scan(draw: Draw, size: int) -> Work:
-    """Return the scan of Mamba-1 with `size` states for each channel."""
+def selective_scan(draw: Draw, size: int) -> KernelCall:
+    """Return Mamba-1's scan with `size` states per channel."""
     inputs = {
-        "x": draw.over(1, draw.width),
-        "dt": draw.over(1, draw.width),
+        "x": draw.sequences(1, draw.width),
+        "dt": draw.sequences(1, draw.width),
         "bias": draw.exact(1, draw.width, low=-4, high=-3),
         "A": draw.exact(1, draw.width, size, low=-16),
-        "B": draw.over(1, size),
-        "C": draw.over(1, size),
+        "B": draw.sequences(1, size),
+        "C": draw.sequences(1, size),
         "D": draw.exact(1, draw.width),
-        "z": draw.over(draw.width),
+        "z": draw.sequences(draw.width),
     }
-    return Work(lambda **given: gated_scan(**given)[0], inputs)
+    return KernelCall(lambda **inputs: gated_scan(**inputs)[0], inputs)
 
 
-def ring(draw: Draw, size: int) -> Work:
-    """Return attention by a ring without fused attention, on one rank, with heads of `size`."""
+def ring(draw: Draw, size: int) -> KernelCall:
+    """Return ring attention without a fused kernel, on one rank, with `size` channels per head."""
     zigzag = Zigzag(draw.length, ALONE)
     shape = max(draw.width // size, 1), size
-    inputs = {name: draw.over(*shape) for name in "qkv"}
+    inputs = {name: draw.sequences(*shape) for name in "qkv"}
     pairs = sum(
         (tile.queries.stop - tile.queries.start) * (tile.keys.stop - tile.keys.start)
         for tile in Hops(None, zigzag, draw.device).tiles(0)
@@ -176,11 +182,11 @@ def ring(draw: Draw, size: int) -> Work:
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return ring_attention(q, k, v, None, zigzag, scale=size**-0.5)
 
-    return Work(run, inputs, draw.rows * pairs * shape[0] * size)
+    return KernelCall(run, inputs, draw.rows * pairs * shape[0] * size)
 
 
-Make = Callable[[Draw, int], Work]
-KERNELS: dict[str, tuple[Make, tuple[int | str, ...]]] = {
+MakeCall = Callable[[Draw, int], KernelCall]
+KERNELS: dict[str, tuple[MakeCall, tuple[int | str, ...]]] = {
     "rms_norm": (rms_norm, (0,)),
     "add_rms_norm": (add_rms_norm, (0,)),
     "gated_rms_norm": (gated_rms_norm, (0,)),
@@ -199,52 +205,54 @@ KERNELS: dict[str, tuple[Make, tuple[int | str, ...]]] = {
 filters as long as the row, `vocabulary` for the loss."""
 
 
-def sizes_of(kernel: str, length: int, vocabularies: Sequence[int]) -> list[int]:
-    """Return the measured sizes of a kernel for rows of a length."""
+def list_sizes(kernel: str, length: int, vocabularies: Sequence[int]) -> list[int]:
+    """List a kernel's measured sizes for rows with `length` tokens."""
     named = {"vocabulary": list(vocabularies), "length": [length]}
-    sizes = KERNELS[kernel][1]
-    return [each for size in sizes for each in (named[size] if isinstance(size, str) else [size])]
+    sizes: list[int] = []
+    for size in KERNELS[kernel][1]:
+        sizes += named[size] if isinstance(size, str) else [size]
+    return sizes
 
 
-def kernel_rates(kernel: str, draw: Draw, size: int, clock: Clock) -> tuple[float, float]:
-    """Return elements (rows · length · width) by seconds of the forward and backward pass."""
-    work = KERNELS[kernel][0](draw, size)
-    elements = work.elements or draw.rows * draw.length * draw.width
-    forward, backward = clock.passes(work.run, work.inputs)
+def measure_kernel(kernel: str, draw: Draw, size: int, clock: Clock) -> tuple[float, float]:
+    """Measure elements (rows · length · width) per second, forward and backward."""
+    call = KERNELS[kernel][0](draw, size)
+    elements = call.elements or draw.rows * draw.length * draw.width
+    forward, backward = clock.passes(call.run, call.inputs)
     return elements / forward, elements / backward
 
 
-def attention_rates(
+def measure_attention(
     heads: int, head_width: int, length: int, rows: int, precision: str, clock: Clock
 ) -> tuple[float, float]:
-    """Return FLOP/s of causal attention forward and backward; masked pairs do not count."""
+    """Measure FLOP/s of causal attention, forward and backward; masked pairs do not count."""
     shape = (rows, heads, length, head_width)
-    dtype = dtype_of(precision)
+    dtype = torch_dtype(precision)
     q, k, v = (torch.randn(shape, device=clock.device).to(dtype) for _ in range(3))
     inputs = {"query": q, "key": k, "value": v}
-    for each in inputs.values():
-        each.requires_grad_()
+    for tensor in inputs.values():
+        tensor.requires_grad_()
 
-    def run(**given: Any) -> Tensor:
-        return F.scaled_dot_product_attention(**given, is_causal=True)
+    def run(**inputs: Any) -> Tensor:
+        return F.scaled_dot_product_attention(**inputs, is_causal=True)
 
     forward, backward = clock.passes(run, inputs)
     flops = 2.0 * rows * heads * head_width * length**2
     return flops / forward, BACKWARD * flops / backward
 
 
-def matmul_rate(m: int, k: int, n: int, groups: int, precision: str, clock: Clock) -> float:
-    """Return FLOP/s of a product [m, k] × [k, n], as a linear layer calls it, or of a grouped
-    one with `groups` matrices and m rows for each."""
-    dtype = dtype_of(precision)
+def measure_matmul(m: int, k: int, n: int, groups: int, precision: str, clock: Clock) -> float:
+    """Measure FLOP/s of a product [m, k] × [k, n], as a linear layer calls it, or of a grouped
+    product with `groups` matrices and m rows per group."""
+    dtype = torch_dtype(precision)
     x = torch.randn(groups * m, k, device=clock.device).to(dtype)
     weights = torch.randn(groups, n, k, device=clock.device).to(dtype)
     with torch.no_grad():
-        return 2.0 * groups * m * k * n / clock.seconds(multiply(x, weights))
+        return 2.0 * groups * m * k * n / clock.seconds(make_product(x, weights))
 
 
-def multiply(x: Tensor, weights: Tensor) -> Callable[[], Tensor]:
-    """Return the product of x [groups · m, k] and weights [groups, n, k]."""
+def make_product(x: Tensor, weights: Tensor) -> Callable[[], Tensor]:
+    """Return a function that multiplies x [groups · m, k] by weights [groups, n, k]."""
     if len(weights) == 1:
         return lambda: F.linear(x, weights[0])
     counts = torch.full((len(weights),), len(x) // len(weights), device=x.device)
@@ -252,8 +260,8 @@ def multiply(x: Tensor, weights: Tensor) -> Callable[[], Tensor]:
     return lambda: grouped_product(x, weights, ends)
 
 
-def copy_rate(size: int, clock: Clock) -> float:
-    """Return bytes read and written by seconds of a copy of `size` bytes."""
+def measure_copy(size: int, clock: Clock) -> float:
+    """Measure bytes read and written per second while `size` bytes are copied."""
     source = torch.ones(size, dtype=torch.uint8, device=clock.device)
     target = torch.empty_like(source)
     return 2 * size / clock.seconds(lambda: target.copy_(source))

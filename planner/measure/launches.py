@@ -1,4 +1,4 @@
-"""Seconds of an operation's launch on a CPU, which the rates of large operations do not show."""
+"""Seconds per launched operation on a CPU, which rates of large operations do not show."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ..traces.trace import trace_model
 from .clock import Clock
 
 MODEL, TOKENS = "tiny-transformer", 8
-"""Model whose layers run with so few tokens that launches are nearly all of the time."""
+"""Model with so few tokens that launches take nearly all of the time."""
 
 
-def launch_seconds(clock: Clock) -> float:
-    """Return the mean of the operations of both passes of a model's layers."""
+def measure_launch_seconds(clock: Clock) -> float:
+    """Return the mean over all operations in both passes of a model's layers."""
     config = load_model_config(MODEL)
     trace = trace_model(config, TOKENS, PRECISIONS["fp32"], "cpu")
     model = Model(config)
@@ -25,14 +25,14 @@ def launch_seconds(clock: Clock) -> float:
         torch.nn.init.normal_(parameter, std=0.02)
     batch = BatchContext(torch.arange(TOKENS).unsqueeze(0))
 
-    def layers(x: Tensor) -> Tensor:
+    def run_layers(x: Tensor) -> Tensor:
         for block in model.typed_blocks():
             x, *_ = block(x, batch, None, None)
         return x
 
     x = torch.randn(1, TOKENS, config.width, requires_grad=True)
-    weights = [each for block in model.typed_blocks() for each in block.parameters()]
-    times = clock.passes(layers, {"x": x}, weights)
+    weights = [w for block in model.typed_blocks() for w in block.parameters()]
+    times = clock.passes(run_layers, {"x": x}, weights)
     launches = sum(
         work.count
         for kind in trace.layers

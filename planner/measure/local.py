@@ -1,4 +1,4 @@
-"""Ranks on this machine, for measurements without a launcher."""
+"""Ranks on this machine for measurements, with or without a launcher."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from torch.multiprocessing.spawn import start_processes
 from ...console.errors import MisuseError, UserError
 from ...trainer.cluster.ranks import joined, threads_per_rank
 from ...trainer.layout.devices import count_gpus
-from .collectives import join
+from .collectives import join_world
 
 Work = Callable[..., None]
 CPU_PROCESSES = 2
 
 
-def processes_of(kind: Literal["cpu", "cuda"], asked: int | None) -> int:
-    """Return the number of ranks on this machine: as asked, the GPUs, or two on a CPU."""
+def count_processes(kind: Literal["cpu", "cuda"], processes: int | None) -> int:
+    """Return the number of ranks on this machine: `processes`, one per GPU, or two on a CPU."""
     if joined():
         return int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
     gpus = count_gpus() if kind == "cuda" else 0
-    if asked is not None and gpus and asked > gpus:
+    if processes is not None and gpus and processes > gpus:
         raise MisuseError(
-            f"{asked} processes, and this machine has {gpus} GPUs",
+            f"{processes} processes, and this machine has {gpus} GPUs",
             hint=f"--processes {gpus}, or --device cpu",
         )
-    return asked or gpus or CPU_PROCESSES
+    return processes or gpus or CPU_PROCESSES
 
 
 def run(work: Work, kind: Literal["cpu", "cuda"], processes: int, *arguments: Any) -> None:
-    """Call `work(world, *arguments)` on each rank: of the launcher, or of new local processes."""
+    """Call `work(world, *arguments)` on all ranks: the launcher's, or new local processes."""
     if joined():
         torch.set_num_threads(threads_per_rank(processes))
-        _act(work, kind, None, arguments)
+        _work_in_world(work, kind, None, arguments)
         return
     if processes < 2:
         raise MisuseError(
@@ -49,36 +49,38 @@ def run(work: Work, kind: Literal["cpu", "cuda"], processes: int, *arguments: An
     with tempfile.TemporaryDirectory() as folder:
         options = (work, kind, processes, folder, arguments)
         context = start_processes(
-            _serve, args=options, nprocs=processes, join=False, start_method="spawn"
+            _run_rank, args=options, nprocs=processes, join=False, start_method="spawn"
         )
         try:
             while not context.join():
                 pass
         except Exception:
-            failed = Path(folder) / "error"
-            if failed.exists():
-                error: UserError = pickle.loads(failed.read_bytes())
+            error_file = Path(folder) / "error"
+            if error_file.exists():
+                error: UserError = pickle.loads(error_file.read_bytes())
                 raise error from None
             raise
 
 
-def _serve(
-    rank: int, work: Work, kind: Literal["cpu", "cuda"], processes: int, folder: str, words: Any
+def _run_rank(
+    rank: int, work: Work, kind: Literal["cpu", "cuda"], processes: int, folder: str, arguments: Any
 ) -> None:
     torch.set_num_threads(threads_per_rank(processes))
-    own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
-    os.environ.update({name: str(value) for name, value in own.items()})
+    os.environ.update(dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)))
+    os.environ.update(dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes)))
     try:
-        _act(work, kind, f"{folder}/store", words)
+        _work_in_world(work, kind, f"{folder}/store", arguments)
     except UserError as error:
         (Path(folder) / "error").write_bytes(pickle.dumps(error))
         raise
 
 
-def _act(work: Work, kind: Literal["cpu", "cuda"], store: str | None, words: Any) -> None:
-    world = join(kind, store)
+def _work_in_world(
+    work: Work, kind: Literal["cpu", "cuda"], store: str | None, arguments: Any
+) -> None:
+    world = join_world(kind, store)
     try:
-        work(world, *words)
+        work(world, *arguments)
         world.slowest(0.0)
     finally:
         dist.destroy_process_group()

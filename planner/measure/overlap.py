@@ -1,4 +1,4 @@
-"""Slow-down of computation and communication while both run."""
+"""Slow-downs of computation and communication while both run."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .clock import Clock, dtype_of
-from .collectives import Group, World
+from .clock import Clock, torch_dtype
+from .collectives import RankGroup, World
 
-WORST = 10.0
-"""Greatest slow-down that is reported: beyond it, one waits for the other."""
+MAX_SLOWDOWN = 10.0
+"""Greatest reported slow-down: beyond it, computation and communication take turns."""
 
 
-def slowdowns(alone: tuple[float, float], ends: tuple[float, float]) -> tuple[float, float]:
-    """Return how much longer the two take while both run.
+def compute_slowdowns(alone: tuple[float, float], ends: tuple[float, float]) -> tuple[float, float]:
+    """Return how much longer computation and communication take while both run.
 
-    `alone` are their times alone, `ends` their ends after a common start. Until the first end both
-    run; the rest of the second runs alone.
+    `alone` has the seconds of both alone, `ends` the seconds from a common start. Both run until
+    the first ends; the second then runs alone.
     """
     first = 0 if ends[0] <= ends[1] else 1
     second = 1 - first
-    done = alone[second] - (ends[second] - ends[first])
+    shared_work = alone[second] - (ends[second] - ends[first])
     factors = [0.0, 0.0]
     factors[first] = ends[first] / alone[first]
-    factors[second] = ends[first] / done if done > 0 else WORST
-    compute, communication = (min(max(factor, 1.0), WORST) for factor in factors)
+    factors[second] = ends[first] / shared_work if shared_work > 0 else MAX_SLOWDOWN
+    compute, communication = (min(max(factor, 1.0), MAX_SLOWDOWN) for factor in factors)
     return compute, communication
 
 
-def measure(
-    world: World, group: Group, size: int, side: int, precision: str, clock: Clock
+def measure_slowdowns(
+    world: World, group: RankGroup, size: int, side: int, precision: str, clock: Clock
 ) -> tuple[float, float]:
-    """Return the slow-downs of matrix products of `side` and of all-reduces of `size` bytes.
+    """Measure matrix products [side, side] beside all-reduces with `size` bytes.
 
-    Collective: every rank of the world calls it.
+    Collective: all ranks in the world call it.
     """
-    a, b = torch.randn(2, side, side, device=world.device).to(dtype_of(precision))
+    a, b = torch.randn(2, side, side, device=world.device).to(torch_dtype(precision))
     tensor = torch.ones(size // 4, device=world.device)
 
     def compute(runs: int) -> None:
@@ -53,65 +53,69 @@ def measure(
         return [dist.all_reduce(tensor, group=group.handle, async_op=True) for _ in range(runs)]
 
     def wait(runs: int) -> None:
-        for each in communicate(runs):
-            each.wait()
+        for message in communicate(runs):
+            message.wait()
 
-    def alone(run: Callable[[int], None]) -> tuple[int, float]:
-        """Return a number of runs that fills the budget, and their time."""
+    def time_alone(run: Callable[[int], None]) -> tuple[int, float]:
+        """Return a number of runs that fills the budget, and their seconds."""
         run(1)
         once = world.slowest(clock.once(lambda: run(1)))
         runs = max(1, round(clock.budget / once))
         world.slowest(0.0)
         return runs, world.slowest(clock.once(lambda: run(runs)))
 
-    products, computing = alone(compute)
-    messages, communicating = alone(wait)
+    num_products, compute_seconds = time_alone(compute)
+    num_messages, message_seconds = time_alone(wait)
     trials = []
     for _ in range(3):
         world.slowest(0.0)
-        ends = _together(lambda: compute(products), lambda: communicate(messages), world.device)
+        ends = _time_together(
+            lambda: compute(num_products), lambda: communicate(num_messages), world.device
+        )
         ends = world.slowest(ends[0]), world.slowest(ends[1])
-        trials.append(slowdowns((computing, communicating), ends))
-    first, second = (sorted(each)[1] for each in zip(*trials, strict=True))
-    return first, second
+        trials.append(compute_slowdowns((compute_seconds, message_seconds), ends))
+    compute_slowdown, message_slowdown = (
+        sorted(factors)[1] for factors in zip(*trials, strict=True)
+    )
+    return compute_slowdown, message_slowdown
 
 
-def _together(
+def _time_together(
     compute: Callable[[], None], communicate: Callable[[], list[Any]], device: torch.device
 ) -> tuple[float, float]:
-    """Start both; return the seconds until the end of each."""
+    """Start both; return the seconds until computation and communication end."""
     if device.type == "cuda":
-        return _on_streams(compute, communicate)
-    begin = time.perf_counter()
-    ended: list[float] = []
-    works = communicate()
+        return _time_on_streams(compute, communicate)
+    start = time.perf_counter()
+    message_ends: list[float] = []
+    messages = communicate()
 
     def watch() -> None:
-        for each in works:
-            each.wait()
-        ended.append(time.perf_counter() - begin)
+        for message in messages:
+            message.wait()
+        message_ends.append(time.perf_counter() - start)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
     compute()
-    computed = time.perf_counter() - begin
+    compute_end = time.perf_counter() - start
     watcher.join()
-    return computed, ended[0]
+    return compute_end, message_ends[0]
 
 
-def _on_streams(
+def _time_on_streams(
     compute: Callable[[], None], communicate: Callable[[], list[Any]]
 ) -> tuple[float, float]:
-    begin, computed, communicated = (torch.cuda.Event(enable_timing=True) for _ in range(3))
-    side = torch.cuda.Stream()
+    start, compute_end, message_end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+    stream = torch.cuda.Stream()
     torch.cuda.synchronize()
-    begin.record()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for each in communicate():
-            each.wait()
-        communicated.record()
+    start.record()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for message in communicate():
+            message.wait()
+        message_end.record()
     compute()
-    computed.record()
+    compute_end.record()
     torch.cuda.synchronize()
-    return begin.elapsed_time(computed) / 1e3, begin.elapsed_time(communicated) / 1e3
+    return start.elapsed_time(compute_end) / 1e3, start.elapsed_time(message_end) / 1e3

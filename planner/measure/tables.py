@@ -1,4 +1,4 @@
-"""Measurements as a table, as CSV and as a picture."""
+"""Measurements as a table, a CSV file and a picture."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ...dataplane.storage import storage
 Row = Mapping[str, Any]
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Return rows as aligned columns."""
-    names = list(rows[0])
-    cells = [names, *([_shown(row[name]) for name in names] for row in rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(names))]
+def format_table(rows: Sequence[Row]) -> str:
+    """Align the columns."""
+    columns = list(rows[0])
+    cells = [columns, *([_format_value(row[column]) for column in columns] for row in rows)]
+    widths = [max(map(len, column_cells)) for column_cells in zip(*cells, strict=True)]
     return "\n".join(
         "  ".join(
-            f"{cell:<{width}}" if column == 0 else f"{cell:>{width}}"
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+            f"{cell:<{width}}" if number == 0 else f"{cell:>{width}}"
+            for number, (cell, width) in enumerate(zip(line, widths, strict=True))
         )
         for line in cells
     )
@@ -35,22 +35,18 @@ def table(rows: Sequence[Row]) -> str:
 
 def write_csv(rows: Sequence[Row], file: str) -> None:
     """Write rows as CSV."""
-    storage.write(file, as_csv(rows).encode())
-
-
-def as_csv(rows: Sequence[Row]) -> str:
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    return out.getvalue()
+    storage.write(file, text.getvalue().encode())
 
 
 def check_outputs(file: str | None, drawing: str | None) -> None:
-    """Raise unless a file and a picture of these names can be written."""
-    for name in (file, drawing):
-        if name is not None and not Path(name).parent.is_dir():
-            raise MisuseError(f"the folder of {name} does not exist", hint="create it")
+    """Raise unless a file and a drawing can be written at these paths."""
+    for path in (file, drawing):
+        if path is not None and not Path(path).parent.is_dir():
+            raise MisuseError(f"the folder of {path} does not exist", hint="create it")
     if drawing is not None and Path(drawing).suffix.lower() != ".svg":
         raise MisuseError(f"{drawing} is no picture", hint="end it in .svg")
 
@@ -58,10 +54,10 @@ def check_outputs(file: str | None, drawing: str | None) -> None:
 def draw(
     rows: Sequence[Row], file: str, *, line: str, panel: str, across: str, shown: Sequence[str]
 ) -> None:
-    """Draw columns of the rows as curves over the column `across`, both axes logarithmic.
+    """Draw the columns `shown` as curves over the column `across`, both axes logarithmic.
 
-    `line` and `panel` name the columns that tell curves and panels apart; each of `shown` is a row
-    of panels.
+    The columns `line` and `panel` tell curves and panels apart; every shown column is a row of
+    panels.
     """
     panels = list(dict.fromkeys(row[panel] for row in rows))
     keys = [str(name) for name in dict.fromkeys(row[line] for row in rows)]
@@ -83,8 +79,8 @@ def _chart(
     line: str,
     keys: Sequence[str],
 ) -> Chart:
-    """Draw a column's curves in one panel. The y axis is that of all panels with this column."""
-    name, value = panel
+    """Draw a column's curves in one panel. All panels with this column share the y axis."""
+    panel_column, panel_value = panel
     powers = [math.log2(row[across]) for row in rows]
     heights = [math.log10(row[column]) for row in rows if row[column] > 0]
     chart = Chart(
@@ -97,12 +93,12 @@ def _chart(
         points = sorted(
             (math.log2(row[across]), math.log10(row[column]))
             for row in rows
-            if row[name] == value and str(row[line]) == key and row[column] > 0
+            if row[panel_column] == panel_value and str(row[line]) == key and row[column] > 0
         )
         curve = Curve([x for x, _ in points], [y for _, y in points])
         chart.line(curve, "medium", colour(number))
     return chart
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -28,13 +28,13 @@ from headrace.planner.measure import blocks, kernels, tables
 from headrace.planner.measure.clock import Clock
 from headrace.planner.measure.collectives import (
     CollectiveTime,
-    Group,
-    Shape,
+    GroupShape,
+    RankGroup,
     World,
+    make_collective,
     round_size,
-    work,
 )
-from headrace.planner.measure.overlap import slowdowns
+from headrace.planner.measure.overlap import compute_slowdowns
 
 CPU = torch.device("cpu")
 QUICK = Clock(CPU, 0.0)
@@ -80,18 +80,18 @@ def test_the_backward_pass_is_timed_alone() -> None:
 
 @pytest.mark.parametrize("name", blocks.BLOCKS)
 def test_each_block_is_measured(name: str) -> None:
-    row = blocks.measure(name, 64, 32, 2, "fp32", QUICK).row
+    row = blocks.measure_block(name, 64, 32, 2, "fp32", QUICK).row
     assert all(row[each] > 0 for each in row if isinstance(row[each], float))
     assert row["parameters"] > 64**2
 
 
 def test_operations_of_blocks() -> None:
     width, length = 128, 64
-    attention = blocks.measure("attention", width, length, 2, "fp32", QUICK)
+    attention = blocks.measure_block("attention", width, length, 2, "fp32", QUICK)
     pairs = length / 2  # each token sees half of the row
     each = 2 * 4 * width**2 + 2 * 2 * width * pairs
     assert attention.flops == 2 * length * each
-    mlp = blocks.measure("mlp", width, length, 1, "fp32", QUICK)
+    mlp = blocks.measure_block("mlp", width, length, 1, "fp32", QUICK)
     hidden = 344
     assert mlp.parameters == 3 * width * hidden + width
     assert mlp.flops == length * 2 * 3 * width * hidden
@@ -101,24 +101,24 @@ def test_operations_of_blocks() -> None:
 
 def test_blocks_that_cannot_be_built() -> None:
     with pytest.raises(MisuseError, match="no block `rnn`"):
-        blocks.build("rnn", 64)
+        blocks.build_block("rnn", 64)
     with pytest.raises(MisuseError, match="width 100 cannot be built"):
-        blocks.build("mamba2", 100)
+        blocks.build_block("mamba2", 100)
 
 
 def test_attention_and_products_have_plausible_rates() -> None:
-    forward, backward = kernels.attention_rates(2, 32, 64, 2, "fp32", QUICK)
-    rate = kernels.matmul_rate(64, 64, 64, 1, "fp32", QUICK)
-    grouped = kernels.matmul_rate(16, 64, 64, 4, "fp32", QUICK)
+    forward, backward = kernels.measure_attention(2, 32, 64, 2, "fp32", QUICK)
+    rate = kernels.measure_matmul(64, 64, 64, 1, "fp32", QUICK)
+    grouped = kernels.measure_matmul(16, 64, 64, 4, "fp32", QUICK)
     assert all(1e5 < each < 1e14 for each in (forward, backward, rate, grouped))
-    assert 1e6 < kernels.copy_rate(1 << 16, QUICK) < 1e13
+    assert 1e6 < kernels.measure_copy(1 << 16, QUICK) < 1e13
 
 
 @pytest.mark.parametrize("groups", [1, 4])
 def test_measured_products_are_whole(groups: int) -> None:
     x, weights = torch.randn(groups * 6, 8), torch.randn(groups, 5, 8)
     expected = torch.einsum("gmk, gnk -> gmn", x.view(groups, 6, 8), weights).flatten(0, 1)
-    torch.testing.assert_close(kernels.multiply(x, weights)(), expected)
+    torch.testing.assert_close(kernels.make_product(x, weights)(), expected)
 
 
 # Collectives
@@ -137,8 +137,8 @@ def test_bus_bytes_are_those_of_ring_algorithms(
     collective: str, four_ranks: dist.ProcessGroup | None
 ) -> None:
     size = round_size(collective, 4100, 4)
-    group = Group(Shape(4, 1), range(4), four_ranks)
-    run = work(collective, size, group, World(1, 4, 4, CPU))
+    group = RankGroup(GroupShape(4, 1), range(4), four_ranks)
+    run = make_collective(collective, size, group, World(1, 4, 4, CPU))
     with Count() as count:
         run()
     assert sum(count.calls.values()) == 1
@@ -189,7 +189,7 @@ def test_groups_of_a_shape_share_no_rank(nodes: int, per_node: int) -> None:
             assert len(group) == shape.ranks
             assert len({rank // per_node for rank in group}) == shape.nodes
             assert len(set(places)) == shape.per_node
-    whole = Shape(per_node, nodes)
+    whole = GroupShape(per_node, nodes)
     assert world.members(whole) == [list(range(world.size))]
 
 
@@ -208,13 +208,13 @@ def test_slowdowns_are_recovered(
         together + compute - together / slower,
         together + messages - together / later,
     )
-    found = slowdowns((compute, messages), ends)
+    found = compute_slowdowns((compute, messages), ends)
     assert found == pytest.approx((slower, later), rel=1e-6)
 
 
 def test_what_waits_has_the_worst_slowdown() -> None:
-    assert slowdowns((1.0, 1.0), (1.0, 2.0)) == (1.0, 10.0)
-    assert slowdowns((1.0, 1.0), (0.9, 0.9)) == (1.0, 1.0)
+    assert compute_slowdowns((1.0, 1.0), (1.0, 2.0)) == (1.0, 10.0)
+    assert compute_slowdowns((1.0, 1.0), (0.9, 0.9)) == (1.0, 1.0)
 
 
 # Commands

@@ -16,7 +16,7 @@ from headrace.planner.hardware import Hardware
 from headrace.planner.hardware.links import COLLECTIVES
 from headrace.planner.measure import profile as profiles
 from headrace.planner.measure.clock import Clock
-from headrace.planner.measure.kernels import KERNELS, sizes_of
+from headrace.planner.measure.kernels import KERNELS, list_sizes
 from headrace.trainer.cli import main
 
 
@@ -35,7 +35,7 @@ def test_a_profile_answers_for_every_kernel(measured: Path) -> None:
     hardware = Hardware.load(measured)
     at = {"width": 64, "length": 128, "precision": "fp32", "direction": "backward"}
     for kernel in KERNELS:
-        figure = hardware.rate(kernel, size=sizes_of(kernel, 128, [512])[0], **at)
+        figure = hardware.rate(kernel, size=list_sizes(kernel, 128, [512])[0], **at)
         assert figure > 0 and not figure.outside
         [source] = hardware.sources(figure)
         assert source.kind == "measured" and "trainer profile" in source.text
@@ -61,7 +61,7 @@ def test_a_profile_measures_what_is_missing_alone(
     file.write_text(reader.dump(data))
     sizes, clock = profiles.SIZES["cpu", True], Clock(torch.device("cpu"), 0.0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: data["device"]["threads"])
-    begun = profiles.begin(file, None, clock.device, 2, "quick")
+    begun = profiles.open_profile(file, None, clock.device, 2, "quick")
     assert profiles.measure_device(begun, sizes, clock) == 3
     again = Hardware.load(file).file
     assert again.kernels[-1].kernel == lost[0]["kernel"]
@@ -74,16 +74,16 @@ def test_the_file_of_another_machine_is_refused(
     measured: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(PlanError, match="number of devices on a node is 2, not 4"):
-        profiles.begin(measured, None, torch.device("cpu"), 4, "quick")
+        profiles.open_profile(measured, None, torch.device("cpu"), 4, "quick")
     data, _ = reader.read_yaml(measured)
     data["device"]["name"] = "abacus"
     other = measured.with_name("other.yaml")
     other.write_text(reader.dump(data))
     with pytest.raises(PlanError, match="its device is abacus"):
-        profiles.begin(other, None, torch.device("cpu"), 2, "quick")
+        profiles.open_profile(other, None, torch.device("cpu"), 2, "quick")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
     with pytest.raises(PlanError, match=r"number of threads of a rank is \d, not 7"):
-        profiles.begin(measured, None, torch.device("cpu"), 2, "quick")
+        profiles.open_profile(measured, None, torch.device("cpu"), 2, "quick")
 
 
 @pytest.mark.parametrize(("per_node", "link"), [(2, "node"), (1, "network")])

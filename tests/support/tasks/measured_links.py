@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from headrace.planner.measure.clock import Clock
-from headrace.planner.measure.collectives import Shape, World, group_of, sweep
-from headrace.planner.measure.profile import SIZES, begin, measure_links
+from headrace.planner.measure.collectives import GroupShape, World, open_group, sweep
+from headrace.planner.measure.profile import SIZES, measure_links, open_profile
 
 
 def profile_links(file: str, per_node: int) -> int | None:
@@ -18,7 +18,7 @@ def profile_links(file: str, per_node: int) -> int | None:
     world = _world(per_node)
     profile, before = None, 0
     if world.rank == 0:
-        profile = begin(Path(file), None, world.device, per_node, "quick-links")
+        profile = open_profile(Path(file), None, world.device, per_node, "quick-links")
         before = len(profile.file.collectives)
     sizes = SIZES["cpu", True]
     measure_links(profile, world, sizes, Clock(world.device, sizes.budget))
@@ -28,7 +28,7 @@ def profile_links(file: str, per_node: int) -> int | None:
 def times_of_all(collectives: list[str], sizes: list[int]) -> list[dict[str, Any]]:
     """Return the rows of a sweep over one group of all ranks."""
     world = _world(dist.get_world_size())
-    with group_of(world, Shape(world.size, 1)) as group:
+    with open_group(world, GroupShape(world.size, 1)) as group:
         clock = Clock(world.device, 0)
         return [t.row for name in collectives for t in sweep(world, group, name, sizes, clock)]
 
