@@ -40,10 +40,10 @@ def summary(run: BoardRun) -> dict[str, Any]:
         "status": run.status,
         "missing": [
             {
-                "text": score.sentence(),
-                "command": score.command(run.url) if storage.is_local(run.url) else None,
+                "text": gap.sentence(),
+                "command": gap.command(run.url) if storage.is_local(run.url) else None,
             }
-            for score in run.missing
+            for gap in run.score_gaps
         ],
         "problem": run.problem,
         "version": run.version,
@@ -135,10 +135,10 @@ def scores(run: BoardRun) -> Iterator[dict[str, Any]]:
     """Yield the checkpoints' scores as text, by step, task and metric. A later score with the same
     three replaces an earlier one."""
     for entry in run.scores:
-        for (task, metric), value in records.values(entry).items():
+        for (task, metric), value in records.format_scores(entry).items():
             yield {"step": entry["step"], "task": task, "metric": metric, "value": value}
     for entry in _recalled(run):
-        for task, metric, value in records.recalled(entry):
+        for task, metric, value in records.format_recall(entry):
             yield {"step": entry["step"], "task": task, "metric": metric, "value": value}
 
 

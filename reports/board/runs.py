@@ -17,7 +17,7 @@ from ...dataplane.runlog.writer import entry_of
 from ...dataplane.storage import host_files, sealed, storage
 from ...trainer.folders import folder as files
 from ...trainer.folders.folder import RunFolder
-from ...trainer.scores.missing import Missing, missing
+from ...trainer.scores.missing import ScoreGap, find_gaps
 from .byte_sizes import ByteSizes
 from .levels import Levels
 
@@ -43,7 +43,7 @@ UNSCORED = "unscored"
 
 
 def derive_status(
-    event: dict[str, Any] | None, *, ended: bool = False, missing: Sequence[Missing] = ()
+    event: dict[str, Any] | None, *, ended: bool = False, gaps: Sequence[ScoreGap] = ()
 ) -> str:
     """Derive a run's status from its last event, from whether its process has `ended`, and from
     its missing scores."""
@@ -52,7 +52,7 @@ def derive_status(
     status = ENDS.get(event["event"], RUNNING)
     if status == RUNNING and ended:
         status = KILLED
-    can_be_scored = any(score.reason is None for score in missing)
+    can_be_scored = any(gap.reason is None for gap in gaps)
     return UNSCORED if status != RUNNING and can_be_scored else status
 
 
@@ -296,15 +296,15 @@ class BoardRun:
     def status(self) -> str:
         ended = storage.is_local(self.url) and RunFolder(self.url).holder_has_ended
         last = self.events[-1] if self.events else None
-        return derive_status(last, ended=ended, missing=self.missing)
+        return derive_status(last, ended=ended, gaps=self.score_gaps)
 
     @property
-    def missing(self) -> list[Missing]:
+    def score_gaps(self) -> list[ScoreGap]:
         """Scores that the run should have and has not."""
         saved_steps = {event["step"] for event in self.events if event["event"] == "checkpoint"}
         last = self.last_step if self.last_step in saved_steps else None
         options = {name: self.settings.get(f"scores.{name}") for name in ("limit", "ema")}
-        return missing(self.settings.get("scores.tasks"), self.scores, last, **options)
+        return find_gaps(self.settings.get("scores.tasks"), self.scores, last, **options)
 
     @property
     def last_step(self) -> int | None:

@@ -14,7 +14,7 @@ from ...dataplane.runlog import writer as lines
 from ...trainer.checkpoints import store
 from ...trainer.folders.folder import RunFolder
 from ...trainer.run.stored import read_run
-from ...trainer.scores.records import missing_of
+from ...trainer.scores.records import read_gaps
 from ..board.runs import derive_status, holds_run, inner_folders
 
 UNREADABLE = "unreadable"
@@ -68,13 +68,13 @@ def scan_run(folder: RunFolder) -> ListedRun:
     except UserError as error:
         return ListedRun(str(folder.root), UNREADABLE, problem=" ".join(error.message.split()))
     step, event = lines.last(folder.metrics) or {}, lines.last(folder.events)
-    missing = missing_of(folder, job.run.scores, job.plan.end_step)
-    problems = [f"{score.sentence()}; `{score.command(str(folder.root))}`" for score in missing]
+    gaps = read_gaps(folder, job.run.scores, job.plan.end_step)
+    problems = [f"{gap.sentence()}; `{gap.command(str(folder.root))}`" for gap in gaps]
     newest_checkpoint = store.newest_whole(folder.checkpoints)
     files = (path for path in (folder.metrics, folder.events, folder.run) if path.exists())
     return ListedRun(
         folder=str(folder.root),
-        status=derive_status(event, ended=folder.holder_has_ended, missing=missing),
+        status=derive_status(event, ended=folder.holder_has_ended, gaps=gaps),
         step=step["step"] + 1 if step else job.plan.first_step,
         last_step=job.plan.end_step,
         tokens=step.get("tokens"),

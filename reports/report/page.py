@@ -43,7 +43,7 @@ def run_page(run: RunData) -> str:
         _skipped(run),
         signals.stragglers(run),
         losses_section([run]),
-        scores_section(run.scores, run.missing, str(run.folder.root)),
+        scores_section(run.scores, run.score_gaps, str(run.folder.root)),
         recall_section(run.recall),
         section(
             "Mixture",

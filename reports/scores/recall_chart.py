@@ -9,7 +9,7 @@ from typing import Any
 
 from ...console.html.chart import BOTTOM, LINE, Chart, Curve
 from ...console.html.page import WIDE, colour, legend, section
-from ...trainer.scores.records import mark
+from ...trainer.scores.records import format_conditions
 
 
 def recall_section(entries: Sequence[dict[str, Any]]) -> str:
@@ -21,7 +21,10 @@ def recall_section(entries: Sequence[dict[str, Any]]) -> str:
     newest: dict[str, list[dict[str, Any]]] = {}
     for entry in entries:
         if entry["step"] == step:
-            newest |= {f"{task}{mark(entry)}": scores for task, scores in entry["tasks"].items()}
+            newest |= {
+                f"{task}{format_conditions(entry)}": scores
+                for task, scores in entry["tasks"].items()
+            }
     lengths = {score["length"] for scores in newest.values() for score in scores}
     ticks = [math.log2(length) for length in sorted(lengths)]
     chart = Chart(

@@ -7,24 +7,24 @@ from html import escape
 from typing import Any
 
 from ...console.html.page import comparison_table, section
-from ...trainer.scores.missing import Missing, note
-from ...trainer.scores.records import recalled, values
+from ...trainer.scores.missing import ScoreGap, render_gaps
+from ...trainer.scores.records import format_recall, format_scores
 
 MAX_STEPS = 8
 """Newest steps in the table, at most."""
 
 
 def scores_section(
-    entries: Sequence[dict[str, Any]], missing: Sequence[Missing] = (), run: str = ""
+    entries: Sequence[dict[str, Any]], gaps: Sequence[ScoreGap] = (), run: str = ""
 ) -> str:
     """Render the run's scores by step, as the last evaluation at each step has them, after a note
     on missing scores."""
     by_step: dict[int, dict[tuple[str, str], str]] = {}
     for entry in entries:
-        if scores := values(entry):
+        if scores := format_scores(entry):
             by_step.setdefault(entry["step"], {}).update(scores)
     table = _table(by_step) if by_step else ""
-    body = note(missing, run) + table
+    body = render_gaps(gaps, run) + table
     return section("Scores", body) if body else ""
 
 
@@ -69,9 +69,9 @@ def _newest(
     """Return the newest score and its step, by task and metric."""
     newest: dict[tuple[str, str], tuple[str, int]] = {}
     for entry in sorted(scores, key=lambda entry: int(entry["step"])):
-        newest |= {key: (score, entry["step"]) for key, score in values(entry).items()}
+        newest |= {key: (score, entry["step"]) for key, score in format_scores(entry).items()}
     for entry in sorted(recall, key=lambda entry: int(entry["step"])):
         newest |= {
-            (task, metric): (score, entry["step"]) for task, metric, score in recalled(entry)
+            (task, metric): (score, entry["step"]) for task, metric, score in format_recall(entry)
         }
     return newest

@@ -206,7 +206,7 @@ def _head_bytes(config: ModelConfig, shape: Shape) -> tuple[int, int]:
     from ...models.accounting.fake.model import FakeModel
     from ...models.accounting.sorts import reduce_to_kinds
     from ...models.model.model import Model
-    from ..scores.likelihood import POSITIONS, score_part
+    from ..scores.likelihood import POSITIONS, score_positions
 
     tokens = shape.rows * shape.seq_len
 
@@ -216,7 +216,9 @@ def _head_bytes(config: ModelConfig, shape: Shape) -> tuple[int, int]:
 
     def logits(model: Model) -> None:
         chunk = min(POSITIONS, tokens)
-        score_part(model, torch.empty(chunk, config.width), torch.zeros(chunk, dtype=torch.int64))
+        score_positions(
+            model, torch.empty(chunk, config.width), torch.zeros(chunk, dtype=torch.int64)
+        )
 
     model = FakeModel(reduce_to_kinds(config), replace(shape, rows=1, seq_len=1))
     return model.peak_bytes(norm), model.peak_bytes(logits)

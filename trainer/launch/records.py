@@ -18,7 +18,7 @@ from ..checkpoints.store import RunState
 from ..folders.folder import RunFolder
 from ..loop.batches import RunPlan
 from ..run.job import Job
-from ..scores.records import missing_of
+from ..scores.records import read_gaps
 
 log = logs.get_logger(__name__)
 
@@ -48,8 +48,8 @@ def is_finished(job: Job) -> bool:
     if not checkpoints.reached(job.folder.checkpoints, job.plan.end_step):
         return False
     archived = not os.access(job.folder.root, os.W_OK)
-    missing = missing_of(job.folder, job.run.scores, job.plan.end_step)
-    return archived or all(score.reason is not None for score in missing)
+    gaps = read_gaps(job.folder, job.run.scores, job.plan.end_step)
+    return archived or all(gap.reason is not None for gap in gaps)
 
 
 def last_ledger_entry(plan: RunPlan, state: RunState) -> LedgerEntry:

@@ -1,4 +1,4 @@
-"""Generated answers, each of which ends where a stop sequence is found."""
+"""Generate answers up to their first stop sequence."""
 
 from __future__ import annotations
 
@@ -13,61 +13,61 @@ from ...models.model.model import Model
 from .likelihood import SCORE, score_batch
 
 GENERATE = "generate"
-"""Name of the work of a team."""
+"""Name of the team's function that generates."""
 
 
 @dataclass(frozen=True)
-class Question:
-    """A context, and how the text after it is generated; those of a batch differ in the context
+class GenerationRequest:
+    """A context and the settings for the text after it. Requests in a batch differ in the context
     alone."""
 
     context: Sequence[int]
-    tokens: int
-    """Most tokens of the answer."""
+    max_tokens: int
     sampling: Sampling
-    until: tuple[str, ...]
+    stop_sequences: tuple[str, ...]
     """The answer ends before the first of these."""
 
 
-def works_of(load: Callable[[], tuple[Model, Tokenizer]]) -> dict[str, Callable[[Any], Any]]:
-    """Return the functions of a batch that a team computes; `load` is called when a rank has its
-    first batch."""
-    loaded = cache(load)
+def batch_functions(load: Callable[[], tuple[Model, Tokenizer]]) -> dict[str, Callable[[Any], Any]]:
+    """Return the functions for a `Team`, by name. A rank calls `load` at its first batch."""
+    load_once = cache(load)
     return {
-        SCORE: lambda batch: score_batch(loaded()[0], batch),
-        GENERATE: lambda batch: answer_batch(*loaded(), batch),
+        SCORE: lambda batch: score_batch(load_once()[0], batch),
+        GENERATE: lambda batch: generate_batch(*load_once(), batch),
     }
 
 
-def answer_batch(model: Model, tokenizer: Tokenizer, batch: Sequence[Question]) -> list[str]:
-    """Return the answers; each holds its stop sequence, if it was found."""
+def generate_batch(
+    model: Model, tokenizer: Tokenizer, batch: Sequence[GenerationRequest]
+) -> list[str]:
+    """Generate the answers. An answer that a stop sequence ended still contains it."""
     first, end = batch[0], tokenizer.info.end_of_document
     generated = generate(
         model,
-        [question.context for question in batch],
-        first.tokens,
+        [request.context for request in batch],
+        first.max_tokens,
         sampling=first.sampling,
         stop=end,
         vocab_size=tokenizer.info.vocab_size,
-        ended=holds_one_of(first.until, tokenizer.decode),
+        ended=stop_condition(first.stop_sequences, tokenizer.decode),
     )
     return [tokenizer.decode(ids[:-1] if ids and ids[-1] == end else ids) for ids in generated]
 
 
-def holds_one_of(
-    until: Sequence[str], decode: Callable[[Sequence[int]], str]
+def stop_condition(
+    stop_sequences: Sequence[str], decode: Callable[[Sequence[int]], str]
 ) -> Callable[[Sequence[int]], bool]:
-    """Return a function that says whether the text of ids holds a stop sequence, if it is asked
-    after each new id."""
-    stops = [stop for stop in until if stop]
-    longest = max((len(stop.encode()) for stop in stops), default=0)
+    """Return a function that tells whether the text of ids contains a stop sequence. It must be
+    called after every new id."""
+    stops = [stop for stop in stop_sequences if stop]
+    max_bytes = max((len(stop.encode()) for stop in stops), default=0)
 
-    def ended(ids: Sequence[int]) -> bool:
+    def has_ended(ids: Sequence[int]) -> bool:
         # The last ids show a new stop sequence in time that does not grow with the text; the whole
-        # text decides, because a part of a character has another text than the character.
-        parts = (ids[-longest - 1 :], ids)
+        # text decides, because an incomplete character decodes to another one.
+        candidates = (ids[-max_bytes - 1 :], ids)
         return bool(stops) and all(
-            any(stop in text for stop in stops) for text in map(decode, parts)
+            any(stop in text for stop in stops) for text in map(decode, candidates)
         )
 
-    return ended
+    return has_ended

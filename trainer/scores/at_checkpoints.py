@@ -1,7 +1,7 @@
-"""Scores of a run's checkpoints, computed by its ranks while it trains.
+"""Score checkpoints on the run's ranks while it trains.
 
-The ranks of rank 0's machine load the checkpoint beside the model that trains, as `trainer eval`
-does, so the scores are the same and neither weights, rows nor random state of the run change.
+The ranks on rank 0's machine load the checkpoint beside the model in training, as `trainer eval`
+does: the scores are the same, and the run's weights, rows and random state do not change.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ..layout.devices import DeviceKind
 from ..weights import sample, source
 from ..weights.tokenizer import find_tokenizer
 from . import records
-from .answers import works_of
+from .answers import batch_functions
 from .config import ScoresConfig, check_installed
-from .missing import Missing, failed, unanswered
+from .missing import ScoreGap, failure_entry, unanswered_tasks
 from .team import Team
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def check(config: ScoresConfig, plan: object) -> None:
 
 
 class CheckpointScores:
-    """Scores the checkpoints of a run that are due."""
+    """Scores a run's checkpoints, every `config.every` steps and at the last one."""
 
     def __init__(
         self,
@@ -67,33 +67,32 @@ class CheckpointScores:
     def due(self, step: int) -> bool:
         return step > 0 and (step % self.config.every == 0 or step == self.last_step)
 
-    def take_up(self, step: int) -> None:
-        """Score the checkpoint that a run resumes from, if it is due and was not scored: the run
+    def score_resumed(self, step: int) -> None:
+        """Score the checkpoint from which a run resumes, if it is due and was not scored: the run
         may have been killed before. Tasks that failed are not tried again. Collective."""
         if not self.due(step):
             return
-        own = self.config
 
-        def owed() -> tuple[str, ...]:
-            entries = records.entries(self.folder)
-            return unanswered(own.tasks, entries, step, limit=own.limit, ema=own.ema)
+        def read_unanswered() -> tuple[str, ...]:
+            config, entries = self.config, records.read_entries(self.folder)
+            return unanswered_tasks(config.tasks, entries, step, limit=config.limit, ema=config.ema)
 
-        if tasks := from_first(by_first(owed, self.group), self.group):
+        if tasks := from_first(by_first(read_unanswered, self.group), self.group):
             self._score_tasks(step, tasks)
 
     def __call__(self, step: int) -> None:
-        """Score the checkpoint of a step. A failure is recorded, and the run goes on.
+        """Score the checkpoint at `step`. A failure is recorded, and the run goes on.
         Collective."""
         self._score_tasks(step, self.config.tasks)
 
     def _score_tasks(self, step: int, tasks: tuple[str, ...]) -> None:
 
         def load() -> tuple[Model, Tokenizer]:
-            found = source.find(str(self.folder.root), step, average=self.config.ema)
-            return sample.load(found, self.device), find_tokenizer(found, None)
+            weights = source.find(str(self.folder.root), step, average=self.config.ema)
+            return sample.load(weights, self.device), find_tokenizer(weights, None)
 
         team = Team(
-            works_of(load),
+            batch_functions(load),
             self.group,
             workers=int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
             beat=lambda: self.beat(f"scores of step {step}"),
@@ -103,20 +102,20 @@ class CheckpointScores:
     def _score(self, team: Team, step: int, config: ScoresConfig) -> None:
         from . import harness
 
-        began = time.monotonic()
-        found = source.find(str(self.folder.root), step, average=config.ema)
+        start = time.monotonic()
+        weights = source.find(str(self.folder.root), step, average=config.ema)
         try:
-            tokenizer = find_tokenizer(found, None)
-            sample.check_vocabulary(tokenizer, found.model)
-            index = harness.load_tasks(config.tasks, config.include_path)
-            entry, errors = harness.evaluate(team, found, tokenizer, config, index)
+            tokenizer = find_tokenizer(weights, None)
+            sample.check_vocabulary(tokenizer, weights.model)
+            manager = harness.load_tasks(config.tasks, config.include_path)
+            entry, errors = harness.evaluate(team, weights, tokenizer, config, manager)
         except LostRankError:
             raise
-        except UserError as error:  # of all tasks
-            entry, errors = failed(config.tasks, error), [error]
-        records.store(found, SCORES, entry)
-        again = f"`{Missing(step, config.tasks).command(str(self.folder.root))}` tries again"
-        for each in errors:
-            log.warning("no scores of step %d: %s; %s", step, each, again)
+        except UserError as error:  # all tasks fail
+            entry, errors = failure_entry(config.tasks, error), [error]
+        records.store(weights, SCORES, entry)
+        hint = f"`{ScoreGap(step, config.tasks).command(str(self.folder.root))}` tries again"
+        for failure in errors:
+            log.warning("no scores of step %d: %s; %s", step, failure, hint)
         if entry["tasks"]:
-            log.info("scored step %d in %.1f s", step, time.monotonic() - began)
+            log.info("scored step %d in %.1f s", step, time.monotonic() - start)

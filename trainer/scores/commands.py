@@ -37,15 +37,15 @@ batch_option = click.option(
 )
 
 
-def _task_names(
+def _parse_tasks(
     context: click.Context, parameter: click.Parameter, value: str | None
 ) -> tuple[str, ...] | None:
     if value is None:
         return None
-    names = tuple(dict.fromkeys(name for name in value.split(",") if name))
-    if not names:
+    tasks = tuple(dict.fromkeys(task for task in value.split(",") if task))
+    if not tasks:
         raise click.UsageError("--tasks names no task")
-    return names
+    return tasks
 
 
 @click.command("eval", cls=RankCommand)
@@ -53,7 +53,7 @@ def _task_names(
 @click.option(
     "--tasks",
     metavar="NAME,...",
-    callback=_task_names,
+    callback=_parse_tasks,
     help="Tasks or groups of the harness [those of the run's key scores, with its settings].",
 )
 @click.option(
@@ -113,10 +113,10 @@ def eval_command(
     from ..weights import source as sources
     from ..weights.tokenizer import find_tokenizer
     from . import records
-    from .answers import works_of
+    from .answers import batch_functions
     from .team import Team, joined_ranks
 
-    config = _settings(
+    config = _resolve_config(
         context,
         sources.find(source, step),
         tasks=tasks,
@@ -130,71 +130,71 @@ def eval_command(
     weights = sources.find(source, step, average=config.ema)
     tokenizer = find_tokenizer(weights, data)
     samples.check_vocabulary(tokenizer, weights.model)
-    records.context_length(weights, config.max_length)  # or raises
+    records.context_length(weights, config.max_length)  # raises if it is too long
 
-    def known() -> TaskManager:
-        from . import harness  # imports `datasets` and more: the mistakes above are found before
+    def load_tasks() -> TaskManager:
+        from . import harness  # imports `datasets` and more: slow, so after the checks above
 
         return harness.load_tasks(config.tasks, config.include_path)
 
     with joined_ranks():
-        index = by_first(known) if dist.is_initialized() else known()
+        manager = by_first(load_tasks) if dist.is_initialized() else load_tasks()
         model = samples.load(weights, device)
-        team = Team(works_of(lambda: (model, tokenizer)))
+        team = Team(batch_functions(lambda: (model, tokenizer)))
 
-        def scored() -> tuple[dict[str, Any], list[UserError]]:
+        def evaluate() -> tuple[dict[str, Any], list[UserError]]:
             from . import harness
 
-            return harness.evaluate(team, weights, tokenizer, config, index)
+            return harness.evaluate(team, weights, tokenizer, config, manager)
 
-        found = team.lead(scored)
-    if found is None:  # rank 0 writes
+        evaluation = team.lead(evaluate)
+    if evaluation is None:  # rank 0 writes
         return
-    entry, errors = found
+    entry, errors = evaluation
     if entry["tasks"]:
-        stored = _stored(weights, SCORES, entry, errors)
+        path = _store(weights, SCORES, entry, errors)
         if as_json:
-            command.emit(entry | {"stored": stored})
+            command.emit(entry | {"stored": path})
         else:
-            for (task, metric), value in records.values(entry).items():
-                click.echo(f"{task:<24} {metric:<24} {value}")
-            _say_stored(weights, stored)
+            for (task, metric), score in records.format_scores(entry).items():
+                click.echo(f"{task:<24} {metric:<24} {score}")
+            _say_stored(weights, path)
     if errors:
         raise errors[0] if len(errors) == 1 else SeveralErrors(errors)
 
 
-def _settings(context: click.Context, source: WeightSource, **options: Any) -> ScoresConfig:
-    """Return the settings of an evaluation: those of the options; without --tasks, those of the
-    run, and of the options on the command line."""
+def _resolve_config(context: click.Context, source: WeightSource, **options: Any) -> ScoresConfig:
+    """Return the settings for an evaluation: the options; without --tasks, the run's settings,
+    changed by options on the command line."""
     from ..weights.source import Checkpoint
-    from .config import ScoresConfig, stored
+    from .config import ScoresConfig, read_run_config
 
     if options["tasks"] is not None:
         return ScoresConfig(**options)
     run = source.run if isinstance(source, Checkpoint) else None
-    own = None if run is None else stored(run)
-    if own is None:
+    run_config = None if run is None else read_run_config(run)
+    if run_config is None:
         raise click.UsageError(
             "name tasks with --tasks: "
             + ("the key scores of the run is not set" if run else "these are weights without a run")
         )
-    typed = {
-        name: value
-        for name, value in options.items()
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    changes = {
+        option: value
+        for option, value in options.items()
+        if context.get_parameter_source(option) is ParameterSource.COMMANDLINE
     }
-    return replace(own, **typed)
+    return replace(run_config, **changes)
 
 
-def _stored(
-    weights: WeightSource, name: str, entry: dict[str, Any], errors: list[UserError]
+def _store(
+    weights: WeightSource, file_name: str, entry: dict[str, Any], errors: list[UserError]
 ) -> str | None:
-    """Add results to a file of the run and return its path. If it cannot be written, add the error
-    to `errors`: results that took long are printed first."""
+    """Append results to a file in the run's folder and return its path. A failure is added to
+    `errors` instead of raised: results that took long are printed first."""
     from . import records
 
     try:
-        return records.store(weights, name, entry)
+        return records.store(weights, file_name, entry)
     except StorageError as error:
         errors.append(error)
         return None
@@ -207,7 +207,7 @@ def _say_stored(weights: WeightSource, path: str | None) -> None:
         command.say("not stored: these are weights without a run")
 
 
-def _lengths(context: click.Context, parameter: click.Parameter, value: str) -> list[int]:
+def _parse_lengths(context: click.Context, parameter: click.Parameter, value: str) -> list[int]:
     from .recall import SHORTEST
 
     words = [word for word in value.split(",") if word]
@@ -217,14 +217,16 @@ def _lengths(context: click.Context, parameter: click.Parameter, value: str) -> 
     return sorted({int(word) for word in words})
 
 
-def _recall_tasks(context: click.Context, parameter: click.Parameter, value: str) -> list[str]:
+def _parse_recall_tasks(
+    context: click.Context, parameter: click.Parameter, value: str
+) -> list[str]:
     from .recall import TASKS
 
-    names = list(dict.fromkeys(value.split(",")))
-    unknown = [name for name in names if name not in TASKS]
+    tasks = list(dict.fromkeys(value.split(",")))
+    unknown = [task for task in tasks if task not in TASKS]
     if unknown:
         raise click.BadParameter(f"{unknown[0]!r} is not one of {', '.join(TASKS)}.")
-    return names
+    return tasks
 
 
 @click.command(cls=RankCommand)
@@ -232,14 +234,14 @@ def _recall_tasks(context: click.Context, parameter: click.Parameter, value: str
 @click.option(
     "--tasks",
     metavar="NAME,...",
-    callback=_recall_tasks,
+    callback=_parse_recall_tasks,
     default="needle,copy,mqar",
     show_default=True,
 )
 @click.option(
     "--lengths",
     metavar="TOKENS,...",
-    callback=_lengths,
+    callback=_parse_lengths,
     default="256,512,1024,2048,4096",
     show_default=True,
     help="Lengths of the contexts.",
@@ -290,8 +292,8 @@ def recall(
     from ..weights import source as sources
     from ..weights.tokenizer import find_dataset
     from . import records
-    from .answers import works_of
-    from .recall import Material, measure
+    from .answers import batch_functions
+    from .recall import Material, measure_recall
     from .team import Team, joined_ranks
 
     weights = sources.find(source, step, average=ema)
@@ -301,24 +303,26 @@ def recall(
     material = Material.read(Dataset(url), lengths[-1])
     with joined_ranks():
         model = samples.load(weights, device)
-        team = Team(works_of(lambda: (model, tokenizer)))
-        how = {"count": examples, "seed": seed, "batch_tokens": batch_tokens}
-        found = team.lead(lambda: measure(team, material, tasks, lengths, **how))
-    if found is None:  # rank 0 writes
+        team = Team(batch_functions(lambda: (model, tokenizer)))
+        options = {"count": examples, "seed": seed, "batch_tokens": batch_tokens}
+        results_by_task = team.lead(
+            lambda: measure_recall(team, material, tasks, lengths, **options)
+        )
+    if results_by_task is None:  # rank 0 writes
         return
-    asked = {"data": url, "examples": examples, "seed": seed, "ema": ema}
-    entry = {"from": weights.where, **asked, "tasks": found}
+    settings = {"data": url, "examples": examples, "seed": seed, "ema": ema}
+    entry = {"from": weights.where, **settings, "tasks": results_by_task}
     errors: list[UserError] = []
-    stored = _stored(weights, RECALL, entry, errors)
+    path = _store(weights, RECALL, entry, errors)
     if as_json:
-        command.emit(entry | {"stored": stored})
+        command.emit(entry | {"stored": path})
     else:
-        for task, results in found.items():
-            for each in results:
+        for task, results in results_by_task.items():
+            for result in results:
                 click.echo(
-                    f"{task:<8} {each['length']:>9,} tokens   {each['accuracy']:7.2%} right"
-                    f"   loss {each['loss']:.4f}"
+                    f"{task:<8} {result['length']:>9,} tokens   {result['accuracy']:7.2%} right"
+                    f"   loss {result['loss']:.4f}"
                 )
-        _say_stored(weights, stored)
+        _say_stored(weights, path)
     if errors:
         raise errors[0]

@@ -35,25 +35,27 @@ class ScoresConfig:
     def __post_init__(self) -> None:
         if not self.tasks:
             raise ValueError("tasks is empty")
-        for name in ("every", "limit", "max_length", "batch_tokens"):
-            value = getattr(self, name)
+        for key in ("every", "limit", "max_length", "batch_tokens"):
+            value = getattr(self, key)
             if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
+                raise ValueError(f"{key} must be at least 1, not {value}")
         if self.num_fewshot is not None and self.num_fewshot < 0:
             raise ValueError(f"num_fewshot must be at least 0, not {self.num_fewshot}")
 
 
-def stored(folder: RunFolder) -> ScoresConfig | None:
-    """Return the settings with which a run scores its checkpoints; None if it scores none."""
+def read_run_config(folder: RunFolder) -> ScoresConfig | None:
+    """Read the key `scores` from run.yaml; None if the run scores no checkpoints."""
     data, _ = reader.read_yaml(folder.run)
-    own = data.get("scores")
-    return None if own is None else reader.build(ScoresConfig, own, source=str(folder.run))
+    settings = data.get("scores")
+    if settings is None:
+        return None
+    return reader.build(ScoresConfig, settings, source=str(folder.run))
 
 
-def check_installed(what: str) -> None:
-    """Raise if lm-evaluation-harness, an extra, is not installed, which `what` needs."""
+def check_installed(feature: str) -> None:
+    """Raise if the extra lm-evaluation-harness, which `feature` needs, is not installed."""
     if find_spec("lm_eval") is None:
         raise MissingError(
-            f"{what} runs tasks of lm-evaluation-harness, and lm_eval is not installed",
+            f"{feature} runs tasks of lm-evaluation-harness, and lm_eval is not installed",
             hint="pip install 'headrace[eval]'",
         )

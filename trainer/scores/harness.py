@@ -1,7 +1,7 @@
-"""Our models behind the LM interface of lm-evaluation-harness (extra `headrace[eval]`).
+"""Score headrace models with lm-evaluation-harness (extra `headrace[eval]`).
 
-Texts are encoded, cut and scored as the harness's own `hf` class does it, so that a model has the
-same scores here and in transformers.
+Texts are encoded, cut and scored as in the harness's `hf` class, so a model has the same scores
+here and in transformers.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from ...dataplane.tokenizers import TextError
 from ...models.model.generate import Sampling
 from ..cluster.lost_ranks import LostRankError
 from ..weights.source import WeightSource
-from .answers import GENERATE, Question
+from .answers import GENERATE, GenerationRequest
 from .config import ScoresConfig
 from .index import build_index
-from .likelihood import Row, batches, in_order, score
-from .missing import ASKED, FAILED, INCLUDE_PATH, reason
+from .likelihood import ScoredRow, batch_by_length, restore_order, score_rows
+from .missing import ASKED, FAILED, INCLUDE_PATH, failure_reason
 from .records import context_length
 from .team import Team
 
@@ -49,31 +49,31 @@ if TYPE_CHECKING:
     from ...models.config.config import ModelConfig
 
 GENERATED = 256
-"""Most tokens of an answer, for tasks that do not say; also that of the harness's `hf` class."""
+"""Maximum tokens in an answer, for tasks that do not say; equal to the harness's `hf` class."""
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p")
-"""Settings of a task's `generation_kwargs` that the choice of a token depends on."""
+"""Keys in a task's `generation_kwargs` that decide how tokens are chosen."""
 
-# The harness asks git and the machine for facts that no entry keeps. Outside a repository git
+# The harness asks git and the machine for facts that no entry stores. Outside a repository git
 # writes an error, as if the scores had failed.
 evaluator.get_git_commit_hash = evaluator.add_env_info = lambda *facts: None
 
 TaskIndex.build = staticmethod(build_index)
 
 DEFAULTS = ("using default", "using preconfigured rule")
-"""Words of the harness's warnings that say what it took where the YAML of a task is silent."""
+"""Phrases in the harness's warnings about defaults for keys that a task's YAML lacks."""
 
-# Whoever scores weights did not write the task, and cannot act on them.
+# Whoever scores weights did not write the task, and cannot act on these warnings.
 logging.getLogger(lm_eval.api.task.__name__).addFilter(
-    lambda record: not any(words in record.getMessage() for words in DEFAULTS)
+    lambda record: not any(phrase in record.getMessage() for phrase in DEFAULTS)
 )
 
 if not can_rewrite_lines(sys.stderr):  # each step of a bar would be a line; ours is one a minute
-    lm_eval.api.model.tqdm = lm_eval.api.task.tqdm = lambda items, **how: items
+    lm_eval.api.model.tqdm = lm_eval.api.task.tqdm = lambda items, **_: items
     datasets.disable_progress_bars()
 
 
 class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no types
-    """A model and its tokenizer, as the harness calls them."""
+    """Adapts a model and its tokenizer to the harness's interface."""
 
     def __init__(
         self,
@@ -84,11 +84,11 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
         max_length: int,
         batch_tokens: int,
     ) -> None:
-        """`team` has the works of `works_of`, in answers.py."""
+        """`team` has the functions from `answers.batch_functions`."""
         super().__init__()
         self.team = team
-        self.pads = model.isolate_documents
-        self.text = tokenizer
+        self.can_pad = model.isolate_documents
+        self.text_tokenizer = tokenizer
         self.max_length = max_length
         self.batch_tokens = batch_tokens
         end = tokenizer.info.end_of_document
@@ -101,30 +101,30 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
 
     @property
     def eot_token_id(self) -> int:
-        """The token before every text: the harness's `prefix_token_id` too."""
+        """Token before every text; the harness's `prefix_token_id` too."""
         return self.end
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: object
     ) -> list[int]:
-        """Return the ids of a text. No token is put around it, whatever `add_special_tokens`."""
+        """Encode a text without special tokens, whatever `add_special_tokens` says."""
         try:
-            encoded = self.text.encode([string])
+            encoded = self.text_tokenizer.encode([string])
         except TextError as error:
             raise InputError(
                 f"a text of the tasks cannot be tokenized ({error.why}): {string[:80]!r}",
                 hint="choose tasks in the alphabet of the model's training data",
             ) from None
-        ((first, last),) = pairwise(encoded.starts.tolist())
-        ids: list[int] = encoded.tokens[first : last - 1].tolist()
+        ((start, end),) = pairwise(encoded.starts.tolist())
+        ids: list[int] = encoded.tokens[start : end - 1].tolist()
         return ids
 
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], **_: object
     ) -> list[tuple[float, bool]]:
-        """Return the log-likelihood of each continuation, and whether it is what greedy generation
-        gives. A context without tokens (the harness moves the blanks at its end into the
-        continuation) is scored as an empty one."""
+        """Return, by continuation, its log-likelihood and whether greedy generation yields it. A
+        context without tokens (the harness moves trailing blanks into the continuation) is scored
+        as an empty one."""
         rows = []
         for _texts, context, continuation in requests:
             if len(continuation) > self.max_length:
@@ -134,81 +134,88 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
                     hint="raise --max-length",
                 )
             ids = [*(context or [self.end]), *continuation][-self.max_length - 1 :]
-            rows.append(Row(ids, range(len(ids) - len(continuation), len(ids))))
-        scores = score(self.team, rows, self.batch_tokens)
-        return [(each.total, all(each.likeliest)) for each in scores]
+            rows.append(ScoredRow(ids, range(len(ids) - len(continuation), len(ids))))
+        scores = score_rows(self.team, rows, self.batch_tokens)
+        return [(score.total, all(score.likeliest)) for score in scores]
 
     def loglikelihood_rolling(
         self, requests: Sequence[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        """Return the log-likelihood of each whole text; long texts are cut into windows."""
+        """Return the log-likelihoods by text. Long texts are cut into windows."""
         windows = []
-        owners = []
+        text_numbers = []
         for number, request in enumerate(requests):
             (text,) = request.args
-            cut = get_rolling_token_windows(
+            text_windows = get_rolling_token_windows(
                 self.tok_encode(text), self.end, max_seq_len=self.max_length, context_len=1
             )
-            for context, continuation in map(make_disjoint_window, cut):
+            for context, continuation in map(make_disjoint_window, text_windows):
                 windows.append((None, context, continuation))
-                owners.append(number)
+                text_numbers.append(number)
         totals = [0.0] * len(requests)
-        for number, (total, _) in zip(owners, self._loglikelihood_tokens(windows), strict=True):
-            totals[number] += total
+        scores = self._loglikelihood_tokens(windows)
+        for number, (log_likelihood, _) in zip(text_numbers, scores, strict=True):
+            totals[number] += log_likelihood
         return totals
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Return the text that follows each context, up to the first stop sequence."""
-        alike: dict[str, list[int]] = {}
+        """Generate a text after each context, up to the first stop sequence."""
+        by_settings: dict[str, list[int]] = {}
         for number, request in enumerate(requests):
-            alike.setdefault(repr(request.args[1]), []).append(number)
-        cut: list[list[int]] = []
-        questions: list[list[Question]] = []
-        for numbers in alike.values():
+            by_settings.setdefault(repr(request.args[1]), []).append(number)
+        batch_numbers: list[list[int]] = []
+        batches: list[list[GenerationRequest]] = []
+        for numbers in by_settings.values():
             settings = normalize_gen_kwargs(requests[numbers[0]].args[1], GENERATED)
-            until = tuple(handle_stop_sequences(settings.pop("until", None), eos=None))
-            tokens = settings.pop("max_gen_toks")
-            how = {"tokens": tokens, "sampling": _sampling(settings), "until": until}
-            contexts = self._contexts([requests[n].args[0] for n in numbers], tokens)
-            for batch in self._generation_batches(contexts, tokens):
-                cut.append([numbers[place] for place in batch])
-                questions.append([Question(contexts[place], **how) for place in batch])
-        answers = self.team.ask(GENERATE, questions, "generating", " texts")
-        found = [
-            [until_stop(text, list(asked[0].until), None) for text in texts]
-            for asked, texts in zip(questions, answers, strict=True)
+            stops = tuple(handle_stop_sequences(settings.pop("until", None), eos=None))
+            max_tokens = settings.pop("max_gen_toks")
+            sampling = _build_sampling(settings)
+            contexts = self._encode_contexts([requests[n].args[0] for n in numbers], max_tokens)
+            for batch in self._generation_batches(contexts, max_tokens):
+                batch_numbers.append([numbers[index] for index in batch])
+                batches.append(
+                    [
+                        GenerationRequest(contexts[index], max_tokens, sampling, stops)
+                        for index in batch
+                    ]
+                )
+        generated = self.team.map_batches(GENERATE, batches, "generating", " texts")
+        answers = [
+            [until_stop(text, list(batch[0].stop_sequences), None) for text in texts]
+            for batch, texts in zip(batches, generated, strict=True)
         ]
-        return in_order(cut, found)
+        return restore_order(batch_numbers, answers)
 
-    def _contexts(self, texts: Sequence[str], tokens: int) -> list[list[int]]:
-        """Return the ids of contexts, cut on the left so that the answer has room."""
-        room = self.max_length - tokens
-        if room < 1:
+    def _encode_contexts(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
+        """Encode contexts, cut on the left so that `max_tokens` fit after them."""
+        max_context = self.max_length - max_tokens
+        if max_context < 1:
             raise InputError(
-                f"a task generates {tokens:,} tokens, and --max-length is {self.max_length:,}",
+                f"a task generates {max_tokens:,} tokens, and --max-length is {self.max_length:,}",
                 hint="raise --max-length",
             )
-        return [(self.tok_encode(text) or [self.end])[-room:] for text in texts]
+        return [(self.tok_encode(text) or [self.end])[-max_context:] for text in texts]
 
     def _generation_batches(
-        self, contexts: Sequence[Sequence[int]], tokens: int
+        self, contexts: Sequence[Sequence[int]], max_tokens: int
     ) -> list[list[int]]:
-        """Return the numbers of the contexts of each batch. A model that does not isolate documents
-        cannot pad, so its batches hold contexts of one length."""
-        made = batches([len(context) + tokens for context in contexts], self.batch_tokens)
-        if self.pads:
-            return list(made)
-        cut: list[list[int]] = []
-        for batch in made:
+        """Return batches of context numbers. A model that does not isolate documents cannot pad, so
+        contexts in its batches have equal lengths."""
+        lengths = [len(context) + max_tokens for context in contexts]
+        padded_batches = batch_by_length(lengths, self.batch_tokens)
+        if self.can_pad:
+            return list(padded_batches)
+        batches: list[list[int]] = []
+        for batch in padded_batches:
             by_length: dict[int, list[int]] = {}
             for number in batch:
                 by_length.setdefault(len(contexts[number]), []).append(number)
-            cut += by_length.values()
-        return cut
+            batches += by_length.values()
+        return batches
 
 
-def _sampling(settings: dict[str, Any]) -> Sampling:
-    """Return the sampling of a task; greedy, if it does not sample."""
+def _build_sampling(settings: dict[str, Any]) -> Sampling:
+    """Build a task's sampling: greedy, unless the task samples."""
     unknown = sorted(set(settings) - set(SAMPLING))
     if unknown:
         raise InputError(
@@ -217,42 +224,45 @@ def _sampling(settings: dict[str, Any]) -> Sampling:
         )
     if not settings["do_sample"]:
         return Sampling(temperature=0)
-    chosen = {name: value for name, value in settings.items() if name != "do_sample"}
-    return Sampling(**chosen)
+    return Sampling(**{key: value for key, value in settings.items() if key != "do_sample"})
 
 
 def load_tasks(names: Sequence[str], include_path: str | None) -> TaskManager:
-    """Return the harness's tasks, with those of a folder of YAML files; check the names."""
-    tasks = TaskManager(include_path=include_path)
-    for name in names:
-        if name not in tasks.all_tasks:
-            near = nearest(name, tasks.all_tasks)
+    """Load the harness's tasks and those from a folder with YAML files, and check the names."""
+    manager = TaskManager(include_path=include_path)
+    for task in names:
+        if task not in manager.all_tasks:
+            near = nearest(task, manager.all_tasks)
             raise InputError(
-                f"there is no task {name}",
+                f"there is no task {task}",
                 hint=(f"did you mean {near}? " if near else "")
                 + "`lm_eval ls tasks` lists those of the harness; --include-path adds a folder",
             )
-    return tasks
+    return manager
 
 
 def evaluate(
-    team: Team, source: WeightSource, tokenizer: Tokenizer, config: ScoresConfig, tasks: TaskManager
+    team: Team,
+    source: WeightSource,
+    tokenizer: Tokenizer,
+    config: ScoresConfig,
+    manager: TaskManager,
 ) -> tuple[dict[str, Any], list[UserError]]:
-    """Score weights, which the ranks of the team have. Return the entry of scores.jsonl, and the
-    errors of tasks that failed: the others are scored."""
+    """Score weights that the team's ranks have loaded. Return the entry for scores.jsonl and the
+    errors of failed tasks; a failure stops no further task."""
     length = context_length(source, config.max_length)
     model = HarnessModel(
         team, source.model, tokenizer, max_length=length, batch_tokens=config.batch_tokens
     )
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     errors: dict[str, UserError] = {}
-    for name in config.tasks:
+    for task in config.tasks:
         try:
-            found |= metrics_of(model, name, config, tasks)
+            results |= evaluate_task(model, task, config, manager)
         except LostRankError:
             raise
         except UserError as error:
-            errors[name] = error
+            errors[task] = error
     entry = {
         "from": source.where,
         "harness": importlib.metadata.version("lm_eval"),
@@ -261,22 +271,22 @@ def evaluate(
         "ema": config.ema,
         INCLUDE_PATH: config.include_path,
         ASKED: list(config.tasks),
-        FAILED: {name: reason(error) for name, error in errors.items()},
-        "tasks": found,
+        FAILED: {task: failure_reason(error) for task, error in errors.items()},
+        "tasks": results,
     }
     return entry, list(errors.values())
 
 
-def metrics_of(
-    model: HarnessModel, name: str, config: ScoresConfig, tasks: TaskManager
+def evaluate_task(
+    model: HarnessModel, task: str, config: ScoresConfig, manager: TaskManager
 ) -> dict[str, Any]:
-    """Return the metrics of a task, or of a group and its tasks."""
+    """Compute the metrics of a task, or of a group and its tasks, by name."""
     try:
-        with redirect_stdout(sys.stderr):  # of --json: the harness and tasks print notes
-            found = evaluator.simple_evaluate(
+        with redirect_stdout(sys.stderr):  # the harness and tasks print notes; stdout is --json's
+            evaluation = evaluator.simple_evaluate(
                 model=model,
-                tasks=[name],
-                task_manager=tasks,
+                tasks=[task],
+                task_manager=manager,
                 limit=config.limit,
                 num_fewshot=config.num_fewshot,
                 log_samples=False,
@@ -285,23 +295,26 @@ def metrics_of(
         raise
     except (ValueError, OSError, KeyError, TypeError, ImportError) as error:
         raise InputError(
-            f"the harness failed on {name}: {type(error).__name__}: {error}",
+            f"the harness failed on {task}: {type(error).__name__}: {error}",
             hint="most tasks download their data from the Hugging Face Hub at the first use; tasks "
             "of --include-path may read local files",
         ) from error
-    except Exception as error:  # code of a task
+    except Exception as error:  # raised by a task's code
         raise RunError(
-            f"the harness failed on {name}: {error!r}",
+            f"the harness failed on {task}: {error!r}",
             where="\n" + traceback.format_exc().rstrip(),
         ) from error
-    return {name: _entry(name, metrics, found) for name, metrics in found["results"].items()}
-
-
-def _entry(name: str, metrics: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """Return the entry of one task: the harness's names of metrics, `acc,none` and the like."""
     return {
-        "version": found["versions"].get(name),
-        "fewshot": found["n-shot"].get(name),
+        scored_task: _build_result(scored_task, metrics, evaluation)
+        for scored_task, metrics in evaluation["results"].items()
+    }
+
+
+def _build_result(task: str, metrics: dict[str, Any], evaluation: dict[str, Any]) -> dict[str, Any]:
+    """Build a task's result. Metrics keep the harness's names, such as `acc,none`."""
+    return {
+        "version": evaluation["versions"].get(task),
+        "fewshot": evaluation["n-shot"].get(task),
         "samples": metrics["sample_len"],
         "metrics": {
             metric: float(value) if math.isfinite(value) else None

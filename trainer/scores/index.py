@@ -1,8 +1,8 @@
-"""The harness's list of its own tasks, stored.
+"""Cached index of the harness's built-in tasks.
 
-The harness reads the YAML of each of its tasks, 14,000 files, to learn their names: that is seven
-seconds, also for a task of ten questions. The list holds the name, kind, file and tags of each; the
-YAML of a task is read when it is built. It is stored under the names, sizes and times of all files.
+The harness reads 14,000 YAML files to learn its tasks' names: seven seconds, even for a task with
+ten questions. The index holds a task's name, kind, file and tags; its YAML is read when it is
+built. The cache key is the names, sizes and times of all files.
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ read_index = TaskIndex.build
 
 
 def build_index(paths: Iterable[Path], harness: Path = FOLDER, **options: Any) -> Index:
-    """Return the entries of all folders by name, as `TaskIndex.build` does: a later folder's task
-    takes the place of an earlier one's. `harness` is the folder of the harness's own tasks."""
+    """Index the tasks in all folders by name, as `TaskIndex.build` does: a later folder's task
+    replaces an earlier one with the same name. `harness` is the folder with the built-in tasks."""
     index: Index = {}
     for path in paths:
-        entries = stored_index(harness) if path == harness else read_index([path], **options)
-        for name in entries.keys() & index.keys():
-            places = entries[name].yaml_path, index[name].yaml_path
-            log.warning("Task '%s' from %s overrides existing task from %s", name, *places)
+        entries = cached_index(harness) if path == harness else read_index([path], **options)
+        for task in entries.keys() & index.keys():
+            files = entries[task].yaml_path, index[task].yaml_path
+            log.warning("Task '%s' from %s overrides existing task from %s", task, *files)
         index |= entries
     return index
 
 
-def stored_index(folder: Path) -> Index:
-    """Return the entries of the harness's own folder."""
-    question = f"tasks {folder} {_state(folder)}"
-    return load_or_compute(question, lambda: read_index([folder]), _packed, _unpacked)
+def cached_index(folder: Path) -> Index:
+    """Read a folder's tasks from the cache, or index the folder."""
+    question = f"tasks {folder} {_hash_file_stats(folder)}"
+    return load_or_compute(question, lambda: read_index([folder]), _pack_index, _unpack_index)
 
 
-def _packed(index: Index) -> Any:
+def _pack_index(index: Index) -> Any:
     return [
         [entry.name, entry.kind.name, str(entry.yaml_path or ""), sorted(entry.tags)]
         for entry in index.values()
     ]
 
 
-def _unpacked(packed: Any) -> Index:
+def _unpack_index(packed: Any) -> Index:
     return {
-        name: Entry(name, Kind[kind], Path(file) if file else None, tags=set(tags))
-        for name, kind, file, tags in packed
+        task: Entry(task, Kind[kind], Path(file) if file else None, tags=set(tags))
+        for task, kind, file, tags in packed
     }
 
 
-def _state(folder: Path) -> str:
-    """Return a digest of the names, sizes and times of all files below a folder."""
+def _hash_file_stats(folder: Path) -> str:
+    """Hash the names, sizes and times of all YAML files below a folder."""
     digest = hashlib.sha256()
     folders = [str(folder)]
     while folders:
@@ -66,6 +66,6 @@ def _state(folder: Path) -> str:
                 if file.is_dir():
                     folders.append(file.path)
                 elif file.name.endswith(".yaml"):
-                    state = file.stat()
-                    digest.update(f"{file.path} {state.st_size} {state.st_mtime_ns}\n".encode())
+                    stat = file.stat()
+                    digest.update(f"{file.path} {stat.st_size} {stat.st_mtime_ns}\n".encode())
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Scores of a run's checkpoints: a line of `scores.jsonl` or `recall.jsonl` for each evaluation."""
+"""Store and format evaluations: lines of `scores.jsonl` and `recall.jsonl`."""
 
 from __future__ import annotations
 
@@ -14,40 +14,41 @@ from ..checkpoints import store as checkpoints
 from ..folders.folder import RunFolder
 from ..weights.source import Checkpoint, WeightSource
 from .config import ScoresConfig
-from .missing import Missing, missing
+from .missing import ScoreGap, find_gaps
 
 LENGTH = 2048
-"""Tokens of the context of weights without a run, as in the harness."""
+"""Context in tokens for weights without a run, as in the harness."""
 ERROR = "_stderr"
 
 
-def context_length(source: WeightSource, asked: int | None) -> int:
-    """Return the tokens of the longest context: by default, those of the run's longest row."""
-    if asked is not None:
-        check_length(source, asked, "--max-length")
-        return asked
+def context_length(source: WeightSource, max_length: int | None) -> int:
+    """Return the longest context in tokens: by default, the run's longest row."""
+    if max_length is not None:
+        check_length(source, max_length, "--max-length")
+        return max_length
     run = source.run if isinstance(source, Checkpoint) else None
-    usual = LENGTH
+    length = LENGTH
     if run is not None and run.plan.exists():
-        usual = max(phase.seq_len for phase in Plan.load(run.plan).phases)
-    return min(usual, source.model.learned_positions or usual)
+        length = max(phase.seq_len for phase in Plan.load(run.plan).phases)
+    return min(length, source.model.learned_positions or length)
 
 
 def check_length(source: WeightSource, length: int, option: str) -> None:
-    most = source.model.learned_positions
-    if most and length > most:
+    """Raise if the model has fewer learned positions than `length`."""
+    max_length = source.model.learned_positions
+    if max_length and length > max_length:
         raise InputError(
-            f"{option} {length:,} is more than the model's {most:,} learned positions",
-            hint=f"{option} {most}",
+            f"{option} {length:,} is more than the model's {max_length:,} learned positions",
+            hint=f"{option} {max_length}",
         )
 
 
-def store(source: WeightSource, name: str, entry: dict[str, Any]) -> str | None:
-    """Append an evaluation to a file of the run. Returns the file's path; None for weights that no
-    run saved."""
+def store(source: WeightSource, file_name: str, entry: dict[str, Any]) -> str | None:
+    """Append an evaluation to a file in the run's folder. Return the file's path; None for weights
+    without a run."""
     if not isinstance(source, Checkpoint) or source.run is None:
         return None
-    path = source.run.root / name
+    path = source.run.root / file_name
     writer = lines.LineWriter(path)
     try:
         writer.write({"step": source.step, "time": time.time(), **entry})
@@ -57,52 +58,54 @@ def store(source: WeightSource, name: str, entry: dict[str, Any]) -> str | None:
     return str(path)
 
 
-def entries(folder: RunFolder) -> list[dict[str, Any]]:
-    """Return the evaluations of a run's checkpoints."""
+def read_entries(folder: RunFolder) -> list[dict[str, Any]]:
+    """Read the evaluations on the harness's tasks."""
     return list(lines.read(folder.scores)) if folder.scores.exists() else []
 
 
-def missing_of(folder: RunFolder, config: ScoresConfig | None, last_step: int) -> list[Missing]:
-    """Return the scores that are missing of a run, as its folder shows it."""
-    saved = checkpoints.reached(folder.checkpoints, last_step)
+def read_gaps(folder: RunFolder, config: ScoresConfig | None, last_step: int) -> list[ScoreGap]:
+    """Find the missing scores of the run in a folder."""
     if config is None:
-        return missing((), entries(folder), None)
-    last = last_step if saved else None
-    return missing(config.tasks, entries(folder), last, limit=config.limit, ema=config.ema)
+        return find_gaps((), read_entries(folder), None)
+    saved_step = last_step if checkpoints.reached(folder.checkpoints, last_step) else None
+    return find_gaps(
+        config.tasks, read_entries(folder), saved_step, limit=config.limit, ema=config.ema
+    )
 
 
-def values(entry: dict[str, Any]) -> dict[tuple[str, str], str]:
-    """Return the scores of an evaluation as text, by task and metric; with a standard error where
-    the harness gives one. Metrics of a part of the documents, and of the moving average of the
-    weights, are marked."""
-    found = {}
+def format_scores(entry: dict[str, Any]) -> dict[tuple[str, str], str]:
+    """Format an evaluation's scores by task and metric, with the standard error where the harness
+    gives one, and with `format_conditions`."""
+    scores = {}
     for task, result in entry["tasks"].items():
-        for metric, value in result["metrics"].items():
-            name, _, filter = metric.partition(",")
-            if name.endswith(ERROR):
+        for key, value in result["metrics"].items():
+            metric, _, filter = key.partition(",")
+            if metric.endswith(ERROR):
                 continue
-            error = result["metrics"].get(f"{name}{ERROR},{filter}")
-            shown = (name if filter == "none" else f"{name} ({filter})") + mark(entry)
-            found[task, shown] = _number(value) + (f" ± {error:.2g}" if error is not None else "")
-    return found
+            error = result["metrics"].get(f"{metric}{ERROR},{filter}")
+            title = metric if filter == "none" else f"{metric} ({filter})"
+            scores[task, title + format_conditions(entry)] = _format_number(value) + (
+                f" ± {error:.2g}" if error is not None else ""
+            )
+    return scores
 
 
-def recalled(entry: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield the share of right answers of a measurement of recall as text, by task and length."""
+def format_recall(entry: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield the task, the context length and the share of right answers as text."""
     for task, results in entry["tasks"].items():
-        for each in results:
-            metric = f"right answers, {each['length']:,} tokens{mark(entry)}"
-            yield task, metric, f"{each['accuracy']:.2%}"
+        for result in results:
+            metric = f"right answers, {result['length']:,} tokens{format_conditions(entry)}"
+            yield task, metric, f"{result['accuracy']:.2%}"
 
 
-def mark(entry: dict[str, Any]) -> str:
-    """Return the mark of results of a part of the documents, and of those of the moving average of
-    the weights: they are other results than those without it."""
-    part = f", limit {entry['limit']:,}" if entry.get("limit") else ""
-    return part + (", ema" if entry.get("ema") else "")
+def format_conditions(entry: dict[str, Any]) -> str:
+    """Format what makes results incomparable with those of a plain evaluation: fewer documents, or
+    the moving average of the weights."""
+    limit = f", limit {entry['limit']:,}" if entry.get("limit") else ""
+    return limit + (", ema" if entry.get("ema") else "")
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return "not finite"
     return f"{value:.4f}" if abs(value) < 100 else f"{value:,.1f}"

@@ -1,8 +1,8 @@
-"""Ranks that share the batches of an evaluation.
+"""Share the batches of an evaluation among ranks.
 
-    rank 0 asks ── batches ──► each rank computes every n-th one ── results ──► rank 0
+    rank 0 ── batches ──► rank r computes batches r, r + n, r + 2n, … ── results ──► rank 0
 
-Batches are those of one process, and so are the results.
+Batches do not depend on the number of ranks, so neither do the results.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TIMEOUT = timedelta(days=1)
 """Time for rank 0 to read its tasks, while the other ranks wait."""
 JOIN = timedelta(minutes=10)
 ROUND = 16
-"""Batches of a rank between two exchanges: each is a sign of progress."""
+"""Batches per rank between two exchanges. An exchange shows progress."""
 
 
 @contextlib.contextmanager
@@ -45,51 +45,53 @@ def joined_ranks() -> Iterator[None]:
 
 
 class Team:
-    """Ranks that compute the same functions of a batch; a process alone is a team too."""
+    """Ranks that apply functions to batches. A single process is a team too."""
 
     def __init__(
         self,
-        works: Mapping[str, Callable[[Any], Any]],
+        functions: Mapping[str, Callable[[Any], Any]],
         group: dist.ProcessGroup | None = None,
         *,
         workers: int | None = None,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
-        """The first `workers` ranks compute, by default all; the others wait with them. `beat` is
-        called when a batch or an exchange is done."""
-        alone = not dist.is_initialized()
-        self.works = works
+        """The first `workers` ranks compute (default: all); the remaining ones wait. `beat` is
+        called after each batch and each exchange."""
+        single = not dist.is_initialized()
+        self.functions = functions
         self.group = group
-        self.rank = 0 if alone else dist.get_rank(group)
-        self.size = 1 if alone else dist.get_world_size(group)
+        self.rank = 0 if single else dist.get_rank(group)
+        self.size = 1 if single else dist.get_world_size(group)
         self.workers = min(self.size, workers or self.size)
         self.beat = beat
 
     def lead(self, act: Callable[[], T]) -> T | None:
-        """Return what `act` returns on rank 0, which may ask the team meanwhile; None on the other
-        ranks. Collective."""
+        """Return on rank 0 the result of `act`, which may call `map_batches`; None on all further
+        ranks, which compute meanwhile. Collective."""
         if self.rank:
-            while (task := self._told(None)) is not None:
+            while (task := self._broadcast_task(None)) is not None:
                 self._compute(*task)
             return None
         try:
             return act()
         finally:
-            self._told(None)
+            self._broadcast_task(None)
 
-    def ask(self, work: str, batches: Sequence[Sequence[Any]], what: str, unit: str) -> list[Any]:
-        """Return the result of each batch, on rank 0. `what` and `unit` name the progress."""
+    def map_batches(
+        self, function: str, batches: Sequence[Sequence[Any]], label: str, unit: str
+    ) -> list[Any]:
+        """Return the results by batch, on rank 0. `label` and `unit` are shown as progress."""
         results: list[Any] = []
-        with Progress(what, total=sum(map(len, batches)), unit=unit) as progress:
+        with Progress(label, total=sum(map(len, batches)), unit=unit) as progress:
             step = self.workers * ROUND if self.size > 1 else 1
-            for first in range(0, len(batches), step):
-                part = batches[first : first + step]
-                self._told((work, part))
-                results += self._compute(work, part)
-                progress.advance(sum(map(len, part)))
+            for start in range(0, len(batches), step):
+                round_batches = batches[start : start + step]
+                self._broadcast_task((function, round_batches))
+                results += self._compute(function, round_batches)
+                progress.advance(sum(map(len, round_batches)))
         return results
 
-    def _told(self, task: Any) -> Any:
+    def _broadcast_task(self, task: Any) -> Any:
         """Return rank 0's task on all ranks."""
         self.beat()
         if self.size == 1:
@@ -99,38 +101,39 @@ class Team:
             dist.broadcast_object_list(tasks, group=self.group, group_src=0)
         return tasks[0]
 
-    def _compute(self, work: str, batches: Sequence[Any]) -> list[Any]:
-        """Compute this rank's batches; return the results of all, in order, on rank 0."""
-        mine: list[Any] | UserError = []
+    def _compute(self, function: str, batches: Sequence[Any]) -> list[Any]:
+        """Compute this rank's batches. Return all ranks' results in order, on rank 0."""
+        local: list[Any] | UserError = []
         try:
-            mine = [self._one(work, batch) for batch in self._share(batches)]
-        except Exception as error:  # rank 0 raises it, or the others would wait
-            mine = error if isinstance(error, UserError) else self._unknown(error)
-        found: list[Any] = [mine]
+            local = [self._apply(function, batch) for batch in self._local_batches(batches)]
+        except Exception as error:  # raised on rank 0: the other ranks must not wait for ever
+            local = error if isinstance(error, UserError) else self._unexpected_error(error)
+        gathered: list[Any] = [local]
         if self.size > 1:
-            found = [None] * self.size
+            gathered = [None] * self.size
             with naming_lost_ranks(f"rank {self.rank}"):
                 dist.gather_object(
-                    mine, None if self.rank else found, group=self.group, group_dst=0
+                    local, None if self.rank else gathered, group=self.group, group_dst=0
                 )
         if self.rank:
             return []
-        for results in found:
+        for results in gathered:
             if isinstance(results, UserError):
                 raise results
         return [
-            found[number % self.workers][number // self.workers] for number in range(len(batches))
+            gathered[number % self.workers][number // self.workers]
+            for number in range(len(batches))
         ]
 
-    def _share(self, batches: Sequence[Any]) -> Sequence[Any]:
+    def _local_batches(self, batches: Sequence[Any]) -> Sequence[Any]:
         return batches[self.rank :: self.workers] if self.rank < self.workers else []
 
-    def _one(self, work: str, batch: Any) -> Any:
-        result = self.works[work](batch)
+    def _apply(self, function: str, batch: Any) -> Any:
+        result = self.functions[function](batch)
         self.beat()
         return result
 
-    def _unknown(self, error: Exception) -> RunError:
+    def _unexpected_error(self, error: Exception) -> RunError:
         return RunError(
             f"rank {self.rank} failed: {error!r}", where="\n" + traceback.format_exc().rstrip()
         )

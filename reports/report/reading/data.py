@@ -17,7 +17,7 @@ from ....dataplane.runlog.ledger import gap
 from ....trainer.checkpoints import store
 from ....trainer.folders.folder import RunFolder
 from ....trainer.loop.batches import RunPlan
-from ....trainer.scores.missing import Missing, missing
+from ....trainer.scores.missing import ScoreGap, find_gaps
 from ...board.byte_sizes import ByteSizes, convert_entry, mean_loss
 from ...board.runs import SKIPPED, derive_status
 from .buckets import CurveBuckets, CurveTable
@@ -175,15 +175,15 @@ class RunData:
     @property
     def status(self) -> str:
         last, ended = self.events[-1] if self.events else None, self.folder.holder_has_ended
-        return derive_status(last, ended=ended, missing=self.missing)
+        return derive_status(last, ended=ended, gaps=self.score_gaps)
 
     @property
-    def missing(self) -> list[Missing]:
+    def score_gaps(self) -> list[ScoreGap]:
         """Scores that the run should have and has not."""
         last = self.plan.end_step if self.plan.end_step in self.checkpoints else None
         settings = self.stored.settings
         options = {name: settings.get(f"scores.{name}") for name in ("limit", "ema")}
-        return missing(settings.get("scores.tasks"), self.scores, last, **options)
+        return find_gaps(settings.get("scores.tasks"), self.scores, last, **options)
 
     @property
     def error(self) -> str | None:

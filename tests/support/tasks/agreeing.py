@@ -340,7 +340,7 @@ def divided_loss(tp: int, cp: int, divisor: Any, z_loss: float) -> list[float]:
 
 
 def teamwork(folder: Path, batches: Sequence[Sequence[int]], workers: int) -> dict[str, Any]:
-    """Ask a team, fail on rank 1, and ask again; return rank 0's results and the own batches."""
+    """Map batches, fail on rank 1, map again; return rank 0's results and this rank's batches."""
     computed: list[Sequence[int]] = []
 
     def square(batch: Sequence[int]) -> list[int]:
@@ -352,15 +352,15 @@ def teamwork(folder: Path, batches: Sequence[Sequence[int]], workers: int) -> di
             raise KeyError("of rank 1")
         return list(batch)
 
-    made = team.Team({"square": square, "fail": fail}, workers=workers)
+    squares = team.Team({"square": square, "fail": fail}, workers=workers)
 
     def act() -> tuple[list[list[int]], str, list[list[int]]]:
-        found, failure = made.ask("square", batches, "", ""), ""
+        found, failure = squares.map_batches("square", batches, "", ""), ""
         try:
-            made.ask("fail", [[1], [2]], "", "")
+            squares.map_batches("fail", [[1], [2]], "", "")
         except RunError as error:
             failure = error.message
-        return found, failure, made.ask("square", [[9]], "", "")
+        return found, failure, squares.map_batches("square", [[9]], "", "")
 
     with mock.patch.object(team, "ROUND", 3):
-        return {"found": made.lead(act), "computed": computed}
+        return {"found": squares.lead(act), "computed": computed}

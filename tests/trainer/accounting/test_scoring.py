@@ -11,7 +11,7 @@ from headrace.models.config.config import load_model_config
 from headrace.models.config.options.precision import PRECISIONS
 from headrace.models.model.model import Model
 from headrace.trainer.accounting.memory import batch_memory
-from headrace.trainer.scores.likelihood import Row, score_batch
+from headrace.trainer.scores.likelihood import ScoredRow, score_batch
 
 
 @pytest.mark.slow
@@ -31,7 +31,7 @@ def test_a_batch_holds_what_the_count_says(
     model = Model(config)
     model.init_weights(1)
     ids = torch.arange(length + 1) % config.vocab_size
-    batch = [Row(ids.tolist(), range(1, length + 1))] * rows
+    batch = [ScoredRow(ids.tolist(), range(1, length + 1))] * rows
     score_batch(model, batch)  # tables that are computed once
     held = levels(lambda: score_batch(model, batch)).most
     shape = Shape(

@@ -9,7 +9,7 @@ from headrace.dataplane.tokenizers import byte
 from headrace.models.config.config import load_model_config
 from headrace.models.model.model import Model
 from headrace.trainer.scores import harness
-from headrace.trainer.scores.answers import works_of
+from headrace.trainer.scores.answers import batch_functions
 from headrace.trainer.scores.team import Team
 
 TEXTS = [
@@ -27,7 +27,7 @@ def test_a_blank_context_is_scored_as_an_empty_one() -> None:
     tokenizer = byte.ByteTokenizer(byte.ByteConfig())
 
     def scores(texts: list[tuple[str, str]], batch_tokens: int) -> list[float]:
-        team = Team(works_of(lambda: (model, tokenizer)))
+        team = Team(batch_functions(lambda: (model, tokenizer)))
         scorer = harness.HarnessModel(
             team, model.config, tokenizer, max_length=48, batch_tokens=batch_tokens
         )

@@ -31,7 +31,7 @@ from headrace.trainer.cli import main
 from headrace.trainer.folders.folder import RunFolder
 from headrace.trainer.layout.groups import Parallel
 from headrace.trainer.scores import answers, harness
-from headrace.trainer.scores.answers import works_of
+from headrace.trainer.scores.answers import batch_functions
 from headrace.trainer.scores.at_checkpoints import CheckpointScores
 from headrace.trainer.scores.config import ScoresConfig
 from headrace.trainer.scores.team import Team
@@ -241,7 +241,7 @@ def own_tasks_alone(folder: Path) -> Path:
 
 
 def in_the_harness(model: Model, tokenizer: Tokenizer) -> harness.HarnessModel:
-    team = Team(works_of(lambda: (model, tokenizer)))
+    team = Team(batch_functions(lambda: (model, tokenizer)))
     return harness.HarnessModel(team, model.config, tokenizer, max_length=LENGTH, batch_tokens=500)
 
 
@@ -387,12 +387,12 @@ def test_scores_that_fail_later_do_not_end_the_run(
     scores = CheckpointScores(config, run, 3, "cpu", parallel.control, beats.append)
     assert [step for step in range(5) if scores.due(step)] == [3]
     with caplog.at_level(logging.WARNING):
-        scores.take_up(3)
+        scores.score_resumed(3)
     assert "no scores of step 3: there is no tokenizer" in caplog.text
     assert f"`trainer eval {run.root} --step 3` tries again" in caplog.text
     assert set(beats) == {"scores of step 3"}
     (entry,) = map(json.loads, run.scores.read_text().splitlines())
     assert entry["failed"]["tiny_choice"].startswith("there is no tokenizer")
     caplog.clear()
-    scores.take_up(3)
+    scores.score_resumed(3)
     assert not caplog.text

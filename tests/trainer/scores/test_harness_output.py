@@ -54,7 +54,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def metrics(folder: Path, task: str) -> dict[str, float]:
     tasks = TaskManager(include_path=str(folder), include_defaults=False)
     model: Any = Certain()
-    found = harness.metrics_of(model, task, ScoresConfig(tasks=(task,)), tasks)
+    found = harness.evaluate_task(model, task, ScoresConfig(tasks=(task,)), tasks)
     return dict(found[task]["metrics"])
 
 

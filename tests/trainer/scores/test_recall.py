@@ -22,8 +22,15 @@ from headrace.tokenize.cli import main as tokenize
 from headrace.trainer.cli import main
 from headrace.trainer.folders.folder import RunFolder
 from headrace.trainer.scores import recall
-from headrace.trainer.scores.likelihood import SCORE, Row, Score, batches, score, score_batch
-from headrace.trainer.scores.recall import KEY, TASKS, Material, examples, measure
+from headrace.trainer.scores.likelihood import (
+    SCORE,
+    Score,
+    ScoredRow,
+    batch_by_length,
+    score_batch,
+    score_rows,
+)
+from headrace.trainer.scores.recall import KEY, TASKS, Material, build_examples, measure_recall
 from headrace.trainer.scores.team import Team
 
 TEXT = Random(5).choices(range(30, 90), k=4000)
@@ -31,7 +38,7 @@ BYTES = Material(TEXT, sorted(set(TEXT)))
 BASES = Material(Random(5).choices(b"ACGT", k=4000), sorted(b"ACGT"))
 
 
-def follower(row: Row, memory: int, window: int) -> Score:
+def follower(row: ScoredRow, memory: int, window: int) -> Score:
     """Predict what followed the longest match of the last tokens, at most `memory` of them, within
     the last `window` tokens. No model: it only looks the answer up."""
     likeliest = []
@@ -50,7 +57,7 @@ def follower(row: Row, memory: int, window: int) -> Score:
 
 def measured(material: Material, memory: int, window: int, task: str) -> dict[str, Any]:
     team = Team({SCORE: lambda rows: [follower(row, memory, window) for row in rows]})
-    (found,) = measure(team, material, [task], [160], count=3, seed=1, batch_tokens=1)[task]
+    (found,) = measure_recall(team, material, [task], [160], count=3, seed=1, batch_tokens=1)[task]
     return found
 
 
@@ -75,15 +82,17 @@ def test_a_lookup_in_the_whole_context_answers_all_and_a_short_one_does_not(
 def test_examples_are_functions_of_the_seed(
     task: str, length: int, seed: int, material: Material
 ) -> None:
-    if task == "mqar" and length < 8 * material.width(length // 2):
+    if task == "mqar" and length < 8 * material.word_width(length // 2):
         return  # refused: test_mistakes_are_named
-    first, again = (list(examples(task, material, length, count=3, seed=seed)) for _ in range(2))
+    first, again = (
+        list(build_examples(task, material, length, count=3, seed=seed)) for _ in range(2)
+    )
     assert first == again
-    assert first != list(examples(task, material, length, count=3, seed=seed + 1))
+    assert first != list(build_examples(task, material, length, count=3, seed=seed + 1))
     for example in first:
-        assert length - 4 * material.width(length) <= len(example.row.ids) <= length
+        assert length - 4 * material.word_width(length) <= len(example.row.ids) <= length
         assert set(example.row.ids) <= set(material.ids)
-        assert len(example.row.scored) % example.answer == 0
+        assert len(example.row.scored) % example.answer_tokens == 0
         assert min(example.row.scored) >= KEY // 2
 
 
@@ -92,7 +101,7 @@ def test_examples_are_functions_of_the_seed(
     st.integers(1, 100),
 )
 def test_batches_hold_each_row_once_and_few_tokens(lengths: list[int], most: int) -> None:
-    made = list(batches(lengths, most))
+    made = list(batch_by_length(lengths, most))
     assert sorted(number for batch in made for number in batch) == list(range(len(lengths)))
     for batch in made:
         assert len(batch) == 1 or len(batch) * max(lengths[n] for n in batch) <= most
@@ -105,11 +114,13 @@ def test_scores_are_those_of_each_row_alone(name: str) -> None:
     model.eval().requires_grad_(False)
     random = Random(1)
     rows = [
-        Row([random.randrange(200) for _ in range(length)], sorted({1, length // 2, length - 1}))
+        ScoredRow(
+            [random.randrange(200) for _ in range(length)], sorted({1, length // 2, length - 1})
+        )
         for length in (2, 30, 7, 19, 30)
     ]
     team = Team({SCORE: partial(score_batch, model)})
-    for row, found in zip(rows, score(team, rows, 64), strict=True):
+    for row, found in zip(rows, score_rows(team, rows, 64), strict=True):
         hidden, _ = model.hidden(torch.tensor([row.ids]))
         logits = model.logits(hidden)[0].log_softmax(-1)
         for place, value, likeliest in zip(
@@ -196,7 +207,7 @@ def test_mistakes_are_named(run: RunFolder) -> None:
     assert flat.exit_code == 1 and "nearly all tokens" in flat.output
     two = Material(TEXT, [1, 2])
     with pytest.raises(recall.InputError, match="no two pairs"):
-        list(examples("mqar", two, 64, count=1, seed=0))
+        list(build_examples("mqar", two, 64, count=1, seed=0))
     ema = ask(run, "--ema", "--lengths", "64")
     assert ema.exit_code == 1 and "holds no moving average" in ema.output
     assert not run.recall.exists()

@@ -32,4 +32,4 @@ def test_an_error_of_a_user_is_raised_as_it_is() -> None:
         raise InputError("too long", hint="shorten it")
 
     with pytest.raises(InputError, match="too long"):
-        Team({"fail": fail}).ask("fail", [[1]], "", "")
+        Team({"fail": fail}).map_batches("fail", [[1]], "", "")

@@ -21,7 +21,7 @@ class ScoreCheckpoints(Hook):
 
     def run_begins(self, state: RunState, *, resumed: bool) -> None:
         if resumed:
-            self.scores.take_up(state.step)
+            self.scores.score_resumed(state.step)
 
     def saved(self, step: int) -> None:
         if self.scores.due(step):
