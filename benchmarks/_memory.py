@@ -22,7 +22,7 @@ from headrace.trainer.layout.stages import shared_modules
 from headrace.trainer.loop.hooks.hook import Hook
 from headrace.trainer.loop.loaders import training_steps
 from headrace.trainer.loop.loop import Loop, LoopOptions
-from headrace.trainer.record.meter import PLAIN, Meter, live_storages
+from headrace.trainer.record.meter import TENSOR_TYPES, Meter, live_storages
 from headrace.trainer.run.job import Job
 from headrace.trainer.run.request import Request
 from headrace.trainer.run.resolve import resolve
@@ -110,9 +110,9 @@ def _train(
 
 def _storages() -> list[tuple[weakref.ref[Any], int, int]]:
     """Return the storages of all tensors in host memory, their bytes and their addresses."""
-    tensors = [thing for thing in gc.get_objects() if type(thing) in PLAIN]
+    tensors = [thing for thing in gc.get_objects() if type(thing) in TENSOR_TYPES]
     tensors = [each for each in tensors if each.device.type == "cpu"]
-    tensors += [each.grad for each in tensors if each.is_leaf and type(each.grad) in PLAIN]
+    tensors += [each.grad for each in tensors if each.is_leaf and type(each.grad) in TENSOR_TYPES]
     storages = {each.untyped_storage()._cdata: each.untyped_storage() for each in tensors}
     return [
         (weakref.ref(storage), storage.nbytes(), storage.data_ptr())

@@ -20,7 +20,7 @@ from headrace.models.config.options.recompute import expand_rules
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.optimizers.adamw import AdamWConfig
 from headrace.trainer.layout.config import LayoutConfig
-from headrace.trainer.record.speed import BF16_PEAK, speed_of
+from headrace.trainer.record.speed import BF16_PEAK, count_speed
 
 from ._gpu_lines import Line, Sizes
 
@@ -49,7 +49,7 @@ def predict(line: Line, sizes: Sizes) -> str:
     pairs = sizes.pairs(line.packed)
     rules = expand_rules(line.recompute, len(config.layers))
     fp8 = PRECISIONS[line.precision].fp8
-    speed = speed_of(config, [pairs], rules=rules, peak=PEAK, fp8=fp8)
+    speed = count_speed(config, [pairs], rules=rules, peak=PEAK, fp8=fp8)
     parts = device_times(counts, attention_flops(line, sizes))
     host = LAUNCH * len(counts.launches)
     seconds = max(sum(parts.values()), host)

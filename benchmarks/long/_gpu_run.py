@@ -33,7 +33,7 @@ from headrace.trainer.layout.config import LayoutConfig
 from headrace.trainer.layout.devices import local_device, set_allocator
 from headrace.trainer.layout.groups import Parallel, create_groups
 from headrace.trainer.loop.hooks.hook import Hook, StepRecord
-from headrace.trainer.record.speed import Speed, known_peak, speed_of
+from headrace.trainer.record.speed import Speed, count_speed, device_peak
 
 from ._gpu_lines import Line, Sizes
 from ._gpu_profile import KINDS, Shares, Tracer
@@ -146,11 +146,11 @@ class Memory:
 def speed(line: Line, sizes: Sizes) -> Speed:
     """Count FLOPs: products with weights, and the pairs of tokens that attention computes."""
     config = sizes.model(line.model)
-    return speed_of(
+    return count_speed(
         config,
         [sizes.pairs(line.packed)],
         rules=expand_rules(line.recompute, len(config.layers)),
-        peak=known_peak(sizes.device),
+        peak=device_peak(sizes.device),
         fp8=PRECISIONS[line.precision].fp8,
     )
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from ...console.errors import PlanError
 from ...console.log import get_logger
 from ...console.progress import Progress
-from ...trainer.record.speed import memory_used
+from ...trainer.record.speed import peak_memory
 from ..hardware import Hardware
 from ..hardware.file import (
     AttentionRate,
@@ -386,4 +386,4 @@ def _measure_reserved(device: torch.device) -> int:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return total - free - torch.cuda.memory_reserved(device)
-    return memory_used("cpu")
+    return peak_memory("cpu")

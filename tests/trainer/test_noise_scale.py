@@ -112,11 +112,11 @@ def test_a_step_without_finite_gradients_is_left_out() -> None:
 
 def test_a_resume_continues_the_averages(tmp_path: Path) -> None:
     file = tmp_path / "signals.jsonl"
-    assert NoiseScale.after(file) == NoiseScale()
+    assert NoiseScale.restore(file) == NoiseScale()
     noise = NoiseScale()
     lines = [{"step": 0, **noise.add(squares(600.0, 2.0, 4, 16))}, {"step": 2, "layers": {}}]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert NoiseScale.after(file) == noise
+    assert NoiseScale.restore(file) == noise
     assert lines[0] == {"step": 0, "noise_scale": pytest.approx(300.0)} | dict(
         zip(STATE, (noise.trace, noise.square, 1), strict=True)
     )

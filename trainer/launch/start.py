@@ -25,7 +25,7 @@ from ..cluster import ranks, slurm
 from ..cluster.lost_ranks import naming_lost_ranks
 from ..loop import evaluate
 from ..record.mirror import Mirror
-from ..record.steps import event
+from ..record.steps import build_event
 from ..run.job import Job
 from ..scores import at_checkpoints
 from . import launcher, preflight, records
@@ -174,7 +174,7 @@ def _finish(job: Job, code: int, write_report: WriteReport) -> None:
         job.folder.measured.unlink(missing_ok=True)  # of an earlier start, under another layout
     path = write_report(str(job.folder.root))
     if job.run.watch.mirror is not None:
-        Mirror(job.folder, job.run.watch.mirror).update(whole=True)
+        Mirror(job.folder, job.run.watch.mirror).update(final=True)
     if code == ranks.INTERRUPTED:
         command.say(
             f"saved at step {store.step_of(saved[-1])} of {job.plan.end_step} (exit code {code}); "
@@ -188,7 +188,7 @@ def _record_finish(job: Job, last: RunState) -> None:
     events = list(lines.read(job.folder.events))
     if not events or events[-1]["event"] != "finish":
         with contextlib.closing(lines.LineWriter(job.folder.events)) as writer:
-            writer.write(event("finish", last.step, ledger=last.ledger))
+            writer.write(build_event("finish", last.step, ledger=last.ledger))
 
 
 def _join(

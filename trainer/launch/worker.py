@@ -293,8 +293,8 @@ def _open_recorder(
 
 def _make_recorder(job: Job, ranks: int, began: float, first_step: int) -> RunRecorder:
     watch, device = job.run.watch, job.run.device
-    peak = watch.peak_flops or speed.known_peak(device)
-    counts = speed.speed_of(
+    peak = watch.peak_flops or speed.device_peak(device)
+    counts = speed.count_speed(
         job.model,
         {phase.seq_len for phase in job.plan.phases},
         rules=job.rules,
@@ -312,8 +312,8 @@ def _make_recorder(job: Job, ranks: int, began: float, first_step: int) -> RunRe
         stragglers=Stragglers(
             watch.straggler, watch.straggler_steps, stages, partial(stage_flops, job)
         ),
-        noise=NoiseScale.after(job.folder.signals),
-        asked=began,
+        noise=NoiseScale.restore(job.folder.signals),
+        requested_at=began,
     )
 
 

@@ -1,4 +1,4 @@
-"""Configuration of a run's loggers, and of what skips a step or ends the run."""
+"""Configure a run's loggers, and the conditions that skip a step or end the run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..loop.guard import Guard
 
 @dataclass(frozen=True, kw_only=True)
 class WatchConfig(Guard):
-    """Loggers of a run, and conditions that skip a step or end the run."""
+    """Loggers, and conditions that skip a step or end the run."""
 
     log_seconds: float = 5.0
     """Least seconds between two steps on the terminal."""
@@ -54,22 +54,22 @@ class WatchConfig(Guard):
 
     @property
     def signals(self) -> bool:
-        """True if some steps record signals of their own."""
+        """Whether some steps record further signals."""
         return self.layers is not None or self.noise is not None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("log_seconds", "stall_seconds"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
+        for key in ("log_seconds", "stall_seconds"):
+            if not getattr(self, key) >= 0:
+                raise ValueError(f"{key} must be at least 0, not {getattr(self, key)}")
         if not 0 <= self.straggler < 1:
             raise ValueError(
                 f"straggler is a part of a step: it must be from 0 to below 1, not {self.straggler}"
             )
-        for name in ("layers", "noise", "straggler_steps"):
-            value = getattr(self, name)
+        for key in ("layers", "noise", "straggler_steps"):
+            value = getattr(self, key)
             if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
+                raise ValueError(f"{key} must be at least 1, not {value}")
         if self.mirror is not None and storage.is_local(self.mirror):
             raise ValueError(
                 f"mirror must be a URL of a store, such as s3://bucket/runs, not {self.mirror}: "

@@ -1,4 +1,4 @@
-"""Interface of a logger: one destination of what a run records.
+"""Interface of a logger: a destination for a run's records.
 
     RunRecorder ── entry of a step, an evaluation, an event ──► every logger of the table
 
@@ -24,7 +24,7 @@ Entry = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedRun:
-    """The run that loggers are opened for."""
+    """What loggers know about their run."""
 
     folder: RunFolder
     plan: RunPlan
@@ -36,50 +36,50 @@ class LoggedRun:
 
     @property
     def id(self) -> str:
-        """Name of the run's folder in a remote store, where each start continues the same page."""
+        """Identifier for remote loggers: all starts in a folder continue the same page."""
         return hashlib.sha256(str(self.folder.root.resolve()).encode()).hexdigest()[:16]
 
 
 class Logger:
-    """One destination. A subclass overrides the methods whose entries it writes.
+    """A destination. A subclass overrides the methods for the entries it writes.
 
-    Rank 0 opens each enabled logger once per start and calls it in the order in which things
-    happen.
+    Rank 0 opens all enabled loggers once per start, and calls them in the order of events.
     """
 
     package: ClassVar[str | None] = None
-    """Package that the logger imports. headrace's extra by the logger's name installs it."""
+    """Package that the logger imports; headrace's extra with the logger's name installs it."""
 
     def __init__(self, run: LoggedRun) -> None:
         self.run = run
 
     @classmethod
     def enabled(cls, watch: WatchConfig) -> bool:
-        """True if the configuration asks for this logger."""
+        """Return whether the configuration enables this logger."""
         return True
 
     @classmethod
     def check(cls, watch: WatchConfig) -> None:
-        """Raise if the destination cannot be reached as configured, such as without credentials."""
+        """Raise if the destination cannot be reached as configured, for example without
+        credentials."""
 
     def step(self, metrics: Entry, ledger: Entry) -> None:
-        """Log a step: its metrics, and its entry of the ledger."""
+        """Log a step's metrics and ledger entry."""
 
     def evaluation(self, entry: Entry) -> None:
         """Log the losses on held-out rows after a step."""
 
     def event(self, entry: Entry) -> None:
-        """Log a start, a resume, a sealed checkpoint, a skipped step or the end of the run."""
+        """Log a start, a resume, a sealed checkpoint, a skipped step or the run's end."""
 
     def sync(self) -> None:
         """Make everything logged so far durable: a checkpoint is about to be saved."""
 
     def close(self) -> None:
-        """Write what is buffered, and release the destination."""
+        """Write buffered entries and release the destination."""
 
 
 class ScalarLogger(Logger, ABC):
-    """Logger of curves: it receives named numbers of a step."""
+    """Logger for curves: receives a step's numbers by name."""
 
     @abstractmethod
     def scalars(self, values: dict[str, float], step: int) -> None: ...
@@ -89,26 +89,27 @@ class ScalarLogger(Logger, ABC):
 
     def evaluation(self, entry: Entry) -> None:
         losses = evaluation_losses(entry)
-        self.scalars({f"evaluation/{name}": loss for name, loss in losses.items()}, entry["step"])
+        curves = {f"evaluation/{source}": loss for source, loss in losses.items()}
+        self.scalars(curves, entry["step"])
 
 
 def step_scalars(metrics: Entry) -> dict[str, float]:
-    """Return a step's metrics by the names of their curves, without missing values."""
-    values = {
-        **{line.logger: metrics.get(name) for name, line in METRICS.items() if line.logger},
+    """Return a step's metrics by curve, without missing values."""
+    curves = {
+        **{metric.logger: metrics.get(key) for key, metric in METRICS.items() if metric.logger},
         "stream/tokens": metrics["tokens"],
-        **{f"loss/{name}": source["loss"] for name, source in metrics["sources"].items()},
+        **{f"loss/{source}": stats["loss"] for source, stats in metrics["sources"].items()},
         **{
-            f"{kind}/{layer}": norm
-            for layer, norms in metrics.get("layers", {}).items()
-            for kind, norm in norms.items()
+            f"{signal}/{layer}": value
+            for layer, signals in metrics.get("layers", {}).items()
+            for signal, value in signals.items()
         },
     }
-    return {name: value for name, value in values.items() if value is not None}
+    return {curve: value for curve, value in curves.items() if value is not None}
 
 
 def evaluation_losses(entry: Entry) -> dict[str, float]:
-    """Return the held-out losses of all sources together (`all`) and of each source."""
+    """Return held-out losses by source, and the loss over all sources as `all`."""
     losses = {"all": entry["loss"]}
-    losses |= {name: source["loss"] for name, source in entry["sources"].items()}
-    return {name: loss for name, loss in losses.items() if loss is not None}
+    losses |= {source: stats["loss"] for source, stats in entry["sources"].items()}
+    return {source: loss for source, loss in losses.items() if loss is not None}

@@ -1,4 +1,4 @@
-"""Speed of a run: FLOPs of a token, peak of the devices (for MFU and HFU), and memory in use."""
+"""FLOPs per token and the devices' peak, for MFU and HFU; peak memory."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ BF16_PEAK = {
     "L40S": 362e12,
     "RTX 4090": 165e12,
 }
-"""Dense bf16 FLOP/s of a device, by a part of its driver's name; the longest match counts.
+"""Dense bf16 FLOP/s by device, named by a substring in the driver's name; the longest match counts.
 
 From NVIDIA's data sheets, which print twice as much, with sparsity: H100 (SXM, PCIe, NVL), H200,
-HGX B200 and B300 (36 PFLOP/s of eight devices). H800 has the arithmetic of H100, and H20 0.15 of
-it."""
+HGX B200 and B300 (36 PFLOP/s for eight devices). H800 computes like H100, and H20 at 0.15 times
+that."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,17 @@ class Speed:
     """Counts from which MFU and HFU follow."""
 
     flops_per_token: dict[int, float]
-    """FLOPs that training takes, by sequence length."""
+    """Training FLOPs, by sequence length."""
     executed_per_token: dict[int, float]
-    """The same, with recomputed operations counted a second time."""
+    """Training FLOPs with recomputed operations counted twice, by sequence length."""
     peak: float | None
-    """bf16 FLOP/s of all devices together; None if it is not known."""
+    """bf16 FLOP/s summed over devices; None if unknown."""
     fp8_per_token: float = 0.0
-    """FLOPs in FP8 that training takes. Every device multiplies twice as fast in FP8 as in bf16, so
-    they count half: a utilisation is the time of all FLOPs at the peak of their precision, divided
-    by the time that they took."""
+    """Training FLOPs in FP8. Every device multiplies twice as fast in FP8 as in bf16, so they count
+    half: utilisation is the time that all FLOPs need at their precision's peak, over the measured
+    time."""
     fp8_executed_per_token: float = 0.0
-    """The same, with recomputed operations counted a second time."""
+    """Training FLOPs in FP8 with recomputed operations counted twice."""
 
     def mfu(self, seq_len: int, tokens_per_second: float) -> float | None:
         """Model FLOPs utilisation."""
@@ -70,7 +70,7 @@ class Speed:
         return None if self.peak is None else flops * tokens_per_second / self.peak
 
 
-def speed_of(
+def count_speed(
     config: ModelConfig,
     lengths: Iterable[int],
     *,
@@ -78,36 +78,41 @@ def speed_of(
     peak: float | None,
     fp8: Fp8Config | None = None,
 ) -> Speed:
-    """Count the FLOPs of a token for each sequence length. `peak` is the bf16 peak of all
+    """Count the FLOPs per token by sequence length. `peak` is the bf16 FLOP/s summed over
     devices."""
     model = build_meta(config)
     flops = {length: TRAINING * sum(forward_flops(model, length).values()) for length in lengths}
-    again = {length: recomputed_flops(model, length, rules) for length in flops}
-    executed = {length: flops[length] + again[length] for length in flops}
-    found = [each for each in iterate_matrices(model, fp8) if each.reason is None] if fp8 else []
-    narrow = FP8_PRODUCTS * sum(each.flops for each in found)
-    repeated = [each for each in found if each.layer is not None and recomputes(rules[each.layer])]
-    return Speed(flops, executed, peak, narrow, narrow + sum(each.flops for each in repeated))
+    executed = {length: flops[length] + recomputed_flops(model, length, rules) for length in flops}
+    matrices = [
+        matrix for matrix in (iterate_matrices(model, fp8) if fp8 else ()) if matrix.reason is None
+    ]
+    fp8_flops = FP8_PRODUCTS * sum(matrix.flops for matrix in matrices)
+    recomputed = sum(
+        matrix.flops
+        for matrix in matrices
+        if matrix.layer is not None and recomputes_products(rules[matrix.layer])
+    )
+    return Speed(flops, executed, peak, fp8_flops, fp8_flops + recomputed)
 
 
-def recomputes(rule: Rule) -> bool:
-    """Return True if the backward pass computes a layer's matrix products again."""
+def recomputes_products(rule: Rule) -> bool:
+    """Return whether the backward pass recomputes a layer's matrix products."""
     return rule != "none" and not (isinstance(rule, Selective) and "matmul" in rule.save)
 
 
-def known_peak(device: str) -> float | None:
-    """Return the peak FLOP/s of this machine's device, or None if it is not in the table."""
+def device_peak(device: str) -> float | None:
+    """Return the bf16 FLOP/s of this machine's device, or None if it is not in the table."""
     if device != "cuda":
         return None
     import torch
 
-    name = torch.cuda.get_device_name()
-    matches = [part for part in BF16_PEAK if part in name]
+    driver_name = torch.cuda.get_device_name()
+    matches = [model for model in BF16_PEAK if model in driver_name]
     return BF16_PEAK[max(matches, key=len)] if matches else None
 
 
-def memory_used(device: str) -> int:
-    """Return the most bytes that this rank has held: of its GPU's memory, or of the host's."""
+def peak_memory(device: str) -> int:
+    """Return this rank's peak bytes: allocated on its GPU, or resident on the host."""
     if device == "cuda":
         import torch
 

@@ -1,4 +1,4 @@
-"""Entries of what a run does: each is made once, on rank 0, and handed to every logger."""
+"""Build a run's log entries, once on rank 0, and pass them to all loggers."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
 
 class NullRecorder(Hook):
-    """No-op recorder of every rank but the first."""
+    """No-op recorder on all ranks except rank 0."""
 
     def event(self, kind: str, step: int, **details: object) -> None:
         pass
 
 
 GROWN = 1.05
-"""Growth of a rank's memory that is recorded again."""
+"""Growth factor after which a rank's memory is recorded again."""
 
 
 class RunRecorder(Hook):
-    """Recorder of rank 0."""
+    """Recorder on rank 0."""
 
     def __init__(
         self,
@@ -50,34 +50,34 @@ class RunRecorder(Hook):
         *,
         stragglers: Stragglers | None = None,
         noise: NoiseScale | None = None,
-        asked: float | None = None,
+        requested_at: float | None = None,
     ) -> None:
-        """`stragglers` compares the ranks, if they are timed. `asked` is the time at which a person
-        asked for this start, on this machine's monotonic clock."""
+        """`stragglers` is given if ranks are timed. `requested_at` is the time on this machine's
+        monotonic clock at which a person requested this start."""
         self.plan = plan
         self.loggers = loggers
         self.speed = speed
         self.stragglers = stragglers
         self.noise = noise or NoiseScale()
-        self.asked = asked
+        self.requested_at = requested_at
         self.memory: Sequence[int] = ()
-        """Bytes of each rank in the last event `memory`."""
+        """Bytes by rank in the last event `memory`."""
 
     def event(self, kind: str, step: int, **details: object) -> None:
-        entry = event(kind, step, **details)
+        entry = build_event(kind, step, **details)
         for logger in self.loggers:
             logger.event(entry)
 
     def step_done(self, record: StepRecord) -> None:
         step, stats = record.step, record.stats
         speed = step.rows * step.phase.seq_len / record.seconds
-        left_out = _left_out(record.skipped)
+        skip_fields = _skip_fields(record.skipped)
         combined = dict(stats.metrics)
         memory = [int(size) for size in combined.get("memory", ())]
-        own_seconds = combined.pop("own_seconds", ())
+        compute_seconds = combined.pop("own_seconds", ())
         slowest = None
-        if self.stragglers is not None and own_seconds:
-            slowest = self.stragglers.step(own_seconds, record.seconds, step.phase.seq_len)
+        if self.stragglers is not None and compute_seconds:
+            slowest = self.stragglers.add_step(compute_seconds, record.seconds, step.phase.seq_len)
         values: Entry = {
             **combined,
             "loss": stats.loss,
@@ -89,35 +89,35 @@ class RunRecorder(Hook):
             "memory": memory[0] if memory else 0,
             "data_wait": combined.get("data_wait", 0.0) / record.seconds,
             "seconds": record.seconds,
-            "sources": by_source([source.name for source in self.plan.sources], stats),
+            "sources": source_stats([source.name for source in self.plan.sources], stats),
             **({} if slowest is None else slowest.entry()),
-            **by_layer(record.layers),
+            **layer_signals(record.layers),
             **({} if record.noise is None else self.noise.add(record.noise)),
         }
-        if record.layers and own_seconds:
-            values["own_seconds"] = own_seconds
+        if record.layers and compute_seconds:
+            values["own_seconds"] = compute_seconds
         metrics: Entry = {
             "step": step.number,
             "row": step.end_row,
             "tokens": step.end_token,
             "phase": step.phase.name,
             **format_record(values),
-            **left_out,
+            **skip_fields,
         }
         entry = LedgerEntry(step.number, step.first_row, step.rows, record.ledger)
         for logger in self.loggers:
-            logger.step(metrics, {**asdict(entry), **left_out})
+            logger.step(metrics, {**asdict(entry), **skip_fields})
         if record.skipped is not None:
-            what, where = record.skipped.message(self.plan, step, stats)
-            self.event(record.skipped.kind, step.number, what=what, where=where, **left_out)
+            message, where = record.skipped.message(self.plan, step, stats)
+            self.event(record.skipped.kind, step.number, what=message, where=where, **skip_fields)
         if slowest is not None and self.stragglers is not None:
-            for kind, rank, what in self.stragglers.changes(step.number):
-                self.event(kind, step.number, rank=rank, what=what)
-        if self.asked is not None:
-            waited, self.asked = time.monotonic() - self.asked, None
-            self.event("first step", step.number, seconds=round(waited, 2))
-        both = zip_longest(memory, self.memory, fillvalue=0)
-        if any(now > GROWN * before for now, before in both):
+            for kind, rank, message in self.stragglers.changes(step.number):
+                self.event(kind, step.number, rank=rank, what=message)
+        if self.requested_at is not None:
+            seconds, self.requested_at = time.monotonic() - self.requested_at, None
+            self.event("first step", step.number, seconds=round(seconds, 2))
+        pairs = zip_longest(self.memory, memory, fillvalue=0)
+        if any(after > GROWN * before for before, after in pairs):
             self.memory = memory
             self.event("memory", step.number, memory=memory)
 
@@ -129,13 +129,13 @@ class RunRecorder(Hook):
             "phase": step.phase.name,
             "loss": finite(evaluation.stats.loss),
             "seconds": round(evaluation.seconds, 3),
-            "sources": by_source(evaluation.names, evaluation.stats),
+            "sources": source_stats(evaluation.names, evaluation.stats),
         }
         for logger in self.loggers:
             logger.evaluation(entry)
 
     def sealed(self, step: int, blocked: float, error: Exception | None) -> None:
-        """Record a checkpoint that was sealed, or the error of its save."""
+        """Record a sealed checkpoint, or the error in its save."""
         if error is None:
             self.event("checkpoint", step, blocked=round(blocked, 4))
             return
@@ -157,27 +157,31 @@ class RunRecorder(Hook):
             logger.close()
 
 
-def event(kind: str, step: int, **details: object) -> Entry:
-    """Return an entry of events.jsonl."""
+def build_event(kind: str, step: int, **details: object) -> Entry:
+    """Build an entry for events.jsonl."""
     return {"time": time.time(), "event": kind, "step": step, **details}
 
 
-def by_source(names: Sequence[str], stats: StepStats) -> dict[str, Entry]:
-    """Return the loss, the loss weights and the rows of each source that gave rows."""
-    numbers = zip(names, stats.losses, stats.weights, stats.rows, strict=True)
+def source_stats(names: Sequence[str], stats: StepStats) -> dict[str, Entry]:
+    """Return loss, loss weight and rows by source, without sources that gave no rows."""
+    columns = zip(names, stats.losses, stats.weights, stats.rows, strict=True)
     return {
-        name: {"loss": finite(loss / weight) if weight else None, "weight": weight, "rows": rows}
-        for name, loss, weight, rows in numbers
+        source: {"loss": finite(loss / weight) if weight else None, "weight": weight, "rows": rows}
+        for source, loss, weight, rows in columns
         if rows
     }
 
 
-def by_layer(layers: Layers) -> Entry:
-    """Return the signals of each layer, under the key `layers`; nothing if the step has none."""
-    found = {
-        layer: {name: finite(value) for name, value in own.items()} for layer, own in layers.items()
+def layer_signals(layers: Layers) -> Entry:
+    """Return signals by layer, under the key `layers`; empty if the step records none."""
+    if not layers:
+        return {}
+    return {
+        "layers": {
+            layer: {signal: finite(value) for signal, value in signals.items()}
+            for layer, signals in layers.items()
+        }
     }
-    return {"layers": found} if found else {}
 
 
 def finite(value: float) -> float | None:
@@ -185,7 +189,7 @@ def finite(value: float) -> float | None:
     return value if value - value == 0 else None
 
 
-def _left_out(skipped: SkippedStep | None) -> Entry:
+def _skip_fields(skipped: SkippedStep | None) -> Entry:
     """Return the fields that mark a step whose update was not applied."""
     if skipped is None:
         return {}

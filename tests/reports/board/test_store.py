@@ -47,7 +47,7 @@ def test_files_are_copied_again_when_they_have_grown(tmp_path: Path) -> None:
         mirror.update()
         assert store.size(f"{place}/metrics.jsonl") == copied
     folder.metrics.write_text("a" * 501)
-    mirror.update(whole=True)
+    mirror.update(final=True)
     assert store.size(f"{place}/metrics.jsonl") == 501 and store.exists(f"{place}/report.html")
     assert sorted(path.name for path in folder.root.iterdir()) == [
         *(".half.json", "metrics.after-3.jsonl", "metrics.jsonl", "report.html", "run.yaml")

@@ -7,7 +7,13 @@ import torch
 from headrace.trainer.layout.groups import Parallel
 from headrace.trainer.loop.batches import RunPlan
 from headrace.trainer.loop.synthetic import SyntheticConfig, SyntheticPlan
-from headrace.trainer.record.meter import Allocation, Meter, gathered, highest, live_bytes
+from headrace.trainer.record.meter import (
+    Allocation,
+    Meter,
+    find_peak,
+    gather_measurements,
+    live_bytes,
+)
 
 MIB = 1 << 20
 
@@ -15,14 +21,14 @@ MIB = 1 << 20
 def test_the_peak_is_the_highest_sum_in_the_order_of_time() -> None:
     events = [(3, 7, 50), (1, 8, 100), (4, 7, -50), (6, 9, 30), (8, 6, 5), (9, 9, -30)]
     alive = {8, 6}
-    assert highest([Allocation(*each) for each in events], alive) == 150
-    assert highest([Allocation(1, 1, -10)]) == 0
+    assert find_peak([Allocation(*each) for each in events], alive) == 150
+    assert find_peak([Allocation(1, 1, -10)]) == 0
 
 
 def test_memory_that_another_thread_gives_back_does_not_count() -> None:
     again = [Allocation(1, 7, 100), Allocation(2, 8, 10), Allocation(3, 7, 100)]
-    assert highest(again, alive={7, 8}) == 110
-    assert highest(again, alive={8}) == 10
+    assert find_peak(again, alive={7, 8}) == 110
+    assert find_peak(again, alive={8}) == 10
 
 
 def test_a_rank_measures_its_second_step_and_later_times(parallel: Parallel) -> None:
@@ -36,13 +42,13 @@ def test_a_rank_measures_its_second_step_and_later_times(parallel: Parallel) -> 
         more = torch.ones((3 + step) * MIB, dtype=torch.uint8)  # of the second step: 4 MiB
         del more
     meter.end()
-    assert [step for step, *_ in meter.steps()] == [2, 3]
-    found = gathered(meter, plan, parallel.control)
+    assert [step for step, *_ in meter.timed_steps()] == [2, 3]
+    found = gather_measurements(meter, plan, parallel.control)
     [memory] = found["memory"]
     assert before >= len(kept) and abs(memory - before - 4 * MIB) < MIB / 16
     phase = found["phases"]["synthetic"]
     assert phase["steps"] == 2 and phase["seconds"] > 0
-    assert found["memory_phases"] == ["synthetic"] and meter.read_steps() == [1]
+    assert found["memory_phases"] == ["synthetic"] and meter.peak_steps() == [1]
     other = Meter(torch.device("cpu"), profiled=False)
     for step in range(3):
         other.begin(step)
@@ -53,4 +59,4 @@ def test_a_start_of_one_step_reads_no_memory() -> None:
     meter = Meter(torch.device("cpu"))
     meter.begin(4)
     meter.end()
-    assert meter.peak is None and meter.read_steps() == []
+    assert meter.peak is None and meter.peak_steps() == []

@@ -8,7 +8,7 @@ from headrace.models.config.config import load_model_config
 from headrace.models.config.options.precision import Fp8Config
 from headrace.models.config.options.recompute import Rule, Selective
 from headrace.models.transforms.fp8 import iterate_matrices
-from headrace.trainer.record.speed import known_peak, memory_used, speed_of
+from headrace.trainer.record.speed import count_speed, device_peak, peak_memory
 
 MODEL = load_model_config("tiny-transformer")
 UNITS: tuple[Rule, ...] = ("none", "block")
@@ -16,7 +16,8 @@ UNITS: tuple[Rule, ...] = ("none", "block")
 
 def test_recomputed_layers_count_in_hfu_alone() -> None:
     plain, again = (
-        speed_of(MODEL, [64, 128], rules=(rule,) * len(MODEL.layers), peak=1e12) for rule in UNITS
+        count_speed(MODEL, [64, 128], rules=(rule,) * len(MODEL.layers), peak=1e12)
+        for rule in UNITS
     )
     parts = forward_flops_per_token(MODEL, 128)
     layers = sum(parts.values()) - parts["head"]
@@ -35,7 +36,7 @@ def test_flops_in_fp8_count_half() -> None:
     for rule, again in (("none", 0), (save, 0), ("operator", 1)):
         rules: tuple[Rule, ...] = (rule,) * len(MODEL.layers)
         plain, fp8 = (
-            speed_of(MODEL, [128], rules=rules, peak=1e12, fp8=each) for each in (None, config)
+            count_speed(MODEL, [128], rules=rules, peak=1e12, fp8=each) for each in (None, config)
         )
         assert fp8.mfu(128, 10) == pytest.approx((total - narrow) * 10 / 1e12)
         saved = (plain.hfu(128, 10) or 0) - (fp8.hfu(128, 10) or 0)
@@ -43,7 +44,7 @@ def test_flops_in_fp8_count_half() -> None:
 
 
 def test_without_a_peak_there_is_no_utilisation() -> None:
-    speed = speed_of(MODEL, [64], rules=("block",) * len(MODEL.layers), peak=None)
+    speed = count_speed(MODEL, [64], rules=("block",) * len(MODEL.layers), peak=None)
     assert speed.mfu(64, 10) is None and speed.hfu(64, 10) is None
 
 
@@ -64,9 +65,9 @@ def test_the_longest_match_names_the_device(
     monkeypatch: pytest.MonkeyPatch, name: str, peak: float | None
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
-    assert known_peak("cuda") == peak
-    assert known_peak("cpu") is None
+    assert device_peak("cuda") == peak
+    assert device_peak("cpu") is None
 
 
 def test_the_memory_of_this_process_is_counted_in_bytes() -> None:
-    assert memory_used("cpu") > 50 << 20
+    assert peak_memory("cpu") > 50 << 20

@@ -21,7 +21,7 @@ def watch(steps: list[tuple[float, ...]], stages: int = 1, bound: float = 0.1) -
     """Return the changes that these own times make in steps of one second: [step, kind, rank]."""
     stragglers, found = Stragglers(bound, 3, stages), []
     for number, own in enumerate(steps):
-        stragglers.step(own, 1.0, 8)
+        stragglers.add_step(own, 1.0, 8)
         found += [(number, kind, rank) for kind, rank, _ in stragglers.changes(number)]
     return found
 
@@ -42,7 +42,7 @@ def test_ranks_are_compared_within_their_stage() -> None:
     assert watch([(0.2, 0.2, 0.8, 0.8)] * 5, stages=2) == []
     assert watch([(0.2, 0.2, 0.8, 0.8)] * 5) != [], "control: without stages they stand out"
     assert watch([(0.2, 0.2, 0.8, 0.95)] * 3, stages=2) == [(2, BEGINS, 3)]
-    assert Stragglers(0.1, 3, stages=2).step((0.2, 0.8), 1.0, 8) is None, "no rank has a peer"
+    assert Stragglers(0.1, 3, stages=2).add_step((0.2, 0.8), 1.0, 8) is None, "no rank has a peer"
 
 
 def test_a_stage_is_compared_by_its_operations() -> None:
@@ -51,24 +51,24 @@ def test_a_stage_is_compared_by_its_operations() -> None:
     work = {8: (1.0, 3.0), 16: (1.0, 4.0)}
     found, even = (Stragglers(0.1, 3, 2, work.__getitem__) for _ in range(2))
     for step in range(5):
-        slowest = found.step((0.2, 0.8), 1.0, 8)
+        slowest = found.add_step((0.2, 0.8), 1.0, 8)
         assert slowest == (1, pytest.approx(0.2), step + 1)
         changes = [*found.changes(step)]
         assert [(kind, rank) for kind, rank, _ in changes] == [(BEGINS, 1)] * (step == 2)
         for _, _, what in changes:
             said = "stage 1 (rank 1) is slow: since step 0 the other stages wait for it in 20% of"
             assert what.startswith(said)
-        even.step((0.2, 0.8), 1.0, 16)
+        even.add_step((0.2, 0.8), 1.0, 16)
         assert not [*even.changes(step)]
     for step in range(5, 8):
-        found.step((0.2, 0.6), 1.0, 8)
+        found.add_step((0.2, 0.6), 1.0, 8)
         ended = [what for _, _, what in found.changes(step)]
         assert ended == ["stage 1 (rank 1) is no longer slow, since step 5"] * (step == 7)
 
 
 def test_a_stage_of_several_ranks_is_named_with_all_of_them() -> None:
     stragglers = Stragglers(0.1, 1, 3, lambda length: (1.0, 1.0, 1.0))
-    slowest = stragglers.step((0.2, 0.2, 0.2, 0.2, 0.5, 0.55), 1.0, 8)
+    slowest = stragglers.add_step((0.2, 0.2, 0.2, 0.2, 0.5, 0.55), 1.0, 8)
     assert slowest is not None and slowest.rank == 5
     [(_, rank, what)] = stragglers.changes(0)
     assert rank == 4 and what.startswith("stage 2 (ranks 4 to 5) is slow")
@@ -76,7 +76,7 @@ def test_a_stage_of_several_ranks_is_named_with_all_of_them() -> None:
 
 @given(st.lists(st.floats(0.0, 10.0), min_size=2, max_size=9), st.floats(0.1, 10.0))
 def test_the_slowest_rank_lags_by_its_distance_to_the_median(own: Any, seconds: float) -> None:
-    slowest = Stragglers(0.1, 3).step(own, seconds, 8)
+    slowest = Stragglers(0.1, 3).add_step(own, seconds, 8)
     assert slowest is not None and own[slowest.rank] == max(own)
     middle = sorted(own)[(len(own) - 1) // 2]
     assert slowest.lag == pytest.approx((max(own) - middle) / seconds)

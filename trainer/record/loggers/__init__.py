@@ -1,4 +1,4 @@
-"""Table of loggers. One file each; see `trainer/record/logger.py` for the interface."""
+"""Table of loggers, a file for each; `trainer/record/logger.py` has the interface."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ....console.errors import MissingError
 from ..config import WatchConfig
 from ..logger import LoggedRun, Logger
 from .jsonl import JsonLines
-from .mirror import Copies
+from .mirror import StoreMirror
 from .mlflow import MLflow
 from .tensorboard import TensorBoard
 from .terminal import Terminal
@@ -19,7 +19,7 @@ LOGGERS: dict[str, type[Logger]] = {
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
     "mlflow": MLflow,
-    "mirror": Copies,
+    "mirror": StoreMirror,
     "terminal": Terminal,
 }
 
@@ -38,11 +38,12 @@ def check_loggers(watch: WatchConfig) -> None:
 
 
 def _installed(package: str) -> bool:
-    """True for a package with code: a folder `wandb/` that a run left behind is found as well."""
+    """Return whether a package has code: `find_spec` also finds a folder `wandb/` that a run left
+    behind."""
     spec = find_spec(package)
     return spec is not None and spec.origin is not None
 
 
 def open_loggers(run: LoggedRun) -> list[Logger]:
-    """Open each logger that the run's configuration enables."""
+    """Open the loggers that the run's configuration enables."""
     return [logger(run) for logger in LOGGERS.values() if logger.enabled(run.watch)]

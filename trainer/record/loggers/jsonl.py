@@ -1,6 +1,6 @@
 """JSON lines in the run's folder: metrics, ledger, evaluations and events. Every run has them.
 
-Signals that few steps record have a file of their own, so that their many columns are short."""
+Signals that few steps record go to signals.jsonl, which keeps their many columns short."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ class JsonLines(Logger):
         self.events = LineWriter(run.folder.events)
         self.evaluations = LineWriter(run.folder.evaluations)
         self.signals = LineWriter(run.folder.signals) if run.watch.signals else None
-        written = (self.metrics, self.ledger, self.events, self.evaluations, self.signals)
-        self._writers = [writer for writer in written if writer is not None]
+        writers = (self.metrics, self.ledger, self.events, self.evaluations, self.signals)
+        self._writers = [writer for writer in writers if writer is not None]
 
     def step(self, metrics: Entry, ledger: Entry) -> None:
-        of_few_steps = signal_keys()
-        line = {key: value for key, value in metrics.items() if key not in of_few_steps}
-        rest = {key: value for key, value in metrics.items() if key in of_few_steps}
-        self.metrics.write(line)
-        if rest and self.signals is not None:
-            self.signals.write({"step": metrics["step"], "tokens": metrics["tokens"], **rest})
+        keys = signal_keys()
+        self.metrics.write({key: metrics[key] for key in metrics if key not in keys})
+        values = {key: metrics[key] for key in metrics if key in keys}
+        if values and self.signals is not None:
+            self.signals.write({"step": metrics["step"], "tokens": metrics["tokens"], **values})
         self.ledger.write(ledger)
 
     def evaluation(self, entry: Entry) -> None:

@@ -1,4 +1,4 @@
-"""Copies in a store: `watch.mirror: s3://bucket/runs`."""
+"""Mirror the run's files in a store: `watch.mirror: s3://bucket/runs`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..logger import LoggedRun, Logger
 from ..mirror import Mirror
 
 PAUSE = 15.0
-"""Seconds between two looks at the run's files."""
+"""Polling interval in seconds."""
 
 
-class Copies(Logger):
-    """Copies the files of the other loggers, in a thread: no step waits for the store."""
+class StoreMirror(Logger):
+    """Mirrors the run's files in a thread: no step waits for the store."""
 
     def __init__(self, run: LoggedRun) -> None:
         super().__init__(run)
@@ -41,4 +41,4 @@ class Copies(Logger):
         while not self._ended.is_set():
             self.mirror.update()
             self._ended.wait(PAUSE)
-        self.mirror.update(whole=True)
+        self.mirror.update(final=True)

@@ -1,6 +1,6 @@
-"""MLflow: `watch.mlflow: URI` of a tracking server, or a folder (extra `headrace[mlflow]`).
+"""MLflow: `watch.mlflow` is a tracking server's URI or a folder (extra `headrace[mlflow]`).
 
-MLflow's own environment variables apply: MLFLOW_EXPERIMENT_NAME, and those of a server's login.
+MLflow's environment variables apply: MLFLOW_EXPERIMENT_NAME, and those for a server's login.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ..logger import Entry, LoggedRun, ScalarLogger
 
 EXPERIMENT = "headrace"
 ID_TAG = "headrace.id"
-"""Tag by which a start finds the MLflow run of its folder."""
+"""Tag by which a start finds its folder's MLflow run."""
 TIMEOUT = 10.0
 """Seconds in which a tracking server must answer before a run starts."""
 STATUS = {"finish": "FINISHED", "stop": "KILLED", "fail": "FAILED"}
 NOT_IN_A_NAME = re.compile(r"[^\w\-./ ]")
-"""Characters that MLflow refuses in the name of a metric."""
+"""Characters that MLflow refuses in a metric's name."""
 
 
 class MLflow(ScalarLogger):
-    """One MLflow run for a run's folder; each start continues it."""
+    """Logs to one MLflow run per folder, which each start continues."""
 
     package = "mlflow"
 
@@ -67,8 +67,10 @@ class MLflow(ScalarLogger):
 
     def scalars(self, values: dict[str, float], step: int) -> None:
         now = int(time.time() * 1000)
-        named = ((NOT_IN_A_NAME.sub("_", name), value) for name, value in values.items())
-        metrics = [self.metric(name, value, now, step) for name, value in named]
+        metrics = [
+            self.metric(NOT_IN_A_NAME.sub("_", curve), value, now, step)
+            for curve, value in values.items()
+        ]
         self.client.log_batch(self.id, metrics=metrics)
 
     def event(self, entry: Entry) -> None:
@@ -76,12 +78,12 @@ class MLflow(ScalarLogger):
             self.client.set_terminated(self.id, STATUS[entry["event"]])
 
     def _open(self) -> str:
-        """Return the id of the folder's MLflow run. The first start makes it."""
-        experiment, folder = self._experiment(), self.run.folder.root.resolve()
-        ours = f"tags.`{ID_TAG}` = '{self.run.id}'"
-        earlier = self.client.search_runs([experiment], filter_string=ours, max_results=1)
-        if earlier:
-            id: str = earlier[0].info.run_id
+        """Find the folder's MLflow run, or create it, and return its id."""
+        experiment, folder = self._open_experiment(), self.run.folder.root.resolve()
+        same_folder = f"tags.`{ID_TAG}` = '{self.run.id}'"
+        runs = self.client.search_runs([experiment], filter_string=same_folder, max_results=1)
+        if runs:
+            id: str = runs[0].info.run_id
             self.client.update_run(id, status="RUNNING")
             return id
         tags = {
@@ -89,11 +91,12 @@ class MLflow(ScalarLogger):
             "headrace.folder": str(folder),
             "headrace.plan": self.run.plan.hash,
         }
-        made: Any = self.client.create_run(experiment, run_name=folder.name, tags=tags)
-        return str(made.info.run_id)
+        run: Any = self.client.create_run(experiment, run_name=folder.name, tags=tags)
+        return str(run.info.run_id)
 
-    def _experiment(self) -> str:
+    def _open_experiment(self) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
-        there = self.client.get_experiment_by_name(name)
-        made = self.client.create_experiment(name) if there is None else there.experiment_id
-        return str(made)
+        experiment = self.client.get_experiment_by_name(name)
+        if experiment is None:
+            return str(self.client.create_experiment(name))
+        return str(experiment.experiment_id)

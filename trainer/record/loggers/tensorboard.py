@@ -17,12 +17,12 @@ class TensorBoard(ScalarLogger):
 
     @classmethod
     def enabled(cls, watch: WatchConfig) -> bool:
-        """False also on a machine that has torch without TensorBoard."""
+        """Return whether the configuration asks for it and the machine has TensorBoard."""
         return watch.tensorboard and find_spec("tensorboard") is not None
 
     def scalars(self, values: dict[str, float], step: int) -> None:
-        for name, value in values.items():
-            self.writer.add_scalar(name, value, step)
+        for curve, value in values.items():
+            self.writer.add_scalar(curve, value, step)
 
     def close(self) -> None:
         self.writer.close()

@@ -14,11 +14,11 @@ from ..logger import LoggedRun, ScalarLogger
 
 SERVER = "https://api.wandb.ai"
 OFFLINE = ("offline", "disabled", "dryrun")
-"""Values of WANDB_MODE that need no API key."""
+"""Values for WANDB_MODE that need no API key."""
 
 
 class WeightsAndBiases(ScalarLogger):
-    """One page for a run's folder; each start continues it."""
+    """Logs to one page per folder, which each start continues."""
 
     package = "wandb"
 
