@@ -21,7 +21,7 @@ from .weights.commands import export, sample
 
 if TYPE_CHECKING:
     from .cluster.end import PlainEnd
-    from .cluster.ranks import StopAsked
+    from .cluster.ranks import StopRequest
     from .launch.template import Template
     from .run.job import Job
 
@@ -125,7 +125,10 @@ def run(
     from .cluster import ranks
     from .cluster.end import PlainEnd
 
-    asked, end = ranks.stop_asked(), PlainEnd()  # before the imports of torch, which take seconds
+    asked, end = (
+        ranks.handle_stop_signals(),
+        PlainEnd(),
+    )  # before the imports of torch, which take seconds
     from .launch import template
     from .run.request import Request
     from .run.resolve import is_readable, resolve
@@ -176,7 +179,7 @@ def resume(
     from .cluster import ranks
     from .cluster.end import PlainEnd
 
-    asked, end = ranks.stop_asked(), PlainEnd()
+    asked, end = ranks.handle_stop_signals(), PlainEnd()
     from .folders.folder import RunFolder
     from .launch import template
     from .run.resolve import load
@@ -249,7 +252,7 @@ def _as_override(processes: int | None) -> list[str]:
 
 def _go(
     job: Job,
-    asked: StopAsked,
+    asked: StopRequest,
     end: PlainEnd,
     forks: Template | None,
     *,
@@ -285,7 +288,7 @@ def _go(
     code = start.start(job, started, asked, forks, write_report)
     if as_json and ranks.is_first():
         command.emit(start.describe_outcome(job, code))
-    if ranks.joined():
+    if ranks.is_rank():
         end.code = code
     sys.exit(code)
 

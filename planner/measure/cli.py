@@ -246,7 +246,7 @@ def profile(
 
     More: docs/bench.md
     """
-    from ...trainer.cluster.ranks import joined
+    from ...trainer.cluster.ranks import is_rank
     from . import local, tables
     from .profile import SIZES, measure_device, open_profile
 
@@ -256,7 +256,7 @@ def profile(
     if links:
         local.run(profile_links, kind, num_ranks, out, name, quick)
         return
-    if joined():
+    if is_rank():
         raise click.UsageError(
             "several ranks measure links alone: add --links, or start it without a launcher"
         )

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
 from ...console.errors import MisuseError, UserError
-from ...trainer.cluster.ranks import joined, threads_per_rank
+from ...trainer.cluster.ranks import is_rank, threads_per_rank
 from ...trainer.layout.devices import count_gpus
 from .collectives import join_world
 
@@ -24,7 +24,7 @@ CPU_PROCESSES = 2
 
 def count_processes(kind: Literal["cpu", "cuda"], processes: int | None) -> int:
     """Return the number of ranks on this machine: `processes`, one per GPU, or two on a CPU."""
-    if joined():
+    if is_rank():
         return int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
     gpus = count_gpus() if kind == "cuda" else 0
     if processes is not None and gpus and processes > gpus:
@@ -37,7 +37,7 @@ def count_processes(kind: Literal["cpu", "cuda"], processes: int | None) -> int:
 
 def run(work: Work, kind: Literal["cpu", "cuda"], processes: int, *arguments: Any) -> None:
     """Call `work(world, *arguments)` on all ranks: the launcher's, or new local processes."""
-    if joined():
+    if is_rank():
         torch.set_num_threads(threads_per_rank(processes))
         _work_in_world(work, kind, None, arguments)
         return

@@ -72,7 +72,7 @@ def submit(
             f"all runs of {folder.root} are finished", hint="rank them: leave --slurm out"
         )
     folder.logs.mkdir(exist_ok=True)
-    script = slurm.script(
+    script = slurm.render_script(
         run.slurm, folder.root.name, command, logs=folder.logs, cwd=Path.cwd(), tasks=waiting
     )
     storage.write(str(folder.slurm), script.encode())

@@ -26,7 +26,7 @@ from ...console.errors import StorageError, UserError
 from ...console.log import get_logger
 from ...console.progress import Progress
 from ...dataplane.storage import storage
-from ..cluster.agreement import agreed
+from ..cluster.agreement import read_agreed
 from . import store, tensors
 from .fragments import Fragment, averages, begin_averages
 from .kinds import AVERAGE
@@ -230,7 +230,7 @@ def load(path: Path | str, fragments: Sequence[Fragment], group: dist.ProcessGro
     checkpoint. Each rank hashes some of the files; no rank reads before
     all files are verified.
     """
-    manifest, state = agreed(
+    manifest, state = read_agreed(
         f"the checkpoint {store.name(store.step_of(path))}",
         partial(store.look_at, path),
         lambda read: {"seal": read[0].seal, "state": asdict(read[1])},

@@ -1,10 +1,10 @@
-"""The end of a rank: all exit handlers run, and the interpreter is not taken down.
+"""End a rank: run all exit handlers, and do not finalize the interpreter.
 
-While Python ends, it stops each daemon thread that comes back from native code, by unwinding the
-thread's stack. If torch's C++ is on that stack, it calls std::terminate: a rank that has done its
-work dies with SIGABRT ("terminate called without an active exception"), and its run is reported as
-failed. Threads of the loader, of loggers, of gloo and of engines may be in native code then, and
-not all of them are ours to join. The system takes back all that a process holds: nothing is lost.
+While Python finalizes, it stops daemon threads that return from native code, by unwinding their
+stacks. If torch's C++ is on such a stack, it calls std::terminate: a rank that has finished dies
+with SIGABRT ("terminate called without an active exception"), and its run is reported as failed.
+Threads in the loader, loggers, gloo and engines may be in native code then, and we cannot join all
+of them. The system reclaims a process's resources, so nothing is lost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NoReturn
 
 
 class PlainEnd:
-    """Ends this process at its exit, after all exit handlers that are registered later."""
+    """Ends this process at its exit, after all exit handlers registered later."""
 
     def __init__(self) -> None:
         self.code: int | None = None
@@ -27,8 +27,8 @@ class PlainEnd:
         atexit.register(self._end)
 
     def leave(self, code: int) -> NoReturn:
-        """End a fork of the process that made this, as Python ends one; the frames below the fork
-        are not unwound."""
+        """End a fork of the process that created this object, as Python ends one, without unwinding
+        the frames below the fork."""
         self.code = code
         with contextlib.suppress(BaseException):  # the last handler ends the process
             threading._shutdown()  # type: ignore[attr-defined]

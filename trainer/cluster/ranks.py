@@ -1,7 +1,7 @@
-"""A rank of a run: it joins the process group and sends heartbeats to the launcher.
+"""Run a process as a rank: join the process group, send heartbeats to the launcher.
 
 Under torchrun (or any launcher that sets RANK and WORLD_SIZE) the command itself is a rank: it
-starts no processes, and watches its own heartbeats.
+starts no processes, and watches its heartbeats itself.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from typing import TYPE_CHECKING, Any
 
 from ...console.errors import RunError, UserError
 from ...console.machine import cores
-from .hangs import waits_for_others
+from .hangs import is_waiting
 from .lost_ranks import Ports
-from .rendezvous import Meeting, meet, tell, wait_for_readers
+from .rendezvous import Meeting, meet, report_absence, wait_for_readers
 
 if TYPE_CHECKING:
     import torch
 
 INTERRUPTED = 85
-"""Exit code of a run that saved and stopped early: start it again."""
+"""Exit code for a run that saved and stopped early: start it again."""
 
 STORE_FD, LOCK_FD = "HEADRACE_STORE_FD", "HEADRACE_LOCK_FD"
-"""Environment variables of rank 0 with its descriptors of the store's socket and the run's lock."""
+"""Rank 0's environment variables with its descriptors for the store's socket and the run's lock."""
 WATCH = "HEADRACE_WATCH"
-"""Environment variable with the folder that the launcher watches."""
+"""Environment variable with the folder in which a rank writes for its launcher."""
 CRASH = "crash"
-"""The file CRASH.RANK in that folder has the stacks of a rank that died of SIGSEGV or its kin."""
+"""In that folder, the file CRASH.RANK has the stacks of a rank that died of SIGSEGV or its kin."""
 PARENT = "HEADRACE_PARENT"
 """Environment variable with the id of the process that started a rank and watches it."""
 HANG_HINT = (
@@ -46,45 +46,45 @@ HANG_HINT = (
     "steps and a slower start"
 )
 TORCHRUN = "TORCHELASTIC_USE_AGENT_STORE"
-"""Environment variable of torchrun, which has its own store and ends all ranks if one fails."""
+"""Torchrun's environment variable: it has a store and ends all ranks if any fails."""
 LAST_WORDS = 10.0
-"""Seconds for the other ranks to write their stacks, before a rank ends a run that hangs."""
+"""Seconds that a rank leaves its peers to write their stacks, before it ends a hanging run."""
 
 
 def threads_per_rank(processes: int, available: int | None = None) -> int:
-    """Return the threads of each rank, so that the ranks of this machine use all of its cores."""
+    """Return threads per rank, so that this machine's ranks use all cores."""
     return max(1, (available or cores()) // processes)
 
 
-def joined() -> bool:
-    """Return True if a launcher started this process as a rank."""
+def is_rank() -> bool:
+    """Return whether a launcher started this process as a rank."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def is_first() -> bool:
-    """Return True on rank 0, which alone prints and writes."""
+    """Return whether this is rank 0, which alone prints and writes."""
     return int(os.environ.get("RANK", 0)) == 0
 
 
-class StopAsked:
-    """True once SIGTERM or SIGUSR1 asked the run to save and stop."""
+class StopRequest:
+    """True once SIGTERM or SIGUSR1 has requested that the run saves and stops."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.received = False
         for number in (signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, self._note)
+            signal.signal(number, self._handle)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.received = True
 
     def __call__(self) -> bool:
-        return self.asked
+        return self.received
 
 
-class StopBeforeRanks(StopAsked):
-    """Exit at once on SIGTERM or SIGUSR1: no rank has been started, so there is nothing to save."""
+class StopBeforeRanks(StopRequest):
+    """Exits at once on SIGTERM or SIGUSR1: no rank has started, so there is nothing to save."""
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         sys.stderr.write(
             "stopped before the first step; the same command starts it again "
             f"(exit code {INTERRUPTED})\n"
@@ -92,14 +92,14 @@ class StopBeforeRanks(StopAsked):
         sys.exit(INTERRUPTED)
 
 
-def stop_asked() -> StopAsked:
+def handle_stop_signals() -> StopRequest:
     """Handle SIGTERM and SIGUSR1 from now on, in the command that starts a run."""
-    return StopAsked() if joined() else StopBeforeRanks()
+    return StopRequest() if is_rank() else StopBeforeRanks()
 
 
 @dataclass
 class Failure:
-    """The error that ended a rank, as the rank reports it."""
+    """A rank's report of the error that ended it."""
 
     rank: int
     time: float
@@ -108,15 +108,16 @@ class Failure:
 
 
 class Watched:
-    """Heartbeats and the final error of a rank, written for the launcher that started it."""
+    """Writes a rank's heartbeats and final error for the launcher that started it."""
 
     def __init__(self) -> None:
         folder = os.environ.get(WATCH)
         self.folder = Path(folder) if folder else None
         self.rank = int(os.environ.get("RANK", 0))
-        self.last = "start", time.monotonic()
+        self.last_beat = "start", time.monotonic()
+        """Activity and time."""
         self.ports_by_rank: list[Ports] = []
-        """Ports of all ranks, once they are known."""
+        """Socket ports by rank; empty until the groups are connected."""
         if self.folder is None:
             return
         import faulthandler
@@ -129,26 +130,26 @@ class Watched:
         faulthandler.register(signal.SIGUSR2, file=self.stack, all_threads=False)
         self.beat("start")
 
-    def beat(self, what: str) -> None:
-        """Report progress: the start of a step, or of a stage of the start-up."""
-        self.last = what, time.monotonic()
+    def beat(self, activity: str) -> None:
+        """Report progress: a step or a stage in the start-up begins."""
+        self.last_beat = activity, time.monotonic()
         if self.folder is not None:
-            (self.folder / f"beat.{self.rank}").write_text(what)
+            (self.folder / f"beat.{self.rank}").write_text(activity)
 
     @contextlib.contextmanager
-    def watching_itself(self, stall_seconds: float, name: str) -> Iterator[None]:
-        """End this process, the rank `name`, with the stacks of its threads, if it makes no
-        progress: an external launcher does not watch heartbeats. Write the stacks to stderr, too,
-        if a signal such as SIGSEGV kills the process."""
+    def watching_itself(self, stall_seconds: float, rank_name: str) -> Iterator[None]:
+        """Print all threads' stacks and end this process if it makes no progress: an external
+        launcher does not watch heartbeats. Print the stacks, too, if a signal such as SIGSEGV kills
+        the process."""
         import faulthandler
 
         ended = threading.Event()
 
         def watch() -> None:
             while not ended.wait(min(1.0, stall_seconds / 4)):
-                what, since = self.last
+                activity, since = self.last_beat
                 if time.monotonic() - since >= stall_seconds:
-                    self._end_stalled(name, what, stall_seconds)
+                    self._end_stalled(rank_name, activity, stall_seconds)
 
         if self.folder is None:
             faulthandler.enable(2)
@@ -159,12 +160,12 @@ class Watched:
         finally:
             ended.set()
 
-    def _end_stalled(self, name: str, what: str, seconds: float) -> None:
+    def _end_stalled(self, rank_name: str, activity: str, seconds: float) -> None:
         import faulthandler
 
-        waits = "waits for other ranks" if waits_for_others() else "waits for no other rank"
+        waits = "waits for other ranks" if is_waiting() else "waits for no other rank"
         error = RunError(
-            f"{name} has made no progress for {seconds:.0f} seconds ({what}); it {waits}",
+            f"{rank_name} has made no progress for {seconds:.0f} seconds ({activity}); it {waits}",
             hint=HANG_HINT,
         )
         sys.stderr.write(f"error: {error}\n")
@@ -176,9 +177,9 @@ class Watched:
         """Write the error that ends this rank."""
         if self.folder is None:
             return
-        mine = error if isinstance(error, UserError) else None
+        user_error = error if isinstance(error, UserError) else None
         text = "".join(traceback.format_exception(error))
-        failure = Failure(self.rank, time.monotonic(), mine, text)
+        failure = Failure(self.rank, time.monotonic(), user_error, text)
         temporary = self.folder / f".failure.{self.rank}"
         temporary.write_bytes(pickle.dumps(failure))
         temporary.rename(self.folder / f"failure.{self.rank}")
@@ -190,11 +191,11 @@ def initialise(
     join: timedelta | None = None,
     device: torch.device | None = None,
 ) -> None:
-    """Join the process group of the environment, or make a group of one rank. Under a launcher that
-    may not watch its ranks, all must come within `join` (default: `timeout`).
+    """Join the process group that the environment describes, or create a group with one rank. Under
+    a launcher that may not watch its ranks, all must arrive within `join` (default: `timeout`).
 
-    A rank of a GPU names its device: NCCL then connects once, and every later group is split from
-    that communicator.
+    A rank with a GPU passes its `device`: NCCL then connects once, and every later group is split
+    from that communicator.
     """
     import torch
     import torch.distributed as dist
@@ -204,7 +205,7 @@ def initialise(
     if device is not None and device.type == "cuda":
         torch.cuda.set_device(device)
         options["device_id"] = device
-    if not joined():
+    if not is_rank():
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, **options)
         return
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -230,8 +231,8 @@ def initialise(
 
 
 @contextlib.contextmanager
-def noting_failure() -> Iterator[None]:
-    """Note the error that ends the block, for the ranks that may still wait for this one."""
+def recording_failure() -> Iterator[None]:
+    """Record the error that ends the block, for ranks that may still wait for this rank."""
     try:
         yield
     except Exception as error:
@@ -239,10 +240,10 @@ def noting_failure() -> Iterator[None]:
         raise
 
 
-def tell_failure() -> None:
-    """Tell the other ranks the error that was noted, if this rank failed before they met; rank 0
+def report_failure() -> None:
+    """Report the recorded error to all ranks, if this rank failed before the rendezvous. Rank 0
     waits until they have read it. A launcher that watches its ranks ends them itself."""
-    if not joined() or WATCH in os.environ or os.environ.get(TORCHRUN) == str(True):
+    if not is_rank() or WATCH in os.environ or os.environ.get(TORCHRUN) == str(True):
         return
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if Meeting.failure is None or world == 1:
@@ -250,20 +251,20 @@ def tell_failure() -> None:
     with contextlib.suppress(Exception):  # there is no rank 0, or it has ended
         if not Meeting.begun:
             host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-            tell(host, port, rank, world, Meeting.failure)
+            report_absence(host, port, rank, world, Meeting.failure)
         wait_for_readers()
 
 
 def _one_line(error: Exception) -> str:
     from click import ClickException  # ranks need it for no other purpose
 
-    text = error.format_message() if isinstance(error, ClickException) else str(error)
-    return text or type(error).__name__
+    message = error.format_message() if isinstance(error, ClickException) else str(error)
+    return message or type(error).__name__
 
 
-def failures_in(watch: Path) -> list[Failure]:
-    """Return the failures that ranks have written, earliest first."""
-    failures: list[Failure] = [pickle.loads(p.read_bytes()) for p in watch.glob("failure.*")]
+def read_failures(folder: Path) -> list[Failure]:
+    """Read the failures that ranks have written, earliest first."""
+    failures: list[Failure] = [pickle.loads(p.read_bytes()) for p in folder.glob("failure.*")]
     return sorted(failures, key=lambda failure: failure.time)
 
 
@@ -276,8 +277,8 @@ def die_with_parent() -> None:
 
 
 def _die_with_launcher() -> None:
-    """End when the launcher dies, and the rank's parent with it: no rank goes on alone with the
-    lock."""
+    """End when the launcher dies, and the rank's parent with it: a rank that went on alone would
+    keep the run's lock."""
     die_with_parent()
     if os.getppid() != int(os.environ[PARENT]):  # it has died already
         os._exit(1)

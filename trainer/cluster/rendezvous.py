@@ -1,11 +1,11 @@
-"""Rendezvous of ranks that a launcher starts and does not watch: a store of rank 0.
+"""Rendezvous in rank 0's store, for ranks that a launcher starts and does not watch.
 
     rank 0   opens the store ─► its world size ─► waits for all ranks, or an error ─► the verdict
     rank n   compares the world size ─► "I have come" ─► waits for the verdict
 
-A rank that fails before it comes writes its error to the store at its exit, so that the others end
-with that error at once. A rank of another world size does the same. If it comes after the verdict,
-rank 0 finds its error before the first step.
+A rank that fails before it arrives writes its error to the store at its exit, so that all ranks end
+with that error at once. So does a rank with a different world size. If it arrives after the
+verdict, rank 0 reads its error before the first step.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 KEY = "headrace/"
 WORLD, ERROR, VERDICT = f"{KEY}world", f"{KEY}error", f"{KEY}verdict"
-"""Keys of the store: rank 0's world size; the first error of a rank; what all ranks do."""
+"""Keys in the store: rank 0's world size; the first error on any rank; what all ranks do."""
 CAME, READ = f"{KEY}came/{{}}", f"{KEY}read/{{}}"
-"""Keys of each rank: it has come; it has read the verdict, or failed."""
+"""Keys by rank: it has arrived; it has read the verdict, or failed."""
 POLL = 0.1
-"""Seconds between two looks of rank 0 at the store."""
+"""Rank 0's polling interval in seconds."""
 ANSWERED = timedelta(seconds=30)
-"""Time for rank 0 to write the verdict, and for the others to read it."""
+"""Time for rank 0 to write the verdict, and for all ranks to read it."""
 FAILED = timedelta(seconds=60)
-"""Time in which a rank that failed tries to reach rank 0."""
+"""Time in which a failed rank tries to reach rank 0."""
 MISSING_HINT = "these ranks failed, or did not start: see their logs"
 FAILED_HINT = "mend what that rank says, and start all ranks again"
 WORLD_HINT = (
@@ -39,42 +39,43 @@ WORLD_HINT = (
     "MASTER_PORT"
 )
 SHOWN = 16
-"""Most missing ranks that an error lists."""
+"""Maximum missing ranks in an error."""
 
 
 class Verdict(NamedTuple):
     """Why the ranks do not start; empty if they do."""
 
-    what: str
+    message: str
     hint: str = ""
 
     @classmethod
-    def of(cls, text: bytes) -> Verdict:
-        return cls(*json.loads(text))
+    def parse(cls, data: bytes) -> Verdict:
+        return cls(*json.loads(data))
 
-    def to_json(self) -> str:
+    def encode(self) -> str:
         return json.dumps(self)
 
     def check(self) -> None:
-        if self.what:
-            raise RunError(self.what, hint=self.hint)
+        if self.message:
+            raise RunError(self.message, hint=self.hint)
 
 
 class Meeting:
-    """The rendezvous of this process; rank 0 keeps its store."""
+    """This process's state in the rendezvous."""
 
     begun = False
-    """True once this rank has gone there."""
+    """True once this rank has tried to reach the store."""
     failure: str | None = None
-    """Error of this rank."""
+    """This rank's error."""
     store: Store | None = None
+    """The store, which rank 0 keeps open."""
     readers = range(0)
-    """Ranks that read the verdict in the store of this one, which ends."""
+    """Ranks that still read the verdict, before rank 0 ends and closes the store."""
 
 
 def meet(host: str, port: int, rank: int, world: int, join: timedelta) -> Store:
-    """Return the store of rank 0, once all ranks have come to it. Raise if some do not come within
-    `join`, if one failed before it came, or if one has another world size."""
+    """Return rank 0's store once all ranks have arrived. Raise if any does not arrive within
+    `join`, failed before it arrived, or has a different world size."""
     from torch.distributed import DistError
 
     Meeting.begun = True
@@ -87,10 +88,10 @@ def meet(host: str, port: int, rank: int, world: int, join: timedelta) -> Store:
             _check_world(store, rank, world)
         store.set(CAME.format(rank), "")
         if rank == 0:
-            store.set(VERDICT, _judge(store, world, join, seconds).to_json())
+            store.set(VERDICT, _judge(store, world, join, seconds).encode())
         store.wait([VERDICT], join + ANSWERED)
-        verdict = Verdict.of(store.get(VERDICT))
-        if verdict.what:
+        verdict = Verdict.parse(store.get(VERDICT))
+        if verdict.message:
             store.set(READ.format(rank), "")
     except DistError as error:
         raise RunError(
@@ -99,25 +100,25 @@ def meet(host: str, port: int, rank: int, world: int, join: timedelta) -> Store:
             hint="see the log of rank 0; check MASTER_ADDR and MASTER_PORT",
         ) from None
     if rank == 0:
-        Meeting.store, Meeting.readers = store, range(world if verdict.what else 0)
+        Meeting.store, Meeting.readers = store, range(world if verdict.message else 0)
     verdict.check()
     return store
 
 
 def check_late_errors() -> None:
-    """Raise the error that a rank wrote after the ranks met."""
+    """Raise the error that a rank wrote after the verdict."""
     store = Meeting.store
     if store is not None and store.check([ERROR]):
-        Verdict.of(store.get(ERROR)).check()
+        Verdict.parse(store.get(ERROR)).check()
 
 
-def tell(host: str, port: int, rank: int, world: int, error: str) -> None:
-    """Tell the other ranks why this rank does not come."""
+def report_absence(host: str, port: int, rank: int, world: int, error: str) -> None:
+    """Report to all ranks why this rank does not arrive."""
     store = _open(host, port, rank, world, FAILED)
     verdict = Verdict(f"rank {rank} failed before it joined the others: {error}", FAILED_HINT)
     if rank == 0:
         store.set(WORLD, str(world))
-        store.set(VERDICT, verdict.to_json())
+        store.set(VERDICT, verdict.encode())
         Meeting.store, Meeting.readers = store, range(world)
     _fail(store, rank, verdict)
 
@@ -132,13 +133,13 @@ def _open(host: str, port: int, rank: int, world: int, timeout: timedelta) -> St
 
 
 def _fail(store: Store, rank: int, verdict: Verdict) -> None:
-    """Write the error of this rank, unless another was first."""
-    store.compare_set(ERROR, "", verdict.to_json())
+    """Write this rank's error, unless the store already has an error."""
+    store.compare_set(ERROR, "", verdict.encode())
     store.set(READ.format(rank), "")
 
 
 def _check_world(store: Store, rank: int, world: int) -> None:
-    """Raise if this rank has another world size than rank 0."""
+    """Raise if this rank's world size differs from rank 0's."""
     expected = int(store.get(WORLD))
     if expected != world:
         verdict = Verdict(f"rank {rank} has WORLD_SIZE={world}, rank 0 has {expected}", WORLD_HINT)
@@ -147,24 +148,24 @@ def _check_world(store: Store, rank: int, world: int) -> None:
 
 
 def _judge(store: Store, world: int, join: timedelta, seconds: str) -> Verdict:
-    """Wait on rank 0 for all ranks, or for the error of one. Return what all are to do."""
+    """Wait on rank 0 for all ranks or for an error. Return the verdict for all ranks."""
     deadline = time.monotonic() + join.total_seconds()
-    names = [CAME.format(rank) for rank in range(world)]
+    keys = [CAME.format(rank) for rank in range(world)]
     while not store.check([ERROR]):
-        if store.check(names):
+        if store.check(keys):
             return Verdict("")
         if time.monotonic() > deadline:
-            missing = [str(rank) for rank, name in enumerate(names) if not store.check([name])]
+            missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
             more = [f"and {len(missing) - SHOWN} more"] if len(missing) > SHOWN else []
             listed = ", ".join([*missing[:SHOWN], *more])
             return Verdict(f"ranks did not come {seconds}: rank {listed} of {world}", MISSING_HINT)
         time.sleep(POLL)
-    return Verdict.of(store.get(ERROR))
+    return Verdict.parse(store.get(ERROR))
 
 
 def wait_for_readers(timeout: timedelta = ANSWERED) -> None:
-    """Wait on rank 0, whose end closes the store, until the others have read why they do not start.
-    After an error some may still be on their way; missing ranks are not waited for again."""
+    """Wait on rank 0, whose end closes the store, until all ranks have read why they do not start.
+    After an error, ranks may still arrive; after missing ranks, only those that arrived count."""
     from torch.distributed import DistError
 
     store = Meeting.store
@@ -172,5 +173,5 @@ def wait_for_readers(timeout: timedelta = ANSWERED) -> None:
         return
     failed = store.check([ERROR])
     ranks = [rank for rank in Meeting.readers if failed or store.check([CAME.format(rank)])]
-    with contextlib.suppress(DistError):  # a rank was killed meanwhile, or does not start
+    with contextlib.suppress(DistError):  # a rank was killed meanwhile, or never starts
         store.wait([READ.format(rank) for rank in ranks], timeout)

@@ -1,17 +1,17 @@
-"""A run as a Slurm batch job that requeues itself until the run is finished.
+"""Run as a Slurm batch job that requeues itself until the run is finished.
 
-    sbatch ─► srun ─► one process for each GPU of each node: the same command, as rank n of N
+    sbatch ─► srun ─► a process for every GPU on every node: the same command, as rank n of N
                 │ rank 0 writes a note: saved, stopped, finished or failed
                 └─► scontrol requeue, if the note says `saved`: the same job resumes the run
 
-The script repeats the command that was typed. Values that depend on the machine, such as the
-device, are resolved on the node where the job runs.
+The script repeats the typed command. Values that depend on the machine, such as the device, are
+resolved on the node where the job runs.
 
-The note decides, not the exit code of srun: srun ends the last ranks as soon as the first has
-exited, and then returns the code of a killed rank. The script removes the note when it starts, so a
-note is always of this start. A start that has saved nothing is not requeued: it would end in the
-same way again. Slurm's state of the job decides too: a cancelled job is never requeued, and after
-a node failure Slurm itself requeues the job.
+The note decides, not srun's exit code: srun ends the last ranks as soon as the first has exited,
+and then returns a killed rank's code. The script removes the note when it starts, so a note always
+belongs to this start. A start that has saved nothing is not requeued: it would end in the same way
+again. The job's state in Slurm decides too: a cancelled job is never requeued, and after a node
+failure Slurm itself requeues the job.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ..folders.folder import SLURM_LOG, SLURM_NOTE
 from .ranks import INTERRUPTED
 
 NOTE = "HEADRACE_NOTE"
-"""Environment variable with the path of the note."""
+"""Environment variable with the note's path."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +61,11 @@ class SlurmConfig:
     """Shell lines that run first: modules, environment."""
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "gpus", "processes", "notice"):
-            value = getattr(self, name)
+        for key in ("nodes", "gpus", "processes", "notice"):
+            value = getattr(self, key)
             if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
-        limit = seconds_of(self.time)
+                raise ValueError(f"{key} must be at least 1, not {value}")
+        limit = parse_time_limit(self.time)
         if limit is not None and self.notice >= limit:
             raise ValueError(
                 f"notice is {self.notice} seconds before the time limit, and time={self.time} is "
@@ -81,32 +81,32 @@ class SlurmConfig:
         return self.nodes * self.per_node
 
 
-def seconds_of(time: str | None) -> int | None:
-    """Return the seconds of a time limit: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S. None for another
-    form, which sbatch judges."""
-    days, dash, rest = (time or "").rpartition("-")
-    words = rest.split(":")
-    units = (3600, 60, 1) if dash or len(words) == 3 else (60, 1)
-    if len(words) > len(units) or not all(word.isdigit() for word in (days or "0", *words)):
+def parse_time_limit(time: str | None) -> int | None:
+    """Parse M, M:S, H:M:S, D-H, D-H:M or D-H:M:S into seconds. Return None for further forms, which
+    sbatch checks."""
+    days, dash, clock = (time or "").rpartition("-")
+    numbers = clock.split(":")
+    units = (3600, 60, 1) if dash or len(numbers) == 3 else (60, 1)
+    if len(numbers) > len(units) or not all(text.isdigit() for text in (days or "0", *numbers)):
         return None
-    parts = sum(int(word) * unit for word, unit in zip(words, units, strict=False))
-    return int(days or 0) * 86400 + parts
+    seconds = sum(int(number) * unit for number, unit in zip(numbers, units, strict=False))
+    return int(days or 0) * 86400 + seconds
 
 
-def script(
+def render_script(
     config: SlurmConfig,
-    name: str,
-    words: Sequence[str],
+    job_name: str,
+    arguments: Sequence[str],
     *,
     logs: Path,
     cwd: Path,
     tasks: Sequence[int] = (),
 ) -> str:
-    """Return the batch script that runs `trainer` with these words. `tasks` make it an array: each
-    task adds `--task` and its number."""
+    """Render the batch script that runs `trainer` with `arguments`. With `tasks` it is an array,
+    whose tasks add `--task` and their number."""
     options = {
         "array": ",".join(map(str, tasks)) or None,
-        "job-name": name,
+        "job-name": job_name,
         "nodes": config.nodes,
         "ntasks-per-node": config.per_node,
         "gpus-per-node": config.gpus,
@@ -119,11 +119,11 @@ def script(
         **config.options,
     }
     directives = [
-        f"#SBATCH --{_directive(key, str(value))}"
+        f"#SBATCH --{_format_option(key, str(value))}"
         for key, value in options.items()
         if value is not None
     ]
-    command = shlex.join([sys.executable, "-P", "-m", "headrace.trainer.cli", *words])
+    command = shlex.join([sys.executable, "-P", "-m", "headrace.trainer.cli", *arguments])
     note = shlex.quote(str(logs.absolute())) + f'/"{SLURM_NOTE.format(job="$SLURM_JOB_ID")}"'
     task = ' --task "$SLURM_ARRAY_TASK_ID"' if tasks else ""
     setup = f"\n{config.setup.strip()}\n" if config.setup else ""
@@ -176,9 +176,9 @@ exit $code
 """
 
 
-def _directive(key: str, value: str) -> str:
-    """Return an option as sbatch reads it in a script: a blank ends a value outside of quotes, and
-    `#` the line. A line break would begin a command, and only `setup` may hold commands."""
+def _format_option(key: str, value: str) -> str:
+    """Format an option as sbatch reads it in a script: outside quotes, a blank ends the value and
+    `#` the line. A line break would begin a command, and only `setup` may contain commands."""
     if not re.fullmatch(r"[a-z][a-z0-9-]*", key) or not value.isprintable():
         raise RunError(
             f"sbatch takes no option {f'--{key}={value}'!r}",
@@ -190,26 +190,26 @@ def _directive(key: str, value: str) -> str:
     return f'{key}="{quoted}"'
 
 
-def note(word: str, step: int) -> None:
-    """Write the state of this start for the batch script, if this is a batch job."""
+def write_note(state: str, step: int) -> None:
+    """Write this start's state for the batch script, if this is a batch job."""
     file = os.environ.get(NOTE)
     if file is not None:
-        storage.write(file, f"{word} {step}\n".encode())
+        storage.write(file, f"{state} {step}\n".encode())
 
 
 def submit(file: Path) -> str:
-    """Submit the script. Return the job number that sbatch prints."""
+    """Submit the script and return the job number."""
     if shutil.which("sbatch") is None:
         raise MissingError(
             "sbatch is not installed on this machine",
             hint=f"submit from a login node of the cluster: sbatch {file}",
         )
-    done = subprocess.run(
+    result = subprocess.run(
         ["sbatch", "--parsable", str(file)], capture_output=True, text=True, check=False
     )
-    if done.returncode:
+    if result.returncode:
         raise RunError(
-            f"sbatch refused {file}: {done.stderr.strip() or done.stdout.strip()}",
+            f"sbatch refused {file}: {result.stderr.strip() or result.stdout.strip()}",
             hint="fix `slurm:` in the run's YAML (--dry-run shows the script)",
         )
-    return done.stdout.strip().partition(";")[0]
+    return result.stdout.strip().partition(";")[0]

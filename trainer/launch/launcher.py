@@ -29,7 +29,7 @@ from types import FrameType
 from ...console.errors import RunError
 from ...console.log import get_logger
 from ..cluster.hangs import awaited_ranks
-from ..cluster.ranks import CRASH, HANG_HINT, INTERRUPTED, LOCK_FD, STORE_FD, WATCH, failures_in
+from ..cluster.ranks import CRASH, HANG_HINT, INTERRUPTED, LOCK_FD, STORE_FD, WATCH, read_failures
 from .template import RankProcess, Template
 
 POLL = 0.05
@@ -146,7 +146,7 @@ class Launcher:
         crashes = self._log_crashes(watch)
         if not failed_codes:
             return INTERRUPTED if INTERRUPTED in codes else 0
-        failures = failures_in(watch)
+        failures = read_failures(watch)
         if self.stop_requested and not failures and not crashes:
             return INTERRUPTED  # ranks were killed before they handled signals: nothing was lost
         reported = {failure.rank for failure in failures}

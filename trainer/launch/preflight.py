@@ -29,7 +29,7 @@ from ...models.layers.attention.order import CPU_IMPLEMENTATIONS
 from ..accounting.memory import checkpoint_bytes, state_memory
 from ..accounting.memory import groups as parameter_groups
 from ..checkpoints import store
-from ..cluster.ranks import is_first, joined
+from ..cluster.ranks import is_first, is_rank
 from ..layout import checks as layout_checks
 from ..layout.config import LayoutConfig
 from ..loop import evaluate
@@ -322,7 +322,7 @@ def _devices(job: Job) -> None:
     from ..layout.devices import count_gpus
 
     gpus = count_gpus()
-    if job.run.device == "cuda" and job.processes > gpus and not joined():
+    if job.run.device == "cuda" and job.processes > gpus and not is_rank():
         raise LayoutError(
             f"{job.processes} processes need {job.processes} GPUs; this machine has {gpus}",
             hint=f"use processes={gpus}" if gpus else "set device=cpu, or use another machine",

@@ -15,7 +15,7 @@ from .options import StartOptions
 
 def main() -> int:
     """Train, and return the exit code."""
-    watched, asked = ranks.Watched(), ranks.StopAsked()
+    watched, asked = ranks.Watched(), ranks.StopRequest()
     folder, words = sys.argv[1:]
     options = StartOptions.from_json(words)
     log.setup(debug=options.debug)

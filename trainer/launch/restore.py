@@ -28,7 +28,7 @@ from ..checkpoints import store
 from ..checkpoints.fragments import begin_averages, masters
 from ..checkpoints.policy import is_planned
 from ..checkpoints.store import RunState
-from ..cluster.agreement import agreed, by_first, from_first
+from ..cluster.agreement import broadcast_first, read_agreed, run_on_first
 from ..engines.engine import Engine, load_weights
 from ..layout.groups import Parallel
 from ..run.job import Job
@@ -65,8 +65,8 @@ def list_checkpoints(job: Job, parallel: Parallel) -> list[Path]:
     Rank 0 lists them: on a shared file system, another machine's listing may be stale.
     """
     folder, control = job.folder.checkpoints, parallel.control
-    listed = by_first(lambda: [path.name for path in store.committed(folder)], control)
-    return [folder / name for name in from_first(listed, control) or ()]
+    listed = run_on_first(lambda: [path.name for path in store.committed(folder)], control)
+    return [folder / name for name in broadcast_first(listed, control) or ()]
 
 
 def load_initial_state(
@@ -78,7 +78,7 @@ def load_initial_state(
         state, path = _load_newest(job, engine, parallel, saved, fallback=fallback)
         return state, str(path)
     state = _first_state(job)
-    origin = agreed("the initial weights", job.origin, _identity, parallel.control)
+    origin = read_agreed("the initial weights", job.origin, _identity, parallel.control)
     if origin is None:
         load_weights(engine, initial_weights(job.model, job.run.seed))
         return state, None
@@ -145,7 +145,7 @@ def _load_newest(
         engine.loaded(state.updates)
         if parallel.first:
             log.info("resuming from %s, step %d", path, state.step)
-        by_first(partial(store.set_aside, job.folder.checkpoints, state.step), parallel.control)
+        run_on_first(partial(store.set_aside, job.folder.checkpoints, state.step), parallel.control)
         return replace(state, **_saved_by(job)), path
     raise AssertionError("unreachable")
 

@@ -48,19 +48,19 @@ def submit(job: Job, words: Sequence[str]) -> str:
 def batch_script(job: Job, words: Sequence[str]) -> str:
     folder = job.folder
     job_name = folder.root.absolute().name
-    return slurm.script(job.run.slurm, job_name, words, logs=folder.logs, cwd=Path.cwd())
+    return slurm.render_script(job.run.slurm, job_name, words, logs=folder.logs, cwd=Path.cwd())
 
 
 def start(
     job: Job,
     options: StartOptions,
-    asked: ranks.StopAsked,
+    asked: ranks.StopRequest,
     forks: Template | None,
     write_report: WriteReport,
 ) -> int:
     """Run the job here, as forks, or join it as a rank, and write its report. Return the exit
     code."""
-    if ranks.joined():
+    if ranks.is_rank():
         return _join(job, options, asked, write_report)
     if _is_finished(job):
         _finish_again(job, write_report)
@@ -192,7 +192,7 @@ def _record_finish(job: Job, last: RunState) -> None:
 
 
 def _join(
-    job: Job, options: StartOptions, asked: ranks.StopAsked, write_report: WriteReport
+    job: Job, options: StartOptions, asked: ranks.StopRequest, write_report: WriteReport
 ) -> int:
     """Run as a rank under torchrun. Rank 0 locks the folder; the other ranks wait for rank 0."""
     from .worker import work

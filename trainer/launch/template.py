@@ -33,7 +33,7 @@ from typing import NoReturn
 
 from ...console.errors import RunError
 from ..cluster.end import PlainEnd
-from ..cluster.ranks import PARENT, die_with_parent, joined
+from ..cluster.ranks import PARENT, die_with_parent, is_rank
 
 RANK, WORKER = "headrace.trainer.launch.rank", "headrace.trainer.launch.worker"
 HELD_BACK = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -136,7 +136,7 @@ def rank_template(
     end: PlainEnd, *, needed: bool
 ) -> contextlib.AbstractContextManager[Template | None]:
     """Fork a template for `trainer run`, unless another launcher started this command as a rank."""
-    if needed and not joined():
+    if needed and not is_rank():
         return running_template(RANK, [WORKER], end)
     return contextlib.nullcontext()
 

@@ -29,7 +29,7 @@ from ..accounting.about import ATTESTED
 from ..accounting.stages import stage_flops
 from ..checkpoints.store import RunState
 from ..cluster import ranks
-from ..cluster.agreement import agreed, by_first, from_first
+from ..cluster.agreement import broadcast_first, read_agreed, run_on_first
 from ..cluster.lost_ranks import gather_ports
 from ..cluster.rendezvous import check_late_errors
 from ..engines.engine import Engine
@@ -66,7 +66,7 @@ MINIMUM_TIMEOUT = timedelta(minutes=30)
 log = logs.get_logger(__name__)
 
 
-def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: StartOptions) -> int:
+def work(job: Job, watched: ranks.Watched, asked: ranks.StopRequest, options: StartOptions) -> int:
     """Train until the plan's end, or until asked to stop. Return the exit code."""
     began = time.monotonic()
     watched.beat("joining the process group")
@@ -75,7 +75,7 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopAsked, options: Star
         dist.destroy_process_group()
         return 0
     explain_out_of_memory = partial(
-        exceeded.explain_out_of_memory, job, parallel.rank, lambda: watched.last[0], parallel.device
+        exceeded.explain_out_of_memory, job, parallel.rank, lambda: watched.last_beat[0], parallel.device
     )
     with explain_out_of_memory():
         loaded = _load_engine(job, parallel, watched, options)
@@ -153,7 +153,7 @@ def _make_hooks(
     job: Job,
     parallel: Parallel,
     watched: ranks.Watched,
-    asked: ranks.StopAsked,
+    asked: ranks.StopRequest,
     options: StartOptions,
     recorder: RunRecorder | NullRecorder,
     checkpoints: restore.RunCheckpoints,
@@ -224,7 +224,7 @@ def _make_loop(
 def _is_finished(job: Job, parallel: Parallel) -> bool:
     """Return True if the run is complete. Rank 0 decides. Collective."""
     control = parallel.control
-    return bool(from_first(by_first(lambda: records.is_finished(job), control), control))
+    return bool(broadcast_first(run_on_first(lambda: records.is_finished(job), control), control))
 
 
 def _join(job: Job, options: StartOptions) -> Parallel:
@@ -244,7 +244,7 @@ def _join(job: Job, options: StartOptions) -> Parallel:
     wait = timedelta(seconds=run.watch.join_seconds)
     ranks.initialise(backend, timeout, wait, local_device(run.device))
     # Before the layout's groups: ranks with different layouts would wait for each other.
-    agreed("the run", lambda: collect_facts(job, options), dict)
+    read_agreed("the run", lambda: collect_facts(job, options), dict)
     shared = shared_modules(run.layout, job.model, job.cuts)
     return create_groups(run.layout, run.device, timeout, shared)
 
@@ -288,7 +288,7 @@ def _open_recorder(
         )
         return _make_recorder(job, parallel.world, options.began, state.step)
 
-    return by_first(open_records, parallel.control) or NullRecorder()
+    return run_on_first(open_records, parallel.control) or NullRecorder()
 
 
 def _make_recorder(job: Job, ranks: int, began: float, first_step: int) -> RunRecorder:

@@ -28,7 +28,7 @@ from ...console.errors import (
     run_all,
 )
 from ...models.config.options.precision import PRECISIONS, default_precision
-from ..cluster.ranks import is_first, joined
+from ..cluster.ranks import is_first, is_rank
 from ..folders.folder import RunFolder
 from ..loop.batches import RunPlan
 from ..weights import source as origins
@@ -114,7 +114,7 @@ def load(
     data = run_config.overridable(reader.plain(stored.run), overrides)
     asked = run_config.build(data, overrides, source=str(folder.run))
     # The ranks of the last start do not bind a launcher or a batch job.
-    if (slurm or joined()) and not any(word.startswith("processes=") for word in overrides):
+    if (slurm or is_rank()) and not any(word.startswith("processes=") for word in overrides):
         asked = replace(asked, processes=None)
     run = _here_or_there(asked, slurm=slurm, dry_run=dry_run)
     _check_same(stored, run, stored.model, stored.mixture)
@@ -238,7 +238,7 @@ def _on_this_machine(run: RunConfig, dry_run: bool) -> RunConfig:
 
     device = run.device if dry_run and run.device == "cuda" else choose_device(run.device)
     processes = run.processes or (max(1, count_gpus()) if device == "cuda" else 1)
-    if joined():
+    if is_rank():
         processes = int(os.environ["WORLD_SIZE"])
         if run.processes not in (None, processes):
             raise LayoutError(

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from ...console.errors import PlanError, UserError
 from ...console.log import get_logger
 from ...dataplane.order.plan import Plan
-from ..cluster.agreement import by_first, from_first
+from ..cluster.agreement import broadcast_first, run_on_first
 from ..cluster.lost_ranks import LostRankError
 from ..folders.folder import SCORES, RunFolder
 from ..layout.devices import DeviceKind
@@ -77,7 +77,7 @@ class CheckpointScores:
             config, entries = self.config, records.read_entries(self.folder)
             return unanswered_tasks(config.tasks, entries, step, limit=config.limit, ema=config.ema)
 
-        if tasks := from_first(by_first(read_unanswered, self.group), self.group):
+        if tasks := broadcast_first(run_on_first(read_unanswered, self.group), self.group):
             self._score_tasks(step, tasks)
 
     def __call__(self, step: int) -> None:

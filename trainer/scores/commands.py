@@ -108,7 +108,7 @@ def eval_command(
     check_installed("trainer eval")
     import torch.distributed as dist
 
-    from ..cluster.agreement import by_first
+    from ..cluster.agreement import run_on_first
     from ..weights import sample as samples
     from ..weights import source as sources
     from ..weights.tokenizer import find_tokenizer
@@ -138,7 +138,7 @@ def eval_command(
         return harness.load_tasks(config.tasks, config.include_path)
 
     with joined_ranks():
-        manager = by_first(load_tasks) if dist.is_initialized() else load_tasks()
+        manager = run_on_first(load_tasks) if dist.is_initialized() else load_tasks()
         model = samples.load(weights, device)
         team = Team(batch_functions(lambda: (model, tokenizer)))
 

@@ -33,7 +33,7 @@ ROUND = 16
 @contextlib.contextmanager
 def joined_ranks() -> Iterator[None]:
     """Join the ranks that torchrun, or any launcher that sets RANK and WORLD_SIZE, has started."""
-    if not ranks.joined():
+    if not ranks.is_rank():
         yield
         return
     with naming_lost_ranks(f"rank {os.environ['RANK']}"):

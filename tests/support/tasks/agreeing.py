@@ -30,8 +30,8 @@ from headrace.trainer.checkpoints import store
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.checkpoints.saver import Saver
 from headrace.trainer.checkpoints.store import RunState
-from headrace.trainer.cluster.agreement import agreed, by_first
-from headrace.trainer.cluster.hangs import waits_for_others
+from headrace.trainer.cluster.agreement import read_agreed, run_on_first
+from headrace.trainer.cluster.hangs import is_waiting
 from headrace.trainer.engines.engine import Engine, load_weights
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
@@ -89,7 +89,7 @@ def compare(facts_of: list[Any]) -> str:
         return mine
 
     try:
-        agreed("a test", read, dict)
+        read_agreed("a test", read, dict)
     except UserError as error:
         return answer(error)
     return "agreed"
@@ -98,7 +98,7 @@ def compare(facts_of: list[Any]) -> str:
 def late_for_barrier() -> bool:
     """Come to a barrier late on rank 1; return whether a thread of each rank sees it wait."""
     seen: list[bool] = []
-    watch = threading.Timer(0.3, lambda: seen.append(waits_for_others()))
+    watch = threading.Timer(0.3, lambda: seen.append(is_waiting()))
     watch.start()
     time.sleep(0.6 * dist.get_rank())
     dist.barrier()
@@ -117,7 +117,7 @@ def refuse_first(error: Exception | None) -> str:
         return "done"
 
     try:
-        result = by_first(act)
+        result = run_on_first(act)
     except Exception as raised:
         return f"{type(raised).__name__}: {raised}"
     assert (result, ran) == (("done", [0]) if dist.get_rank() == 0 else (None, []))

@@ -6,20 +6,20 @@ from support.ranks.ranks import Ranks
 
 from headrace.console.differences import Difference
 from headrace.console.errors import IntegrityError
-from headrace.trainer.cluster.agreement import in_words
+from headrace.trainer.cluster.agreement import describe_differences
 
 
 def test_ranks_with_one_value_are_named_together() -> None:
     many = [Difference("optimizer.lr", 0.1, 0.2)]
     of_ranks = [[], many, [Difference("optimizer.lr", 0.1, None)], *[many] * 20]
-    assert in_words(of_ranks) == [
+    assert describe_differences(of_ranks) == [
         "optimizer.lr: rank 0 has 0.1, ranks 1, 3, 4, 5, 6, 7, 8, 9, … have 0.2, "
         "rank 2 has no value"
     ]
 
 
 def test_a_long_value_is_cut() -> None:
-    (line,) = in_words([[], [Difference("pattern", "a", "b" * 999)]])
+    (line,) = describe_differences([[], [Difference("pattern", "a", "b" * 999)]])
     assert len(line) < 250 and line.endswith("bbb…")
 
 

@@ -12,8 +12,8 @@ from support.ranks.ranks import forkserver
 from headrace.trainer.cluster.lost_ranks import (
     LostRankError,
     gather_ports,
+    local_ports,
     naming_lost_ranks,
-    own_ports,
 )
 
 WORLD, LOST = 3, 2
@@ -59,5 +59,5 @@ def test_a_lost_rank_is_named_among_ranks_of_one_address(tmp_path: Any) -> None:
 def test_a_message_without_a_port_names_no_rank() -> None:
     message = "NCCL error: remote process exited or there was a network error"
     said = "its connection to another rank: that rank has ended"
-    with pytest.raises(LostRankError, match=said), naming_lost_ranks("rank 0", [own_ports()]):
+    with pytest.raises(LostRankError, match=said), naming_lost_ranks("rank 0", [local_ports()]):
         raise RuntimeError(message)

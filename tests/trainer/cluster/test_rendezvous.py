@@ -15,7 +15,7 @@ from headrace.trainer.cluster.rendezvous import (
     Meeting,
     check_late_errors,
     meet,
-    tell,
+    report_absence,
     wait_for_readers,
 )
 
@@ -50,7 +50,9 @@ class Threads:
         return self.pool.submit(act)
 
     def fail(self, rank: int, world: int) -> Future[None]:
-        return self.pool.submit(tell, "127.0.0.1", self.port, rank, world, "unknown key `lr`")
+        return self.pool.submit(
+            report_absence, "127.0.0.1", self.port, rank, world, "unknown key `lr`"
+        )
 
 
 def met(ranks: Sequence[int], world: int, seconds: float = 60) -> list[str]:

@@ -13,7 +13,7 @@ from headrace.console import config as reader
 from headrace.console import yaml_text
 from headrace.console.errors import MissingError, MisuseError, RunError
 from headrace.trainer.cluster import slurm
-from headrace.trainer.cluster.slurm import SlurmConfig, script
+from headrace.trainer.cluster.slurm import SlurmConfig, render_script
 from headrace.trainer.launch import preflight as checks
 from headrace.trainer.run.request import Request
 from headrace.trainer.run.resolve import resolve
@@ -22,7 +22,7 @@ TINY = str(CONFIGS / "tiny.yaml")
 
 
 def lines(config: SlurmConfig, *words: str) -> list[str]:
-    return script(config, "x", words, logs=Path("/logs"), cwd=Path("/here")).splitlines()
+    return render_script(config, "x", words, logs=Path("/logs"), cwd=Path("/here")).splitlines()
 
 
 def test_sbatch_directives() -> None:
@@ -58,7 +58,7 @@ def test_options_of_sbatch_stay_as_they_are_written() -> None:
 def test_odd_names_are_quoted_as_sbatch_reads_them() -> None:
     """A blank ends a value, `#` ends the line, and `%j` is the number of the job."""
     config = SlurmConfig(options={"comment": 'the "last" run'})
-    text = script(config, "a b", [], logs=Path("/runs/a b#1%j"), cwd=Path("/"))
+    text = render_script(config, "a b", [], logs=Path("/runs/a b#1%j"), cwd=Path("/"))
     assert {
         '#SBATCH --job-name="a b"',
         '#SBATCH --output="/runs/a b#1%%j/slurm-%j.out"',
@@ -94,7 +94,7 @@ def test_only_setup_holds_commands(keys: dict[str, Any]) -> None:
     ],
 )
 def test_time_limits_are_read_as_sbatch_reads_them(time: str | None, seconds: int | None) -> None:
-    assert slurm.seconds_of(time) == seconds
+    assert slurm.parse_time_limit(time) == seconds
 
 
 def test_a_notice_that_covers_the_whole_job_is_refused() -> None:
@@ -168,7 +168,7 @@ def test_the_note_of_the_run_decides(
     program(bin, "squeue", f"echo '{queue}'")
     job = f"echo n1 PreemptTime={preempted or None}"
     program(bin, "scontrol", f'[ $1 = show ] && {job} || echo "$@" >>{asked}')
-    text = script(SlurmConfig(), "x", ["run"], logs=logs, cwd=tmp_path)
+    text = render_script(SlurmConfig(), "x", ["run"], logs=logs, cwd=tmp_path)
     environment = {"PATH": f"{bin}:{os.environ['PATH']}", "SLURM_JOB_ID": "77"}
     done = subprocess.run(["bash", "-c", text], env=environment, check=False)
     assert done.returncode == (0 if note.startswith("finished") else code)

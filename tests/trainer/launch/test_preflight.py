@@ -25,7 +25,7 @@ from headrace.console.errors import (
     StorageError,
 )
 from headrace.trainer.accounting.describe import describe, eager_operators, lines
-from headrace.trainer.cluster.ranks import StopAsked
+from headrace.trainer.cluster.ranks import StopRequest
 from headrace.trainer.launch import preflight as checks
 from headrace.trainer.launch import start
 from headrace.trainer.launch.options import StartOptions
@@ -151,7 +151,7 @@ def test_a_missing_compiler_is_named_before_the_start(
     words = "is not installed" if compiler == "missing" else "fails: fatal error: Python.h is not"
     found = ask("engine.compile=true")
     with pytest.raises(MissingError, match=rf"needs a C\+\+ compiler on CPU: .*{words}") as caught:
-        start.start(found, StartOptions(), StopAsked(), mock.Mock(), mock.Mock())
+        start.start(found, StartOptions(), StopRequest(), mock.Mock(), mock.Mock())
     assert "CXX" in str(caught.value.hint)
     assert not found.folder.root.exists()
     checks.check_machine(ask("engine.compile=true", "engine.compile_backend=aot_eager"))
@@ -243,7 +243,7 @@ def test_a_disk_too_small_for_a_checkpoint_is_rejected(
     found = ask()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
     with pytest.raises(StorageError, match="one checkpoint takes"):
-        start.start(found, StartOptions(), StopAsked(), mock.Mock(), mock.Mock())
+        start.start(found, StartOptions(), StopRequest(), mock.Mock(), mock.Mock())
     assert not found.folder.root.exists()
     with pytest.raises(StorageError, match="1B free, and one checkpoint takes"):
         checks.check_disk(found)

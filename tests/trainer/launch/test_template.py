@@ -49,7 +49,7 @@ START = """
 import os, signal, sys, threading, time
 import heavy
 from pathlib import Path
-from headrace.trainer.cluster.ranks import StopAsked, Watched
+from headrace.trainer.cluster.ranks import StopRequest, Watched
 """
 END = """
 if __name__ == "__main__":
@@ -57,7 +57,7 @@ if __name__ == "__main__":
 """
 WAITS = """
 def main():
-    watched, asked = Watched(), StopAsked()
+    watched, asked = Watched(), StopRequest()
     Path(f"rank-{os.getpid()}").touch()
     while not asked():
         time.sleep(0.01)

@@ -20,13 +20,13 @@ class SlurmNotes(Hook):
 
     def sealed(self, step: int, blocked: float, error: Exception | None) -> None:
         if error is None:
-            slurm.note("saved", step)
+            slurm.write_note("saved", step)
 
     def ended(self, state: RunState, *, finished: bool) -> None:
         if finished:
-            slurm.note("finished", state.step)
+            slurm.write_note("finished", state.step)
         elif state.step == self.stop_after:
-            slurm.note("stopped", state.step)
+            slurm.write_note("stopped", state.step)
 
     def failed(self, step: int, error: Exception) -> None:
-        slurm.note("failed", step)
+        slurm.write_note("failed", step)
