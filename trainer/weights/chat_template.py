@@ -1,7 +1,7 @@
-"""The chat template that conversations of a run's datasets were built with.
+"""Find the chat template with which a run's conversations were built.
 
-A template stands in the manifest of a dataset, with the variables that it was given. transformers
-gives a template the names of its special tokens alone, so the variables are set in its first lines.
+A dataset's manifest contains the template and its variables. transformers passes a template only
+the names of special tokens, so the first lines set the variables.
 """
 
 from __future__ import annotations
@@ -21,62 +21,66 @@ from .source import Checkpoint, WeightSource
 
 
 @dataclass(frozen=True)
-class ChatTemplate:
-    text: str
-    """Jinja, as transformers reads it."""
+class RunTemplate:
+    """The chat template that is exported with a run's weights."""
+
+    jinja: str
+    """Jinja source, as transformers reads it."""
     source: str
-    """The source of the mixture that has it."""
+    """The first source in the mixture with this template."""
     different: tuple[str, ...]
-    """Sources with other templates."""
+    """Sources with further templates."""
 
 
-def find_template(weights: WeightSource) -> ChatTemplate | None:
-    """Return the template of most tokens of conversations in the run's plan; None if it has none.
+def find_template(weights: WeightSource) -> RunTemplate | None:
+    """Find the template with the most tokens in the run's plan; None without conversations.
 
-    A dataset that cannot be read has none: the weights are exported without their data.
+    A dataset that cannot be read counts as one without: weights can be exported where their data is
+    not.
     """
     run = weights.run if isinstance(weights, Checkpoint) else None
     if run is None or not run.plan.exists():
         return None
     plan = Plan.load(run.plan)
-    texts = {}
+    templates = {}
     for source in plan.sources:
         try:
-            text = _template_of(source.url)
+            template = _read_template(source.url)
         except UserError:
             if storage.is_local(source.url):
                 continue
             break  # a store that does not answer is asked once
-        if text is not None:
-            texts[source.name] = text
-    if not texts:
+        if template is not None:
+            templates[source.name] = template
+    if not templates:
         return None
     tokens = Counter[str]()
     for phase in plan.phases:
         for source, share in zip(plan.sources, drawn_shares(phase), strict=True):
-            if source.name in texts:
-                tokens[texts[source.name]] += int(share * phase.rows * phase.seq_len)
-    text = max(tokens, key=lambda each: tokens[each])
-    names = [name for name in texts if texts[name] == text]
-    return ChatTemplate(text, names[0], tuple(name for name in texts if name not in names))
+            if source.name in templates:
+                tokens[templates[source.name]] += int(share * phase.rows * phase.seq_len)
+    most_used = max(tokens, key=lambda template: tokens[template])
+    equal = [source for source, template in templates.items() if template == most_used]
+    different = tuple(source for source in templates if source not in equal)
+    return RunTemplate(most_used, equal[0], different)
 
 
-def _template_of(url: str) -> str | None:
-    """Return the template of a dataset, or of the one that it is a view of."""
+def _read_template(url: str) -> str | None:
+    """Read the template of a dataset, or of the dataset behind a view."""
     manifest = manifests.load(url)
     view = view_of(url, manifest)
     chat = (manifest if view is None else manifests.load(view.url)).settings.get("chat")
-    return None if chat is None else with_variables(chat["source"], chat["variables"])
+    return None if chat is None else set_variables(chat["source"], chat["variables"])
 
 
-def with_variables(template: str, variables: Mapping[str, Any]) -> str:
-    """Return a template that has these variables. transformers always names special tokens, as the
-    tokenizer does; other variables can be given to `apply_chat_template`. Jinja reads the literals
-    of Python."""
+def set_variables(template: str, variables: Mapping[str, Any]) -> str:
+    """Prepend lines that set the variables. transformers always passes special tokens, with the
+    tokenizer's names; callers can pass further variables to `apply_chat_template`. Python literals
+    are valid Jinja."""
     lines = [
-        f"{{%- set {name} = {value!r} %}}\n"
-        if name.endswith("_token")
-        else f"{{%- set {name} = {name} if {name} is defined else {value!r} %}}\n"
-        for name, value in variables.items()
+        f"{{%- set {variable} = {value!r} %}}\n"
+        if variable.endswith("_token")
+        else f"{{%- set {variable} = {variable} if {variable} is defined else {value!r} %}}\n"
+        for variable, value in variables.items()
     ]
     return "".join([*lines, template])

@@ -1,4 +1,4 @@
-"""`trainer export` and `trainer sample`: the commands that read a run's weights."""
+"""`trainer export` and `trainer sample`: commands that read a run's weights."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ def export(
     command.say(f"{summary['from']} → {out}: {summary['family']}, {dtype}{without}")
     if (chat := summary["chat_template"]) is not None:
         different = ", ".join(chat["different"])
-        others = f"; different ones are left out: those of {different}" if different else ""
-        command.say(f"the chat template is that of {chat['source']}{others}")
+        dropped = f"; different ones are left out: those of {different}" if different else ""
+        command.say(f"the chat template is that of {chat['source']}{dropped}")
 
 
 @click.command()
@@ -171,15 +171,18 @@ def sample(
 
     weights = sources.find(source, step, average=ema)
     tokenizer = find_tokenizer(weights, data)
-    texts = list(prompts) or [line.rstrip("\n") for line in sys.stdin]
-    if not texts:
+    lines = list(prompts) or [line.rstrip("\n") for line in sys.stdin]
+    if not lines:
         raise click.UsageError("no prompt: give --prompt TEXT, or lines on stdin")
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    generated = samples.sample(weights, tokenizer, texts, tokens, sampling=sampling, device=device)
+    completions = samples.sample(
+        weights, tokenizer, lines, tokens, sampling=sampling, device=device
+    )
     if as_json:
-        command.emit({"from": weights.where, "samples": [vars(text) for text in generated]})
+        samples_json = [vars(completion) for completion in completions]
+        command.emit({"from": weights.where, "samples": samples_json})
         return
-    for text in generated:
-        click.echo(f"{text.prompt}{text.text}")
-        if len(generated) > 1:
+    for completion in completions:
+        click.echo(f"{completion.prompt}{completion.text}")
+        if len(completions) > 1:
             click.echo("─" * 40)

@@ -1,7 +1,6 @@
-"""Export a checkpoint's weights for other programs.
+"""Export a checkpoint's weights to the formats of further programs.
 
-Tensors are read from the checkpoint's files one after the other, in one process, whatever layout
-saved them.
+A single process reads tensor after tensor from the checkpoint's files, whatever layout saved them.
 """
 
 from __future__ import annotations
@@ -20,35 +19,35 @@ from ...models.conversion.folders import write_model
 from ...models.weights import Weights
 from .chat_template import find_template
 from .source import Checkpoint, WeightSource
-from .tokenizer_files import tokenizer_files
-from .trained_length import longest_positions, with_trained_length
+from .tokenizer_files import render_tokenizer_files
+from .trained_length import max_positions, set_trained_length
 
 if TYPE_CHECKING:
     from ...dataplane.tokenizers import Tokenizer
 
 DATA_CARD = "DATA.md"
-"""Name of the page about the training data, in an exported folder."""
+"""File name for the page about the training data, in an exported folder."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def export(
     source: WeightSource, out: str, format: str, *, dtype: str, tokenizer: Tokenizer | None
 ) -> dict[str, Any]:
-    """Write the folder `out`. Returns a summary."""
+    """Write the folder `out` and return a summary."""
     weights = source.weights()
-    model = with_trained_length(source)
-    chat = find_template(source)
-    cast = Weights(weights.shapes, lambda name: weights[name].to(DTYPES[dtype]))
+    model = set_trained_length(source)
+    template = find_template(source)
+    cast = Weights(weights.shapes, lambda tensor: weights[tensor].to(DTYPES[dtype]))
     with tempfile.TemporaryDirectory() as folder:
-        files = tokenizer_files(
+        files = render_tokenizer_files(
             tokenizer,
-            chat_template=None if chat is None else chat.text,
-            length=longest_positions(model),
+            chat_template=None if template is None else template.jinja,
+            max_length=max_positions(model),
         )
-        for name, data in files.items():
-            (Path(folder) / name).write_bytes(data)
+        for file_name, data in files.items():
+            (Path(folder) / file_name).write_bytes(data)
         family = write_model(model, cast, out, format=format, tokenizer=folder if files else None)
-    page = data_card(source)
+    page = render_data_card(source)
     if page is not None:
         storage.write(storage.join(out, DATA_CARD), page.encode())
     return {
@@ -60,14 +59,14 @@ def export(
         "tensors": len(weights),
         "tokenizer": sorted(files),
         "chat_template": None
-        if chat is None or not files
-        else {"source": chat.source, "different": chat.different},
+        if template is None or not files
+        else {"source": template.source, "different": template.different},
         "data": None if page is None else DATA_CARD,
     }
 
 
-def data_card(source: WeightSource) -> str | None:
-    """Return the page about the data of the run that saved the weights; None if it has no plan."""
+def render_data_card(source: WeightSource) -> str | None:
+    """Render the page about the data that trained the weights; None without a run's plan."""
     if not isinstance(source, Checkpoint) or source.run is None or not source.run.plan.exists():
         return None
     stream = Stream(Plan.load(source.run.plan))

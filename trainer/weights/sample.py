@@ -1,4 +1,4 @@
-"""Generate text from prompts with the weights of a checkpoint."""
+"""Generate text from prompts with a checkpoint's weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Sample:
+class Completion:
+    """A prompt and the generated text; the fields are keys of `trainer sample --json`."""
+
     prompt: str
     text: str
     """Generated text, without the end-of-document token."""
@@ -40,47 +42,48 @@ def sample(
     *,
     sampling: Sampling,
     device: DeviceKind = "auto",
-) -> list[Sample]:
+) -> list[Completion]:
     """Generate up to `tokens` tokens after each prompt. An empty prompt begins a document."""
     end = tokenizer.info.end_of_document
     ids = _encode(tokenizer, prompts)
     model = load(source, device)
     check_vocabulary(tokenizer, model.config)
-    vocabulary = tokenizer.info.vocab_size
-    generated = generate(model, ids, tokens, sampling=sampling, stop=end, vocab_size=vocabulary)
-    samples = []
-    for prompt, new in zip(prompts, generated, strict=True):
-        ended = bool(new) and new[-1] == end
-        text = tokenizer.decode(new[:-1] if ended else new)
-        samples.append(Sample(prompt, text, len(new), ended))
-    return samples
+    vocab_size = tokenizer.info.vocab_size
+    generated = generate(model, ids, tokens, sampling=sampling, stop=end, vocab_size=vocab_size)
+    completions = []
+    for prompt, new_ids in zip(prompts, generated, strict=True):
+        ended = bool(new_ids) and new_ids[-1] == end
+        text = tokenizer.decode(new_ids[:-1] if ended else new_ids)
+        completions.append(Completion(prompt, text, len(new_ids), ended))
+    return completions
 
 
 def check_vocabulary(tokenizer: Tokenizer, model: ModelConfig) -> None:
-    vocabulary = tokenizer.info.vocab_size
-    if vocabulary > model.vocab_size:
+    """Raise if the tokenizer has more ids than the model embeds."""
+    vocab_size = tokenizer.info.vocab_size
+    if vocab_size > model.vocab_size:
         raise InputError(
-            f"the tokenizer has {vocabulary:,} ids, the model embeds {model.vocab_size:,}",
+            f"the tokenizer has {vocab_size:,} ids, the model embeds {model.vocab_size:,}",
             hint="name a dataset with the tokenizer of the model's training data: --data URL",
         )
 
 
 def load(source: WeightSource, device: DeviceKind = "auto") -> Model:
-    """Return a model with these weights: fp32 on CPU, bf16 on a GPU, as in training."""
-    place = local_device(choose_device(device))
+    """Load the model onto a device: fp32 on a CPU, bf16 on a GPU, as in training."""
+    target = local_device(choose_device(device))
     model = Model(source.model)
-    model.init_weights(0)  # for buffers, which are computed; every parameter is overwritten
+    model.init_weights(0)  # computes the buffers; every parameter is overwritten
     weights = source.weights()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(weights[name])
-    model.cast(default_precision(place.type))
-    return model.to(place).eval()
+        for parameter_name, parameter in model.named_parameters():
+            parameter.copy_(weights[parameter_name])
+    model.cast(default_precision(target.type))
+    return model.to(target).eval()
 
 
 def _encode(tokenizer: Tokenizer, prompts: Sequence[str]) -> list[list[int]]:
-    """Return each prompt's ids; for an empty prompt, the end-of-document token, which stands before
-    every document."""
+    """Encode the prompts. An empty prompt becomes the end-of-document token, which precedes every
+    document."""
     end = tokenizer.info.end_of_document
     try:
         encoded = tokenizer.encode(list(prompts))
@@ -89,8 +92,8 @@ def _encode(tokenizer: Tokenizer, prompts: Sequence[str]) -> list[list[int]]:
             f"prompt {error.number + 1} cannot be tokenized: {error.why}",
             hint="remove what the tokenizer has no id for",
         ) from None
-    edges = encoded.starts.tolist()
-    ids = [encoded.tokens[first : last - 1].tolist() for first, last in pairwise(edges)]
+    starts = encoded.starts.tolist()
+    ids = [encoded.tokens[start : end - 1].tolist() for start, end in pairwise(starts)]
     if end is None and not all(ids):
         raise InputError(
             "a prompt is empty, and the tokenizer has no end-of-document token to begin with",

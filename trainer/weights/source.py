@@ -1,4 +1,4 @@
-"""Sources of weights: a checkpoint, or a folder that holds a model.
+"""Sources of weights: a checkpoint, or a folder with a model.
 
     runs/x · runs/x/checkpoints/step-00000500 · s3://bucket/x/step-00000500.7c3f9a1b
     a folder with config.json (transformers) · a folder with config.yml (Vortex)
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class WeightSource(Protocol):
-    """Weights by logical name, and the configuration of their model."""
+    """Weights by logical name, and their model's configuration."""
 
     @property
     def where(self) -> str: ...
@@ -34,7 +34,7 @@ class WeightSource(Protocol):
     def model(self) -> ModelConfig: ...
 
     def weights(self) -> Weights:
-        """Return the weights; each tensor is read when it is asked for."""
+        """Return the weights. A tensor is read at its first access."""
         ...
 
 
@@ -55,13 +55,13 @@ class InitFrom:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint of headrace. It holds the optimizer's state as well."""
+    """A headrace checkpoint. It contains the optimizer's state as well."""
 
     where: str
     run: RunFolder | None = None
-    """Folder of the run that saved it, if it is known."""
+    """The folder of its run, if known."""
     average: bool = False
-    """Read the moving average of the weights."""
+    """Read the weights' moving average."""
 
     @property
     def step(self) -> int:
@@ -73,10 +73,10 @@ class Checkpoint:
         from ...console import yaml_text
         from ...models.config.config import ModelConfig, load_model_config
 
-        own = storage.join(store.place(self.where), store.MODEL)
-        if storage.exists(own):
-            data, lines = yaml_text.parse(storage.read(own).decode(), source=own)
-            return reader.build(ModelConfig, data, source=own, lines=lines)
+        file = storage.join(store.place(self.where), store.MODEL)
+        if storage.exists(file):
+            data, lines = yaml_text.parse(storage.read(file).decode(), source=file)
+            return reader.build(ModelConfig, data, source=file, lines=lines)
         if self.run is not None:
             return load_model_config(self.run.model)
         raise CheckpointError(
@@ -112,8 +112,8 @@ class ModelFolder:
 
 
 def find(path: str, step: int | None = None, *, average: bool = False) -> WeightSource:
-    """Return the source at a path; for a run, its newest checkpoint or that of a step. `average`
-    chooses the moving average of the weights."""
+    """Find the source at a path; for a run, the checkpoint at `step` (default: the newest).
+    `average` chooses the weights' moving average."""
     source = _find(path, step)
     if not average:
         return source
@@ -134,14 +134,16 @@ def _find(path: str, step: int | None) -> WeightSource:
         )
     if storage.is_local(path) and run.request:
         raise CheckpointError(f"{path} holds no weights{run.request}", hint=run.hint)
-    above, _, name = path.rstrip("/").rpartition("/")
-    if step is None and store.NAME.match(name):
+    siblings_folder, _, folder_name = path.rstrip("/").rpartition("/")
+    if step is None and store.NAME.match(folder_name):
         if storage.exists(storage.join(path, store.MANIFEST)):
             parent = RunFolder(folder.absolute().parent.parent)
             local = storage.is_local(path) and parent.begun
             return Checkpoint(path.rstrip("/"), parent if local else None)
-        if others := [other for other in storage.names(above) if store.NAME.match(other)]:
-            _choose(others, above, store.step_of(path))  # raises, with the steps that exist
+        siblings = [name for name in storage.names(siblings_folder) if store.NAME.match(name)]
+        if siblings:
+            # Raises, with the steps that exist.
+            _choose(siblings, siblings_folder, store.step_of(path))
     elif not storage.is_local(path):
         return Checkpoint(_choose(store.whole(path), path, step))
     else:
@@ -165,14 +167,15 @@ def check(source: WeightSource, model: ModelConfig, *, moments: bool) -> None:
             f"init_from.moments is set, and {source.where} holds weights alone",
             hint="leave out init_from.moments, or name a run of headrace",
         )
-    theirs, ours = _shapes(source.model), _shapes(model)
-    wrong = [
-        f"{name}: {theirs.get(name, 'none')} there, {ours.get(name, 'none')} here"
-        for name in (*ours, *(name for name in theirs if name not in ours))
-        if theirs.get(name) != ours.get(name)
+    source_shapes, model_shapes = _parameter_shapes(source.model), _parameter_shapes(model)
+    differences = [
+        f"{parameter}: {source_shapes.get(parameter, 'none')} there, "
+        f"{model_shapes.get(parameter, 'none')} here"
+        for parameter in model_shapes | source_shapes
+        if source_shapes.get(parameter) != model_shapes.get(parameter)
     ]
-    if wrong:
-        shown = [f"    {line}" for line in wrong[:8]] + ["    …"] * (len(wrong) > 8)
+    if differences:
+        shown = [f"    {line}" for line in differences[:8]] + ["    …"] * (len(differences) > 8)
         raise CheckpointError(
             f"the weights of {source.where} belong to another model",
             where="\n" + "\n".join(shown),
@@ -180,16 +183,16 @@ def check(source: WeightSource, model: ModelConfig, *, moments: bool) -> None:
         )
 
 
-def _shapes(model: ModelConfig) -> dict[str, list[int]]:
-    """Return the shape of each parameter by its logical name."""
+def _parameter_shapes(model: ModelConfig) -> dict[str, list[int]]:
+    """Return shapes by logical name."""
     from ...models.accounting.count import build_meta
 
-    named = build_meta(model).named_parameters()
-    return {name: list(parameter.shape) for name, parameter in named}
+    parameters = build_meta(model).named_parameters()
+    return {name: list(parameter.shape) for name, parameter in parameters}
 
 
 def _choose(checkpoints: list[str], path: str, step: int | None) -> str:
-    """Return the newest checkpoint, or the newest of a step."""
+    """Return the newest checkpoint, or the newest at `step`."""
     steps = [store.step_of(checkpoint) for checkpoint in checkpoints]
     if step is None and checkpoints:
         return checkpoints[-1]

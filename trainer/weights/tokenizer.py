@@ -1,4 +1,4 @@
-"""Tokenizer of a run, read from the run's datasets."""
+"""Find a run's tokenizer in its datasets."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from .source import Checkpoint, WeightSource
 
 
 def find_tokenizer(source: WeightSource, data: str | None) -> Tokenizer:
-    """Return the tokenizer of the dataset `data`, or of the run that saved the weights."""
+    """Load the tokenizer from the dataset `data`, or from the run that saved the weights."""
     return find_dataset(source, data)[1]
 
 
 def find_dataset(source: WeightSource, data: str | None) -> tuple[str, Tokenizer]:
-    """Return the URL and the tokenizer of the dataset `data`, or of one that the run reads."""
+    """Return URL and tokenizer of the dataset `data`, or of a dataset that the run reads."""
     if data is not None:
-        return data, dataset_tokenizer(data)
-    return run_dataset(source.run if isinstance(source, Checkpoint) else None)
+        return data, load_tokenizer(data)
+    return find_run_dataset(source.run if isinstance(source, Checkpoint) else None)
 
 
-def dataset_tokenizer(url: str) -> Tokenizer:
+def load_tokenizer(url: str) -> Tokenizer:
     return tokenizers.load(manifests.load(url).tokenizer, url)
 
 
-def run_dataset(run: RunFolder | None) -> tuple[str, Tokenizer]:
-    """Return the first source that can be read, and its tokenizer: all sources have the same."""
+def find_run_dataset(run: RunFolder | None) -> tuple[str, Tokenizer]:
+    """Return URL and tokenizer of the first readable source; all sources share a tokenizer."""
     if run is None or not run.plan.exists():
         raise CheckpointError(
             "there is no tokenizer: the weights are not of a run with datasets"
@@ -38,7 +38,7 @@ def run_dataset(run: RunFolder | None) -> tuple[str, Tokenizer]:
     failures = []
     for source in Plan.load(run.plan).sources:
         try:
-            return source.url, dataset_tokenizer(source.url)
+            return source.url, load_tokenizer(source.url)
         except UserError as error:
             failures.append(f"{source.name}: {error.message}")
     raise CheckpointError(

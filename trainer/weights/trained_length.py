@@ -1,7 +1,7 @@
-"""The longest rows that trained some weights.
+"""Find the longest rows that trained a model.
 
-A run may go on from another run, or from a folder of another program. The longest rows of all of
-them count: a model that has learnt from long rows keeps their positions.
+A run may continue another run, or begin with a folder from another program. The longest rows of all
+of them count: a model that has learnt from long rows keeps their positions.
 """
 
 from __future__ import annotations
@@ -20,31 +20,30 @@ if TYPE_CHECKING:
     from ...models.config.options.base import OperatorOptions
 
 
-def with_trained_length(source: WeightSource) -> ModelConfig:
-    """Return the model of the weights, whose rotary positions name its longest rows.
+def set_trained_length(source: WeightSource) -> ModelConfig:
+    """Return the weights' model with its longest row as the rotary positions' original length.
 
-    Scaled positions are left alone: they were computed from the length that they name.
+    Scaled positions do not change: they were computed from the length in the configuration.
     """
     model, length = source.model, trained_length(source)
     if length is None:
         return model
 
-    def named(options: OperatorOptions) -> OperatorOptions:
+    def set_length(options: OperatorOptions) -> OperatorOptions:
         rope: Any = getattr(options, "rope", None)
         if rope is None or rope.scaling != "none":
             return options
         changes: dict[str, Any] = {"rope": replace(rope, original_length=length)}
         return replace(options, **changes)
 
-    return replace(
-        model, operators={name: named(options) for name, options in model.operators.items()}
-    )
+    operators = {operator: set_length(options) for operator, options in model.operators.items()}
+    return replace(model, operators=operators)
 
 
 def trained_length(source: WeightSource) -> int | None:
-    """Return the tokens of the longest row; None if a part of the weights' past cannot be read."""
+    """Return the longest row in tokens; None if a run in the weights' past cannot be read."""
     if not isinstance(source, Checkpoint):
-        return longest_positions(source.model)
+        return max_positions(source.model)
     if source.run is None or not source.run.begun:
         return None
     try:
@@ -53,8 +52,8 @@ def trained_length(source: WeightSource) -> int | None:
         return None
 
 
-def longest_positions(model: ModelConfig) -> int | None:
-    """Return the positions that a model's configuration names; None if it has none."""
+def max_positions(model: ModelConfig) -> int | None:
+    """Return the number of positions in a model's configuration; None if it states none."""
     ropes: list[Any] = [getattr(options, "rope", None) for options in model.operators.values()]
     lengths = [int(rope.original_length * rope.factor) for rope in ropes if rope is not None]
     return max(lengths, default=model.learned_positions)
@@ -65,8 +64,7 @@ class _Unknown(Exception):
 
 
 def _longest_row(run: RunFolder, step: int) -> int:
-    """Return the tokens of the longest row that a run, or one before it, has taken before a
-    step."""
+    """Return the longest row in tokens before `step`, in a run and the runs that it continues."""
     data, _ = reader.read_yaml(run.run)
     if (synthetic := data.get("synthetic")) is not None:
         lengths = [int(synthetic["seq_len"])]
@@ -76,10 +74,10 @@ def _longest_row(run: RunFolder, step: int) -> int:
         if plan.parent is not None:
             lengths.append(_longest_row(RunFolder(plan.parent.run), plan.first_step))
     if (origin := data.get("init_from")) is not None:
-        earlier = trained_length(find(origin["path"], origin.get("step")))
-        if earlier is None:
+        initial_length = trained_length(find(origin["path"], origin.get("step")))
+        if initial_length is None:
             raise _Unknown
-        lengths.append(earlier)
+        lengths.append(initial_length)
     if not lengths:
         raise _Unknown
     return max(lengths)

@@ -15,7 +15,7 @@ from headrace.models.model.model import Model
 from headrace.trainer.folders.folder import RunFolder
 from headrace.trainer.weights import source as sources
 from headrace.trainer.weights.export import export
-from headrace.trainer.weights.tokenizer_files import tokenizer_files
+from headrace.trainer.weights.tokenizer_files import render_tokenizer_files
 
 Save = Callable[..., RunFolder]
 
@@ -78,8 +78,8 @@ def test_the_tokenizer_is_exported(tmp_path: Path) -> None:
     theirs.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     theirs.add_special_tokens(["<|endoftext|>"])
     ours = BpeTokenizer(theirs.to_str().encode(), BpeConfig(), source="a test's")
-    for name, data in tokenizer_files(ours).items():
+    for name, data in render_tokenizer_files(ours).items():
         (tmp_path / name).write_bytes(data)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     assert loaded("abcde")["input_ids"] == [0, 1, 2, 3, 4] and loaded.eos_token_id == 5
-    assert tokenizer_files(None) == {}
+    assert render_tokenizer_files(None) == {}

@@ -27,9 +27,9 @@ from headrace.trainer.cli import main as trainer
 from headrace.trainer.folders.folder import RunFolder
 from headrace.trainer.run.request import Request
 from headrace.trainer.run.resolve import resolve
-from headrace.trainer.weights.chat_template import find_template, with_variables
+from headrace.trainer.weights.chat_template import find_template, set_variables
 from headrace.trainer.weights.source import Checkpoint, ModelFolder
-from headrace.trainer.weights.trained_length import trained_length, with_trained_length
+from headrace.trainer.weights.trained_length import set_trained_length, trained_length
 
 TURNS = [
     {"role": "user", "content": "How much is 2 + 2?"},
@@ -137,15 +137,15 @@ def test_the_longest_row_of_all_runs_counts(inside: Path, tmp_path: Path) -> Non
     run = job.folder.run
     run.write_text(run.read_text() + "init_from: {path: nowhere}\n")
     assert trained_length(source) is None, "what trained them first is not known"
-    assert with_trained_length(source) == source.model
+    assert set_trained_length(source) == source.model
 
 
 def test_scaled_positions_keep_their_length(inside: Path) -> None:
     """Their frequencies were computed from it."""
     source = Checkpoint("run/checkpoints/step-00000002", RunFolder("run"))
-    assert _rope(with_trained_length(source)).original_length == 32
+    assert _rope(set_trained_length(source)).original_length == 32
     scaled = Scaled(source.where, source.run)
-    assert _rope(with_trained_length(scaled)) == _rope(scaled.model)
+    assert _rope(set_trained_length(scaled)) == _rope(scaled.model)
 
 
 class Scaled(Checkpoint):
@@ -184,7 +184,7 @@ def test_of_several_templates_that_of_most_tokens_is_taken(inside: Path, tmp_pat
 
 
 def test_variables_of_a_template_can_be_given_again() -> None:
-    template = with_variables("{{ date }} {{ eos_token }}", {"date": "a'b", "eos_token": "</s>"})
+    template = set_variables("{{ date }} {{ eos_token }}", {"date": "a'b", "eos_token": "</s>"})
     render = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(template).render
     assert render(eos_token="<|endoftext|>") == "a'b </s>" and render(date="today") == "today </s>"
 
