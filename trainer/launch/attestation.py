@@ -29,7 +29,7 @@ from ...models.attestation.plan import Plan
 from ...models.attestation.record import Record, describe_machine, key_of, make_record
 from ...models.attestation.trials import Verdict
 from ...models.kernels import choice
-from ..cluster.agreement import by_first, from_first
+from ..cluster.agreement import broadcast_first, run_on_first
 from ..layout.groups import Parallel
 from ..run.job import Job
 from . import attestation_file
@@ -154,7 +154,7 @@ def begin(job: Job, parallel: Parallel, beat: Callable[[str], None]) -> Pending 
         longest = max(shape.seq_len // shape.degrees.cp for shape in shapes(job))
         return Plan(calls=calls, longest=longest, tiny=choice.INTERPRETED)
 
-    plan = from_first(by_first(make_plan, parallel.control), parallel.control)
+    plan = broadcast_first(run_on_first(make_plan, parallel.control), parallel.control)
     assert plan is not None
     return Pending(job, parallel, plan, beat) if plan.subjects() else None
 

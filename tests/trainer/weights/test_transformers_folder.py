@@ -177,7 +177,7 @@ def test_of_several_templates_that_of_most_tokens_is_taken(inside: Path, tmp_pat
     template = find_template(Checkpoint("both/checkpoints/step-00000002", job.folder))
     assert template is not None and (template.source, template.different) == ("plain", ("chats",))
     tok = AutoTokenizer.from_pretrained("hf")
-    ids = tok.apply_chat_template(TURNS, chat_template=template.text)
+    ids = tok.apply_chat_template(TURNS, chat_template=template.jinja)
     assert "</s>" in tok.decode(ids), "transformers names another eos_token"
     _, _, document = read_dataset(tmp_path / "zephyr")[0]
     assert document[:-1] == ids

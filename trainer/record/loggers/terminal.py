@@ -40,7 +40,9 @@ class Terminal(Logger):
 
     def event(self, entry: Entry) -> None:
         if entry["event"] == "first step":
-            self._write_line(f"the first step ended {format_duration(entry['seconds'])} after the start")
+            self._write_line(
+                f"the first step ended {format_duration(entry['seconds'])} after the start"
+            )
         elif entry["event"] in (BEGINS, ENDS):
             self._write_line(entry["what"])
 
