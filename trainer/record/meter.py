@@ -183,10 +183,9 @@ def live_storages() -> dict[int, int]:
     sizes: dict[int, int] = {}
     for tensor in gc.get_objects():
         if type(tensor) in TENSOR_TYPES and tensor.device.type == "cpu":
-            for owner in (tensor, tensor.grad if tensor.is_leaf else None):
-                if type(owner) in TENSOR_TYPES:
-                    storage = owner.untyped_storage()
-                    sizes[storage.data_ptr()] = storage.nbytes()
+            owners: list[Any] = [tensor, tensor.grad if tensor.is_leaf else None]
+            storages = [owner.untyped_storage() for owner in owners if type(owner) in TENSOR_TYPES]
+            sizes |= {storage.data_ptr(): storage.nbytes() for storage in storages}
     return sizes
 
 
