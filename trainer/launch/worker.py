@@ -75,7 +75,11 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopRequest, options: St
         dist.destroy_process_group()
         return 0
     explain_out_of_memory = partial(
-        exceeded.explain_out_of_memory, job, parallel.rank, lambda: watched.last_beat[0], parallel.device
+        exceeded.explain_out_of_memory,
+        job,
+        parallel.rank,
+        lambda: watched.last_beat[0],
+        parallel.device,
     )
     with explain_out_of_memory():
         loaded = _load_engine(job, parallel, watched, options)
