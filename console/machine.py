@@ -83,7 +83,8 @@ def cpp_problem() -> str | None:
     threads = ["-fopenmp"] if sys.platform == "linux" else []
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "probe.so"
-        command = [*words, "-x", "c++", "-", "-shared", "-fPIC", *threads, include, "-o", library]
+        command = [*words, "-x", "c++", "-", "-shared", "-fPIC", *threads, include]
+        command += ["-o", str(library)]
         process = subprocess.run(command, input=PROBE, capture_output=True, text=True)
         if process.returncode == 0 and library.exists():
             return None

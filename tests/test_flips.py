@@ -28,7 +28,7 @@ from headrace.dataplane.runlog import writer as lines
 from headrace.dataplane.runlog.ledger import LedgerEntry
 from headrace.dataplane.runlog.writer import LineWriter
 from headrace.dataplane.storage import host_files, storage
-from headrace.dataplane.storage.sealed import sealed
+from headrace.dataplane.storage.sealed import seal
 from headrace.dataplane.storage.verified import read_named
 from headrace.mixtures.search import measured as rankings
 from headrace.models.accounting import stored as traces
@@ -204,7 +204,7 @@ def case_of(kind: str, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
             {"name": f"c{n}", "score": 1.5 + n, "error": None, "shares": share}
             for n, share in enumerate(shares)
         ]
-        storage.write(str(file), sealed({"weights": {"web": 1.0}, "candidates": candidates}))
+        storage.write(str(file), seal({"weights": {"web": 1.0}, "candidates": candidates}))
         return Case(file, lambda: repr(rankings.load_scores([str(tmp_path)])))
     if kind == "measured":
         measured.write(tmp_path / "measured.json", {"phases": [{"measured": 1.25}]})

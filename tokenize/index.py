@@ -22,7 +22,7 @@ from ..dataplane.datasets import manifest
 from ..dataplane.datasets.manifest import Manifest, Shard, TokenizerInfo
 from ..dataplane.shards import FORMATS, shard_format
 from ..dataplane.storage import storage
-from ..dataplane.storage.faults import located
+from ..dataplane.storage.faults import add_location
 from ..dataplane.tokenizers import Tokenizer, bpe
 from ..dataplane.tokenizers.bpe import BpeConfig
 from ..dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
@@ -91,7 +91,7 @@ class IndexWorker:
         number, shard = item
         data = read_shard(self.url, shard)
         chunks, digest = hash_chunks(data)
-        with located(storage.join(self.url, shard.name)):
+        with add_location(storage.join(self.url, shard.name)):
             contents = read_contents(data, self.format, self.dtype, shard.details)
         stored = shard.stored_name
         if self.end is not None and (wrong := contents.ends - {self.end}):

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 from ...console.errors import InputError
 from ..storage import storage
-from ..storage.sealed import check_seal, sealed
+from ..storage.sealed import check_seal, seal
 
 NAME = "about.json"
 AGAIN = "remove it, and state them again with `tokenize card`"
@@ -45,4 +45,4 @@ def load(url: str) -> About:
 
 def save(url: str, about: About) -> None:
     """Write the facts beside the manifest."""
-    storage.write(storage.join(url, NAME), sealed(asdict(about), indent=1))
+    storage.write(storage.join(url, NAME), seal(asdict(about), indent=1))

@@ -145,7 +145,7 @@ class ChunkMap:
         self.missing = bytearray(b"\1" * -(-shard.size // CHUNK_BYTES))
         """1 for each chunk that is not mapped."""
         self._lock = threading.Lock()
-        self.data = mapped.address_space(shard.size)
+        self.data = mapped.reserve_memory(shard.size)
 
     def add(self, run: Run, path: str, is_valid: Check) -> bool:
         """Map a run's file; False if it is missing, has another size or is not valid, or if some of

@@ -14,8 +14,8 @@ import numpy as np
 from ...console.errors import IntegrityError, StorageError
 from ..arrays import Bytes
 from ..storage import storage
-from ..storage.mapped import FileState, map_file, state_of
-from ..storage.verified import mended_by, view_checked
+from ..storage.mapped import FileState, map_file, read_state
+from ..storage.verified import add_hint, view_checked
 from .cache import Cache
 from .chunks import CHUNK_BYTES, RESTORE, ChunkMap, check_chunk, check_chunk_table, spans
 from .manifest import Shard
@@ -96,7 +96,7 @@ class LocalShardFile:
 
     def _state(self) -> FileState:
         try:
-            return state_of(self._path)
+            return read_state(self._path)
         except OSError as error:
             raise self._unreadable(error) from None
 
@@ -186,5 +186,5 @@ class UncachedShardFile:
                 self._chunks[number] = chunk
 
         end = min(last * CHUNK_BYTES, self.shard.size)
-        with mended_by(LOST):
+        with add_hint(LOST):
             view_checked(self.where, check, first * CHUNK_BYTES, end)

@@ -22,7 +22,7 @@ from typing import Any
 from ...console.errors import IntegrityError
 from ..freed import give_back
 from ..storage import storage
-from ..storage.sealed import sealed, unsealed
+from ..storage.sealed import seal, unseal
 from .epochs.epoch import Cut
 from .fair.owed import Line
 from .simulation import Segment
@@ -249,7 +249,7 @@ class Plan(PhaseTimeline[Phase]):
 
     def save(self, file: str | Path) -> None:
         header = {"version": VERSION, "hash": self.hash, "folder": str(Path.cwd())}
-        storage.write(str(file), sealed({**header, **self.to_json()}, indent=1))
+        storage.write(str(file), seal({**header, **self.to_json()}, indent=1))
 
     @classmethod
     def load(cls, file: str | Path) -> Plan:
@@ -274,7 +274,7 @@ class Plan(PhaseTimeline[Phase]):
 
 def read_saved(file: str | Path) -> dict[str, Any]:
     """Read a saved plan as JSON data; verifies version and seal."""
-    return unsealed(str(file), storage.read(str(file)), hint=REMAKE_HINT, version=VERSION)
+    return unseal(str(file), storage.read(str(file)), hint=REMAKE_HINT, version=VERSION)
 
 
 def _resolve_url(source: PlanSource, folder: str) -> PlanSource:

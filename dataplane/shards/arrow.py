@@ -24,7 +24,7 @@ import pyarrow as pa
 from ...console.errors import InputError, IntegrityError
 from ..arrays import Int64, arrow_column, arrow_numbers
 from ..storage import storage
-from ..storage.faults import located
+from ..storage.faults import add_location
 from .arrow_flat import flat_layout, is_flat
 from .arrow_ipc import ORIGINS, IpcFile
 from .compression import ARROW_ENDINGS
@@ -142,7 +142,7 @@ class ArrowFormat(ShardFormat):
         for name in _data_files(url):
             where = storage.join(url, name)
             size = storage.size(where)
-            with located(where):
+            with add_location(where):
                 file = IpcFile(partial(storage.read, where), size)
                 kind = id_type(file, column)
             packed = file.compressed

@@ -1,8 +1,8 @@
 """Atomic writes on a local disk.
 
-A file is written beside its target, synced, and renamed over the target. The temporary name is
-fixed, so that the next writer reuses a file that a killed process has left; if a living process is
-writing that file, a unique name is used instead.
+A file is written next to its target, synced, and renamed over the target. Its temporary name is
+fixed, so the next writer reuses what a killed process left; while a living process writes that
+file, a unique name is used instead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 HALF_WRITTEN = re.compile(r"\..+\.tmp")
-"""Names of temporary files, of living and of killed writers."""
+"""Names of temporary files, whether their writer lives or was killed."""
 OPEN_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -48,20 +48,20 @@ def sync(path: Path) -> None:
 
 
 def _open_temporary(target: Path) -> tuple[Path, BinaryIO]:
-    """Open an empty temporary file that no other process writes to; return it with its path."""
-    usual = target.with_name(f".{target.name}.tmp")
+    """Open an empty temporary file that no process writes to; return its path and the file."""
+    fixed = target.with_name(f".{target.name}.tmp")
     with contextlib.suppress(OSError):
-        file = os.fdopen(os.open(usual, OPEN_FLAGS, 0o666), "wb")
-        if _lock(file, usual):
+        file = os.fdopen(os.open(fixed, OPEN_FLAGS, 0o666), "wb")
+        if _lock(file, fixed):
             file.truncate(0)
-            return usual, file
+            return fixed, file
         file.close()
-    other = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
-    return other, other.open("xb")
+    unique = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
+    return unique, unique.open("xb")
 
 
 def _lock(file: BinaryIO, path: Path) -> bool:
-    """Lock a file. False if another process holds it or has renamed it."""
+    """Lock a file; return False if another process holds it or has renamed it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(file.fileno()), path.stat())

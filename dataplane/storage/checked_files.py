@@ -1,11 +1,11 @@
-"""Which files were verified since this machine started: known to all of its processes.
+"""Files verified since this machine started, known to all its processes.
 
 A verified file stays verified until it changes. Only the kernel sets a file's ctime, so a change by
-any program shows (but for one within the same tick of the kernel's clock, 4 ms, as the check). What
-does not show is rot of the disk below a file that nobody writes, until the machine restarts: after
-a power cut the data of a file may be lost although its times are kept.
+any program shows, unless it happens within the check's tick of the kernel's clock (4 ms). Disk rot
+below a file that nobody writes does not show until the machine restarts: after a power cut a file
+may lose data although its times are kept.
 
-The table on the disk has a slot of 8 bytes for each file, chosen by hash; files that meet in a slot
+A file has a slot of 8 bytes in the table on disk, chosen by hash; files that meet in a slot
 overwrite each other, and are verified again.
 """
 
@@ -23,23 +23,23 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class CheckedFiles:
-    """The table of a folder of files."""
+    """The table for a folder of files."""
 
     def __init__(self, table: Path) -> None:
         self.table = table
 
     def has(self, hash: bytes, status: os.stat_result) -> bool:
-        """True if a file of this status was found to have this hash."""
-        place, entry = _entry(hash, status)
+        """Return True if a file with this status was verified to have this hash."""
+        offset, entry = _entry(hash, status)
         try:
-            return os.pread(self._descriptor, len(entry), place) == entry
+            return os.pread(self._descriptor, len(entry), offset) == entry
         except OSError:
             return False
 
     def add(self, hash: bytes, status: os.stat_result) -> None:
-        place, entry = _entry(hash, status)
+        offset, entry = _entry(hash, status)
         with suppress(OSError):  # on a full disk: files are verified again
-            os.pwrite(self._descriptor, entry, place)
+            os.pwrite(self._descriptor, entry, offset)
 
     @cached_property
     def _descriptor(self) -> int:
@@ -47,7 +47,7 @@ class CheckedFiles:
 
 
 def _entry(hash: bytes, status: os.stat_result) -> tuple[int, bytes]:
-    """Return the place and the content of the slot of a file."""
+    """Return the offset and the content of a file's slot."""
     state = struct.pack("<qqq", status.st_ino, status.st_ctime_ns, status.st_size)
     entry = blake2b(hash + state, digest_size=8, key=_start()).digest()
     return int.from_bytes(entry, "little") % SLOTS * len(entry), entry
@@ -55,7 +55,7 @@ def _entry(hash: bytes, status: os.stat_result) -> tuple[int, bytes]:
 
 @cache
 def _start() -> bytes:
-    """Return an identifier of the machine's last start; of this process if it is not known."""
+    """Return an identifier for the machine's last start, or else for this process."""
     try:
         return BOOT.read_bytes().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""Errors of files and object stores: which are transient, and the message for each."""
+"""Errors of files and object stores: whether they are transient, and their messages."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ...console.explain import path_hint
 TRANSIENT = (408, 429, 500, 502, 503, 504)
 """HTTP status codes after which a request is retried."""
 HOST = re.compile(r"(?:://|host=\\?')([\w.-]+)")
-"""Host in the message of a network library."""
+"""Host in a network library's message."""
 EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired")
-"""Error codes of S3 stores for expired credentials."""
+"""S3 error codes for expired credentials."""
 
 
 class AbsentError(StorageError):
@@ -24,8 +24,8 @@ class AbsentError(StorageError):
 
 def is_transient(error: Exception) -> bool:
     """True if a retry may help: time-outs, dropped or damaged answers, throttling, 5xx."""
-    status, code = response_of(error)
-    if unknown_host(error):
+    status, code = read_response(error)
+    if is_unknown_host(error):
         return False
     if isinstance(error, (TimeoutError, ConnectionError)) or status in TRANSIENT:
         return True
@@ -35,13 +35,15 @@ def is_transient(error: Exception) -> bool:
         return False
     text = f"{type(error).__module__}.{type(error).__name__} {error}".lower()
     words = ["timeout", "connect", "slow", "throttl", "503", "429", "payload", "disconnected"]
-    words += ["checksum"]  # of an answer that the client's library has checked itself
+    words += ["checksum"]  # the client's library has checked the answer itself
     return any(word in text for word in words)
 
 
-def response_of(error: Exception) -> tuple[int, str]:
-    """Return the HTTP status and the error code of an S3 store's response, or (0, ""). s3fs raises
-    a built-in error from the one that holds the response."""
+def read_response(error: Exception) -> tuple[int, str]:
+    """Return the HTTP status and the error code in an S3 store's response, or (0, "").
+
+    s3fs raises a built-in error from the error that holds the response.
+    """
     for raised in (error, error.__cause__):
         response = getattr(raised, "response", None)
         if isinstance(response, dict):
@@ -50,9 +52,11 @@ def response_of(error: Exception) -> tuple[int, str]:
     return 0, ""
 
 
-def unknown_host(error: BaseException | None) -> bool:
-    """True if an error was caused by a host name that does not exist. A name server that does not
-    answer is another error, which may pass."""
+def is_unknown_host(error: BaseException | None) -> bool:
+    """True if the cause is a host name that does not exist.
+
+    A name server that does not answer is a different cause, which may pass.
+    """
     for cause in _causes(error):
         if isinstance(cause, socket.gaierror):
             return cause.errno in (socket.EAI_NONAME, socket.EAI_NODATA)
@@ -60,12 +64,12 @@ def unknown_host(error: BaseException | None) -> bool:
 
 
 def refuses_connections(error: BaseException | None) -> bool:
-    """True if an error was caused by a host that has no server at the port."""
+    """True if the cause is a host without a server at the port."""
     return any(isinstance(cause, ConnectionRefusedError) for cause in _causes(error))
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and what caused it, from the outside in."""
+    """Yield an error and its causes, from the outside in."""
     seen: list[BaseException] = []
     while error is not None and error not in seen:
         yield error
@@ -76,12 +80,12 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def storage_error(verb: str, url: str, error: Exception) -> StorageError:
-    """Return the user error for a failed operation on a file."""
+    """Return the user error for a failed operation on a file or object."""
     kind: type[StorageError] = StorageError
     hint: str | None = None
-    status, code = response_of(error)
+    status, code = read_response(error)
     local = "://" not in url or url.startswith("file://")
-    if unknown_host(error):
+    if is_unknown_host(error):
         host = HOST.search(f"{error} {url}")
         reason = f"there is no host {host[1]}" if host else "there is no such host"
         hint = "check the URL, the endpoint of its store (AWS_ENDPOINT_URL) and the network"
@@ -114,18 +118,18 @@ def storage_error(verb: str, url: str, error: Exception) -> StorageError:
         reason = f"its bytes do not match the store's own checksum ({error})"
         hint = "check the network; if the object itself is damaged, restore it from a copy"
     else:
-        reason = message_of(error)
+        reason = describe_error(error)
     return kind(f"cannot {verb} {url}: {reason}", hint=hint)
 
 
-def message_of(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Return the error's message, or a substitute if it has none."""
-    silent = "timed out" if isinstance(error, TimeoutError) else type(error).__name__
-    return str(error) or silent
+    substitute = "timed out" if isinstance(error, TimeoutError) else type(error).__name__
+    return str(error) or substitute
 
 
 @contextlib.contextmanager
-def located(where: str) -> Iterator[None]:
+def add_location(where: str) -> Iterator[None]:
     """Add the file `where` to user errors that name none."""
     try:
         yield

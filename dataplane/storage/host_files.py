@@ -1,7 +1,7 @@
-"""Files that the processes of a host share: what is computed or fetched once, and mapped by all.
+"""Files that a host's processes share: computed or fetched once, and mapped by all.
 
-They can be made again at any time. Files that no process has opened for 30 days are deleted when
-another file is written.
+They can be made again at any time. Writing a file deletes those that no process has opened for 30
+days.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ UNUSED_SECONDS = 30 * 24 * 3600
 
 
 def folder() -> Path:
-    """Return the folder of this user; where there is no home, a path that cannot be written."""
+    """Return this user's folder; without a home, a path that cannot be written."""
     root = os.environ.get("XDG_CACHE_HOME")
     try:
         home = Path(root) if root else Path.home() / ".cache"
@@ -28,19 +28,19 @@ def folder() -> Path:
 
 
 def map_shared(file: Path) -> Bytes:
-    """Map a file of the folder for reading, and mark it as used."""
+    """Map a file in the folder for reading, and mark it as used."""
     with suppress(OSError):  # it may belong to another user
         os.utime(file)
     return map_file(file)
 
 
 def write(file: Path, data: bytes | bytearray) -> None:
-    """Write a file atomically, and delete files of its folder that have not been used for long."""
+    """Write a file atomically, and delete long unused files in its folder."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(file) as out:
         out.write(data)
-    oldest = file.stat().st_mtime - UNUSED_SECONDS  # by the clock that all these times are of
-    for other in file.parent.iterdir():
+    oldest = file.stat().st_mtime - UNUSED_SECONDS  # by the file system's clock
+    for path in file.parent.iterdir():
         with suppress(OSError):
-            if other.stat().st_mtime < oldest:
-                other.unlink()
+            if path.stat().st_mtime < oldest:
+                path.unlink()

@@ -1,7 +1,7 @@
-"""When the files of a folder were last used: a table shared by the processes of a machine.
+"""When a folder's files were last used: a table that a machine's processes share.
 
-The times of a file itself do not serve: setting one also sets its ctime, by which `CheckedFiles`
-sees that a file has changed. Files that meet in a slot share the later time.
+A file's own times do not serve: setting them also sets its ctime, by which `CheckedFiles` sees
+changes. Files that meet in a slot share the later time.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from time import time as clock
 
 SLOTS = 1 << 18
 SECONDS = struct.Struct("<I")
-"""Since 1970, of a clock that may be wrong: they only decide which files are evicted first."""
+"""Seconds since 1970, by a clock that may be wrong: they only decide what is evicted first."""
 
 
 class LastUses:
-    """The table of a folder of files."""
+    """The table for a folder of files."""
 
     def __init__(self, table: Path) -> None:
         self.table = table
 
     def mark(self, number: int) -> None:
-        """Record that the file of this number is used now."""
+        """Record that the file with this number is used now."""
         with suppress(OSError, struct.error):  # on a full disk; a time before 1970
-            os.pwrite(self._descriptor, SECONDS.pack(int(clock())), _place(number))
+            os.pwrite(self._descriptor, SECONDS.pack(int(clock())), _offset(number))
 
-    def of(self, number: int) -> int:
-        """Return the second in which a file was last used; 0 if that is not known."""
+    def last_use(self, number: int) -> int:
+        """Return the second in which a file was last used, or 0 if unknown."""
         with suppress(OSError, struct.error):
-            found: int = SECONDS.unpack(os.pread(self._descriptor, 4, _place(number)))[0]
-            return found
+            second: int = SECONDS.unpack(os.pread(self._descriptor, 4, _offset(number)))[0]
+            return second
         return 0
 
     @cached_property
@@ -41,5 +41,5 @@ class LastUses:
         return os.open(self.table, os.O_RDWR | os.O_CREAT, 0o666)
 
 
-def _place(number: int) -> int:
+def _offset(number: int) -> int:
     return number % SLOTS * SECONDS.size

@@ -18,12 +18,12 @@ from ...console.explain import nearest
 from ...console.log import get_logger
 from . import hub
 from .faults import (
+    describe_error,
     is_transient,
-    message_of,
+    is_unknown_host,
+    read_response,
     refuses_connections,
-    response_of,
     storage_error,
-    unknown_host,
 )
 
 T = TypeVar("T")
@@ -38,20 +38,19 @@ PROBE = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class RequestPolicy:
-    """When a request is sent again, and when a write times out."""
+    """When a request is repeated, and when a write times out."""
 
     attempts: int = 8
     first_pause: float = 0.2
-    """Seconds before the second attempt, times a random number around 1; each pause is twice as
-    long as the one before it."""
+    """Seconds before the second attempt, times a random number around 1; later pauses double."""
     max_pause: float = 20.0
     stall_seconds: float = 120.0
     """Seconds after which a write times out, plus its size over `min_bytes_per_second`. Without a
-    limit, a store that accepts nothing blocks until TCP gives up."""
+    time-out, a store that accepts nothing blocks until TCP gives up."""
     min_bytes_per_second: int = 256 << 10
 
     def pauses(self) -> Iterator[float]:
-        """Yield the pause after each attempt."""
+        """Yield the seconds to wait after each attempt."""
         pause = self.first_pause
         for _ in range(self.attempts):
             yield pause * random.uniform(0.5, 1.5)
@@ -66,7 +65,7 @@ POLICY = RequestPolicy()
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """Return fsspec's file system for a URL, and the path in it."""
+    """Return fsspec's file system for a URL, and its path there."""
     import fsspec
     from fsspec.registry import known_implementations
 
@@ -94,29 +93,31 @@ def file_system(url: str) -> tuple[Any, str]:
 
 
 def _resolve_host(request: Any, **_: Any) -> None:
-    """Handler of botocore: resolve the host of a signed request."""
-    parts = urlsplit(request.url)
-    _resolve(f"{parts.scheme}://{parts.netloc}")
+    """Resolve a signed request's host, as a handler of botocore."""
+    url = urlsplit(request.url)
+    _resolve(f"{url.scheme}://{url.netloc}")
 
 
 @cache
 def _resolve(endpoint: str) -> None:
-    """Raise an error if the host of an S3 endpoint does not exist, or refuses connections: botocore
-    would ask again for eight seconds, in silence. A proxy resolves names by itself."""
+    """Raise if an S3 endpoint's host does not exist, or refuses connections.
+
+    botocore would ask again for eight seconds, in silence. A proxy resolves names by itself.
+    """
     from urllib.request import getproxies, proxy_bypass  # 3 MiB in a process that reads local files
 
-    parts = urlsplit(endpoint)
-    if getproxies().get(parts.scheme) and not proxy_bypass(parts.netloc):
+    url = urlsplit(endpoint)
+    if getproxies().get(url.scheme) and not proxy_bypass(url.netloc):
         return
     try:
-        socket.getaddrinfo(parts.hostname, None)
+        socket.getaddrinfo(url.hostname, None)
     except socket.gaierror as error:
-        if unknown_host(error):
+        if is_unknown_host(error):
             raise socket.gaierror(error.errno, f"{error.strerror} ({endpoint})") from None
         return
-    port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+    port = url.port or {"http": 80, "https": 443}[url.scheme]
     try:
-        socket.create_connection((parts.hostname, port), PROBE).close()
+        socket.create_connection((url.hostname, port), PROBE).close()
     except ConnectionRefusedError:
         raise
     except OSError:  # the request itself shows what is wrong
@@ -124,20 +125,22 @@ def _resolve(endpoint: str) -> None:
 
 
 def request(verb: str, url: str, act: Callable[[Any, str], T]) -> T:
-    """Run `act(fs, path)` with retries on transient errors. A refused request is sent once more
-    with freshly loaded credentials, which may have been renewed."""
+    """Run `act(fs, path)` with retries on transient errors.
 
-    def once() -> T:
+    A refused request is sent once more with freshly loaded credentials: they may have been renewed.
+    """
+
+    def attempt() -> T:
         fs, path = file_system(url)
         try:
             return act(fs, path)
         except Exception as error:
-            if not isinstance(error, PermissionError) and response_of(error)[0] != 400:
+            if not isinstance(error, PermissionError) and read_response(error)[0] != 400:
                 raise
             type(fs).clear_instance_cache()
             return act(*file_system(url))
 
-    return retry(verb, url, once)
+    return retry(verb, url, attempt)
 
 
 def retry(verb: str, url: str, act: Callable[[], T]) -> T:
@@ -148,10 +151,10 @@ def retry(verb: str, url: str, act: Callable[[], T]) -> T:
         except UserError:
             raise
         except Exception as error:  # fsspec's back ends share no class for transient errors
-            final = not is_transient(error) or (refuses_connections(error) and _first.get())
-            if attempt == POLICY.attempts or final:
+            is_final = not is_transient(error) or (refuses_connections(error) and _first.get())
+            if attempt == POLICY.attempts or is_final:
                 raise storage_error(verb, url, error) from error
-            reason = message_of(error)
+            reason = describe_error(error)
             log.warning("cannot %s %s (%s); retrying in %.1f s", verb, url, reason, pause)
             time.sleep(pause)
     raise AssertionError("unreachable")
@@ -159,8 +162,10 @@ def retry(verb: str, url: str, act: Callable[[], T]) -> T:
 
 @contextmanager
 def first_requests() -> Iterator[None]:
-    """Send the first requests of a command to their hosts: a refused connection is not tried again,
-    since nothing shows that a server was ever there. Later it may be one that is restarted."""
+    """Do not retry refused connections: nothing shows yet that a server was ever there.
+
+    Later a refusing server may be restarting.
+    """
     token = _first.set(True)
     try:
         yield
@@ -168,6 +173,6 @@ def first_requests() -> Iterator[None]:
         _first.reset(token)
 
 
-def limit(fs: Any, size: int) -> dict[str, float]:
-    """Return the time-out of a write as arguments; only fsspec's async back ends take one."""
+def timeout_arguments(fs: Any, size: int) -> dict[str, float]:
+    """Return a write's time-out as arguments; only fsspec's async back ends take it."""
     return {"timeout": POLICY.write_timeout(size)} if fs.async_impl else {}

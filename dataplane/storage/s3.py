@@ -1,8 +1,8 @@
-"""Reading objects of S3 stores by obstore, where the environment holds all that it needs.
+"""Reads from S3 stores by obstore, if the environment holds all that it needs.
 
-obstore starts in a tenth of the CPU time of s3fs and reads without a thread of its own. It is used
-only while it answers: whatever it cannot read is left to fsspec, which knows profiles, retries, and
-renewed credentials, and whose errors are explained (`faults.py`).
+obstore starts in a tenth of s3fs's CPU time and reads without a thread. It serves only while it
+answers: what it cannot read is left to fsspec, which knows profiles, retries and renewed
+credentials, and whose errors are explained (`faults.py`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ...console.log import get_logger
 
 log = get_logger(__name__)
 
-NEEDED = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+REQUIRED = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 KNOWN = (
-    *NEEDED,
+    *REQUIRED,
     "AWS_SESSION_TOKEN",
     "AWS_REGION",
     "AWS_DEFAULT_REGION",
@@ -29,24 +29,24 @@ KNOWN = (
     "AWS_ENDPOINT_URL_S3",
     "AWS_CA_BUNDLE",
 )
-"""Variables that make another client."""
-OTHERS = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS")
+"""Variables that a client depends on."""
+BOTOCORE_ONLY = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS")
 """Variables that only botocore understands."""
 FILES = (("AWS_CONFIG_FILE", "~/.aws/config"), ("FSSPEC_CONFIG_DIR", "~/.config/fsspec"))
-"""Settings of botocore and fsspec: the variable that names the path, and its default."""
+"""Settings of botocore and fsspec: a variable that names the path, and the default path."""
 PLAIN_KEY = re.compile(r"[\w.=-]+(/[\w.=-]+)*", re.ASCII)
 """Keys that no client has to encode."""
 STALLED = "60s"
 REST_SECONDS = 60.0
-"""After an error, a bucket is left to fsspec for this time."""
+"""Seconds for which a bucket is left to fsspec after an error."""
 
 _failed: dict[tuple[str | None, ...], float] = {}
-"""When obstore last failed to read: by the bucket and the environment."""
+"""When obstore last failed to read, by bucket and environment."""
 _forked = False
 
 
 def read(url: str, start: int, end: int | None) -> memoryview | None:
-    """Return the bytes [start, end) of an object, or None to leave the read to fsspec."""
+    """Return an object's bytes [start, end), or None to leave the read to fsspec."""
     bucket, _, key = url.removeprefix("s3://").partition("/")
     store = bucket, *map(os.environ.get, KNOWN)
     if _forked or not PLAIN_KEY.fullmatch(key) or not _is_plain():
@@ -68,7 +68,7 @@ def read(url: str, start: int, end: int | None) -> memoryview | None:
 
 def _is_plain() -> bool:
     """True if the environment alone says how to read from S3, in words that obstore knows."""
-    if not all(map(os.environ.get, NEEDED)) or any(map(os.environ.get, OTHERS)):
+    if not all(map(os.environ.get, REQUIRED)) or any(map(os.environ.get, BOTOCORE_ONLY)):
         return False
     if fsspec := sys.modules.get("fsspec.config"):
         return not fsspec.conf.get("s3") and not _file(*FILES[0]).exists()
@@ -82,7 +82,7 @@ def _file(variable: str, default: str) -> Path:
 
 @lru_cache(8)
 def _client(bucket: str, *_environment: str | None) -> Any:
-    """Return a client with the credentials and the endpoint of the environment."""
+    """Return a client with credentials and endpoint from the environment."""
     from datetime import timedelta
 
     from obstore.store import S3Store
@@ -101,7 +101,7 @@ def _client(bucket: str, *_environment: str | None) -> Any:
 
 
 def _leave() -> None:
-    """Stop using obstore in a forked process, where the threads that it started do not exist."""
+    """Stop using obstore in a forked process, which lacks the threads that it started."""
     global _forked
     _forked = _forked or _client.cache_info().misses > 0
 

@@ -1,10 +1,10 @@
-"""Files that hold the hash of their own content: JSON documents and Parquet tables with a seal.
+"""Files with a seal, the hash of their content: JSON documents and Parquet tables.
 
     {"step": 12, …, "seal": "5d0c…"}       sha256 of the document without the seal, as JSON
     key `headrace.seal` of the metadata    sha256 of the whole file, with zeros in the seal's place
 
-A seal goes where the file goes, and covers every byte that a reader uses. A file that another
-program has written again has none.
+A seal goes where the file goes, and covers every byte that a reader uses. A file that a different
+program has rewritten has none.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ KEY = "seal"
 PARQUET_KEY = b"headrace.seal"
 EMPTY = b"0" * 64
 TAIL = 64 << 10
-"""Bytes at the end of a Parquet file that hold its metadata."""
+"""Last bytes of a Parquet file, which hold its metadata."""
 PARQUET_SEAL = re.compile(re.escape(PARQUET_KEY) + rb".{1,4}?([0-9a-f]{64})", re.DOTALL)
 
 
-def sealed(data: Mapping[str, Any], *, indent: int | None = None) -> bytes:
+def seal(data: Mapping[str, Any], *, indent: int | None = None) -> bytes:
     """Return a JSON document with its seal."""
     return json.dumps({**data, KEY: _digest(data)}, indent=indent).encode()
 
 
-def unsealed(where: str, text: bytes, *, hint: str, version: int | None = None) -> dict[str, Any]:
-    """Return the content of a sealed document, without the seal; raise if it is damaged, or of
-    another format version than `version`."""
+def unseal(where: str, text: bytes, *, hint: str, version: int | None = None) -> dict[str, Any]:
+    """Return a sealed document's content without its seal.
+
+    Raise if it is damaged, or has a format version that is not `version`.
+    """
     try:
         data: dict[str, Any] = json.loads(text)
         data[KEY]
@@ -55,14 +57,16 @@ def check_version(where: str, stored: object, version: int, *, hint: str) -> Non
 
 
 def check_seal(where: str, data: dict[str, Any], *, hint: str) -> None:
-    """Remove the seal of a document that may have one: people write such documents too. Raise if it
-    is not that of the content."""
+    """Remove a document's seal; raise if it does not match the content.
+
+    A document without a seal passes: people write such documents too.
+    """
     if KEY in data and data.pop(KEY) != _digest(data):
         raise _damaged(where, hint)
 
 
-def sealed_parquet(schema: Any, tables: Iterable[Any]) -> bytes:
-    """Return a Parquet file of these tables, with its seal."""
+def seal_parquet(schema: Any, tables: Iterable[Any]) -> bytes:
+    """Return a sealed Parquet file with these tables."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -72,18 +76,18 @@ def sealed_parquet(schema: Any, tables: Iterable[Any]) -> bytes:
             writer.write_table(table)
         writer.add_key_value_metadata({PARQUET_KEY: EMPTY})
     data = bytearray(sink.getvalue())
-    start, end = _place(data)
+    start, end = _find_seal(data)
     data[start:end] = hashlib.sha256(data).hexdigest().encode()
     return bytes(data)
 
 
-def checked_parquet(where: str, stream: BinaryIO, *, hint: str) -> BinaryIO:
-    """Return a Parquet file to read from: its verified bytes if it has a seal, else the same."""
+def open_parquet(where: str, stream: BinaryIO, *, hint: str) -> BinaryIO:
+    """Return a Parquet file to read from: verified bytes if it has a seal, else `stream`."""
     size = stream.seek(0, os.SEEK_END)
     stream.seek(max(0, size - TAIL))
-    with_seal = PARQUET_KEY in stream.read()
+    has_seal = PARQUET_KEY in stream.read()
     stream.seek(0)
-    if not with_seal:
+    if not has_seal:
         return stream
     data = stream.read()
     check_parquet(where, data, hint=hint)
@@ -91,18 +95,18 @@ def checked_parquet(where: str, stream: BinaryIO, *, hint: str) -> BinaryIO:
 
 
 def check_parquet(where: str, data: bytes, *, hint: str) -> None:
-    """Raise unless the seal of a Parquet file is that of its bytes."""
+    """Raise unless a Parquet file's seal matches its bytes."""
     try:
-        start, end = _place(data)
+        start, end = _find_seal(data)
     except ValueError:
         raise _damaged(where, hint) from None
-    empty = b"".join([data[:start], EMPTY, data[end:]])
-    if hashlib.sha256(empty).hexdigest().encode() != data[start:end]:
+    unseal = b"".join([data[:start], EMPTY, data[end:]])
+    if hashlib.sha256(unseal).hexdigest().encode() != data[start:end]:
         raise _damaged(where, hint)
 
 
-def _place(data: bytes | bytearray) -> tuple[int, int]:
-    """Return where the seal of a Parquet file is; raise ValueError. The metadata is at its end."""
+def _find_seal(data: bytes | bytearray) -> tuple[int, int]:
+    """Return a Parquet seal's range of bytes, in the metadata at the end; raise ValueError."""
     match = PARQUET_SEAL.search(data, data.rindex(PARQUET_KEY))
     if match is None:
         raise ValueError("no seal follows its key")

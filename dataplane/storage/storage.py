@@ -16,7 +16,7 @@ from typing import Any
 from ...console.errors import StorageError, file_fault
 from . import hub, remote, s3
 from .atomic import HALF_WRITTEN, replacing, sync
-from .faults import response_of, storage_error
+from .faults import read_response, storage_error
 
 Buffer = bytes | memoryview
 
@@ -44,8 +44,10 @@ def read(url: str, start: int = 0, end: int | None = None) -> bytes:
 
 
 def view(url: str, start: int = 0, end: int | None = None) -> Buffer:
-    """Read the same bytes; they are not copied out of the memory of the client that received them.
-    To copy megabytes into new memory takes more CPU time than to receive them."""
+    """Read the bytes [start, end), without copying them out of the receiving client's memory.
+
+    To copy megabytes into new memory takes more CPU time than to receive them.
+    """
     if is_local(url):
         try:
             with local_path(url).open("rb") as file:
@@ -61,7 +63,7 @@ def view(url: str, start: int = 0, end: int | None = None) -> Buffer:
         return remote.request("read", url, lambda fs, path: bytes(fs.cat_file(path)))
 
     def fetch(fs: Any, path: str) -> bytes:
-        return bytes(fs.cat_file(path, start=start, end=end, **hub.reading(fs)))
+        return bytes(fs.cat_file(path, start=start, end=end, **hub.read_arguments(fs)))
 
     return remote.request("read", url, fetch)
 
@@ -86,7 +88,7 @@ def write(url: str, data: bytes) -> None:
     if not is_local(url):
 
         def send(fs: Any, path: str) -> None:
-            fs.pipe_file(path, data, **remote.limit(fs, len(data)))
+            fs.pipe_file(path, data, **remote.timeout_arguments(fs, len(data)))
 
         remote.request("write", url, send)
         return
@@ -111,7 +113,7 @@ def put(source: Path, url: str) -> None:
     if not is_local(url):
 
         def send(fs: Any, path: str) -> None:
-            fs.put_file(str(source), path, **remote.limit(fs, source.stat().st_size))
+            fs.put_file(str(source), path, **remote.timeout_arguments(fs, source.stat().st_size))
 
         remote.request("write", url, send)
         source.unlink()
@@ -133,23 +135,26 @@ def put(source: Path, url: str) -> None:
         raise storage_error("write", url, error) from None
 
 
-def check_writable(url: str, *, file: bool = False, what: str | None = None) -> None:
-    """Raise if a local folder, or a file, cannot be written at `url`; `what` names it in errors. Of
-    a store, this checks the host and the credentials."""
+def check_writable(url: str, *, file: bool = False, label: str | None = None) -> None:
+    """Raise if a local folder, or file, cannot be written at `url`; `label` names it in errors.
+
+    Of a store, the host and the credentials are checked.
+    """
     if not is_local(url):
         with remote.first_requests():
             remote.request("write", url, lambda fs, path: fs.exists(path))
         return
     path = local_path(url).absolute()
     path = path.parent if file else path
-    if (why := _why_not_writable(path)) is not None:
+    if (reason := _why_not_writable(path)) is not None:
         raise StorageError(
-            f"cannot write {what or url}: {why}", hint="choose another path, or fix its permissions"
+            f"cannot write {label or url}: {reason}",
+            hint="choose another path, or fix its permissions",
         )
 
 
 def _why_not_writable(path: Path) -> str | None:
-    """Return why no file can be created in a folder, which need not exist; or None."""
+    """Return why no file can be created in a folder, or None; the folder need not exist."""
     for folder in (path, *path.parents):
         if folder.exists():
             break
@@ -169,7 +174,7 @@ def _why_not_writable(path: Path) -> str | None:
 
 
 def delete(url: str) -> None:
-    """Remove one file if it exists."""
+    """Remove a file if it exists."""
     if is_local(url):
         try:
             local_path(url).unlink(missing_ok=True)
@@ -186,17 +191,19 @@ def delete(url: str) -> None:
     remote.request("delete", url, remove)
 
 
-def remove_half_written(url: str, of: str = "") -> None:
-    """Remove the temporary files that killed writers left in a local folder: of all files, or of
-    the file `of`. A living writer that loses its file writes it once more."""
+def remove_half_written(url: str, target: str = "") -> None:
+    """Remove temporary files that killed writers left in a local folder, for all files or `target`.
+
+    A living writer that loses its file writes it once more.
+    """
     if is_local(url):
         for name in names(url):
-            if HALF_WRITTEN.fullmatch(name) and name.startswith(f".{of}"):
+            if HALF_WRITTEN.fullmatch(name) and name.startswith(f".{target}"):
                 delete(join(url, name))
 
 
 def list_files(url: str) -> list[str]:
-    """List all files below a folder: sorted names relative to it."""
+    """List all files below a folder, as sorted paths relative to it."""
     if is_local(url):
         root = local_path(url)
         return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
@@ -215,14 +222,14 @@ def names(url: str) -> list[str]:
         folder = local_path(url)
         return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
-    def look(fs: Any, path: str) -> list[str]:
+    def list_folder(fs: Any, path: str) -> list[str]:
         fs.invalidate_cache()
         try:
             paths = fs.ls(path, detail=False)
         except FileNotFoundError as error:
-            if response_of(error)[1] == "NoSuchBucket":
+            if read_response(error)[1] == "NoSuchBucket":
                 raise
             return []
         return sorted(str(name).rstrip("/").rsplit("/", 1)[-1] for name in paths)
 
-    return remote.request("list", url, look)
+    return remote.request("list", url, list_folder)

@@ -1,7 +1,7 @@
 """Bytes with a hash: read, checked, and asked for again.
 
-A store that answers with wrong bytes is asked again, because one answer does not show which of the
-two is damaged: the file, or the way to it. Equal wrong answers accuse the file, different ones the
+A store that gives wrong bytes is asked again, because a single answer does not show what is
+damaged: the file, or the way to it. Equal wrong answers accuse the file, different answers the
 network or the store. A local disk is asked once.
 
 Files named by their content prove themselves: their name holds 32 hex digits of their sha256.
@@ -25,7 +25,7 @@ from ...console.log import get_logger
 from ..arrays import Bytes
 from . import host_files, remote, storage
 from .faults import AbsentError, storage_error
-from .mapped import FileState, map_file, state_of
+from .mapped import FileState, map_file, read_state
 from .storage import Buffer
 
 T = TypeVar("T")
@@ -34,9 +34,9 @@ Data = TypeVar("Data", bytes, Buffer)
 log = get_logger(__name__)
 
 ANSWERS = 4
-"""Answers of a store that are checked before an error is raised."""
+"""Answers from a store that are checked before an error is raised."""
 READERS = 16
-"""Files that are checked in parallel: on an object store each is a request."""
+"""Files that are checked in parallel: on an object store a file is a request."""
 NAME = re.compile(r"[0-9a-f]{32}")
 REBUILD = "restore it from a copy, or build the dataset again at another URL"
 
@@ -55,7 +55,7 @@ def read_checked(
 def view_checked(
     url: str, check: Callable[[Buffer], T], start: int = 0, end: int | None = None
 ) -> T:
-    """Do the same with bytes that are not copied (`storage.view`)."""
+    """Do as `read_checked` with bytes that are not copied (`storage.view`)."""
     return _checked(url, lambda: storage.view(url, start, end), check)
 
 
@@ -70,17 +70,17 @@ def _checked(url: str, read: Callable[[], Data], check: Callable[[Data], T]) -> 
                 raise
             answers.append(hashlib.sha256(data).hexdigest())
             if attempt == ANSWERS:
-                raise _accused(error, answers) from None
+                raise _blame(error, answers) from None
             log.warning("%s; asking the store again", error.message)
             time.sleep(remote.POLICY.first_pause * attempt)
     raise AssertionError("unreachable")
 
 
-def _accused(error: IntegrityError, answers: list[str]) -> IntegrityError:
-    """Return the error for wrong answers: it accuses the file if all of them were equal."""
+def _blame(error: IntegrityError, answers: list[str]) -> IntegrityError:
+    """Return the error for wrong answers: it accuses the file if all are equal."""
     if len(set(answers)) == 1:
-        what = f"{error.message} (the store gave the same wrong bytes {len(answers)} times)"
-        return IntegrityError(what, where=error.where, hint=error.hint)
+        message = f"{error.message} (the store gave the same wrong bytes {len(answers)} times)"
+        return IntegrityError(message, where=error.where, hint=error.hint)
     return IntegrityError(
         f"{error.message} (the store gave different bytes each time it was asked: {len(answers)} "
         f"answers, {len(set(answers))} of them different)",
@@ -91,27 +91,27 @@ def _accused(error: IntegrityError, answers: list[str]) -> IntegrityError:
 
 
 def write_named(url: str, folder: str, ending: str, data: bytes) -> str:
-    """Write a file into a folder of `url`, named by its content; return its name."""
+    """Write a file into a folder below `url`, named by its content; return its name."""
     name = f"{folder}/{hashlib.sha256(data).hexdigest()[:32]}.{ending}"
     storage.write(storage.join(url, name), data)
     return name
 
 
 def read_named(url: str, name: str, *, hint: str = REBUILD) -> bytes:
-    """Return the bytes of a file of `url` that is named by its content."""
+    """Return the bytes of a file below `url` that is named by its content."""
     where = storage.join(url, name)
 
     def check(data: bytes) -> bytes:
         check_name(where, data, hint=hint)
         return data
 
-    with mended_by(hint):
+    with add_hint(hint):
         return read_checked(where, check)
 
 
 @contextmanager
-def mended_by(hint: str) -> Iterator[None]:
-    """Give the error of a file of ours that does not exist the hint that mends it."""
+def add_hint(hint: str) -> Iterator[None]:
+    """Add a hint to the error about an absent file."""
     try:
         yield
     except AbsentError as error:
@@ -119,10 +119,10 @@ def mended_by(hint: str) -> Iterator[None]:
         raise
 
 
-def lost_or_damaged(url: str, names: Iterable[str]) -> set[str]:
-    """Return the files of `url`, named by their content, that are absent or damaged."""
+def find_damaged(url: str, names: Iterable[str]) -> set[str]:
+    """Return which files below `url`, named by their content, are absent or damaged."""
 
-    def is_whole(name: str) -> bool:
+    def is_intact(name: str) -> bool:
         try:
             read_named(url, name)
         except (AbsentError, IntegrityError):
@@ -131,13 +131,15 @@ def lost_or_damaged(url: str, names: Iterable[str]) -> set[str]:
 
     listed = list(names)
     with ThreadPoolExecutor(READERS) as pool:
-        whole = pool.map(is_whole, listed)
-        return {name for name, sound in zip(listed, whole, strict=True) if not sound}
+        results = pool.map(is_intact, listed)
+        return {name for name, intact in zip(listed, results, strict=True) if not intact}
 
 
 class NamedFile:
-    """A file of `url` that is named by its content, verified and mapped: the processes of a host
-    share its bytes. A remote file is copied to this host's folder first."""
+    """A file below `url` that is named by its content, verified and mapped.
+
+    A host's processes share its bytes. A remote file is copied to this host's folder first.
+    """
 
     def __init__(self, url: str, name: str, *, hint: str = REBUILD) -> None:
         self.url, self.name, self.hint = url, name, hint
@@ -159,31 +161,31 @@ class NamedFile:
                 path = storage.local_path(self.where)
                 return self._map_path(path, self.where, map_file)
             except OSError as error:
-                with mended_by(self.hint):
+                with add_hint(self.hint):
                     raise storage_error("read", self.where, error) from None
         copy = host_files.folder() / self.name.rpartition("/")[2]
         with suppress(OSError, IntegrityError):
             return self._map_path(copy, str(copy), host_files.map_shared)
-        fetched = read_named(self.url, self.name, hint=self.hint)
+        content = read_named(self.url, self.name, hint=self.hint)
         try:
-            host_files.write(copy, fetched)
+            host_files.write(copy, content)
             return self._map_path(copy, str(copy), host_files.map_shared)
         except OSError as error:
-            why = error.strerror or error
-            log.warning("cannot keep %s in %s: %s", self.where, copy, why)
+            reason = error.strerror or error
+            log.warning("cannot keep %s in %s: %s", self.where, copy, reason)
             self._path = None
-            return np.frombuffer(fetched, np.uint8)
+            return np.frombuffer(content, np.uint8)
 
     def _map_path(self, path: Path, where: str, map: Callable[[Path], Bytes]) -> Bytes:
         data = map(path)
-        self._path, self._state = str(path), state_of(str(path))
+        self._path, self._state = str(path), read_state(str(path))
         check_name(where, data.data, hint=self.hint)
         return data
 
     def _current(self) -> FileState | None:
         assert self._path is not None
         try:
-            return state_of(self._path)
+            return read_state(self._path)
         except OSError:
             return None
 
@@ -194,11 +196,11 @@ def map_named(url: str, name: str) -> Bytes:
 
 
 def check_name(where: str, data: bytes | memoryview, *, hint: str = REBUILD) -> None:
-    """Raise if the bytes of a file do not match the hash in its name."""
-    promised = NAME.match(where.rpartition("/")[2])
-    if promised is None:
+    """Raise if a file's bytes do not match the hash in its name."""
+    hash_in_name = NAME.match(where.rpartition("/")[2])
+    if hash_in_name is None:
         raise IntegrityError(f"{where} is not named by its content", hint=hint)
-    if not hashlib.sha256(data).hexdigest().startswith(promised[0]):
+    if not hashlib.sha256(data).hexdigest().startswith(hash_in_name[0]):
         raise IntegrityError(
             f"{where} is damaged: its content ({len(data):,} bytes) does not match the hash in "
             "its name",

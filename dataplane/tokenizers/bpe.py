@@ -46,7 +46,7 @@ class BpeConfig:
 
 def load(source: str, config: BpeConfig) -> BpeTokenizer:
     """Load a tokenizer from its JSON file, or from a repository of the Hub that has one."""
-    source = hub.file_of(source, "tokenizer.json")
+    source = hub.file_url(source, "tokenizer.json")
     if not storage.exists(source):
         hint = "name a tokenizer.json, or the tokenizer `byte`"
         if storage.is_local(source):

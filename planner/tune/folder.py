@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...console import config as reader
-from ...dataplane.storage.sealed import sealed, unsealed
+from ...dataplane.storage.sealed import seal, unseal
 from ...trainer.folders.request_folder import RequestFolder, write
 from ...trainer.run.layout_plan import LayoutPlan, load_plan
 from .trial import TrialResult
@@ -55,7 +55,7 @@ class TuneFolder(RequestFolder):
         file = self.results / f"{name}.json"
         if file.exists():
             hint = "remove the file, and run the same command again: the trial is run again"
-            return TrialResult(**unsealed(str(file), file.read_bytes(), hint=hint))
+            return TrialResult(**unseal(str(file), file.read_bytes(), hint=hint))
         result = run(self.trials / name)
-        write(file, sealed(asdict(result), indent=1).decode())
+        write(file, seal(asdict(result), indent=1).decode())
         return result

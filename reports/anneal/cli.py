@@ -183,13 +183,13 @@ def _say_candidates(candidates: Sequence[MixtureCandidate], as_json: bool) -> No
 
 
 def _write(folder: AnnealFolder, prepared: PreparedAnneal, ranking: Ranking) -> None:
-    from ...dataplane.storage.sealed import sealed
+    from ...dataplane.storage.sealed import seal
     from ...trainer.folders.request_folder import write
     from .page import anneal_page
     from .scores import ranking_json
 
     request = prepared.request
-    write(folder.scores, sealed(ranking_json(ranking, folder), indent=1).decode())
+    write(folder.scores, seal(ranking_json(ranking, folder), indent=1).decode())
     write(folder.page, anneal_page(ranking, request["run"], request["step"]))
 
 

@@ -238,7 +238,7 @@ class BoardRun:
         about = storage.join(self.url, files.ABOUT)
         if not storage.exists(about):
             return {}
-        name = sealed.unsealed(about, storage.read(about), hint="resume the run")["held_out"]
+        name = sealed.unseal(about, storage.read(about), hint="resume the run")["held_out"]
         file = storage.join(self.url, name) if name else None
         if file is None or not storage.exists(file):
             return {}

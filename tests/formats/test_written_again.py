@@ -22,7 +22,7 @@ from headrace.dataplane.order.tables import Tables
 from headrace.dataplane.runlog import ledger, writer
 from headrace.dataplane.runlog.writer import LineWriter
 from headrace.dataplane.storage import host_files
-from headrace.dataplane.storage.sealed import sealed, unsealed
+from headrace.dataplane.storage.sealed import seal, unseal
 from headrace.mixtures.mixture_file.mixture import Mixture
 from headrace.models.accounting import stored as traces
 from headrace.models.config.config import ModelConfig
@@ -105,9 +105,7 @@ def checkpoint(sample: Path, again: Path) -> None:
 
 def sealed_document(indent: int | None) -> Again:
     def write(sample: Path, again: Path) -> None:
-        again.write_bytes(
-            sealed(unsealed(str(sample), sample.read_bytes(), hint=""), indent=indent)
-        )
+        again.write_bytes(seal(unseal(str(sample), sample.read_bytes(), hint=""), indent=indent))
 
     return write
 

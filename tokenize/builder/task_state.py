@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 
 from ...dataplane.datasets.manifest import Shard
 from ...dataplane.storage import storage
-from ...dataplane.storage.sealed import sealed, unsealed
+from ...dataplane.storage.sealed import seal, unseal
 from ...dataplane.storage.verified import read_checked
 from ..corpus.read_stats import ReadStats
 from .settings import TASKS, work_url
@@ -52,7 +52,7 @@ class TaskState:
             "untokenizable": self.untokenizable,
             "done": self.done,
         }
-        storage.write(_state_url(url, task), sealed(data))
+        storage.write(_state_url(url, task), seal(data))
 
     @staticmethod
     def load(url: str, task: str, outputs: Sequence[str]) -> TaskState:
@@ -60,7 +60,7 @@ class TaskState:
         state_url = _state_url(url, task)
         if not storage.exists(state_url):
             return TaskState({name: OutputState() for name in outputs})
-        data = read_checked(state_url, lambda text: unsealed(state_url, text, hint=RUN_TASK_AGAIN))
+        data = read_checked(state_url, lambda text: unseal(state_url, text, hint=RUN_TASK_AGAIN))
         output_states = {}
         for name, output in data["outputs"].items():
             shards = [

@@ -73,7 +73,7 @@ def _template_source(name: str, tokenizer: str) -> str:
         return _template_in_folder(_tokenizer_folder(tokenizer))
     if name in SHIPPED_TEMPLATES:
         return SHIPPED_TEMPLATES[name].read_text(encoding="utf-8")
-    if hub.file_of(name, CONFIG) != name or _is_local_folder(name):
+    if hub.file_url(name, CONFIG) != name or _is_local_folder(name):
         return _template_in_folder(name.rstrip("/"))
     if not storage.exists(name):
         path = nearest_path(storage.local_path(name)) if storage.is_local(name) else None
@@ -90,7 +90,7 @@ def _template_source(name: str, tokenizer: str) -> str:
 
 def _tokenizer_folder(tokenizer: str) -> str:
     """Return the folder with the tokenizer.json."""
-    return hub.file_of(tokenizer, "tokenizer.json").rpartition("/")[0] or "."
+    return hub.file_url(tokenizer, "tokenizer.json").rpartition("/")[0] or "."
 
 
 def _is_local_folder(name: str) -> bool:

@@ -20,7 +20,7 @@ import numpy as np
 
 from ...console.errors import InputError, run_all
 from ...dataplane.storage import storage
-from ...dataplane.storage.sealed import checked_parquet
+from ...dataplane.storage.sealed import open_parquet
 from ..files.open_file import open_file
 from .drop_list import DropList
 
@@ -112,7 +112,7 @@ def _parquet_rows(url: str) -> Iterator[DropEntry]:
 
     number = 0
     try:
-        stream = checked_parquet(url, open_file(url), hint=AGAIN)
+        stream = open_parquet(url, open_file(url), hint=AGAIN)
         with pq.ParquetFile(stream) as opened:
             columns = _entry_columns(url, opened.schema_arrow.names)
             for batch in opened.iter_batches(columns=list(columns), use_threads=False):

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...dataplane.storage import storage
-from ...dataplane.storage.sealed import sealed, unsealed
+from ...dataplane.storage.sealed import seal, unseal
 from ...dataplane.storage.verified import read_checked
 from ..builder.task_state import RUN_TASK_AGAIN
 from ..sources.format import SourceConfig
@@ -69,7 +69,7 @@ def task_id(job: NeardupJob, *inputs: Any) -> str:
 
 
 def save_state(job: NeardupJob, task: str, state: dict[str, Any]) -> None:
-    storage.write(_url(job, task), sealed(state))
+    storage.write(_url(job, task), seal(state))
 
 
 def load_state(job: NeardupJob, task: str) -> dict[str, Any] | None:
@@ -77,7 +77,7 @@ def load_state(job: NeardupJob, task: str) -> dict[str, Any] | None:
     url = _url(job, task)
     if not storage.exists(url):
         return None
-    return read_checked(url, lambda text: unsealed(url, text, hint=RUN_TASK_AGAIN))
+    return read_checked(url, lambda text: unseal(url, text, hint=RUN_TASK_AGAIN))
 
 
 def finished_state(job: NeardupJob, task: str) -> dict[str, Any]:

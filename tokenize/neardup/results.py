@@ -16,8 +16,8 @@ import numpy as np
 
 from ...console.errors import InputError, MisuseError
 from ...dataplane.storage import storage
-from ...dataplane.storage.sealed import sealed, sealed_parquet, unsealed
-from ...dataplane.storage.verified import lost_or_damaged, read_named, write_named
+from ...dataplane.storage.sealed import seal, seal_parquet, unseal
+from ...dataplane.storage.verified import find_damaged, read_named, write_named
 from .clusters import Clusters
 
 NAME = "neardup.json"
@@ -56,7 +56,7 @@ def results_folder(out: str) -> str:
 
 
 def save(out: str, results: Results) -> None:
-    storage.write(storage.join(results_folder(out), NAME), sealed(asdict(results), indent=1))
+    storage.write(storage.join(results_folder(out), NAME), seal(asdict(results), indent=1))
 
 
 def load(out: str) -> Results | None:
@@ -65,7 +65,7 @@ def load(out: str) -> Results | None:
     if not storage.exists(url):
         return None
     hint = f"remove the file, and {RUN_AGAIN}"
-    return Results(**unsealed(url, storage.read(url), hint=hint))
+    return Results(**unseal(url, storage.read(url), hint=hint))
 
 
 def read_table(out: str, results: Results, name: str) -> Any:
@@ -81,7 +81,7 @@ def is_intact(out: str, results: Results) -> bool:
     """Return True if the drop list and the tables match the hashes in the results."""
     if not storage.exists(out) or _digest(storage.read(out)) != results.drop_list:
         return False
-    return not lost_or_damaged(results_folder(out), results.files.values())
+    return not find_damaged(results_folder(out), results.files.values())
 
 
 def write_tables(
@@ -132,13 +132,13 @@ def write_tables(
     )
     table_names = {
         "pairs": write_named(
-            folder, FOLDER, "parquet", sealed_parquet(pa.schema(pair_types), pair_tables)
+            folder, FOLDER, "parquet", seal_parquet(pa.schema(pair_types), pair_tables)
         ),
         "clusters": write_named(
-            folder, FOLDER, "parquet", sealed_parquet(by_cluster.schema, [by_cluster])
+            folder, FOLDER, "parquet", seal_parquet(by_cluster.schema, [by_cluster])
         ),
     }
-    data = sealed_parquet(drop_table.schema, [drop_table])
+    data = seal_parquet(drop_table.schema, [drop_table])
     storage.write(out, data)
     return _digest(data), table_names
 
@@ -156,7 +156,7 @@ def _places(clusters: Clusters, places: Iterable[tuple[Any, Any]]) -> Iterator[t
 def remove_half_written(out: str) -> None:
     """Remove files that killed searches left half-written."""
     folder, _, name = out.rpartition("/")
-    storage.remove_half_written(folder or ".", of=name)
+    storage.remove_half_written(folder or ".", target=name)
     for place in ("", FOLDER):
         storage.remove_half_written(storage.join(results_folder(out), place))
 

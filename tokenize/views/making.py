@@ -23,7 +23,7 @@ from ...dataplane.datasets import packing, view
 from ...dataplane.datasets.dataset import Dataset
 from ...dataplane.datasets.manifest import Manifest, Shard
 from ...dataplane.storage import storage
-from ...dataplane.storage.verified import lost_or_damaged, read_named, write_named
+from ...dataplane.storage.verified import find_damaged, read_named, write_named
 from .. import executors
 from ..builder.lock import BuildLock
 from ..builder.settings import LOCKS, work_url
@@ -184,14 +184,14 @@ def _other_dataset_error(out: str, manifest: Manifest) -> StorageError:
 def _restore(request: ViewRequest, manifest: Manifest) -> None:
     """Make generations with lost or damaged files again."""
     out = request.out
-    damaged = lost_or_damaged(out, manifest.files)
+    damaged = find_damaged(out, manifest.files)
     if damaged & {manifest.tokenizer.spec.get("file")}:
         _copy_tokenizer(request.dataset.url, out, manifest)
     damaged_generations = [
         number
         for number, generation in enumerate(manifest.generations)
         if generation.table in damaged
-        or lost_or_damaged(out, map(view.file_of, manifests.load_table(out, generation)))
+        or find_damaged(out, map(view.file_of, manifests.load_table(out, generation)))
     ]
     for number, shards, _ in _run_generations(request, damaged_generations):
         table = manifests.write_generation(out, shards).table

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ...console.errors import IntegrityError
 from ...console.progress import format_number
 from ...dataplane.storage import storage
-from ...dataplane.storage.sealed import sealed, unsealed
+from ...dataplane.storage.sealed import seal, unseal
 from ..folders.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -29,14 +29,14 @@ MAX_ROUNDS = 4
 def save_facts(job: Job) -> dict[str, Any]:
     """Count the facts of a job, write them into its folder, and return them."""
     facts = count_facts(job)
-    storage.write(str(job.folder.about), sealed(facts))
+    storage.write(str(job.folder.about), seal(facts))
     return facts
 
 
 def load_facts(folder: RunFolder) -> dict[str, Any]:
     """Return the facts of a stored run; count them if the file is lost or damaged."""
     with contextlib.suppress(FileNotFoundError, IntegrityError):
-        return unsealed(str(folder.about), folder.about.read_bytes(), hint="")
+        return unseal(str(folder.about), folder.about.read_bytes(), hint="")
     from ..run.stored import read_run
 
     job = read_run(folder)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...console.progress import format_bytes
 from ...dataplane.runlog import writer as events
 from ...dataplane.storage import storage
-from ...dataplane.storage.sealed import sealed, unsealed
+from ...dataplane.storage.sealed import seal, unseal
 
 if TYPE_CHECKING:
     from ..run.job import Job
@@ -91,13 +91,13 @@ def _compare_memory(job: Job, plan: LayoutPlan, measured: dict[str, Any]) -> dic
 
 
 def write(file: Path, comparison: dict[str, Any]) -> None:
-    storage.write(str(file), sealed(comparison, indent=1))
+    storage.write(str(file), seal(comparison, indent=1))
 
 
 def read(file: Path) -> dict[str, Any]:
     """Read a comparison that `write` has stored. Raise IntegrityError if it is damaged."""
     hint = "remove the file: the next report compares the run's measurement again"
-    return unsealed(str(file), file.read_bytes(), hint=hint)
+    return unseal(str(file), file.read_bytes(), hint=hint)
 
 
 def format_phases(names: Sequence[str], prefix: str = "") -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from ...console.differences import differences
 from ...console.errors import BusyError, RunError
 from ...dataplane.storage import storage
-from ...dataplane.storage.sealed import sealed, unsealed
+from ...dataplane.storage.sealed import seal, unseal
 
 LOCK = ".lock"
 
@@ -84,11 +84,11 @@ class RequestFolder:
     def read(self) -> dict[str, Any]:
         """Return the contents of the request's file, which must be there."""
         hint = "restore it from a copy, or choose another --out"
-        return unsealed(str(self.request), self.request.read_bytes(), hint=hint)
+        return unseal(str(self.request), self.request.read_bytes(), hint=hint)
 
     def store(self, request: Mapping[str, Any], **facts: Any) -> None:
         """Write the request, with facts that follow from it."""
-        write(self.request, sealed({**request, **facts}, indent=1).decode())
+        write(self.request, seal({**request, **facts}, indent=1).decode())
 
 
 def write(file: Path, text: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from ...console.errors import UserError
 from ...console.log import get_logger
 from ...dataplane.storage import storage
-from ...dataplane.storage.sealed import sealed, unsealed
+from ...dataplane.storage.sealed import seal, unseal
 from ...models.attestation.record import Record
 
 VERSION = 1
@@ -29,12 +29,14 @@ def load(key: str) -> Record | None:
     """Return the stored attestation, or None. Say so if there is one that cannot be used."""
     path = path_of(key)
     try:
-        values = unsealed(str(path), path.read_bytes(), hint="", version=VERSION)
+        values = unseal(str(path), path.read_bytes(), hint="", version=VERSION)
         record = Record.from_dict(values)
     except FileNotFoundError:
         return None
     except (OSError, UserError, KeyError, TypeError) as error:
-        what = error.what if isinstance(error, UserError) else f"{path} cannot be read: {error!r}"
+        what = (
+            error.message if isinstance(error, UserError) else f"{path} cannot be read: {error!r}"
+        )
         log.warning("%s; the kernels are attested again", what)
         return None
     return None if record.problems else record
@@ -44,6 +46,6 @@ def save(key: str, record: Record) -> None:
     """Store an attestation that passed. A folder that cannot be written to is no error: the next
     start attests again."""
     try:
-        storage.write(str(path_of(key)), sealed({"version": VERSION, **record.to_dict()}))
+        storage.write(str(path_of(key)), seal({"version": VERSION, **record.to_dict()}))
     except UserError as error:
-        log.warning("the attestation of the kernels is not kept: %s", error.what)
+        log.warning("the attestation of the kernels is not kept: %s", error.message)

@@ -88,7 +88,7 @@ def check_disk(job: Job) -> None:
 
 def check_folder(job: Job) -> None:
     """Raise if the run's folder cannot be written to."""
-    storage.check_writable(str(job.folder.root), what=f"to the run's folder {job.folder.root}")
+    storage.check_writable(str(job.folder.root), label=f"to the run's folder {job.folder.root}")
 
 
 def check_profile(job: Job, options: StartOptions) -> None:

@@ -131,7 +131,7 @@ def test_a_table_that_changes_while_it_is_read_is_named(
 ) -> None:
     opened = Dataset(dataset("web"))
     opened.shards.sums("tokens")
-    monkeypatch.setattr(verified, "state_of", lambda path: opened.shards._tables[0]._state)
+    monkeypatch.setattr(verified, "read_state", lambda path: opened.shards._tables[0]._state)
     table = Path(opened.url, opened.generations[0].table)
     data = table.read_bytes()
     with table.open("r+b") as file:

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.console.errors import IntegrityError, StorageError
 from headrace.dataplane.order.plan import MAX_TABLE_ROWS, Parent, Plan
-from headrace.dataplane.storage.sealed import sealed
+from headrace.dataplane.storage.sealed import seal
 
 
 def test_round_trip(two_phases: Plan, tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_an_incomplete_plan_is_refused(two_phases: Plan, tmp_path: Path) -> None
         file.write_text(part)
         with pytest.raises(IntegrityError, match="is damaged"):
             Plan.load(file)
-    file.write_bytes(sealed({"version": 1, "folder": "."}))
+    file.write_bytes(seal({"version": 1, "folder": "."}))
     with pytest.raises(IntegrityError, match="not a whole plan"):
         Plan.load(file)
 

@@ -14,7 +14,7 @@ from formats.samples import pin_keys
 
 from headrace.console import config as reader
 from headrace.console.errors import LayoutError, PlanError, RunError
-from headrace.dataplane.storage.sealed import sealed
+from headrace.dataplane.storage.sealed import seal
 from headrace.models.config.config import load_model_config
 from headrace.planner.hardware import Hardware
 from headrace.planner.hardware.file import Device, HardwareFile, Overhead
@@ -283,7 +283,7 @@ def test_a_trial_is_read_from_its_run(tmp_path: Path) -> None:
         "phases": [{"measured": 0.25}],
         "memory": {"measured": [None, 7, 9]},
     }
-    (tmp_path / "measured.json").write_bytes(sealed(beside))
+    (tmp_path / "measured.json").write_bytes(seal(beside))
     found = read_result(tmp_path)
     assert (found.outcome, found.seconds, found.memory) == ("measured", 0.25, 9)
 

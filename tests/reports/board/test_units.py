@@ -17,7 +17,7 @@ from support.pages.board_runs import SOURCES, STEPS, write_plan, write_run
 from support.pages.chromium import Chromium
 
 from headrace.dataplane.order.plan import Plan
-from headrace.dataplane.storage.sealed import sealed, unsealed
+from headrace.dataplane.storage.sealed import seal, unseal
 from headrace.reports.report.reading.data import RunData
 from headrace.reports.report.reading.stored import StoredRun
 from headrace.tokenize.builder.build import BuildConfig, build
@@ -32,8 +32,8 @@ def with_evaluations(run: Path, plan: Plan) -> Path:
     """Name the sources of a run as its held-out datasets."""
     plan.save(run / "held-out-1.json")
     file = run / "about.json"
-    about = unsealed(str(file), file.read_bytes(), hint="")
-    file.write_bytes(sealed(about | {"held_out": "held-out-1.json"}))
+    about = unseal(str(file), file.read_bytes(), hint="")
+    file.write_bytes(seal(about | {"held_out": "held-out-1.json"}))
     return run
 
 

@@ -18,7 +18,7 @@ from headrace.dataplane.datasets import manifest as manifests
 from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.order.stream import Stream
 from headrace.dataplane.runlog import ledger
-from headrace.dataplane.storage.sealed import sealed
+from headrace.dataplane.storage.sealed import seal
 from headrace.dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
 from headrace.mixtures.audit.auditor import Auditor
 from headrace.mixtures.planning.open_plan import OpenedPlan
@@ -79,7 +79,7 @@ def write_run(root: Path, plan: Plan, *, lr: float = 1e-3, taken: int | None = N
     (root / "run.yaml").write_text(yaml.safe_dump(run))
     (root / "model.yaml").write_text(yaml.safe_dump({"width": 64, "pattern": "2*(mamba mlp)"}))
     (root / "mixture.yaml").write_text(yaml.safe_dump({"seed": 7}))
-    (root / "about.json").write_bytes(sealed(ABOUT | {"lr": lr}))
+    (root / "about.json").write_bytes(seal(ABOUT | {"lr": lr}))
     auditor, hashed, seconds = Auditor(OpenedPlan(Stream(plan))), plan.hash, 0.25
     with (root / "metrics.jsonl").open("w") as metrics, (root / "ledger.jsonl").open("w") as lines:
         for number in range(taken):
