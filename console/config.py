@@ -19,7 +19,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from . import yaml_text
-from .errors import ConfigError, Problem, StorageError, file_fault
+from .errors import ConfigError, ConfigProblem, StorageError, file_fault
 from .explain import (
     AsWritten,
     NameIn,
@@ -103,7 +103,7 @@ def apply_overrides(
                 lines.update({keys[:end]: None for end in range(1, len(keys))} | lines)
                 lines[keys] = None
         except ValueError as error:
-            invalid.append(Problem(path, str(error), typed=True))
+            invalid.append(ConfigProblem(path, str(error), typed=True))
     if invalid:
         raise ConfigError("the overrides on the command line", invalid)
     return result

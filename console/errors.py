@@ -63,7 +63,7 @@ def _rebuild(kind: type[UserError], state: dict[str, object]) -> UserError:
 
 
 @dataclass(frozen=True)
-class Problem:
+class ConfigProblem:
     """A wrong value in a configuration: dotted path, message, and line number if known."""
 
     path: str
@@ -77,10 +77,10 @@ class Problem:
         return f"{prefix}{self.path}: {self.message}" if self.path else f"{prefix}{self.message}"
 
 
-class Problems(ValueError):
+class ConfigProblems(ValueError):
     """Several problems of a `__post_init__`; paths are relative to the dataclass."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[ConfigProblem]) -> None:
         super().__init__("; ".join(map(str, problems)))
         self.problems = tuple(problems)
 
@@ -88,7 +88,7 @@ class Problems(ValueError):
 class ConfigError(UserError):
     """All problems of a configuration, reported together."""
 
-    def __init__(self, source: str, problems: Sequence[Problem], *, hint: str | None = None):
+    def __init__(self, source: str, problems: Sequence[ConfigProblem], *, hint: str | None = None):
         ordered = sorted(problems, key=lambda problem: problem.line or 0)
         count = "1 problem" if len(ordered) == 1 else f"{len(ordered)} problems"
         message = "\n".join([f"{count} in {source}", *(f"  {problem}" for problem in ordered)])

@@ -12,7 +12,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from .errors import Problem, Problems
+from .errors import ConfigProblem, ConfigProblems
 from .yaml_text import COUNT, Count, Lines, Path, dotted, size
 
 UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
@@ -125,7 +125,7 @@ def _as_written(data: Any) -> Any:
     return data.text if isinstance(data, Count) else data
 
 
-def problems(kind: Any, data: Any, errors: Sequence[Any], lines: Lines) -> list[Problem]:
+def problems(kind: Any, data: Any, errors: Sequence[Any], lines: Lines) -> list[ConfigProblem]:
     """Return a problem for every wrong value. `errors` are pydantic's for `data` as `kind`."""
     messages: dict[Path, list[str]] = {}
     expectations: dict[Path, list[str]] = {}
@@ -134,7 +134,7 @@ def problems(kind: Any, data: Any, errors: Sequence[Any], lines: Lines) -> list[
         if error["type"] == "union_tag_invalid":  # pydantic names the section, not its tag
             path = (*path, error["ctx"]["discriminator"].strip("'"))
         cause = error.get("ctx", {}).get("error")
-        if isinstance(cause, Problems):
+        if isinstance(cause, ConfigProblems):
             for problem in cause.problems:
                 _add_once(messages, (*path, *_keys(problem.path)), problem.message)
             continue
@@ -182,11 +182,11 @@ def find_line(lines: Lines, path: Path) -> int | None:
     return lines.get(_holder(lines, path))
 
 
-def locate_problem(lines: Lines, path: Path, message: str) -> Problem:
+def locate_problem(lines: Lines, path: Path, message: str) -> ConfigProblem:
     """Return the problem with the value at `path`, and its line if it stands in a file."""
     holder = _holder(lines, path)
     typed = holder in lines and lines[holder] is None
-    return Problem(dotted(path), message, lines.get(holder), typed=typed)
+    return ConfigProblem(dotted(path), message, lines.get(holder), typed=typed)
 
 
 def _holder(lines: Lines, path: Path) -> Path:

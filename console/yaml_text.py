@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from .errors import ConfigError, Problem
+from .errors import ConfigError, ConfigProblem
 
 if TYPE_CHECKING:
     import yaml
@@ -77,15 +77,17 @@ def parse(text: str, *, source: str) -> tuple[dict[str, Any], Lines]:
         data = {} if node is None else loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else None
-        raise ConfigError(source, [Problem("", f"not YAML: {error.problem}", line)]) from None
+        raise ConfigError(source, [ConfigProblem("", f"not YAML: {error.problem}", line)]) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         message = f"the character U+{ord(text[error.position]):04X} is not allowed in YAML"
-        raise ConfigError(source, [Problem("", message, line)]) from None
+        raise ConfigError(source, [ConfigProblem("", message, line)]) from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(source, [Problem("", f"cannot be read: {error}")]) from None
+        raise ConfigError(source, [ConfigProblem("", f"cannot be read: {error}")]) from None
     if not isinstance(data, dict):
-        raise ConfigError(source, [Problem("", "expected `key: value` lines at the top level", 1)])
+        raise ConfigError(
+            source, [ConfigProblem("", "expected `key: value` lines at the top level", 1)]
+        )
     return data, lines
 
 
@@ -138,12 +140,12 @@ def size(text: str) -> int:
 
 def _index(
     loader: Any, node: yaml.Node, path: Path, above: tuple[yaml.Node, ...], lines: Lines
-) -> Iterator[Problem]:
+) -> Iterator[ConfigProblem]:
     """Record every value's line; yield mistakes that YAML allows."""
     import yaml
 
     if node in above:
-        yield Problem(dotted(path), "refers to itself", node.start_mark.line + 1)
+        yield ConfigProblem(dotted(path), "refers to itself", node.start_mark.line + 1)
         return
     above = (*above, node)
     if isinstance(node, yaml.MappingNode):
@@ -152,11 +154,13 @@ def _index(
             if key.tag == "tag:yaml.org,2002:merge":
                 continue
             if not isinstance(key, yaml.ScalarNode):
-                yield Problem(dotted(path), "a key must be a single value", line)
+                yield ConfigProblem(dotted(path), "a key must be a single value", line)
                 continue
             inner = (*path, loader.construct_object(key))
             if inner in lines:
-                yield Problem(dotted(inner), f"duplicate key, first on line {lines[inner]}", line)
+                yield ConfigProblem(
+                    dotted(inner), f"duplicate key, first on line {lines[inner]}", line
+                )
             lines[inner] = line
             yield from _index(loader, item, inner, above, lines)
     elif isinstance(node, yaml.SequenceNode):

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from ..console.errors import ConfigError, Problem
+from ..console.errors import ConfigError, ConfigProblem
 from ..console.progress import format_number
 from ..console.yaml_text import value
 from .lr_shapes import DEFAULT_SHAPE, SHAPES
@@ -57,7 +57,7 @@ def render_template(urls: Sequence[str]) -> str:
     opened, findings = open_sources(specs)
     findings += source_mismatches(opened, None)
     if findings:
-        problems = [Problem(specs[str(path[1])].data, message) for path, message in findings]
+        problems = [ConfigProblem(specs[str(path[1])].data, message) for path, message in findings]
         raise ConfigError("the datasets", problems)
     if not opened:
         return _render(

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..console.errors import ConfigError, Problem
+from ..console.errors import ConfigError, ConfigProblem
 from .parallel.axes import Axis
 
 T = TypeVar("T")
@@ -172,7 +172,7 @@ def check_cu_seqlens(cu_seqlens: Tensor, shape: tuple[int, int]) -> None:
     if problems:
         raise ConfigError(
             "cu_seqlens",
-            [Problem("", what) for what in problems],
+            [ConfigProblem("", what) for what in problems],
             hint="pass the ends of the documents in the flattened rows, from 0 to rows · length",
         )
 

@@ -29,7 +29,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from ...console.errors import ConfigError, Problem, StorageError, file_fault
+from ...console.errors import ConfigError, ConfigProblem, StorageError, file_fault
 from ..arrays import Bytes
 from ..storage.checked_files import CheckedFiles
 from ..storage.last_uses import LastUses
@@ -214,7 +214,7 @@ class CacheFolder:
             if others and not marker.exists():
                 raise ConfigError(
                     "the cache",
-                    [Problem("", f"{self.root} is not empty and is not a headrace cache")],
+                    [ConfigProblem("", f"{self.root} is not empty and is not a headrace cache")],
                     hint="name an empty or a new folder",
                 )
             marker.touch()
@@ -230,7 +230,7 @@ class CacheFolder:
         for hash, run in self._files():
             names = [(hash, number) for number in range(*run)]
             steps = [wanted[name] for wanted in self.wanted for name in names if name in wanted]
-            order = (1, -min(steps)) if steps else (0, self.used.of(_number(hash, run)))
+            order = (1, -min(steps)) if steps else (0, self.used.last_use(_number(hash, run)))
             files.append((order, hash, run))
         freed = 0
         for _, hash, run in sorted(files):

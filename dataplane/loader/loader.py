@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ...console.errors import ConfigError, Problem
+from ...console.errors import ConfigError, ConfigProblem
 from ..arrays import Int64
 from ..datasets.cache import Cache
 from ..order.plan import Plan
@@ -94,14 +94,14 @@ class Loader:
         problems = []
         if not 0 <= rank < world or micro_batch < 1 or workers < 0:
             problem = f"rank {rank} of {world}, {micro_batch} rows a micro-batch, {workers} workers"
-            problems.append(Problem("", problem))
+            problems.append(ConfigProblem("", problem))
         if start_step is not None and not plan.first_step <= start_step <= plan.end_step:
             problem = f"step {start_step} is not in the plan, whose steps are {plan.first_step} to "
-            problems.append(Problem("", f"{problem}{plan.end_step - 1}"))
+            problems.append(ConfigProblem("", f"{problem}{plan.end_step - 1}"))
         if not 0 <= context_rank < context_size:
-            problems.append(Problem("", f"context rank {context_rank} of {context_size}"))
+            problems.append(ConfigProblem("", f"context rank {context_rank} of {context_size}"))
         problems += [
-            Problem(
+            ConfigProblem(
                 f"phases.{phase.name}.seq_len",
                 f"{phase.seq_len:,} tokens cannot be cut into {context_size} equal parts",
             )
@@ -109,7 +109,7 @@ class Loader:
             if phase.seq_len % context_size
         ]
         if pin_memory and not _has_cuda():
-            problems.append(Problem("pin_memory", "no CUDA device was found"))
+            problems.append(ConfigProblem("pin_memory", "no CUDA device was found"))
         if problems:
             raise ConfigError("the loader", problems)
         first = plan.first_step if start_step is None else start_step

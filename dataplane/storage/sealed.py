@@ -100,8 +100,8 @@ def check_parquet(where: str, data: bytes, *, hint: str) -> None:
         start, end = _find_seal(data)
     except ValueError:
         raise _damaged(where, hint) from None
-    unseal = b"".join([data[:start], EMPTY, data[end:]])
-    if hashlib.sha256(unseal).hexdigest().encode() != data[start:end]:
+    blanked = b"".join([data[:start], EMPTY, data[end:]])
+    if hashlib.sha256(blanked).hexdigest().encode() != data[start:end]:
         raise _damaged(where, hint)
 
 

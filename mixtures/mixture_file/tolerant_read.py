@@ -14,7 +14,7 @@ from typing import Any
 
 from ...console import config
 from ...console.config import Lines
-from ...console.errors import ConfigError, Problem
+from ...console.errors import ConfigError, ConfigProblem
 from ...console.explain import find_line, find_value
 from ...console.yaml_text import Path, dotted
 from .check import MixtureFinding
@@ -32,7 +32,7 @@ class Draft:
     source: str
     """Name that error messages give the YAML."""
     lines: Lines = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[ConfigProblem] = field(default_factory=list)
     """Wrong types and unknown keys."""
     removed: list[Path] = field(default_factory=list)
     """Paths removed because of these problems."""
@@ -49,7 +49,7 @@ class Draft:
         """True if a whole section was removed, with all its names."""
         return any(len(path) == 1 for path in self.removed)
 
-    def locate_problem(self, finding: MixtureFinding) -> Problem | None:
+    def locate_problem(self, finding: MixtureFinding) -> ConfigProblem | None:
         """Add the line to a finding; return None if a removed value caused it."""
         path = finding.path
         within_removed = any(path[: len(removed)] == removed for removed in self.removed)
@@ -58,7 +58,7 @@ class Draft:
         uncertain = self.lacks_section or any(path[: len(entry)] == entry for entry in self.damaged)
         if within_removed or emptied or (uncertain and path not in self.lines):
             return None
-        return Problem(dotted(path), finding.message, find_line(self.lines, path))
+        return ConfigProblem(dotted(path), finding.message, find_line(self.lines, path))
 
 
 def read(file: str | FilePath, overrides: Sequence[str] = ()) -> Draft:

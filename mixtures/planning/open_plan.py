@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ...console.errors import ConfigError, PlanError, Problem, UserError
+from ...console.errors import ConfigError, ConfigProblem, PlanError, UserError
 from ...console.log import get_logger
 from ...dataplane.order.plan import Plan
 from ...dataplane.order.stream import Stream
@@ -67,7 +67,7 @@ def open_plan(name: str, overrides: Sequence[str] = ()) -> OpenedPlan:
         stream, sources = resolve_with_sources(read(name, overrides))
         return OpenedPlan(stream, sources=sources)
     if overrides:
-        problem = Problem(
+        problem = ConfigProblem(
             overrides[0].partition("=")[0],
             "a saved plan cannot be overridden; override its mixture",
             typed=True,

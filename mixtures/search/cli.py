@@ -108,7 +108,7 @@ def _write_proposals(
     from dataclasses import replace
 
     from ...console import config
-    from ...console.errors import ConfigError, Problem, StorageError
+    from ...console.errors import ConfigError, ConfigProblem, StorageError
     from ...dataplane.storage import storage
     from ..mixture_file.mixture import Weight
     from ..mixture_file.tolerant_read import read
@@ -118,7 +118,7 @@ def _write_proposals(
         raise ConfigError(draft.source, draft.problems)
     if len(draft.mixture.phases) != 1:
         message = f"there are {len(draft.mixture.phases)}; a proposal has the shares of one phase"
-        raise ConfigError(draft.source, [Problem("phases", message)])
+        raise ConfigError(draft.source, [ConfigProblem("phases", message)])
     [(phase_name, phase)] = draft.mixture.phases.items()
     files = [Path(out) / f"proposal-{number}.yaml" for number in range(1, len(proposals) + 1)]
     if existing := [file for file in files if file.exists()]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from ...console.errors import ConfigError, Problem
+from ...console.errors import ConfigError, ConfigProblem
 from ...console.html.chart import TOP, Chart, Curve, bounds
 from ...console.html.page import WIDE, colour, legend, page, section
 from ...console.html.picture import draw_picture
@@ -24,7 +24,7 @@ def kind_of(file: str) -> str:
     kind = Path(file).suffix.removeprefix(".").lower()
     if kind not in KINDS:
         what = f"{file} does not end in .svg or .html"
-        raise ConfigError("the command line", [Problem("--out", what, typed=True)])
+        raise ConfigError("the command line", [ConfigProblem("--out", what, typed=True)])
     return kind
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ...console import config as reader
-from ...console.errors import ConfigError, Problem, Problems
+from ...console.errors import ConfigError, ConfigProblem, ConfigProblems
 from ...console.explain import nearest
 from .options import OPTIONS
 from .options.base import OperatorOptions
@@ -69,16 +69,16 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         problems = [
-            Problem(name, f"must be at least 1, not {getattr(self, name)}")
+            ConfigProblem(name, f"must be at least 1, not {getattr(self, name)}")
             for name in ("vocab_size", "width", "learned_positions")
             if getattr(self, name) is not None and getattr(self, name) < 1
         ]
         if not self.norm_eps > 0:
-            problems.append(Problem("norm_eps", f"must be above 0, not {self.norm_eps}"))
+            problems.append(ConfigProblem("norm_eps", f"must be above 0, not {self.norm_eps}"))
         if not problems:
             problems = [*self._pattern_problems(), *self._operator_problems()]
         if problems:
-            raise Problems(problems)
+            raise ConfigProblems(problems)
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
@@ -122,7 +122,7 @@ class ModelConfig:
             if count is not None and count % ep:
                 yield f"operators.{name}: ep={ep} does not divide its {count} experts"
 
-    def _pattern_problems(self) -> list[Problem]:
+    def _pattern_problems(self) -> list[ConfigProblem]:
         first_layers: dict[str, int] = {}
         for number, layer in enumerate(self.layers):
             for name in layer.names:
@@ -150,9 +150,9 @@ class ModelConfig:
                     messages.append(
                         f"layer {number}: `{name}` is of kind {options.kind}, which {rule}"
                     )
-        return [Problem("pattern", message) for message in messages]
+        return [ConfigProblem("pattern", message) for message in messages]
 
-    def _operator_problems(self) -> list[Problem]:
+    def _operator_problems(self) -> list[ConfigProblem]:
         undefined = {name for layer in self.layers for name in layer.names} - self.operators.keys()
         all_problems = []
         for name, options in self.operators.items():
@@ -164,7 +164,7 @@ class ModelConfig:
                 suggestion = nearest(name, undefined)
                 hint = f"; is it the `{suggestion}` of the pattern?" if suggestion else ""
                 problems.insert(0, f"no layer uses it{hint}")
-            all_problems += [Problem(f"operators.{name}", problem) for problem in problems]
+            all_problems += [ConfigProblem(f"operators.{name}", problem) for problem in problems]
         return all_problems
 
 
@@ -182,7 +182,7 @@ def load_model_config(name_or_file: str | Path, overrides: Sequence[str] = ()) -
             )
             raise ConfigError(
                 "the model",
-                [Problem("", f"there is no shipped model `{name_or_file}`")],
+                [ConfigProblem("", f"there is no shipped model `{name_or_file}`")],
                 hint=(f"did you mean {', '.join(suggestions)}? " if suggestions else "")
                 + "`headrace models list` shows all shipped models; a file's name ends in .yaml",
             )

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ...console.errors import Problem, Problems
+from ...console.errors import ConfigProblem, ConfigProblems
 from ..config.config import ModelConfig
 from ..config.options.base import OperatorOptions
 from ..config.options.mamba1 import Mamba1Options
@@ -36,14 +36,14 @@ class BlackMamba:
         kinds = [str(kind) for kind in settings["mamba_moe_layers"]]
         invalid = sorted({kind for kind in kinds if not LAYER.fullmatch(kind)})
         problems = [
-            Problem("mamba_moe_layers", f"`{kind}` is not a layer: r, 1 to 9, or r1 to r9")
+            ConfigProblem("mamba_moe_layers", f"`{kind}` is not a layer: r, 1 to 9, or r1 to r9")
             for kind in invalid
         ]
         if len(kinds) != settings["num_layers"]:
             message = f"names {len(kinds)} layers, and num_layers is {settings['num_layers']}"
-            problems.append(Problem("mamba_moe_layers", message))
+            problems.append(ConfigProblem("mamba_moe_layers", message))
         if problems:
-            raise Problems(problems)
+            raise ConfigProblems(problems)
         hidden = settings["ffn_hidden_size"] or 4 * settings["hidden_size"]
         operators: dict[str, OperatorOptions] = {
             "mamba": Mamba1Options(

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...console.errors import ConfigError, Problem, Problems
+from ...console.errors import ConfigError, ConfigProblem, ConfigProblems
 from ..config.config import ModelConfig
 from ..config.options.attention import AttentionOptions
 from ..config.options.base import OperatorOptions
@@ -54,12 +54,12 @@ def require(condition: bool, reason: str) -> None:
 def expect(settings: Mapping[str, Any], **values: Any) -> None:
     """Raise Problems for settings with values that our operators do not support."""
     problems = [
-        Problem(key, f"{settings[key]!r} is not supported, only {value!r}")
+        ConfigProblem(key, f"{settings[key]!r} is not supported, only {value!r}")
         for key, value in values.items()
         if key in settings and settings[key] is not None and settings[key] != value
     ]
     if problems:
-        raise Problems(problems)
+        raise ConfigProblems(problems)
 
 
 @contextmanager
@@ -68,17 +68,17 @@ def settings_errors(file: Path, settings: Mapping[str, Any]) -> Iterator[None]:
     try:
         yield
     except KeyError as error:
-        problems: Sequence[Problem] = [Problem(str(error.args[0]), "is required")]
-    except Problems as error:
+        problems: Sequence[ConfigProblem] = [ConfigProblem(str(error.args[0]), "is required")]
+    except ConfigProblems as error:
         problems = error.problems
     except ValueError as error:
-        problems = [Problem("", str(error))]
+        problems = [ConfigProblem("", str(error))]
     except (TypeError, AttributeError) as error:  # usually a number in quotes
         problems = [
-            Problem(name, f"should be a number, not the text {value!r}")
+            ConfigProblem(name, f"should be a number, not the text {value!r}")
             for name, value in settings.items()
             if isinstance(value, str) and value.replace(".", "", 1).isdigit()
-        ] or [Problem("", f"a value is of the wrong type: {error}")]
+        ] or [ConfigProblem("", f"a value is of the wrong type: {error}")]
     else:
         return
     raise ConfigError(str(file), problems)
@@ -174,8 +174,8 @@ def read_rope(settings: Mapping[str, Any], *, rotated: float = 1.0) -> Rope:
             beta_fast=float(scaling.get("beta_fast") or 32.0),
             beta_slow=float(scaling.get("beta_slow") or 1.0),
         )
-    raise Problems(
-        [Problem("rope_scaling", f"`{kind}` is not supported; known: linear, llama3, yarn")]
+    raise ConfigProblems(
+        [ConfigProblem("rope_scaling", f"`{kind}` is not supported; known: linear, llama3, yarn")]
     )
 
 

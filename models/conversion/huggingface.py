@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...console.errors import CheckpointError, ConfigError, Problem
+from ...console.errors import CheckpointError, ConfigError, ConfigProblem
 from ..config.config import ModelConfig
 from ..weights import Weights
 from . import FAMILIES, ORIGINALS
@@ -54,7 +54,7 @@ def find_family(settings: Mapping[str, Any], file: Path) -> Original:
         message = f"is missing, and so is {keys}; known: {known}, and the formats with these keys"
     else:
         message = f"`{kind}` cannot be converted; known: {known}"
-    raise ConfigError(str(file), [Problem("model_type", message)])
+    raise ConfigError(str(file), [ConfigProblem("model_type", message)])
 
 
 def write(config: ModelConfig, tensors: Tensors, folder: Path) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ...console.errors import Problem, Problems
+from ...console.errors import ConfigProblem, ConfigProblems
 from ..config.config import ModelConfig
 from ..config.options.base import OperatorOptions
 from ..config.options.mamba1 import Mamba1Options
@@ -31,11 +31,13 @@ class MambaSSM:
         layer = scan.get("layer", "Mamba1")
         if layer not in ("Mamba1", "Mamba2"):
             message = f"`{layer}` is not supported, only Mamba1 and Mamba2"
-            raise Problems([Problem("ssm_cfg.layer", message)])
+            raise ConfigProblems([ConfigProblem("ssm_cfg.layer", message)])
         options, known = read_mamba1(scan) if layer == "Mamba1" else read_mamba2(scan)
         unknown = sorted(scan.keys() - known - IGNORED)
         if unknown:
-            raise Problems([Problem(f"ssm_cfg.{key}", "is not supported") for key in unknown])
+            raise ConfigProblems(
+                [ConfigProblem(f"ssm_cfg.{key}", "is not supported") for key in unknown]
+            )
         multiple = settings.get("pad_vocab_size_multiple", 8)
         return read_backbone(
             {

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ...console import config as reader
-from ...console.errors import CheckpointError, ConfigError, Problem
+from ...console.errors import CheckpointError, ConfigError, ConfigProblem
 from ..config.config import ModelConfig
 from ..config.options.attention import AttentionOptions
 from ..config.options.base import OperatorOptions
@@ -121,11 +121,11 @@ def check_frequencies(config: ModelConfig, theirs: Weights, folder: Path) -> Non
         stored = theirs[name].float()
         if stored.shape != expected.shape:
             message = f"heads have {2 * len(expected)} channels; {name} is for {2 * len(stored)}"
-            raise ConfigError(str(folder / CONFIG), [Problem("num_attention_heads", message)])
+            raise ConfigError(str(folder / CONFIG), [ConfigProblem("num_attention_heads", message)])
         if ((stored - expected).abs() > 2**-7 * expected).any():  # they may be in bf16
             base = float(stored[-1]) ** (-len(stored) / (len(stored) - 1))
             message = f"{name} in {WEIGHTS} has the frequencies of a base of about {base:.3g}"
-            problem = Problem("rotary_emb_base", message)
+            problem = ConfigProblem("rotary_emb_base", message)
             raise ConfigError(str(folder / CONFIG), [problem], hint="correct the base")
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...console.errors import ConfigError, Problem
+from ...console.errors import ConfigError, ConfigProblem
 from ..documents import Documents
 from .model import Model
 
@@ -57,17 +57,17 @@ def generate(
     max_length = max((len(prompt) for prompt in prompts), default=0)
     ragged = any(len(prompt) < max_length for prompt in prompts)
     vocabulary = model.config.vocab_size
-    problems = [] if prompts else [Problem("prompts", "there is no prompt")]
+    problems = [] if prompts else [ConfigProblem("prompts", "there is no prompt")]
     for index, prompt in enumerate(prompts):
         unknown_ids = [token for token in prompt if not 0 <= token < vocabulary]
         if not prompt:
-            problems.append(Problem(f"prompt {index}", "is empty"))
+            problems.append(ConfigProblem(f"prompt {index}", "is empty"))
         if unknown_ids:
             message = f"has the id {unknown_ids[0]}; the vocabulary has {vocabulary}"
-            problems.append(Problem(f"prompt {index}", message))
+            problems.append(ConfigProblem(f"prompt {index}", message))
     if ragged and not model.config.isolate_documents:
         message = "is false: prompts of different lengths cannot share a batch"
-        problems.append(Problem("isolate_documents", message))
+        problems.append(ConfigProblem("isolate_documents", message))
     if problems:
         raise ConfigError("generation", problems)
 

@@ -17,7 +17,7 @@ from itertools import chain, repeat
 import torch
 from torch import Tensor, nn
 
-from ...console.errors import ConfigError, Problem
+from ...console.errors import ConfigError, ConfigProblem
 from ..config.config import ModelConfig, chunk_layers, chunk_users
 from ..config.options.precision import Precision
 from ..config.options.recompute import Recompute, expand_rules
@@ -181,7 +181,7 @@ class Model(nn.Module):
         if tokens.dim() != 2 or not tokens.numel():
             message = f"are {tuple(tokens.shape)}: [rows, length] of at least 1 × 1 is needed"
             hint = "leave out empty batches and empty rows"
-            raise ConfigError("the model's input", [Problem("tokens", message)], hint=hint)
+            raise ConfigError("the model's input", [ConfigProblem("tokens", message)], hint=hint)
         length = tokens.shape[1]
         seen = states[0][0].seen if states else self.axes.context.rank * length
         self.check_length(seen + length)
@@ -210,7 +210,7 @@ class Model(nn.Module):
         table = self.config.learned_positions
         if table is not None and length > table:
             message = f"the table has {table} rows, and the sequence {length} tokens"
-            raise ConfigError("the model", [Problem("learned_positions", message)])
+            raise ConfigError("the model", [ConfigProblem("learned_positions", message)])
 
     def new_states(self, capacity: int) -> list[list[State]]:
         """Return empty states for generation: one for each operator call of each block."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Literal
 
 from ...console.config import NameIn, Size
-from ...console.errors import Problem, Problems
+from ...console.errors import ConfigProblem, ConfigProblems
 from ...trainer.engines import ENGINES
 from .links import COLLECTIVES
 
@@ -35,8 +35,8 @@ class Source:
 
     def __post_init__(self) -> None:
         if not DATE.fullmatch(self.date):
-            problem = Problem("date", f"must be YYYY-MM-DD or YYYY-MM, not `{self.date}`")
-            raise Problems([problem])
+            problem = ConfigProblem("date", f"must be YYYY-MM-DD or YYYY-MM, not `{self.date}`")
+            raise ConfigProblems([problem])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +54,13 @@ class HardwareRow:
     def __post_init__(self) -> None:
         values = {column.name: getattr(self, column.name) for column in fields(self)}
         problems = [
-            Problem(name, f"must be above 0 and finite, not {value}")
+            ConfigProblem(name, f"must be above 0 and finite, not {value}")
             for name, value in values.items()
             if isinstance(value, (int, float))
             and not (0 < value < math.inf or (name == "size" and value == 0))
         ]
         if problems:
-            raise Problems(problems)
+            raise ConfigProblems(problems)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +203,7 @@ class CollectiveRate(HardwareRow):
         super().__post_init__()
         if self.ranks < 2 or self.ranks % self.per_node:
             problem = f"{self.ranks} ranks cannot be {self.per_node} on each node"
-            raise Problems([Problem("ranks", problem)])
+            raise ConfigProblems([ConfigProblem("ranks", problem)])
 
     @property
     def nodes(self) -> int:
@@ -249,12 +249,12 @@ class Overhead(HardwareRow):
         seconds = {"operation": self.operation, "step": self.step}
         seconds |= {f"engines.{engine}": step for engine, step in self.engines.items()}
         problems = [
-            Problem(name, f"must be at least 0 and finite, not {value}")
+            ConfigProblem(name, f"must be at least 0 and finite, not {value}")
             for name, value in seconds.items()
             if not 0 <= value < math.inf
         ]
         if problems:
-            raise Problems(problems)
+            raise ConfigProblems(problems)
 
     def step_seconds(self, engine: str) -> float:
         """Return the seconds that a step takes outside the passes, with an engine."""
@@ -298,23 +298,25 @@ class HardwareFile:
 
     def __post_init__(self) -> None:
         problems = [
-            Problem(f"{path}.source", f"`{row.source}` is not one of {', '.join(self.sources)}")
+            ConfigProblem(
+                f"{path}.source", f"`{row.source}` is not one of {', '.join(self.sources)}"
+            )
             for path, row in self.rows()
             if row.source not in self.sources
         ]
         for name in ("devices_per_node", "nodes"):
             value: Any = getattr(self, name)
             if value != "any" and value < 1:
-                problems.append(Problem(name, f"must be at least 1, not {value}"))
+                problems.append(ConfigProblem(name, f"must be at least 1, not {value}"))
         if self.reserved.bytes >= self.device.memory:
             limit = f"must be below the memory of the device, {self.device.memory:,} bytes"
-            problems.append(Problem("reserved.bytes", limit))
+            problems.append(ConfigProblem("reserved.bytes", limit))
         for position, row in enumerate(self.collectives):
             if row.per_node > self.devices_per_node:
                 limit = f"must be at most devices_per_node, {self.devices_per_node}"
-                problems.append(Problem(f"collectives.{position}.per_node", limit))
+                problems.append(ConfigProblem(f"collectives.{position}.per_node", limit))
         if problems:
-            raise Problems(problems)
+            raise ConfigProblems(problems)
 
     def rows(self) -> Iterator[tuple[str, HardwareRow]]:
         """Yield (path, row) for every row."""

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ...console.errors import ConfigError, MisuseError, Problem, SeveralErrors, UserError
+from ...console.errors import ConfigError, ConfigProblem, MisuseError, SeveralErrors, UserError
 from ...console.explain import find_line
 from ...dataplane.order.plan import Plan
 from ...mixtures.mixture_file.mixture import After, Mixture, PhaseSpec
@@ -118,7 +118,7 @@ def _after_error(draft: Draft, after: After) -> ConfigError:
     message = f"a candidate has none; this one would continue {after.run} at step {after.step}"
     return ConfigError(
         draft.source,
-        [Problem("after", message, find_line(draft.lines, ("after",)))],
+        [ConfigProblem("after", message, find_line(draft.lines, ("after",)))],
         hint="leave `after` out: the command fills it in",
     )
 
@@ -168,7 +168,7 @@ def apply_shares(
         message = f"the shares of the grid sum to {1 - remainder / UNITS:g}, and " + (
             "no other source takes the rest" if remainder > 0 else "must sum to 1 at most"
         )
-        raise ConfigError(file, [Problem(f"phases.{phase}.weights", message)])
+        raise ConfigError(file, [ConfigProblem(f"phases.{phase}.weights", message)])
     total = sum(remaining_weights.values())
     units = {name: round(remainder * weight / total) for name, weight in remaining_weights.items()}
     if units:  # the largest share absorbs the rounding
@@ -185,4 +185,4 @@ def _constant_weights(phase: str, spec: PhaseSpec, file: str) -> dict[str, float
         if len(numbers) == len(weights):
             return numbers
     message = "--grid needs weights that are numbers, and do not change over the phase"
-    raise ConfigError(file, [Problem(f"phases.{phase}.weights", message)])
+    raise ConfigError(file, [ConfigProblem(f"phases.{phase}.weights", message)])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...console import config as yaml_config
-from ...console.errors import ConfigError, PlanError, Problem, RunError
+from ...console.errors import ConfigError, ConfigProblem, PlanError, RunError
 from ...mixtures.mixture_file.mixture import After
 from ...trainer.folders.folder import RunFolder
 from ...trainer.loop.config import EvaluateConfig
@@ -69,7 +69,7 @@ def prepare(request: AnnealRequest) -> PreparedAnneal:
         )
     overrides = Request(overrides=request.overrides)
     if overrides.overrides_of("model"):
-        problem = Problem("model", "the candidates have the model of the run", typed=True)
+        problem = ConfigProblem("model", "the candidates have the model of the run", typed=True)
         raise ConfigError("the overrides on the command line", [problem])
     after = After(run=request.run, step=request.step)
     candidates = resolve_candidates(

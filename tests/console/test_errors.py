@@ -7,9 +7,9 @@ import pytest
 from headrace.console import errors
 from headrace.console.errors import (
     ConfigError,
+    ConfigProblem,
     MisuseError,
     PlanError,
-    Problem,
     SeveralErrors,
     UserError,
     run_all,
@@ -40,7 +40,7 @@ def test_every_error_can_be_pickled(kind: type[UserError]) -> None:
 
 
 def test_a_configuration_error_can_be_pickled() -> None:
-    error = ConfigError("run.yaml", [Problem("lr", "is required", 3)], hint="add it")
+    error = ConfigError("run.yaml", [ConfigProblem("lr", "is required", 3)], hint="add it")
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is ConfigError
     assert str(copy) == str(error)
@@ -48,9 +48,9 @@ def test_a_configuration_error_can_be_pickled() -> None:
 
 
 def test_problems_are_counted_and_sorted_by_line() -> None:
-    error = ConfigError("run.yaml", [Problem("b", "two", 9), Problem("a", "one", 2)])
+    error = ConfigError("run.yaml", [ConfigProblem("b", "two", 9), ConfigProblem("a", "one", 2)])
     assert str(error) == "2 problems in run.yaml\n  line 2: a: one\n  line 9: b: two"
-    assert str(ConfigError("x", [Problem("", "bad")])) == "1 problem in x\n  bad"
+    assert str(ConfigError("x", [ConfigProblem("", "bad")])) == "1 problem in x\n  bad"
 
 
 def test_the_docstring_lists_all_errors() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from ...console.errors import ConfigError, Problem
+from ...console.errors import ConfigError, ConfigProblem
 from ...models.accounting.level import EngineState
 from ...models.accounting.state import Degrees
 from ...models.config.options.precision import Precision
@@ -63,7 +63,7 @@ def find_engine_state(
     if unsupported:
         raise ConfigError(
             "--run",
-            [Problem(key, f"is not of {', '.join(SECTIONS)}") for key in unsupported],
+            [ConfigProblem(key, f"is not of {', '.join(SECTIONS)}") for key in unsupported],
         )
     run = run_config.build({}, words, source="the command line")
     layout = replace(run.layout, tp=degrees.tp, cp=degrees.cp, ep=degrees.ep)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
-from ...console.errors import LayoutError, Problem, Problems
+from ...console.errors import ConfigProblem, ConfigProblems, LayoutError
 from .config import EngineConfig, StateOnDevice
 from .shard_groups import LayerShards, check_shard, layer_of, overlapping, shard_of, with_one_mesh
 from .traffic import KeptWhole, Traffic
@@ -77,8 +77,8 @@ class Fsdp2Config(EngineConfig):
         for name, least in (("keep_last", 0), ("forward_prefetch", 0), ("backward_prefetch", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
-        if twice := [Problem("layers", text) for text in overlapping(self.layers)]:
-            raise Problems(twice)
+        if twice := [ConfigProblem("layers", text) for text in overlapping(self.layers)]:
+            raise ConfigProblems(twice)
 
     @property
     def offloads(self) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ...console.errors import ConfigError, LayoutError, Problem
+from ...console.errors import ConfigError, ConfigProblem, LayoutError
 from ...models.accounting.count import build_meta
 from ...models.model.model import Model
 from ...models.parallel.groups import list_ranks
@@ -156,7 +156,9 @@ def assign_groups(
     }
     unused = [number for number in range(len(groups)) if number not in numbers.values()]
     if unused:
-        problems = [Problem(f"groups.{n}.match", _unmatched(groups[n], names)) for n in unused]
+        problems = [
+            ConfigProblem(f"groups.{n}.match", _unmatched(groups[n], names)) for n in unused
+        ]
         raise ConfigError("the optimizer", problems)
     return numbers
 

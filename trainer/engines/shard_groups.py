@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ...console.errors import LayoutError, Problem, Problems
+from ...console.errors import ConfigProblem, ConfigProblems, LayoutError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,11 +38,13 @@ class LayerShards:
         first, last = self.layers
         problems = []
         if not 0 <= first <= last:
-            problems.append(Problem("layers", f"first and last layer, not {list(self.layers)}"))
+            problems.append(
+                ConfigProblem("layers", f"first and last layer, not {list(self.layers)}")
+            )
         if self.shard is not None and self.shard < 1:
-            problems.append(Problem("shard", f"must be at least 1, not {self.shard}"))
+            problems.append(ConfigProblem("shard", f"must be at least 1, not {self.shard}"))
         if problems:
-            raise Problems(problems)
+            raise ConfigProblems(problems)
 
     def __contains__(self, layer: int) -> bool:
         return self.layers[0] <= layer <= self.layers[1]

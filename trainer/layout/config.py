@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Annotated
 
 from ...console.config import NameIn
-from ...console.errors import LayoutError, Problem, Problems
+from ...console.errors import ConfigProblem, ConfigProblems, LayoutError
 from ...models.config.options.names import AttentionForm, LongFilterForm
 from .schedules import PLAIN, SCHEDULES, Orders, Schedule, refusal_reason
 
@@ -52,33 +52,33 @@ class LayoutConfig:
 
     def __post_init__(self) -> None:
         if problems := list(self._problems()):
-            raise Problems(problems)
+            raise ConfigProblems(problems)
 
-    def _problems(self) -> Iterator[Problem]:
+    def _problems(self) -> Iterator[ConfigProblem]:
         """Yield degrees that are too small, and contradictions between settings."""
         for axis in ("pp", "chunks", "tp", "cp", "ep"):
             if getattr(self, axis) < 1:
-                yield Problem(axis, f"must be at least 1, not {getattr(self, axis)}")
+                yield ConfigProblem(axis, f"must be at least 1, not {getattr(self, axis)}")
         if (self.chunks > 1) != self.pipeline_schedule.has_chunks:
             chunked = [name for name, schedule in SCHEDULES.items() if schedule.has_chunks]
-            yield Problem(
+            yield ConfigProblem(
                 "schedule",
                 f"schedule={self.schedule} and chunks={self.chunks}: {' and '.join(chunked)} "
                 f"need{'s' * (len(chunked) == 1)} at least 2 chunks on each stage, and the other "
                 "schedules have one",
             )
         if self.chunks > 1 and self.pp == 1:
-            yield Problem("chunks", f"chunks={self.chunks} needs at least 2 stages (pp)")
+            yield ConfigProblem("chunks", f"chunks={self.chunks} needs at least 2 stages (pp)")
         if self.cuts is None:
             return
         if len(self.cuts) != self.all_chunks - 1:
-            yield Problem(
+            yield ConfigProblem(
                 "cuts",
                 f"has {len(self.cuts)} layers, and {self.all_chunks} chunks (pp × chunks) need "
                 f"{self.all_chunks - 1}",
             )
         if any(first >= end for first, end in pairwise((0, *self.cuts))):
-            yield Problem("cuts", f"must increase from above 0: {list(self.cuts)}")
+            yield ConfigProblem("cuts", f"must increase from above 0: {list(self.cuts)}")
 
     @property
     def all_chunks(self) -> int:

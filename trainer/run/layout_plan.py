@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ...console import config as reader
 from ...console.config import OneOf
-from ...console.errors import ConfigError, LayoutError, MisuseError, Problem, Problems
+from ...console.errors import ConfigError, ConfigProblem, ConfigProblems, LayoutError, MisuseError
 from ...console.explain import locate_problem
 from ...models.config.options.recompute import Rule
 from ..engines import ENGINES
@@ -84,7 +84,7 @@ class LayerSpan:
         first, last = self.layers
         if not 0 <= first <= last:
             what = f"first and last layer, not {list(self.layers)}"
-            raise Problems([Problem("layers", what)])
+            raise ConfigProblems([ConfigProblem("layers", what)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,12 +131,13 @@ class LayoutPlan:
 
     def __post_init__(self) -> None:
         wrong = [
-            Problem(f"layers.{number}.layers", what) for number, what in _not_in_order(self.layers)
+            ConfigProblem(f"layers.{number}.layers", what)
+            for number, what in _not_in_order(self.layers)
         ]
         if not self.layers:
-            wrong.append(Problem("layers", "needs a span: the rule of each layer"))
+            wrong.append(ConfigProblem("layers", "needs a span: the rule of each layer"))
         if wrong:
-            raise Problems(wrong)
+            raise ConfigProblems(wrong)
 
     @property
     def rules(self) -> tuple[Rule, ...]:

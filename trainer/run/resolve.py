@@ -20,9 +20,9 @@ from ...console import config as reader
 from ...console.differences import differences
 from ...console.errors import (
     ConfigError,
+    ConfigProblem,
     LayoutError,
     MisuseError,
-    Problem,
     RunError,
     UserError,
     run_all,
@@ -144,7 +144,7 @@ def _run(request: Request) -> RunConfig:
     changes = [word.partition("=")[0] for word in request.overrides_of("mixture")]
     if request.mixture is None and changes:
         problems = [
-            Problem(f"mixture.{path}", "there is no mixture to override", typed=True)
+            ConfigProblem(f"mixture.{path}", "there is no mixture to override", typed=True)
             for path in changes
         ]
         raise ConfigError("the command line", problems)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal, NoReturn
 
-from ....console.errors import ConfigError, Problem
+from ....console.errors import ConfigError, ConfigProblem
 
 Unit = Literal["none", "operator", "block"]
 """Part that is computed again: nothing, each operator call, or whole blocks."""
@@ -100,4 +100,4 @@ def expand_rules(recompute: Recompute, num_layers: int) -> tuple[Rule, ...]:
 
 
 def _refuse(reason: str) -> NoReturn:
-    raise ConfigError("the run", [Problem("recompute", reason)])
+    raise ConfigError("the run", [ConfigProblem("recompute", reason)])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ....console import config as reader
-from ....console.errors import Problems
+from ....console.errors import ConfigProblems
 from ...config.config import ModelConfig, load_model_config
 from ..files import stage_folder
 from .model import convert_model
@@ -54,7 +54,7 @@ def convert_settings(
 def _checked(settings: SavannaSettings) -> ModelConfig:
     try:
         return convert_model(settings)
-    except Problems as error:
+    except ConfigProblems as error:
         raise settings.refusal(*error.problems) from None
 
 

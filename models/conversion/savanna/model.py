@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ....console.errors import Problem
+from ....console.errors import ConfigProblem
 from ...config.config import ModelConfig
 from ...config.options import OPTIONS
 from ...config.options.base import OperatorOptions
@@ -37,7 +37,7 @@ INIT = {
 def convert_model(settings: SavannaSettings) -> ModelConfig:
     """Return the model, or raise for all keys that would make it another one."""
     problems = [
-        Problem(
+        ConfigProblem(
             key, f"{settings.values_by_key.get(key, limit[0])!r} is not expressible: {limit[2]}"
         )
         for key, limit in REFUSED.items()
@@ -52,13 +52,15 @@ def convert_model(settings: SavannaSettings) -> ModelConfig:
 
 
 class _Reader:
-    def __init__(self, settings: SavannaSettings, problems: list[Problem]) -> None:
+    def __init__(self, settings: SavannaSettings, problems: list[ConfigProblem]) -> None:
         self.settings = settings
         self.problems = problems
         self.width = settings.whole("hidden_size")
 
     def refuse(self, key: str, why: str) -> None:
-        self.problems.append(Problem(key, f"{self.settings[key]!r} is not expressible: {why}"))
+        self.problems.append(
+            ConfigProblem(key, f"{self.settings[key]!r} is not expressible: {why}")
+        )
 
     def model(self) -> ModelConfig | None:
         settings = self.settings
@@ -99,12 +101,14 @@ class _Reader:
             kinds += names * (layers // len(names) if times == "all" else int(times))
         if len(kinds) != layers:
             self.problems.append(
-                Problem("operator_config", f"names {len(kinds)} layers; num_layers is {layers}")
+                ConfigProblem(
+                    "operator_config", f"names {len(kinds)} layers; num_layers is {layers}"
+                )
             )
         for kind in dict.fromkeys(kinds):
             if kind not in MIXERS:
                 self.problems.append(
-                    Problem("operator_config", f"headrace has no operator for `{kind}`")
+                    ConfigProblem("operator_config", f"headrace has no operator for `{kind}`")
                 )
         return [MIXERS[kind] for kind in kinds if kind in MIXERS]
 
@@ -143,7 +147,7 @@ class _Reader:
         kind = settings[key] or settings["hyena_filter_cls"]
         if kind != "explicit_single_decay":
             self.problems.append(
-                Problem(key, f"{kind!r} is not expressible: MR has explicit filters")
+                ConfigProblem(key, f"{kind!r} is not expressible: MR has explicit filters")
             )
         length = min(settings.whole("hyena_mr_len"), settings.whole("seq_length"))
         return self.explicit(length, self.groups("num_groups_hyena_medium"))
@@ -304,7 +308,9 @@ class _Reader:
         kind = settings["tokenizer_type"]
         if kind not in sizes:
             raise settings.refusal(
-                Problem("tokenizer_type", f"the vocabulary of {kind} is not in the configuration")
+                ConfigProblem(
+                    "tokenizer_type", f"the vocabulary of {kind} is not in the configuration"
+                )
             )
         unit = settings.whole("make_vocab_size_divisible_by")
         return multiple(sizes[kind], unit * settings.whole("model_parallel_size"))

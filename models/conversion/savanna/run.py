@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from ....console.errors import Problem
+from ....console.errors import ConfigProblem
 from .settings import SavannaSettings, number
 
 ADAM = {"betas", "eps", "lr", "weight_decay", "wd_free_lr"}
@@ -120,7 +120,7 @@ def _rows(settings: SavannaSettings, data_parallel: int | None) -> int:
         return settings.whole("train_batch_size")
     if data_parallel is None:
         raise settings.refusal(
-            Problem(
+            ConfigProblem(
                 "train_batch_size",
                 "is missing: a step has train_micro_batch_size_per_gpu × "
                 "gradient_accumulation_steps rows on each data-parallel rank; give the number of "
@@ -153,7 +153,7 @@ def _sources(settings: SavannaSettings) -> tuple[Data, dict[str, float]]:
     source_weights = settings["train_data_weights"] or [1.0] * len(paths)
     if len(source_weights) != len(paths):
         raise settings.refusal(
-            Problem(
+            ConfigProblem(
                 "train_data_weights", f"has {len(source_weights)} weights for {len(paths)} paths"
             )
         )

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
-from ....console.errors import ConfigError, Problem, StorageError
+from ....console.errors import ConfigError, ConfigProblem, StorageError
 from ....console.explain import nearest
 from .keys import ALIASES, ELSEWHERE, USED
 from .limits import MISSING, REFUSED, Limit
@@ -30,7 +30,7 @@ class SavannaSettings:
     def required(self, key: str) -> Any:
         value = self[key]
         if value is None:
-            raise self.refusal(Problem(key, "is missing, and Savanna has no default"))
+            raise self.refusal(ConfigProblem(key, "is missing, and Savanna has no default"))
         return value
 
     def number(self, key: str) -> float:
@@ -40,7 +40,7 @@ class SavannaSettings:
     def whole(self, key: str) -> int:
         return int(self.number(key))
 
-    def refusal(self, *problems: Problem) -> ConfigError:
+    def refusal(self, *problems: ConfigProblem) -> ConfigError:
         return ConfigError(
             self.source,
             problems,
@@ -84,7 +84,9 @@ def read_settings(files: Sequence[str | Path]) -> SavannaSettings:
             key = str(written).replace("-", "_")
             key = ALIASES.get(key, key)
             if key in values_by_key:
-                problems.append(Problem(str(written), f"is set in {origin[key]} and in {file}"))
+                problems.append(
+                    ConfigProblem(str(written), f"is set in {origin[key]} and in {file}")
+                )
             values_by_key[key], origin[key] = value, str(file)
     settings = SavannaSettings(values_by_key, ", ".join(map(str, files)))
     known = {*USED, *MISSING, *REFUSED, *ELSEWHERE, *ALIASES}
@@ -92,7 +94,7 @@ def read_settings(files: Sequence[str | Path]) -> SavannaSettings:
         if key not in known and explain_elsewhere(key) is None:
             near = nearest(key, known)
             hint = f"; did you mean `{near}`?" if near else ""
-            problems.append(Problem(key, f"is not a key of Savanna{hint}"))
+            problems.append(ConfigProblem(key, f"is not a key of Savanna{hint}"))
     if problems:
         raise settings.refusal(*problems)
     return settings
@@ -112,5 +114,5 @@ def number(value: Any, key: str, source: str) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):
-        problem = Problem(key, f"must be a number, not {value!r}")
+        problem = ConfigProblem(key, f"must be a number, not {value!r}")
         raise ConfigError(source, [problem]) from None

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ....console.errors import Problem, Problems
+from ....console.errors import ConfigProblem, ConfigProblems
 from ....models.config.options.names import LinearForm
 from ....models.config.options.precision import Precision
 from ..config import EngineConfig
@@ -79,28 +79,28 @@ OWN_KEYS = {
 """The run's key for each name in DeepSpeed's configuration that has one."""
 
 
-def extra_problems(extra: Mapping[str, Any]) -> Iterator[Problem]:
+def extra_problems(extra: Mapping[str, Any]) -> Iterator[ConfigProblem]:
     """Yield a problem for each name in `engine.extra` that is refused, with the run's key for the
     same setting if there is one."""
     for name, value in extra.items():
         if name != ZERO:
             yield from _name_problems("", name)
         elif not isinstance(value, Mapping):
-            yield Problem(f"extra.{name}", "should be a section")
+            yield ConfigProblem(f"extra.{name}", "should be a section")
         else:
             for inner_name in value:
                 yield from _name_problems(ZERO, inner_name)
 
 
-def _name_problems(section: str, name: str) -> Iterator[Problem]:
+def _name_problems(section: str, name: str) -> Iterator[ConfigProblem]:
     if name in EXTRA[section]:
         return
     path = f"{section}.{name}".removeprefix(".")
     if path in OWN_KEYS:
-        yield Problem(f"extra.{path}", f"has a key of its own: {OWN_KEYS[path]}")
+        yield ConfigProblem(f"extra.{path}", f"has a key of its own: {OWN_KEYS[path]}")
         return
     where = f"in {section}" if section else f"beside {ZERO}"
-    yield Problem(
+    yield ConfigProblem(
         f"extra.{path}",
         "would change results or the places of the state, or DeepSpeed does not know it; "
         f"{where}, extra takes {', '.join(EXTRA[section])}",
@@ -143,21 +143,21 @@ class ZeroConfig(EngineConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if problems := [*extra_problems(self.extra), *self._problems()]:
-            raise Problems(problems)
+            raise ConfigProblems(problems)
 
-    def _problems(self) -> Iterator[Problem]:
+    def _problems(self) -> Iterator[ConfigProblem]:
         for name in ("reduce_bucket_size", "allgather_bucket_size"):
             size = getattr(self, name)
             if size is not None and (size < 2 or size % 2):
-                yield Problem(name, f"must be even and at least 2, not {size}")
+                yield ConfigProblem(name, f"must be even and at least 2, not {size}")
         ranks = self.zero_hpz_partition_size
         if ranks < 1:
-            yield Problem("zero_hpz_partition_size", f"must be at least 1, not {ranks}")
+            yield ConfigProblem("zero_hpz_partition_size", f"must be at least 1, not {ranks}")
         if ranks > 1 and self.zero != 3:
             message = f"needs zero=3: zero={self.zero} keeps the weights whole"
-            yield Problem("zero_hpz_partition_size", message)
+            yield ConfigProblem("zero_hpz_partition_size", message)
         if self.offloads and not self.zero:
-            yield Problem("offload_optimizer", "needs zero=1, 2 or 3")
+            yield ConfigProblem("offload_optimizer", "needs zero=1, 2 or 3")
 
     @property
     def offloads(self) -> bool:
