@@ -175,7 +175,7 @@ def case_of(kind: str, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         file = written_lines(tmp_path / "ledger.jsonl", map(vars, entries))
 
         def proved() -> None:
-            if (why := ledger.gap(file, entries[-1])) is not None:
+            if (why := ledger.find_gap(file, entries[-1])) is not None:
                 raise UserError(f"{file} {why}")
 
         return Case(file, proved)

@@ -14,7 +14,7 @@ from typing import Any
 from ..console.page import table
 from ..dataplane.account.account import Account, load_account
 from ..dataplane.account.fields import describe_field
-from ..dataplane.account.sample import QUANTILES, Sample, take_sample
+from ..dataplane.account.sample import QUANTILES, DatasetSample, take_sample
 from ..dataplane.datasets import about, packing
 from ..dataplane.datasets import manifest as manifests
 from ..dataplane.datasets.about import About
@@ -52,7 +52,7 @@ def _name(url: str, account: Account) -> str:
     return f"{folder}/{name}" if folder and splits and name in ("train", *splits) else name
 
 
-def _totals(url: str, account: Account, sample: Sample) -> list[str]:
+def _totals(url: str, account: Account, sample: DatasetSample) -> list[str]:
     manifest, view = account.held, account.view
     info = manifest.tokenizer
     rows: list[tuple[str, str]] = [
@@ -96,7 +96,7 @@ def _origin(account: Account) -> list[str]:
     ]
 
 
-def _lengths(manifest: Manifest, sample: Sample) -> list[str]:
+def _lengths(manifest: Manifest, sample: DatasetSample) -> list[str]:
     if not len(sample.lengths):
         return []
     total = sum(generation.shards for generation in manifest.generations)

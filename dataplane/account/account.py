@@ -32,7 +32,7 @@ NOT_CHOSEN = "documents not chosen"
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """What a card says about a dataset, or about the first generations."""
+    """Facts on a dataset's card, for all or the first generations."""
 
     held: Manifest
     stated: About
@@ -54,7 +54,7 @@ class Account:
 
     @property
     def splits(self) -> str:
-        """All splits that the build counts cover together; empty without splits."""
+        """Splits that share the build counts; empty without splits."""
         return describe_splits(self.base)
 
     @property

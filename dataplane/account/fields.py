@@ -1,4 +1,4 @@
-"""Kept fields on the cards of datasets and mixtures: shares of documents and tokens by value."""
+"""Kept fields on dataset and mixture cards: document and token shares by value."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Literal
 import numpy as np
 
 from ...console.page import table
-from .sample import QUANTILES, Sample
+from .sample import QUANTILES, DatasetSample
 
 MAX_VALUES = 20
 """Maximum number of values that the page lists."""
 
 
-def describe_field(key: str, sample: Sample, heading: str) -> list[str]:
+def describe_field(key: str, sample: DatasetSample, heading: str) -> list[str]:
     """Render a kept field below a heading: shares by value or list element, or quantiles if all
     values are numbers."""
     values = [(fields[key], tokens) for fields, tokens in sample.fields]

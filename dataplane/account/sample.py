@@ -26,7 +26,7 @@ QUANTILES = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 
 
 @dataclass
-class Sample:
+class DatasetSample:
     """Counts over sampled shards."""
 
     shards: int = 0
@@ -54,12 +54,12 @@ class Sample:
         return [int(length) for length in quantiles]
 
 
-def take_sample(url: str, generations: int | None = None) -> Sample:
+def take_sample(url: str, generations: int | None = None) -> DatasetSample:
     """Count lengths, bytes and fields in up to MAX_SHARDS shards, spread over a dataset or the
     first generations."""
     dataset = Dataset(url, generations=generations)
     held, count = dataset.manifest, len(dataset.shard_tokens) - 1
-    sample = Sample()
+    sample = DatasetSample()
     sizes = None
     try:
         sizes = tokenizers.load(held.tokenizer, url).byte_sizes()

@@ -1,1 +1,1 @@
-"""Files with one line per step of a run: metrics, and the ledger of its rows."""
+"""Files with a line per step: a run's metrics, and the ledger of the rows."""

@@ -1,10 +1,10 @@
-"""The ledger: the rows of each step, and a rolling hash of their tokens.
+"""The ledger: the rows of every step, and a rolling hash of their tokens.
 
     {"step": 120, "first_row": 960, "rows": 8, "hash": "5d0c…"}
 
 The hash is blake2b over the previous step's hash and the digests of the step's rows in global
-order; the first step of a plan continues from the plan's own hash. No layout changes it:
-two runs with equal hashes have seen the same tokens in the same order, by the same plan.
+order; a plan's first step continues from the plan's hash. It is the same in every layout: two runs
+with equal hashes have seen the same tokens in the same order, by the same plan.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any
 from ...console.errors import IntegrityError
 from ..storage import storage
 from .reader import StepLines, has_step
-from .writer import to_line
+from .writer import encode_line
 
 NAME = "ledger.jsonl"
 FIELDS = ("step", "first_row", "rows", "hash")
 OPTIONAL = {"skipped", "why", "back_to"}
-"""Keys of a step whose update was not applied."""
+"""Further keys of a skipped step."""
 DIGEST_BYTES = 16
 
 
 def roll(previous: str, digests: bytes) -> str:
-    """Return the hash after a step, from the digests of its rows side by side. `previous` is the
-    plan's hash at its first step."""
+    """Compute the hash after a step from the concatenated digests of its rows. `previous` is the
+    hash before the step: at first, the plan's."""
     assert len(digests) % DIGEST_BYTES == 0
     data = bytes.fromhex(previous) + digests
     return hashlib.blake2b(data, digest_size=DIGEST_BYTES).hexdigest()
@@ -48,29 +48,29 @@ class LedgerEntry:
         return self.first_row + self.rows
 
 
-def last(file: str | Path) -> LedgerEntry | None:
-    """Return the newest entry of a ledger."""
+def read_last(file: str | Path) -> LedgerEntry | None:
+    """Read the newest entry; None if the ledger is empty."""
     with StepLines(file, _is_whole) as lines:
         return _entry(lines.last())
 
 
-def find(file: str | Path, step: int) -> tuple[LedgerEntry | None, LedgerEntry | None]:
-    """Return the entry before a step, and that of the step."""
+def find_entries(file: str | Path, step: int) -> tuple[LedgerEntry | None, LedgerEntry | None]:
+    """Find the entry before a step, and the step's entry."""
     with StepLines(file, _is_whole) as lines:
         before, entry = map(_entry, lines.find(step))
     if before and entry and not _follows(entry, before):
         raise IntegrityError(
-            f"{file} {_missing(before, entry)}",
+            f"{file} {_describe_gap(before, entry)}",
             hint="restore it from a copy; without it, audit the run's plan.json",
         )
     return before, entry if entry and entry.step == step else None
 
 
-def gap(file: str | Path, end: LedgerEntry | None = None) -> str | None:
-    """Return why the ledger does not lead to the entry `end`, by default its last; None if it does.
+def find_gap(file: str | Path, end: LedgerEntry | None = None) -> str | None:
+    """Explain why the ledger does not lead to `end`, by default its last entry; None if it does.
 
-    Its lines must be whole and follow each other, step by step and row by row, up to `end`. Later
-    lines do not count.
+    Lines must be undamaged and consecutive, in steps and rows, up to `end`. Later lines are not
+    checked.
     """
     if not Path(file).exists():
         return "is missing"
@@ -87,18 +87,19 @@ def _first_fault(file: str | Path, end: LedgerEntry | None) -> str | None:
             before, entry = entry, _entry(line)
             assert entry is not None
             if before and not _follows(entry, before):
-                return _missing(before, entry)
+                return _describe_gap(before, entry)
             if end is not None and entry.step == end.step:
-                same = entry == end
-                return None if same else f"has other rows or another hash at step {end.step}"
+                if entry == end:
+                    return None
+                return f"has other rows or another hash at step {end.step}"
     if end is None:
         return None
     return f"ends at step {entry.step}" if entry else "has no steps"
 
 
 def begin(file: str | Path, entry: LedgerEntry) -> None:
-    """Write a ledger that begins with `entry`, the last step of a checkpoint."""
-    storage.write(str(file), to_line(asdict(entry)))
+    """Begin a ledger with `entry`, the last step of a checkpoint."""
+    storage.write(str(file), encode_line(asdict(entry)))
 
 
 def _entry(line: dict[str, Any] | None) -> LedgerEntry | None:
@@ -109,12 +110,12 @@ def _follows(entry: LedgerEntry, before: LedgerEntry) -> bool:
     return (entry.step, entry.first_row) == (before.step + 1, before.end_row)
 
 
-def _missing(before: LedgerEntry, entry: LedgerEntry) -> str:
+def _describe_gap(before: LedgerEntry, entry: LedgerEntry) -> str:
     if entry.step == before.step + 1:
         return f"has rows of step {entry.step} that do not follow those of step {before.step}"
     return f"has no line between those of step {before.step} and step {entry.step}"
 
 
 def _is_whole(line: dict[str, Any]) -> bool:
-    """Return whether a line has the fields of a step, and no others."""
+    """Tell whether a line has the fields of a step, and no unknown ones."""
     return set(FIELDS) <= set(line) <= {*FIELDS, *OPTIONAL} and has_step(line)

@@ -1,4 +1,4 @@
-"""Random access to the step lines of a run: JSON lines in the order of steps, by bisection."""
+"""Random access to a run's step lines: JSON lines sorted by step, searched by bisection."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 from ...console.errors import IntegrityError, StorageError
 from ..storage import storage
-from .writer import entry_of
+from .writer import decode_line
 
 METRICS = "metrics.jsonl"
-"""File of a run with the losses and the speed of each step."""
+"""File in a run's folder with losses and speed, step by step."""
 
 
 def has_step(line: dict[str, Any]) -> bool:
@@ -21,21 +21,21 @@ def has_step(line: dict[str, Any]) -> bool:
 
 
 class StepLines:
-    """Complete lines of a file. Only the last line can be incomplete, if the writer was killed."""
+    """The complete lines of a file. A killed writer may leave the last line incomplete."""
 
     def __init__(
         self, file: str | Path, is_whole: Callable[[dict[str, Any]], bool] = has_step
     ) -> None:
-        """`is_whole` says whether a line that is read is undamaged."""
+        """`is_whole` tells whether a line is undamaged."""
         self.where = str(file)
         self.is_whole = is_whole
         self.data: bytes | mmap.mmap
         if storage.is_local(self.where):
             try:
                 with storage.local_path(self.where).open("rb") as opened:
-                    empty = not os.fstat(opened.fileno()).st_size
+                    size = os.fstat(opened.fileno()).st_size  # an empty file cannot be mapped
                     read = mmap.ACCESS_READ
-                    self.data = b"" if empty else mmap.mmap(opened.fileno(), 0, access=read)
+                    self.data = mmap.mmap(opened.fileno(), 0, access=read) if size else b""
             except OSError as error:
                 raise StorageError(f"cannot read {file}: {error.strerror}") from None
         else:
@@ -50,36 +50,36 @@ class StepLines:
             self.data.close()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        place = 0
-        while place < self.end:
-            yield self._line(place)
-            place = self._after(place)
+        offset = 0
+        while offset < self.end:
+            yield self._line(offset)
+            offset = self._next(offset)
 
     def last(self) -> dict[str, Any] | None:
-        return self._line(self._before(self.end)) if self.end else None
+        return self._line(self._previous(self.end)) if self.end else None
 
     def find(self, step: int) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-        """Return the line before a step, and the first one from the step on."""
-        low, high = 0, self.end  # offsets at which a line begins
+        """Find the line before a step, and the first line at or after it."""
+        low, high = 0, self.end  # offsets of lines
         while low < high:
-            place = self._before((low + high) // 2 + 1)
-            if self._line(place)["step"] < step:
-                low = self._after(place)
+            middle = self._previous((low + high) // 2 + 1)
+            if self._line(middle)["step"] < step:
+                low = self._next(middle)
             else:
-                high = place
-        before = self._line(self._before(low)) if low else None
+                high = middle
+        before = self._line(self._previous(low)) if low else None
         return before, self._line(low) if low < self.end else None
 
-    def _before(self, place: int) -> int:
-        """Return the start of the line that holds the byte before `place`."""
-        return self.data.rfind(b"\n", 0, place - 1) + 1
+    def _previous(self, offset: int) -> int:
+        """Return the start of the line that holds the byte before `offset`."""
+        return self.data.rfind(b"\n", 0, offset - 1) + 1
 
-    def _after(self, place: int) -> int:
-        return self.data.find(b"\n", place) + 1
+    def _next(self, offset: int) -> int:
+        return self.data.find(b"\n", offset) + 1
 
-    def _line(self, place: int) -> dict[str, Any]:
-        line = self.data[place : self._after(place)]
-        entry = entry_of(line)
+    def _line(self, offset: int) -> dict[str, Any]:
+        line = self.data[offset : self._next(offset)]
+        entry = decode_line(line)
         if entry is None or not self.is_whole(entry):
             raise IntegrityError(
                 f"{self.where} has an invalid line: {line[:160]!r}",

@@ -61,7 +61,7 @@ class Auditor:
         """
         planned = self._planned_step(number)
         before, entry = (
-            ledger.find(self.opened.ledger, number) if self.opened.ledger else (None, None)
+            ledger.find_entries(self.opened.ledger, number) if self.opened.ledger else (None, None)
         )
         audited = list(self.rows(range(planned.first_row, planned.end_row)))
         if entry is None or (before is None and number > self.plan.first_step):
@@ -199,7 +199,7 @@ class Auditor:
         if self.plan.parent is None:
             return self.plan.hash
         parent = storage.join(self.plan.parent.run, ledger.NAME)
-        _, entry = ledger.find(parent, step - 1)
+        _, entry = ledger.find_entries(parent, step - 1)
         if entry is None:
             raise PlanError(
                 f"the ledger of the run that this run continues has no step {step - 1}, so the "
@@ -278,7 +278,7 @@ class Auditor:
         """One past the last row that the run has taken; None if there is no ledger."""
         if self.opened.ledger is None:
             return None
-        newest = ledger.last(self.opened.ledger)
+        newest = ledger.read_last(self.opened.ledger)
         return newest.end_row if newest else self.plan.first_row
 
     def _decode(self, source: int, ids: list[int]) -> str:

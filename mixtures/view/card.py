@@ -11,7 +11,7 @@ from ...console.errors import UserError
 from ...console.page import table
 from ...dataplane.account.account import Account, load_account
 from ...dataplane.account.fields import describe_field
-from ...dataplane.account.sample import MAX_SHARDS, QUANTILES, Sample, take_sample
+from ...dataplane.account.sample import MAX_SHARDS, QUANTILES, DatasetSample, take_sample
 from ...dataplane.datasets import packing
 from ...dataplane.order.plan import PlanSource
 from ...dataplane.order.stream import Stream
@@ -143,7 +143,7 @@ class _SourceCard:
     source: PlanSource
     account: Account | None
     """None if the dataset cannot be read any more."""
-    sample: Sample | None
+    sample: DatasetSample | None
     """None if its shards cannot be read."""
 
     @classmethod

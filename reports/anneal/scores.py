@@ -162,7 +162,7 @@ def _score_run(
 ) -> ScoredRun:
     run = folder.run_folder(entry.number)
     *_, evaluation = lines.read(run.evaluations)  # the end of a phase is evaluated
-    end = ledger.last(run.ledger) if run.ledger.exists() else None
+    end = ledger.read_last(run.ledger) if run.ledger.exists() else None
     by_source = {}
     for source, bytes_per_source_token in token_bytes.items():
         loss = evaluation["sources"][source]["loss"]

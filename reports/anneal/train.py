@@ -43,7 +43,7 @@ def train(folder: AnnealFolder, entries: Sequence[Entry], processes: int | None)
 
 
 def is_finished(folder: AnnealFolder, entry: Entry) -> bool:
-    event = lines.last(folder.run_folder(entry.number).events)
+    event = lines.read_last(folder.run_folder(entry.number).events)
     return event is not None and derive_status(event) == "finished"
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from ...console.errors import IntegrityError
 from ...dataplane.arrays import Float64
-from ...dataplane.runlog.writer import entry_of, is_sound
+from ...dataplane.runlog.writer import decode_line, has_valid_check
 from ...trainer.loop.metrics import GROUPS, grouped_metrics
 
 COUNTS = ("rows", "weight")
@@ -47,7 +47,7 @@ def columns(lines: bytes, file: str) -> tuple[dict[str, Float64], Float64, Float
     if len(table) != len(ends):
         raise IntegrityError(f"{file} has an empty line")
     split_lines = [lines[end - size : end] for end, size in zip(ends, sizes, strict=True)]
-    if not all(map(is_sound, split_lines)):
+    if not all(map(has_valid_check, split_lines)):
         raise IntegrityError(f"{file} has a damaged line")
     checksums = [zlib.crc32(line) for line in split_lines]
     return numbers, sizes.astype(np.float64), np.array(checksums, np.float64)
@@ -62,7 +62,7 @@ def valid_bytes(lines: bytes) -> int:
     """Return the number of bytes before the first invalid line."""
     end = 0
     for line in lines.splitlines(keepends=True):
-        if entry_of(line) is None:
+        if decode_line(line) is None:
             break
         end += len(line)
     return end

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from ...console.errors import IntegrityError
 from ...dataplane.arrays import Float64
-from ...dataplane.runlog.writer import entry_of
+from ...dataplane.runlog.writer import decode_line
 from ...dataplane.storage import storage
 from .columns import columns, missing_value, valid_bytes
 
@@ -142,7 +142,7 @@ class Levels:
     def line(self, entry: int) -> dict[str, Any] | None:
         """Read an entry's line; None if the file has changed since."""
         line = self._read_line(entry)
-        return entry_of(line) if self._is_valid(line, entry) else None
+        return decode_line(line) if self._is_valid(line, entry) else None
 
     def _read_chunk(self) -> bool:
         """Read a chunk of new lines; return False if there is no complete line."""

@@ -13,7 +13,7 @@ from ...console import yaml_text
 from ...console.errors import IntegrityError, UserError, file_fault
 from ...dataplane.order.plan import read_saved
 from ...dataplane.runlog.reader import METRICS
-from ...dataplane.runlog.writer import entry_of
+from ...dataplane.runlog.writer import decode_line
 from ...dataplane.storage import host_files, sealed, storage
 from ...trainer.folders import folder as files
 from ...trainer.folders.folder import RunFolder
@@ -336,7 +336,7 @@ class BoardRun:
 
 def parse_entry(line: bytes, fields: Sequence[str]) -> dict[str, Any] | None:
     """Parse a line; None if it is invalid or lacks one of `fields`."""
-    entry = entry_of(line)
+    entry = decode_line(line)
     return entry if entry is not None and entry.keys() >= set(fields) else None
 
 

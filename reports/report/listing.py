@@ -67,7 +67,7 @@ def scan_run(folder: RunFolder) -> ListedRun:
         job = read_run(folder)
     except UserError as error:
         return ListedRun(str(folder.root), UNREADABLE, problem=" ".join(error.message.split()))
-    step, event = lines.last(folder.metrics) or {}, lines.last(folder.events)
+    step, event = lines.read_last(folder.metrics) or {}, lines.read_last(folder.events)
     gaps = read_gaps(folder, job.run.scores, job.plan.end_step)
     problems = [f"{gap.sentence()}; `{gap.command(str(folder.root))}`" for gap in gaps]
     newest_checkpoint = store.newest_whole(folder.checkpoints)

@@ -83,7 +83,7 @@ def ledger_lines(sample: Path, again: Path) -> None:
     steps = [entry["step"] for entry in writer.read(sample)]
     parts = []
     for step in steps:
-        entry = ledger.find(sample, step)[1]
+        entry = ledger.find_entries(sample, step)[1]
         assert entry is not None
         ledger.begin(again, entry)
         parts.append(again.read_bytes())

@@ -33,7 +33,7 @@ def clean(
     what killed starts left half written. Return the checkpoints and the tails. A dry run deletes
     nothing, and the run may be going."""
     with contextlib.nullcontext() if dry_run else folder.locked():
-        tails = [tail for record in folder.records for tail in lines.tails(record)]
+        tails = [tail for record in folder.records for tail in lines.list_tails(record)]
         outdated = [
             *(_outdated(path) for path in store.outdated(folder.checkpoints, config, keep)),
             *(Outdated("tail", str(tail), tail.stat().st_size) for tail in tails),

@@ -38,7 +38,7 @@ def truncate_to_checkpoint(
         tail = lines.cut(path, state.step)
         if tail is not None:
             log.info("cut %s back to step %d; the tail is in %s", path.name, state.step, tail.name)
-        tails = lines.tails(path)
+        tails = lines.list_tails(path)
         for outdated in tails[: max(0, len(tails) - keep_tails)]:
             outdated.unlink()
 
@@ -59,7 +59,7 @@ def last_ledger_entry(plan: RunPlan, state: RunState) -> LedgerEntry:
 
 
 def _check_ledger(folder: RunFolder, end: LedgerEntry, *, new_ledger: bool) -> None:
-    gap = ledger.gap(folder.ledger, end)
+    gap = ledger.find_gap(folder.ledger, end)
     if gap is None:
         return
     problem = f"{folder.ledger} {gap}, and the checkpoint is the result of steps up to {end.step}"

@@ -87,7 +87,7 @@ def start(
 
 def describe_outcome(job: Job, code: int) -> dict[str, Any]:
     """Return the run's outcome, for --json."""
-    last = lines.last(job.folder.metrics)
+    last = lines.read_last(job.folder.metrics)
     saved = store.committed(job.folder.checkpoints)
     return {
         "run": str(job.folder.root),

@@ -322,5 +322,5 @@ def _make_recorder(job: Job, ranks: int, began: float, first_step: int) -> RunRe
 
 
 def _step_reached(folder: RunFolder) -> int:
-    last = lines.last(folder.ledger)
+    last = lines.read_last(folder.ledger)
     return int(last["step"]) if last else 0

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...dataplane.runlog.writer import entry_of
+from ...dataplane.runlog.writer import decode_line
 from .logger import Entry
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class NoiseScale:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
             lines = file.read().splitlines(keepends=True)
         for line in reversed(lines):
-            if b'"noise_trace"' in line and (entry := entry_of(line)) is not None:
+            if b'"noise_trace"' in line and (entry := decode_line(line)) is not None:
                 return cls(*(entry[key] for key in STATE))
         return cls()
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ....console.errors import RunError
 from ....dataplane.runlog import writer as lines
-from ....dataplane.runlog.ledger import gap
+from ....dataplane.runlog.ledger import find_gap
 from ....trainer.checkpoints import store
 from ....trainer.folders.folder import RunFolder
 from ....trainer.loop.batches import RunPlan
@@ -120,11 +120,13 @@ class RunData:
             signals_table=_read_sparse(folder.signals, table, None, max_buckets),
             first=_convert(read_line(folder.metrics, 0), sizes.trained if sizes else None),
             events=events,
-            evaluation=_convert(lines.last(folder.evaluations), sizes.held_out if sizes else None),
+            evaluation=_convert(
+                lines.read_last(folder.evaluations), sizes.held_out if sizes else None
+            ),
             scores=list(lines.read(folder.scores)),
             recall=list(lines.read(folder.recall)),
-            ledger=str((lines.last(folder.ledger) or {}).get("hash", "")),
-            ledger_damage=gap(folder.ledger),
+            ledger=str((lines.read_last(folder.ledger) or {}).get("hash", "")),
+            ledger_damage=find_gap(folder.ledger),
             checkpoints=[store.step_of(path) for path in store.committed(folder.checkpoints)],
             candidates=candidates,
             sizes=sizes,

@@ -99,7 +99,7 @@ def test_a_large_file_is_repaired_and_cut_without_its_memory(tmp_path: Path, ste
     assert lines.cut(path, step) == tail
     assert path.read_bytes() == b"".join(whole[:step])
     assert min(peaks) < 1 << 18
-    assert cut < 3 * lines.BLOCK < len(b"".join(whole)) // 3
+    assert cut < 3 * lines.BLOCK_BYTES < len(b"".join(whole)) // 3
 
 
 def test_nothing_to_cut(tmp_path: Path) -> None:
@@ -130,8 +130,8 @@ def test_a_flipped_bit_of_any_byte_is_found(tmp_path: Path) -> None:
     """Within the key of the check, it leaves the entry as it was."""
     path = tmp_path / "evaluations.jsonl"
     entry = {"step": 12, "loss": {"web": 2.5}}
-    whole = lines.to_line(entry)
-    assert lines.entry_of(whole) == entry
+    whole = lines.encode_line(entry)
+    assert lines.decode_line(whole) == entry
     for place in range(len(whole)):
         for bit in range(8):
             data = bytearray(whole)
@@ -171,16 +171,18 @@ def test_a_writer_removes_lines_that_a_power_cut_damaged(tmp_path: Path) -> None
     assert [entry["step"] for entry in lines.read(path.with_name("empty"))] == [0]
 
 
-@pytest.mark.parametrize("width", [0, 10, lines.TAIL - 20, lines.TAIL, 3 * lines.TAIL])
+@pytest.mark.parametrize(
+    "width", [0, 10, lines.TAIL_BYTES - 20, lines.TAIL_BYTES, 3 * lines.TAIL_BYTES]
+)
 def test_the_last_line_is_read_from_the_end(tmp_path: Path, width: int) -> None:
     path = tmp_path / "f.jsonl"
-    assert lines.last(path) is None
+    assert lines.read_last(path) is None
     path.write_bytes(b'{"step": 0')
-    assert lines.last(path) is None
+    assert lines.read_last(path) is None
     entries = [{"step": step, "pad": "x" * width} for step in range(3)]
     text = "".join(json.dumps(entry) + "\n" for entry in entries)
     for rest in ("", '{"step": 3, "pad"'):
         path.write_text(text + rest)
-        assert lines.last(path) == entries[-1]
+        assert lines.read_last(path) == entries[-1]
     path.write_text(text.splitlines(keepends=True)[0])
-    assert lines.last(path) == entries[0]
+    assert lines.read_last(path) == entries[0]

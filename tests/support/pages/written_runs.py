@@ -15,7 +15,7 @@ import numpy as np
 from support.configs import CONFIGS
 
 from headrace.dataplane.runlog.ledger import LedgerEntry
-from headrace.dataplane.runlog.writer import to_line
+from headrace.dataplane.runlog.writer import encode_line
 from headrace.trainer.folders.folder import RunFolder
 from headrace.trainer.run import resolve
 from headrace.trainer.run.request import Request
@@ -46,8 +46,8 @@ def make_run(root: Path, losses: Sequence[float | None]) -> RunFolder:
                 "seconds": 0.1,
                 "sources": {"synthetic": {"loss": loss, "weight": 64.0, "rows": 4}},
             }
-            metrics.write(to_line(entry))
-            ledger.write(to_line(vars(LedgerEntry(step, 4 * step, 4, f"ledger{step}"))))
+            metrics.write(encode_line(entry))
+            ledger.write(encode_line(vars(LedgerEntry(step, 4 * step, 4, f"ledger{step}"))))
     layout = {"engine": "FSDP2", "processes": 1, "device": "cpu"}
     events = [
         {"time": 1.0, "event": "start", "step": 0, "layout": layout, "seconds": 1.0},
@@ -108,4 +108,4 @@ def rewrite(file: Path, change: Any) -> None:
     for entry in entries:
         entry.pop("check", None)
         change(entry)
-    file.write_bytes(b"".join(map(to_line, entries)))
+    file.write_bytes(b"".join(map(encode_line, entries)))

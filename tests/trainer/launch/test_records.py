@@ -68,9 +68,9 @@ def test_kills_leave_a_bounded_number_of_tails(job: Job) -> None:
     for number, step in enumerate((5, 4, 4, 3)):
         job.folder.ledger.write_bytes(whole + b"{}" * number)  # tails of different bytes
         take_up(job, step=step)
-    names = [path.name for path in lines.tails(job.folder.ledger)]
+    names = [path.name for path in lines.list_tails(job.folder.ledger)]
     assert names == ["ledger.after-4-2.jsonl", "ledger.after-3.jsonl"]
-    assert len(lines.tails(job.folder.metrics)) == 2
+    assert len(lines.list_tails(job.folder.metrics)) == 2
 
 
 DAMAGES: dict[str, Callable[[Path], None]] = {
@@ -133,6 +133,6 @@ def test_later_lines_do_not_count(job: Job) -> None:
     with job.folder.ledger.open("ab") as file:
         file.write(b"\0" * 99 + b"\n")
     take_up(job)
-    assert ledger.last(job.folder.ledger) == ledger.LedgerEntry(3, 12, 4, f"{3:032x}")
+    assert ledger.read_last(job.folder.ledger) == ledger.LedgerEntry(3, 12, 4, f"{3:032x}")
     tail = (job.folder.root / "ledger.after-4.jsonl").read_bytes().splitlines()
     assert [json.loads(line)["step"] for line in tail[:2]] == [4, 5]
