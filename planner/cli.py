@@ -105,29 +105,37 @@ def plan(context: click.Context, /, as_json: bool, **options: Any) -> None:
     if missing:
         raise click.UsageError(f"missing {', '.join(missing)}")
     from .search.make import explain, make_plans, parse_settings
-    from .show import compared, explained_as_json, lines_of
+    from .show import compare_candidates, describe_plans, dump_explained
 
-    wanted = parse_settings(options["explain"]) if options["explain"] else None
-    simulates = _simulated(options)
-    plans = make_plans(_question(options))
-    explained = explain(plans, wanted) if wanted else []
-    outlooks = simulates(plans, explained)
+    settings = parse_settings(options["explain"]) if options["explain"] else None
+    simulate = _parse_simulation(options)
+    plans = make_plans(_build_request(options))
+    explained = explain(plans, settings) if settings else []
+    outlooks = simulate(plans, explained)
     if options["out"] is not None:
-        _write(plans, options["out"])
+        _write_plan(plans, options["out"])
     if options["html"] is not None:
         _write_page(plans, outlooks, options)
     if as_json:
-        found = _as_json(plans) | {"explained": explained_as_json(explained, wanted)}
-        command.emit(found | {"simulated": {o.title: o.dump() for o in outlooks}})
+        command.emit(
+            {
+                **_dump_plans(plans),
+                "explained": dump_explained(explained, settings),
+                "simulated": {outlook.title: outlook.dump() for outlook in outlooks},
+            }
+        )
     from .modules.costs import ModuleCosts, describe_kinds
 
     if isinstance(costs := plans.phases[0].costs, ModuleCosts):
         command.say("\n".join(describe_kinds(costs)))
-    command.say("\n".join(lines_of(plans)))
-    for own, other in explained:
-        name = f"{options['explain']} in phase {own.costs.phase.name}"
-        text = [str(other)] if isinstance(other, Exception) else compared(own.best, other)
-        command.say("\n".join([f"{name}:", *text]))
+    command.say("\n".join(describe_plans(plans)))
+    for phase_search, answer in explained:
+        if isinstance(answer, Exception):
+            lines = [str(answer)]
+        else:
+            lines = compare_candidates(phase_search.best, answer)
+        title = f"{options['explain']} in phase {phase_search.costs.phase.name}:"
+        command.say("\n".join([title, *lines]))
     for outlook in outlooks:
         command.say("\n".join([f"{outlook.title}:", *outlook.lines()]))
 
@@ -162,7 +170,7 @@ def show(
     """
     from ..console.config import plain
     from ..trainer.run.layout_plan import load_plan
-    from .show import plan_lines
+    from .show import describe_plan
 
     stored = load_plan(file)
     module = stored.planned.module
@@ -171,16 +179,16 @@ def show(
     if module is None and (html is None) != (model is None):
         raise click.UsageError("--html and --model need each other")
     if html is not None:
-        _write_memory(stored, html, model, run_file, device)
+        _write_memory_page(stored, html, model, run_file, device)
     if as_json:
         command.emit(plain(stored))
-    command.say("\n".join(plan_lines(stored)))
+    command.say("\n".join(describe_plan(stored)))
 
 
-def _write_memory(
+def _write_memory_page(
     plan: LayoutPlan, html: str, model: str | None, run_file: str | None, device: str
 ) -> None:
-    """Draw the phase of a plan that needs most memory. The plan names modules that are not ours."""
+    """Draw the phase that needs most memory. Without `model`, the plan names foreign modules."""
     from pathlib import Path
 
     from ..dataplane.storage.atomic import replacing
@@ -188,26 +196,26 @@ def _write_memory(
     from .search.assemble import peak_timeline
     from .simulation.memory_page import memory_page, plan_timelines
 
-    run, phases, modules = _run_on(run_file, device), plan.planned.phases, None
+    run, phases, modules = _load_run(run_file, device), plan.planned.phases, None
     if model is None:
-        modules = _traced(str(plan.planned.module), run)
+        modules = _trace_modules(str(plan.planned.module), run)
         config, names = modules.config, modules.names
         title, batches = modules.model.module, [f"{p.batch_tokens:,} rows a step" for p in phases]
     else:
         config = load_model_config(model)
         title, names = Path(model).stem, list(map(str, config.layers))
         batches = [f"{p.seq_len:,} tokens a row, {p.batch_tokens:,} a step" for p in phases]
-    found = [plan_timelines(plan, phase, config, run, device, modules) for phase in phases]
-    sizes = [peak_timeline(timelines).highest for timelines in found]
-    own = sizes.index(max(sizes))
-    text = memory_page(title, batches[own], names, found[own])
+    timelines = [plan_timelines(plan, phase, config, run, device, modules) for phase in phases]
+    peaks = [peak_timeline(stages).highest for stages in timelines]
+    largest = peaks.index(max(peaks))
+    text = memory_page(title, batches[largest], names, timelines[largest])
     with replacing(Path(html)) as file:
         file.write(text.encode())
     command.say(f"wrote {html}")
 
 
-def _run_on(file: str | None, device: str) -> RunConfig:
-    """Return the run of a file with the precision of a kind of device."""
+def _load_run(file: str | None, device: str) -> RunConfig:
+    """Load a run, with the device type's precision if it names none."""
     from dataclasses import replace
 
     from ..trainer.run import config as run_config
@@ -221,10 +229,12 @@ def _run_on(file: str | None, device: str) -> RunConfig:
 Explained = list[tuple["PhaseSearch", "Candidate | PlanError"]]
 
 
-def _simulated(options: dict[str, Any]) -> Callable[[Plans, Explained], list[PlanOutlook]]:
-    """Check the options of the simulation; return the function that simulates the best plan of
-    each phase, the one that serves all phases, and the explained ones, if one of the options is
-    given."""
+def _parse_simulation(options: dict[str, Any]) -> Callable[[Plans, Explained], list[PlanOutlook]]:
+    """Check the simulation's options before the search.
+
+    Return a function that simulates every phase's best plan, the plan that serves all phases, and
+    the explained ones; without one of the options, none.
+    """
     from .search.make import plans_to_simulate
     from .simulation.failures import parse_failures
     from .simulation.outlook import PlanOutlook
@@ -233,15 +243,15 @@ def _simulated(options: dict[str, Any]) -> Callable[[Plans, Explained], list[Pla
 
     slow = [parse_slowdown(text, options["gpus"]) for text in options["slow"]]
     failures = parse_failures(options["failures"] or "")
-    asked = bool(slow) or any(options[name] is not None for name in ("html", "failures"))
+    needed = bool(slow) or any(options[name] is not None for name in ("html", "failures"))
 
     def simulate(plans: Plans, explained: Explained) -> list[PlanOutlook]:
-        if not asked:
+        if not needed:
             return []
         budget = plans.request.budget
         return [
-            PlanOutlook(title, Simulation(own.costs, made, budget), slow, failures)
-            for title, own, made in plans_to_simulate(plans, explained, options["explain"])
+            PlanOutlook(title, Simulation(phase.costs, plan, budget), slow, failures)
+            for title, phase, plan in plans_to_simulate(plans, explained, options["explain"])
         ]
 
     return simulate
@@ -253,61 +263,61 @@ def _write_page(plans: Plans, outlooks: list[PlanOutlook], options: dict[str, An
     from ..dataplane.storage.atomic import replacing
     from .simulation.page import simulation_page
 
-    question = plans.request
-    cluster = f"{question.gpus:,} × {question.hardware.file.device.name}"
+    request = plans.request
+    cluster = f"{request.gpus:,} × {request.hardware.file.device.name}"
     text = simulation_page(options["module"] or Path(options["model"]).stem, cluster, outlooks)
     with replacing(Path(options["html"])) as file:
         file.write(text.encode())
     command.say(f"wrote {options['html']}")
 
 
-def _question(options: dict[str, Any]) -> PlanRequest:
+def _build_request(options: dict[str, Any]) -> PlanRequest:
     from ..models.config.config import load_model_config
     from .hardware import Hardware
     from .search.make import PlanRequest
 
     hardware = Hardware.load(options["hardware"])
-    run = _run_on(options["run_file"], hardware.file.device.kind)
-    traced = None if options["module"] is None else _traced(options["module"], run)
+    run = _load_run(options["run_file"], hardware.file.device.kind)
+    modules = None if options["module"] is None else _trace_modules(options["module"], run)
     return PlanRequest(
-        model=load_model_config(options["model"]) if traced is None else traced.config,
-        modules=traced,
+        model=load_model_config(options["model"]) if modules is None else modules.config,
+        modules=modules,
         run=run,
         hardware=hardware,
         gpus=options["gpus"],
-        phases=_phases(options),
+        phases=_parse_phases(options),
         memory=options["memory"],
         roofline=options["roofline"],
         simulate=options["simulate"],
     )
 
 
-def _traced(module: str, run: RunConfig) -> TracedModules:
-    """Trace the modules of `package:function` in the run's precision."""
+def _trace_modules(module: str, run: RunConfig) -> TracedModules:
+    """Trace the modules from `package:function` in the run's precision."""
     from ..models.config.options.precision import PRECISIONS
     from .modules.trace import trace_modules
 
     return trace_modules(module, PRECISIONS[run.precision])
 
 
-def _phases(options: dict[str, Any]) -> list[PhaseRows]:
+def _parse_phases(options: dict[str, Any]) -> list[PhaseRows]:
     from ..console.yaml_text import value
     from .search.make import uniform_phase
 
-    plain = options["seq_len"], options["batch_tokens"]
+    uniform = options["seq_len"], options["batch_tokens"]
     if (options["module"] is None) != (options["batch_rows"] is None):
         raise click.UsageError("--module and --batch-rows need each other")
     if options["module"] is not None:
-        if any((*plain, options["mixture"])):
+        if any((*uniform, options["mixture"])):
             raise click.UsageError("modules have rows: no --mixture, --seq-len, --batch-tokens")
         return [uniform_phase(1, options["batch_rows"])]
     if options["mixture"] is not None:
-        if any(plain):
+        if any(uniform):
             raise click.UsageError("a mixture has the lengths and batches of its phases")
         from ..mixtures.planning.resolve_mixture import resolve_file
 
         return list(resolve_file(options["mixture"]).phases)
-    if not all(plain):
+    if not all(uniform):
         raise click.UsageError("give --mixture, or --seq-len and --batch-tokens")
     length, tokens = options["seq_len"], value(options["batch_tokens"])
     if not isinstance(tokens, int) or tokens < length or tokens % length:
@@ -317,7 +327,7 @@ def _phases(options: dict[str, Any]) -> list[PhaseRows]:
     return [uniform_phase(length, tokens // length)]
 
 
-def _write(plans: Plans, out: str) -> None:
+def _write_plan(plans: Plans, out: str) -> None:
     from pathlib import Path
 
     from ..console.config import dump
@@ -333,21 +343,21 @@ def _write(plans: Plans, out: str) -> None:
         file.write(dump(plans.best).encode())
 
 
-def _as_json(plans: Plans) -> dict[str, Any]:
+def _dump_plans(plans: Plans) -> dict[str, Any]:
     from ..console.config import plain
 
     return {
         "plan": plain(plans.best) if plans.best is not None else None,
         "phases": [
             {
-                "phase": own.costs.phase.name,
-                "plan": plain(each),
-                "layouts": own.outcome.grids,
+                "phase": phase.costs.phase.name,
+                "plan": plain(best),
+                "layouts": phase.outcome.grids,
                 "best": [
                     {**candidate.grid.settings(), "seconds": candidate.solution.price}
-                    for candidate in own.outcome.candidates
+                    for candidate in phase.outcome.candidates
                 ],
             }
-            for own, each in zip(plans.phases, plans.by_phase, strict=True)
+            for phase, best in zip(plans.phases, plans.by_phase, strict=True)
         ],
     }
