@@ -24,7 +24,7 @@ class Original(Protocol):
     """Format of published models that can be read: a `config.json` and tensors."""
 
     def read(self, settings: Mapping[str, Any]) -> ModelConfig:
-        """Convert settings to a ModelConfig; raise Problems for unsupported settings."""
+        """Convert settings to a ModelConfig; raise ConfigProblems for unsupported settings."""
         ...
 
     def rules(self, config: ModelConfig) -> list[Rule]:
@@ -52,7 +52,7 @@ def require(condition: bool, reason: str) -> None:
 
 
 def expect(settings: Mapping[str, Any], **values: Any) -> None:
-    """Raise Problems for settings with values that our operators do not support."""
+    """Raise ConfigProblems for settings with values that our operators do not support."""
     problems = [
         ConfigProblem(key, f"{settings[key]!r} is not supported, only {value!r}")
         for key, value in values.items()

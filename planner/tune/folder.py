@@ -34,7 +34,7 @@ class TuneFolder(RequestFolder):
         self, request: Mapping[str, Any], search: Callable[[], Sequence[LayoutPlan]]
     ) -> list[LayoutPlan]:
         """Return the stored candidates of this request, or search for them."""
-        stored = self.stored(request)
+        stored = self.read_stored(request)
         if stored is not None:
             return [load_plan(self.candidate(n)) for n in range(stored["candidates"])]
         plans = list(search())

@@ -54,7 +54,7 @@ class AnnealFolder(RequestFolder):
     def begin(self, prepared: PreparedAnneal) -> list[Entry]:
         """Write the candidates, unless the folder has this request. Raise if it has a different
         request."""
-        stored = self.stored(prepared.request)
+        stored = self.read_stored(prepared.request)
         if stored is not None:
             return [Entry(**entry) for entry in stored["runs"]]
         write(self.settings, yaml_config.dump(prepared.run))

@@ -1,4 +1,4 @@
-"""Layout and exclusive lock of a run's folder.
+"""A run's folder: its layout and its exclusive lock.
 
     run.yaml model.yaml mixture.yaml plan.json      the resolved run
     about.json                                      parameters, layers, schedule, counted
@@ -6,11 +6,11 @@
     metrics.jsonl ledger.jsonl events.jsonl         what each step did
     signals.jsonl                                   signals of watched steps, by layer
     held-out-….json evaluations.jsonl               held-out rows and their losses
-    scores.jsonl recall.jsonl                       scores of its checkpoints
+    scores.jsonl recall.jsonl                       scores of checkpoints
     checkpoints/ logs/ profiles/ tensorboard/ board/
     slurm.sh report.html
 
-The names inside these subfolders belong to the modules that write them.
+Names inside these subfolders belong to the modules that write them.
 """
 
 from __future__ import annotations
@@ -48,26 +48,26 @@ LOGS = "logs"
 PROFILES = "profiles"
 TENSORBOARD = "tensorboard"
 BOARD = "board"
-"""Levels of detail of the curves, for the live page."""
+"""The curves' levels of detail, for the live page."""
 REPORT = "report.html"
 COMPARISON = "compare.html"
 SLURM_SCRIPT = "slurm.sh"
 SLURM_LOG = "slurm-%j.out"
-"""Log of a batch job in `logs/`; sbatch puts the job's number in."""
+"""A batch job's log in `logs/`; sbatch inserts the job's number."""
 SLURM_NOTE = "slurm-{job}.note"
 """State of the current start of a batch job, in `logs/`: `saved 500`."""
 LOCK = ".lock"
 REQUESTS = {"anneal.json": "trainer anneal", "tune.json": "trainer tune"}
-"""Files that mark the folder of a request for several runs, and its command (request_folder.py)."""
+"""Files that mark a folder as a request for several runs, and its command (request_folder.py)."""
 FEW = 3
 """Runs that an error names."""
 PROBE = ".probe-"
 ORPHANS_END = 10.0
-"""Seconds in which the ranks of a killed launcher end."""
+"""Seconds in which a killed launcher's ranks end."""
 
 
 class RunFolder:
-    """Paths of a run's files."""
+    """A run's files, and its lock."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
@@ -95,19 +95,18 @@ class RunFolder:
 
     @property
     def records(self) -> tuple[Path, ...]:
-        """The files that a resume cuts back to its checkpoint."""
+        """Files that a resume truncates to its checkpoint."""
         return self.metrics, self.ledger, self.evaluations, self.signals
 
     def held_out(self, digest: str) -> Path:
-        """Plan of the held-out rows; `digest` is that of the settings that choose them."""
+        """Return the held-out rows' file; `digest` hashes the settings that choose the rows."""
         return self.root / f"held-out-{digest}.json"
 
     @property
     def begun(self) -> bool:
-        """True if the folder holds a run. A run.yaml alone is one that a person or a recipe has
-        written."""
-        by_starts = (self.checkpoints, self.logs, self.about, self.metrics, self.events)
-        return self.run.exists() and any(path.exists() for path in by_starts)
+        """True if the folder holds a run. A person or a recipe may have written run.yaml alone."""
+        from_starts = (self.checkpoints, self.logs, self.about, self.metrics, self.events)
+        return self.run.exists() and any(path.exists() for path in from_starts)
 
     def check_is_run(self) -> None:
         if not self.begun:
@@ -115,13 +114,13 @@ class RunFolder:
 
     @property
     def request(self) -> str:
-        """What a folder that holds no run is, for errors; empty if it is not known."""
+        """Words for errors: the request whose folder this is; empty if it is none."""
         names = [name for name in REQUESTS if (self.root / name).exists()]
         return f": it is the folder of a `{REQUESTS[names[0]]}`" if names else ""
 
     @property
     def hint(self) -> str:
-        """What to name in place of a folder that holds no run: those below it that do."""
+        """Hint for a folder without a run: runs below it, or the nearest path."""
         below = [*self.root.glob("*/" + RUN), *self.root.glob("*/*/" + RUN)]
         runs = [str(path.parent) for path in sorted(below) if RunFolder(path.parent).begun]
         if not runs:
@@ -130,28 +129,30 @@ class RunFolder:
         return f"name a run in it: {', '.join(runs[:FEW])}{more}"
 
     def check_free(self) -> None:
-        """Refuse a folder that holds anything but a run, or the remains of a start that was
-        killed before its run began."""
+        """Raise if the folder holds anything but a run, or what a start left that was killed before
+        its run began."""
         if self.root.is_dir() and not self.begun:
-            others = [path.name for path in self.root.iterdir() if not self._is_remains(path)]
-            if others:
+            unknown = [path.name for path in self.root.iterdir() if not self._is_from_start(path)]
+            if unknown:
                 raise RunError(
-                    f"{self.root} holds other files ({', '.join(sorted(others)[:3])}) and no run",
+                    f"{self.root} holds other files ({', '.join(sorted(unknown)[:3])}) and no run",
                     hint="choose another --out",
                 )
 
-    def _is_remains(self, path: Path) -> bool:
-        """True for files that a start writes before run.yaml. `Job.save` writes run.yaml last, so
-        a folder without it has taken no step."""
+    def _is_from_start(self, path: Path) -> bool:
+        """Return True for files that a start writes before run.yaml.
+
+        `Job.save` writes run.yaml last: without it, no step was taken.
+        """
         if path in (self.checkpoints, self.logs):  # a batch job opens its log before it starts
             log = SLURM_LOG.partition("%")[0]
             return all(file.name.startswith(log) for file in path.iterdir())
         written = (self.model, self.mixture, self.plan, self.layout, self.slurm)
-        half = tuple(f".{file.name}." for file in (*written, self.run))
-        return path in written or path.name == LOCK or path.name.startswith((PROBE, *half))
+        temporary = tuple(f".{file.name}." for file in (*written, self.run))
+        return path in written or path.name == LOCK or path.name.startswith((PROBE, *temporary))
 
     def prepare(self) -> None:
-        """Make the folder, and check that it can be written to."""
+        """Create the folder, and check that it is writable."""
         probe = self.root / f"{PROBE}{uuid.uuid4().hex[:8]}"
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
@@ -165,21 +166,24 @@ class RunFolder:
             ) from None
 
     def clear(self) -> None:
-        """Remove half-written files of starts that were killed."""
+        """Remove half-written files that killed starts left."""
         for path in self.root.iterdir():
             if HALF_WRITTEN.fullmatch(path.name) or path.name.startswith(PROBE):
                 path.unlink(missing_ok=True)
 
     @property
     def holder_has_ended(self) -> bool:
-        """True if the process that held the lock last ran on this machine and has ended."""
+        """True if the lock's last holder ran on this machine and has ended."""
         lock = self.root / LOCK
         return lock.exists() and _has_ended(lock.read_text().strip())
 
     @contextlib.contextmanager
     def locked(self, orphan_seconds: float = ORPHANS_END) -> Iterator[int]:
-        """Hold the folder's lock. It belongs to the open file: it ends with the last process that
-        inherited the descriptor. Ranks whose launcher was killed have `orphan_seconds` to end."""
+        """Hold the folder's lock, and yield its descriptor.
+
+        The lock belongs to the open file: it ends with the last process that inherited the
+        descriptor. Ranks whose launcher was killed have `orphan_seconds` to end.
+        """
         descriptor = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             self._lock(descriptor, orphan_seconds)
@@ -190,7 +194,7 @@ class RunFolder:
             os.close(descriptor)
 
     def _lock(self, descriptor: int, orphan_seconds: float) -> None:
-        """Lock the open file. Wait for ranks whose launcher was killed: they end at once."""
+        """Lock the open file; wait for ranks whose launcher was killed, which end at once."""
         deadline = time.monotonic() + orphan_seconds
         while True:
             try:
@@ -199,19 +203,19 @@ class RunFolder:
             except OSError:
                 holder = os.pread(descriptor, 100, 0).decode().strip()
             if not _has_ended(holder):
-                what = holder or "another process"
+                user = holder or "another process"
                 hint = "wait until it has ended, or choose another --out"
             elif time.monotonic() > deadline:
-                what = f"ranks that {holder} started; that process has ended"
+                user = f"ranks that {holder} started; that process has ended"
                 hint = f"end them: `fuser {self.root / LOCK}` prints their process ids"
             else:
                 time.sleep(0.1)
                 continue
-            raise BusyError(f"{self.root} is in use by {what}", hint=hint)
+            raise BusyError(f"{self.root} is in use by {user}", hint=hint)
 
 
 def _has_ended(holder: str) -> bool:
-    """Return True if the lock names a process of this machine that has ended."""
+    """Return True if the lock names a process on this machine that has ended."""
     match = re.fullmatch(r"process (\d+) on (.+)", holder)
     if match is None or match[2] != os.uname().nodename:
         return False

@@ -1,7 +1,7 @@
-"""The folder of one request that takes long: a command that was killed continues there.
+"""The folder for a long request: a command that was killed continues there.
 
-A file of the folder holds the request. It is written when all that follows from it is there, so a
-folder without it holds nothing that counts.
+A file holds the request. It is written after all files that the request leads to, so a folder
+without it holds nothing that counts.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ LOCK = ".lock"
 
 
 class RequestFolder:
-    """A folder with its request's file, and the folders that exist before that file."""
+    """A request's folder: its file, and the folders that exist before this file."""
 
     def __init__(self, root: str | Path, kind: str, before: tuple[str, ...]) -> None:
-        """`kind` is the word for the request in messages, and the name of its file."""
+        """`kind` names the request in messages, and its file."""
         self.root = Path(root)
         self.kind = kind
         self.request = self.root / f"{kind}.json"
@@ -50,28 +50,31 @@ class RequestFolder:
             os.close(descriptor)
 
     def check_free(self) -> None:
-        """Raise if the folder holds anything but such a request."""
+        """Raise if the folder holds anything but a request."""
         if not self.root.is_dir() or self.request.exists():
             return
         known = (LOCK, *self._before, f".{self.request.name}")
-        others = [p.name for p in self.root.iterdir() if not p.name.startswith(known)]
-        if others:
+        unknown = [p.name for p in self.root.iterdir() if not p.name.startswith(known)]
+        if unknown:
             raise RunError(
-                f"{self.root} holds other files ({', '.join(sorted(others)[:3])}) and no "
+                f"{self.root} holds other files ({', '.join(sorted(unknown)[:3])}) and no "
                 f"{self.kind}",
                 hint="choose another --out",
             )
 
-    def stored(self, request: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the contents of the request's file; None if there is none. Raise if it is of
-        another request."""
+    def read_stored(self, request: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the contents of the request's file, or None if it does not exist.
+
+        Raise if it holds a different request.
+        """
         if not self.request.exists():
             return None
         stored = self.read()
-        asked = json.loads(json.dumps(request))
+        requested = json.loads(json.dumps(request))
+        same_keys = {key: stored.get(key) for key in requested}
         changed = [
-            f"{path}: the folder has {there}, this {self.kind} {here}"
-            for path, there, here in differences({key: stored.get(key) for key in asked}, asked)
+            f"{path}: the folder has {remote}, this {self.kind} {local}"
+            for path, remote, local in differences(same_keys, requested)
         ]
         if changed:
             raise RunError(
@@ -82,7 +85,7 @@ class RequestFolder:
         return stored
 
     def read(self) -> dict[str, Any]:
-        """Return the contents of the request's file, which must be there."""
+        """Return the contents of the request's file, which must exist."""
         hint = "restore it from a copy, or choose another --out"
         return unseal(str(self.request), self.request.read_bytes(), hint=hint)
 
@@ -92,5 +95,5 @@ class RequestFolder:
 
 
 def write(file: Path, text: str) -> None:
-    """Write a file that appears whole."""
+    """Write a file atomically."""
     storage.write(str(file), text.encode())

@@ -2,9 +2,9 @@
 
     text ─ tokenize ─► datasets ─ mixtures ─► plan ─ trainer ─► model and report
 
-Three corpora are collected on this machine: the standard library's source, the descriptions of the
-installed packages, and synthetic DNA with repeats in lower case. A second demo reuses what the
-first has made.
+Three corpora are collected on this machine: the standard library's source, descriptions of
+installed packages, and synthetic DNA with repeats in lower case. A second demo reuses the first
+demo's files.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def main(ctx: click.Context, out: str) -> None:
 
 @dataclass
 class Demo:
-    """The steps of the demo. Each skips what an earlier demo has finished."""
+    """The demo's steps, which skip what an earlier demo has finished."""
 
     folder: Path
 
@@ -136,26 +136,26 @@ class Demo:
             self.say_and_run(*self.start("demo-bpe", "run-bpe"), "model.vocab_size=4096")
 
     def start(self, mixture: str, out: str) -> list[str]:
-        """Return the command that starts a run."""
+        """Return the command line that starts a run."""
         run, plan = self.shipped("runs/demo.yaml"), self.shipped(f"mixtures/{mixture}.yaml")
         return ["trainer", "run", run, "--mixture", plan, "--model", "tiny-hybrid", "--out", out]
 
     def finished(self, run: str) -> bool:
-        """Return True if the last event of the run is its end."""
+        """Return True if the run's last event is its end."""
         events = list(lines.read(RunFolder(self.folder / run).events))
         return bool(events) and events[-1]["event"] == "finish"
 
     def shipped(self, name: str) -> str:
-        """Return the path of a shipped configuration, relative to the demo's folder if shorter."""
+        """Return a shipped file's path, relative to the demo's folder if that is shorter."""
         file = Path(str(resources.files("headrace.configs"))) / name
-        near = os.path.relpath(file, self.folder)
-        return min(near, str(file), key=len)
+        return min(os.path.relpath(file, self.folder), str(file), key=len)
 
     def say_and_run(self, *words: str, expected: int = 0) -> None:
         """Print a command, and run it in the demo's folder."""
         command.say(f"\n$ {shlex.join(words)}")
-        own = Path(sys.executable).parent
-        environment = {**os.environ, "PATH": f"{own}{os.pathsep}{os.environ.get('PATH', '')}"}
+        programs = Path(sys.executable).parent
+        path = f"{programs}{os.pathsep}{os.environ.get('PATH', '')}"
+        environment = {**os.environ, "PATH": path}
         child = subprocess.Popen(words, cwd=self.folder, env=environment)
         # The child saves and ends by itself. Ctrl-C reaches it directly; SIGTERM is forwarded.
         signals = []
@@ -165,11 +165,11 @@ class Demo:
             if number == signal.SIGTERM:
                 child.terminate()
 
-        before = {n: signal.signal(n, end) for n in (signal.SIGINT, signal.SIGTERM)}
+        handlers = {n: signal.signal(n, end) for n in (signal.SIGINT, signal.SIGTERM)}
         try:
             code = child.wait()
         finally:
-            for number, handler in before.items():
+            for number, handler in handlers.items():
                 signal.signal(number, handler)
         if signals:
             raise KeyboardInterrupt
@@ -186,7 +186,7 @@ def note(text: str) -> None:
 
 
 def write_code(folder: Path) -> None:
-    """Copy modules of the standard library."""
+    """Copy modules from the standard library."""
     folder.mkdir(parents=True)
     size = 0
     for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
@@ -197,7 +197,7 @@ def write_code(folder: Path) -> None:
 
 
 def write_prose(folder: Path) -> None:
-    """Write the descriptions of the installed packages."""
+    """Write the installed packages' descriptions."""
     folder.mkdir()
     for package in importlib.metadata.distributions():
         text = package.read_text("METADATA") or ""
@@ -207,15 +207,15 @@ def write_prose(folder: Path) -> None:
 
 
 def write_dna(file: Path) -> None:
-    """Write records of biased bases, with mutated repeats in lower case."""
+    """Write records with biased bases, and mutated repeats in lower case."""
     import numpy as np
 
     random = np.random.default_rng(7)
     families = [random.integers(0, 4, REPEAT_BASES) for _ in range(REPEAT_FAMILIES)]
-    follows = np.cumsum(random.dirichlet([2] * 4, size=(4, 4)), axis=-1)
+    transitions = np.cumsum(random.dirichlet([2] * 4, size=(4, 4)), axis=-1)
     with file.open("w") as out:
         for number in range(RECORDS):
-            letters = np.frombuffer(b"ACGT", np.uint8)[_walk(random, follows)]
+            letters = np.frombuffer(b"ACGT", np.uint8)[_walk(random, transitions)]
             for start in random.integers(0, BASES - REPEAT_BASES, REPEAT_COPIES):
                 copy = families[random.integers(REPEAT_FAMILIES)].copy()
                 changed = random.random(REPEAT_BASES) < 0.1
@@ -226,10 +226,13 @@ def write_dna(file: Path) -> None:
             out.writelines(f"{text[at : at + 60]}\n" for at in range(0, BASES, 60))
 
 
-def _walk(random: np.random.Generator, follows: npt.NDArray[np.float64]) -> Sequence[int]:
-    """Return bases; each depends on the two before it."""
+def _walk(random: np.random.Generator, transitions: npt.NDArray[np.float64]) -> Sequence[int]:
+    """Return bases; a base depends on the two before it.
+
+    `transitions[a, b]` are cumulative probabilities of the base after a and b.
+    """
     bases = [0, 0]
-    limits = follows.tolist()
+    limits = transitions.tolist()
     for draw in random.random(BASES - 2):
         bases.append(bisect(limits[bases[-2]][bases[-1]], draw, hi=3))
     return bases

@@ -1,4 +1,4 @@
-"""`headrace recipes`: a model, a run and a mixture that fit together, and the GPUs they are for."""
+"""`headrace recipes`: models, runs and mixtures that fit together, and the GPUs they are for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 FILE = "recipes.yaml"
 NODE = 8
-"""GPUs of a machine."""
+"""GPUs in a machine."""
 UNTRIED = "untried: none has run on such GPUs; memory is counted, speed is not known"
 
 
@@ -68,20 +68,20 @@ def main(name: str | None, out: str | None, as_json: bool) -> None:
 
     More: docs/trainer.md
     """
-    known = recipes()
+    recipes = load_recipes()
     if name is None:
         if out is not None:
             raise click.UsageError("--out FOLDER needs the NAME of a recipe")
         if as_json:
-            command.emit({each: vars(recipe) for each, recipe in known.items()})
+            command.emit({key: vars(recipe) for key, recipe in recipes.items()})
             return
-        width = max(map(len, known))
-        for each, recipe in known.items():
+        width = max(map(len, recipes))
+        for key, recipe in recipes.items():
             unit = "GPU " if recipe.gpus == 1 else "GPUs"
-            click.echo(f"{each:<{width}}  {recipe.gpus:>5,} {unit}  {recipe.about}")
+            click.echo(f"{key:<{width}}  {recipe.gpus:>5,} {unit}  {recipe.about}")
         command.say(UNTRIED)
         return
-    recipe = _named(name, known)
+    recipe = _find(name, recipes)
     folder = _write(recipe, Path(out)) if out is not None else None
     if as_json:
         command.emit(_describe(name, recipe, folder))
@@ -90,27 +90,27 @@ def main(name: str | None, out: str | None, as_json: bool) -> None:
         command.say(UNTRIED)
 
 
-def recipes() -> dict[str, Recipe]:
+def load_recipes() -> dict[str, Recipe]:
     """Return the shipped recipes by name."""
     from ...console import config
 
     file = _configs() / FILE
     data, lines = config.read_yaml(file)
     return {
-        name: config.build(Recipe, each, source=f"{file}: {name}", lines=lines)
-        for name, each in data.items()
+        name: config.build(Recipe, recipe, source=f"{file}: {name}", lines=lines)
+        for name, recipe in data.items()
     }
 
 
-def job_of(recipe: Recipe) -> Job:
-    """Return the recipe's run on its GPUs, with synthetic rows of the mixture's longest phase."""
+def resolve_job(recipe: Recipe) -> Job:
+    """Resolve the recipe's run on its GPUs, with synthetic rows like the mixture's longest."""
     from ..run.request import Request
     from ..run.resolve import resolve
 
-    seq_len, batch = longest_rows(recipe)
+    seq_len, batch_tokens = longest_rows(recipe)
     words = ["device=cuda", "precision=bf16", f"processes={recipe.gpus}"]
     words += ["init_from=null", "evaluate=null", "checkpoints.url=null", "synthetic.steps=1"]
-    words += [f"synthetic.seq_len={seq_len}", f"synthetic.batch_rows={batch // seq_len}"]
+    words += [f"synthetic.seq_len={seq_len}", f"synthetic.batch_rows={batch_tokens // seq_len}"]
     words += recipe.overrides
     return resolve(
         Request(run=str(recipe.run_file), model=recipe.model, overrides=words, dry_run=True)
@@ -118,7 +118,7 @@ def job_of(recipe: Recipe) -> Job:
 
 
 def longest_rows(recipe: Recipe) -> tuple[int, int]:
-    """Return the tokens of a row and of a step, in the phase with the longest rows."""
+    """Return the tokens in a row and in a step, for the phase with the longest rows."""
     from ...console import config
     from ...mixtures.mixture_file.mixture import Mixture, sized_phases
 
@@ -135,20 +135,21 @@ def _configs() -> Path:
     return Path(str(resources.files("headrace.configs")))
 
 
-def _named(name: str, known: Mapping[str, Recipe]) -> Recipe:
+def _find(name: str, recipes: Mapping[str, Recipe]) -> Recipe:
     from ...console.errors import MisuseError
     from ...console.explain import nearest
 
-    if name not in known:
-        near = nearest(name, known)
+    if name not in recipes:
+        near = nearest(name, recipes)
         raise MisuseError(
             f"there is no recipe {name}",
             hint=f"did you mean {near}?" if near else "`headrace recipes` lists them",
         )
-    return known[name]
+    return recipes[name]
 
 
 def _write(recipe: Recipe, folder: Path) -> Path:
+    """Copy the run and the mixture into a folder, and return it."""
     from ...console.errors import StorageError
     from ...dataplane.storage import storage
 
@@ -160,7 +161,7 @@ def _write(recipe: Recipe, folder: Path) -> Path:
 
 
 def _command(name: str, recipe: Recipe, folder: Path | None) -> str:
-    """Return the command that starts the recipe."""
+    """Return the command line that starts the recipe."""
     run, mixture = (
         (recipe.run_file, recipe.mixture_file)
         if folder is None
@@ -176,28 +177,26 @@ def _command(name: str, recipe: Recipe, folder: Path | None) -> str:
 def _describe(name: str, recipe: Recipe, folder: Path | None) -> dict[str, Any]:
     from ..accounting.describe import describe
 
-    described = describe(job_of(recipe), activations=True)
+    description = describe(resolve_job(recipe), activations=True)
     return {
         **vars(recipe),
         "files": [str(recipe.run_file), str(recipe.mixture_file)],
         "command": _command(name, recipe, folder),
-        "layout": described["layout"],
-        "batch": described["batch"],
-        "memory": described["memory"],
+        "layout": description["layout"],
+        "batch": description["batch"],
+        "memory": description["memory"],
     }
 
 
 def _lines(name: str, recipe: Recipe, folder: Path | None) -> list[str]:
     from ..accounting.describe import describe, lines
 
-    shown = ("model", "layout", "phase", "stage", "memory", "warning")
-    text = [
-        line for line in lines(describe(job_of(recipe), activations=True)) if line.startswith(shown)
-    ]
+    labels = ("model", "layout", "phase", "stage", "memory", "warning")
+    description = lines(describe(resolve_job(recipe), activations=True))
     return [
         f"{name}: {recipe.about}",
         f"run          {recipe.run_file}",
         f"mixture      {recipe.mixture_file}",
-        *text,
+        *(line for line in description if line.startswith(labels)),
         f"start        {_command(name, recipe, folder)}",
     ]

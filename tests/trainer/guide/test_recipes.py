@@ -23,7 +23,7 @@ from headrace.trainer.accounting.memory import timelines
 from headrace.trainer.guide import recipes as shipped
 from headrace.trainer.run import config as run_config
 
-RECIPES = shipped.recipes()
+RECIPES = shipped.load_recipes()
 QUICK = ("hybrid-1b", "fine-tuning")
 """Recipes that the quick tests count; `long` counts them all."""
 CLUSTERS = {"demo", "cluster"}
@@ -32,7 +32,7 @@ CLUSTERS = {"demo", "cluster"}
 
 def fits(name: str) -> None:
     """Check that the memory of every stage's ranks fits a GPU of 80 GB."""
-    job = shipped.job_of(RECIPES[name])
+    job = shipped.resolve_job(RECIPES[name])
     usable = Hardware.load("h100").usable_memory
     for stage in range(job.run.layout.pp):
         most = max(device_bytes(each.parts) for each in timelines(job, stage))
@@ -53,7 +53,7 @@ def test_every_recipe_fits_its_gpus(name: str) -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_dry_runs_on_its_processes(name: str) -> None:
     """Without activations, whose trace takes minutes for the largest."""
-    shown = "\n".join(lines(describe(shipped.job_of(RECIPES[name]), activations=False)))
+    shown = "\n".join(lines(describe(shipped.resolve_job(RECIPES[name]), activations=False)))
     assert re.search(rf"^layout .*, {RECIPES[name].gpus} × cuda = ", shown, re.MULTILINE)
     assert re.search(r"^memory +\S+B on each rank", shown, re.MULTILINE)
 
@@ -103,7 +103,9 @@ def test_some_recipes_go_on_from_others() -> None:
 def test_a_recipe_takes_the_weights_and_sources_of_its_parent(name: str, parent: str) -> None:
     ours, theirs = (
         {each: parameter.shape for each, parameter in model.named_parameters()}
-        for model in (build_meta(shipped.job_of(RECIPES[each]).model) for each in (name, parent))
+        for model in (
+            build_meta(shipped.resolve_job(RECIPES[each]).model) for each in (name, parent)
+        )
     )
     assert ours == theirs
     mixture, before = (read(RECIPES[each].mixture_file).mixture for each in (name, parent))
