@@ -41,7 +41,7 @@ from headrace.mixtures.planning.open_plan import open_plan
 from headrace.mixtures.planning.resolve_mixture import resolve
 from headrace.mixtures.template import render_template
 from headrace.mixtures.view.summary import summarize
-from headrace.mixtures.view.table import table
+from headrace.mixtures.view.table import format_table
 
 PLAN_SECONDS = 5.0
 LARGE_PLAN_SECONDS = 15.0
@@ -77,7 +77,7 @@ def report(name: str, times: Sequence[Times], limit: float) -> None:
 
 def table_of(file: Path) -> str:
     target = open_plan(str(file))
-    return table(summarize(target.stream, target.branch))
+    return format_table(summarize(target.stream, target.branch))
 
 
 def many_sources(folder: Path) -> None:

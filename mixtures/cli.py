@@ -135,7 +135,7 @@ def plan(
     """
     from .planning.open_plan import open_plan
     from .view.summary import summarize
-    from .view.table import as_data, table
+    from .view.table import format_table, json_data
 
     opened = open_plan(file, overrides)
     summary = summarize(opened.stream, opened.branch, opened.sources)
@@ -143,9 +143,9 @@ def plan(
         opened.plan.save(out)
         command.say(f"wrote {out}")
     if as_json:
-        command.emit(as_data(summary, tokens_per_second))
+        command.emit(json_data(summary, tokens_per_second))
     else:
-        click.echo(table(summary, tokens_per_second))
+        click.echo(format_table(summary, tokens_per_second))
 
 
 @main.command(keys=keys)
@@ -163,14 +163,14 @@ def plot(file: str, overrides: tuple[str, ...], out: str, as_json: bool) -> None
     More: docs/mixtures.md
     """
     from .planning.open_plan import open_plan
-    from .view.curves import curves
-    from .view.plot import draw, kind_of
+    from .view.curves import compute_curves
+    from .view.plot import draw, find_format
 
-    kind_of(out)
-    plan_curves = curves(open_plan(file, overrides).stream)
+    find_format(out)
+    plan_curves = compute_curves(open_plan(file, overrides).stream)
     draw(plan_curves, out)
     if as_json:
-        command.emit({"file": out, **plan_curves.as_data()})
+        command.emit({"file": out, **plan_curves.json_data()})
     else:
         command.say(f"wrote {out}")
 
@@ -249,7 +249,7 @@ def audit(
     auditor = Auditor(opened, text=text)
     if document is not None:
         for match in auditor.find(document, source):
-            for line in match.as_json() if as_json else [match.as_text()]:
+            for line in match.format_json() if as_json else [match.format_text()]:
                 click.echo(line)
         return
     if step is not None:
@@ -266,7 +266,7 @@ def audit(
         assert span is not None
         audited = auditor.rows(span)
     for row in audited:
-        click.echo(row.as_json() if as_json else row.as_text())
+        click.echo(row.format_json() if as_json else row.format_text())
 
 
 def _span(text: str) -> range:

@@ -1,1 +1,1 @@
-"""Show what rows, steps and documents of a plan hold, and prove them against a run's ledger."""
+"""Audit a plan's rows, steps and documents, and prove them by a run's ledger."""

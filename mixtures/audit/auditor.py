@@ -1,8 +1,8 @@
-"""Show what rows of a plan hold, and in which rows a document is.
+"""Show the documents in a plan's rows, and the rows with a document.
 
-- A row has a source, an epoch, documents, and the hash of its tokens.
-- A step has rows. Those of a run are proved: their hash must equal the hash in the run's ledger.
-- A document has tokens, which are inputs of one or more rows in each epoch.
+- A row has a source, an epoch, documents, and a hash over the tokens.
+- A step has rows. For a run they are proved: the hash must equal the ledger's.
+- A document has tokens, which are inputs of one or more rows per epoch.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ..planning.open_plan import OpenedPlan
 from .audit_rows import AuditedDocument, AuditedRow, DocumentInRow, Occurrence, ThroughView
 
 BLOCK_ROWS = 256
-"""Rows read at once."""
+"""Rows read together."""
 
 
 class Auditor:
-    """Reads the rows and documents of one plan."""
+    """Reads a plan's rows and documents."""
 
     def __init__(self, opened: OpenedPlan, *, text: bool = False) -> None:
         self.opened = opened
@@ -49,14 +49,14 @@ class Auditor:
                 hint=self._hint_about_earlier(),
             )
         for phase in self.plan.phases:
-            first, last = max(rows.start, phase.first_row), min(rows.stop, phase.end_row)
-            for start in range(first, last, BLOCK_ROWS):
-                yield from self._block(np.arange(start, min(start + BLOCK_ROWS, last)), phase)
+            first_row, end_row = max(rows.start, phase.first_row), min(rows.stop, phase.end_row)
+            for start in range(first_row, end_row, BLOCK_ROWS):
+                yield from self._block(np.arange(start, min(start + BLOCK_ROWS, end_row)), phase)
 
     def step(self, number: int) -> tuple[list[AuditedRow], bool]:
-        """Return a step's rows, and True if the run's ledger proves them.
+        """Read a step's rows; also returns True if the run's ledger proves them.
 
-        A ledger that begins after the plan's first step does not prove its own first step: the hash
+        A ledger that begins after the plan's first step cannot prove its own first step: the hash
         before it is lost.
         """
         planned = self._planned_step(number)
@@ -85,11 +85,11 @@ class Auditor:
         return audited, True
 
     def has_taken(self, number: int) -> bool:
-        """Tell whether the run has taken this step, by the end of the ledger."""
+        """Tell, from the ledger, whether the run has taken this step."""
         return self._planned_step(number).first_row < (self._rows_taken or 0)
 
     def texts(self, row: int) -> list[str]:
-        """Decode the pieces of documents in a row, in order."""
+        """Decode a row's documents, piece by piece."""
         located = self.reader.stream.locate(np.array([row], np.int64))
         source = int(located.sources[0])
         [tokens] = self.reader.read(self.reader.find(located)).arrays.tokens
@@ -100,10 +100,10 @@ class Auditor:
         ]
 
     def find(self, document: str, source: str | None) -> Iterator[AuditedDocument]:
-        """Yield the documents with a number or an id, and their rows, in one source or in all.
+        """Find documents by number or id, with their rows, in one source or in all.
 
-        `document` is the number in the dataset, or the id of the corpus (`id:7` if the id is itself
-        a number).
+        `document` is a number in the dataset, or an id in the corpus (`id:7` for an id that is a
+        number).
         """
         names = [planned.name for planned in self.plan.sources]
         if source is not None and source not in names:
@@ -148,13 +148,13 @@ class Auditor:
         self, dataset: Dataset, spans: Iterable[tuple[int, int]]
     ) -> Iterator[DocumentInRow]:
         """Yield a row's documents in order; a document in two spans comes twice."""
-        at = 0
+        offset = 0
         for start, end in spans:
-            yield from self._documents_of_span(dataset, start, end, at)
-            at += end - start
+            yield from self._documents_in_span(dataset, start, end, offset)
+            offset += end - start
 
-    def _documents_of_span(
-        self, dataset: Dataset, start: int, end: int, at: int
+    def _documents_in_span(
+        self, dataset: Dataset, start: int, end: int, offset: int
     ) -> Iterator[DocumentInRow]:
         spans = dataset.documents(start, end)
         first = spans[0].number
@@ -172,7 +172,7 @@ class Auditor:
                 position=origin.position,
                 tokens=end_token - first_token,
                 first=first_token - span.first_token,
-                at=at + first_token - start,
+                at=offset + first_token - start,
                 fields=fields[span.number - first] if fields else None,
                 view=views[span.number - first] if views else None,
             )
@@ -210,7 +210,7 @@ class Auditor:
         return entry.hash
 
     def _numbers(self, dataset: Dataset, document: str) -> Iterable[int]:
-        """Return the numbers of documents with this number or id."""
+        """Find document numbers by number or id."""
         count = int(dataset.shard_documents[-1])
         if document.isdecimal():
             return [int(document)] if int(document) < count else []
@@ -255,11 +255,11 @@ class Auditor:
         )
 
     def _occurrences(self, row: int, start: int, end: int) -> Iterator[Occurrence]:
-        """Yield the occurrences of a document in a row, at most one per span."""
+        """Yield a document's pieces in a row, at most one per span."""
         located = self.reader.stream.locate(np.array([row], np.int64))
-        step, at = self.plan.step_at(row), 0
-        for first, last in located.spans(0):
-            low, high = max(first, start), min(last, end)
+        step, offset = self.plan.step_at(row), 0
+        for span_start, span_end in located.spans(0):
+            low, high = max(span_start, start), min(span_end, end)
             if low < high:
                 yield Occurrence(
                     row=row,
@@ -268,14 +268,14 @@ class Auditor:
                     epoch=int(located.epochs[0]),
                     first=low - start,
                     tokens=high - low,
-                    at=at + low - first,
+                    at=offset + low - span_start,
                     seen=None if self._rows_taken is None else row < self._rows_taken,
                 )
-            at += last - first
+            offset += span_end - span_start
 
     @cached_property
     def _rows_taken(self) -> int | None:
-        """One past the last row that the run has taken; None if there is no ledger."""
+        """End of the rows that the run has taken; None without a ledger."""
         if self.opened.ledger is None:
             return None
         newest = ledger.read_last(self.opened.ledger)
@@ -287,7 +287,7 @@ class Auditor:
     def _bracketed(
         self, source: int, ids: list[int], spans: Sequence[tuple[int, int]]
     ) -> str | None:
-        """Decode ids, with brackets around what is not learnt; None without loss weights."""
+        """Decode ids, with brackets around unlearnt tokens; None without loss weights."""
         dataset = self.reader.dataset(source)
         if dataset.weight_table is None:
             return None
@@ -301,8 +301,8 @@ class Auditor:
         )
 
 
-def _views(dataset: Dataset, first: int, last: int) -> list[ThroughView]:
-    """Return where a view's documents come from; empty for a dataset with tokens."""
+def _views(dataset: Dataset, first: int, end: int) -> list[ThroughView]:
+    """Trace a view's documents to the dataset with the tokens; empty for this dataset itself."""
     view = dataset.view
     if view is None:
         return []
@@ -314,5 +314,5 @@ def _views(dataset: Dataset, first: int, last: int) -> list[ThroughView]:
             packed=view.bins,
             first=None if view.bins is None else token,
         )
-        for number, token in dataset.places_in_view(first, last)
+        for number, token in dataset.places_in_view(first, end)
     ]

@@ -1,4 +1,4 @@
-"""Describe what a run recorded of a step: loss, gradient norm and learning rate."""
+"""Describe a step's recorded metrics: loss, gradient norm and learning rate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...dataplane.storage import storage
 
 
 def describe_recorded_step(run: str, step: int) -> str | None:
-    """Return a step's metrics beside those of the step before; None if none were recorded."""
+    """Describe a step's metrics beside the previous step's; None if none were recorded."""
     file = storage.join(run, METRICS)
     if not storage.exists(file):
         return None

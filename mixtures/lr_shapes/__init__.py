@@ -1,7 +1,7 @@
-"""The shapes of a phase's learning rate: one file each, and the one table that names them.
+"""Learning-rate shapes: a file per shape, and the table of names.
 
-A shape is a frozen dataclass derived from `LearningRate`: its fields are the keys of `lr` in the
-YAML. Everything else (parsing, checks, plans, plots, `mixtures new`) finds it in `SHAPES`.
+A shape is a frozen dataclass derived from `LearningRate`, whose fields are the keys of `lr` in the
+YAML. Parsing, checks, plans, plots and `mixtures new` find it in `SHAPES`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ SHAPES: dict[str, type[LearningRate]] = {
 DEFAULT_SHAPE = "constant"
 
 
-def shape_of(lr: Mapping[str, Any]) -> LearningRate:
-    """Return the learning rate that a plan stores for a phase."""
+def load_shape(lr: Mapping[str, Any]) -> LearningRate:
+    """Build the learning rate from a plan's settings for a phase."""
     name = lr.get("shape", DEFAULT_SHAPE)
     if name not in SHAPES:
         raise PlanError(

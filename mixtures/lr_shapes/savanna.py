@@ -5,9 +5,9 @@
     linear:       max(peak · (1 − p), end)
     exponential:  max(peak · exp(−0.693·p), end)
 
-The decay is divided by the whole period, warm-up included, and stops at t = T − warmup. The floor
-`end` cuts the curve off; the other shapes reach `end` at the end of the phase. Step k has the rate
-at the beginning of its tokens, so the first step of a warm-up from 0 has a rate of 0, as there.
+The decay is relative to the whole period, warm-up included, and stops at t = T − warmup. The floor
+`end` cuts the curve off; other shapes reach `end` at the phase's end. A step has the rate at its
+first token, so the first step after a warm-up from 0 has rate 0, as in Savanna.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STYLES: dict[str, Callable[[float], float]] = {
     "linear": lambda done: 1 - done,
     "exponential": lambda done: math.exp(-0.693 * done),
 }
-"""Fraction of the peak after the part `done` of the period, without the floor."""
+"""Rate relative to the peak, without the floor, by the fraction of the period that is done."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Base class of all learning-rate shapes: warm-up, common settings and their checks."""
+"""Base class for learning-rate shapes: warm-up, common settings, checks."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ class LearningRate(ABC):
     decay: int | None = None
     """Tokens of the final decay, for shapes that have one (wsd)."""
     read_at: ClassVar[float] = 0.5
-    """Part of a step's tokens after which the step's rate is read: their middle."""
+    """Where within a step the rate is read, as a fraction of the tokens: the middle."""
 
     def factor(self, token: float, tokens: int) -> float:
-        """Return the learning rate after `token` of the phase's `tokens`."""
+        """Compute the learning rate at `token` in a phase with `tokens` tokens."""
         if token < self.warmup:
             return self.warmup_from + (self.peak - self.warmup_from) * token / self.warmup
         return self.after_warmup(token, tokens)
 
     @abstractmethod
     def after_warmup(self, token: float, tokens: int) -> float:
-        """Return the learning rate after `token` of the phase's `tokens`; token ≥ warmup."""
+        """Compute the learning rate at `token` ≥ warmup in a phase with `tokens` tokens."""
 
     def progress(self, token: float, tokens: int) -> float:
-        """Return how much of the phase after the warm-up is done, from 0 to 1."""
+        """Compute the progress after the warm-up, from 0 to 1."""
         return min((token - self.warmup) / max(tokens - self.warmup, 1), 1.0)
 
     def problems(self, tokens: int) -> Iterator[tuple[str, str]]:
-        """Yield the wrong settings, for a phase of `tokens` tokens: the key ("" for all of `lr`)
-        and the message."""
+        """Yield wrong settings, for a phase with `tokens` tokens: key ("" for all of `lr`) and
+        message."""
         for field in fields(LearningRate):
             value = getattr(self, field.name)
             if isinstance(value, (int, float)) and (value < 0 or not math.isfinite(value)):
@@ -60,11 +60,11 @@ class LearningRate(ABC):
             yield "", f"warm-up and decay are longer than the phase ({tokens:,} tokens)"
 
     def shape_problems(self) -> Iterator[tuple[str, str]]:
-        """Yield the settings that this shape cannot use: the key and the message."""
+        """Yield settings that this shape cannot use: key and message."""
         if self.decay is not None:
             yield "decay", f"is not used by shape {self.shape}, which decays over the whole phase"
 
     def corners(self, tokens: int) -> Iterator[int]:
-        """Yield the tokens at which the curve bends; a plot must not smooth over them."""
+        """Yield tokens at which the curve bends; a plot must not smooth over them."""
         yield self.warmup
         yield tokens - (self.decay or 0)

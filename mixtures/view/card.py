@@ -1,5 +1,5 @@
-"""A mixture's card: a page of Markdown with phases, sources, and the account of every dataset. It
-goes with the weights that were trained on the mixture."""
+"""A mixture's card, to publish with trained weights: a Markdown page with phases, sources, and an
+account of every dataset."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .summary import Summary, summarize
 
 
 def render_card(stream: Stream, *, steps: int | None = None) -> str:
-    """Render a plan's card. `steps` is the number of steps that the weights have seen, if known."""
+    """Render a plan's card. `steps`: how many the weights have seen, if known."""
     summary = summarize(stream)
     cards = [_SourceCard.load(source) for source in stream.plan.sources]
     taken = [] if steps is None else [f"The weights have seen its first {steps:,} steps."]
@@ -142,9 +142,9 @@ class _SourceCard:
 
     source: PlanSource
     account: Account | None
-    """None if the dataset cannot be read any more."""
+    """None if the dataset cannot be read."""
     sample: DatasetSample | None
-    """None if its shards cannot be read."""
+    """None if the shards cannot be read."""
 
     @classmethod
     def load(cls, source: PlanSource) -> _SourceCard:
@@ -156,11 +156,11 @@ class _SourceCard:
 
     @property
     def tokens(self) -> int:
-        """Tokens in the dataset; the order counts one more if it is packed."""
+        """Tokens in the dataset; for a packed one, the order counts one more."""
         return self.source.order.tokens if self.account is None else self.account.held.tokens
 
     def totals(self) -> tuple[str, str, str]:
-        """Format the documents, bytes per token and share of padding."""
+        """Format documents, bytes per token, and share of padding."""
         if self.account is None:
             return "unknown", "unknown", "unknown"
         held, ratio = self.account.held, self.sample and self.sample.bytes_of_token

@@ -1,8 +1,7 @@
-"""Curves of a plan over its tokens: shares, learning rate, tokens and epochs of each source."""
+"""A plan's curves over its tokens: learning rate; shares, tokens and epochs by source."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,19 +10,19 @@ import numpy as np
 from ...dataplane.arrays import Float64, Int64
 from ...dataplane.order.plan import Plan
 from ...dataplane.order.stream import Stream
-from ..learning_rate import lr_at
-from ..lr_shapes import shape_of
+from ..learning_rate import learning_rate_at
+from ..lr_shapes import load_shape
 from ..planning.continuation import epochs_consumed
 
 POINTS = 400
-"""Number of points of each curve, without the edges of phases."""
+"""Points per curve, without the edges of phases."""
 MAX_SOURCES = 12
-"""Maximum number of curves; beyond it, the smallest sources are drawn as one."""
+"""Maximum number of curves; beyond it, the smallest sources share one."""
 
 
 @dataclass(frozen=True)
 class PhaseSpan:
-    """The tokens of a phase, counted over the whole plan."""
+    """A phase's tokens, counted over the whole plan."""
 
     phase: str
     first_token: int
@@ -33,26 +32,27 @@ class PhaseSpan:
 
 @dataclass(frozen=True)
 class Curves:
-    """Curves of a plan, as `mixtures plot` draws them and prints them with --json."""
+    """A plan's curves, which `mixtures plot` draws, or prints with --json."""
 
     phases: list[PhaseSpan]
     sources: list[str]
     max_epochs: list[int | None]
     share_edges: list[int]
-    """Token numbers; shares are constant between two of them."""
+    """Token numbers between which shares are constant."""
     shares: list[list[float]]
-    """Share of each source in each stretch: [source][stretch]."""
+    """[source][stretch]."""
     lr_tokens: list[int]
     lr: list[float]
     """In multiples of the run's peak."""
     tokens: list[int]
-    """Token numbers at which `taken` and `epochs` are given."""
+    """Token numbers of the points in `taken` and `epochs`."""
     taken: list[list[int]]
-    """Tokens of each source since the start of the plan: [source][point]."""
+    """Tokens since the start of the plan, [source][point]."""
     epochs: list[list[float]]
-    """Epochs of each source, including those consumed before the plan: [source][point]."""
+    """Epochs consumed, including those before the plan, [source][point]."""
 
-    def as_data(self) -> dict[str, Any]:
+    def json_data(self) -> dict[str, Any]:
+        """Return the curves as JSON data, with the key `last_token` for `end_token`."""
         phases = [
             {
                 "phase": span.phase,
@@ -65,8 +65,8 @@ class Curves:
         return {**vars(self), "phases": phases}
 
 
-def curves(stream: Stream) -> Curves:
-    """Return the curves of a plan; the smallest of many sources are merged into one."""
+def compute_curves(stream: Stream) -> Curves:
+    """Compute a plan's curves; merges the smallest of many sources into one."""
     plan = stream.plan
     drawn = stream.counts(plan.end_row)
     order = [int(index) for index in np.argsort(-drawn, kind="stable") if drawn[index]]
@@ -77,17 +77,16 @@ def curves(stream: Stream) -> Curves:
         plan.sources[group[0]].name if len(group) == 1 else f"{len(group)} others"
         for group in groups
     ]
-    rows = _rows(plan)
-    taken, tokens = _taken(stream, rows)
+    tokens, taken = _count_taken(stream)
     sizes = np.array([source.order.tokens for source in plan.sources], np.float64)
-    before = np.array(
+    initial_epochs = np.array(
         [
             epochs_consumed(source.order, source.start, plan.phases[0].seq_len)
             for source in plan.sources
         ]
     )
-    edges, shares = _shares(plan)
-    lr_tokens, lr = _rates(plan)
+    edges, shares = _average_shares(plan)
+    lr_tokens, lr = _learning_rates(plan)
     return Curves(
         phases=[
             PhaseSpan(phase.name, phase.first_token, phase.end_token, phase.seq_len)
@@ -104,41 +103,42 @@ def curves(stream: Stream) -> Curves:
         tokens=tokens,
         taken=[taken[group].sum(axis=0).tolist() for group in groups],
         epochs=[
-            (taken[group].sum(axis=0) / sizes[group].sum() + _mean(before, sizes, group)).tolist()
+            (
+                taken[group].sum(axis=0) / sizes[group].sum()
+                + _weighted_mean(initial_epochs[group], sizes[group])
+            ).tolist()
             for group in groups
         ],
     )
 
 
-def _mean(values: Float64, weights: Float64, group: Sequence[int]) -> float:
-    return float((values[group] * weights[group]).sum() / weights[group].sum())
+def _weighted_mean(values: Float64, weights: Float64) -> float:
+    return float((values * weights).sum() / weights.sum())
 
 
-def _rows(plan: Plan) -> list[list[int]]:
-    """Return the rows at which the curves are evaluated, by phase, with the phase's edges."""
-    by_phase = []
-    for phase in plan.phases:
-        points = max(2, round(POINTS * phase.tokens / plan.tokens))
-        rows = np.linspace(phase.first_row, phase.end_row, points).round()
-        by_phase.append(sorted({int(row) for row in rows}))
-    return by_phase
+def _count_taken(stream: Stream) -> tuple[list[int], Int64]:
+    """Count the tokens taken at points, which include the edges of phases.
 
-
-def _taken(stream: Stream, rows: Sequence[Sequence[int]]) -> tuple[Int64, list[int]]:
-    """Return the tokens taken, [source, point], and the token numbers of the points."""
-    columns: list[Int64] = []
+    Returns the points' token numbers, and the counts [source, point].
+    """
+    plan = stream.plan
     tokens: list[int] = []
-    so_far = np.zeros(len(stream.plan.sources), np.int64)
-    for phase, phase_rows in zip(stream.plan.phases, rows, strict=True):
-        first = stream.approximate_counts(phase.first_row)
-        for row in phase_rows:
-            columns.append(so_far + (stream.approximate_counts(row) - first) * phase.seq_len)
+    columns: list[Int64] = []
+    taken_before = np.zeros(len(plan.sources), np.int64)
+    for phase in plan.phases:
+        num_points = max(2, round(POINTS * phase.tokens / plan.tokens))
+        points = np.linspace(phase.first_row, phase.end_row, num_points).round()
+        first_counts = stream.approximate_counts(phase.first_row)
+        for row in sorted({int(point) for point in points}):
+            counts = stream.approximate_counts(row) - first_counts
+            columns.append(taken_before + counts * phase.seq_len)
             tokens.append(phase.first_token + (row - phase.first_row) * phase.seq_len)
-        so_far = columns[-1]
-    return np.stack(columns, axis=1), tokens
+        taken_before = columns[-1]
+    return tokens, np.stack(columns, axis=1)
 
 
-def _shares(plan: Plan) -> tuple[list[int], Float64]:
+def _average_shares(plan: Plan) -> tuple[list[int], Float64]:
+    """Return the edges of stretches, and the average shares [source, stretch] between them."""
     edges, columns = [plan.phases[0].first_token], []
     for phase in plan.phases:
         for stretch in phase.stretches:
@@ -148,12 +148,12 @@ def _shares(plan: Plan) -> tuple[list[int], Float64]:
     return edges, np.stack(columns, axis=1)
 
 
-def _rates(plan: Plan) -> tuple[list[int], list[float]]:
+def _learning_rates(plan: Plan) -> tuple[list[int], list[float]]:
     tokens, rates = [], []
     for phase in plan.phases:
         points = np.linspace(0, phase.tokens, max(50, POINTS * phase.tokens // plan.tokens))
-        corners = shape_of(phase.lr).corners(phase.tokens)
+        corners = load_shape(phase.lr).corners(phase.tokens)
         for token in sorted({int(point) for point in (*points, *corners)}):
             tokens.append(phase.first_token + token)
-            rates.append(lr_at(phase, token))
+            rates.append(learning_rate_at(phase, token))
     return tokens, rates

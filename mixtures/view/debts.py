@@ -1,7 +1,7 @@
-"""The largest debt of a plan: how far a source is from its share, in tokens since row 0.
+"""The largest debt in a plan: a source's distance from its share, in tokens since row 0.
 
-A source's debt grows from row to row until the source is served. So the largest are those of the
-sources that a row serves, before and after it, and those at the end of the rows of one length.
+A source's debt grows from row to row until the source is served. So debts peak just before and
+after a row, for the source that it serves, and at the end of the rows with one length.
 """
 
 from __future__ import annotations
@@ -15,35 +15,38 @@ import numpy as np
 from ...dataplane.arrays import Int64
 from ...dataplane.order.stream import LengthSpan, Stream
 
-ALL_ROWS = 1 << 16
-"""Rows of a plan of which all are examined. Of others, those at the ends of the rows of a length
-are: a debt changes most there, and is below a row of that length in between."""
+MAX_EXAMINED_ROWS = 1 << 16
+"""In larger plans, only rows near a change of length are examined: debts change most there, and
+stay below a row in between."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorstDebt:
-    """The largest debt among the rows that were examined."""
+    """The largest debt among the examined rows."""
 
     source: str
     tokens: float
-    """Tokens that the source is owed; negative if it has been given too many."""
+    """Tokens owed to the source; negative if it is ahead."""
     row: int
-    """The row before which it is."""
+    """The debt stands before this row."""
     longest_rows: float
-    """The debt in rows of the longest length so far."""
+    """The debt in rows with the longest length so far."""
     rows_examined: int
 
 
-def worst_debt(stream: Stream) -> WorstDebt:
-    """Return the largest debt of a plan, in rows of the longest length so far."""
+def find_worst_debt(stream: Stream) -> WorstDebt:
+    """Find a plan's largest debt, measured in rows with the longest length so far."""
     plan, longest, examined = stream.plan, 0, 0
     worst: tuple[float, Fraction, int, int] = (-1.0, Fraction(0), 0, plan.first_row)
     for span in stream.spans:
         longest = max(longest, span.length)
         rows = {span.first_row, span.end_row}
-        for part in _examined(span, ALL_ROWS // len(stream.spans), plan.rows <= ALL_ROWS):
-            examined += len(part)
-            rows.add(_furthest(stream, span, part))
+        max_rows = span.end_row - span.first_row
+        if plan.rows > MAX_EXAMINED_ROWS:
+            max_rows = MAX_EXAMINED_ROWS // len(stream.spans)
+        for block in _examined_rows(span, max_rows):
+            examined += len(block)
+            rows.add(_find_furthest_row(stream, span, block))
         for row in sorted(rows):
             debts = stream.debts(row)
             source = max(range(len(debts)), key=lambda source: abs(debts[source]))
@@ -60,20 +63,20 @@ def worst_debt(stream: Stream) -> WorstDebt:
     )
 
 
-def _examined(span: LengthSpan, limit: int, every: bool) -> Iterator[Int64]:
-    """Yield the rows of a span that are examined."""
-    first, end = span.first_row, span.end_row
-    if every or end - first <= limit:
-        yield np.arange(first, end)
+def _examined_rows(span: LengthSpan, max_rows: int) -> Iterator[Int64]:
+    """Yield up to about `max_rows` rows at both ends of a span."""
+    first_row, end_row = span.first_row, span.end_row
+    if end_row - first_row <= max_rows:
+        yield np.arange(first_row, end_row)
     else:
-        yield np.arange(first, first + limit // 2)
-        yield np.arange(end - limit // 2, end)
+        yield np.arange(first_row, first_row + max_rows // 2)
+        yield np.arange(end_row - max_rows // 2, end_row)
 
 
-def _furthest(stream: Stream, span: LengthSpan, rows: Int64) -> int:
-    """Return the row before which a source that rows serve is furthest from its share.
+def _find_furthest_row(stream: Stream, span: LengthSpan, rows: Int64) -> int:
+    """Find the row before which a source that `rows` serve is furthest from its share.
 
-    In floating point: debts are small beside the rounding errors of no plan below 2 ** 52 tokens.
+    In floating point: below 2 ** 52 tokens, debts exceed the rounding errors.
     """
     plan = stream.plan
     sources, draws = stream.assignment.locate(rows - plan.first_row)
@@ -82,20 +85,19 @@ def _furthest(stream: Stream, span: LengthSpan, rows: Int64) -> int:
     for phase in plan.phases:
         if not span.first_row <= phase.first_row < span.end_row:
             continue
-        first = phase.first_row
+        first_row = phase.first_row
         for stretch in phase.stretches:
             start = np.array(stretch.weights, float) / sum(stretch.weights)
-            to = np.array(stretch.to or stretch.weights, float) / sum(stretch.weights)
-            chosen = (rows >= first) & (rows < first + stretch.rows)
-            of = sources[chosen]
-            for side in (0, 1):
-                n = rows[chosen] + side - first
-                owed[chosen, side] = (
-                    debts[of] + (start[of] + (to - start)[of] * n / (2 * stretch.rows)) * n
-                )
-            debts = debts + (start + to) / 2 * stretch.rows
-            first += stretch.rows
+            end = np.array(stretch.to or stretch.weights, float) / sum(stretch.weights)
+            chosen = (rows >= first_row) & (rows < first_row + stretch.rows)
+            served = sources[chosen]
+            for side in (0, 1):  # before and after the row
+                n = rows[chosen] + side - first_row
+                average = start[served] + (end - start)[served] * n / (2 * stretch.rows)
+                owed[chosen, side] = debts[served] + average * n
+            debts = debts + (start + end) / 2 * stretch.rows
+            first_row += stretch.rows
     taken = draws - span.counts[sources]
     before, after = np.abs(owed[:, 0] - taken), np.abs(owed[:, 1] - taken - 1)
-    place = int(np.argmax(np.maximum(before, after)))
-    return int(rows[place]) + int(after[place] > before[place])
+    index = int(np.argmax(np.maximum(before, after)))
+    return int(rows[index]) + int(after[index] > before[index])

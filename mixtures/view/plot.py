@@ -1,4 +1,4 @@
-"""Draw the curves of a plan as one file: an SVG, or an HTML page that loads nothing else."""
+"""Draw a plan's curves as one file: an SVG, or a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from ...console.progress import format_number
 from ...dataplane.storage import storage
 from .curves import Curves
 
-KINDS = ("svg", "html")
+FORMATS = ("svg", "html")
 HEIGHT = 200.0
 Panel = tuple[str, Chart]
 
 
-def kind_of(file: str) -> str:
-    """Return the format of a picture, from the ending of its file name."""
-    kind = Path(file).suffix.removeprefix(".").lower()
-    if kind not in KINDS:
+def find_format(file: str) -> str:
+    """Derive the picture's format from the file name: svg or html."""
+    picture_format = Path(file).suffix.removeprefix(".").lower()
+    if picture_format not in FORMATS:
         what = f"{file} does not end in .svg or .html"
         raise ConfigError("the command line", [ConfigProblem("--out", what, typed=True)])
-    return kind
+    return picture_format
 
 
 def draw(curves: Curves, file: str) -> None:
-    """Write the curves to a file or URL, in the format of its ending."""
+    """Write the curves to a file or URL as SVG or HTML, by its ending."""
     title = f"A mixture of {format_number(_tokens(curves))} tokens"
     panels = [_shares(curves), _rates(curves), _taken(curves), _epochs(curves)]
-    if kind_of(file) == "svg":
+    if find_format(file) == "svg":
         text = draw_picture([[panel] for panel in panels], curves.sources, title)
     else:
         text = page(title, _body(curves, title, panels))
@@ -44,7 +44,7 @@ def _tokens(curves: Curves) -> int:
 
 
 def _chart(curves: Curves, top: float, label: Callable[[float], str], height: float) -> Chart:
-    """Return the frame of a panel, with the phases behind it."""
+    """Draw a panel's frame, with the phases as background."""
     tokens = (float(curves.phases[0].first_token), float(curves.phases[-1].end_token))
     chart = Chart(WIDE, height, tokens, (0.0, top), label)
     chart.bands(
@@ -55,7 +55,7 @@ def _chart(curves: Curves, top: float, label: Callable[[float], str], height: fl
 
 
 def _shares(curves: Curves) -> Panel:
-    """Stack the shares: a source that grows visibly takes its share from others."""
+    """Stack the shares, so that a growing source visibly pushes others aside."""
     chart = _chart(curves, 1.0, lambda share: f"{share:.0%}", HEIGHT)
     edges = curves.share_edges
     columns = zip(edges, edges[1:], map(list, zip(*curves.shares, strict=True)), strict=False)
@@ -82,7 +82,7 @@ def _taken(curves: Curves) -> Panel:
 
 
 def _epochs(curves: Curves) -> Panel:
-    """Draw the epochs of each source, and its `max_epochs` if it comes near."""
+    """Draw epochs by source, with `max_epochs` where a source comes near."""
     limits: dict[int, list[str]] = {}
     for name, line, limit in zip(curves.sources, curves.epochs, curves.max_epochs, strict=True):
         if limit is not None and line[-1] > 0.6 * limit:

@@ -1,7 +1,7 @@
-"""Summarize a plan: rows, tokens, epochs and shares of each source, phase by phase.
+"""Summarize a plan: rows, tokens, epochs and shares by source, phase by phase.
 
-`stands_at` counts all epochs of a source that are consumed, with those of the runs before. A source
-whose `stands_at` reaches `max_epochs` is used up.
+`stands_at` counts all consumed epochs, with those of earlier runs. A source is used up when this
+reaches `max_epochs`.
 """
 
 from __future__ import annotations
@@ -18,42 +18,42 @@ from ..planning.branch_point import BranchPoint
 from ..planning.continuation import Continuation, compare_continuation, epochs_consumed
 from ..planning.open_sources import OpenedSource
 from ..planning.shares import drawn_shares
-from .debts import WorstDebt, worst_debt
+from .debts import WorstDebt, find_worst_debt
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceUse:
-    """Rows, tokens and epochs that a phase or the whole plan takes from a source."""
+    """Rows, tokens and epochs taken from a source, by a phase or the whole plan."""
 
     source: str
     rows: int
     tokens: int
     epochs: float
-    """Tokens taken, divided by the tokens of the source."""
+    """Tokens taken, divided by the source's tokens."""
     stands_at: float
-    """Epochs of the source that are consumed at the end, since its first use."""
+    """Epochs consumed at the end, since the first use."""
     share_asked: float
-    """Share that the mixture asks for."""
+    """Share in the mixture."""
     share: float
-    """Share of the tokens that the rows really have."""
+    """Actual share of the tokens."""
     left_over: int
-    """Tokens at the end of epochs that do not fill a row."""
+    """Tokens at the ends of epochs that fill no row."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedSource:
-    """A source whose rows are bins of whole documents."""
+    """A source whose rows are bins with whole documents."""
 
     source: str
     bins: int
-    """Tokens of a bin."""
+    """Tokens per bin."""
     padding: float
-    """Share of its tokens that are padding, which has no weight in the loss."""
+    """Share of padding tokens, without weight in the loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseUse:
-    """The rows, steps and tokens of a phase, and its use of each source."""
+    """A phase's rows, steps and tokens, and its use of sources."""
 
     phase: str
     first_row: int
@@ -66,22 +66,21 @@ class PhaseUse:
     tokens_asked: int
     tokens: int
     weights_rule: str
-    """The rule that gave the shares from the sizes of the sources; empty if the mixture names
-    them."""
+    """Rule that derived the shares from source sizes; empty for shares named in the mixture."""
     left_out: Mapping[str, int]
-    """The tokens that sources would have got by that rule besides, without `max_epochs`."""
+    """Further tokens by source, which this rule would give without `max_epochs`."""
     changing: bool
-    """True if the shares change over the phase; the given shares are averages."""
+    """True if shares change over the phase; the shares here are averages."""
     sources: tuple[SourceUse, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """The rows, steps and tokens of a plan, by phase and in total."""
+    """A plan's rows, steps and tokens, by phase and in total."""
 
     hash: str
     parent: str | None
-    """Hash of the plan that this one continues."""
+    """Hash of the continued plan."""
     first_row: int
     rows: int
     steps: int
@@ -89,11 +88,11 @@ class Summary:
     phases: tuple[PhaseUse, ...]
     total: tuple[SourceUse, ...]
     continues: Continuation | None
-    """State that the plan inherits; None if it continues no run, or the run cannot be read."""
+    """Inherited state; None if the plan continues no run, or the run cannot be read."""
     packed: tuple[PackedSource, ...] = ()
-    """The packed sources among those whose datasets are known."""
+    """Packed sources with known datasets."""
     worst_debt: WorstDebt
-    """The largest distance of a source from its share."""
+    """Largest distance between a source and its share."""
 
 
 def summarize(
@@ -101,8 +100,8 @@ def summarize(
     branch: BranchPoint | None = None,
     sources: Mapping[str, OpenedSource] | None = None,
 ) -> Summary:
-    """Summarize a plan. `branch` is the run that it continues, if that can be read, and `sources`
-    are the datasets of its sources that are known."""
+    """Summarize a plan. `branch` is the continued run, if it can be read; `sources` are the known
+    datasets."""
     plan = stream.plan
     edges = [phase.first_row for phase in plan.phases] + [plan.end_row]
     counts = [stream.counts(row) for row in edges]
@@ -125,7 +124,7 @@ def summarize(
             for name, source in (sources or {}).items()
             if source.bins is not None
         ),
-        worst_debt=worst_debt(stream),
+        worst_debt=find_worst_debt(stream),
     )
 
 
@@ -187,13 +186,14 @@ def _total(plan: Plan, phases: Sequence[PhaseUse]) -> tuple[SourceUse, ...]:
 
 
 def _left_over(order: SourceOrder, start: Position, end: Position, length: int) -> int:
-    """Return the tokens that do not fill a row, in the epochs that end between two positions."""
+    """Count the tokens that fill no row, in the epochs that end between two positions."""
     if end.epoch == start.epoch:
         return 0
 
-    def unfilled(start: Position) -> int:
-        last = replace(start, row=order.end_row(start.epoch, length, start.cuts))
-        return order.tokens_left(last, length)
+    def tokens_left_over(position: Position) -> int:
+        end_row = order.end_row(position.epoch, length, position.cuts)
+        return order.tokens_left(replace(position, row=end_row), length)
 
-    full = end.epoch - start.epoch - 1
-    return unfilled(start) + full * unfilled(Position(epoch=start.epoch + 1))
+    num_full_epochs = end.epoch - start.epoch - 1
+    next_epoch = Position(epoch=start.epoch + 1)
+    return tokens_left_over(start) + num_full_epochs * tokens_left_over(next_epoch)

@@ -1,4 +1,4 @@
-"""Print the summary of a plan as a table."""
+"""Format a plan's summary as a table for people, or as JSON data."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ HEAD = (
 )
 
 
-def table(summary: Summary, tokens_per_second: float | None = None) -> str:
-    """Return the table of a whole plan; with a speed, also the time of each source and phase."""
+def format_table(summary: Summary, tokens_per_second: float | None = None) -> str:
+    """Format a plan's summary; with a speed, also the time by source and phase."""
     lines = [
         f"plan {summary.hash}: {summary.tokens:,} tokens in {summary.rows:,} rows and "
         f"{summary.steps:,} steps{_hours(summary.tokens, tokens_per_second)}"
@@ -40,7 +40,7 @@ def table(summary: Summary, tokens_per_second: float | None = None) -> str:
     return "\n".join(lines).rstrip()
 
 
-def as_data(summary: Summary, tokens_per_second: float | None = None) -> dict[str, Any]:
+def json_data(summary: Summary, tokens_per_second: float | None = None) -> dict[str, Any]:
     """Return the summary as JSON data; with a speed, also the seconds."""
     data = asdict(summary)
     if tokens_per_second:
@@ -162,11 +162,11 @@ def _hours(tokens: int, speed: float | None) -> str:
 
 
 def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a table: first column left-aligned, all others right-aligned."""
+    """Yield the lines of a table, right-aligned but for the first column."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     for row in (head, *rows):
-        first, *others = (
+        first, *cells = (
             cell.ljust(width) if column == 0 else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
-        yield "  " + "  ".join([first, *others]).rstrip()
+        yield "  " + "  ".join([first, *cells]).rstrip()

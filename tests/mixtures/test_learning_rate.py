@@ -8,7 +8,7 @@ import pytest
 
 from headrace.dataplane.order.plan import Phase, Plan, PlanSource, Stretch
 from headrace.dataplane.order.source_order import SourceOrder
-from headrace.mixtures.learning_rate import lr_at, lr_factor
+from headrace.mixtures.learning_rate import learning_rate_at, lr_factor
 from headrace.mixtures.lr_shapes import Constant, LearningRate, Linear
 
 TOKENS = 1_000
@@ -42,4 +42,4 @@ def test_step_uses_the_rate_in_the_middle_of_its_tokens() -> None:
 
 def test_phase_without_settings_is_constant_at_the_peak() -> None:
     bare = replace(phase(Constant()), lr={})
-    assert lr_at(bare, 0) == lr_at(bare, TOKENS) == 1.0
+    assert learning_rate_at(bare, 0) == learning_rate_at(bare, TOKENS) == 1.0

@@ -26,7 +26,7 @@ from headrace.mixtures.audit.auditor import Auditor
 from headrace.mixtures.planning.open_plan import OpenedPlan, open_plan
 from headrace.mixtures.view.card import render_card
 from headrace.mixtures.view.summary import summarize
-from headrace.mixtures.view.table import table
+from headrace.mixtures.view.table import format_table
 from headrace.models.config.config import ModelConfig
 from headrace.models.documents import Documents
 from headrace.models.model.model import Model
@@ -285,7 +285,9 @@ def test_plans_and_cards_show_the_padding(tmp_path: Path) -> None:
     assert [(each.source, each.bins, each.padding) for each in summary.packed] == [
         ("packed", L, share)
     ]
-    assert f"packed is packed to 64 tokens: {share:.2%} of its tokens are padding" in table(summary)
+    assert f"packed is packed to 64 tokens: {share:.2%} of its tokens are padding" in format_table(
+        summary
+    )
     rows = [line.split(" | ") for line in render_card(opened.stream).splitlines() if "`/" in line]
     padding = packing.padding_of(made) / made.tokens
     assert [row[-1].strip(" |") for row in rows] == [f"{padding:.2%}", "none"]

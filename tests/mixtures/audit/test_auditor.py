@@ -91,7 +91,7 @@ def test_rows_hold_the_expected_documents(plan):
     stream = Stream(plan)
     assert any(stream.locate(np.array([row.row])).pieces for row in audited)
     for row, wanted in zip(audited, expected_rows(plan), strict=True):
-        data = json.loads(row.as_json())
+        data = json.loads(row.format_json())
         assert list(data) == ["row", "phase", "source", "epoch", "documents", "tokens_hash"]
         documents = data.pop("documents")
         listed = [(each["document"], each["tokens"]) for each in documents]
@@ -187,7 +187,7 @@ def test_rows_of_a_document_are_marked_as_trained_on_or_not(run, plan):
     match = next(iter(Auditor(open_plan(str(run))).find("3", "code")))
     assert len(match.occurrences) > 1
     assert [at.seen for at in match.occurrences] == [at.row < taken for at in match.occurrences]
-    assert ", trained on)" in match.as_text()
+    assert ", trained on)" in match.format_text()
 
 
 @pytest.mark.parametrize("step", [0, 4, 9])
@@ -258,15 +258,15 @@ def test_text_of_rows_and_documents(tmp_path):
     auditor = Auditor(OpenedPlan(Stream(plan)), text=True)
     for row in auditor.rows(range(4)):
         assert row.text is not None
-        assert json.loads(row.as_json())["text"] == row.text
-        assert row.text.splitlines()[0] in row.as_text()
+        assert json.loads(row.format_json())["text"] == row.text
+        assert row.text.splitlines()[0] in row.format_text()
         for document in row.documents:  # programs count from 0, and people from 1
-            assert f", {document.file}:{document.position + 1}" in row.as_text()
-            assert document.as_data()["position"] == document.position
+            assert f", {document.file}:{document.position + 1}" in row.format_text()
+            assert document.json_data()["position"] == document.position
         pieces = row.text.split("<|endoftext|>")
         assert all(piece in words for piece in pieces[1:-1]), pieces
     (match,) = auditor.find("1", None)
-    assert f"tokens, {match.origin.file}:{match.origin.position + 1}" in match.as_text()
+    assert f"tokens, {match.origin.file}:{match.origin.position + 1}" in match.format_text()
     assert match.text == "the headrace<|endoftext|>"
 
 
@@ -291,13 +291,13 @@ def test_text_shows_what_is_not_learnt(tmp_path):
     auditor = Auditor(OpenedPlan(Stream(plan)), text=True)
     for row in auditor.rows(range(8)):
         assert row.bracketed is not None
-        assert json.loads(row.as_json())["bracketed"] == row.bracketed
-        assert f"| {row.bracketed}" in row.as_text()
+        assert json.loads(row.format_json())["bracketed"] == row.bracketed
+        assert f"| {row.bracketed}" in row.format_text()
         assert re.sub("⟦(0.1:)?|⟧", "", row.bracketed) == row.text
         assert "çd⟦0.1:ef⟧gh⟦<|endoftext|>ab⟧" in row.bracketed
     (match,) = auditor.find("1", None)
     assert match.bracketed == whole
-    assert f"| {whole}" in match.as_text()
+    assert f"| {whole}" in match.format_text()
     found = [match for number in range(40) for match in auditor.find(str(number), "a")]
-    lines = [line for match in found for line in match.as_json()]
+    lines = [line for match in found for line in match.format_json()]
     assert {json.loads(line)["bracketed"] for line in lines} == {whole}

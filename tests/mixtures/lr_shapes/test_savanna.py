@@ -10,7 +10,7 @@ import pytest
 from headrace.dataplane.order.plan import Phase, Plan, PlanSource, Stretch
 from headrace.dataplane.order.source_order import SourceOrder
 from headrace.mixtures.learning_rate import lr_factor
-from headrace.mixtures.lr_shapes import Cosine, LearningRate, Linear, shape_of
+from headrace.mixtures.lr_shapes import Cosine, LearningRate, Linear, load_shape
 from headrace.mixtures.lr_shapes.savanna import Savanna
 
 BATCH = 64
@@ -67,7 +67,7 @@ def farthest(
 @pytest.mark.parametrize(("least", "warmup"), [(0.1, 0.01), (0.0, 0.05), (0.3, 0.0), (0.1, 0.5)])
 def test_every_step_has_the_published_rate(style: str, least: float, warmup: float) -> None:
     steps = 400
-    lr = shape_of(
+    lr = load_shape(
         {
             "shape": "savanna",
             "style": style,
@@ -97,7 +97,7 @@ def test_our_own_shapes_are_another_schedule(style: str, ours: type[LearningRate
 
 def test_wrong_settings_are_named() -> None:
     def wrong(**settings: float) -> dict[str, str]:
-        return dict(shape_of({"shape": "savanna", **settings}).problems(1_000))
+        return dict(load_shape({"shape": "savanna", **settings}).problems(1_000))
 
     assert "half of the period" in wrong(warmup=501)["warmup"]
     assert "half of the period" in wrong(warmup=100, period=150)["warmup"]

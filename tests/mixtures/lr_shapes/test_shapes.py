@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.console.errors import PlanError
-from headrace.mixtures.lr_shapes import DEFAULT_SHAPE, SHAPES, LearningRate, shape_of
+from headrace.mixtures.lr_shapes import DEFAULT_SHAPE, SHAPES, LearningRate, load_shape
 
 TOKENS = 1_000
 PEAK, END, DECAY = 0.8, 0.1, 300
@@ -30,7 +30,7 @@ CLOSED_FORMS: dict[str, Callable[[float], float]] = {
 def shape(name: str, **settings: float) -> LearningRate:
     settings |= {} if name == "constant" else {"end": END}
     settings |= {"decay": DECAY} if name == "wsd" else {}
-    return shape_of({"shape": name, "peak": PEAK, **settings})
+    return load_shape({"shape": name, "peak": PEAK, **settings})
 
 
 def test_every_shape_has_a_closed_form_here() -> None:
@@ -61,9 +61,9 @@ def test_warmup_of_the_whole_phase_ends_at_the_peak(name: str) -> None:
 def test_registered_name_is_the_name_in_the_dataclass() -> None:
     for name in SHAPES:
         assert shape(name).shape == name
-    assert shape_of({}).shape == DEFAULT_SHAPE
+    assert load_shape({}).shape == DEFAULT_SHAPE
 
 
 def test_plan_with_an_unknown_shape_is_an_error() -> None:
     with pytest.raises(PlanError, match="learning-rate shape `stairs`"):
-        shape_of({"shape": "stairs", "peak": 1.0})
+        load_shape({"shape": "stairs", "peak": 1.0})

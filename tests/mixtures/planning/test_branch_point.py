@@ -17,7 +17,7 @@ from headrace.mixtures.mixture_file.mixture import After, Mixture, PhaseSpec, So
 from headrace.mixtures.planning.open_plan import OpenedPlan
 from headrace.mixtures.planning.resolve_mixture import resolve
 from headrace.mixtures.view.summary import summarize
-from headrace.mixtures.view.table import table
+from headrace.mixtures.view.table import format_table
 
 
 def phase(tokens, weights, **options):
@@ -231,7 +231,7 @@ def test_a_branch_carries_debts_that_one_row_cannot_hold(tmp_path, head):
     for source in summary.continues.sources:
         whole = Fraction(144, 10) if source.source in late else Fraction(-16, 10)
         assert (source.owed, source.unpaid) == (round(whole), 0)
-    assert "does not carry" not in table(summary)
+    assert "does not carry" not in format_table(summary)
 
 
 @pytest.mark.parametrize("added", [0, 160])

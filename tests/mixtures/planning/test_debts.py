@@ -24,9 +24,9 @@ from headrace.dataplane.order.stream import Stream
 from headrace.mixtures.mixture_file.mixture import After, Mixture, PhaseSpec, SourceSpec
 from headrace.mixtures.planning.branch_point import open_branch_point
 from headrace.mixtures.planning.resolve_mixture import resolve
-from headrace.mixtures.view.debts import worst_debt
+from headrace.mixtures.view.debts import find_worst_debt
 from headrace.mixtures.view.summary import summarize
-from headrace.mixtures.view.table import table
+from headrace.mixtures.view.table import format_table
 
 NAMES = tuple("abcdefgh")
 LENGTHS = ([512, 1024], [512, 1024, 2048], [8, 1024], [700, 1000, 1500], [64])
@@ -233,7 +233,7 @@ def test_debts_of_sources_that_a_branch_never_draws_from_are_kept(tmp_path: Path
     assert summary.continues is not None
     unpaid = {source.source: source.unpaid for source in summary.continues.sources}
     assert unpaid == {"a": round(debts["a"]), "b": 0, "c": 0, "d": round(debts["d"])}
-    assert "does not draw from: a " in table(summary)
+    assert "does not draw from: a " in format_table(summary)
     write_run(tmp_path / "branch", branch)
     after = After(run=str(tmp_path / "branch"), step=branch.end_step)
     last = resolve(Mixture(after=after, phases={"y": PhaseSpec(tokens=2**20, weights={"p0": 1})}))
@@ -243,12 +243,12 @@ def test_debts_of_sources_that_a_branch_never_draws_from_are_kept(tmp_path: Path
 @pytest.mark.parametrize("seed", [7, 11, 20])
 def test_the_worst_debt_is_that_of_a_walk(seed: int, tmp_path: Path) -> None:
     (run,) = draw_runs(seed, tmp_path)
-    worst = worst_debt(Stream(run.plan))
+    worst = find_worst_debt(Stream(run.plan))
     off, row = max((off, -row) for row, off, *_ in walk([run]))
     assert (worst.longest_rows, worst.rows_examined) == (pytest.approx(float(off)), run.plan.rows)
     debts = debts_by_name(run.plan, worst.row)
     assert float(debts[worst.source]) == worst.tokens
     assert worst.row == -row
-    text = table(summarize(Stream(run.plan)))
+    text = format_table(summarize(Stream(run.plan)))
     direction = "behind" if worst.tokens > 0 else "ahead"
     assert f"worst debt: {worst.source} is {abs(round(worst.tokens)):,} tokens {direction}" in text

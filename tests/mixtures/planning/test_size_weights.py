@@ -21,7 +21,7 @@ from headrace.mixtures.planning import supply
 from headrace.mixtures.planning.resolve_mixture import resolve, resolve_draft
 from headrace.mixtures.planning.size_weights import UNITS, size_weights
 from headrace.mixtures.view.summary import Summary, summarize
-from headrace.mixtures.view.table import as_data, table
+from headrace.mixtures.view.table import format_table, json_data
 
 
 def level(wanted: dict[str, float], most: dict[str, float], rows: int) -> float:
@@ -101,8 +101,9 @@ def test_proportional_and_temperature(planned):
     assert shares(summary) == pytest.approx(
         [size**0.5 / total for size in (800, 150, 50)], abs=1e-5
     )
-    assert "The shares are proportional to the sizes of the sources to the power of 1/2." in table(
-        summary
+    assert (
+        "The shares are proportional to the sizes of the sources to the power of 1/2."
+        in format_table(summary)
     )
     sharper = shares(planned(phase(100_000, {"temperature": 0.7})))
     assert sharper[0] > 0.8 and sharper[2] < 0.05
@@ -117,7 +118,7 @@ def test_a_source_that_would_exceed_its_epochs_is_limited(planned):
     web, code, math = summary.phases[0].sources
     assert 0.97 < math.stands_at <= 1 and 0.97 < code.stands_at <= 1
     assert web.share_asked == pytest.approx(1 - code.share_asked - math.share_asked)
-    assert "max_epochs limits code, math" in table(summary)
+    assert "max_epochs limits code, math" in format_table(summary)
     more = planned(phase(600_000, flat), math=2).phases[0].sources
     assert 1.97 < more[2].stands_at <= 2
 
@@ -241,8 +242,8 @@ def test_what_a_rule_leaves_out_is_printed(head):
     summary = summarize(resolve_draft(Draft(mixture, "m")))
     web, small, tiny = summary.phases[1].sources
     assert (web.rows, small.rows, tiny.rows) == (97, 3, 0)
-    left_out = as_data(summary)["phases"][1]["left_out"]
+    left_out = json_data(summary)["phases"][1]["left_out"]
     assert left_out.keys() == {"small", "tiny"}
     assert left_out["tiny"] == pytest.approx(100 / 3 * length, rel=0.02)
-    text = table(summary)
+    text = format_table(summary)
     assert "max_epochs limits small, tiny" in text and "tiny 34.6M tokens (it gets none)" in text

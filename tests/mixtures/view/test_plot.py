@@ -10,11 +10,11 @@ import pytest
 from headrace.console.errors import ConfigError
 from headrace.console.html.page import colour
 from headrace.dataplane.order.stream import Stream
-from headrace.mixtures.learning_rate import lr_at
+from headrace.mixtures.learning_rate import learning_rate_at
 from headrace.mixtures.lr_shapes import Constant, Cosine
 from headrace.mixtures.mixture_file.mixture import Mixture, PhaseSpec, SourceSpec
 from headrace.mixtures.planning.resolve_mixture import resolve
-from headrace.mixtures.view.curves import MAX_SOURCES, curves
+from headrace.mixtures.view.curves import MAX_SOURCES, compute_curves
 from headrace.mixtures.view.plot import draw
 
 
@@ -50,7 +50,7 @@ def plan(head):
 
 
 def test_curves_equal_the_counts_of_the_plan(plan):
-    plan_curves = curves(Stream(plan))
+    plan_curves = compute_curves(Stream(plan))
     stream = Stream(plan)
     assert plan_curves.sources == ["web", "code"]
     for phase in plan.phases:
@@ -67,7 +67,7 @@ def test_curves_equal_the_counts_of_the_plan(plan):
     assert plan_curves.share_edges[-1] == plan.tokens == plan_curves.lr_tokens[-1]
     assert plan_curves.lr[-1] == pytest.approx(0, abs=1e-9) and max(plan_curves.lr) == 1
     place = plan_curves.lr_tokens.index(4_096)  # the corner of the warm-up is a point of the curve
-    assert plan_curves.lr[place] == lr_at(plan.phases[0], 4_096) == 1
+    assert plan_curves.lr[place] == learning_rate_at(plan.phases[0], 4_096) == 1
 
 
 def test_the_smallest_of_many_sources_are_merged(head):
@@ -79,7 +79,7 @@ def test_the_smallest_of_many_sources_are_merged(head):
             phases={"p": PhaseSpec(tokens=64_000, seq_len=64, batch=640, weights=weights)},
         )
     )
-    plan_curves = curves(Stream(plan))
+    plan_curves = compute_curves(Stream(plan))
     assert len(plan_curves.sources) == MAX_SOURCES
     assert (plan_curves.sources[0], plan_curves.sources[-1]) == ("s0", "4 others")
     assert sum(line[-1] for line in plan_curves.taken) == plan.tokens
@@ -87,7 +87,7 @@ def test_the_smallest_of_many_sources_are_merged(head):
 
 
 def test_pictures_are_complete_and_self_contained(plan, tmp_path):
-    plan_curves = curves(Stream(plan))
+    plan_curves = compute_curves(Stream(plan))
     for kind in ("svg", "html"):
         draw(plan_curves, str(tmp_path / f"mixture.{kind}"))
     svg = ElementTree.fromstring((tmp_path / "mixture.svg").read_text())
@@ -108,7 +108,7 @@ def test_pictures_are_complete_and_self_contained(plan, tmp_path):
 
 def test_the_shares_of_a_picture_are_those_of_the_plan(plan, tmp_path):
     """The stacked areas are rectangles; their heights sum to the panel's at every token."""
-    plan_curves = curves(Stream(plan))
+    plan_curves = compute_curves(Stream(plan))
     draw(plan_curves, str(tmp_path / "mixture.svg"))
     svg = ElementTree.fromstring((tmp_path / "mixture.svg").read_text())
     rects = [node for node in svg.iter() if node.get("class") == "share"]
@@ -121,7 +121,7 @@ def test_the_shares_of_a_picture_are_those_of_the_plan(plan, tmp_path):
 
 
 def test_drawing_is_deterministic(plan, tmp_path):
-    plan_curves = curves(Stream(plan))
+    plan_curves = compute_curves(Stream(plan))
     for name in ("a.svg", "b.svg"):
         draw(plan_curves, str(tmp_path / name))
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
@@ -129,4 +129,4 @@ def test_drawing_is_deterministic(plan, tmp_path):
 
 def test_other_file_endings_are_refused(plan, tmp_path):
     with pytest.raises(ConfigError, match=r"does not end in \.svg or \.html"):
-        draw(curves(Stream(plan)), str(tmp_path / "mixture.jpeg"))
+        draw(compute_curves(Stream(plan)), str(tmp_path / "mixture.jpeg"))

@@ -14,7 +14,7 @@ from headrace.mixtures.planning.continuation import _intersect_spans
 from headrace.mixtures.planning.open_plan import OpenedPlan
 from headrace.mixtures.planning.resolve_mixture import resolve
 from headrace.mixtures.view.summary import summarize
-from headrace.mixtures.view.table import as_data, table
+from headrace.mixtures.view.table import format_table, json_data
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_every_token_of_an_epoch_is_taken_or_left_over(mixture):
 
 
 def test_the_table_shows_every_column_and_note(mixture):
-    text = table(summarize(Stream(resolve(mixture))), tokens_per_second=10)
+    text = format_table(summarize(Stream(resolve(mixture))), tokens_per_second=10)
     for part in (
         "phase short: 4,992 tokens (8 fewer than asked: rounded to whole steps)",
         "steps 0 to 39, rows 0 to 312; 8 rows of 16 tokens per step",
@@ -87,7 +87,7 @@ def test_the_table_shows_every_column_and_note(mixture):
     ):
         assert part in text, part
     assert max(map(len, text.splitlines())) <= 120
-    data = as_data(summarize(Stream(resolve(mixture))), tokens_per_second=10)
+    data = json_data(summarize(Stream(resolve(mixture))), tokens_per_second=10)
     assert data["phases"][0]["seconds"] == pytest.approx(499.2)
     assert sum(use["seconds"] for use in data["total"]) == pytest.approx(data["seconds"])
 
@@ -128,10 +128,10 @@ def test_a_continuing_plan_shows_inherited_positions_and_overlap(mixture, tmp_pa
         taken = sum(1 for name, *_ in before if name == source.source)
         size = next(s.order.tokens for s in parent.sources if s.name == source.source) - 1
         assert source.stands_at == pytest.approx(taken / size, abs=16 / size)
-    assert "overlap" in table(summary)
+    assert "overlap" in format_table(summary)
     alone = summarize(target.stream)  # as for a plan.json whose parent run cannot be read
-    assert f"continues plan {parent.hash} at row {row:,}" in table(alone)
-    assert "overlap" not in table(alone)
+    assert f"continues plan {parent.hash} at row {row:,}" in format_table(alone)
+    assert "overlap" not in format_table(alone)
     assert any(source.shared_tokens for source in summary.continues.sources)
 
 
