@@ -68,7 +68,7 @@ def test_packed_and_concatenated_side_by_side(tmp_path: Path) -> None:
             bounds = set(batch.cu_seqlens.tolist())
             for place, row in enumerate(batch.rows.tolist()):
                 if mine[row]:
-                    pieces = json.loads(audited[row].as_json())["documents"]
+                    pieces = json.loads(audited[row].format_json())["documents"]
                     check_bin(pieces, batch, place, documents, lengths)
                     edges = check_bounds(pieces, place)
                     assert {b for b in bounds if place * L <= b < (place + 1) * L} == edges

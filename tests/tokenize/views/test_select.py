@@ -171,7 +171,7 @@ def test_the_audit_names_the_document_its_tokens_and_the_view(
     auditor = Auditor(open_plan(str(mixture), ()))
     whole, rows = read_dataset(out), Dataset(str(out)).fields(0, 300)
     for row in auditor.rows(range(10)):
-        data = json.loads(row.as_json())
+        data = json.loads(row.format_json())
         tokens: list[int] = []
         for document in data["documents"]:
             origin, _, ids = whole[document["view"]["document"]]
@@ -186,9 +186,9 @@ def test_the_audit_names_the_document_its_tokens_and_the_view(
         located = auditor.reader.stream.locate(np.array([row.row]))
         read = auditor.reader.read(auditor.reader.find(located)).arrays.tokens[0]
         assert read[:64].tolist() == tokens
-        assert f"through the view {BIN}" in row.as_text()
+        assert f"through the view {BIN}" in row.format_text()
     (found,) = auditor.find("3", None)
-    assert f"document {chosen(out, in_bin)[3]:,} of {out}, through the view" in found.as_text()
+    assert f"document {chosen(out, in_bin)[3]:,} of {out}, through the view" in found.format_text()
 
 
 def test_a_view_of_a_view_is_a_view_of_the_dataset(
