@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.data.plan_data import write_head
 from support.data.small_data import plan_of, write_dataset
 
-from headrace.dataplane.datasets.dataset import Parts
+from headrace.dataplane.datasets.dataset import ShardSpans
 from headrace.dataplane.loader import gather
 from headrace.dataplane.loader.loader import Loader
 from headrace.dataplane.loader.rows import RowReader
@@ -110,7 +110,7 @@ def raw_loop(plan: Plan, *, bare: bool = False) -> Iterator[Batch]:
             if path not in maps:
                 maps[path] = np.memmap(path, np.uint8, "r")
             at = [np.array([place]) for place in (0, token - first, last)]
-            found = gather.Pieces.of(shard, Parts(number, first, *at))
+            found = gather.Pieces.of(shard, ShardSpans(number, first, *at))
             for start, size in zip(found.bytes, (found.highs - found.lows) * 2, strict=True):
                 piece = maps[path][start : start + size].view(np.uint16)
                 pieces.append(np.asarray(piece) if bare else piece)

@@ -60,9 +60,9 @@ def _totals(url: str, account: Account, sample: DatasetSample) -> list[str]:
         *([("view of", f"`{view.url}` {view.text}")] if view else []),
         ("hash", f"`{manifest.hash}`"),
         ("tokens", f"{manifest.tokens:,}"),
-        *([("packed", packing.describe(manifest))] if packing.length_of(manifest) else []),
+        *([("packed", packing.describe(manifest))] if packing.bin_length(manifest) else []),
         (
-            "pieces of documents" if packing.length_of(manifest) else "documents",
+            "pieces of documents" if packing.bin_length(manifest) else "documents",
             f"{manifest.documents:,}",
         ),
         (

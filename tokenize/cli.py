@@ -127,7 +127,7 @@ def build_command(as_json: bool, pack: int | None, pack_long: Long | None, **val
         command.emit([summary(url) for url in manifests])
         return
     for url, manifest in manifests.items():
-        if packing.length_of(manifest) is None:
+        if packing.bin_length(manifest) is None:
             command.say(f"{url}: {manifest.documents:,} documents, {manifest.tokens:,} tokens")
         else:
             command.say(f"{url}: {packing.describe(manifest)}")
@@ -228,10 +228,10 @@ def inspect_command(url: str, number: int | None, documents: int, as_json: bool)
     More: docs/tokenize.md
     """
     from ..console.errors import MisuseError
-    from ..dataplane.datasets.manifest import splits_at
+    from ..dataplane.datasets.manifest import list_splits
     from .inspect import describe, describe_document, make_json_data
 
-    urls = list(splits_at(url).values())
+    urls = list(list_splits(url).values())
     if number is not None and len(urls) > 1:
         raise MisuseError(
             f"{url} holds splits, and --document counts the documents of one of them",
@@ -313,11 +313,11 @@ def card_command(
 
     More: docs/tokenize.md
     """
-    from ..dataplane.datasets.manifest import splits_at
+    from ..dataplane.datasets.manifest import list_splits
     from ..dataplane.storage import storage
     from .card import card
 
-    urls = splits_at(url).values()
+    urls = list_splits(url).values()
     text = "\n".join(card(split, licenses=licenses, sources=sources) for split in urls)
     if out is None:
         click.echo(text, nl=False)

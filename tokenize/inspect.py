@@ -15,8 +15,8 @@ from ..dataplane.account.account import count_records_read, describe_splits, sel
 from ..dataplane.datasets import manifest as manifests
 from ..dataplane.datasets import packing
 from ..dataplane.datasets.dataset import Dataset
-from ..dataplane.datasets.fields import as_text
-from ..dataplane.datasets.view import View, documents_of, view_of
+from ..dataplane.datasets.fields import format_fields
+from ..dataplane.datasets.view import View, base_dataset_totals, parse_view
 from ..dataplane.shards.documents import DocumentOrigin
 from ..dataplane.tokenizers.brackets import bracketed
 
@@ -82,7 +82,7 @@ def describe(url: str) -> str:
     """Describe the manifest's contents as text."""
     manifest = manifests.load(url)
     info = manifest.tokenizer
-    view = view_of(url, manifest)
+    view = parse_view(url, manifest)
     lines = [
         f"{url}",
         f"  {manifest.tokens:,} tokens in {manifest.documents:,} {_documents(view)} "
@@ -94,7 +94,7 @@ def describe(url: str) -> str:
     if view is not None and view.bins is not None:
         lines += [f"  view of {view.url}: {view.text}", f"  {packing.describe(manifest)}"]
     elif view is not None:
-        documents, tokens = documents_of(manifest)
+        documents, tokens = base_dataset_totals(manifest)
         lines.append(f"  view of {view.url}: its documents {view.text}")
         lines.append(
             f"  {manifest.documents / max(1, documents):.1%} of its {documents:,} documents, "
@@ -186,7 +186,7 @@ def describe_document(url: str, number: int) -> str:
     shown_document = document(url, number)
     lines = [f"--- document {number}: {len(shown_document.ids)} tokens, {shown_document.origin}"]
     if shown_document.fields is not None:
-        lines.append(f"--- {as_text(shown_document.fields)}")
+        lines.append(f"--- {format_fields(shown_document.fields)}")
     return "\n".join([*lines, text(url, shown_document.ids, shown_document.weights)])
 
 

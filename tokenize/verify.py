@@ -138,7 +138,7 @@ class VerifyWorker:
         if self.dataset.view is None:
             return None
         try:
-            selection = view.selection_of(self.url, shard)
+            selection = view.read_selection(self.url, shard)
             if sound:  # opening compares the sums
                 OpenShard(
                     0,
@@ -149,13 +149,13 @@ class VerifyWorker:
                     selection,
                 )
         except UserError as error:
-            return Damage(view.file_of(shard), error.message, hint=view.AGAIN)
+            return Damage(view.selection_file(shard), error.message, hint=view.REMAKE_HINT)
         return None
 
     def _fields_damage(self, shard: Shard) -> Damage | None:
         """Check the file with the kept fields of a shard's documents; return its damage."""
         kept_fields = self.manifest.kept_fields
-        file = fields.file_of(shard)
+        file = fields.fields_file(shard)
         if file is None:
             problem = "it has no file of fields; the manifest names some" if kept_fields else None
             return Damage(self._place(shard.name), problem, shard.task) if problem else None
@@ -178,7 +178,7 @@ def verify(url: str, engine: ExecutorConfig | None = None, *, deep: bool = False
     """Return a dataset's damaged files; with `deep`, also those of a view's base, even if the view
     does not use them."""
     manifest = manifests.load(url)
-    base_view = view.view_of(url, manifest)
+    base_view = view.parse_view(url, manifest)
     view.check_dataset(url, base_view)
     worker, base_damage = VerifyWorker(url), list[Damage]()
     if deep and base_view is not None:
@@ -220,7 +220,7 @@ def _file_damage(url: str, name: str, manifest: Manifest) -> Damage | None:
     except UserError as error:
         hint = REBUILD
         if view.KEY in manifest.settings:
-            hint = view.AGAIN
+            hint = view.REMAKE_HINT
         elif name == manifest.tokenizer.spec.get("file") and not manifest.settings.get("indexed"):
             hint = RUN_AGAIN
         return Damage(name, error.message, hint=hint)

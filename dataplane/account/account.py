@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from ..datasets import about, manifest, packing
 from ..datasets.about import About
 from ..datasets.manifest import Manifest
-from ..datasets.view import View, check_dataset, view_of
+from ..datasets.view import View, check_dataset, parse_view
 
 LEFT_OUT = ("bad: ", "dropped by ", "duplicates", "empty documents")
 """Prefixes of build counts for left-out documents. Further counts concern kept documents, or break
@@ -74,7 +74,7 @@ class Account:
         counts = sum_counts(self.held)
         by_packing = {name: counts[name] for name in LEFT_OUT_BY_PACKING if name in counts}
         documents = sum(n for name, n in by_packing.items() if name.startswith("documents"))
-        not_chosen = self.base.documents - documents - packing.documents_of(self.held)
+        not_chosen = self.base.documents - documents - packing.count_documents(self.held)
         return ({NOT_CHOSEN: not_chosen} if not_chosen else {}) | by_packing
 
 
@@ -82,7 +82,7 @@ def load_account(url: str, generations: int | None = None) -> Account:
     """Load the account for a dataset, or for the first generations."""
     held = _select_generations(manifest.load(url), generations)
     stated = about.load(url)
-    view = view_of(url, held)
+    view = parse_view(url, held)
     check_dataset(url, view)
     if view is None:
         return Account(held=held, stated=stated, view=None, base=held, base_stated=stated)

@@ -72,7 +72,7 @@ def take_sample(url: str, generations: int | None = None) -> DatasetSample:
         if sizes is not None and sample.bytes is not None:
             ids = np.empty(min(MAX_TOKENS, end - start), np.int64)
             dataset.fill(start, ids)
-            if packing.length_of(held) is not None:  # padding has no text
+            if packing.bin_length(held) is not None:  # padding has no text
                 codes = np.concatenate(dataset.codes(start, start + len(ids)))
                 ids = ids[codes != Padding(held).code]
             sample.tokens += len(ids)

@@ -8,10 +8,10 @@
     folder/<shard's hash>/<n>     chunk n of that shard
     folder/<shard's hash>/<n>-<m> its chunks [n, m), fetched by one request
 
-A file appears by one rename: a killed process leaves no partial file, and readers need no lock.
-Writers hold one (flock, which ends with its process) to keep the bound. Eviction order: files that
-no prefetcher waits for, least recently used first; then those needed last. Nothing but chunks is
-removed. A folder that is deleted while in use is created again.
+A file appears by a rename: a killed process leaves no partial file, and readers need no lock.
+Writers hold a lock (flock, which ends with the process) to keep the bound. Eviction order: files
+that no prefetcher waits for, least recently used first; then those needed last. Nothing but chunks
+is removed. A folder that is deleted while in use is created again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ...console.errors import ConfigError, ConfigProblem, StorageError, file_fau
 from ..arrays import Bytes
 from ..storage.checked_files import CheckedFiles
 from ..storage.last_uses import LastUses
-from .chunks import Run, chunks_in, hash_of, matches, spans
+from .chunks import Run, chunk_digests, chunks_per_file, group_runs, matches_digest
 from .manifest import Shard
 
 MARKER = ".headrace-cache"
@@ -47,23 +47,23 @@ SHARD_NAME = re.compile(r"[0-9a-f]{64}")
 RUN_NAME = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 PARTIAL_NAME = re.compile(r"\.[0-9-]+\.[0-9a-f]{8}")
 MIN_FILES = 32
-"""A cache has room for at least this number of files, if they hold more than one chunk."""
+"""The cache has space for this number of files that hold several chunks."""
 EVICT_FRACTION = 20
-"""Each eviction frees 1/20 of the bound: it lists every file, so it should be rare."""
+"""An eviction frees 1/20 of the bound: it lists every file, so it should be rare."""
 
-Wanted = dict[tuple[str, int], int]
-"""For each chunk (a shard's hash, a number), the last block of rows that needs it."""
+ChunkNeeds = dict[tuple[str, int], int]
+"""Chunk (shard hash, number) → the last block of rows that needs it."""
 
 
 class Usage:
-    """Bytes in the folder; exists while its lock is held."""
+    """Bytes in the folder, known while the folder is locked."""
 
     def __init__(self, size: int) -> None:
         self.bytes = size
 
 
 class CacheFolder:
-    """The files of a cache; processes may share the folder."""
+    """A cache's files; processes may share the folder."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         """The folder is created, or refused, on first use."""
@@ -71,35 +71,36 @@ class CacheFolder:
         self.checked, self.used = CheckedFiles(path / CHECKED), LastUses(path / USED)
         self._evictions = str(path / EVICTIONS)
         self.marked = False
-        """True once the marker was seen; from then on a deleted folder is created again."""
-        self.wanted: list[Wanted] = []
-        """The chunks that each prefetcher of this process waits for."""
+        """True once the marker was seen: from then on a deleted folder is created again."""
+        self.prefetch_needs: list[ChunkNeeds] = []
+        """Per prefetcher in this process: the chunks that it waits for."""
 
     def path(self, shard: Shard, run: Run) -> Path:
         return self.root / shard.hash / _name(run)
 
-    def runs(self, shard: Shard, first: int, last: int) -> list[Run]:
-        """List the files that hold some of the chunks [first, last), and mark them as used."""
+    def runs(self, shard: Shard, first: int, end: int) -> list[Run]:
+        """List the files that overlap the chunks [first, end), and mark them as used."""
         _ = self.lock_file  # creates the folder, or refuses it
-        runs = [run for run in self._runs(shard) if run.first < last and first < run.last]
+        runs = [run for run in self._runs(shard) if run.first < end and first < run.end]
         for run in runs:
-            self.used.mark(_number(shard.hash, run))
+            self.used.mark(_usage_key(shard.hash, run))
         return runs
 
     def is_valid(self, shard: Shard, run: Run, data: Bytes, status: os.stat_result) -> bool:
-        """True if the bytes of a file match the hashes of its chunks; hashed once by all
-        processes."""
-        hashes = hash_of(shard, *run)
-        if self.checked.has(hashes, status):
+        """Return True if a file's chunks match their digests. A file is hashed once by all
+        processes together."""
+        digests = chunk_digests(shard, *run)
+        if self.checked.has(digests, status):
             return True
         for number in range(*run):
-            if not matches(shard, number, data[Run(number, number + 1).place(shard, run.first)]):
+            chunk = data[Run(number, number + 1).byte_range(shard, run.first)]
+            if not matches_digest(shard, number, chunk):
                 return False
-        self.checked.add(hashes, status)
+        self.checked.add(digests, status)
         return True
 
     def read(self, shard: Shard, run: Run) -> tuple[Bytes, bool] | None:
-        """Return the bytes of a file, and say whether they are valid; None if it is missing."""
+        """Return a file's content, and whether it is valid; None if the file is missing."""
         try:
             with self.path(shard, run).open("rb") as file:
                 status = os.fstat(file.fileno())
@@ -108,9 +109,9 @@ class CacheFolder:
             return None
         except OSError as error:
             raise unreadable(error) from None
-        place = run.place(shard)
-        whole = len(data) == place.stop - place.start
-        return data, whole and self.is_valid(shard, run, data, status)
+        byte_range = run.byte_range(shard)
+        is_complete = len(data) == byte_range.stop - byte_range.start
+        return data, is_complete and self.is_valid(shard, run, data, status)
 
     def evictions(self) -> tuple[int, int] | None:
         """Return a value that changes with each eviction by any process."""
@@ -121,13 +122,16 @@ class CacheFolder:
         return status.st_ino, status.st_size
 
     def keep(self, shard: Shard, run: Run, data: Bytes) -> None:
-        """Write the verified chunks of a run to the disk, without those that are there and those
-        larger than the bound."""
+        """Write a run's verified chunks to the disk, except those already there and files larger
+        than the bound."""
         temporary = None
         try:
             with self.locked() as usage:
-                for part in self._missing(shard, run):
-                    path, chunks = self.path(shard, part), data[part.place(shard, run.first)]
+                for missing_run in self._missing(shard, run):
+                    path, chunks = (
+                        self.path(shard, missing_run),
+                        data[missing_run.byte_range(shard, run.first)],
+                    )
                     if chunks.nbytes > self.max_bytes:
                         continue
                     self._make_room(usage, chunks.nbytes)
@@ -136,8 +140,8 @@ class CacheFolder:
                     temporary.write_bytes(chunks.data)
                     temporary.rename(path)
                     usage.bytes += chunks.nbytes
-                    self.checked.add(hash_of(shard, *part), path.stat())
-                    self.used.mark(_number(shard.hash, part))
+                    self.checked.add(chunk_digests(shard, *missing_run), path.stat())
+                    self.used.mark(_usage_key(shard.hash, missing_run))
         except FileNotFoundError:
             return  # the folder is being deleted; missing chunks are fetched again
         except OSError as error:
@@ -152,35 +156,35 @@ class CacheFolder:
             ) from None
 
     def remove(self, shard: Shard, numbers: Sequence[int]) -> None:
-        """Remove the files that hold some of these chunks."""
+        """Remove the files that hold any of these chunks."""
         runs = [run for run in self._runs(shard) if not set(numbers).isdisjoint(range(*run))]
         if runs:
             with self.locked() as usage:
                 usage.bytes -= sum(_remove(self.path(shard, run)) for run in runs)
 
     def _missing(self, shard: Shard, run: Run) -> Iterator[Run]:
-        """Yield the parts of a run that are not on the disk, each of the size of a file."""
-        held = {number for other in self._runs(shard) for number in range(*other)}
-        most = chunks_in(self.max_bytes // self.min_files)
-        for low, high in spans(number for number in range(*run) if number not in held):
-            for first in range(low, high, most):
-                yield Run(first, min(first + most, high))
+        """Yield the missing parts of a run, cut to file size."""
+        stored = {number for stored_run in self._runs(shard) for number in range(*stored_run)}
+        max_chunks = chunks_per_file(self.max_bytes // self.min_files)
+        for first, end in group_runs(number for number in range(*run) if number not in stored):
+            for chunk in range(first, end, max_chunks):
+                yield Run(chunk, min(chunk + max_chunks, end))
 
     @cached_property
     def lock_file(self) -> BinaryIO:
-        """The file whose bytes stand for chunks; a process locks those that it fetches."""
+        """The file whose bytes stand for chunks: a process locks a chunk's byte to fetch it."""
         try:
             with self.locked() as usage:  # the bound may have been larger before
                 self._make_room(usage, 0)
             return (self.root / LOCKS).open("a+b")
         except OSError as error:
-            what = f"cannot use the cache: {error.strerror}"
-            raise StorageError(what, where=str(self.root), hint="name another folder") from None
+            message = f"cannot use the cache: {error.strerror}"
+            raise StorageError(message, where=str(self.root), hint="name another folder") from None
 
     @contextmanager
     def locked(self) -> Iterator[Usage]:
-        """Lock the folder for writing; yield its size in bytes. Meanwhile the recorded size is
-        UNKNOWN, so that the successor of a killed process counts again."""
+        """Lock the folder for writing; yield its size. Meanwhile the recorded size is UNKNOWN, so
+        that after a kill the next process counts again."""
         with self._locked_marker() as file:
             raw = file.read(8)
             value = struct.unpack("<q", raw)[0] if len(raw) == 8 else UNKNOWN
@@ -190,7 +194,7 @@ class CacheFolder:
             _write(file.fileno(), usage.bytes)
 
     def _locked_marker(self) -> BinaryIO:
-        """Open and lock the marker file; again, if the folder was deleted meanwhile: two writers
+        """Open and lock the marker file; retry if the folder was deleted meanwhile, or two writers
         would hold two locks."""
         while True:
             file = self._marker()
@@ -201,7 +205,7 @@ class CacheFolder:
             file.close()
 
     def _marker(self) -> BinaryIO:
-        """Open the marker file; refuse a folder that holds other files and no marker."""
+        """Open the marker file; refuse a folder with files but no marker."""
         marker = self.root / MARKER
         while True:
             with suppress(FileNotFoundError):
@@ -209,9 +213,9 @@ class CacheFolder:
                 self.marked = True
                 return file
             self.root.mkdir(parents=True, exist_ok=True)
-            others = not self.marked and any(self.root.iterdir())
+            is_foreign = not self.marked and any(self.root.iterdir())
             # Check for the marker last: another process may just have created it.
-            if others and not marker.exists():
+            if is_foreign and not marker.exists():
                 raise ConfigError(
                     "the cache",
                     [ConfigProblem("", f"{self.root} is not empty and is not a headrace cache")],
@@ -220,29 +224,31 @@ class CacheFolder:
             marker.touch()
 
     def _make_room(self, usage: Usage, size: int) -> None:
-        over = usage.bytes + size - self.max_bytes
-        if over > 0:
-            usage.bytes -= self._evict(max(over, self.max_bytes // EVICT_FRACTION))
+        excess = usage.bytes + size - self.max_bytes
+        if excess > 0:
+            usage.bytes -= self._evict(max(excess, self.max_bytes // EVICT_FRACTION))
 
-    def _evict(self, needed: int) -> int:
+    def _evict(self, min_bytes: int) -> int:
         """Remove files until `needed` bytes are freed; return the bytes freed."""
         files = []
         for hash, run in self._files():
-            names = [(hash, number) for number in range(*run)]
-            steps = [wanted[name] for wanted in self.wanted for name in names if name in wanted]
-            order = (1, -min(steps)) if steps else (0, self.used.last_use(_number(hash, run)))
+            chunks = [(hash, number) for number in range(*run)]
+            blocks = [
+                needs[chunk] for needs in self.prefetch_needs for chunk in chunks if chunk in needs
+            ]
+            order = (1, -min(blocks)) if blocks else (0, self.used.last_use(_usage_key(hash, run)))
             files.append((order, hash, run))
-        freed = 0
+        freed_bytes = 0
         for _, hash, run in sorted(files):
-            if freed >= needed:
+            if freed_bytes >= min_bytes:
                 break
-            freed += _remove(self.root / hash / _name(run))
+            freed_bytes += _remove(self.root / hash / _name(run))
         with (self.root / EVICTIONS).open("ab") as file:
             file.write(b"\0")
-        return freed
+        return freed_bytes
 
     def _files(self) -> Iterator[tuple[str, Run]]:
-        """Yield the files of chunks: the hash of their shard, and their run."""
+        """Yield each file's shard hash and run."""
         for folder in self.root.iterdir():
             if SHARD_NAME.fullmatch(folder.name):
                 yield from ((folder.name, run) for run in _runs_in(folder))
@@ -258,24 +264,24 @@ class CacheFolder:
 
 
 def _runs_in(folder: Path) -> list[Run]:
-    """List the runs whose files are in a folder."""
+    """List the runs whose files lie in a folder."""
     try:
-        names = map(RUN_NAME.fullmatch, os.listdir(folder))  # noqa: PTH208 (names alone)
+        matches = map(RUN_NAME.fullmatch, os.listdir(folder))  # noqa: PTH208 (names alone)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise unreadable(error) from None
-    pairs = ((int(name[1]), name[2]) for name in names if name)
-    return [Run(first, int(last or first + 1)) for first, last in pairs]
+    bounds = ((int(match[1]), match[2]) for match in matches if match)
+    return [Run(first, int(end or first + 1)) for first, end in bounds]
 
 
 def _name(run: Run) -> str:
-    """Return the name of a file. (A file of a single chunk is named as it always was.)"""
-    return f"{run.first}-{run.last}" if run.last > run.first + 1 else str(run.first)
+    """Return a run's file name."""
+    return f"{run.first}-{run.end}" if run.end > run.first + 1 else str(run.first)
 
 
-def _number(hash: str, run: Run) -> int:
-    """Return a number of a file, for the table of uses."""
+def _usage_key(hash: str, run: Run) -> int:
+    """Return a file's key in the table of last uses."""
     return int(hash[:8], 16) + run.first
 
 

@@ -1,9 +1,9 @@
-"""Kept fields of documents: Arrow columns in a file beside each shard, one row for each document.
+"""Kept document fields: Arrow columns in a file beside each shard, a row per document.
 
     fields/<hash>.arrow        url: string    language: string    score: double    …
 
-`Shard.details["fields"]` names the file and holds its hashes, so that the shard table, and with it
-the hash of the dataset, covers it. A range of documents is read without the rest of the file.
+`Shard.details["fields"]` names the file and holds its hashes, so the shard table covers it, and
+thereby the dataset's hash. Reading a range of documents does not read the whole file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FOLDER = "fields"
 KEY = "fields"
 """Key of `Shard.details`."""
 BATCH_ROWS = 4096
-"""Documents of a record batch: the unit that is read."""
+"""Documents per record batch, the unit of reading."""
 
 
 def encode(table: Any) -> bytes:
@@ -52,8 +52,8 @@ def write(url: str, folder: str, table: Any) -> dict[str, Any]:
     }
 
 
-def file_of(shard: Shard) -> Shard | None:
-    """Return the fields file of a shard as a shard, whose chunks are verified alike; or None."""
+def fields_file(shard: Shard) -> Shard | None:
+    """Return a shard's fields file as a `Shard`, so that chunks are verified alike; or None."""
     entry = shard.details.get(KEY)
     if entry is None:
         return None
@@ -69,7 +69,7 @@ def file_of(shard: Shard) -> Shard | None:
 
 
 class FieldsReader:
-    """Reads the fields of the documents of one shard; what was read is verified and kept."""
+    """Reads document fields from one shard; what was read is verified and kept."""
 
     def __init__(self, url: str, file: Shard) -> None:
         import pyarrow as pa
@@ -78,36 +78,36 @@ class FieldsReader:
         self._where = storage.join(url, file.name)
         self._source = UncachedShardFile(url, file)
         try:
-            self._batches = pa.ipc.open_file(pa.PythonFile(_Ranges(self._source), mode="r"))
+            self._batches = pa.ipc.open_file(pa.PythonFile(_VerifiedFile(self._source), mode="r"))
         except pa.ArrowInvalid as error:
             raise IntegrityError(f"{self._where} is not a fields file: {error}") from None
 
-    def rows(self, first: int, last: int) -> Any:
-        """Return the fields of the documents [first, last) of the shard, as a table."""
+    def rows(self, first: int, end: int) -> Any:
+        """Return a table with the fields of the documents [first, end), counted in the shard."""
         import pyarrow as pa
 
-        if last - first > BATCH_ROWS:
-            self._source.read(0, self.file.size)  # one request instead of one for each batch
-        numbers = range(first // BATCH_ROWS, -(-last // BATCH_ROWS))
+        if end - first > BATCH_ROWS:
+            self._source.read(0, self.file.size)  # a single request, not one per batch
+        numbers = range(first // BATCH_ROWS, -(-end // BATCH_ROWS))
         batches = [self._batches.get_batch(number) for number in numbers]
         table = pa.Table.from_batches(batches, self._batches.schema)
         start = numbers.start * BATCH_ROWS
-        part = table.slice(first - start, last - first)
-        if len(part) != last - first:
+        rows = table.slice(first - start, end - first)
+        if len(rows) != end - first:
             raise IntegrityError(
-                f"{self._where} has no fields of the documents {first:,} to {last:,}",
+                f"{self._where} has no fields of the documents {first:,} to {end:,}",
                 hint="check the dataset with `tokenize verify URL`",
             )
-        return part
+        return rows
 
 
-class _Ranges(io.RawIOBase):
-    """Verified bytes of a file, as a file that pyarrow can seek in."""
+class _VerifiedFile(io.RawIOBase):
+    """Verified bytes as a file object for pyarrow."""
 
     def __init__(self, source: UncachedShardFile) -> None:
         self.source = source
         self.size = source.shard.size
-        self.at = 0
+        self.position = 0
 
     def readable(self) -> bool:
         return True
@@ -116,19 +116,21 @@ class _Ranges(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        return self.at
+        return self.position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self.at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.at, io.SEEK_END: self.size}[whence]
-        return self.at
+        self.position = (
+            offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: self.size}[whence]
+        )
+        return self.position
 
     def read(self, size: int | None = -1) -> bytes:
-        end = self.size if size is None or size < 0 else min(self.size, self.at + size)
-        data = self.source.read(self.at, end)
-        self.at = end
+        end = self.size if size is None or size < 0 else min(self.size, self.position + size)
+        data = self.source.read(self.position, end)
+        self.position = end
         return data
 
 
-def as_text(fields: dict[str, Any]) -> str:
-    """Return the fields of a document in one line."""
+def format_fields(fields: dict[str, Any]) -> str:
+    """Format a document's fields in one line."""
     return ", ".join(f"{name} {json.dumps(value)}" for name, value in fields.items())

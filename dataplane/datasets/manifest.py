@@ -5,10 +5,10 @@
       tables/<hash>.arrow           one per generation: its shards with their hashes
       shards/<hash>.<format>        tokens
 
-The head takes a few KB whatever the size of the dataset: making a plan reads totals only. Shard
-tables are read when shards are opened. A dataset grows by whole generations, which are only
-appended. Each has a hash that chains its predecessor's, so the hash after g generations identifies
-exactly their tokens, in every mirror of the dataset.
+The head takes a few KB at any dataset size: making a plan reads totals only. Shard tables are read
+when shards are opened. A dataset grows by whole generations, which are only appended. A
+generation's hash chains its predecessor's, so the hash after g generations identifies exactly their
+tokens, in every mirror.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from ..storage.verified import REBUILD, read_checked, read_named, write_named
 
 VERSION = 1
 NAME = "manifest.json"
-MOST_NAMES = 32
-"""Entries of a folder without a manifest that are searched for datasets."""
+MAX_SEARCHED = 32
+"""Folder entries searched for datasets where there is no manifest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizerInfo:
-    """The tokenizer of a dataset; `spec` holds the arguments that restore it."""
+    """A dataset's tokenizer; `spec` holds the arguments to restore it."""
 
     kind: str
     fingerprint: str
-    """Hash of the meaning of the ids; all datasets of a mixture have the same."""
+    """Hash of the ids' meaning, equal for all datasets in a mixture."""
     vocab_size: int
     end_of_document: int | None
     """The id that ends every document; None if an indexed dataset has none."""
@@ -53,22 +53,22 @@ class TokenizerInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """One file of a dataset."""
+    """A file with a dataset's tokens."""
 
     name: str
     """Relative to the dataset's URL."""
     size: int
-    """Bytes of the (uncompressed) file."""
+    """Uncompressed bytes."""
     documents: int
     tokens: int
     hash: str
-    """sha256 over the size and the digests of the file's chunks."""
+    """sha256 over the size and the chunk digests."""
     chunks: bytes = field(repr=False)
-    """sha256 digests (32 bytes) of the chunks of the (uncompressed) file, in order."""
+    """sha256 digests (32 bytes) of the uncompressed chunks, in order."""
     task: str = ""
-    """Id of the build task that wrote it and can write it again."""
+    """Id of the build task that wrote the file and can write it again."""
     stored_name: str | None = None
-    """The compressed file, if the dataset is compressed; `hash` is of its decompressed content."""
+    """The compressed file, if the dataset is compressed; `hash` covers the decompressed content."""
     stored_size: int | None = None
     stored_hash: str | None = None
     details: dict[str, Any] = field(default_factory=dict)
@@ -82,13 +82,13 @@ class Generation:
     documents: int
     tokens: int
     size: int
-    """Bytes of all its shards."""
+    """Bytes in all shards."""
     shards: int
     table: str
-    """The shard table's name, relative to the dataset's URL."""
+    """Name of the shard table, relative to the dataset's URL."""
     table_hash: str
     provenance: dict[str, Any] = field(default_factory=dict)
-    """Inputs with sizes, counts of dropped documents, versions of programs."""
+    """Inputs with sizes, counts of dropped documents, program versions."""
     hash: str = ""
     """Hash over the previous generation's hash and this generation's content."""
 
@@ -108,7 +108,7 @@ class Manifest:
 
     @property
     def token_type(self) -> np.dtype[Any]:
-        """The type of ids in shards."""
+        """The numpy type of stored ids."""
         return _little_endian(self.dtype)
 
     @property
@@ -125,23 +125,21 @@ class Manifest:
 
     @property
     def files(self) -> list[str]:
-        """Names of the files that it refers to, shards apart. Each is named by its content."""
+        """Names of the files that the manifest refers to, except shards. A name is a content
+        hash."""
         names = [self.tokenizer.spec["file"]] if "file" in self.tokenizer.spec else []
         for generation in self.generations:
-            made = generation.provenance
+            provenance = generation.provenance
             names.append(generation.table)
-            names += [made["inputs"]["name"]] if "inputs" in made else []
-            names += made.get("digests", [])
+            names += [provenance["inputs"]["name"]] if "inputs" in provenance else []
+            names += provenance.get("digests", [])
         return names
 
     @property
     def kept_fields(self) -> dict[str, str]:
-        """The types of the fields that the dataset keeps for each document, by name."""
-        return {field["name"]: field["type"] for field in self._kept()}
-
-    def _kept(self) -> list[dict[str, str]]:
+        """Types of the kept document fields, by name."""
         kept: list[dict[str, str]] = self.settings.get("source", {}).get("keep", [])
-        return kept
+        return {field["name"]: field["type"] for field in kept}
 
     def append(self, generation: Generation) -> Manifest:
         """Return the manifest with one more generation, chained to its predecessors."""
@@ -149,7 +147,7 @@ class Manifest:
         return replace(self, generations=(*self.generations, replace(generation, hash=chained)))
 
     def _root(self) -> str:
-        """Hash of the properties that all generations share and that give tokens their meaning."""
+        """Hash of what gives tokens their meaning, shared by all generations."""
         return _digest(self.format, self.dtype, self.tokenizer.fingerprint, self.weights)
 
 
@@ -167,26 +165,30 @@ def load(url: str) -> Manifest:
         ) from None
 
 
-def splits_at(url: str) -> dict[str, str]:
-    """Return the URLs of the splits of a build by name, `train` first; or the URL itself, under an
-    empty name, where there are none."""
-    alone = {"": url}
+def list_splits(url: str) -> dict[str, str]:
+    """Return the URLs of a build's splits by name, `train` first; without splits, the URL itself
+    under an empty name."""
+    unsplit = {"": url}
     if storage.exists(storage.join(url, NAME)):
-        return alone
+        return unsplit
     splits = _datasets_below(url)
     if "train" not in splits:
-        return alone
+        return unsplit
     return {"train": splits["train"], **splits}
 
 
 def _datasets_below(url: str) -> dict[str, str]:
-    """Return the URLs of the datasets in a folder by name."""
-    below = {name: storage.join(url, name) for name in storage.names(url)[:MOST_NAMES]}
-    return {name: at for name, at in below.items() if storage.exists(storage.join(at, NAME))}
+    """Return the URLs of datasets in a folder, by name."""
+    candidates = {name: storage.join(url, name) for name in storage.names(url)[:MAX_SEARCHED]}
+    return {
+        name: dataset_url
+        for name, dataset_url in candidates.items()
+        if storage.exists(storage.join(dataset_url, NAME))
+    }
 
 
 def _parse(where: str, text: bytes) -> Manifest:
-    """Return the manifest that a file holds; raise if the file is damaged."""
+    """Parse a manifest file; raise if it is damaged."""
     try:
         data = json.loads(text)
         seal = data.pop("seal")
@@ -218,7 +220,7 @@ def _parse(where: str, text: bytes) -> Manifest:
 
 
 def _hint_for_missing(url: str) -> str:
-    """Return the hint for a URL without a manifest: datasets below it, or the nearest path."""
+    """Return a hint where there is no manifest: datasets below the URL, or the nearest path."""
     if datasets := _datasets_below(url):
         return f"the folder holds datasets (splits): {', '.join(datasets.values())}"
     otherwise = (
@@ -230,7 +232,7 @@ def _hint_for_missing(url: str) -> str:
 
 
 def save(url: str, manifest: Manifest) -> None:
-    """Write the head atomically. This makes the generations of `manifest` part of the dataset."""
+    """Write the head atomically, which makes the manifest's generations part of the dataset."""
     data = asdict(manifest)
     data["weights"] = None if manifest.weights is None else list(manifest.weights)
     data["generations"] = [asdict(generation) for generation in manifest.generations]
@@ -240,7 +242,7 @@ def save(url: str, manifest: Manifest) -> None:
 
 
 def totals(shards: Sequence[Shard]) -> dict[str, Any]:
-    """Return the totals of a generation's shards."""
+    """Return totals over a generation's shards."""
     return {
         "documents": sum(shard.documents for shard in shards),
         "tokens": sum(shard.tokens for shard in shards),
@@ -252,7 +254,7 @@ def totals(shards: Sequence[Shard]) -> dict[str, Any]:
 def write_generation(
     url: str, shards: Sequence[Shard], provenance: dict[str, Any] | None = None
 ) -> Generation:
-    """Write the shard table of a generation; return the generation's entry for the head."""
+    """Write a generation's shard table; return the generation for the head."""
     import pyarrow as pa
 
     rows = [{**asdict(shard), "details": json.dumps(shard.details)} for shard in shards]
@@ -268,22 +270,22 @@ def write_generation(
 
 
 def load_table(url: str, generation: Generation) -> list[Shard]:
-    """Return the shards of one generation, in order."""
+    """Read a generation's shards, in order."""
     import pyarrow as pa
 
     data = read_named(url, generation.table)
     rows = pa.ipc.open_file(pa.BufferReader(data)).read_all().to_pylist()
-    return [shard_of(row) for row in rows]
+    return [shard_from_row(row) for row in rows]
 
 
-def shard_of(row: Mapping[str, Any]) -> Shard:
-    """Return the shard of a table's row."""
+def shard_from_row(row: Mapping[str, Any]) -> Shard:
+    """Decode a shard from its table row."""
     return Shard(**{**row, "details": json.loads(row["details"])})
 
 
-def _digest(*parts: Any) -> str:
-    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+def _digest(*values: Any) -> str:
+    encoded = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(encoded.encode()).hexdigest()
 
 
 @cache

@@ -20,14 +20,14 @@ from .manifest import Manifest, Shard
 from .shard_file import ShardFile
 from .view import Selection
 
-OPEN_SHARDS = 512
-"""Shards that a reader keeps open. Each costs its document offsets and a file descriptor, and the
-usual limit is 1,024 descriptors per process."""
-KEPT_BLOCKS = 2048
-"""Blocks of shards whose token counts a reader keeps: about 2 MB."""
+MAX_OPEN_SHARDS = 512
+"""Open shards per reader. A shard costs its document offsets and a file descriptor, and the usual
+limit is 1,024 descriptors per process."""
+MAX_BLOCKS = 2048
+"""Shard blocks whose token counts a reader keeps: about 2 MB."""
 
-NEAR = 64
-"""Documents between two that are read by one call when origins are read."""
+MAX_GAP = 64
+"""Origins whose document numbers differ by at most this are read by one call."""
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class OpenShard:
         padding: Padding,
         selection: Selection | None = None,
     ) -> None:
-        """Open a shard, or those of its documents that a view has."""
+        """Open a shard, or a view's selection from it."""
         self.selection = selection
         self.number = number
         self.file = file
@@ -55,9 +55,9 @@ class OpenShard:
             self._read, shard.size, dtype=manifest.dtype, details=shard.details
         )
         if selection is not None:
-            self.layout = selection.layout(self.layout, self.dtype.itemsize)
+            self.layout = selection.select_layout(self.layout, self.dtype.itemsize)
         self._width = self.dtype.itemsize
-        # Indexing these is several times faster than indexing a numpy array.
+        # Python indexes a memoryview several times faster than a numpy array.
         self._run_tokens = np.ascontiguousarray(self.layout.run_tokens).data
         self._run_bytes = np.ascontiguousarray(self.layout.run_bytes).data
         self.padding = padding
@@ -72,74 +72,75 @@ class OpenShard:
             self.layout = replace(self.layout, document_starts=narrow)
 
     def tokens(self, start: int, end: int) -> list[Tokens]:
-        """Return views of the tokens [start, end), in order."""
+        """Return the tokens [start, end), as views in order."""
         width, views = self._width, []
         run = bisect_right(self._run_tokens, start) - 1
         while start < end:
-            last = min(end, self._run_tokens[run + 1])
-            place = self._run_bytes[run]
-            if place == PADDING:
-                views.append(self.padding.tokens(last - start))
+            run_end = min(end, self._run_tokens[run + 1])
+            run_byte = self._run_bytes[run]
+            if run_byte == PADDING:
+                views.append(self.padding.tokens(run_end - start))
             else:
-                byte = place + (start - self._run_tokens[run]) * width
-                views.append(self.file.read(byte, byte + (last - start) * width).view(self.dtype))
-            start, run = last, run + 1
+                byte = run_byte + (start - self._run_tokens[run]) * width
+                views.append(
+                    self.file.read(byte, byte + (run_end - start) * width).view(self.dtype)
+                )
+            start, run = run_end, run + 1
         return views
 
     def codes(self, start: int, end: int) -> list[Bytes]:
-        """Return views of the weight codes of the tokens [start, end), in order."""
-        places = self.layout.weight_bytes
-        if places is None:
-            return self._codes_of_packing(start, end)
+        """Return weight codes for the tokens [start, end), as views in order."""
+        code_bytes = self.layout.weight_bytes
+        if code_bytes is None:
+            return self._padding_codes(start, end)
         views = []
         run = bisect_right(self._run_tokens, start) - 1
         while start < end:
-            last = min(end, self._run_tokens[run + 1])
+            run_end = min(end, self._run_tokens[run + 1])
             if self._run_bytes[run] == PADDING:
-                views.append(self.padding.codes(last - start))
+                views.append(self.padding.codes(run_end - start))
             else:
-                byte = int(places[run]) + start - self._run_tokens[run]
-                views.append(self.file.read(byte, byte + last - start))
-            start, run = last, run + 1
+                byte = int(code_bytes[run]) + start - self._run_tokens[run]
+                views.append(self.file.read(byte, byte + run_end - start))
+            start, run = run_end, run + 1
         return views
 
-    def _codes_of_packing(self, start: int, end: int) -> list[Bytes]:
-        """Return the codes where packing alone has given the dataset a table of weights: many runs
-        have none, so padding is looked for instead."""
+    def _padding_codes(self, start: int, end: int) -> list[Bytes]:
+        """Return codes where shards store none: packing alone has given the dataset its table of
+        weights, and only padding differs from code 0."""
         gaps = self.layout.padding
         assert gaps is not None, "a dataset with weights has codes in every shard"
         codes = np.zeros(end - start, np.uint8)
-        first, last = gaps[:, 1].searchsorted(start, "right"), gaps[:, 0].searchsorted(end)
-        for low, high in gaps[first:last].tolist():
-            codes[max(low - start, 0) : high - start] = self.padding.code
+        first_gap, end_gap = gaps[:, 1].searchsorted(start, "right"), gaps[:, 0].searchsorted(end)
+        for gap_start, gap_end in gaps[first_gap:end_gap].tolist():
+            codes[max(gap_start - start, 0) : gap_end - start] = self.padding.code
         return [codes]
 
-    def origins(self, first: int, last: int) -> list[DocumentOrigin]:
-        numbers = np.arange(first, last)
+    def origins(self, first: int, end: int) -> list[DocumentOrigin]:
+        numbers = np.arange(first, end)
         if self.selection is not None:
-            numbers = self.selection.documents[first:last]
+            numbers = self.selection.documents[first:end]
         distinct = np.unique(numbers)
-        found: dict[int, DocumentOrigin] = {}
-        for part in np.split(distinct, np.flatnonzero(np.diff(distinct) > NEAR) + 1):
-            low, high = int(part[0]), int(part[-1]) + 1
-            origins = self.format.origins(
-                self._read, self.shard.size, low, high, details=self.shard.details
+        origins: dict[int, DocumentOrigin] = {}
+        for near in np.split(distinct, np.flatnonzero(np.diff(distinct) > MAX_GAP) + 1):
+            first_near, end_near = int(near[0]), int(near[-1]) + 1
+            batch = self.format.origins(
+                self._read, self.shard.size, first_near, end_near, details=self.shard.details
             )
-            found.update(enumerate(origins, low))
-        return [found[number] for number in numbers.tolist()]
+            origins.update(enumerate(batch, first_near))
+        return [origins[number] for number in numbers.tolist()]
 
-    def places_in_view(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Return for documents of a view their numbers in its dataset, and the first token of each
-        in that document."""
+    def base_positions(self, first: int, end: int) -> list[tuple[int, int]]:
+        """Return `Selection.base_positions`, for a view's documents."""
         assert self.selection is not None, "the dataset is no view"
-        return self.selection.places(first, last)
+        return self.selection.base_positions(first, end)
 
     def _read(self, start: int, end: int) -> bytes:
         return self.file.read(start, end).tobytes()
 
 
 class Padding:
-    """The tokens and weight codes of padding: end tokens without weight."""
+    """Padding tokens and weight codes: end tokens without weight."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._id = manifest.tokenizer.end_of_document or 0
@@ -151,7 +152,7 @@ class Padding:
         return np.full(count, self._id, self._dtype)
 
     def bytes(self, count: int) -> memoryview:
-        """Return the bytes of tokens; the longest so far are kept."""
+        """Return `count` bytes; the longest array so far is kept."""
         padding = self._bytes  # another thread may replace it
         if len(padding) < count:
             padding = self.tokens(count // self._dtype.itemsize).view(np.uint8).data
@@ -162,29 +163,29 @@ class Padding:
         return np.full(count, self.code, np.uint8)
 
 
-class Newest(Generic[T]):
-    """Limits the entries of all dictionaries of a reader together; the oldest is dropped first."""
+class FifoLimit(Generic[T]):
+    """Bounds several dictionaries together, first in first out."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, max_entries: int) -> None:
+        self.max_entries = max_entries
         self._order: deque[tuple[dict[int, T], int]] = deque()
         self._lock = threading.Lock()
 
-    def keep(self, entries: dict[int, T], number: int, fresh: T) -> T:
-        """Add an entry to its dictionary, or return the one that is there."""
+    def add(self, entries: dict[int, T], number: int, fresh: T) -> T:
+        """Add an entry to a dictionary, or return the existing entry."""
         with self._lock:
-            kept = entries.setdefault(number, fresh)
-            if kept is fresh:
+            entry = entries.setdefault(number, fresh)
+            if entry is fresh:
                 self._order.append((entries, number))
-                if len(self._order) > self.most:
-                    others, oldest = self._order.popleft()
-                    del others[oldest]
-            return kept
+                if len(self._order) > self.max_entries:
+                    oldest_entries, oldest = self._order.popleft()
+                    del oldest_entries[oldest]
+            return entry
 
 
 class OpenShards:
-    """Limits what the datasets of a reader keep in memory, all of them together."""
+    """Bounds what a reader's datasets keep in memory, all together."""
 
-    def __init__(self, max_shards: int = OPEN_SHARDS) -> None:
-        self.shards: Newest[OpenShard] = Newest(max_shards)
-        self.blocks: Newest[array[int]] = Newest(KEPT_BLOCKS)
+    def __init__(self, max_shards: int = MAX_OPEN_SHARDS) -> None:
+        self.shards: FifoLimit[OpenShard] = FifoLimit(max_shards)
+        self.blocks: FifoLimit[array[int]] = FifoLimit(MAX_BLOCKS)

@@ -1,12 +1,12 @@
-"""Views: datasets without tokens of their own, made of documents of another dataset.
+"""Views: datasets without tokens, made from documents in a base dataset.
 
-    URL/manifest.json        names the other dataset and the expression that chooses its documents
-    URL/tables/<hash>.arrow  shards of the other dataset, with the view's counts
-    URL/views/<hash>.bits    for each shard, one bit for each of its documents; or, if the view is
-                             packed, <hash>.arrow: its pieces of documents (packing.py)
+    URL/manifest.json        names the base dataset and the expression that selects documents
+    URL/tables/<hash>.arrow  the base dataset's shards, with the view's counts
+    URL/views/<hash>.bits    per shard, a bit for each document; or, if the view is packed,
+                             <hash>.arrow: document pieces (packing.py)
 
-A shard of a view is a file of the other dataset under another layout: its runs are those of the
-chosen documents. Order, rows, cache and hashes are therefore those of any dataset.
+A view's shard is a file of the base dataset under another layout, whose runs are the selected
+documents. So order, rows, cache and hashes work as for any dataset.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ..storage import storage
 from ..storage.verified import read_named
 from . import packing
 from .manifest import NAME, Manifest, Shard
-from .packing import Pieces
+from .packing import PackedPieces
 
 FOLDER = "views"
 KEY = "view"
 """Key of `Manifest.settings` and of `Shard.details`."""
-AGAIN = (
+REMAKE_HINT = (
     "make the view again: the same `tokenize select` or `tokenize pack` writes lost and damaged "
     "files again"
 )
@@ -38,18 +38,19 @@ AGAIN = (
 
 @dataclass(frozen=True)
 class View:
-    """The dataset whose documents a view has, and how they were chosen and laid out."""
+    """A view's base dataset, and how documents are selected and laid out."""
 
     url: str
+    """URL of the base dataset."""
     steps: tuple[str, ...]
-    """The expressions that chose them, in order; none: it has all of them. In each, `document`
-    counts the documents that the expressions before it have chosen."""
+    """Selecting expressions, in order; empty: all documents. In an expression, `document` counts
+    the documents selected so far."""
     bins: int | None = None
-    """Tokens of a bin, if the view is packed."""
+    """Bin length in tokens, if the view is packed."""
 
     @property
     def where(self) -> str | None:
-        """The choice in words; None if it has all documents."""
+        """The selection in words; None if the view has all documents."""
         if len(self.steps) > 1:
             return " then ".join(f"({step})" for step in self.steps)
         return self.steps[0] if self.steps else None
@@ -57,25 +58,25 @@ class View:
     @property
     def text(self) -> str:
         """The view in words."""
-        packed = [] if self.bins is None else [f"packed to {self.bins:,} tokens"]
-        return ", ".join([*([] if self.where is None else [f"where {self.where}"]), *packed])
+        packing_text = [] if self.bins is None else [f"packed to {self.bins:,} tokens"]
+        return ", ".join([*([] if self.where is None else [f"where {self.where}"]), *packing_text])
 
 
-def view_of(url: str, manifest: Manifest) -> View | None:
-    """Return what a dataset is a view of; None if it has tokens of its own."""
+def parse_view(url: str, manifest: Manifest) -> View | None:
+    """Return the view that a manifest describes; None for a dataset with tokens."""
     entry = manifest.settings.get(KEY)
     if entry is None:
         return None
-    of = str(entry["of"])
-    if storage.is_local(of) and not of.startswith("/"):
-        of = posixpath.normpath(storage.join(url, of))
+    base_url = str(entry["of"])
+    if storage.is_local(base_url) and not base_url.startswith("/"):
+        base_url = posixpath.normpath(storage.join(url, base_url))
     where = entry["where"]
     steps = (where,) if isinstance(where, str) else tuple(where or ())
-    return View(of, steps, packing.length_of(manifest))
+    return View(base_url, steps, packing.bin_length(manifest))
 
 
 def check_dataset(url: str, view: View | None) -> None:
-    """Raise StorageError if there is no dataset where a view at `url` has its tokens from."""
+    """Raise StorageError if the base dataset is missing."""
     if view is not None and not storage.exists(storage.join(view.url, NAME)):
         raise StorageError(
             f"{url} is a view, and its dataset is missing: there is none at {view.url}",
@@ -83,114 +84,125 @@ def check_dataset(url: str, view: View | None) -> None:
         )
 
 
-def recorded(steps: Sequence[str]) -> str | list[str] | None:
-    """Return the expressions of a view as its manifest stores them: one, a list, or none."""
+def encode_steps(steps: Sequence[str]) -> str | list[str] | None:
+    """Return a view's expressions as the manifest stores them: a string, a list, or None."""
     return list(steps) if len(steps) > 1 else next(iter(steps), None)
 
 
-def documents_of(manifest: Manifest) -> tuple[int, int]:
-    """Return the documents and tokens of the dataset that a view is of."""
-    of = [made.provenance[KEY] for made in manifest.generations]
-    return sum(each["documents"] for each in of), sum(each["tokens"] for each in of)
+def base_dataset_totals(manifest: Manifest) -> tuple[int, int]:
+    """Return the number of documents and tokens in a view's base dataset."""
+    base_totals = [generation.provenance[KEY] for generation in manifest.generations]
+    documents, tokens = (
+        sum(totals[name] for totals in base_totals) for name in ("documents", "tokens")
+    )
+    return documents, tokens
 
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """The documents of a shard that a view has."""
+    """The documents that a view selects from a shard."""
 
     documents: Int64
-    """Their numbers in the shard; ascending, unless the view is packed."""
+    """Document numbers in the shard; ascending, unless the view is packed."""
     first: int
-    """Number of the shard's first document in the other dataset."""
-    pieces: Pieces | None = None
-    """If the view is packed: the pieces of these documents."""
+    """The shard's first document, as a number in the base dataset."""
+    pieces: PackedPieces | None = None
+    """Document pieces, if the view is packed."""
 
-    def places(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Return the numbers of documents [first, last) in the other dataset, and the first token
-        of each in that document."""
-        numbers = [self.first + number for number in self.documents[first:last].tolist()]
-        cuts = [0] * len(numbers) if self.pieces is None else self.pieces.first[first:last].tolist()
-        return list(zip(numbers, cuts, strict=True))
+    def base_positions(self, first: int, end: int) -> list[tuple[int, int]]:
+        """Return (document number in the base dataset, first token in that document) for the
+        documents [first, end)."""
+        numbers = [self.first + number for number in self.documents[first:end].tolist()]
+        first_tokens = (
+            [0] * len(numbers) if self.pieces is None else self.pieces.first[first:end].tolist()
+        )
+        return list(zip(numbers, first_tokens, strict=True))
 
-    def layout(self, whole: ShardLayout, width: int) -> ShardLayout:
-        """Return the layout of the chosen documents, from that of the whole shard, whose ids have
-        `width` bytes."""
+    def select_layout(self, base_layout: ShardLayout, width: int) -> ShardLayout:
+        """Return the layout of the selected documents, from the base shard's layout and bytes per
+        id."""
         if self.pieces is not None:
-            return self.pieces.padded(*_layout(whole, *self.pieces.spans(whole), width))
-        starts = whole.document_starts
-        first, last = _spans(self.documents)
-        low, high = starts[first], starts[last]
-        filled = high > low
-        made, _ = _layout(whole, low[filled], high[filled], width)
-        lengths = np.diff(starts)[self.documents]
+            return self.pieces.padded(
+                *_layout_spans(base_layout, *self.pieces.spans(base_layout), width)
+            )
+        document_starts = base_layout.document_starts
+        first_documents, end_documents = _group_spans(self.documents)
+        starts, ends = document_starts[first_documents], document_starts[end_documents]
+        nonempty = ends > starts
+        layout, _ = _layout_spans(base_layout, starts[nonempty], ends[nonempty], width)
+        lengths = np.diff(document_starts)[self.documents]
         return replace(
-            made, document_starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+            layout, document_starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         )
 
 
-def selection_of(url: str, shard: Shard) -> Selection | None:
-    """Return the documents that a view has of a shard; None for a shard of its own dataset."""
+def read_selection(url: str, shard: Shard) -> Selection | None:
+    """Read a view's selection from a shard; None if the dataset is no view."""
     entry = shard.details.get(KEY)
     if entry is None:
         return None
-    data = read_named(url, file_of(shard), hint=AGAIN)
+    data = read_named(url, selection_file(shard), hint=REMAKE_HINT)
     pieces = None
     if "pieces" in entry:
-        pieces = Pieces.decode(data)
+        pieces = PackedPieces.decode(data)
         documents = pieces.documents
     else:
         bits = np.frombuffer(data, np.uint8)
-        chosen = np.unpackbits(
+        is_selected = np.unpackbits(
             bits, count=min(entry["documents"], 8 * len(bits)), bitorder="little"
         )
-        documents = np.flatnonzero(chosen)
+        documents = np.flatnonzero(is_selected)
     if len(documents) != shard.documents:
         raise IntegrityError(
             f"{url} chooses {len(documents):,} documents of {shard.name}; its manifest says "
             f"{shard.documents:,}",
-            hint=AGAIN,
+            hint=REMAKE_HINT,
         )
     return Selection(documents, entry["first"], pieces)
 
 
-def file_of(shard: Shard) -> str:
-    """Return the name of the file that says what a view has of a shard."""
+def selection_file(shard: Shard) -> str:
+    """Return the name of a shard's selection file."""
     entry = shard.details[KEY]
     name: str = entry["pieces"] if "pieces" in entry else entry["bits"]
     return name
 
 
-def bits_of(chosen: Any) -> bytes:
-    """Return the content of a file of bits, from a boolean for each document of a shard."""
-    return np.packbits(np.asarray(chosen, bool), bitorder="little").tobytes()
+def pack_bits(is_selected: Any) -> bytes:
+    """Return the content of a bits file, from a boolean per document in a shard."""
+    return np.packbits(np.asarray(is_selected, bool), bitorder="little").tobytes()
 
 
-def _layout(whole: ShardLayout, low: Int64, high: Int64, width: int) -> tuple[ShardLayout, Int64]:
-    """Return the layout of spans [low, high) of a shard's tokens, side by side, and the number of
-    runs of each span: it is cut where runs of the shard meet."""
-    runs = whole.run_tokens
-    begin = np.searchsorted(runs, low, side="right") - 1
-    count = np.searchsorted(runs, high, side="left") - begin
-    owner = np.repeat(np.arange(len(low)), count)
-    run = begin[owner] + np.arange(len(owner)) - (np.cumsum(count) - count)[owner]
-    start = np.maximum(low[owner], runs[run])
-    end = np.minimum(high[owner], runs[run + 1])
-    skipped = start - runs[run]
-    weights = whole.weight_bytes
-    made = ShardLayout(
-        document_starts=np.concatenate([[0], np.cumsum(high - low)]).astype(np.int64),
-        run_tokens=np.concatenate([[0], np.cumsum(end - start)]).astype(np.int64),
-        run_bytes=whole.run_bytes[run] + skipped * width,
-        weight_bytes=None if weights is None else weights[run] + skipped,
+def _layout_spans(
+    layout: ShardLayout, starts: Int64, ends: Int64, width: int
+) -> tuple[ShardLayout, Int64]:
+    """Return the layout of token spans [start, end) laid side by side, and the runs per span: a
+    span is cut where the shard's runs meet."""
+    run_tokens = layout.run_tokens
+    first_runs = np.searchsorted(run_tokens, starts, side="right") - 1
+    run_counts = np.searchsorted(run_tokens, ends, side="left") - first_runs
+    owners = np.repeat(np.arange(len(starts)), run_counts)
+    runs = (
+        first_runs[owners] + np.arange(len(owners)) - (np.cumsum(run_counts) - run_counts)[owners]
     )
-    return made, count
+    run_starts = np.maximum(starts[owners], run_tokens[runs])
+    run_ends = np.minimum(ends[owners], run_tokens[runs + 1])
+    skipped = run_starts - run_tokens[runs]
+    weights = layout.weight_bytes
+    spans_layout = ShardLayout(
+        document_starts=np.concatenate([[0], np.cumsum(ends - starts)]).astype(np.int64),
+        run_tokens=np.concatenate([[0], np.cumsum(run_ends - run_starts)]).astype(np.int64),
+        run_bytes=layout.run_bytes[runs] + skipped * width,
+        weight_bytes=None if weights is None else weights[runs] + skipped,
+    )
+    return spans_layout, run_counts
 
 
-def _spans(numbers: Int64) -> tuple[Int64, Int64]:
-    """Return the beginnings and ends of the ranges of consecutive numbers."""
+def _group_spans(numbers: Int64) -> tuple[Int64, Int64]:
+    """Return the starts and ends of ranges of consecutive numbers."""
     if not len(numbers):
         return numbers, numbers
     breaks = np.flatnonzero(np.diff(numbers) != 1)
-    first = numbers[np.concatenate([[0], breaks + 1])]
-    last = numbers[np.concatenate([breaks, [len(numbers) - 1]])] + 1
-    return first, last
+    starts = numbers[np.concatenate([[0], breaks + 1])]
+    ends = numbers[np.concatenate([breaks, [len(numbers) - 1]])] + 1
+    return starts, ends

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..arrays import Bytes, Int64
 from ..datasets.chunks import CHUNK_BYTES
-from ..datasets.dataset import Dataset, Parts
+from ..datasets.dataset import Dataset, ShardSpans
 from ..datasets.open_shard import OpenShard
 from ..datasets.shard_file import ShardFile
 from ..order.stream import RowLocations, TokenReads
@@ -45,15 +45,15 @@ class Pieces:
     runs: Int64
 
     @classmethod
-    def of(cls, shard: OpenShard, parts: Parts) -> Pieces:
+    def of(cls, shard: OpenShard, parts: ShardSpans) -> Pieces:
         layout = shard.layout
-        first = layout.run_tokens.searchsorted(parts.lows, "right") - 1
-        counts = layout.run_tokens.searchsorted(parts.highs, "left") - first
+        first = layout.run_tokens.searchsorted(parts.starts, "right") - 1
+        counts = layout.run_tokens.searchsorted(parts.ends, "left") - first
         owners = np.repeat(np.arange(len(first)), counts)
         runs = ranges(first, counts)
         starts = layout.run_tokens[runs]
-        lows = np.maximum(parts.lows[owners], starts)
-        highs = np.minimum(parts.highs[owners], layout.run_tokens[runs + 1])
+        lows = np.maximum(parts.starts[owners], starts)
+        highs = np.minimum(parts.ends[owners], layout.run_tokens[runs + 1])
         bytes = layout.run_bytes[runs]
         bytes = np.where(bytes == PADDING, PADDING, bytes + (lows - starts) * shard.dtype.itemsize)
         return cls(owners, lows, highs, bytes, runs)
@@ -192,7 +192,7 @@ class SourceParts:
     dataset: Dataset
     chosen: Int64
     """The places of its spans among those of all rows."""
-    parts: Sequence[Parts]
+    parts: Sequence[ShardSpans]
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,7 +218,9 @@ class Spread:
     def closed_shards(self) -> list[tuple[Dataset, int]]:
         """Return the shards that are not open: a dataset, and a number in it."""
         shards = [(each.dataset, part.shard) for each in self.sources for part in each.parts]
-        return [(dataset, number) for dataset, number in shards if not dataset.opened(number)]
+        return [
+            (dataset, number) for dataset, number in shards if not dataset.get_open_shard(number)
+        ]
 
 
 def find(spread: Spread) -> RowPieces:
@@ -242,15 +244,15 @@ def find(spread: Spread) -> RowPieces:
         for parts in source.parts:
             shard = dataset.open_shard(parts.shard)
             pieces = Pieces.of(shard, parts)
-            shifts = begin[parts.spans] + parts.first - starts[parts.spans]
+            shifts = begin[parts.span_ids] + parts.first_token - starts[parts.span_ids]
             owners = np.full(len(pieces.lows), len(shards))
             firsts = pieces.lows + shifts[pieces.parts]
             counts, codes = pieces.highs - pieces.lows, pieces.code_bytes(shard)
             found.append((owners, firsts, pieces.bytes, counts, codes))
             files[len(shards)] = shard.file
             shards.append((dataset, parts.shard))
-            continued = starts[parts.spans] < parts.first
-            spans, tokens = _documents(shard, parts.lows + ~continued, parts.highs)
+            continued = starts[parts.span_ids] < parts.first_token
+            spans, tokens = _documents(shard, parts.starts + ~continued, parts.ends)
             documents.append(tokens + shifts[spans])
         # The last row of a packed view may read one token more than there are: it is padding.
         beyond = np.flatnonzero(ends > dataset.tokens)

@@ -27,8 +27,8 @@ from logging import DEBUG, WARNING
 from ...console.errors import UserError
 from ...console.log import get_logger
 from ..datasets.cache import Cache
-from ..datasets.cache_folder import Wanted
-from ..datasets.chunks import CHUNK_BYTES, MOST_CHUNKS
+from ..datasets.cache_folder import ChunkNeeds
+from ..datasets.chunks import CHUNK_BYTES, MAX_RUN_CHUNKS
 from ..datasets.manifest import Shard
 from .rows import FoundRows
 
@@ -82,9 +82,9 @@ class Queue:
                 if number not in waiting:
                     continue
                 first, last = number, number + 1
-                while last in waiting and last - first < MOST_CHUNKS:
+                while last in waiting and last - first < MAX_RUN_CHUNKS:
                     last += 1
-                while first - 1 in waiting and last - first < MOST_CHUNKS:
+                while first - 1 in waiting and last - first < MAX_RUN_CHUNKS:
                     first -= 1
                 waiting.difference_update(range(first, last))
                 return url, shard, first, last
@@ -108,8 +108,8 @@ class Prefetcher(Iterator[FoundRows]):
         """Rows of these blocks."""
         self.number = self.finished = 0
         """Blocks found, and finished by the reader."""
-        self.wanted: Wanted = {}
-        cache.folder.wanted.append(self.wanted)
+        self.wanted: ChunkNeeds = {}
+        cache.folder.prefetch_needs.append(self.wanted)
         self.burst: list[Stored] = []
         self.queue = Queue()
         self.held = 0
@@ -159,7 +159,7 @@ class Prefetcher(Iterator[FoundRows]):
         with self.changed, self.queue.changed:
             self.stopped = self.ended = True
             folder = self.cache.folder
-            folder.wanted = [other for other in folder.wanted if other is not self.wanted]
+            folder.prefetch_needs = [n for n in folder.prefetch_needs if n is not self.wanted]
             self.changed.notify_all()
             self.queue.changed.notify_all()
 
@@ -246,7 +246,7 @@ class Prefetcher(Iterator[FoundRows]):
         lacking = []
         for own in shards.values():
             shard, numbers = own[0][1], [number for *_, number in own]
-            held = self.cache.held(shard, min(numbers), max(numbers) + 1)
+            held = self.cache.cached_chunks(shard, min(numbers), max(numbers) + 1)
             lacking += [chunk for chunk in own if chunk[2] not in held]
         if lacking:
             self.queue.add(lacking)
@@ -262,7 +262,7 @@ class Prefetcher(Iterator[FoundRows]):
         chunks: dict[Chunk, Stored | None] = {}
         for place, several in groupby(pieces.chunks(first, last), key=lambda chunk: chunk[0]):
             dataset, number = pieces.shards[place]
-            opened = dataset.opened(number)
+            opened = dataset.get_open_shard(number)
             shard = opened.shard if opened else dataset.shards[number]
             if dataset.is_mapped(shard):
                 continue

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ...dataplane.datasets.fields import as_text
+from ...dataplane.datasets.fields import format_fields
 from ...dataplane.shards.documents import DocumentOrigin, place_of
 
 
@@ -178,7 +178,7 @@ def _format_id(id: str | None) -> str:
 
 
 def _format_fields(fields: dict[str, Any] | None) -> str:
-    return f"; {as_text(fields)}" if fields else ""
+    return f"; {format_fields(fields)}" if fields else ""
 
 
 def _describe_view(view: ThroughView | None) -> str:

@@ -314,5 +314,5 @@ def _views(dataset: Dataset, first: int, end: int) -> list[ThroughView]:
             packed=view.bins,
             first=None if view.bins is None else token,
         )
-        for number, token in dataset.places_in_view(first, end)
+        for number, token in dataset.base_positions(first, end)
     ]

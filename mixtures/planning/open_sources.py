@@ -45,12 +45,12 @@ class OpenedSource:
     @property
     def bins(self) -> int | None:
         """Tokens of a bin, if the dataset is a packed view."""
-        return packing.length_of(self.manifest)
+        return packing.bin_length(self.manifest)
 
     @property
     def padding(self) -> int:
         """Tokens of padding in the bins of a packed view."""
-        return packing.padding_of(self.manifest, len(self.generations))
+        return packing.count_padding(self.manifest, len(self.generations))
 
     @property
     def hash(self) -> str:
@@ -65,7 +65,7 @@ def open_sources(
     def load_manifest(spec: SourceSpec) -> Manifest | UserError:
         try:
             manifest = manifests.load(spec.data)
-            view.check_dataset(spec.data, view.view_of(spec.data, manifest))
+            view.check_dataset(spec.data, view.parse_view(spec.data, manifest))
             return manifest
         except UserError as error:
             return error

@@ -165,7 +165,9 @@ class _SourceCard:
             return "unknown", "unknown", "unknown"
         held, ratio = self.account.held, self.sample and self.sample.bytes_of_token
         return (
-            f"{packing.documents_of(held):,}",
+            f"{packing.count_documents(held):,}",
             "unknown" if ratio is None else f"{ratio:.3f}",
-            f"{packing.padding_of(held) / held.tokens:.2%}" if packing.length_of(held) else "none",
+            f"{packing.count_padding(held) / held.tokens:.2%}"
+            if packing.bin_length(held)
+            else "none",
         )

@@ -111,7 +111,7 @@ def measure(url: str) -> float:
         num_bytes += int(sizes[ids].sum())
     if not num_bytes:
         raise UserError(f"the tokens of {url} have no bytes")
-    padding = packing.padding_of(dataset.manifest) / total
+    padding = packing.count_padding(dataset.manifest) / total
     return num_bytes / (len(starts) * length) / (1 - padding)
 
 

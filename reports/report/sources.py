@@ -10,7 +10,7 @@ from html import escape
 from ...console.errors import UserError
 from ...console.progress import format_number
 from ...dataplane.datasets import manifest
-from ...dataplane.datasets.view import view_of
+from ...dataplane.datasets.view import parse_view
 from ...dataplane.order.plan import Plan, PlanSource
 from ...dataplane.storage import storage
 
@@ -47,7 +47,7 @@ def _cells(source: PlanSource) -> list[str] | None:
     if len(planned) < source.generations or planned[-1].hash != source.dataset:
         return None
     fields = (f"{name} ({kind})" for name, kind in dataset.kept_fields.items())
-    view = view_of(source.url, dataset)
+    view = parse_view(source.url, dataset)
     return [
         f"{sum(generation.documents for generation in planned):,}",
         format_number(sum(generation.tokens for generation in planned)),

@@ -51,7 +51,7 @@ def _remove_unreferenced(url: str, dataset_manifest: Manifest) -> None:
     for generation in dataset_manifest.generations:
         for shard in manifest.load_table(url, generation):
             referenced |= {shard.name, shard.stored_name or shard.name}
-            if (fields_file := fields.file_of(shard)) is not None:
+            if (fields_file := fields.fields_file(shard)) is not None:
                 referenced.add(fields_file.name)
     for name in storage.list_files(url):
         folder, _, base = name.rpartition("/")

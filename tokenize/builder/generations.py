@@ -128,7 +128,7 @@ def find_missing_shards(job: BuildJob, manifests: dict[str, Manifest]) -> dict[i
         for number, generation in enumerate(dataset_manifest.generations):
             for shard in manifest.load_table(url, generation):
                 files = {shard.stored_name or shard.name}
-                if (fields_file := fields.file_of(shard)) is not None:
+                if (fields_file := fields.fields_file(shard)) is not None:
                     files.add(fields_file.name)
                 if not files <= stored:
                     lost_tasks.setdefault(number, set()).add(shard.task)

@@ -95,7 +95,7 @@ class GatherWorker:
         read = UncachedShardFile(url, spill).read
         dtype = np.dtype(str(spill.details["dtype"]))
         documents = read_documents(read, spill.size, dtype, first, end)
-        if (fields_file := fields.file_of(spill)) is not None:
+        if (fields_file := fields.fields_file(spill)) is not None:
             rows = fields.FieldsReader(url, fields_file).rows(first, end)
             documents = replace(documents, fields=rows)
         return KeyedDocuments(documents, np.frombuffer(keys, np.uint64))

@@ -102,14 +102,14 @@ def _make_views(
 ) -> None:
     """Make the view of a dataset. If the URL holds a build's splits, make a view of each split, at
     OUT/train and OUT/NAME."""
-    from ...dataplane.datasets.manifest import splits_at
+    from ...dataplane.datasets.manifest import list_splits
     from ...dataplane.storage import storage
     from ..inspect import summary
 
     dataset, out = values.pop("dataset"), values.pop("out").rstrip("/")
     data = {"engine": options.pop_executor(values), **values}
     outs = []
-    for split, url in splits_at(dataset.rstrip("/")).items():
+    for split, url in list_splits(dataset.rstrip("/")).items():
         outs.append(storage.join(out, split) if split else out)
         manifest = make(
             options.build_checked(config_type, {**data, "dataset": url, "out": outs[-1]})

@@ -169,7 +169,7 @@ def check_same(out: str, base: str, entry: dict[str, Any]) -> None:
 
 
 def _other_dataset_error(out: str, manifest: Manifest) -> StorageError:
-    existing = view.view_of(out, manifest)
+    existing = view.parse_view(out, manifest)
     description = (
         f"a view of {existing.url} {existing.text}" if existing else "a dataset of another kind"
     )
@@ -191,7 +191,7 @@ def _restore(request: ViewRequest, manifest: Manifest) -> None:
         number
         for number, generation in enumerate(manifest.generations)
         if generation.table in damaged
-        or find_damaged(out, map(view.file_of, manifests.load_table(out, generation)))
+        or find_damaged(out, map(view.selection_file, manifests.load_table(out, generation)))
     ]
     for number, shards, _ in _run_generations(request, damaged_generations):
         table = manifests.write_generation(out, shards).table
@@ -249,7 +249,9 @@ def _remove_unreferenced(out: str, manifest: Manifest) -> None:
         storage.remove_half_written(storage.join(out, folder))
     referenced = set(manifest.files)
     for generation in manifest.generations:
-        referenced |= {view.file_of(shard) for shard in manifests.load_table(out, generation)}
+        referenced |= {
+            view.selection_file(shard) for shard in manifests.load_table(out, generation)
+        }
     for folder in (view.FOLDER, "tables"):
         for name in storage.list_files(storage.join(out, folder)):
             if f"{folder}/{name}" not in referenced:

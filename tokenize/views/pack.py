@@ -21,7 +21,7 @@ from ...dataplane.arrays import Int64
 from ...dataplane.datasets import packing, view
 from ...dataplane.datasets.dataset import Dataset
 from ...dataplane.datasets.manifest import Manifest
-from ...dataplane.datasets.packing import Pieces
+from ...dataplane.datasets.packing import PackedPieces
 from ...dataplane.order.epochs.permutation import derive_key, permute
 from ..executors import ExecutorConfig
 from .best_fit import best_fit
@@ -64,7 +64,7 @@ class PackConfig:
         """Return the record of choice and layout for the manifest's settings; `steps` are the
         expressions of the packed view."""
         rule = {"length": self.length, "long": self.long, "group_bins": self.group_bins}
-        return {"where": view.recorded(steps), packing.KEY: rule}
+        return {"where": view.encode_steps(steps), packing.KEY: rule}
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class PackWorker:
         tokens = int((pieces.tokens + pieces.padding).sum())
         if shard.selection is not None:
             documents = shard.selection.documents[pieces.documents]
-            pieces = Pieces(documents, pieces.first, pieces.tokens, pieces.padding)
+            pieces = PackedPieces(documents, pieces.first, pieces.tokens, pieces.padding)
         view_shard = write_shard(
             dataset,
             number,
@@ -100,7 +100,9 @@ class PackWorker:
         yield ShardResult(number, view_shard, counts, task.size)
 
 
-def pack_shard(lengths: Int64, config: PackConfig, seed_name: str) -> tuple[Pieces, dict[str, int]]:
+def pack_shard(
+    lengths: Int64, config: PackConfig, seed_name: str
+) -> tuple[PackedPieces, dict[str, int]]:
     """Pack documents of these lengths into bins; return the pieces in order, and their counts.
 
     `seed_name` seeds the permutations.
@@ -117,7 +119,7 @@ def pack_shard(lengths: Int64, config: PackConfig, seed_name: str) -> tuple[Piec
         )
         for n, documents in enumerate(np.split(np.arange(len(lengths)), group_starts))
     ]
-    pieces = Pieces.concatenate(packed_groups)
+    pieces = PackedPieces.concatenate(packed_groups)
     served = int(pieces.tokens.sum())
     padding = int(pieces.padding.sum())
     too_long = lengths > length
@@ -133,7 +135,7 @@ def pack_shard(lengths: Int64, config: PackConfig, seed_name: str) -> tuple[Piec
     return pieces, counts
 
 
-def cut_long(documents: Int64, tokens: Int64, length: int, long: Long) -> Pieces:
+def cut_long(documents: Int64, tokens: Int64, length: int, long: Long) -> PackedPieces:
     """Return whole documents as one piece each, and apply the rule `long` to longer ones."""
     fits = (tokens > 0) & (tokens <= length)
     oversized = np.flatnonzero(tokens > length if long != "drop" else np.zeros(len(tokens), bool))
@@ -144,7 +146,7 @@ def cut_long(documents: Int64, tokens: Int64, length: int, long: Long) -> Pieces
         tails = tokens[oversized] - heads
     has_tail = tails > 0
     firsts = (np.zeros(fits.sum() + len(oversized), np.int64), heads[has_tail])
-    return Pieces(
+    return PackedPieces(
         documents=np.concatenate(
             [documents[fits], documents[oversized], documents[oversized][has_tail]]
         ),
@@ -154,7 +156,7 @@ def cut_long(documents: Int64, tokens: Int64, length: int, long: Long) -> Pieces
     )
 
 
-def _pack_group(pieces: Pieces, length: int, seed_name: str) -> Pieces:
+def _pack_group(pieces: PackedPieces, length: int, seed_name: str) -> PackedPieces:
     """Return pieces ordered by bin; a bin's last piece gets its padding."""
     count = len(pieces.tokens)
     if not count:
@@ -174,7 +176,7 @@ def _pack_group(pieces: Pieces, length: int, seed_name: str) -> Pieces:
     last = np.append(first[1:], count) - 1
     padding = np.zeros(count, np.int64)
     padding[last] = -np.add.reduceat(pieces.tokens[order], first) % length
-    return Pieces(pieces.documents[order], pieces.first[order], pieces.tokens[order], padding)
+    return PackedPieces(pieces.documents[order], pieces.first[order], pieces.tokens[order], padding)
 
 
 def pack(config: PackConfig) -> Manifest:
@@ -204,12 +206,12 @@ def pack(config: PackConfig) -> Manifest:
 
 def _warn_about_padding(manifest: Manifest, config: PackConfig) -> None:
     """Warn about a view that trains on much padding, and name the cause."""
-    padding_share = packing.padding_of(manifest) / manifest.tokens
+    padding_share = packing.count_padding(manifest) / manifest.tokens
     if padding_share < MUCH_PADDING:
         return
     shards = sum(generation.shards for generation in manifest.generations)
     bins_per_shard = manifest.tokens / config.length / shards
-    served = manifest.tokens - packing.padding_of(manifest)
+    served = manifest.tokens - packing.count_padding(manifest)
     log.warning(
         "%.1f%% of the bins of %s are padding, which training computes for nothing: %s",
         100 * padding_share,
@@ -217,8 +219,8 @@ def _warn_about_padding(manifest: Manifest, config: PackConfig) -> None:
         f"its shards fill {format_count(bins_per_shard, 'bins')} each; build with --shuffle or a "
         "larger --shard-size, or choose a shorter --length"
         if bins_per_shard < FEW_BINS
-        else f"documents of {served / packing.documents_of(manifest):,.0f} tokens on average leave "
-        f"much of {config.length:,}; choose another --length",
+        else f"documents of {served / packing.count_documents(manifest):,.0f} tokens on average "
+        f"leave much of {config.length:,}; choose another --length",
     )
 
 

@@ -67,7 +67,7 @@ class SelectWorker:
             dataset,
             number,
             self.out,
-            ("bits", "bits", view.bits_of(bits)),
+            ("bits", "bits", view.pack_bits(bits)),
             documents=int(selected.sum()),
             tokens=int(shard.layout.document_tokens[selected].sum()),
         )
@@ -119,7 +119,7 @@ def select(config: SelectConfig) -> Manifest:
             verb="selecting",
             dataset=dataset,
             out=out,
-            entry={"where": view.recorded(_steps(base_view, where))},
+            entry={"where": view.encode_steps(_steps(base_view, where))},
             weights=dataset.manifest.weights,
             worker=SelectWorker(base_url, out, where.text),
             engine=config.engine,
@@ -159,7 +159,7 @@ def _no_documents_error(dataset: Dataset, where: Where, nulls: dict[str, int]) -
 
 def describe_share(manifest: Manifest) -> str:
     """Describe how much of its base a view has, in documents and tokens."""
-    documents, tokens = view.documents_of(manifest)
+    documents, tokens = view.base_dataset_totals(manifest)
     share = manifest.tokens / max(1, tokens)
     return (
         f"{manifest.documents:,} of {documents:,} documents, {manifest.tokens:,} tokens "

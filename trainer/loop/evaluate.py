@@ -123,8 +123,8 @@ def find_held_out(url: str, split: str, length: int) -> str | None:
     another layout, or all documents where the view has some.
     """
     from ...dataplane.datasets import manifest as manifests
-    from ...dataplane.datasets.packing import length_of as bin_length
-    from ...dataplane.datasets.view import view_of
+    from ...dataplane.datasets.packing import bin_length
+    from ...dataplane.datasets.view import parse_view
     from ...dataplane.storage import storage
 
     folders = url.rstrip("/").split("/")
@@ -135,7 +135,7 @@ def find_held_out(url: str, split: str, length: int) -> str | None:
             bins = bin_length(manifests.load(candidate))
             if bins is None or length % bins == 0:
                 return candidate
-    view = view_of(url, manifests.load(url))
+    view = parse_view(url, manifests.load(url))
     return None if view is None else find_held_out(view.url, split, length)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...console.errors import UserError
 from ...dataplane.datasets import manifest as manifests
-from ...dataplane.datasets.view import view_of
+from ...dataplane.datasets.view import parse_view
 from ...dataplane.order.plan import Plan
 from ...dataplane.storage import storage
 from ...mixtures.planning.shares import drawn_shares
@@ -68,7 +68,7 @@ def find_template(weights: WeightSource) -> RunTemplate | None:
 def _read_template(url: str) -> str | None:
     """Read the template of a dataset, or of the dataset behind a view."""
     manifest = manifests.load(url)
-    view = view_of(url, manifest)
+    view = parse_view(url, manifest)
     chat = (manifest if view is None else manifests.load(view.url)).settings.get("chat")
     return None if chat is None else set_variables(chat["source"], chat["variables"])
 

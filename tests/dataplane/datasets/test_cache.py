@@ -262,13 +262,13 @@ from headrace.dataplane.datasets.manifest import Shard
 folder, number = Path(sys.argv[1]), int(sys.argv[2])
 cache = Cache(folder / "cache")
 shard = Shard(name="x", size=0, documents=0, tokens=0, hash="0" * 64, chunks=b"")
-with cache._fetching(shard, number, number + 1):
+with cache._fetch_lock(shard, number, number + 1):
     (folder / f"ready-{number}").touch()
     while not (folder / f"ready-{1 - number}").exists():
         time.sleep(0.01)
 
     def wait():
-        with cache._fetching(shard, 1 - number, 2 - number):
+        with cache._fetch_lock(shard, 1 - number, 2 - number):
             pass
 
     thread = threading.Thread(target=wait)

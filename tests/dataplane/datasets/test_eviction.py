@@ -55,7 +55,7 @@ def test_chunks_needed_soonest_are_evicted_last(
     for number in range(4):
         chunk(cache, remote, shard, number)
     wanted = {(shard.hash, 0): 9, (shard.hash, 1): 3, (shard.hash, 3): 5}
-    cache.folder.wanted.append(wanted)
+    cache.folder.prefetch_needs.append(wanted)
     chunk(cache, remote, shard, 4)  # nobody waits for 2
     assert kept(cache, shard) == {0, 1, 3, 4}
     wanted[shard.hash, 4] = 4
@@ -71,6 +71,6 @@ def test_a_file_with_a_chunk_that_is_needed_is_evicted_last(
     cache.folder.min_files = 1
     cache.fetch(remote, shard, 0, 2)
     cache.fetch(remote, shard, 2, 4)
-    cache.folder.wanted.append({(shard.hash, 1): 9})
+    cache.folder.prefetch_needs.append({(shard.hash, 1): 9})
     chunk(cache, remote, shard, 4)
     assert kept(cache, shard) == {0, 1, 4}

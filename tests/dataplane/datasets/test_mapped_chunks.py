@@ -80,9 +80,9 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def matches(shard: Shard, number: int, data: Bytes) -> bool:
         numbers.append(number)
-        return chunks.matches(shard, number, data)
+        return chunks.matches_digest(shard, number, data)
 
-    monkeypatch.setattr(cache_folder, "matches", matches)
+    monkeypatch.setattr(cache_folder, "matches_digest", matches)
     return numbers
 
 

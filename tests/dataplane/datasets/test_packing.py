@@ -273,7 +273,7 @@ def test_plans_and_cards_show_the_padding(tmp_path: Path) -> None:
     write_corpus(tmp_path / "base")
     write_corpus(tmp_path / "other", seed=1)
     made = packed(tmp_path / "base", tmp_path / "packed")
-    share = packing.padding_of(made) / (made.tokens + 1)
+    share = packing.count_padding(made) / (made.tokens + 1)
     file = tmp_path / "m.yaml"
     file.write_text(
         f"sources: {{packed: {{data: {tmp_path}/packed}}, other: {{data: {tmp_path}/other}}}}\n"
@@ -289,7 +289,7 @@ def test_plans_and_cards_show_the_padding(tmp_path: Path) -> None:
         summary
     )
     rows = [line.split(" | ") for line in render_card(opened.stream).splitlines() if "`/" in line]
-    padding = packing.padding_of(made) / made.tokens
+    padding = packing.count_padding(made) / made.tokens
     assert [row[-1].strip(" |") for row in rows] == [f"{padding:.2%}", "none"]
     # One token of padding follows the last bin in the order, and is none of the view's.
     assert f" | {made.tokens:,} | " in render_card(opened.stream)

@@ -13,7 +13,7 @@ from headrace.console.errors import IntegrityError
 from headrace.dataplane.datasets import manifest as manifests
 from headrace.dataplane.datasets.dataset import Dataset
 from headrace.dataplane.datasets.manifest import Shard
-from headrace.dataplane.datasets.shard_tables import BLOCK, ShardTables
+from headrace.dataplane.datasets.shard_tables import BLOCK_SHARDS, ShardTables
 from headrace.dataplane.storage import verified
 from headrace.dataplane.storage.host_files import folder
 
@@ -29,10 +29,10 @@ def listed(tmp_path: Path) -> tuple[Dataset, list[Shard]]:
     rng = np.random.default_rng(0)
     shards = [
         replace(model, name=f"shards/{number}", tokens=tokens, documents=tokens // 3)
-        for number, tokens in enumerate(rng.integers(0, 9, 3 * BLOCK + 5).tolist())
+        for number, tokens in enumerate(rng.integers(0, 9, 3 * BLOCK_SHARDS + 5).tolist())
     ]
     manifest = replace(manifest, generations=())
-    for part in (shards[: BLOCK + 7], shards[BLOCK + 7 :]):
+    for part in (shards[: BLOCK_SHARDS + 7], shards[BLOCK_SHARDS + 7 :]):
         manifest = manifest.append(manifests.write_generation(url, part))
     manifests.save(url, manifest)
     return Dataset(url), shards

@@ -90,7 +90,7 @@ def test_chunks_are_those_of_the_bytes(
         found = {(pieces.shards[at][1], chunk) for at, chunk in pieces.chunks(first, last)}
     expected = set()
     for start in firsts[first:last]:
-        for shard, _, low, high in corpus._parts(start, start + LENGTH + 1):
+        for shard, _, low, high in corpus._shard_ranges(start, start + LENGTH + 1):
             base = shard.file.read(0, 1).__array_interface__["data"][0]
             for view in shard.tokens(low, high):
                 byte = view.__array_interface__["data"][0] - base

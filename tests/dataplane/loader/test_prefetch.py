@@ -158,7 +158,7 @@ def test_adjacent_chunks_are_fetched_together() -> None:
         taken.append(run[1:])
     assert taken[:3] == [(shard, 40, 42), (shard, 3, 7), (shard, 100, 116)]
     assert taken[-1] == (other, 7, 8)
-    assert all(last - first <= chunks.MOST_CHUNKS for _, first, last in taken)
+    assert all(last - first <= chunks.MAX_RUN_CHUNKS for _, first, last in taken)
     fetched = [n for owner, first, last in taken if owner is shard for n in range(first, last)]
     assert sorted(fetched) == sorted(numbers)
 

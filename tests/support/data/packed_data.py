@@ -35,7 +35,7 @@ def pieces_of(url: Path) -> list[tuple[int, int, list[int]]]:
     dataset = Dataset(str(url))
     ids = np.empty(dataset.tokens, np.int64)
     dataset.fill(0, ids)
-    places = dataset.places_in_view(0, int(dataset.shard_documents[-1]))
+    places = dataset.base_positions(0, int(dataset.shard_documents[-1]))
     return [
         (*place, ids[start:end].tolist())
         for number, place in enumerate(places)

@@ -134,7 +134,7 @@ def test_fields_and_lost_shards(tmp_path: Path, run_build: Run) -> None:
     out = run_build(file, **OPTIONS, **keep)
     seen = []
     for shard in manifest.load_table(str(out), manifest.load(str(out)).generations[0]):
-        beside = fields.file_of(shard)
+        beside = fields.fields_file(shard)
         assert beside is not None
         rows = fields.FieldsReader(str(out), beside).rows(0, shard.documents)
         seen += rows["n"].to_pylist()

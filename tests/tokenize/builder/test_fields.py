@@ -22,7 +22,7 @@ from support.data.corpora import (
 from headrace.console.errors import InputError, MisuseError, StorageError
 from headrace.dataplane.datasets import fields, manifest
 from headrace.dataplane.datasets.dataset import Dataset
-from headrace.dataplane.datasets.fields import file_of
+from headrace.dataplane.datasets.fields import fields_file
 from headrace.tokenize.builder.build import BuildConfig
 from headrace.tokenize.executors import ExecutorConfig
 from headrace.tokenize.sources.format import SourceConfig
@@ -151,7 +151,7 @@ TWO = ExecutorConfig(workers=2)
 def test_a_damaged_file_of_fields_is_found(tmp_path: Path, run_build: Run) -> None:
     out = run_build(write_lines(tmp_path / "a.jsonl", records(50)), source=KEEP)
     shard = next(iter(Dataset(str(out)).shards))
-    file = file_of(shard)
+    file = fields_file(shard)
     assert file is not None
     path = out / file.name
     data = bytearray(path.read_bytes())
@@ -271,7 +271,7 @@ def test_a_few_documents_are_read_without_the_rest(tmp_path: Path) -> None:
     shard = manifest.Shard(
         name="", size=0, documents=count, tokens=0, hash="", chunks=b"", details={"fields": entry}
     )
-    file = file_of(shard)
+    file = fields_file(shard)
     assert file is not None
     reader = fields.FieldsReader(str(tmp_path), file)
     first = 2 * fields.BATCH_ROWS - 10

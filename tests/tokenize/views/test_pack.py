@@ -90,7 +90,7 @@ def test_a_packed_view_has_the_documents_of_its_dataset(tmp_path: Path, format: 
         whole[number] += tokens
     assert [whole[number] for number in range(120)] == [each.tolist() for each in documents]
     assert made.tokens % L == 0 and made.weights == (1.0, 0.0)
-    assert packing.padding_of(made) == made.tokens - sum(map(len, documents)) > 0
+    assert packing.count_padding(made) == made.tokens - sum(map(len, documents)) > 0
     assert not list(tmp_path.glob("packed/shards/*"))
     if format == "arrow":
         assert verify(str(tmp_path / "packed")) == []
@@ -186,7 +186,7 @@ def test_the_command(tmp_path: Path, run_build: Callable[..., Path], corpus: Pat
     assert "bins of 2,048 tokens" in result.output
     lines = inspect.describe(target)
     assert f"view of {out}: packed to 2,048 tokens" in lines and "244 of 244 documents" in lines
-    for number, (document, _) in enumerate(Dataset(target).places_in_view(0, 244)):
+    for number, (document, _) in enumerate(Dataset(target).base_positions(0, 244)):
         if number % 40 == 0:  # text, origin and kept fields
             shown = replace(inspect.document(target, number), weights=None)
             assert shown == inspect.document(str(out), document)

@@ -119,7 +119,7 @@ def test_files_that_cannot_be_made_again_are_an_error(
 ) -> None:
     make("packed", dataset)
     damage(next((dataset.parent / "view" / "views").iterdir()))
-    whole = packing.Pieces.encode
-    monkeypatch.setattr(packing.Pieces, "encode", lambda pieces: whole(pieces) + b" ")
+    whole = packing.PackedPieces.encode
+    monkeypatch.setattr(packing.PackedPieces, "encode", lambda pieces: whole(pieces) + b" ")
     with pytest.raises(IntegrityError, match="this version of headrace makes others"):
         make("packed", dataset)

@@ -105,7 +105,7 @@ def test_a_view_has_the_chosen_documents(
     rows = Dataset(str(out)).fields(0, 300)
     opened = Dataset(str(tmp_path / "view"))
     assert opened.fields(0, len(numbers)) == [rows[number] for number in numbers]
-    assert opened.places_in_view(0, len(numbers)) == [(n, 0) for n in numbers]
+    assert opened.base_positions(0, len(numbers)) == [(n, 0) for n in numbers]
     assert not list(tmp_path.glob("view/shards/*"))
     if options.get("format") != "mds":
         assert verify(str(tmp_path / "view")) == []
@@ -199,7 +199,7 @@ def test_a_view_of_a_view_is_a_view_of_the_dataset(
     view(tmp_path / "en", "good", tmp_path / "good")
     numbers = chosen(out, lambda row: row["language"] == "en" and row["good"])
     opened = Dataset(str(tmp_path / "good"))
-    assert opened.places_in_view(0, len(numbers)) == [(n, 0) for n in numbers]
+    assert opened.base_positions(0, len(numbers)) == [(n, 0) for n in numbers]
     assert opened.view is not None
     assert (opened.view.url, opened.view.where) == (str(out), "(language == 'en') and (good)")
     whole = read_dataset(out)
@@ -214,7 +214,7 @@ def test_document_counts_in_the_view_that_it_is_selected_from(
     half = view(tmp_path / "en", "document < 50", tmp_path / "half")
     numbers = chosen(out, lambda row: row["language"] == "en")[:50]
     opened = Dataset(str(tmp_path / "half"))
-    assert [number for number, _ in opened.places_in_view(0, 50)] == numbers
+    assert [number for number, _ in opened.base_positions(0, 50)] == numbers
     assert opened.view is not None
     assert opened.view.steps == ("language == 'en'", "document < 50")
     text = "where (language == 'en') then (document < 50)"
