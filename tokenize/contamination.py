@@ -18,7 +18,7 @@ from ..console.progress import Progress
 from ..dataplane import tokenizers
 from ..dataplane.arrays import Int64
 from ..dataplane.datasets.dataset import Dataset
-from ..dataplane.shards.documents import place_of
+from ..dataplane.shards.documents import format_place
 from ..dataplane.storage import storage
 from ..dataplane.tokenizers import Tokenizer
 from . import executors
@@ -227,7 +227,7 @@ def describe(report: Contamination) -> str:
     for finding in report.findings:
         id = f", id {finding.id}" if finding.id else ""
         lines.append(
-            f"document {finding.document} ({place_of(finding.file, finding.position)}{id}), word "
+            f"document {finding.document} ({format_place(finding.file, finding.position)}{id}), word "
             f"{finding.word}: {finding.words} words of {finding.evaluation}, record "
             f"{finding.record + 1}: {_excerpt(finding.text)}"
         )

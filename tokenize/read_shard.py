@@ -15,7 +15,7 @@ from ..dataplane.arrays import Int64
 from ..dataplane.datasets.chunks import ChunkHasher, check_stored
 from ..dataplane.datasets.manifest import Shard
 from ..dataplane.shards import shard_format
-from ..dataplane.shards.compression import unpack
+from ..dataplane.shards.compression import decompress_shard
 from ..dataplane.shards.format import ShardLayout
 from ..dataplane.storage import storage
 from ..dataplane.storage.verified import read_checked
@@ -64,7 +64,7 @@ def read_shard(
         if shard.stored_hash is None
         else read_checked(url, partial(check_stored, url, shard))
     )
-    return check(unpack(url, stored_bytes, shard.size, shard.details))
+    return check(decompress_shard(url, stored_bytes, shard.size, shard.details))
 
 
 def hash_chunks(data: Bytes) -> tuple[bytes, str]:

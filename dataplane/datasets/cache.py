@@ -25,7 +25,7 @@ import numpy as np
 from ...console.errors import IntegrityError
 from ...console.log import get_logger
 from ..arrays import Bytes
-from ..shards.compression import unpack
+from ..shards.compression import decompress_shard
 from ..storage import storage
 from ..storage.verified import read_checked, view_checked
 from .cache_folder import CacheFolder, unreadable
@@ -187,7 +187,7 @@ class Cache:
             return check_stored(where, shard, packed)
 
         packed = read_checked(where, check)
-        data = unpack(where, packed, shard.size, shard.details)
+        data = decompress_shard(where, packed, shard.size, shard.details)
         return self._store_chunks(where, shard, Run(0, -(-shard.size // CHUNK_BYTES)), data)
 
     def _store_chunks(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class FormatEntry(NamedTuple):
-    """A line of FORMATS."""
+    """A line in FORMATS."""
 
     module: str
     writable: bool = True
@@ -31,11 +31,11 @@ FORMATS = {
     "arrow": FormatEntry("headrace.dataplane.shards.arrow"),
 }
 """`tokenize index` asks the formats in this order whether a folder holds their files. Arrow is
-last: the shard tables of every dataset are Arrow files."""
+last: every dataset has Arrow files, its shard tables."""
 
 
 def shard_format(name: str) -> ShardFormat:
-    """Return the format called `name`."""
+    """Load the format called `name`."""
     if name not in FORMATS:
         raise InputError(
             f"there is no shard format `{name}`", hint=f"known formats: {', '.join(FORMATS)}"
@@ -45,5 +45,5 @@ def shard_format(name: str) -> ShardFormat:
 
 
 def writable_formats() -> list[str]:
-    """Return the names of the formats that `tokenize build` may write, in alphabetical order."""
+    """Return the formats that `tokenize build` may write, in alphabetical order."""
     return sorted(name for name, entry in FORMATS.items() if entry.writable)

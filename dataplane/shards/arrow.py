@@ -3,12 +3,12 @@
     tokens: list<uint16 | uint32>    weights: list<uint8> (if any)
     file: string    position: int64    id: string (null where the corpus has none)
 
-The tokens of one record batch are contiguous, so a batch is one run. Their offsets are read from
-the metadata alone (arrow_ipc.py).
+Tokens in a record batch are contiguous, so a batch is a run, located from metadata alone
+(arrow_ipc.py).
 
-Files of other programs are read as well: IPC files and streams. The column may have any name
-(`details["column"]`) and any type of list, or hold plain integers with one record batch per
-document, as in fms-fsdp's files.
+Files by other programs are read as well: IPC files and streams. The column may have any name
+(`details["column"]`) and any list type, or hold plain integers with a record batch per document, as
+in fms-fsdp's files.
 """
 
 from __future__ import annotations
@@ -26,18 +26,17 @@ from ..arrays import Int64, arrow_column, arrow_numbers
 from ..storage import storage
 from ..storage.faults import add_location
 from .arrow_flat import flat_layout, is_flat
-from .arrow_ipc import ORIGINS, IpcFile
+from .arrow_ipc import ORIGIN_COLUMNS, IpcFile
 from .compression import ARROW_ENDINGS
 from .documents import DocumentOrigin, ShardDocuments
 from .format import ExternalShard, Reader, ShardFormat, ShardLayout
 
 BATCH_BYTES = 64 << 20
-"""Bytes of tokens after which a record batch is closed: few batches, each far below the limit of
-2^31 elements of list offsets."""
+"""Token bytes per record batch: few batches, all far below the limit of 2^31 list elements."""
 
-NONE = np.zeros(0, np.int64)
-SAVED, SPLITS = "state.json", "dataset_dict.json"
-"""Files of `save_to_disk` of `datasets`: the list of a dataset's files, and the list of splits."""
+NO_OFFSETS = np.zeros(0, np.int64)
+STATE_FILE, SPLITS_FILE = "state.json", "dataset_dict.json"
+"""Files by `save_to_disk` in `datasets`: the list of data files, and the list of splits."""
 
 
 class ArrowFormat(ShardFormat):
@@ -47,23 +46,23 @@ class ArrowFormat(ShardFormat):
     index_options = ("column",)
 
     def __init__(self, batch_bytes: int = BATCH_BYTES) -> None:
-        """Record batches hold about `batch_bytes` of tokens."""
+        """Record batches hold about `batch_bytes` of token data."""
         self.batch_bytes = batch_bytes
 
     def write(self, out: BinaryIO, documents: ShardDocuments) -> None:
-        schema = _schema(documents)
+        schema = _build_schema(documents)
         with pa.ipc.new_file(out, schema) as writer:
-            for first, last in _batches(documents, self.batch_bytes):
-                part = documents[first:last]
-                offsets = arrow_numbers(part.starts.astype(np.int32))
-                columns = [pa.ListArray.from_arrays(offsets, arrow_numbers(part.tokens))]
-                if part.weights is not None:
-                    columns.append(pa.ListArray.from_arrays(offsets, arrow_numbers(part.weights)))
-                files = [part.files[number] for number in part.file.tolist()]
-                ids = part.ids if part.ids is not None else (None,) * len(part)
+            for first, end in _split_batches(documents, self.batch_bytes):
+                batch = documents[first:end]
+                offsets = arrow_numbers(batch.starts.astype(np.int32))
+                columns = [pa.ListArray.from_arrays(offsets, arrow_numbers(batch.tokens))]
+                if batch.weights is not None:
+                    columns.append(pa.ListArray.from_arrays(offsets, arrow_numbers(batch.weights)))
+                files = [batch.files[number] for number in batch.file.tolist()]
+                ids = batch.ids if batch.ids is not None else (None,) * len(batch)
                 columns += [
                     arrow_column(files, pa.string()),
-                    arrow_numbers(part.position),
+                    arrow_numbers(batch.position),
                     arrow_column(ids, pa.string()),
                 ]
                 writer.write_batch(pa.record_batch(columns, schema=schema))
@@ -74,64 +73,63 @@ class ArrowFormat(ShardFormat):
         if is_flat(read, size):
             return flat_layout(read)
         file = IpcFile(read, size)
-        name = str(details.get("column", "tokens"))
-        file.check_column(name)
-        has_weights = file.nested(name) and "weights" in file.schema.names
+        column = str(details.get("column", "tokens"))
+        file.check_column(column)
+        has_weights = file.is_nested(column) and "weights" in file.schema.names
         width = np.dtype(dtype).itemsize
-        starts: list[Int64] = [np.zeros(1, np.int64)]
+        document_starts: list[Int64] = [np.zeros(1, np.int64)]
         run_tokens = [np.zeros(1, np.int64)]
-        run_bytes, weight_bytes = [NONE], [NONE]
-        before = 0
+        run_bytes, weight_bytes = [NO_OFFSETS], [NO_OFFSETS]
+        end_token = 0
         for block in file.blocks:
             batch = file.batch(block)
-            first, lengths, values = file.documents(batch, name)
-            ends = before + np.cumsum(lengths)
-            starts.append(ends)
-            # A run ends where the next document does not follow the one before it.
-            cuts = np.flatnonzero(first[1:] != first[:-1] + lengths[:-1]) + 1
-            heads = np.concatenate([[0], cuts]) if len(lengths) else cuts
-            run_bytes.append(values + first[heads] * width)
+            first_values, lengths, values_byte = file.locate_values(batch, column)
+            ends = end_token + np.cumsum(lengths)
+            document_starts.append(ends)
+            # A run ends where the next document is not adjacent.
+            cuts = np.flatnonzero(first_values[1:] != first_values[:-1] + lengths[:-1]) + 1
+            run_starts = np.concatenate([[0], cuts]) if len(lengths) else cuts
+            run_bytes.append(values_byte + first_values[run_starts] * width)
             if has_weights:
-                weights = file.documents(batch, "weights")
-                weight_bytes.append(weights[2] + weights[0][heads])
-            run_tokens.append(ends[np.concatenate([heads[1:] - 1, [-1]])] if len(heads) else ends)
-            before = int(ends[-1]) if len(ends) else before
+                weights = file.locate_values(batch, "weights")
+                weight_bytes.append(weights[2] + weights[0][run_starts])
+            last_documents = [*(run_starts[1:] - 1), -1] if len(run_starts) else []
+            run_tokens.append(ends[np.array(last_documents, np.int64)])
+            end_token = int(ends[-1]) if len(ends) else end_token
         return ShardLayout(
-            document_starts=np.concatenate(starts),
+            document_starts=np.concatenate(document_starts),
             run_tokens=np.concatenate(run_tokens),
             run_bytes=np.concatenate(run_bytes),
             weight_bytes=np.concatenate(weight_bytes) if has_weights else None,
         )
 
     def origins(
-        self, read: Reader, size: int, first: int, last: int, *, details: dict[str, object]
+        self, read: Reader, size: int, first: int, end: int, *, details: dict[str, object]
     ) -> list[DocumentOrigin]:
         if is_flat(read, size):
             name = str(details["file"])
-            return [DocumentOrigin(name, number) for number in range(first, last)]
+            return [DocumentOrigin(name, number) for number in range(first, end)]
         file = IpcFile(read, size)
-        nested = file.nested(str(details.get("column", "tokens")))
+        nested = file.is_nested(str(details.get("column", "tokens")))
         origins: list[DocumentOrigin] = []
-        seen = 0
+        end_row = 0
         for block in file.blocks:
             batch = file.batch(block)
-            rows = batch.rows if nested else 1
-            low, high = max(first, seen) - seen, min(last, seen + rows) - seen
-            seen += rows
-            if low >= high:
+            first_row, end_row = end_row, end_row + (batch.rows if nested else 1)
+            start, stop = max(first, first_row), min(end, end_row)
+            if start >= stop:
                 continue
             if not file.has_origins:
                 name = str(details.get("file", ""))
-                origins += [
-                    DocumentOrigin(file=name, position=seen - rows + k) for k in range(low, high)
-                ]
+                origins += [DocumentOrigin(name, number) for number in range(start, stop)]
                 continue
-            columns = {name: file.values(name, batch, low, high) for name in ORIGINS}
+            columns = (
+                file.read_origins(name, batch, start - first_row, stop - first_row)
+                for name in ORIGIN_COLUMNS
+            )
             origins += [
                 DocumentOrigin(str(name), int(position), None if id is None else str(id))
-                for name, position, id in zip(
-                    columns["file"], columns["position"], columns["id"], strict=True
-                )
+                for name, position, id in zip(*columns, strict=True)
             ]
         return origins
 
@@ -139,45 +137,45 @@ class ArrowFormat(ShardFormat):
         return any(name.endswith(ARROW_ENDINGS) for name in names)
 
     def external_shards(self, url: str, column: str, dtype: str | None) -> Iterator[ExternalShard]:
-        for name in _data_files(url):
+        for name in _list_data_files(url):
             where = storage.join(url, name)
             size = storage.size(where)
             with add_location(where):
                 file = IpcFile(partial(storage.read, where), size)
-                kind = id_type(file, column)
-            packed = file.compressed
+                id_type = column_id_type(file, column)
+            compressed = file.compressed
             yield ExternalShard(
                 name=name,
                 size=size,
-                dtype=kind,
+                dtype=id_type,
                 details={"column": column, "file": name},
-                stored_name=name if packed else None,
-                stored_size=size if packed else None,
+                stored_name=name if compressed else None,
+                stored_size=size if compressed else None,
             )
 
 
-def id_type(file: IpcFile, column: str) -> str:
-    """Return the type of the ids in a file of another program."""
+def column_id_type(file: IpcFile, column: str) -> str:
+    """Return the id type in a file by another program."""
     file.check_column(column)
-    kind = file.schema.field(column).type
-    kind = kind.value_type if file.nested(column) else kind
-    if not pa.types.is_integer(kind):
-        raise InputError(f"the column `{column}` holds {kind}, not integers")
-    return str(np.dtype(kind.to_pandas_dtype()).name)
+    arrow_type = file.schema.field(column).type
+    arrow_type = arrow_type.value_type if file.is_nested(column) else arrow_type
+    if not pa.types.is_integer(arrow_type):
+        raise InputError(f"the column `{column}` holds {arrow_type}, not integers")
+    return str(np.dtype(arrow_type.to_pandas_dtype()).name)
 
 
-def _data_files(url: str) -> list[str]:
-    """Return the names of the files of a dataset: those that `save_to_disk` lists, or all."""
+def _list_data_files(url: str) -> list[str]:
+    """List a dataset's files: those named by `save_to_disk`, or else all."""
     names = storage.list_files(url)
-    if SPLITS in names:
+    if SPLITS_FILE in names:
         raise InputError(
             f"{url} holds the splits of a dataset, not one dataset",
             hint="name the folder of a split: "
             + ", ".join(sorted({name.split("/")[0] for name in names if "/" in name})),
         )
-    if SAVED not in names:
+    if STATE_FILE not in names:
         return [name for name in names if name.endswith(ARROW_ENDINGS)]
-    where = storage.join(url, SAVED)
+    where = storage.join(url, STATE_FILE)
     try:
         return [entry["filename"] for entry in json.loads(storage.read(where))["_data_files"]]
     except (ValueError, KeyError, TypeError) as error:
@@ -187,23 +185,25 @@ def _data_files(url: str) -> list[str]:
         ) from None
 
 
-def _schema(documents: ShardDocuments) -> Any:
+def _build_schema(documents: ShardDocuments) -> Any:
     fields = [("tokens", pa.list_(pa.from_numpy_dtype(documents.tokens.dtype)))]
     if documents.weights is not None:
         fields.append(("weights", pa.list_(pa.uint8())))
-    return pa.schema([*fields, *ORIGINS.items()])
+    return pa.schema([*fields, *ORIGIN_COLUMNS.items()])
 
 
-def _batches(documents: ShardDocuments, size: int) -> list[tuple[int, int]]:
-    """Split documents into record batches of about `size` bytes of tokens."""
-    room = size // documents.tokens.itemsize
-    cuts, first = [], 0
+def _split_batches(documents: ShardDocuments, size: int) -> list[tuple[int, int]]:
+    """Split documents into batches with about `size` token bytes."""
+    max_tokens = size // documents.tokens.itemsize
+    batches, first = [], 0
     while first < len(documents):
-        last = int(np.searchsorted(documents.starts, documents.starts[first] + room, side="right"))
-        last = min(max(last - 1, first + 1), len(documents))
-        cuts.append((first, last))
-        first = last
-    return cuts
+        end = int(
+            np.searchsorted(documents.starts, documents.starts[first] + max_tokens, side="right")
+        )
+        end = min(max(end - 1, first + 1), len(documents))
+        batches.append((first, end))
+        first = end
+    return batches
 
 
 FORMAT = ArrowFormat()

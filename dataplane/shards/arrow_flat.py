@@ -1,9 +1,9 @@
-"""Arrow files whose buffers are compressed, as Feather writes them: their tokens cannot be read in
-place, so that a reader unpacks the file once into a flat form.
+"""Arrow files with compressed buffers, as Feather writes them. Tokens cannot be read in place, so a
+reader decompresses the file once into a flat form.
 
-    mark: 8 bytes | documents: int64 | token offsets: (documents + 1) × int64 | tokens
+    magic: 8 bytes | documents: int64 | token offsets: (documents + 1) × int64 | tokens
 
-The flat form has the numbers alone, so that every version of pyarrow gives the same bytes.
+The flat form holds plain numbers, so every pyarrow version gives the same bytes.
 """
 
 from __future__ import annotations
@@ -12,53 +12,54 @@ import numpy as np
 import pyarrow as pa
 
 from ...console.errors import InputError, IntegrityError
-from .arrow_ipc import STREAM, is_list
+from .arrow_ipc import STREAM_MARK, is_list
 from .format import Reader, ShardLayout
 
-MARK = b"headrace"
-HEAD = len(MARK) + 8
+MAGIC = b"headrace"
+HEADER_BYTES = len(MAGIC) + 8
 
 
 def flatten(where: str, packed: bytes, column: str) -> bytes:
-    """Return the flat form of a file that holds the documents of a column."""
+    """Return the flat form of a compressed Arrow file."""
     source = pa.BufferReader(packed)
-    lengths, parts = [np.zeros(1, np.int64)], []
+    lengths, values = [np.zeros(1, np.int64)], []
     try:
-        stream = packed.startswith(STREAM)
-        opened = pa.ipc.open_stream(source) if stream else pa.ipc.open_file(source)
-        count = None if stream else opened.num_record_batches
-        batches = opened if count is None else map(opened.get_batch, range(count))
+        if packed.startswith(STREAM_MARK):
+            batches = pa.ipc.open_stream(source)
+        else:
+            file = pa.ipc.open_file(source)
+            batches = map(file.get_batch, range(file.num_record_batches))
         for batch in batches:
-            rows = batch.column(column)
-            values = rows
-            if is_list(rows.type):
-                if rows.null_count:
+            array = batch.column(column)
+            column_values = array
+            if is_list(array.type):
+                if array.null_count:
                     raise InputError(f"the column `{column}` has nulls among its ids", where=where)
-                lengths.append(np.asarray(rows.value_lengths(), np.int64))
-                values = rows.flatten()
+                lengths.append(np.asarray(array.value_lengths(), np.int64))
+                column_values = array.flatten()
             else:
-                lengths.append(np.array([len(rows)], np.int64))
-            if values.null_count:
+                lengths.append(np.array([len(array)], np.int64))
+            if column_values.null_count:
                 raise InputError(f"the column `{column}` has nulls among its ids", where=where)
-            parts.append(np.ascontiguousarray(values.to_numpy()).tobytes())
+            values.append(np.ascontiguousarray(column_values.to_numpy()).tobytes())
     except (pa.ArrowInvalid, KeyError, OSError) as error:
         raise IntegrityError(f"{where} cannot be decompressed: {error}") from None
     starts = np.cumsum(np.concatenate(lengths))
-    return b"".join([MARK, np.int64(len(starts) - 1).tobytes(), starts.tobytes(), *parts])
+    return b"".join([MAGIC, np.int64(len(starts) - 1).tobytes(), starts.tobytes(), *values])
 
 
 def is_flat(read: Reader, size: int) -> bool:
-    """Return True if these are the bytes of a flat form."""
-    return read(0, min(len(MARK), size)) == MARK
+    """Return True if a file is in the flat form."""
+    return read(0, min(len(MAGIC), size)) == MAGIC
 
 
 def flat_layout(read: Reader) -> ShardLayout:
-    """Return the layout of a flat form, all of whose tokens are one run."""
-    documents = int(np.frombuffer(read(len(MARK), HEAD), np.int64)[0])
-    end = HEAD + 8 * (documents + 1)
-    starts = np.frombuffer(read(HEAD, end), np.int64)
+    """Return the layout of a flat form, which is a single run."""
+    num_documents = int(np.frombuffer(read(len(MAGIC), HEADER_BYTES), np.int64)[0])
+    header_end = HEADER_BYTES + 8 * (num_documents + 1)
+    document_starts = np.frombuffer(read(HEADER_BYTES, header_end), np.int64)
     return ShardLayout(
-        document_starts=starts,
-        run_tokens=starts[[0, -1]],
-        run_bytes=np.array([end], np.int64),
+        document_starts=document_starts,
+        run_tokens=document_starts[[0, -1]],
+        run_bytes=np.array([header_end], np.int64),
     )

@@ -1,5 +1,5 @@
-"""Shards that are stored compressed: the algorithm by the ending of the stored file's name, as
-mosaicml's `streaming` names them; Arrow files compress their own buffers."""
+"""Compressed shards. The file ending tells the algorithm, as in mosaicml's `streaming`; Arrow files
+have compressed buffers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 from ...console.errors import InputError, IntegrityError
 
 ALGORITHMS = {"zstd": "zstd", "gz": "gzip", "br": "brotli", "snappy": "snappy", "bz2": "bz2"}
-"""pyarrow's name of an algorithm, by the ending of a file's name."""
+"""File ending → the algorithm's name in pyarrow."""
 
-GZIP = 16 + 15
+GZIP_WBITS = 16 + 15
 """zlib's number for a gzip header and the largest window."""
 ARROW_ENDINGS = (".arrow", ".feather")
 
 
-def algorithm(name: str) -> str:
-    """Return the algorithm of a compressed shard's file."""
+def compression_algorithm(name: str) -> str:
+    """Return the algorithm for a file name."""
     ending = name.rpartition(".")[2]
     if ending not in ALGORITHMS:
         raise InputError(
@@ -28,8 +28,8 @@ def algorithm(name: str) -> str:
     return ALGORITHMS[ending]
 
 
-def unpack(where: str, packed: bytes, size: int, details: Mapping[str, object]) -> bytes:
-    """Return the bytes of a shard whose compressed file `where` holds `packed`."""
+def decompress_shard(where: str, packed: bytes, size: int, details: Mapping[str, object]) -> bytes:
+    """Return a shard's content; the compressed file `where` holds `packed`."""
     from .arrow_flat import flatten
 
     if where.endswith(ARROW_ENDINGS):
@@ -38,21 +38,21 @@ def unpack(where: str, packed: bytes, size: int, details: Mapping[str, object]) 
 
 
 def decompress(where: str, packed: bytes, size: int) -> bytes:
-    """Return the `size` bytes of a shard whose compressed file `where` holds `packed`."""
+    """Return `size` decompressed bytes; the file `where` holds `packed`."""
     import bz2
     import zlib
 
     import pyarrow as pa
 
-    codec = algorithm(where)
+    codec = compression_algorithm(where)
     data: bytes
     try:
-        # pyarrow's `decompress` leaves the end of its buffer undefined where a file of gzip, brotli
-        # or snappy holds fewer bytes.
+        # pyarrow's `decompress` leaves the buffer's end undefined where a gzip, brotli or snappy
+        # file holds fewer bytes.
         if codec == "bz2":
-            data = _whole(bz2.BZ2Decompressor(), packed, size)
+            data = _decompress_stream(bz2.BZ2Decompressor(), packed, size)
         elif codec == "gzip":
-            data = _whole(zlib.decompressobj(GZIP), packed, size)
+            data = _decompress_stream(zlib.decompressobj(GZIP_WBITS), packed, size)
         elif codec == "brotli":
             with pa.CompressedInputStream(pa.BufferReader(packed), codec) as stream:
                 data = stream.read(size + 1)
@@ -67,8 +67,8 @@ def decompress(where: str, packed: bytes, size: int) -> bytes:
     return data
 
 
-def _whole(stream: Any, packed: bytes, size: int) -> bytes:
-    """Return up to `size` + 1 bytes of a stream of bz2 or zlib; raise if its end is missing."""
+def _decompress_stream(stream: Any, packed: bytes, size: int) -> bytes:
+    """Return up to `size` + 1 bytes from a bz2 or zlib stream; raise if its end is missing."""
     data: bytes = stream.decompress(packed, size + 1)
     if not stream.eof:
         raise EOFError("its end is missing")
@@ -76,10 +76,10 @@ def _whole(stream: Any, packed: bytes, size: int) -> bytes:
 
 
 def _snappy_size(packed: bytes) -> int:
-    """Return the size that begins a raw snappy block: seven bits a byte, the lowest first."""
+    """Read the size at the start of a raw snappy block: seven bits a byte, the lowest first."""
     size = 0
-    for place, byte in enumerate(packed[:5]):
-        size |= (byte & 127) << (7 * place)
+    for index, byte in enumerate(packed[:5]):
+        size |= (byte & 127) << (7 * index)
         if byte < 128:
             break
     return size

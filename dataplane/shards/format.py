@@ -1,7 +1,7 @@
-"""The interface of a shard format.
+"""The interface for shard formats.
 
-A format writes documents into one file, locates the tokens in such a file, and returns where each
-document came from. It neither verifies nor caches: callers pass a function that reads a range.
+A format writes documents into a file, locates tokens in such a file, and returns document origins.
+It neither verifies nor caches: callers pass a function that reads a range.
 """
 
 from __future__ import annotations
@@ -18,42 +18,45 @@ from ..arrays import Int64
 from .documents import DocumentOrigin, ShardDocuments
 
 Reader = Callable[[int, int], bytes]
-"""Reads the bytes [start, end) of a shard."""
+"""Reads the bytes [start, end) from a shard."""
 
 PADDING = -1
-"""In place of the byte of a run: its tokens are padding, which has no bytes."""
+"""Byte offset of a padding run, which has no bytes."""
 
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """Locations of the tokens of a shard in its file.
+    """Token locations in a shard's file.
 
-    A shard is a sequence of runs of contiguous tokens. Run k holds the tokens
-    [run_tokens[k], run_tokens[k + 1]) at byte run_bytes[k]; their weight codes, one byte each,
-    at weight_bytes[k].
+    A shard is a sequence of runs. Run k holds the contiguous tokens
+    [run_tokens[k], run_tokens[k + 1]) at byte run_bytes[k], and their weight codes, a byte per
+    token, at weight_bytes[k].
     """
 
     document_starts: Int64
-    """Token offsets of the documents, then the number of tokens: documents + 1 values."""
+    """[documents + 1] Token offset of each document, then the number of tokens."""
     run_tokens: Int64
+    """[runs + 1]"""
     run_bytes: Int64
+    """[runs] PADDING for padding runs."""
     weight_bytes: Int64 | None = None
+    """[runs]"""
     padding: Int64 | None = None
-    """Of a packed view: the tokens [low, high) of each padding, which ends where the next document
+    """[paddings, 2] In a packed view: token ranges [start, end), which end where the next document
     begins."""
 
     @property
     def document_tokens(self) -> Int64:
-        """The length of each document."""
+        """[documents] Document lengths, without padding."""
         lengths: Int64 = np.diff(self.document_starts)
         if self.padding is not None:
-            before = np.searchsorted(self.document_starts, self.padding[:, 0]) - 1
-            lengths[before] -= self.padding[:, 1] - self.padding[:, 0]
+            documents = np.searchsorted(self.document_starts, self.padding[:, 0]) - 1
+            lengths[documents] -= self.padding[:, 1] - self.padding[:, 0]
         return lengths
 
 
 class StoredShard(Protocol):
-    """Names, sizes and the document count of a shard, as its manifest lists them."""
+    """A shard's names, sizes and document count, as the manifest lists them."""
 
     @property
     def name(self) -> str: ...
@@ -74,9 +77,9 @@ class ExternalShard:
     name: str
     """Relative to the dataset's URL."""
     size: int
-    """Bytes of the (uncompressed) file."""
+    """Uncompressed bytes."""
     dtype: str
-    """Type of its ids."""
+    """Type of the ids."""
     details: dict[str, object]
     """`Shard.details`: what the format needs to read the file."""
     stored_name: str | None = None
@@ -85,33 +88,33 @@ class ExternalShard:
 
 
 class ShardFormat(ABC):
-    """A shard format. The defaults are those of a format that is a set of shard files alone."""
+    """A shard format. The defaults fit a format with shard files only."""
 
     compressible: ClassVar[bool] = False
     """True if `tokenize build` may compress the shards with zstd."""
     index_name: ClassVar[str | None] = None
-    """File beside the manifest that lists the shards for other readers of the format."""
+    """File beside the manifest that lists the shards for the format's standard reader."""
     external_files: ClassVar[str] = ""
-    """Files by which a folder of another program is recognised; empty: it cannot be indexed."""
+    """Files that identify a folder written by another program; empty: none can be indexed."""
     index_options: ClassVar[tuple[str, ...]] = ()
-    """Options of `tokenize index` that the format uses: `column`, `dtype`."""
+    """Options that the format takes from `tokenize index`: `column`, `dtype`."""
 
     @abstractmethod
     def layout(
         self, read: Reader, size: int, *, dtype: str, details: dict[str, object]
     ) -> ShardLayout:
-        """Locate the tokens of a shard, reading as little of it as possible."""
+        """Locate a shard's tokens, reading as little as possible."""
 
     @abstractmethod
     def origins(
-        self, read: Reader, size: int, first: int, last: int, *, details: dict[str, object]
+        self, read: Reader, size: int, first: int, end: int, *, details: dict[str, object]
     ) -> list[DocumentOrigin]:
-        """Return where the documents [first, last) of a shard came from."""
+        """Return the origins of a shard's documents [first, end)."""
 
     def write(self, out: BinaryIO, documents: ShardDocuments) -> None:
-        """Write a whole shard, strictly forward. Equal documents must give equal bytes.
+        """Write a shard, strictly forward. Equal documents must give equal bytes.
 
-        A format that is not `writable` in FORMATS has no such method."""
+        Formats that are not `writable` in FORMATS lack this method."""
         raise NotImplementedError
 
     def index(
@@ -122,18 +125,18 @@ class ShardFormat(ABC):
         weighted: bool,
         compression: str | None,
     ) -> bytes:
-        """Return the content of the file `index_name`."""
+        """Return the content of `index_name`."""
         raise NotImplementedError
 
     def index_problem(self, folder: Path, shards: Sequence[StoredShard]) -> str | None:
-        """Return what is wrong with the file `index_name` of a local dataset, or None."""
+        """Return what is wrong with a local dataset's `index_name`, or None."""
         raise NotImplementedError
 
     def recognises(self, names: Sequence[str]) -> bool:
-        """Return True if a folder with files of these names holds a dataset of this format."""
+        """Return True if a folder with these file names holds a dataset in this format."""
         return False
 
     def external_shards(self, url: str, column: str, dtype: str | None) -> Iterator[ExternalShard]:
-        """List the shards of a dataset that another program wrote. `dtype` is the type of the ids
-        where the format does not record it."""
+        """List the shards that another program wrote. `dtype` is the type of the ids where the
+        format does not record it."""
         raise NotImplementedError

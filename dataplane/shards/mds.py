@@ -2,10 +2,10 @@
 
     count: uint32 | offsets: (count + 1) × uint32 | JSON config | token counts | samples
 
-A sample holds the sizes of its variable columns, then the columns: tokens, weights (if any), file,
-position, id (empty where the corpus has none). headrace adds the token counts between the config
-and the first sample: MDS readers follow the offsets and skip them, and headrace locates every token
-without reading a sample. In files of other programs the sizes of each sample are read instead.
+A sample holds the sizes of variable columns, then the columns: tokens, weights (if any), file,
+position, id (empty where the corpus has none). headrace adds token counts between the config and
+the first sample: MDS readers follow the offsets and skip them, and headrace locates every token
+without reading a sample. In other programs' files, the sizes in every sample are read instead.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ import numpy as np
 from ...console.errors import InputError, IntegrityError
 from ..arrays import Int64
 from ..storage import storage
-from .compression import algorithm, decompress
+from .compression import compression_algorithm, decompress
 from .documents import DocumentOrigin, ShardDocuments
 from .format import ExternalShard, Reader, ShardFormat, ShardLayout, StoredShard
-from .mds_external import external_layout, id_type, places
+from .mds_external import column_ranges, external_layout, recorded_id_type
 
-LIMIT = 2**32
-"""Upper limit of a file's size: offsets are uint32."""
+MAX_FILE_BYTES = 2**32
+"""Offsets are uint32."""
 
-MARK = "headrace"
-FIXED = {"int": 8, "uint8": 1, "uint16": 2, "uint32": 4, "int32": 4, "int64": 8, "uint64": 8}
-FIXED |= {"int8": 1, "int16": 2, "float16": 2, "float32": 4, "float64": 8}
+CONFIG_KEY = "headrace"
+FIXED_SIZES = {"int": 8, "uint8": 1, "uint16": 2, "uint32": 4, "int32": 4, "int64": 8, "uint64": 8}
+FIXED_SIZES |= {"int8": 1, "int16": 2, "float16": 2, "float32": 4, "float64": 8}
 
 
 class MdsFormat(ShardFormat):
@@ -49,17 +49,17 @@ class MdsFormat(ShardFormat):
                 **index_columns(
                     documents.tokens.dtype.name, weighted=documents.weights is not None
                 ),
-                MARK: {"counts": len(documents)},
+                CONFIG_KEY: {"counts": len(documents)},
             }
         ).encode()
         lengths = np.diff(documents.starts)
         assert not len(lengths) or lengths.min() > 0, "a document holds at least its end token"
         counts = lengths.astype(np.uint32).tobytes()
-        samples = _samples(documents)
+        samples = _encode_samples(documents)
         sizes = np.fromiter((len(sample) for sample in samples), np.int64, len(samples))
-        head = 4 + 4 * (len(samples) + 1) + len(config) + len(counts)
-        offsets = np.concatenate([[0], np.cumsum(sizes)]) + head
-        if offsets[-1] >= LIMIT:
+        header_bytes = 4 + 4 * (len(samples) + 1) + len(config) + len(counts)
+        offsets = np.concatenate([[0], np.cumsum(sizes)]) + header_bytes
+        if offsets[-1] >= MAX_FILE_BYTES:
             raise InputError(
                 f"a shard of {offsets[-1]} bytes is too large: MDS files are limited to 4 GiB",
                 hint="choose a smaller --shard-size, or split documents (--max-document-tokens)",
@@ -73,44 +73,42 @@ class MdsFormat(ShardFormat):
     def layout(
         self, read: Reader, size: int, *, dtype: str, details: dict[str, object]
     ) -> ShardLayout:
-        offsets, config, end = _head(read, size)
-        samples = len(offsets) - 1
-        if MARK not in config:
+        offsets, config, config_end = _read_head(read, size)
+        num_samples = len(offsets) - 1
+        if CONFIG_KEY not in config:
             column = str(details.get("column", "tokens"))
             return external_layout(read, offsets, config, dtype, column)
-        data = read(end, end + 4 * samples)
-        lengths = np.frombuffer(data, np.uint32).astype(np.int64)
-        starts = np.concatenate([[0], np.cumsum(lengths)])
-        variable = config["column_sizes"].count(None)
-        # An array's values follow one byte for the kind of shape, and the shape.
-        shape = 1 + np.select([lengths < 1 << 8, lengths < 1 << 16], [1, 2], 4)
-        tokens = offsets[:-1] + 4 * variable + shape
-        weights = tokens + lengths * np.dtype(dtype).itemsize + shape
+        lengths_data = read(config_end, config_end + 4 * num_samples)
+        lengths = np.frombuffer(lengths_data, np.uint32).astype(np.int64)
+        document_starts = np.concatenate([[0], np.cumsum(lengths)])
+        num_variable = config["column_sizes"].count(None)
+        # A byte for the kind of shape, and the shape, precede an array's values.
+        shape_bytes = 1 + np.select([lengths < 1 << 8, lengths < 1 << 16], [1, 2], 4)
+        tokens = offsets[:-1] + 4 * num_variable + shape_bytes
+        weights = tokens + lengths * np.dtype(dtype).itemsize + shape_bytes
         return ShardLayout(
-            document_starts=starts,
-            run_tokens=starts,
+            document_starts=document_starts,
+            run_tokens=document_starts,
             run_bytes=tokens,
             weight_bytes=weights if "weights" in config["column_names"] else None,
         )
 
     def origins(
-        self, read: Reader, size: int, first: int, last: int, *, details: dict[str, object]
+        self, read: Reader, size: int, first: int, end: int, *, details: dict[str, object]
     ) -> list[DocumentOrigin]:
-        offsets, config, _ = _head(read, size)
-        if MARK not in config:
+        offsets, config, _ = _read_head(read, size)
+        if CONFIG_KEY not in config:
             return [
-                DocumentOrigin(str(details.get("file", "")), number)
-                for number in range(first, last)
+                DocumentOrigin(str(details.get("file", "")), number) for number in range(first, end)
             ]
         origins = []
-        for number in range(first, last):
+        for number in range(first, end):
             sample = read(int(offsets[number]), int(offsets[number + 1]))
-            place = places(sample, config)
-            start, end = place["position"]
-            position = int(np.frombuffer(sample[start:end], np.int64)[0])
-            id = sample[slice(*place["id"])].decode()
+            ranges = column_ranges(sample, config)
+            position = int(np.frombuffer(sample[slice(*ranges["position"])], np.int64)[0])
+            id = sample[slice(*ranges["id"])].decode()
             origins.append(
-                DocumentOrigin(sample[slice(*place["file"])].decode(), position, id or None)
+                DocumentOrigin(sample[slice(*ranges["file"])].decode(), position, id or None)
             )
         return origins
 
@@ -156,22 +154,24 @@ class MdsFormat(ShardFormat):
         return "index.json" in names
 
     def external_shards(self, url: str, column: str, dtype: str | None) -> Iterator[ExternalShard]:
-        for entry in _listed(url):
-            raw, packed = entry["raw_data"], entry["zip_data"]
-            if packed is not None:
-                algorithm(packed["basename"])
+        for entry in _list_entries(url):
+            uncompressed, compressed = entry["raw_data"], entry["zip_data"]
+            if compressed is not None:
+                compression_algorithm(compressed["basename"])
             yield ExternalShard(
-                name=raw["basename"],
-                size=raw["bytes"],
-                dtype=id_type(entry, column, dtype, partial(_first_value, url, entry, column)),
-                details={"column": column, "file": raw["basename"]},
-                stored_name=None if packed is None else packed["basename"],
-                stored_size=None if packed is None else packed["bytes"],
+                name=uncompressed["basename"],
+                size=uncompressed["bytes"],
+                dtype=recorded_id_type(
+                    entry, column, dtype, partial(_read_first_value, url, entry, column)
+                ),
+                details={"column": column, "file": uncompressed["basename"]},
+                stored_name=None if compressed is None else compressed["basename"],
+                stored_size=None if compressed is None else compressed["bytes"],
             )
 
 
 def index_columns(dtype: str, *, weighted: bool) -> dict[str, Any]:
-    """Return the description of the columns, for a shard's config and for index.json."""
+    """Describe the columns, for a shard's config and for index.json."""
     encodings = {"tokens": f"ndarray:{dtype}"}
     if weighted:
         encodings["weights"] = "ndarray:uint8"
@@ -179,14 +179,14 @@ def index_columns(dtype: str, *, weighted: bool) -> dict[str, Any]:
     return {
         "column_names": list(encodings),
         "column_encodings": list(encodings.values()),
-        "column_sizes": [FIXED.get(encoding) for encoding in encodings.values()],
+        "column_sizes": [FIXED_SIZES.get(encoding) for encoding in encodings.values()],
         "format": "mds",
         "version": 2,
     }
 
 
-def _samples(documents: ShardDocuments) -> list[bytes]:
-    names = [name.encode() for name in documents.files]
+def _encode_samples(documents: ShardDocuments) -> list[bytes]:
+    file_names = [name.encode() for name in documents.files]
     width = documents.tokens.itemsize
     tokens = memoryview(documents.tokens.tobytes())
     weights = None if documents.weights is None else memoryview(documents.weights.tobytes())
@@ -197,61 +197,65 @@ def _samples(documents: ShardDocuments) -> list[bytes]:
         zip(documents.file.tolist(), documents.position.tolist(), ids, strict=True)
     ):
         start, end = starts[number], starts[number + 1]
-        name, own, shape = names[file], (id or "").encode(), _shape(end - start)
-        sizes = [len(shape) + (end - start) * width, len(name), len(own)]
-        parts: list[bytes | memoryview] = [shape, tokens[start * width : end * width]]
+        file_bytes, id_bytes, shape = (
+            file_names[file],
+            (id or "").encode(),
+            _encode_shape(end - start),
+        )
+        sizes = [len(shape) + (end - start) * width, len(file_bytes), len(id_bytes)]
+        values: list[bytes | memoryview] = [shape, tokens[start * width : end * width]]
         if weights is not None:
             sizes.insert(1, len(shape) + end - start)
-            parts += [shape, weights[start:end]]
-        parts += [name, position.to_bytes(8, "little", signed=True), own]
-        samples.append(b"".join([b"".join(n.to_bytes(4, "little") for n in sizes), *parts]))
+            values += [shape, weights[start:end]]
+        values += [file_bytes, position.to_bytes(8, "little", signed=True), id_bytes]
+        samples.append(b"".join([b"".join(n.to_bytes(4, "little") for n in sizes), *values]))
     return samples
 
 
-def _shape(length: int) -> bytes:
-    """Return the MDS header of a one-dimensional array: ndim, the width of the shape, the shape."""
+def _encode_shape(length: int) -> bytes:
+    """Return MDS's header for a one-dimensional array: ndim, width of the shape, shape."""
     power = 0 if length < 1 << 8 else 1 if length < 1 << 16 else 2
     return bytes([1 << 2 | power]) + length.to_bytes(1 << power, "little")
 
 
-def _head(read: Reader, size: int) -> tuple[Int64, dict[str, Any], int]:
-    """Return the samples' offsets, the config, and the offset of its end."""
+def _read_head(read: Reader, size: int) -> tuple[Int64, dict[str, Any], int]:
+    """Return sample offsets, config, and the config's end offset."""
     count = int.from_bytes(read(0, 4), "little")
-    at = 4 + 4 * (count + 1)
-    if at > size:
+    table_end = 4 + 4 * (count + 1)
+    if table_end > size:
         raise IntegrityError("not a whole MDS file: its table of offsets is truncated")
-    offsets = np.frombuffer(read(4, at), np.uint32).astype(np.int64)
+    offsets = np.frombuffer(read(4, table_end), np.uint32).astype(np.int64)
     if offsets[-1] != size or np.any(np.diff(offsets) < 0):
         raise IntegrityError("not a whole MDS file: its last offset is not its size")
-    text = read(at, int(offsets[0])).decode("latin-1")
+    config_text = read(table_end, int(offsets[0])).decode("latin-1")
     try:
-        config, length = json.JSONDecoder().raw_decode(text)
+        config, config_length = json.JSONDecoder().raw_decode(config_text)
     except ValueError:
         raise IntegrityError("not an MDS file: it has no config after its offsets") from None
-    return offsets, config, at + length
+    return offsets, config, table_end + config_length
 
 
-def _first_value(url: str, entry: dict[str, Any], column: str) -> bytes:
-    """Return the column of a shard's first sample; empty if the shard has no sample."""
-    raw, packed = entry["raw_data"], entry["zip_data"]
-    if packed is None:
-        read: Reader = partial(storage.read, storage.join(url, raw["basename"]))
+def _read_first_value(url: str, entry: dict[str, Any], column: str) -> bytes:
+    """Return a column's value in the first sample; empty if the shard has no sample."""
+    uncompressed, compressed = entry["raw_data"], entry["zip_data"]
+    if compressed is None:
+        read: Reader = partial(storage.read, storage.join(url, uncompressed["basename"]))
     else:
-        where = storage.join(url, packed["basename"])
-        read = partial(_part, decompress(where, storage.read(where), raw["bytes"]))
-    offsets, config, _ = _head(read, raw["bytes"])
+        where = storage.join(url, compressed["basename"])
+        read = partial(_slice, decompress(where, storage.read(where), uncompressed["bytes"]))
+    offsets, config, _ = _read_head(read, uncompressed["bytes"])
     if len(offsets) < 2:
         return b""
     sample = read(int(offsets[0]), int(offsets[1]))
-    return sample[slice(*places(sample, config)[column])]
+    return sample[slice(*column_ranges(sample, config)[column])]
 
 
-def _part(data: bytes, start: int, end: int) -> bytes:
+def _slice(data: bytes, start: int, end: int) -> bytes:
     return data[start:end]
 
 
-def _listed(url: str) -> list[dict[str, Any]]:
-    """Return the shards that index.json lists; raise if there are others beside them."""
+def _list_entries(url: str) -> list[dict[str, Any]]:
+    """Return the shards in index.json; raise if the folder has MDS files that are not listed."""
     where = storage.join(url, "index.json")
     try:
         entries: list[dict[str, Any]] = json.loads(storage.read(where))["shards"]
@@ -260,13 +264,13 @@ def _listed(url: str) -> list[dict[str, Any]]:
         raise IntegrityError(
             f"{where} is not a whole index of MDS shards: {error!r}", hint="restore it from a copy"
         ) from None
-    folders = {name.rpartition("/")[0] for name in names}
+    folders = {file.rpartition("/")[0] for file in names}
     orphans = [
-        name
-        for name in storage.list_files(url)
-        if (found := re.match(r"(?:(.*)/)?[^/]*\.mds(?=$|\.)", name))
-        and (found[1] or "") in folders
-        and found[0] not in names
+        file
+        for file in storage.list_files(url)
+        if (match := re.match(r"(?:(.*)/)?[^/]*\.mds(?=$|\.)", file))
+        and (match[1] or "") in folders
+        and match[0] not in names
     ]
     if orphans:
         raise InputError(

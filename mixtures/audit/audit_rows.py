@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...dataplane.datasets.fields import format_fields
-from ...dataplane.shards.documents import DocumentOrigin, place_of
+from ...dataplane.shards.documents import DocumentOrigin, format_place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class DocumentInRow:
         return (
             f"tokens {self.at:,} to {self.at + self.tokens:,}: document "
             f"{self.document:,}{_format_id(self.id)}, its tokens {self.first:,} to "
-            f"{self.first + self.tokens:,}, {place_of(self.file, self.position)}"
+            f"{self.first + self.tokens:,}, {format_place(self.file, self.position)}"
             f"{_describe_view(self.view)}{_format_fields(self.fields)}"
         )
 
@@ -153,7 +153,7 @@ class AuditedDocument:
     def format_text(self) -> str:
         lines = [
             f"document {self.document:,}{_format_id(self.origin.id)} of {self.source}: "
-            f"{self.tokens:,} tokens, {place_of(self.origin.file, self.origin.position)}"
+            f"{self.tokens:,} tokens, {format_place(self.origin.file, self.origin.position)}"
             f"{_describe_view(self.view)}{_format_fields(self.fields)}"
         ]
         status = {True: ", trained on", False: ", not trained on yet", None: ""}

@@ -14,7 +14,7 @@ from support.data.corpora import ONE, write_megatron
 
 from headrace.console.errors import InputError, IntegrityError, MisuseError, UserError
 from headrace.dataplane.datasets.dataset import Dataset
-from headrace.dataplane.shards.megatron import HEAD
+from headrace.dataplane.shards.megatron import HEADER_BYTES
 from headrace.tokenize.index import IndexConfig, index
 from headrace.tokenize.verify import verify
 
@@ -108,7 +108,7 @@ def longer(folder: Path) -> None:
 def gap(folder: Path) -> None:
     """The documents leave out the last sequence, which no writer of Megatron reports."""
     data = bytearray((folder / "a.idx").read_bytes())
-    documents = HEAD + 12 * len(DOCUMENTS)
+    documents = HEADER_BYTES + 12 * len(DOCUMENTS)
     data[documents + 8 * len(DOCUMENTS) :] = (len(DOCUMENTS) - 1).to_bytes(8, "little")
     (folder / "a.idx").write_bytes(data)
 
