@@ -110,8 +110,10 @@ def raw_loop(plan: Plan, *, bare: bool = False) -> Iterator[Batch]:
             if path not in maps:
                 maps[path] = np.memmap(path, np.uint8, "r")
             at = [np.array([place]) for place in (0, token - first, last)]
-            found = gather.Pieces.of(shard, ShardSpans(number, first, *at))
-            for start, size in zip(found.bytes, (found.highs - found.lows) * 2, strict=True):
+            shard_pieces = gather.ShardPieces.cut(shard, ShardSpans(number, first, *at))
+            for start, size in zip(
+                shard_pieces.bytes, (shard_pieces.ends - shard_pieces.starts) * 2, strict=True
+            ):
                 piece = maps[path][start : start + size].view(np.uint16)
                 pieces.append(np.asarray(piece) if bare else piece)
             token = first + last

@@ -226,8 +226,9 @@ def describe(report: Contamination) -> str:
         )
     for finding in report.findings:
         id = f", id {finding.id}" if finding.id else ""
+        place = format_place(finding.file, finding.position)
         lines.append(
-            f"document {finding.document} ({format_place(finding.file, finding.position)}{id}), word "
+            f"document {finding.document} ({place}{id}), word "
             f"{finding.word}: {finding.words} words of {finding.evaluation}, record "
             f"{finding.record + 1}: {_excerpt(finding.text)}"
         )

@@ -1,6 +1,6 @@
-"""Memory that is used again once its last view is gone.
+"""Memory reused once the last view is gone.
 
-Fresh pages cost the kernel about as much time as widening the ids that fill them.
+The kernel needs about as long for fresh pages as widening the ids that fill them takes.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ import numpy as np
 
 from ..arrays import Bytes
 
-KEPT = 8
-"""Most buffers that are kept without a view."""
+MAX_FREE = 8
+"""Free buffers kept."""
 
 
-class Buffers:
-    """Buffers of a reader; threads may share them."""
+class BufferPool:
+    """A reader's buffers. Thread-safe."""
 
     def __init__(self) -> None:
-        self._free: deque[memoryview] = deque(maxlen=KEPT)
+        self._free: deque[memoryview] = deque(maxlen=MAX_FREE)
         """Finalizers append to it, in any thread."""
 
     def take(self, size: int) -> Bytes:
-        """Return memory of `size` bytes, which is taken back when no view of it is left."""
+        """Return `size` bytes of memory, which returns to the pool with the last view."""
         try:
-            memory = self._free.pop()  # the last one used is still in the processor's cache
+            memory = self._free.pop()  # the latest is still in the processor's cache
         except IndexError:
             memory = memoryview(bytearray())
         if len(memory) < size:
             memory = np.empty(size, np.uint8).data
         # Every view, and every tensor over a view, references this array, whose own base is None.
-        lent = np.frombuffer(memory, np.uint8)
-        weakref.finalize(lent, self._free.append, memory).atexit = False
-        return lent[:size]
+        array = np.frombuffer(memory, np.uint8)
+        weakref.finalize(array, self._free.append, memory).atexit = False
+        return array[:size]

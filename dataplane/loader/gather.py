@@ -1,9 +1,9 @@
-"""Where the tokens of rows lie: pieces of shards, each contiguous in its file, in reading order.
+"""Where rows' tokens lie: pieces of shards, contiguous in the file, in reading order.
 
-    rows → spans of a dataset → parts, each in one shard → pieces, each in one run of the shard
+    rows → token spans of a dataset → spans cut at shard boundaries → pieces, cut at run boundaries
 
-All of it is arithmetic on arrays, done for all rows that were located together: a walk over single
-rows costs as much as copying their tokens.
+All of it is array arithmetic, done for all rows that were located together: a loop over rows costs
+as much as copying their tokens.
 """
 
 from __future__ import annotations
@@ -27,298 +27,321 @@ from .stored_rows import StoredRows
 
 T = TypeVar("T")
 
-NONE = np.empty(0, np.int64)
+NO_TOKENS = np.empty(0, np.int64)
 NO_CODES = (1.0,)
-"""The weights of the codes of a dataset without codes: of code 0."""
+"""Weight table of a dataset without codes: code 0 only."""
 
 
 @dataclass(frozen=True, eq=False)
-class Pieces:
-    """Pieces of the parts of spans in a shard, part by part."""
+class ShardPieces:
+    """A shard's spans, cut into pieces that are contiguous in the file, span by span."""
 
-    parts: Int64
-    lows: Int64
-    """First token of each piece, in the shard."""
-    highs: Int64
+    span_ids: Int64
+    """[pieces] Index into the shard's spans."""
+    starts: Int64
+    """[pieces] First token, counted in the shard."""
+    ends: Int64
     bytes: Int64
-    """First byte of each in the shard's file; PADDING if it has none."""
+    """[pieces] First byte in the shard's file; PADDING for padding."""
     runs: Int64
+    """[pieces] Run in the shard's layout."""
 
     @classmethod
-    def of(cls, shard: OpenShard, parts: ShardSpans) -> Pieces:
+    def cut(cls, shard: OpenShard, spans: ShardSpans) -> ShardPieces:
         layout = shard.layout
-        first = layout.run_tokens.searchsorted(parts.starts, "right") - 1
-        counts = layout.run_tokens.searchsorted(parts.ends, "left") - first
-        owners = np.repeat(np.arange(len(first)), counts)
-        runs = ranges(first, counts)
-        starts = layout.run_tokens[runs]
-        lows = np.maximum(parts.starts[owners], starts)
-        highs = np.minimum(parts.ends[owners], layout.run_tokens[runs + 1])
-        bytes = layout.run_bytes[runs]
-        bytes = np.where(bytes == PADDING, PADDING, bytes + (lows - starts) * shard.dtype.itemsize)
-        return cls(owners, lows, highs, bytes, runs)
+        first = layout.run_tokens.searchsorted(spans.starts, "right") - 1
+        counts = layout.run_tokens.searchsorted(spans.ends, "left") - first
+        span_ids = np.repeat(np.arange(len(first)), counts)
+        runs = concatenate_ranges(first, counts)
+        run_starts = layout.run_tokens[runs]
+        starts = np.maximum(spans.starts[span_ids], run_starts)
+        ends = np.minimum(spans.ends[span_ids], layout.run_tokens[runs + 1])
+        run_bytes = layout.run_bytes[runs]
+        bytes = run_bytes + (starts - run_starts) * shard.dtype.itemsize
+        return cls(span_ids, starts, ends, np.where(run_bytes == PADDING, PADDING, bytes), runs)
 
     def code_bytes(self, shard: OpenShard) -> Int64:
-        """Return the first byte of the weight codes of each piece; PADDING if it has none."""
-        places = shard.layout.weight_bytes
-        if places is None:
+        """[pieces] First byte of the weight codes; PADDING for pieces without codes."""
+        weight_bytes = shard.layout.weight_bytes
+        if weight_bytes is None:
             return np.full(len(self.runs), PADDING)
-        inside = self.lows - shard.layout.run_tokens[self.runs]
-        return np.where(self.bytes == PADDING, PADDING, places[self.runs] + inside)
+        offsets = self.starts - shard.layout.run_tokens[self.runs]
+        return np.where(self.bytes == PADDING, PADDING, weight_bytes[self.runs] + offsets)
 
 
 @dataclass(frozen=True, eq=False)
-class Copies:
-    """Copies of bytes of shards into rows laid side by side, in the order of the rows."""
+class ByteCopies:
+    """Copies of shard bytes into rows laid side by side, in row order."""
 
-    places: Int64
-    """The first place of each."""
+    positions: Int64
+    """[copies] Position of the first token."""
     columns: Int64
-    """[copies, 7] The place of its shard among those of the rows; its bytes [start, end) there, of
-    which the start is PADDING if it has none; its chunks [first, last); and its bytes [low, high)
-    in the rows laid side by side."""
+    """[copies, 7] Index into the rows' shards; bytes [start, end) in the shard's file, where start
+    is PADDING for padding; chunks [first, end); bytes [low, high) in the rows laid side by side."""
 
     @classmethod
-    def of(cls, places: Int64, shards: Int64, starts: Int64, sizes: Int64, lows: Int64) -> Copies:
+    def build(
+        cls, positions: Int64, shards: Int64, starts: Int64, sizes: Int64, lows: Int64
+    ) -> ByteCopies:
         ends = starts + sizes
         chunks = starts // CHUNK_BYTES, -(-ends // CHUNK_BYTES)
         columns = np.stack((shards, starts, ends, *chunks, lows, lows + sizes), axis=1)
-        return cls(places, columns)
+        return cls(positions, columns)
 
-    def between(self, first: int, last: int) -> list[list[int]]:
-        """Return the columns of the copies to the places [first, last)."""
-        columns: list[list[int]] = self.columns[_range(self.places, first, last)].tolist()
+    def select(self, start: int, end: int) -> list[list[int]]:
+        """Return the columns for the positions [start, end)."""
+        columns: list[list[int]] = self.columns[_index_range(self.positions, start, end)].tolist()
         return columns
 
 
 @dataclass(frozen=True, eq=False)
 class RowPieces:
-    """The pieces of rows that were located together. Places count tokens in the rows laid side by
-    side, each with the token after it."""
+    """The pieces of rows that were located together.
+
+    Positions count tokens in the rows laid side by side, `length` per row.
+    """
 
     length: int
-    """Tokens of a row, with the one after it."""
+    """Tokens per row, the last target included."""
     dtypes: list[np.dtype[Any]]
-    kinds: Int64
-    """The place of each row's type among `dtypes`."""
+    dtype_ids: Int64
+    """[rows] Index into `dtypes`."""
     row_bytes: int
-    """Bytes of a row of the widest type."""
+    """Bytes of a row with the widest type."""
     shards: list[tuple[Dataset, int]]
-    """The shards that pieces lie in: a dataset, and a number in it."""
+    """Shards with pieces: dataset, and shard number."""
     files: dict[int, ShardFile]
-    """The files of shards, by their places. Opening one takes as long as reading many rows; the
-    rest of an open shard (where its documents are) takes memory, and was needed to find rows."""
+    """Shard files, by index into `shards`. Opening a file takes as long as reading many rows; the
+    rest of an open shard (document offsets) takes memory, and was only needed to find rows."""
     tables: list[Float32]
-    table_kinds: Int64
-    """The place of each row's table of weights among `tables`."""
-    tokens: Copies
-    codes: Copies
-    """Of the weight codes of tokens: a byte for each."""
+    """Loss-weight tables."""
+    table_ids: Int64
+    """[rows] Index into `tables`."""
+    tokens: ByteCopies
+    codes: ByteCopies
+    """Weight codes, a byte per token."""
     padding: Int64
-    """[paddings, 2]: places [low, high)."""
+    """[paddings, 2] Positions [start, end)."""
     documents: Int64
-    """Places, ascending, after the first of a span at which documents or padding begin."""
+    """Positions, ascending, where documents or padding begin, except at a span's first token."""
     joints: Int64
-    """Places at which another span of a row begins."""
+    """Positions where a row's second and later spans begin."""
 
-    def read(self, first: int, last: int) -> tuple[StoredRows, RowWeights]:
-        """Read the rows [first, last), and verify their bytes."""
-        begin, end = first * self.length, last * self.length
-        tokens, codes = self.tokens.between(begin, end), self.codes.between(begin, end)
-        files = {place: self._file(place) for place in {copy[0] for copy in (*tokens, *codes)}}
+    def read(self, first: int, end: int) -> tuple[StoredRows, RowWeights]:
+        """Read and verify the rows [first, end)."""
+        start, stop = first * self.length, end * self.length
+        tokens, codes = self.tokens.select(start, stop), self.codes.select(start, stop)
+        files = {shard: self._file(shard) for shard in {copy[0] for copy in (*tokens, *codes)}}
         for backing in {file.backing for file in files.values()}:
             backing.refresh()
-        memory = np.empty((last - first, self.row_bytes), np.uint8)
+        memory = np.empty((end - first, self.row_bytes), np.uint8)
         self._copy(tokens, files, memory, first * self.row_bytes)
-        coded = np.zeros((last - first, self.length), np.uint8) if codes else None
-        if coded is not None:
-            self._copy(codes, files, coded, begin)
-        padding = self.padding[_range(self.padding[:, 0], begin, end)] - begin
+        row_codes = np.zeros((end - first, self.length), np.uint8) if codes else None
+        if row_codes is not None:
+            self._copy(codes, files, row_codes, start)
+        padding = self.padding[_index_range(self.padding[:, 0], start, stop)] - start
         return (
-            StoredRows(memory, self.length, self.dtypes, self.kinds[first:last]),
-            RowWeights(self.length, self.tables, self.table_kinds[first:last], coded, padding),
+            StoredRows(memory, self.length, self.dtypes, self.dtype_ids[first:end]),
+            RowWeights(self.length, self.tables, self.table_ids[first:end], row_codes, padding),
         )
 
     def _copy(
         self, copies: list[list[int]], files: dict[int, ShardFile], rows: Bytes, base: int
     ) -> None:
-        """Copy bytes of files into rows, of which the first begins at `base` among all."""
+        """Copy file bytes into rows, which begin at byte `base` among all rows."""
         memory = rows.reshape(-1).data
-        current = {place: file.current() for place, file in files.items()}
-        for place, start, end, first_chunk, last_chunk, low, high in copies:
-            data, unread = current[place]
+        current = {shard: file.current() for shard, file in files.items()}
+        for shard, start, end, first_chunk, end_chunk, low, high in copies:
+            data, unread = current[shard]
             if start == PADDING:
-                part = self.shards[place][0].padding.bytes(high - low)
-            elif unread.find(1, first_chunk, last_chunk) < 0:
-                part = data[start:end]
+                source = self.shards[shard][0].padding.bytes(high - low)
+            elif unread.find(1, first_chunk, end_chunk) < 0:
+                source = data[start:end]
             else:
-                part = files[place].read(start, end).data
-            memory[low - base : high - base] = part
+                source = files[shard].read(start, end).data
+            memory[low - base : high - base] = source
 
-    def chunks(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Return the chunks that the rows [first, last) read: the place of the shard of each, and
-        its number there."""
-        places, chunks = self._chunks
-        part = _range(places, first * self.length, last * self.length)
-        distinct = np.unique(chunks[part])
+    def chunks(self, first: int, end: int) -> list[tuple[int, int]]:
+        """Return the chunks that the rows [first, end) read: index into `shards`, and chunk
+        number."""
+        positions, chunks = self._chunks
+        selected = _index_range(positions, first * self.length, end * self.length)
+        distinct = np.unique(chunks[selected])
         shards, numbers = distinct >> 32, distinct & 0xFFFF_FFFF
         return list(zip(shards.tolist(), numbers.tolist(), strict=True))
 
     @cached_property
     def _chunks(self) -> tuple[Int64, Int64]:
-        """The chunks that pieces read, after their first places, ascending. A chunk is the place of
-        its shard, times 2³², plus its number."""
-        places = np.concatenate([self.tokens.places, self.codes.places])
+        """The positions of pieces, ascending, and the chunks that they read, as
+        shard index · 2³² + chunk number."""
+        positions = np.concatenate([self.tokens.positions, self.codes.positions])
         columns = np.concatenate([self.tokens.columns, self.codes.columns])
-        stored = columns[:, 1] != PADDING
-        shards, _, _, firsts, lasts, *_ = columns[stored].T
-        counts = lasts - firsts
-        places = np.repeat(places[stored], counts)
-        order = places.argsort(kind="stable")
-        return places[order], (np.repeat(shards << 32, counts) + ranges(firsts, counts))[order]
+        is_stored = columns[:, 1] != PADDING
+        shards, _, _, first_chunks, end_chunks, *_ = columns[is_stored].T
+        counts = end_chunks - first_chunks
+        chunks = np.repeat(shards << 32, counts) + concatenate_ranges(first_chunks, counts)
+        positions = np.repeat(positions[is_stored], counts)
+        order = positions.argsort(kind="stable")
+        return positions[order], chunks[order]
 
-    def _file(self, place: int) -> ShardFile:
-        file = self.files.get(place)
+    def _file(self, shard: int) -> ShardFile:
+        file = self.files.get(shard)
         if file is None:
-            dataset, number = self.shards[place]
-            file = self.files[place] = dataset.open_shard(number).file
+            dataset, number = self.shards[shard]
+            file = self.files[shard] = dataset.open_shard(number).file
         return file
 
 
 @dataclass(frozen=True, eq=False)
-class SourceParts:
-    """The spans of one source that rows read, and their parts in its shards."""
+class SourceSpans:
+    """The spans that rows read from one source."""
 
     dataset: Dataset
-    chosen: Int64
-    """The places of its spans among those of all rows."""
-    parts: Sequence[ShardSpans]
+    span_ids: Int64
+    """Index into the spans of all rows."""
+    by_shard: Sequence[ShardSpans]
+    """The same spans, cut at shard boundaries."""
 
 
 @dataclass(frozen=True, eq=False)
-class Spread:
-    """Rows, spread over the shards that they lie in."""
+class SplitRows:
+    """Rows whose spans are split by source and shard."""
 
     located: RowLocations
     reads: TokenReads
-    sources: Sequence[SourceParts]
+    sources: Sequence[SourceSpans]
 
     @classmethod
-    def of(cls, located: RowLocations, dataset_of: Callable[[int], Dataset]) -> Spread:
-        """Spread rows; opens their datasets."""
+    def split(cls, located: RowLocations, get_dataset: Callable[[int], Dataset]) -> SplitRows:
+        """Split rows; opens their datasets."""
         reads = located.reads()
-        owners = located.sources[reads.rows]
+        span_sources = located.sources[reads.rows]
         sources = []
-        for source in np.unique(owners).tolist():
-            dataset, chosen = dataset_of(source), np.flatnonzero(owners == source)
-            parts = dataset.split(reads.starts[chosen], reads.ends[chosen])
-            sources.append(SourceParts(dataset, chosen, list(parts)))
+        for source in np.unique(span_sources).tolist():
+            dataset, span_ids = get_dataset(source), np.flatnonzero(span_sources == source)
+            by_shard = dataset.split(reads.starts[span_ids], reads.ends[span_ids])
+            sources.append(SourceSpans(dataset, span_ids, list(by_shard)))
         return cls(located, reads, sources)
 
     def closed_shards(self) -> list[tuple[Dataset, int]]:
-        """Return the shards that are not open: a dataset, and a number in it."""
-        shards = [(each.dataset, part.shard) for each in self.sources for part in each.parts]
+        """Return the shards that are not open: dataset, and shard number."""
         return [
-            (dataset, number) for dataset, number in shards if not dataset.get_open_shard(number)
+            (source.dataset, spans.shard)
+            for source in self.sources
+            for spans in source.by_shard
+            if not source.dataset.get_open_shard(spans.shard)
         ]
 
 
-def find(spread: Spread) -> RowPieces:
+def find_pieces(split_rows: SplitRows) -> RowPieces:
     """Find the pieces of rows; opens their shards."""
-    located, reads = spread.located, spread.reads
+    located, reads = split_rows.located, split_rows.reads
     length = located.length + 1
-    places = reads.rows * length + reads.offsets
+    positions = reads.rows * length + reads.offsets
     dtypes: list[np.dtype[Any]] = []
     tables: list[tuple[float, ...]] = []
-    kinds, table_kinds = (np.empty(len(located.rows), np.int64) for _ in range(2))
+    dtype_ids, table_ids = (np.empty(len(located.rows), np.int64) for _ in range(2))
     shards: list[tuple[Dataset, int]] = []
     files: dict[int, ShardFile] = {}
-    found = [(NONE, NONE, NONE, NONE, NONE)]
-    documents = [NONE]
-    for source in spread.sources:
-        dataset, chosen = source.dataset, source.chosen
-        begin, starts, ends = places[chosen], reads.starts[chosen], reads.ends[chosen]
-        rows = reads.rows[chosen]
-        kinds[rows] = _place(dataset.manifest.token_type, dtypes)
-        table_kinds[rows] = _place(dataset.manifest.weights or NO_CODES, tables)
-        for parts in source.parts:
-            shard = dataset.open_shard(parts.shard)
-            pieces = Pieces.of(shard, parts)
-            shifts = begin[parts.span_ids] + parts.first_token - starts[parts.span_ids]
-            owners = np.full(len(pieces.lows), len(shards))
-            firsts = pieces.lows + shifts[pieces.parts]
-            counts, codes = pieces.highs - pieces.lows, pieces.code_bytes(shard)
-            found.append((owners, firsts, pieces.bytes, counts, codes))
+    batches = [(NO_TOKENS, NO_TOKENS, NO_TOKENS, NO_TOKENS, NO_TOKENS)]
+    documents = [NO_TOKENS]
+    for source in split_rows.sources:
+        dataset, span_ids = source.dataset, source.span_ids
+        span_positions = positions[span_ids]
+        starts, ends = reads.starts[span_ids], reads.ends[span_ids]
+        rows = reads.rows[span_ids]
+        dtype_ids[rows] = _intern(dataset.manifest.token_type, dtypes)
+        table_ids[rows] = _intern(dataset.manifest.weights or NO_CODES, tables)
+        for spans in source.by_shard:
+            shard = dataset.open_shard(spans.shard)
+            pieces = ShardPieces.cut(shard, spans)
+            # Token of the shard + shift = position.
+            shifts = span_positions[spans.span_ids] + spans.first_token - starts[spans.span_ids]
+            batches.append(
+                (
+                    np.full(len(pieces.starts), len(shards)),
+                    pieces.starts + shifts[pieces.span_ids],
+                    pieces.bytes,
+                    pieces.ends - pieces.starts,
+                    pieces.code_bytes(shard),
+                )
+            )
             files[len(shards)] = shard.file
-            shards.append((dataset, parts.shard))
-            continued = starts[parts.span_ids] < parts.first_token
-            spans, tokens = _documents(shard, parts.starts + ~continued, parts.ends)
-            documents.append(tokens + shifts[spans])
-        # The last row of a packed view may read one token more than there are: it is padding.
+            shards.append((dataset, spans.shard))
+            continued = starts[spans.span_ids] < spans.first_token
+            owners, tokens = _document_starts(shard, spans.starts + ~continued, spans.ends)
+            documents.append(tokens + shifts[owners])
+        # The last row of a packed view may read a token beyond the dataset's end: it is padding.
         beyond = np.flatnonzero(ends > dataset.tokens)
         if len(beyond):
-            firsts = begin[beyond] + dataset.tokens - starts[beyond]
-            owners, padding = np.full(len(beyond), len(shards)), np.full(len(beyond), PADDING)
-            found.append((owners, firsts, padding, ends[beyond] - dataset.tokens, padding))
+            padding_starts = span_positions[beyond] + dataset.tokens - starts[beyond]
+            shard_ids, padding = np.full(len(beyond), len(shards)), np.full(len(beyond), PADDING)
+            counts = ends[beyond] - dataset.tokens
+            batches.append((shard_ids, padding_starts, padding, counts, padding))
             shards.append((dataset, len(dataset.shards) - 1))
-            documents.append(firsts)
-    every = np.stack([np.concatenate(column) for column in zip(*found, strict=True)])
-    owners, firsts, bytes, counts, codes = every[:, every[1].argsort(kind="stable")]
+            documents.append(padding_starts)
+    columns = np.stack([np.concatenate(column) for column in zip(*batches, strict=True)])
+    shard_ids, firsts, bytes, counts, codes = columns[:, columns[1].argsort(kind="stable")]
     widths = np.array([dtype.itemsize for dtype in dtypes], np.int64)
     row_bytes = length * int(widths.max(initial=0))
-    rows, inside = np.divmod(firsts, length)
-    width = widths[kinds[rows]]
-    padding, coded = bytes == PADDING, codes != PADDING
+    rows, offsets = np.divmod(firsts, length)
+    width = widths[dtype_ids[rows]]
+    is_padding, has_codes = bytes == PADDING, codes != PADDING
     return RowPieces(
         length=length,
         dtypes=dtypes,
-        kinds=kinds,
+        dtype_ids=dtype_ids,
         row_bytes=row_bytes,
         shards=shards,
         files=files,
         tables=[np.array(table, np.float32) for table in tables],
-        table_kinds=table_kinds,
-        tokens=Copies.of(firsts, owners, bytes, counts * width, rows * row_bytes + inside * width),
-        codes=Copies.of(*(column[coded] for column in (firsts, owners, codes, counts, firsts))),
-        padding=np.stack([firsts, firsts + counts], axis=1)[padding],
+        table_ids=table_ids,
+        tokens=ByteCopies.build(
+            firsts, shard_ids, bytes, counts * width, rows * row_bytes + offsets * width
+        ),
+        codes=ByteCopies.build(
+            *(column[has_codes] for column in (firsts, shard_ids, codes, counts, firsts))
+        ),
+        padding=np.stack([firsts, firsts + counts], axis=1)[is_padding],
         documents=np.sort(np.concatenate(documents)),
-        joints=places[reads.offsets > 0],
+        joints=positions[reads.offsets > 0],
     )
 
 
-def ranges(firsts: Int64, counts: Int64) -> Int64:
-    """Return the numbers [first, first + count) of each pair, one range after another."""
+def concatenate_ranges(firsts: Int64, counts: Int64) -> Int64:
+    """Return the numbers [first, first + count) for all pairs, range after range."""
     before = np.cumsum(counts) - counts
     numbers: Int64 = np.repeat(firsts - before, counts) + np.arange(counts.sum())
     return numbers
 
 
-def _range(places: Int64, first: int, last: int) -> slice:
-    """Return the range of ascending places that lie in [first, last)."""
-    return slice(*places.searchsorted((first, last)).tolist())
+def _index_range(positions: Int64, start: int, end: int) -> slice:
+    """Return the indices of ascending positions that lie in [start, end)."""
+    return slice(*positions.searchsorted((start, end)).tolist())
 
 
-def _place(value: T, values: list[T]) -> int:
-    """Return the place of a value among others; append it if it is new."""
+def _intern(value: T, values: list[T]) -> int:
+    """Return a value's index in `values`; append it if it is new."""
     if value not in values:
         values.append(value)
     return values.index(value)
 
 
-def _documents(shard: OpenShard, lows: Int64, highs: Int64) -> tuple[Int64, Int64]:
-    """Return the tokens in [low, high) at which documents or padding begin, after the index of
-    their range."""
+def _document_starts(shard: OpenShard, starts: Int64, ends: Int64) -> tuple[Int64, Int64]:
+    """Return the tokens where documents or padding begin in ranges [start, end): range index, and
+    token."""
     padding = shard.layout.padding
-    owners, tokens = _between(shard.layout.document_starts[:-1], lows, highs)
+    owners, tokens = _select_tokens(shard.layout.document_starts[:-1], starts, ends)
     if padding is None:
         return owners, tokens
-    gap_owners, gaps = _between(padding[:, 0], lows, highs)
-    return np.concatenate([owners, gap_owners]), np.concatenate([tokens, gaps])
+    padding_owners, padding_tokens = _select_tokens(padding[:, 0], starts, ends)
+    return np.concatenate([owners, padding_owners]), np.concatenate([tokens, padding_tokens])
 
 
-def _between(starts: Int64, lows: Int64, highs: Int64) -> tuple[Int64, Int64]:
-    """Return the ascending starts in [low, high), after the index of their range."""
-    # Equal types: otherwise all starts would be converted first.
-    first, last = (starts.searchsorted(ends.astype(starts.dtype)) for ends in (lows, highs))
-    owners = np.repeat(np.arange(len(lows)), last - first)
-    return owners, starts[ranges(first, last - first)].astype(np.int64)
+def _select_tokens(tokens: Int64, starts: Int64, ends: Int64) -> tuple[Int64, Int64]:
+    """Select those among ascending tokens that lie in ranges [start, end): range index, and
+    token."""
+    # Equal types: otherwise all tokens would be converted first.
+    first, end = (tokens.searchsorted(bounds.astype(tokens.dtype)) for bounds in (starts, ends))
+    owners = np.repeat(np.arange(len(starts)), end - first)
+    return owners, tokens[concatenate_ranges(first, end - first)].astype(np.int64)

@@ -1,12 +1,12 @@
-"""The loader: the micro-batches of one data-parallel rank, step by step.
+"""The loader: micro-batches for a data-parallel rank, step by step.
 
-The plan decides the rows of a step; each rank takes a contiguous range of them. The numbers of
-ranks, workers and micro-batches decide who reads a row, never which rows a step has.
+The plan decides a step's rows; a rank takes a contiguous range. The numbers of ranks, workers and
+micro-batches decide who reads a row, never which rows a step has.
 
-    step → its rows → this rank's rows → micro-batches of `micro_batch` rows, padded to that size
+    step → rows → this rank's rows → micro-batches with `micro_batch` rows, padded to that size
 
-A thread reads groups of steps ahead (read_ahead.py). A process that did so would import numpy, walk
-the order, and map chunks once more: that takes as much CPU time as reading 100 MB.
+A thread reads groups of steps ahead (read_ahead.py). A process would import numpy, compute the
+order, and map chunks a second time, at the CPU cost of reading 100 MB.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ...console.errors import ConfigError, ConfigProblem
 from ..arrays import Int64
 from ..datasets.cache import Cache
 from ..order.plan import Plan
-from .rank_rows import GROUP_BYTES, RankReader, RankRows, RowGroup
+from .rank_rows import GROUP_BYTES, LoadedGroup, RankReader, RankRows
 from .read_ahead import read_ahead
 
 if TYPE_CHECKING:
@@ -35,43 +35,44 @@ ToTensor = Callable[[npt.NDArray[Any]], "torch.Tensor"]
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """A micro-batch: `B` rows of `L` tokens."""
+    """A micro-batch: B rows with L tokens."""
 
     tokens: torch.Tensor
-    """int64 [B, L]; with context parallelism [B, L / N], this rank's part of each row."""
+    """int64 [B, L]; with context parallelism [B, L / N], this rank's columns."""
     targets: torch.Tensor
-    """int64, shape of `tokens`."""
+    """int64, shape as `tokens`."""
     weights: torch.Tensor
-    """float32, shape of `tokens`; 0 for masked targets and in padding rows."""
+    """float32, shape as `tokens`; 0 for masked targets and in padding rows."""
     cu_seqlens: torch.Tensor
-    """int32: document starts in the B·L tokens laid side by side, then B·L. Covers whole rows on
-    every context rank, because documents cross the cuts."""
+    """int32 [documents + 1] Document starts in the B·L tokens laid side by side, then B·L. Covers
+    whole rows on every context rank, because documents cross the cuts."""
     rows: Int64
     """Row numbers in the stream; PADDING in padding rows."""
     sources: npt.NDArray[np.int32]
     """Indices into the plan's sources."""
     digests: list[bytes]
-    """16 bytes for each row that is not padding, in order."""
-    part: slice
-    """The places of a row that this context rank has, of L."""
+    """16 bytes per row, in order, without padding rows."""
+    columns: slice
+    """The columns in [0, L) that this context rank holds."""
 
     @property
     def positions(self) -> torch.Tensor:
-        """int32, shape of `tokens`: each token's position in its document's fragment in the row."""
+        """int32, shape as `tokens`: position in the document's fragment in this row."""
         import torch
 
         bounds = self.cu_seqlens.numpy()
         places = np.arange(bounds[-1], dtype=np.int32) - np.repeat(bounds[:-1], np.diff(bounds))
-        return torch.from_numpy(places).view(len(self.tokens), -1)[:, self.part]
+        return torch.from_numpy(places).view(len(self.tokens), -1)[:, self.columns]
 
 
 class Loader:
-    """Iterates over the plan's steps from `start_step` on. Each item is a list of micro-batches;
-    the number is equal on all ranks. A context rank gets a contiguous part of every row.
+    """Iterates over the plan's steps from `start_step` on. An item is a list of micro-batches, as
+    many on all ranks. A context rank gets contiguous columns of every row.
 
     A thread reads up to `workers` groups of rows ahead while the caller computes; 0 reads within
-    the step. Its errors are raised at the step that needs the rows. `pin_memory` copies batches
-    into pinned memory, and `digests` hashes each row for the ledger.
+    the step. Read errors are raised at the step that needs the rows, a thread's own fault at the
+    next step. `pin_memory` copies batches into pinned memory, and `digests` hashes rows for the
+    ledger.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Loader:
         cache: Cache | None = None,
         group_bytes: int = GROUP_BYTES,
     ) -> None:
-        """Rows are read in groups of steps whose arrays take about `group_bytes`."""
+        """Steps are read in groups whose arrays take about `group_bytes`."""
         problems = []
         if not 0 <= rank < world or micro_batch < 1 or workers < 0:
             problem = f"rank {rank} of {world}, {micro_batch} rows a micro-batch, {workers} workers"
@@ -112,12 +113,12 @@ class Loader:
             problems.append(ConfigProblem("pin_memory", "no CUDA device was found"))
         if problems:
             raise ConfigError("the loader", problems)
-        first = plan.first_step if start_step is None else start_step
+        first_step = plan.first_step if start_step is None else start_step
         self.rank_rows = RankRows(
             plan=plan,
             rank=rank,
             world=world,
-            start_step=first,
+            start_step=first_step,
             digests=digests,
             group_bytes=group_bytes,
         )
@@ -136,52 +137,63 @@ class Loader:
             for steps in read_ahead(map(self._steps, reader.groups()), self.workers):
                 yield from steps
 
-    def _steps(self, read: RowGroup) -> list[list[Batch]]:
+    def _steps(self, group: LoadedGroup) -> list[list[Batch]]:
         """Split a group into steps of micro-batches; all ranks get equal numbers."""
         import torch
 
         tensor = _pinned if self.pin_memory else torch.from_numpy
-        phase, rows = read.group.phase, len(read.group.share)
-        most = -(-phase.batch_rows // self.rank_rows.world)
-        firsts = np.arange(0, most, self.micro_batch)
-        inside = np.minimum([firsts, firsts + self.micro_batch], rows)
-        ranges = inside + rows * np.arange(len(read.group.steps))[:, None, None]
-        bounds = read.labels.boundaries.searchsorted(ranges * phase.seq_len)
+        phase, num_rows = group.step_group.phase, len(group.step_group.share)
+        max_rows = -(-phase.batch_rows // self.rank_rows.world)
+        starts = np.arange(0, max_rows, self.micro_batch)
+        step_ranges = np.minimum([starts, starts + self.micro_batch], num_rows)
+        # row_ranges, bounds [steps, 2, micro-batches]
+        row_ranges = step_ranges + num_rows * np.arange(len(group.step_group.steps))[:, None, None]
+        bounds = group.labels.boundaries.searchsorted(row_ranges * phase.seq_len)
         return [
             [
-                self._batch(read, slice(*rows), slice(low, high + 1), tensor)
-                for rows, (low, high) in zip(step.T.tolist(), places.T.tolist(), strict=True)
+                self._batch(group, slice(*rows), slice(first, last + 1), tensor)
+                for rows, (first, last) in zip(
+                    step_rows.T.tolist(), step_bounds.T.tolist(), strict=True
+                )
             ]
-            for step, places in zip(ranges, bounds, strict=True)
+            for step_rows, step_bounds in zip(row_ranges, bounds, strict=True)
         ]
 
-    def _batch(self, read: RowGroup, chosen: slice, bounds: slice, tensor: ToTensor) -> Batch:
-        """Return rows of a group as a micro-batch, padded to its size. `bounds` are those of its
-        documents in the group's."""
-        labels = read.labels
-        rows, sources = labels.rows[chosen], labels.sources[chosen]
-        tokens, weights = read.arrays.tokens[chosen], read.arrays.weights[chosen]
-        length = read.group.phase.seq_len
-        starts = labels.boundaries[bounds] - chosen.start * length
-        missing = self.micro_batch - len(rows)
-        if missing:
+    def _batch(
+        self, group: LoadedGroup, row_slice: slice, bounds: slice, tensor: ToTensor
+    ) -> Batch:
+        """Return rows from a group as a micro-batch, padded to `micro_batch` rows. `bounds` selects
+        the rows' document boundaries."""
+        labels = group.labels
+        rows, sources = labels.rows[row_slice], labels.sources[row_slice]
+        tokens, weights = group.arrays.tokens[row_slice], group.arrays.weights[row_slice]
+        length = group.step_group.phase.seq_len
+        starts = labels.boundaries[bounds] - row_slice.start * length
+        num_padding = self.micro_batch - len(rows)
+        if num_padding:
             ends = np.arange(len(rows) + 1, self.micro_batch + 1) * length
             starts = np.concatenate([starts, ends])
-            rows, sources = _padded(rows, missing, PADDING), _padded(sources, missing, 0)
-            tokens, weights = _padded(tokens, missing, 0), _padded(weights, missing, 0)
-        part = slice(
+            rows, sources = (
+                _append_padding(rows, num_padding, PADDING),
+                _append_padding(sources, num_padding, 0),
+            )
+            tokens, weights = (
+                _append_padding(tokens, num_padding, 0),
+                _append_padding(weights, num_padding, 0),
+            )
+        columns = slice(
             self.context_rank * length // self.context_size,
             (self.context_rank + 1) * length // self.context_size,
         )
         return Batch(
-            tokens=tensor(tokens[:, part]),
-            targets=tensor(tokens[:, part.start + 1 : part.stop + 1]),
-            weights=tensor(weights[:, part]),
+            tokens=tensor(tokens[:, columns]),
+            targets=tensor(tokens[:, columns.start + 1 : columns.stop + 1]),
+            weights=tensor(weights[:, columns]),
             cu_seqlens=tensor(starts.astype(np.int32)),
             rows=rows,
             sources=sources,
-            digests=labels.digests[chosen],
-            part=part,
+            digests=labels.digests[row_slice],
+            columns=columns,
         )
 
 
@@ -198,6 +210,6 @@ def _pinned(array: npt.NDArray[Any]) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
 
 
-def _padded(values: npt.NDArray[Any], missing: int, padding: int) -> npt.NDArray[Any]:
-    """Return the array with `missing` rows of padding appended."""
-    return np.concatenate([values, np.full((missing, *values.shape[1:]), padding, values.dtype)])
+def _append_padding(values: npt.NDArray[Any], num_rows: int, padding: int) -> npt.NDArray[Any]:
+    """Return the array with padding rows appended."""
+    return np.concatenate([values, np.full((num_rows, *values.shape[1:]), padding, values.dtype)])

@@ -1,9 +1,9 @@
-"""The rows of one data-parallel rank, read in groups of steps.
+"""Rows of a data-parallel rank, read in groups of steps.
 
-    step → its rows → this rank's rows
+    step → rows → this rank's rows
 
-The plan decides the rows of a step; each rank takes a contiguous range of them. Short steps are
-read several at a time, to spread the fixed cost of a read.
+The plan decides a step's rows; a rank takes a contiguous range. Short steps are read in groups, to
+spread the fixed cost of reading.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from ..datasets.cache import Cache
 from ..order.plan import Phase, Plan
 from ..order.stream import RowLocations
 from .prefetch import Prefetcher
-from .rows import FoundRows, RowArrays, RowReader
+from .rows import PendingRows, RowArrays, RowReader
 
 GROUP_BYTES = 2 << 20
-"""Bytes of the arrays of a group: they stay in a core's cache from their write to their read."""
-TOKEN_BYTES = 12
+"""Array bytes per group: small enough to stay in a core's cache from write to read."""
+TOKEN_ARRAY_BYTES = 12
 """Bytes per token: an int64 id and the float32 weight of a target."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankRows:
-    """The rows of one rank in every step from `start_step` on."""
+    """A rank's rows, in every step from `start_step` on."""
 
     plan: Plan
     rank: int
@@ -38,41 +38,43 @@ class RankRows:
     start_step: int
     digests: bool
     group_bytes: int
-    """Bytes of the arrays of a group; more only if a single step has more."""
+    """Array bytes per group, exceeded only by a single step."""
 
-    def groups(self) -> Iterator[Group]:
-        """Yield all steps in groups, each within one phase. The first groups are short, so that
-        training starts early."""
-        limit = 1
+    def groups(self) -> Iterator[StepGroup]:
+        """Yield all steps in groups. A group lies within a phase; the first groups are short, so
+        that training starts early."""
+        max_steps = 1
         for phase in self.plan.phases:
             share = range(
                 phase.batch_rows * self.rank // self.world,
                 phase.batch_rows * (self.rank + 1) // self.world,
             )
-            fit = max(1, self.group_bytes // max(1, len(share) * (phase.seq_len + 1) * TOKEN_BYTES))
-            first, last = max(phase.first_step, self.start_step), phase.end_step
-            while first < last:
-                count = min(limit, fit, last - first)
-                yield Group(phase, range(first, first + count), share)
-                first += count
-                limit = min(2 * limit, fit)
+            max_fitting = max(
+                1, self.group_bytes // max(1, len(share) * (phase.seq_len + 1) * TOKEN_ARRAY_BYTES)
+            )
+            first, end = max(phase.first_step, self.start_step), phase.end_step
+            while first < end:
+                num_steps = min(max_steps, max_fitting, end - first)
+                yield StepGroup(phase, range(first, first + num_steps), share)
+                first += num_steps
+                max_steps = min(2 * max_steps, max_fitting)
 
 
 @dataclass(frozen=True)
-class Group:
-    """Consecutive steps of a phase, of which a rank reads its rows together."""
+class StepGroup:
+    """Consecutive steps in a phase, whose rows a rank reads together."""
 
     phase: Phase
     steps: range
     share: range
-    """This rank's rows among those of a step."""
+    """This rank's rows, counted within a step."""
 
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self.steps) * len(self.share)
 
     def rows(self) -> Int64:
-        """Return the numbers of the rows in the stream."""
+        """Return row numbers in the stream."""
         phase = self.phase
         steps = np.arange(self.steps.start, self.steps.stop, dtype=np.int64) - phase.first_step
         firsts = phase.first_row + steps * phase.batch_rows + self.share.start
@@ -80,8 +82,8 @@ class Group:
 
 
 @dataclass(frozen=True, eq=False)
-class Labels:
-    """Per-row metadata of a group (no [rows, length] arrays)."""
+class GroupLabels:
+    """Metadata per row in a group (no [rows, length] arrays)."""
 
     rows: Int64
     """Row numbers in the stream."""
@@ -92,17 +94,17 @@ class Labels:
 
 
 @dataclass(frozen=True, eq=False)
-class RowGroup:
-    """The rows of a group, read."""
+class LoadedGroup:
+    """A group whose rows were read."""
 
-    group: Group
+    step_group: StepGroup
     arrays: RowArrays
-    labels: Labels
+    labels: GroupLabels
 
 
 class RankReader:
-    """Reads the groups of a rank. From the first group with a row in a remote dataset on, remote
-    shards are prefetched."""
+    """TokenReads a rank's groups. Prefetching starts at the first group with rows in a remote
+    dataset."""
 
     def __init__(self, rank_rows: RankRows, cache: Cache | None = None) -> None:
         self.rank_rows = rank_rows
@@ -110,34 +112,36 @@ class RankReader:
         self.reader = RowReader(rank_rows.plan, cache=self.cache)
         self._prefetcher: Prefetcher | None = None
 
-    def groups(self) -> Iterator[RowGroup]:
+    def groups(self) -> Iterator[LoadedGroup]:
         """Read the groups in order."""
-        blocks: Iterator[FoundRows] = self.reader.find_blocks(
+        blocks: Iterator[PendingRows] = self.reader.find_blocks(
             group.rows() for group in self.rank_rows.groups() if len(group)
         )
         for group in self.rank_rows.groups():
             if not len(group):
-                found = self.reader.find(RowLocations.empty(group.phase.seq_len))
+                pending = self.reader.find(RowLocations.empty(group.phase.seq_len))
             else:
-                found = next(blocks)
-                if self._prefetcher is None and self.reader.is_remote(found.located):
-                    blocks = self._prefetcher = Prefetcher(chain([found], blocks), self.cache)
-                    found = next(blocks)
-            yield self._read(group, found)
+                pending = next(blocks)
+                if self._prefetcher is None and self.reader.is_remote(pending.located):
+                    blocks = self._prefetcher = Prefetcher(chain([pending], blocks), self.cache)
+                    pending = next(blocks)
+            yield self._read(group, pending)
 
-    def _read(self, group: Group, found: FoundRows) -> RowGroup:
-        block = self.reader.read(found, digests=self.rank_rows.digests)
+    def _read(self, group: StepGroup, pending: PendingRows) -> LoadedGroup:
+        block = self.reader.read(pending, digests=self.rank_rows.digests)
         rows, length = block.arrays.weights.shape
         boundaries = np.arange(0, rows * length + 1, length)
         if self.rank_rows.plan.isolate_documents:
             starts = block.document_starts
-            inside = starts[starts % length != 0]  # place L of a row is place 0 of the next
-            boundaries = np.sort(np.concatenate([boundaries, inside]))
+            document_starts = starts[
+                starts % length != 0
+            ]  # place L of a row is place 0 of the next
+            boundaries = np.sort(np.concatenate([boundaries, document_starts]))
         if rows and self._prefetcher:
-            self._prefetcher.done()
-        located = found.located
-        labels = Labels(located.rows, located.sources, boundaries, block.digests)
-        return RowGroup(group, block.arrays, labels)
+            self._prefetcher.finish_block()
+        located = pending.located
+        labels = GroupLabels(located.rows, located.sources, boundaries, block.digests)
+        return LoadedGroup(group, block.arrays, labels)
 
     def close(self) -> None:
         if self._prefetcher:

@@ -1,12 +1,12 @@
-"""Results made ahead of their consumer, by a thread that works while the consumer is away.
+"""Results computed ahead of a consumer, by a thread that works while the consumer is away.
 
-A consumer that asks for more makes the next result itself: two threads that need Python's lock at a
-time take longer than one, because each hand-over empties the caches of a core. So the thread begins
-when the consumer has not asked for PAUSE seconds, and stops when it asks again. A loop that trains
-finds its results ready. A loop that does nothing else is as quick as without the thread, which
-looks more and more rarely whether the consumer is away, because each look takes Python's lock.
+A consumer that asks for more computes the next result itself: two threads that need Python's lock
+are slower than one, because every hand-over empties a core's caches. So the thread begins when the
+consumer has not asked for MIN_PAUSE seconds, and stops when it asks again. A training loop finds
+results ready. A loop that only reads is as quick as without the thread, which checks ever more
+rarely whether the consumer is away, because a check takes Python's lock.
 
-The thread is a daemon: at exit, Python waits for all others.
+The thread is a daemon: at exit, Python waits for other threads.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-PAUSE, LONGEST = 0.005, 0.08
-"""Seconds until the thread looks again: at first, which is when Python takes its lock from a thread
-that others wait for, and after many looks at a consumer that is not away."""
+MIN_PAUSE, MAX_PAUSE = 0.005, 0.08
+"""Seconds between the thread's checks: at first (Python's switch interval), and after many checks
+that found the consumer present."""
 
 
 @dataclass(frozen=True)
-class _End:
-    """The end of the results, or the error that ended them."""
+class _EndOfResults:
+    """The end, or the error that ended the results."""
 
     error: BaseException | None = None
 
 
-def read_ahead(results: Iterator[T], most: int, pause: float = PAUSE) -> Iterator[T]:
-    """Yield the results in order, of which at most `most` are made ahead. The iterator is advanced
-    by one thread at a time, while the consumer has been away for `pause` seconds."""
-    if not most:
+def read_ahead(results: Iterator[T], max_ahead: int, pause: float = MIN_PAUSE) -> Iterator[T]:
+    """Yield results in order, at most `max_ahead` computed ahead, while the consumer has been away
+    for `pause` seconds. Only one thread at a time advances the iterator."""
+    if not max_ahead:
         yield from results
         return
-    ahead = _Ahead(results, most, pause)
+    ahead = _ResultQueue(results, max_ahead, pause)
     try:
-        while not isinstance(result := ahead.take(), _End):
+        while not isinstance(result := ahead.take(), _EndOfResults):
             yield result
         if result.error:
             raise result.error
@@ -50,51 +50,51 @@ def read_ahead(results: Iterator[T], most: int, pause: float = PAUSE) -> Iterato
         ahead.signals.put(False)
 
 
-class _Ahead(Generic[T]):
+class _ResultQueue(Generic[T]):
     """The results between the consumer and the thread."""
 
-    def __init__(self, results: Iterator[T], most: int, pause: float) -> None:
-        self.results, self.most, self.pause = results, most, pause
-        self.ready: deque[T | _End] = deque()
-        self.making = threading.Lock()
+    def __init__(self, results: Iterator[T], max_ahead: int, pause: float) -> None:
+        self.results, self.max_ahead, self.pause = results, max_ahead, pause
+        self.ready: deque[T | _EndOfResults] = deque()
+        self.computing = threading.Lock()
         self.asking = self.full = False
         self.asked = time.monotonic()
-        """When the consumer was last given a result."""
+        """When the consumer last received a result."""
         self.signals: SimpleQueue[bool] = SimpleQueue()
         """True says that the consumer asks again; False ends the thread."""
         threading.Thread(target=self._work, name="headrace-read", daemon=True).start()
 
-    def take(self) -> T | _End:
-        """Return the next result, made ahead or now."""
+    def take(self) -> T | _EndOfResults:
+        """Return the next result, computed ahead or now."""
         self.asking = True
         if self.full:
             self.full = False
             self.signals.put(True)
         if not self.ready:
-            with self.making:  # the thread may have begun to make it
+            with self.computing:  # the thread may have begun to compute it
                 if not self.ready:
-                    self._make()
+                    self._compute()
         result = self.ready.popleft()
         self.asked, self.asking = time.monotonic(), False
         return result
 
-    def _make(self) -> None:
+    def _compute(self) -> None:
         try:
-            self.ready.append(next(self.results, _End()))
+            self.ready.append(next(self.results, _EndOfResults()))
         except BaseException as error:  # the consumer raises it
-            self.ready.append(_End(error))
+            self.ready.append(_EndOfResults(error))
 
     def _work(self) -> None:
         pause = self.pause
-        while self._waited(pause):
-            pause = self.pause if self._is_away() else min(2 * pause, LONGEST)
-            while len(self.ready) < self.most and self._is_away():
-                with self.making:
-                    self._make()
-            self.full = len(self.ready) >= self.most
+        while self._wait(pause):
+            pause = self.pause if self._is_away() else min(2 * pause, MAX_PAUSE)
+            while len(self.ready) < self.max_ahead and self._is_away():
+                with self.computing:
+                    self._compute()
+            self.full = len(self.ready) >= self.max_ahead
 
-    def _waited(self, pause: float) -> bool:
-        """Wait until there is room, and then for `pause` seconds; False at the end."""
+    def _wait(self, pause: float) -> bool:
+        """Wait for room, and then `pause` seconds; False at the end."""
         if self.full and not self.signals.get():
             return False
         with suppress(Empty):

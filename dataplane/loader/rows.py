@@ -1,13 +1,13 @@
-"""Rows: the tokens of the stream's rows, their documents and their loss weights.
+"""Rows: tokens, documents and loss weights.
 
-A row reads L + 1 tokens: L inputs, and the same shifted by one as targets. A target that is the
-first token of another document is masked: no input of its document precedes it.
+A row reads L + 1 tokens: L inputs, and the same shifted by one as targets. A target that begins
+another document is masked: no input from its document precedes it.
 
-A row of several spans (order/epochs) reads them one after another, and the token after the last.
-The next span begins like a document, and its first token is always a masked target.
+A row with several spans (order/epochs) reads them one after another, then the token after the last.
+A further span begins like a document, and its first token is always a masked target.
 
-Rows are found first, which needs no token. Then they are read in two steps: their bytes are
-verified and gathered as they are stored; and one call widens all ids to int64.
+Rows are found first, without reading tokens. Reading takes two steps: bytes are verified and
+gathered as stored, then a single call widens all ids to int64.
 """
 
 from __future__ import annotations
@@ -25,69 +25,68 @@ from ..datasets.open_shard import OpenShards
 from ..order.plan import Plan
 from ..order.stream import RowLocations, Stream
 from ..storage.storage import is_local
-from .buffers import Buffers
-from .gather import RowPieces, Spread, find
+from .buffers import BufferPool
+from .gather import RowPieces, SplitRows, find_pieces
 from .row_weights import Float32
-from .together import together
+from .together import run_parallel
 
 
 @dataclass(frozen=True, eq=False)
 class RowArrays:
-    """Arrays that rows are written into."""
+    """Output arrays for rows."""
 
     tokens: Int64
     """[n, L + 1]"""
     weights: Float32
-    """[n, L]: loss weight of each target."""
+    """[n, L] Loss weights of targets."""
 
     @classmethod
-    def of(cls, rows: int, length: int, buffers: Buffers) -> RowArrays:
-        """Return arrays in memory of `buffers`; their values are undefined."""
-        tokens, weights = rows * (length + 1) * 8, rows * length * 4
-        memory = buffers.take(tokens + weights)
+    def allocate(cls, num_rows: int, length: int, buffers: BufferPool) -> RowArrays:
+        """Return uninitialized arrays, in memory from `buffers`."""
+        token_bytes, weight_bytes = num_rows * (length + 1) * 8, num_rows * length * 4
+        memory = buffers.take(token_bytes + weight_bytes)
         return cls(
-            memory[:tokens].view(np.int64).reshape(rows, length + 1),
-            memory[tokens:].view(np.float32).reshape(rows, length),
+            memory[:token_bytes].view(np.int64).reshape(num_rows, length + 1),
+            memory[token_bytes:].view(np.float32).reshape(num_rows, length),
         )
 
 
 @dataclass(frozen=True, eq=False)
-class FoundRows:
-    """Rows whose bytes were found, and not yet read."""
+class PendingRows:
+    """Rows whose bytes were found but not yet read."""
 
     located: RowLocations
     pieces: RowPieces
-    """Those of all rows that were located together with these."""
+    """For all rows that were located together with these."""
 
 
 @dataclass(frozen=True, eq=False)
 class RowBlock:
-    """Rows, read."""
+    """Rows that were read."""
 
     located: RowLocations
     arrays: RowArrays
     document_starts: Int64
-    """Starts of documents and of further spans in the rows laid side by side: place p of row n is
-    n·L + p, with p in [1, L]."""
+    """Positions n·L + p, p in [1, L], where documents and further spans begin: place p in row n."""
     digests: list[bytes]
-    """Digest of each row's stored tokens, the last target included; empty if not requested."""
+    """Per row, over the stored tokens, the last target included; empty if not requested."""
 
 
 class RowReader:
-    """Reads the rows of a plan."""
+    """TokenReads a plan's rows."""
 
     def __init__(
         self, plan: Plan, *, cache: Cache | None = None, stream: Stream | None = None
     ) -> None:
-        """Pass the plan's `stream` if it exists: for many sources it takes time to compute."""
+        """Pass the plan's `stream` if it exists: for many sources it takes long to compute."""
         self.plan = plan
         self.stream = stream or Stream(plan)
         self.cache = cache
         self.opened: dict[int, Dataset] = {}
-        """By the index of the source."""
+        """Open datasets, by source index."""
         self._opening = [threading.Lock() for _ in plan.sources]
         self._open_shards = OpenShards()
-        self._buffers = Buffers()
+        self._buffers = BufferPool()
         self._local_sources: set[int] = set()
 
     def dataset(self, source: int) -> Dataset:
@@ -105,54 +104,55 @@ class RowReader:
         return self.opened[source]
 
     def is_remote(self, located: RowLocations) -> bool:
-        """True if rows lie in a remote dataset. The URL of a source may not say so: the tokens of a
-        local view can be in a store."""
-        fresh = set(located.sources.tolist()) - self._local_sources
-        if not all(is_local(self.plan.sources[source].url) for source in fresh):
+        """Return True if rows lie in a remote dataset. A source's URL may not tell: a local view's
+        tokens can be in a store."""
+        new_sources = set(located.sources.tolist()) - self._local_sources
+        if not all(is_local(self.plan.sources[source].url) for source in new_sources):
             return True
-        if not all(is_local(self.dataset(source).shards_url) for source in fresh):
+        if not all(is_local(self.dataset(source).shards_url) for source in new_sources):
             return True
-        self._local_sources |= fresh
+        self._local_sources |= new_sources
         return False
 
-    def find_blocks(self, blocks: Iterable[Int64]) -> Iterator[FoundRows]:
-        """Find blocks of rows, each of one length; many rows are found by one call."""
-        found: FoundRows | None = None
+    def find_blocks(self, blocks: Iterable[Int64]) -> Iterator[PendingRows]:
+        """Find blocks of rows, many rows per call. A block's rows have the same length."""
+        pending: PendingRows | None = None
         for located in self.stream.locate_blocks(blocks):
-            if found is None or located.batch is not found.located.batch:
-                found = self.find(located)
-            yield FoundRows(located, found.pieces)
+            if pending is None or located.batch is not pending.located.batch:
+                pending = self.find(located)
+            yield PendingRows(located, pending.pieces)
 
-    def find(self, located: RowLocations) -> FoundRows:
-        """Find the pieces of all rows that were located together with these; opens their datasets
-        and shards, those in a store many at a time, because each takes several requests."""
-        whole = located.batch or located
-        remote = self.is_remote(whole)
+    def find(self, located: RowLocations) -> PendingRows:
+        """Find the pieces of these rows and of all rows located together with them. Opens datasets
+        and shards, in parallel if they are remote: opening takes several requests."""
+        batch = located.batch or located
+        remote = self.is_remote(batch)
         if remote:
-            sources = np.unique(whole.sources).tolist()
-            together(self.dataset, [source for source in sources if source not in self.opened])
-        spread = Spread.of(whole, self.dataset)
+            sources = np.unique(batch.sources).tolist()
+            run_parallel(self.dataset, [source for source in sources if source not in self.opened])
+        split_rows = SplitRows.split(batch, self.dataset)
         if remote:
-            together(lambda shard: shard[0].open_shard(shard[1]), spread.closed_shards())
-        return FoundRows(located, find(spread))
+            run_parallel(lambda shard: shard[0].open_shard(shard[1]), split_rows.closed_shards())
+        return PendingRows(located, find_pieces(split_rows))
 
-    def read(self, found: FoundRows, *, digests: bool = True) -> RowBlock:
-        """Read rows that were found."""
-        located, pieces = found.located, found.pieces
+    def read(self, pending: PendingRows, *, digests: bool = True) -> RowBlock:
+        """Read and verify rows."""
+        located, pieces = pending.located, pending.pieces
         length = located.length
-        arrays = RowArrays.of(len(located.rows), length, self._buffers)
-        width = length + 1
-        first, last = located.first, located.first + len(located.rows)
-        stored, weights = pieces.read(first, last)
+        arrays = RowArrays.allocate(len(located.rows), length, self._buffers)
+        first, end = located.first, located.first + len(located.rows)
+        stored, weights = pieces.read(first, end)
         stored.widen(arrays.tokens)
         weights.write(arrays.weights)
+        row_tokens = length + 1
+        bounds = first * row_tokens, end * row_tokens
         starts, joints = (
-            places[slice(*places.searchsorted((first * width, last * width)))] - first * width
-            for places in (pieces.documents, pieces.joints)
+            positions[slice(*positions.searchsorted(bounds))] - bounds[0]
+            for positions in (pieces.documents, pieces.joints)
         )
-        if len(joints):  # a document may begin there
+        if len(joints):  # a document may begin there, too
             starts = np.union1d(starts, joints)
         masked = starts if self.plan.isolate_documents else joints
-        masked, starts = (places - places // width for places in (masked, starts))
+        masked, starts = (positions - positions // row_tokens for positions in (masked, starts))
         arrays.weights.reshape(-1)[masked - 1] = 0.0
         return RowBlock(located, arrays, starts, stored.digests() if digests else [])

@@ -1,7 +1,7 @@
-"""The tokens of rows as shards store them, gathered in one place.
+"""Rows as shards store them, gathered in a single array.
 
-A call of numpy for each row costs more than the row's bytes. So rows are gathered by copies of
-memory, which know nothing of types; then one call widens all of them.
+A numpy call per row costs more than the row's bytes. So rows are gathered by untyped memory copies,
+and then a single call widens all ids.
 """
 
 from __future__ import annotations
@@ -18,27 +18,29 @@ from ..runlog.ledger import DIGEST_BYTES
 
 @dataclass(frozen=True, eq=False)
 class StoredRows:
-    """Rows of equal length."""
+    """Rows with equal length, and possibly different id types."""
 
     memory: Bytes
-    """[rows, bytes]: a row of a narrow type does not fill its place."""
+    """[rows, bytes]; a narrow type leaves the end unused."""
     length: int
-    """Tokens of a row, the last target included."""
+    """Tokens per row, the last target included."""
     dtypes: list[np.dtype[Any]]
-    kinds: Int64
-    """The place of each row's type among `dtypes`."""
+    dtype_ids: Int64
+    """[rows] Index into `dtypes`."""
 
     def widen(self, out: Int64) -> None:
-        """Copy the tokens into an array [rows, length]."""
-        for kind, dtype in enumerate(self.dtypes):
-            chosen = slice(None) if len(self.dtypes) == 1 else self.kinds == kind
-            out[chosen] = self.memory[chosen, : self.length * dtype.itemsize].view(dtype)
+        """Copy the tokens into `out` [rows, length]."""
+        for dtype_id, dtype in enumerate(self.dtypes):
+            rows = slice(None) if len(self.dtypes) == 1 else self.dtype_ids == dtype_id
+            out[rows] = self.memory[rows, : self.length * dtype.itemsize].view(dtype)
 
     def digests(self) -> list[bytes]:
-        """Return the digest of each row's tokens."""
-        data, place = self.memory.reshape(-1).data, self.memory.shape[1]
+        """Return a digest per row, over the stored tokens."""
+        data, row_bytes = self.memory.reshape(-1).data, self.memory.shape[1]
         sizes = np.array([dtype.itemsize * self.length for dtype in self.dtypes], np.int64)
         return [
-            blake2b(data[place * row : place * row + size], digest_size=DIGEST_BYTES).digest()
-            for row, size in enumerate(sizes[self.kinds].tolist())
+            blake2b(
+                data[row_bytes * row : row_bytes * row + size], digest_size=DIGEST_BYTES
+            ).digest()
+            for row, size in enumerate(sizes[self.dtype_ids].tolist())
         ]

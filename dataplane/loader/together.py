@@ -1,4 +1,4 @@
-"""A call for each of some items, many of them at a time: each waits for a store."""
+"""Calls in parallel threads, for calls that wait for a store."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-THREADS = 16
+MAX_THREADS = 16
 
 
-def together(act: Callable[[T], object], items: Collection[T]) -> None:
+def run_parallel(act: Callable[[T], object], items: Collection[T]) -> None:
     """Run `act` on all items, THREADS of them at a time; raise the first error."""
-    waiting, errors = deque(items), deque[Exception]()
+    waiting, errors = deque(items), deque[BaseException]()
 
     def work() -> None:
         while True:
@@ -24,12 +24,12 @@ def together(act: Callable[[T], object], items: Collection[T]) -> None:
                 return
             try:
                 act(item)
-            except Exception as error:
+            except BaseException as error:  # the caller raises it
                 errors.append(error)
 
     threads = [
         threading.Thread(target=work, name="headrace-open", daemon=True)
-        for _ in range(min(THREADS, len(items)))
+        for _ in range(min(MAX_THREADS, len(items)))
     ]
     for thread in threads:
         thread.start()

@@ -13,7 +13,7 @@ from support.data.small_data import random_documents, write_dataset
 from headrace.dataplane.arrays import Int64
 from headrace.dataplane.datasets.dataset import Dataset
 from headrace.dataplane.loader import gather
-from headrace.dataplane.loader.gather import Spread, find, ranges
+from headrace.dataplane.loader.gather import SplitRows, concatenate_ranges, find_pieces
 from headrace.dataplane.loader.stored_rows import StoredRows
 from headrace.dataplane.order.stream import RowLocations
 
@@ -61,7 +61,7 @@ def test_rows_equal_those_of_the_documents(
     firsts = np.array([row[0] for row in rows], np.int64)
     zeros = np.zeros(len(rows), np.int64)
     located = RowLocations(zeros, LENGTH, zeros.astype(np.int32), zeros, firsts, pieces)
-    found = find(Spread.of(located, lambda source: corpus))
+    found = find_pieces(SplitRows.split(located, lambda source: corpus))
     assert found.documents.tolist() == documents and found.joints.tolist() == joints
     whole = np.concatenate(expected).reshape(len(rows), LENGTH + 1)
     first, last = sorted(data.draw(st.tuples(*[st.integers(0, len(rows))] * 2)))
@@ -85,7 +85,7 @@ def test_chunks_are_those_of_the_bytes(
     located = RowLocations(zeros, LENGTH, zeros.astype(np.int32), zeros, np.array(firsts, np.int64))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gather, "CHUNK_BYTES", CHUNK_BYTES)
-        pieces = find(Spread.of(located, lambda source: corpus))
+        pieces = find_pieces(SplitRows.split(located, lambda source: corpus))
         first, last = sorted(data.draw(st.tuples(*[st.integers(0, len(firsts))] * 2)))
         found = {(pieces.shards[at][1], chunk) for at, chunk in pieces.chunks(first, last)}
     expected = set()
@@ -104,7 +104,7 @@ def test_chunks_are_those_of_the_bytes(
 def test_ranges_are_laid_side_by_side(pairs: list[tuple[int, int]]) -> None:
     firsts, counts = np.array(pairs, np.int64).reshape(-1, 2).T
     expected = [number for first, count in pairs for number in range(first, first + count)]
-    assert ranges(firsts, counts).tolist() == expected
+    assert concatenate_ranges(firsts, counts).tolist() == expected
 
 
 @given(st.lists(st.booleans(), max_size=9), st.integers(1, 40), st.integers(0, 99))

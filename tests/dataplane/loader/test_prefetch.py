@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from support.data.small_data import plan_of, random_documents, write_dataset
 
-from headrace.console.errors import PlanError
+from headrace.console.errors import PlanError, StorageError
 from headrace.dataplane.datasets import chunks
 from headrace.dataplane.datasets.cache import Cache
 from headrace.dataplane.datasets.manifest import Shard
-from headrace.dataplane.loader.prefetch import Prefetcher, PrefetchLimits, Queue
+from headrace.dataplane.loader.prefetch import FetchQueue, Prefetcher, PrefetchLimits
 from headrace.dataplane.loader.rank_rows import RankReader, RankRows
-from headrace.dataplane.loader.rows import FoundRows, RowReader
+from headrace.dataplane.loader.rows import PendingRows, RowReader
 from headrace.dataplane.order.plan import Plan
 from headrace.tokenize.executors import ExecutorConfig
 from headrace.tokenize.views.select import SelectConfig, select
@@ -45,7 +45,16 @@ def plan() -> Plan:
     )
 
 
-def blocks(reader: RowReader) -> Iterator[FoundRows]:
+def one_shard() -> Plan:
+    """A shard of several chunks, which are read one after the other."""
+    url = f"memory://rest-{os.urandom(4).hex()}/web"
+    write_dataset(url, random_documents(5, 900, longest=2000), shard_documents=900)
+    phase = {"tokens": 600_000, "seq_len": 64, "batch": 64 * ROWS, "weights": {"one": 1}}
+    order = {"chunk": 1 << 17, "window": 1}
+    return plan_of({**order, "sources": {"one": {"data": url}}, "phases": {"all": phase}})
+
+
+def blocks(reader: RowReader) -> Iterator[PendingRows]:
     """Find the rows of each step."""
     steps = map(reader.plan.step, range(reader.plan.end_step))
     rows = (np.arange(step.first_row, step.first_row + step.rows) for step in steps)
@@ -54,7 +63,7 @@ def blocks(reader: RowReader) -> Iterator[FoundRows]:
 
 def reached(ahead: Prefetcher) -> list[int]:
     with ahead.changed:
-        return [step for step, *_ in ahead.ahead]
+        return [step for step, *_ in ahead.unfinished]
 
 
 def held(cache: Cache) -> set[tuple[str, int]]:
@@ -76,15 +85,15 @@ def test_it_fetches_the_chunks_that_are_read_next(plan: Plan, tmp_path: Path) ->
     reader = RowReader(plan, cache=cache)
     ahead = Prefetcher(blocks(reader), cache)
     try:
-        eventually(lambda: len(ahead.ahead) == plan.end_step)  # everything fits
-        eventually(lambda: set(ahead.wanted) <= held(cache))
+        eventually(lambda: len(ahead.unfinished) == plan.end_step)  # everything fits
+        eventually(lambda: set(ahead.needs) <= held(cache))
         before = cache.requests
         taken = []
         for found in ahead:
             taken.append(reader.read(found).digests)
-            ahead.done()
+            ahead.finish_block()
         assert cache.requests == before, "the reader had to fetch"
-        assert not ahead.wanted and not ahead.rows
+        assert not ahead.needs and not ahead.unfinished_rows
         again = RowReader(plan, cache=cache)
         assert taken == [again.read(found).digests for found in blocks(again)]
     finally:
@@ -100,13 +109,13 @@ def test_it_stays_within_its_limits(plan: Plan, tmp_path: Path, limits: Prefetch
     reader = RowReader(plan, cache=cache)
     ahead = Prefetcher(blocks(reader), cache, limits)
     try:
-        eventually(lambda: len(ahead.wanted) >= 2)
+        eventually(lambda: len(ahead.needs) >= 2)
         time.sleep(0.3)
         assert len(reached(ahead)) < plan.end_step // 2
         for step, found in enumerate(ahead):  # the walk follows the reader
             assert found.located.rows[0] == plan.step(step).first_row
-            assert step in reached(ahead) and ahead.rows <= limits.max_rows
-            ahead.done()
+            assert step in reached(ahead) and ahead.unfinished_rows <= limits.max_rows
+            ahead.finish_block()
         assert step == plan.end_step - 1
     finally:
         ahead.close()
@@ -115,11 +124,7 @@ def test_it_stays_within_its_limits(plan: Plan, tmp_path: Path, limits: Prefetch
 def test_the_walk_rests_while_the_cache_has_all_chunks(tmp_path: Path) -> None:
     """When files are removed from the cache, it goes on, and the reader gets the same rows."""
     limits = PrefetchLimits(max_rows=32 * ROWS, near_rows=4 * ROWS, burst=1)
-    url = f"memory://rest-{os.urandom(4).hex()}/web"
-    write_dataset(url, random_documents(5, 900, longest=2000), shard_documents=900)
-    phase = {"tokens": 600_000, "seq_len": 64, "batch": 64 * ROWS, "weights": {"one": 1}}
-    order = {"chunk": 1 << 17, "window": 1}  # one stored chunk after the other
-    plan = plan_of({**order, "sources": {"one": {"data": url}}, "phases": {"all": phase}})
+    plan = one_shard()
     alone = RowReader(plan, cache=Cache(tmp_path))
     expected = [alone.read(found).digests for found in blocks(alone)]
     cache = Cache(tmp_path)
@@ -128,18 +133,24 @@ def test_the_walk_rests_while_the_cache_has_all_chunks(tmp_path: Path) -> None:
     try:
         for step in range(plan.end_step):
             digests.append(reader.read(next(ahead)).digests)
-            ahead.done()
+            ahead.finish_block()
             if step == 1:
-                eventually(lambda: ahead.held >= 1)
+                eventually(lambda: ahead.num_cached >= 1)
             if step == 40:
-                assert ahead.held >= 1 and ahead.rows <= 4 * ROWS and not cache.requests
+                assert (
+                    ahead.num_cached >= 1
+                    and ahead.unfinished_rows <= 4 * ROWS
+                    and not cache.requests
+                )
             if step == 100:
                 for hash, number in held(cache):
                     (tmp_path / hash / str(number)).unlink()
-            if step > 100 and cache.requests and not ahead.held:
+            if step > 100 and cache.requests and not ahead.num_cached:
                 # It rests again if the reader has fetched the chunk before the threads did.
-                eventually(lambda: ahead.rows > 4 * ROWS or ahead.held or ahead.ended)
-                walked += ahead.rows > 4 * ROWS
+                eventually(
+                    lambda: ahead.unfinished_rows > 4 * ROWS or ahead.num_cached or ahead.ended
+                )
+                walked += ahead.unfinished_rows > 4 * ROWS
     finally:
         ahead.close()
     assert digests == expected and cache.requests > 2 and walked
@@ -149,7 +160,7 @@ def test_adjacent_chunks_are_fetched_together() -> None:
     shard, other = (
         Shard(name=name, size=0, documents=0, tokens=0, hash=name, chunks=b"") for name in "ab"
     )
-    queue = Queue()
+    queue = FetchQueue()
     numbers = [40, 3, 5, 4, 41, *range(100, 150), 6]
     queue.add(("url", shard, number) for number in numbers)
     queue.add([("url", other, 7)])
@@ -176,7 +187,7 @@ def test_an_error_of_the_walk_is_raised_after_the_blocks_before_it(
 ) -> None:
     reader = RowReader(plan)
 
-    def failing() -> Iterator[FoundRows]:
+    def failing() -> Iterator[PendingRows]:
         yield from islice(blocks(reader), 3)
         raise PlanError("the fourth block cannot be found")
 
@@ -184,9 +195,51 @@ def test_an_error_of_the_walk_is_raised_after_the_blocks_before_it(
     try:
         for step in range(3):
             assert next(ahead).located.rows[0] == plan.step(step).first_row
-            ahead.done()
+            ahead.finish_block()
         with pytest.raises(PlanError, match="fourth"):
             next(ahead)
+    finally:
+        ahead.close()
+
+
+@pytest.mark.parametrize("thread", ["fetching", "walking"])
+def test_a_fault_of_a_thread_is_raised_at_the_next_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thread: str
+) -> None:
+    """The reader could fetch the chunks itself, and would never meet the fault."""
+
+    def broken(*_: object) -> None:
+        raise TypeError(f"a fault of the {thread} thread")
+
+    name = "take" if thread == "fetching" else "add"
+    monkeypatch.setattr(FetchQueue, name, broken)
+    cache = Cache(tmp_path)
+    ahead = Prefetcher(blocks(RowReader(one_shard(), cache=cache)), cache)
+    try:
+        eventually(lambda: ahead.fault, 30)
+        with pytest.raises(TypeError, match=f"a fault of the {thread} thread"):
+            next(ahead)
+        with pytest.raises(TypeError):
+            next(ahead)
+    finally:
+        ahead.close()
+
+
+def test_a_chunk_that_cannot_be_prefetched_is_left_to_the_reader(tmp_path: Path) -> None:
+    """An error of the store is no fault: the reader meets it at the row that needs the chunk."""
+    attempts = []
+
+    class Unreachable(Cache):
+        def fetch(self, url: str, shard: Shard, first: int, end: int) -> int:
+            attempts.append(first)
+            raise StorageError("the store does not answer")
+
+    cache = Unreachable(tmp_path)
+    reader = RowReader(one_shard(), cache=cache)
+    ahead = Prefetcher(blocks(reader), cache)
+    try:
+        eventually(lambda: attempts, 30)
+        assert len(reader.read(next(ahead)).digests) == ROWS and ahead.fault is None
     finally:
         ahead.close()
 
@@ -214,8 +267,8 @@ def test_a_local_view_is_prefetched_if_its_tokens_are_remote(tmp_path: Path, sto
         assert (ahead is None) == (store == "local")
         if ahead:
             eventually(lambda: len(groups) - 1 in reached(ahead))
-            eventually(lambda: set(ahead.wanted) <= held(cache))
-            assert len(ahead.wanted) > 3
+            eventually(lambda: set(ahead.needs) <= held(cache))
+            assert len(ahead.needs) > 3
         before = cache.requests
         digests += [group.labels.digests for group in reading]
         assert cache.requests == before, "the reader had to fetch"

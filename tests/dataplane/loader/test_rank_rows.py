@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.dataplane.loader.rank_rows import TOKEN_BYTES, RankReader, RankRows
+from headrace.dataplane.loader.rank_rows import TOKEN_ARRAY_BYTES, RankReader, RankRows
 from headrace.dataplane.order.plan import Plan
 
 
@@ -34,7 +34,7 @@ def test_ranks_cover_every_step_in_groups_that_fit(
         for group in groups:
             assert all(plan.step(number).phase is group.phase for number in group.steps)
             assert len(group.rows()) == len(group)
-            size = len(group) * (group.phase.seq_len + 1) * TOKEN_BYTES
+            size = len(group) * (group.phase.seq_len + 1) * TOKEN_ARRAY_BYTES
             assert size <= room or len(group.steps) == 1
     alone = [rows_of(plan, rank=r, world=world, start=start).groups() for r in range(world)]
     for number, *groups in zip(range(start, plan.end_step), *alone, strict=True):
@@ -52,11 +52,11 @@ def test_a_group_holds_the_rows_of_its_steps_in_order(two_phases: Plan) -> None:
     groups = list(together.groups())
     assert max(len(group.steps) for group in groups) > 3
     with closing(RankReader(alone)) as reader:
-        singles = {read.group.steps[0]: read for read in reader.groups()}
+        singles = {read.step_group.steps[0]: read for read in reader.groups()}
     with closing(RankReader(together)) as reader:
         for group, read in zip(groups, reader.groups(), strict=True):
             steps = [singles[number] for number in group.steps]
-            assert read.group == group
+            assert read.step_group == group
             length = read.arrays.weights.shape[1]
             for name in ("tokens", "weights"):
                 parts = [getattr(step.arrays, name) for step in steps]
