@@ -346,7 +346,7 @@ def test_reading_holds_no_file_open(remote: str, tmp_path: Path) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in loader:
         pass
-    assert len(list(Path("/proc/self/fd").iterdir())) <= before + prefetching.THREADS
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + prefetching.NUM_FETCHERS
 
 
 def test_threads_of_two_processes_do_not_deadlock(tmp_path: Path) -> None:

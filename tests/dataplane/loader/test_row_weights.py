@@ -29,7 +29,7 @@ def test_weights_are_those_of_each_target(
     weights = RowWeights(
         length=length,
         tables=[np.array(table, np.float32) for table in tables],
-        kinds=np.array([second for second, _ in rows], np.int64),
+        table_ids=np.array([second for second, _ in rows], np.int64),
         codes=codes if codes.any() else None,
         padding=np.array(padding, np.int64).reshape(-1, 2),
     )
