@@ -293,8 +293,8 @@ def checkpoints(run: BoardRun) -> Iterator[dict[str, Any]]:
     folder = storage.join(run.url, files.CHECKPOINTS)
     events = {event["step"]: event for event in run.events if event["event"] == "checkpoint"}
     names = [name for name in storage.names(folder) if store.NAME.match(name)]
-    for name in sorted(names, key=store.step_of, reverse=True):
-        step = store.step_of(name)
+    for name in sorted(names, key=store.parse_step, reverse=True):
+        step = store.parse_step(name)
         event = events.get(step, {})
         yield {
             "name": name,

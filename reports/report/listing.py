@@ -70,7 +70,7 @@ def scan_run(folder: RunFolder) -> ListedRun:
     step, event = lines.read_last(folder.metrics) or {}, lines.read_last(folder.events)
     gaps = read_gaps(folder, job.run.scores, job.plan.end_step)
     problems = [f"{gap.sentence()}; `{gap.command(str(folder.root))}`" for gap in gaps]
-    newest_checkpoint = store.newest_whole(folder.checkpoints)
+    newest_checkpoint = store.newest_complete(folder.checkpoints)
     files = (path for path in (folder.metrics, folder.events, folder.run) if path.exists())
     return ListedRun(
         folder=str(folder.root),
@@ -80,7 +80,7 @@ def scan_run(folder: RunFolder) -> ListedRun:
         tokens=step.get("tokens"),
         loss=step.get("loss"),
         tokens_per_second=step.get("tokens_per_second"),
-        checkpoint=None if newest_checkpoint is None else store.step_of(newest_checkpoint),
+        checkpoint=None if newest_checkpoint is None else store.parse_step(newest_checkpoint),
         changed=max(path.stat().st_mtime for path in files),
         problem="; ".join(problems) or None,
     )

@@ -93,7 +93,7 @@ def ledger_lines(sample: Path, again: Path) -> None:
 def checkpoint(sample: Path, again: Path) -> None:
     """Commit the files of the checkpoint again: its manifest and its state are equal."""
     source = sample.parent
-    held, state = store.look_at(source)
+    held, state = store.read_checkpoint(source)
     store.verify(source, held.files)
     temporary = again.parent.parent / "temporary"
     shutil.copytree(source, temporary)

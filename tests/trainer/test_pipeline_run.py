@@ -98,7 +98,7 @@ def test_a_lost_stage_is_named_and_the_run_resumes(
     log = (trainer.folder / "started.log").read_text()
     assert f"rank {rank} (stage {rank}) {message}" in log
     assert f"rank {1 - rank} (stage {1 - rank}) {message}" not in log
-    saved = store.step_of(store.committed(trainer.out / "checkpoints")[-1])
+    saved = store.parse_step(store.committed(trainer.out / "checkpoints")[-1])
     end = ["--stop-after", str(saved + 1)]
     trainer.run(*more, *end, code=85)
     trainer.run(*more, *end, out=tmp_path / "undisturbed", code=85)
@@ -114,7 +114,7 @@ def test_sigterm_saves_every_stage(trainer: Any, tmp_path: Path) -> None:
     wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 3)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=120) == 85
-    saved = store.step_of(store.committed(trainer.out / "checkpoints")[-1])
+    saved = store.parse_step(store.committed(trainer.out / "checkpoints")[-1])
     assert saved == len(trainer.lines("ledger.jsonl"))
     end = ["--stop-after", str(saved + 2)]
     trainer.run(*more, *end, code=85)

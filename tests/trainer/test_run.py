@@ -89,7 +89,7 @@ def test_a_killed_run_loses_at_most_the_steps_since_its_checkpoint(
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     taken = steps_taken(trainer.out / "ledger.jsonl")
-    saved = [store.step_of(path) for path in store.committed(trainer.out / "checkpoints")]
+    saved = [store.parse_step(path) for path in store.committed(trainer.out / "checkpoints")]
     assert saved and taken - saved[-1] <= 6
     trainer.run(*more)
     assert trainer.lines("ledger.jsonl") == trainer.lines("ledger.jsonl", whole)
@@ -102,7 +102,7 @@ def asked_to_make_room(trainer: Any, process: Any, number: signal.Signals) -> No
     process.send_signal(number)
     assert process.wait(timeout=300) == 85
     saved = store.committed(trainer.out / "checkpoints")[-1]
-    assert store.step_of(saved) == steps_taken(trainer.out / "ledger.jsonl")
+    assert store.parse_step(saved) == steps_taken(trainer.out / "ledger.jsonl")
 
 
 NOTES_TORCH = """

@@ -1,8 +1,8 @@
-"""Fragments: the ranges of logical tensors that a rank holds.
+"""Fragments: the ranges in logical tensors that a rank stores.
 
-Engines cut the state differently. ZeRO lays parameters end to end and gives each rank a range that
-begins and ends anywhere; FSDP2 gives each rank rows. Both are row-major ranges of a tensor whose
-name and whole shape all layouts know; under tensor parallelism, ranges of the local shard.
+Engines cut the state differently. ZeRO concatenates parameters and gives ranks arbitrary ranges;
+FSDP2 gives ranks rows. Both are row-major ranges in a tensor whose name and full shape all layouts
+know; under tensor parallelism, ranges in the local shard.
 
     weight [5, 4]          a ZeRO rank holds elements 6 … 17          as boxes
     ┌─────────┐            ┌─────────┐
@@ -13,7 +13,7 @@ name and whole shape all layouts know; under tensor parallelism, ranges of the l
     │ · · · · │            │ █ █ · · │                                [4, 0:2]
     └─────────┘            └─────────┘
 
-A checkpoint stores boxes, so that a reader with any other cut finds its elements.
+A checkpoint stores boxes, so that a reader with a different cut finds its elements.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Shape = tuple[int, ...]
 
 
 CAP = 1 << 22
-"""Maximum elements of a stored box: a reader loads a whole box to use any part of it."""
+"""Maximum elements in a stored box: a reader loads the full box to use any element."""
 
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangular part of a tensor."""
+    """A rectangular region in a tensor."""
 
     offsets: Shape
     sizes: Shape
@@ -47,117 +47,119 @@ class Box:
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """Index of the box in its tensor."""
+        """Index that selects the box from its tensor."""
         pairs = zip(self.offsets, self.sizes, strict=True)
         return tuple(slice(offset, offset + size) for offset, size in pairs)
 
 
 @dataclass(frozen=True)
 class Fragment:
-    """A range of one logical tensor, in live memory."""
+    """A range in a logical tensor, in live memory."""
 
     key: str
-    """`master.<parameter>`, or `<state>.<parameter>` of an optimizer's state tensor."""
+    """`master.<parameter>`, or `<state>.<parameter>` for an optimizer's state tensor."""
     shard: LocalShard
-    """This rank's local shard of the logical tensor: all of it, without tensor parallelism."""
+    """This rank's local shard; without tensor parallelism, the full logical tensor."""
     start: int
-    """Index of the range's first element in the local shard, in row-major order."""
+    """Row-major index in the local shard at which the range starts."""
     data: torch.Tensor
-    """The elements: a one-dimensional view of the engine's own memory."""
+    """The elements [n], a view into the engine's memory."""
     writes: bool = True
-    """True if this rank stores the range and counts it in the norm; one replica does."""
+    """True if this rank stores the range and counts it in the norm; a single replica does."""
 
     @property
     def shape(self) -> Shape:
-        """Shape of the whole logical tensor."""
+        """Shape of the logical tensor."""
         return self.shard.shape
 
     @property
     def kind(self) -> str:
-        """`master`, `ema`, or the name of an optimizer's state tensor."""
+        """`master`, `ema`, or the name that an optimizer gives a state tensor."""
         return self.key.partition(".")[0]
 
     @property
     def parameter(self) -> str:
         return self.key.partition(".")[2]
 
-    def take(self, whole: torch.Tensor) -> None:
-        """Copy this range from the whole tensor."""
+    def take(self, tensor: torch.Tensor) -> None:
+        """Copy this range from the logical tensor."""
         for box, view in self.boxes():
-            view.copy_(whole[box.slices])
+            view.copy_(tensor[box.slices])
 
-    def give(self, whole: torch.Tensor) -> None:
-        """Copy this range into the whole tensor."""
+    def give(self, tensor: torch.Tensor) -> None:
+        """Copy this range into the logical tensor."""
         for box, view in self.boxes():
-            whole[box.slices] = view
+            tensor[box.slices] = view
 
     def boxes(self, cap: int = CAP) -> Iterator[tuple[Box, torch.Tensor]]:
-        """Yield the range as boxes of the logical tensor, each with a view of its elements."""
-        taken = 0
+        """Yield the range as boxes in the logical tensor, with views of their elements."""
+        position = 0
         for box in cover(self.shard.local, self.start, self.start + self.data.numel(), cap):
-            view = self.data.narrow(0, taken, box.numel).view(box.sizes)
-            taken += box.numel
-            yield from placed(box, view, self.shard)
+            view = self.data.narrow(0, position, box.numel).view(box.sizes)
+            position += box.numel
+            yield from split_by_runs(box, view, self.shard)
 
 
-def placed(box: Box, view: torch.Tensor, shard: LocalShard) -> Iterator[tuple[Box, torch.Tensor]]:
-    """Yield a box of a local shard as boxes of the logical tensor, one for each run it meets."""
+def split_by_runs(
+    box: Box, view: torch.Tensor, shard: LocalShard
+) -> Iterator[tuple[Box, torch.Tensor]]:
+    """Map a box in a local shard to boxes in the logical tensor, one for each run it intersects."""
     if shard.runs is None:
         yield box, view
         return
     dim = shard.dim
-    first, last = box.offsets[dim], box.offsets[dim] + box.sizes[dim]
-    begin = 0
+    start, end = box.offsets[dim], box.offsets[dim] + box.sizes[dim]
+    run_start = 0
     for run in shard.runs:
-        low, high = max(first, begin), min(last, begin + len(run))
+        low, high = max(start, run_start), min(end, run_start + len(run))
         if low < high:
             offsets, sizes = list(box.offsets), list(box.sizes)
-            offsets[dim], sizes[dim] = run.start + low - begin, high - low
-            yield Box(tuple(offsets), tuple(sizes)), view.narrow(dim, low - first, high - low)
-        begin += len(run)
+            offsets[dim], sizes[dim] = run.start + low - run_start, high - low
+            yield Box(tuple(offsets), tuple(sizes)), view.narrow(dim, low - start, high - low)
+        run_start += len(run)
 
 
 def cover(shape: Shape, start: int, end: int, cap: int) -> Iterator[Box]:
-    """Yield the row-major range [start, end) of a tensor as boxes of at most `cap` elements."""
+    """Yield the row-major range [start, end) in a tensor as boxes with at most `cap` elements."""
     if start >= end:
         return
     if not shape:
         yield Box((), ())
         return
-    row = math.prod(shape[1:])
+    row_size = math.prod(shape[1:])
     while start < end:
-        index, inside = divmod(start, row)
-        whole = (end - start) // row if inside == 0 else 0
-        if whole and row <= cap:
-            rows = min(whole, cap // row)
-            yield Box((index, *(0 for _ in shape[1:])), (rows, *shape[1:]))
-            start += rows * row
+        row, column = divmod(start, row_size)
+        full_rows = (end - start) // row_size if column == 0 else 0
+        if full_rows and row_size <= cap:
+            rows = min(full_rows, cap // row_size)
+            yield Box((row, *(0 for _ in shape[1:])), (rows, *shape[1:]))
+            start += rows * row_size
         else:
-            stop = min(end, (index + 1) * row)
-            for box in cover(shape[1:], inside, inside + stop - start, cap):
-                yield Box((index, *box.offsets), (1, *box.sizes))
+            stop = min(end, (row + 1) * row_size)
+            for box in cover(shape[1:], column, column + stop - start, cap):
+                yield Box((row, *box.offsets), (1, *box.sizes))
             start = stop
 
 
 def masters(fragments: Iterable[Fragment]) -> list[Fragment]:
-    """Return the fragments of the master weights."""
-    return [each for each in fragments if each.kind == MASTER]
+    """Select the master weights."""
+    return [fragment for fragment in fragments if fragment.kind == MASTER]
 
 
 def averages(fragments: Iterable[Fragment]) -> list[Fragment]:
-    """Return the fragments of the moving averages of the weights, in the order of the masters."""
-    return [each for each in fragments if each.kind == AVERAGE]
+    """Select the weights' moving averages, in the order of the masters."""
+    return [fragment for fragment in fragments if fragment.kind == AVERAGE]
 
 
-def averaged(fragments: Sequence[Fragment]) -> Iterator[tuple[Fragment, Fragment]]:
-    """Yield each moving average with its master. Frozen parameters have none."""
+def pair_averages(fragments: Sequence[Fragment]) -> Iterator[tuple[Fragment, Fragment]]:
+    """Yield moving averages with their masters. Frozen parameters have none."""
     moving = averages(fragments)
-    names = {average.parameter for average in moving}
-    moved = [master for master in masters(fragments) if master.parameter in names]
-    yield from zip(moving, moved, strict=True)
+    parameters = {average.parameter for average in moving}
+    averaged = [master for master in masters(fragments) if master.parameter in parameters]
+    yield from zip(moving, averaged, strict=True)
 
 
 def begin_averages(fragments: Sequence[Fragment]) -> None:
     """Set the moving averages, if there are any, to the weights."""
-    for average, weight in averaged(fragments):
+    for average, weight in pair_averages(fragments):
         average.data.copy_(weight.data)

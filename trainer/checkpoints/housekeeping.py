@@ -1,5 +1,5 @@
-"""`trainer clean`: delete the checkpoints of a run that its policy does not keep, and the tails of
-records that starts after a kill have cut back."""
+"""`trainer clean`: delete checkpoints outside a run's policy, and the tails that starts after a
+kill have cut from records."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from .policy import CheckpointConfig
 
 @dataclass(frozen=True)
 class Outdated:
-    """A checkpoint that the policy does not keep, or a tail of a record."""
+    """A checkpoint outside the policy, or a record's tail."""
 
     kind: Literal["checkpoint", "tail"]
     path: str
     size: int | None
-    """Bytes of its files; None if its manifest cannot be read."""
+    """Bytes in its files; None if its manifest cannot be read."""
 
 
 def clean(
     folder: RunFolder, config: CheckpointConfig, keep: Collection[int], *, dry_run: bool
 ) -> list[Outdated]:
-    """Delete the outdated checkpoints of a run that is not going, the tails of its records, and
-    what killed starts left half written. Return the checkpoints and the tails. A dry run deletes
-    nothing, and the run may be going."""
+    """Delete outdated checkpoints, the records' tails, and partial files from killed starts. Return
+    the checkpoints and tails. The run must be stopped, except in a dry run, which deletes
+    nothing."""
     with contextlib.nullcontext() if dry_run else folder.locked():
         tails = [tail for record in folder.records for tail in lines.list_tails(record)]
         outdated = [
-            *(_outdated(path) for path in store.outdated(folder.checkpoints, config, keep)),
+            *(_describe(path) for path in store.find_outdated(folder.checkpoints, config, keep)),
             *(Outdated("tail", str(tail), tail.stat().st_size) for tail in tails),
         ]
         if not dry_run:
@@ -47,7 +47,7 @@ def clean(
         return outdated
 
 
-def _outdated(checkpoint: Path) -> Outdated:
+def _describe(checkpoint: Path) -> Outdated:
     size = None
     with contextlib.suppress(CheckpointError):
         size = sum(file.size for file in store.read_manifest(str(checkpoint)).files)

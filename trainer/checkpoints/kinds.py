@@ -1,13 +1,11 @@
-"""Kinds of the tensors that a checkpoint holds of a parameter."""
+"""Kinds of tensors that a checkpoint stores for a parameter."""
 
 from __future__ import annotations
 
 MASTER = "master"
-
-
 AVERAGE = "ema"
-"""Kind of the moving averages of the weights."""
+"""Moving averages of the weights."""
 
 
-def keyed(kind: str, parameter: str) -> str:
+def tensor_key(kind: str, parameter: str) -> str:
     return f"{kind}.{parameter}"

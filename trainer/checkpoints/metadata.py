@@ -1,7 +1,7 @@
-"""The index of a checkpoint's tensors, which torch writes as a pickle.
+"""Read the index of a checkpoint's tensors, which torch writes as a pickle.
 
-A pickle can call any function when it is read. This one is read with the names that torch's index
-consists of, and no other, so a checkpoint from a stranger runs no code.
+A pickle can call any function when it is read. This reader allows only the names in torch's index,
+so a checkpoint from a stranger runs no code.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NAMES = {
 
 
 def parse(data: bytes, file: str) -> Metadata:
-    """Return the index in the bytes of a `.metadata` file. Raise if it names anything else."""
+    """Parse a `.metadata` file. Raise if it names anything outside torch's index."""
     reader = _Unpickler(io.BytesIO(data))
     try:
         metadata = reader.load()
@@ -73,20 +73,21 @@ class _Unpickler(pickle.Unpickler):
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if not is_dtype and name not in _NAMES.get(module, ()):
             raise _ForeignName(f"{module}.{name}")
-        found = super().find_class(module, name)
-        if isinstance(found, type):
-            self._before.setdefault(found, dict(vars(found)))
-        return found
+        value = super().find_class(module, name)
+        if isinstance(value, type):
+            self._before.setdefault(value, dict(vars(value)))
+        return value
 
     def undo_changes(self) -> bool:
-        """Undo changes of classes, which a pickle can set attributes of; True if there were any."""
+        """Undo changes to classes, whose attributes a pickle can set. Return whether there were
+        any."""
         changed = False
-        for kind, before in self._before.items():
-            for name, value in dict(vars(kind)).items():
-                if name not in before:
-                    delattr(kind, name)
-                elif value is not before[name]:
-                    setattr(kind, name, before[name])
+        for cls, before in self._before.items():
+            for attribute, value in dict(vars(cls)).items():
+                if attribute not in before:
+                    delattr(cls, attribute)
+                elif value is not before[attribute]:
+                    setattr(cls, attribute, before[attribute])
                 else:
                     continue
                 changed = True

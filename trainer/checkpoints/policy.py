@@ -1,4 +1,4 @@
-"""When a run saves, and which checkpoints it keeps."""
+"""Configure when a run saves, and which checkpoints it keeps."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class CheckpointConfig:
     """Write while the next steps run; the step waits only for a copy to host memory."""
 
     def __post_init__(self) -> None:
-        for name in ("every", "keep_last", "keep_every"):
-            value = getattr(self, name)
+        for key in ("every", "keep_last", "keep_every"):
+            value = getattr(self, key)
             if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
+                raise ValueError(f"{key} must be at least 1, not {value}")
         if self.keep_abandoned < 0:
             raise ValueError(f"keep_abandoned must be at least 0, not {self.keep_abandoned}")
         if self.url is not None and "://" not in self.url:
@@ -38,5 +38,5 @@ class CheckpointConfig:
 
 
 def is_planned(step: int, every: int, edges: Collection[int]) -> bool:
-    """Return True if a run saves at this step without an interruption."""
+    """Return whether a run saves at this step without an interruption."""
     return step % every == 0 or step in edges

@@ -1,11 +1,11 @@
-"""Background saving: the step waits for a copy to host memory, a thread writes it.
+"""Save in the background: the step waits for a copy to host memory, a thread writes it.
 
     step 119   step 120   step 121   step 122
                │ copy to host
                └─ thread: write, hash, agree, rename ─┘
 
-The thread talks to the other ranks' threads over a process group of its own, so that its messages
-never mix with those of a step. All ranks agree whether the save succeeded.
+The ranks' threads communicate over a separate process group, so that their messages never mix with
+a step's. All ranks agree whether the save succeeded.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from .store import RunState
 log = get_logger(__name__)
 
 QUIET_SECONDS = 2.0
-"""Seconds that a run waits for a save before it shows the save's progress."""
+"""Seconds that a run waits for a save before it shows progress."""
 SHOWN_SECONDS = 0.2
-"""Seconds between two looks at the progress of a save."""
+"""Polling interval for a save's progress, in seconds."""
 
 
 @dataclass
@@ -47,15 +47,15 @@ class Save:
 
     step: int
     size: int
-    """Bytes of the fragments that this rank writes."""
+    """Bytes in the fragments that this rank writes."""
     thread: threading.Thread
     began: float
     blocked: float = 0.0
     """Seconds that the save blocked the step."""
 
 
-class Report(Protocol):
-    """Receives the outcome of each save, in the thread that trains: sealed, or failed."""
+class ReportSave(Protocol):
+    """Receives a save's outcome in the training thread: sealed, or failed."""
 
     def __call__(self, step: int, blocked: float, error: Exception | None) -> None: ...
 
@@ -65,7 +65,7 @@ def _no_report(step: int, blocked: float, error: Exception | None) -> None:
 
 
 class Saver:
-    """Saves checkpoints of one run, one at a time."""
+    """Saves a run's checkpoints, never two at a time."""
 
     def __init__(
         self,
@@ -74,11 +74,11 @@ class Saver:
         group: dist.ProcessGroup,
         keep: Collection[int] = (),
         texts: Mapping[str, str] | None = None,
-        report: Report = _no_report,
+        report: ReportSave = _no_report,
         quiet_seconds: float = QUIET_SECONDS,
     ) -> None:
-        """`keep` are steps whose checkpoints are never deleted, besides those of the policy.
-        `texts` are files that every checkpoint contains."""
+        """`keep` are steps whose checkpoints the policy must not delete. `texts` are files that
+        every checkpoint contains."""
         self.folder = folder
         self.keep = keep
         self.texts = texts
@@ -90,7 +90,7 @@ class Saver:
         self._buffers: dict[str, torch.Tensor] = {}
         self._running: Save | None = None
         self._written = 0
-        """Bytes that this rank has written of the running save."""
+        """Bytes that this rank has written in the running save."""
         self._failure: Exception | None = None
 
     def save(self, fragments: Sequence[Fragment], state: RunState) -> None:
@@ -118,9 +118,9 @@ class Saver:
         self.raise_failure()
 
     def _join(self, save: Save) -> None:
-        """Wait for the thread of a save; rank 0 shows the progress of its own files.
+        """Wait for a save's thread. Rank 0 shows progress for its files.
 
-        Uploads are not counted: the total, and with it the time left, is shown for disks alone.
+        Uploads are not counted: the total, and the remaining time, are shown for disks alone.
         """
         save.thread.join(self.quiet_seconds if self.rank == 0 else None)
         if not save.thread.is_alive():
@@ -134,7 +134,7 @@ class Saver:
                 progress.advance(written - progress.done)
 
     def poll(self) -> None:
-        """Report the outcome of the running save, if it has ended."""
+        """Report the running save's outcome, if it has ended."""
         save = self._running
         if save is None or save.thread.is_alive():
             return
@@ -170,7 +170,7 @@ class Saver:
             self._failure = error
 
     def _write(self, fragments: Sequence[Fragment], state: RunState) -> UserError | None:
-        """Write and commit. Return the error that all ranks agree on."""
+        """Write and commit. Return the error on which all ranks agree."""
         files: list[store.StoredFile] = []
         path, failure = self._begin(state)
         if failure is None:
@@ -178,29 +178,30 @@ class Saver:
                 files = tensors.write(path / store.TENSORS, fragments, self.group, self._count)
                 store.send(path, files)
             except (UserError, OSError) as error:
-                failure = tensors.named(error, *self._what, self.rank)
+                failure = self._write_error(error, self.rank)
         gathered = [(files, failure)] * dist.get_world_size(self.group)
         dist.all_gather_object(gathered, (files, failure), group=self.group)
-        failures = [each for _, each in gathered if each is not None]
+        failures = [rank_failure for _, rank_failure in gathered if rank_failure is not None]
         # The rank whose disk failed has the most precise error.
-        failures.sort(key=lambda each: not isinstance(each, StorageError))
+        failures.sort(key=lambda error: not isinstance(error, StorageError))
         verdict: list[UserError | None] = [failures[0] if failures else None]
         if self.rank == 0:
             if not failures:
-                verdict = [self._commit(path, [f for part, _ in gathered for f in part], state)]
+                all_files = [file for rank_files, _ in gathered for file in rank_files]
+                verdict = [self._commit(path, all_files, state)]
             if verdict[0] is not None and path.exists():
                 store.remove(path)
         dist.broadcast_object_list(verdict, group=self.group, group_src=0)
         return verdict[0]
 
-    @property
-    def _what(self) -> tuple[str, str]:
-        return "write", f"a checkpoint in {self.config.url or self.folder}"
+    def _write_error(self, error: Exception, rank: int = 0) -> UserError:
+        target = f"a checkpoint in {self.config.url or self.folder}"
+        return tensors.convert_error(error, "write", target, rank)
 
     def _begin(self, state: RunState) -> tuple[Path, UserError | None]:
-        """Return the folder to write into, which rank 0 creates."""
+        """Return the folder to write into, which rank 0 creates, or the error."""
         token = uuid.uuid4().hex[:8]
-        begun: list[Any] = [token, None]
+        outcome: list[Any] = [token, None]
         if self.rank == 0:
             url = self.config.url
             if url is not None:
@@ -208,9 +209,10 @@ class Saver:
             try:
                 store.begin(store.temporary(self.folder, state.step, token), url)
             except OSError as error:
-                begun[1] = tensors.named(error, *self._what)
-        dist.broadcast_object_list(begun, group=self.group, group_src=0)
-        return store.temporary(self.folder, state.step, begun[0]), begun[1]
+                outcome[1] = self._write_error(error)
+        dist.broadcast_object_list(outcome, group=self.group, group_src=0)
+        token, failure = outcome
+        return store.temporary(self.folder, state.step, token), failure
 
     def _commit(
         self, path: Path, files: list[store.StoredFile], state: RunState
@@ -219,7 +221,7 @@ class Saver:
             store.commit(path, self.folder / store.name(state.step), files, state, self.texts)
             store.prune(self.folder, self.config, self.keep)
         except (UserError, OSError) as error:
-            return tensors.named(error, *self._what)
+            return self._write_error(error)
         return None
 
 
@@ -227,12 +229,11 @@ def load(path: Path | str, fragments: Sequence[Fragment], group: dist.ProcessGro
     """Verify a checkpoint and read it into the fragments, whatever layout wrote it. Collective.
 
     Moving averages that the checkpoint lacks begin at its weights. All ranks must see the same
-    checkpoint. Each rank hashes some of the files; no rank reads before
-    all files are verified.
+    checkpoint. They share the hashing of its files, and none reads before all files are verified.
     """
     manifest, state = read_agreed(
-        f"the checkpoint {store.name(store.step_of(path))}",
-        partial(store.look_at, path),
+        f"the checkpoint {store.name(store.parse_step(path))}",
+        partial(store.read_checkpoint, path),
         lambda read: {"seal": read[0].seal, "state": asdict(read[1])},
         group,
         hint="check that all machines mount the same folder; where the file system of a machine "
@@ -246,13 +247,14 @@ def load(path: Path | str, fragments: Sequence[Fragment], group: dist.ProcessGro
         failure = error
     failures = [failure] * world
     dist.all_gather_object(failures, failure, group=group)
-    for each in failures:
-        if each is not None:
-            raise each
-    stored = storage.join(store.place(path), store.TENSORS)
-    if averages(fragments) and not tensors.Stored(stored).shapes(AVERAGE):
-        tensors.read(stored, [each for each in fragments if each.kind != AVERAGE], group)
+    for rank_failure in failures:
+        if rank_failure is not None:
+            raise rank_failure
+    folder = storage.join(store.locate_files(path), store.TENSORS)
+    if averages(fragments) and not tensors.StoredTensors(folder).shapes(AVERAGE):
+        stored = [fragment for fragment in fragments if fragment.kind != AVERAGE]
+        tensors.read(folder, stored, group)
         begin_averages(fragments)
     else:
-        tensors.read(stored, fragments, group)
+        tensors.read(folder, fragments, group)
     return state

@@ -11,10 +11,10 @@
 A checkpoint is written into a new folder, which one rename makes visible. It is never written to
 again. Reading starts with the hashes.
 
-With `checkpoints.url` the files move to a prefix of their own, `URL/step-00000120.7c3f…/`, the
-manifest last. The run's folder keeps a record: the small files, and the file `remote`, which names
-the prefix. The same rename makes the record visible, so listing, choosing the newest and deleting
-work alike for both. Nothing at the URL is changed but prefixes that a record names.
+With `checkpoints.url` the files move to a new prefix, `URL/step-00000120.7c3f…/`, the manifest
+last. The run's folder keeps a record: the small files, and the file `remote`, which names the
+prefix. The same rename makes the record visible, so listing, choosing the newest and deleting work
+alike for both. At the URL, only prefixes that a record names are changed.
 """
 
 from __future__ import annotations
@@ -45,14 +45,15 @@ NAME = re.compile(r"^step-(\d{8,})(\.[0-9a-f]+)?$")
 BLOCK = 1 << 24
 ABANDONED = "abandoned-"
 ADOPTED = ".adopted"
-"""Not a `.tmp`, whose files `clean` would delete where they are."""
+"""Suffix for a record that is not visible yet. Not `.tmp`: `clean` would delete its files at the
+URL."""
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file of a checkpoint and the hash of what was written to it."""
+    """A checkpoint's file and the hash of the written bytes."""
 
     name: str
     size: int
@@ -60,8 +61,9 @@ class StoredFile:
 
 
 @dataclass(frozen=True)
-class Manifest:
-    """The files of a checkpoint. The seal is a hash over all of them: equal seals, equal files."""
+class CheckpointManifest:
+    """A checkpoint's files. The seal hashes their names, sizes and hashes: equal seals, equal
+    files."""
 
     files: Sequence[StoredFile]
     seal: str
@@ -69,22 +71,22 @@ class Manifest:
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """The scalars of a checkpoint: where in the stream the run is, and what it was."""
+    """A checkpoint's scalars: the run's position in the stream, and what defined the run."""
 
     step: int
     """The next step to take: steps below it are in the weights."""
     row: int
     """The next row of the stream."""
     tokens: int
-    """Tokens of all rows below `row`."""
+    """Tokens in all rows below `row`."""
     plan_hash: str
     updates: int
-    """Optimizer steps that were applied to the weights."""
+    """Optimizer steps applied to the weights."""
     ledger: str
     """The ledger's hash after the last step."""
     seed: int
     losses: tuple[float, ...] = ()
-    """Losses of the latest steps, if the run watches for spikes."""
+    """Losses in the latest steps, if the run watches for spikes."""
     rollbacks: int = 0
     """Rollbacks to the checkpoint before this one."""
     run: str = ""
@@ -100,26 +102,25 @@ def name(step: int) -> str:
 
 
 def committed(folder: Path) -> list[Path]:
-    """Return the checkpoints of a run, oldest first."""
+    """Return a run's checkpoints, oldest first."""
     if not folder.is_dir():
         return []
-    found = [path for path in folder.iterdir() if NAME.match(path.name)]
-    return sorted(found, key=step_of)
+    return sorted((path for path in folder.iterdir() if NAME.match(path.name)), key=parse_step)
 
 
-def newest_whole(folder: Path) -> Path | None:
-    """Return the last checkpoint of a run that has a manifest. Its files are not verified."""
+def newest_complete(folder: Path) -> Path | None:
+    """Return a run's newest checkpoint with a manifest. Its files are not verified."""
     saved = reversed(committed(folder))
     return next((path for path in saved if (path / MANIFEST).is_file()), None)
 
 
 def reached(folder: Path, step: int) -> bool:
-    """Return True if a run has a checkpoint of `step` or a later one."""
+    """Return whether a run has a checkpoint at `step` or later."""
     saved = committed(folder)
-    return bool(saved) and step_of(saved[-1]) >= step
+    return bool(saved) and parse_step(saved[-1]) >= step
 
 
-def step_of(path: Path | str) -> int:
+def parse_step(path: Path | str) -> int:
     match = NAME.match(str(path).rstrip("/").rpartition("/")[2])
     assert match, path
     return int(match[1])
@@ -129,20 +130,21 @@ def temporary(folder: Path, step: int, token: str) -> Path:
     return folder / f".{name(step)}.{token}.tmp"
 
 
-def place(path: Path | str) -> str:
-    """Return where the files of a checkpoint are: its own folder, or the prefix of its record."""
-    note = storage.join(str(path), REMOTE)
-    if not storage.is_local(note) or not storage.exists(note):
+def locate_files(path: Path | str) -> str:
+    """Return the location of a checkpoint's files: its folder, or the prefix that its record
+    names."""
+    record = storage.join(str(path), REMOTE)
+    if not storage.is_local(record) or not storage.exists(record):
         return str(path)
-    url = storage.read(note).decode()
+    url = storage.read(record).decode()
     if storage.is_local(url):  # deleting it would delete a user's files
-        raise damaged(path, f"its {REMOTE} names no store")
+        raise damage_error(path, f"its {REMOTE} names no store")
     return url
 
 
 def begin(path: Path, url: str | None) -> None:
-    """Create the folder that a checkpoint is written into. It names the prefix of the files from
-    the start, so that a later start can delete them."""
+    """Create the folder into which a checkpoint is written. It names the files' prefix from the
+    start, so that a later start can delete them."""
     (path / TENSORS).mkdir(parents=True)
     if url is not None:
         storage.write(str(path / REMOTE), url.encode())
@@ -150,7 +152,7 @@ def begin(path: Path, url: str | None) -> None:
 
 def send(path: Path, files: Sequence[StoredFile]) -> None:
     """Upload files to the checkpoint's prefix, if it has one."""
-    target = place(path)
+    target = locate_files(path)
     if target != str(path):
         for file in files:
             storage.put(path / file.name, storage.join(target, file.name))
@@ -164,15 +166,15 @@ def commit(
     texts: Mapping[str, str] | None = None,
 ) -> None:
     """Commit the checkpoint in the temporary folder `path` as `target`."""
-    small = {STATE: json.dumps(asdict(state), indent=1), **(texts or {})}
-    written = [*files, *(_write(path, name, text) for name, text in small.items())]
-    listed = sorted((asdict(file) for file in written), key=lambda file: str(file["name"]))
-    content = {"version": VERSION, "step": state.step, "files": listed}
+    small_files = {STATE: json.dumps(asdict(state), indent=1), **(texts or {})}
+    stored = [*files, *(_write(path, file, text) for file, text in small_files.items())]
+    entries = sorted((asdict(file) for file in stored), key=lambda entry: str(entry["name"]))
+    content = {"version": VERSION, "step": state.step, "files": entries}
     _write(path, MANIFEST, json.dumps({**content, "seal": _seal(content)}, indent=1))
-    elsewhere = place(path)
-    if elsewhere != str(path):
-        for file in (*small, MANIFEST):  # last: without it there is no checkpoint
-            storage.write(storage.join(elsewhere, file), (path / file).read_bytes())
+    location = locate_files(path)
+    if location != str(path):
+        for file_name in (*small_files, MANIFEST):  # last: without it there is no checkpoint
+            storage.write(storage.join(location, file_name), (path / file_name).read_bytes())
         shutil.rmtree(path / TENSORS)
     else:
         sync(path / TENSORS)
@@ -181,38 +183,38 @@ def commit(
     sync(target.parent)
 
 
-def read_manifest(path: Path | str) -> Manifest:
+def read_manifest(path: Path | str) -> CheckpointManifest:
     try:
         content = json.loads(_read(path, MANIFEST))
         seal = content.pop("seal")
         version = content["version"]
         files = [StoredFile(**item) for item in content["files"]]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise damaged(path, f"its {MANIFEST} cannot be read ({error})") from None
+        raise damage_error(path, f"its {MANIFEST} cannot be read ({error})") from None
     if seal != _seal(content):
-        raise damaged(path, f"its {MANIFEST} was changed")
+        raise damage_error(path, f"its {MANIFEST} was changed")
     if version != VERSION:
         raise CheckpointError(
             f"{path} has format version {version}; this headrace reads {VERSION}",
             hint="load it with the headrace that wrote it",
         )
-    return Manifest(files, seal)
+    return CheckpointManifest(files, seal)
 
 
 def check_sizes(path: Path | str, files: Sequence[StoredFile]) -> None:
-    """Raise unless the files are there with the sizes of the manifest."""
+    """Raise unless the files exist with the manifest's sizes."""
     for file in files:
-        url = storage.join(place(path), file.name)
+        url = storage.join(locate_files(path), file.name)
         if not storage.exists(url):
-            raise damaged(path, f"{file.name} is missing")
+            raise damage_error(path, f"{file.name} is missing")
         if (size := storage.size(url)) != file.size:
-            raise damaged(path, f"{file.name} has {size:,} of {file.size:,} bytes")
+            raise damage_error(path, f"{file.name} has {size:,} of {file.size:,} bytes")
 
 
 def verify(path: Path | str, files: Sequence[StoredFile]) -> None:
-    """Raise unless the files have the sizes and hashes of the manifest."""
+    """Raise unless the files have the manifest's sizes and hashes."""
     for file in files:
-        url = storage.join(place(path), file.name)
+        url = storage.join(locate_files(path), file.name)
         digest = hashlib.sha256()
         try:
             check_sizes(path, [file])
@@ -221,9 +223,9 @@ def verify(path: Path | str, files: Sequence[StoredFile]) -> None:
         except StorageError as error:
             if not storage.is_local(url):
                 raise  # an unavailable store: nothing is damaged
-            raise damaged(path, f"{file.name} cannot be read ({error.message})") from None
+            raise damage_error(path, f"{file.name} cannot be read ({error.message})") from None
         if digest.hexdigest() != file.sha256:
-            raise damaged(path, f"the bytes of {file.name} are not the ones that were written")
+            raise damage_error(path, f"the bytes of {file.name} are not the ones that were written")
 
 
 def read_state(path: Path | str) -> RunState:
@@ -231,8 +233,8 @@ def read_state(path: Path | str) -> RunState:
         data = json.loads(_read(path, STATE))
         state = RunState(**{**data, "losses": tuple(data["losses"])})
     except (ValueError, KeyError, TypeError) as error:
-        raise damaged(path, f"its {STATE} cannot be read ({error})") from None
-    if (step := step_of(path)) != state.step:
+        raise damage_error(path, f"its {STATE} cannot be read ({error})") from None
+    if (step := parse_step(path)) != state.step:
         raise CheckpointError(
             f"{path} holds the checkpoint of step {state.step}, not that of step {step}",
             hint=f"name it {name(state.step)}, or delete it if that exists; --fallback takes "
@@ -241,8 +243,8 @@ def read_state(path: Path | str) -> RunState:
     return state
 
 
-def look_at(path: Path | str) -> tuple[Manifest, RunState]:
-    """Return the manifest and the state of a checkpoint that must be there."""
+def read_checkpoint(path: Path | str) -> tuple[CheckpointManifest, RunState]:
+    """Read a checkpoint's manifest and state. Raise if there is none."""
     if storage.is_local(str(path)) and not Path(path).is_dir():
         raise CheckpointError(
             f"{path} is not there", hint="name a checkpoint that exists, or restore it from a copy"
@@ -250,102 +252,102 @@ def look_at(path: Path | str) -> tuple[Manifest, RunState]:
     return read_manifest(path), read_state(path)
 
 
-def damaged(path: Path | str, what: str) -> CheckpointError:
+def damage_error(path: Path | str, problem: str) -> CheckpointError:
     return CheckpointError(
-        f"the checkpoint {path} is damaged: {what}",
+        f"the checkpoint {path} is damaged: {problem}",
         hint="restore it from a copy, or run again with --fallback to go on from the checkpoint "
         "before it",
     )
 
 
-def outdated(folder: Path, config: CheckpointConfig, keep: Collection[int] = ()) -> list[Path]:
-    """Return the checkpoints that neither the policy nor `keep` keeps, abandoned ones last."""
+def find_outdated(folder: Path, config: CheckpointConfig, keep: Collection[int] = ()) -> list[Path]:
+    """Find checkpoints outside the policy and `keep`, abandoned ones last."""
     saved = [
         path
         for path in committed(folder)[: -config.keep_last]
-        if step_of(path) not in keep
-        and (config.keep_every is None or step_of(path) % config.keep_every)
+        if parse_step(path) not in keep
+        and (config.keep_every is None or parse_step(path) % config.keep_every)
     ]
-    aside = sorted(folder.glob(f"{ABANDONED}step-*"), key=lambda path: path.stat().st_ctime_ns)
-    return saved + aside[: max(0, len(aside) - config.keep_abandoned)]
+    abandoned = sorted(folder.glob(f"{ABANDONED}step-*"), key=lambda path: path.stat().st_ctime_ns)
+    return saved + abandoned[: max(0, len(abandoned) - config.keep_abandoned)]
 
 
 def prune(folder: Path, config: CheckpointConfig, keep: Collection[int] = ()) -> None:
     """Delete the outdated checkpoints."""
-    for path in outdated(folder, config, keep):
+    for path in find_outdated(folder, config, keep):
         _delete(path)
 
 
 def clean(folder: Path) -> None:
-    """Delete what killed runs left half written or half deleted."""
+    """Delete folders that killed runs left half written or half deleted."""
     for path in folder.glob(".*.tmp"):
         log.info("removing %s, which was left half written", path.name)
         remove(path)
 
 
 def remove(path: Path) -> None:
-    """Delete a checkpoint's hidden folder and its files, here and at its prefix. If the store does
-    not answer, the folder stays and names the prefix, for the next `clean`."""
-    elsewhere = place(path)
-    if elsewhere != str(path):
+    """Delete a checkpoint's hidden folder and its files at the prefix. If the store does not
+    answer, the folder stays and names the prefix, for the next `clean`."""
+    location = locate_files(path)
+    if location != str(path):
         try:
             # The manifest first: half a checkpoint must not look complete.
-            storage.delete(storage.join(elsewhere, MANIFEST))
-            for file in storage.list_files(elsewhere):
-                storage.delete(storage.join(elsewhere, file))
+            storage.delete(storage.join(location, MANIFEST))
+            for file in storage.list_files(location):
+                storage.delete(storage.join(location, file))
         except StorageError as error:
-            log.warning("%s is not removed yet: %s", elsewhere, error.message)
+            log.warning("%s is not removed yet: %s", location, error.message)
             return
     shutil.rmtree(path)
 
 
 def set_aside(folder: Path, after: int) -> None:
-    """Rename checkpoints later than step `after`: the run resumes from there."""
+    """Rename checkpoints later than step `after`, from which the run resumes."""
     for path in committed(folder):
-        if step_of(path) > after:
-            place, number = folder / f"{ABANDONED}{path.name}", 1
-            while place.exists():
-                place, number = folder / f"{ABANDONED}{path.name}-{number}", number + 1
-            log.warning("%s is set aside as %s", path.name, place.name)
-            path.rename(place)
+        if parse_step(path) > after:
+            target, number = folder / f"{ABANDONED}{path.name}", 1
+            while target.exists():
+                target, number = folder / f"{ABANDONED}{path.name}-{number}", number + 1
+            log.warning("%s is set aside as %s", path.name, target.name)
+            path.rename(target)
     sync(folder)
 
 
-def whole(url: str) -> list[str]:
-    """Return the checkpoints below a URL, oldest first: prefixes with a manifest."""
+def list_complete(url: str) -> list[str]:
+    """List the checkpoints below a URL, oldest first: prefixes with a manifest."""
     names = [file.rpartition("/")[0] for file in storage.list_files(url) if is_manifest(file)]
-    return [storage.join(url, each) for each in sorted(names, key=step_of)]
+    return [storage.join(url, checkpoint) for checkpoint in sorted(names, key=parse_step)]
 
 
 def is_manifest(file: str) -> bool:
-    folder, _, last = file.rpartition("/")
-    return last == MANIFEST and NAME.match(folder) is not None
+    folder, _, file_name = file.rpartition("/")
+    return file_name == MANIFEST and NAME.match(folder) is not None
 
 
 def adopt(folder: Path, url: str, run: str, prepare: Callable[[RunState], None]) -> None:
-    """Create records of a run's checkpoints at `url`, if the run's folder was lost. All records
-    are created before the first becomes visible: a hidden one left over means that a start was
-    killed in between. `prepare` receives the state of the newest before that."""
+    """Create records for a run's checkpoints at `url`, if the run's folder was lost. All records
+    are created before the first becomes visible: a hidden record means that a start was killed in
+    between. `prepare` receives the newest state before that."""
     if committed(folder) and not any(folder.glob(f".*{ADOPTED}")):
         return
-    made: dict[Path, Path] = {}
+    records: dict[Path, Path] = {}
     newest: RunState | None = None
-    for there in whole(url):
-        state = read_state(there)
+    for checkpoint in list_complete(url):
+        state = read_state(checkpoint)
         path, target = folder / f".{name(state.step)}{ADOPTED}", folder / name(state.step)
-        if state.run != run or target.exists() or target in made:  # this step was saved twice
+        if state.run != run or target.exists() or target in records:  # this step was saved twice
             continue
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
         for file in (STATE, MODEL, MANIFEST):
-            storage.write(str(path / file), storage.read(storage.join(there, file)))
-        storage.write(str(path / REMOTE), there.encode())
-        made[target], newest = path, state
+            storage.write(str(path / file), storage.read(storage.join(checkpoint, file)))
+        storage.write(str(path / REMOTE), checkpoint.encode())
+        records[target], newest = path, state
     if newest is not None:
         prepare(newest)
-    for target, path in made.items():
+    for target, path in records.items():
         path.rename(target)
-        log.info("%s was saved by this run: going on with it", place(target))
+        log.info("%s was saved by this run: going on with it", locate_files(target))
     sync(folder)
 
 
@@ -357,9 +359,9 @@ def _delete(path: Path) -> None:
 
 
 def _read(path: Path | str, file: str) -> bytes:
-    url = storage.join(place(path), file)
+    url = storage.join(locate_files(path), file)
     if not storage.exists(url):
-        raise damaged(path, f"its {file} cannot be read (it is missing)")
+        raise damage_error(path, f"its {file} cannot be read (it is missing)")
     return storage.read(url)
 
 

@@ -1,7 +1,7 @@
-"""Tensors on disk: torch's distributed checkpoint files, keyed by logical name.
+"""Write and read tensors: torch's distributed checkpoint files, keyed by logical name.
 
 The planners below pass fragments to torch's writer and reader box by box: nothing is gathered, and
-reading makes no copy. Any tool that reads torch's format reads these files
+reading copies nothing. Any tool that reads torch's format reads these files
 (`python -m torch.distributed.checkpoint.format_utils dcp_to_torch …`).
 """
 
@@ -46,50 +46,51 @@ from torch.futures import Future
 from ...console.errors import CheckpointError, StorageError, UserError, file_fault
 from ...dataplane.storage import storage
 from .fragments import Box, Fragment
-from .kinds import MASTER, keyed
+from .kinds import MASTER, tensor_key
 from .metadata import METADATA, parse
 from .store import TENSORS, StoredFile
 
 READERS = 8
-"""Boxes that one rank reads at once: in a store, each is a request."""
+"""Boxes that a rank reads concurrently: in a store, a box is a request."""
 
 
 def write(
     folder: Path,
     fragments: Sequence[Fragment],
     group: dist.ProcessGroup,
-    written: Callable[[int], None] = lambda size: None,
+    report: Callable[[int], None] = lambda size: None,
 ) -> list[StoredFile]:
-    """Write the fragments that this rank stores, and report the bytes of each write to `written`.
-    Return this rank's files. Collective."""
+    """Write the fragments that this rank stores, and `report` the bytes after every write. Return
+    this rank's files. Collective."""
     writer = FileSystemWriter(folder, single_file_per_rank=True, per_thread_copy_ahead=0)
-    files = HashingFiles(written)
+    files = HashingFiles(report)
     writer.fs = files
-    what = f"a checkpoint in {folder.parent.parent}"
+    target = f"a checkpoint in {folder.parent.parent}"
     try:
-        with failures_named("write", what):
+        with converting_errors("write", target):
             metadata = save_tensors(
                 {}, storage_writer=writer, planner=_SavePlanner(fragments), process_group=group
             )
     except UserError as error:
         if files.failure is None:
             raise
-        raise named(files.failure, "write", what) from error
+        raise convert_error(files.failure, "write", target) from error
     if dist.get_rank(group) == 0:
-        _check_whole(metadata, folder)
+        _check_complete(metadata, folder)
     return [
-        StoredFile(f"{TENSORS}/{_committed(name)}", sink.size, sink.digest.hexdigest())
-        for name, sink in files.written.items()
+        # torch renames its metadata when all ranks have written.
+        StoredFile(f"{TENSORS}/{file.removesuffix('.tmp')}", sink.size, sink.digest.hexdigest())
+        for file, sink in files.written.items()
     ]
 
 
 def read(
     folder: Path | str, fragments: Sequence[Fragment], group: dist.ProcessGroup | None
 ) -> None:
-    """Fill the fragments from a checkpoint of any layout. Collective."""
+    """Fill the fragments from a checkpoint, whatever layout saved it. Collective."""
     reader = BoxReader(str(folder))
     try:
-        with failures_named("read", str(folder).rpartition("/")[0]):
+        with converting_errors("read", str(folder).rpartition("/")[0]):
             load_tensors(
                 {}, storage_reader=reader, planner=LoadFragments(fragments), process_group=group
             )
@@ -99,8 +100,8 @@ def read(
         raise reader.failure from error
 
 
-class Stored:
-    """Tensors of a checkpoint, for one process."""
+class StoredTensors:
+    """A checkpoint's tensors, read by a single process."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -109,29 +110,29 @@ class Stored:
         self.reader.set_up_storage_reader(self.metadata, is_coordinator=True)
 
     def shapes(self, kind: str) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the tensors of one kind, by parameter."""
-        start = keyed(kind, "")
+        """Return, by parameter, the shapes of its tensors with this kind."""
+        prefix = tensor_key(kind, "")
         return {
-            key.removeprefix(start): tuple(item.size)
+            key.removeprefix(prefix): tuple(item.size)
             for key, item in self.metadata.state_dict_metadata.items()
-            if key.startswith(start) and isinstance(item, TensorStorageMetadata)
+            if key.startswith(prefix) and isinstance(item, TensorStorageMetadata)
         }
 
     def read(self, fragments: Sequence[Fragment]) -> None:
         planner = LoadFragments(fragments)
         planner.set_up_planner({}, self.metadata, is_coordinator=True)
-        with failures_named("read", self.folder.rpartition("/")[0]):
+        with converting_errors("read", self.folder.rpartition("/")[0]):
             self.reader.read_data(planner.create_local_plan(), planner)
 
 
 class BoxReader(StorageReader):
-    """Reads each stored box by one ranged read, from disk or from a store."""
+    """Reads a stored box with a single ranged read, from disk or from a store."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        self.places: dict[MetadataIndex, Any] = {}
+        self.locations: dict[MetadataIndex, Any] = {}
         self.failure: UserError | None = None
-        """The failure to read the index: torch raises another error in its place."""
+        """The failure to read the index, for which torch raises a different error."""
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         file = storage.join(self.folder, METADATA)
@@ -144,7 +145,7 @@ class BoxReader(StorageReader):
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *_: Any, **__: Any
     ) -> None:
-        self.places = metadata.storage_data
+        self.locations = metadata.storage_data
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan
@@ -158,12 +159,12 @@ class BoxReader(StorageReader):
             by_box.setdefault(item.storage_index, []).append(item)
 
         def fill(index: MetadataIndex) -> None:
-            box = self._box(index)
+            box = self._read_box(index)
             for item in by_box[index]:
-                begins = zip(item.storage_offsets, item.lengths, strict=True)
-                part = box[tuple(slice(offset, offset + size) for offset, size in begins)]
+                ranges = zip(item.storage_offsets, item.lengths, strict=True)
+                region = tuple(slice(offset, offset + size) for offset, size in ranges)
                 target = planner.resolve_tensor(item).detach()
-                target.copy_(part)
+                target.copy_(box[region])
                 planner.commit_tensor(item, target)
 
         with ThreadPoolExecutor(READERS) as pool:
@@ -172,16 +173,16 @@ class BoxReader(StorageReader):
         done.set_result(None)
         return done
 
-    def _box(self, index: MetadataIndex) -> torch.Tensor:
-        place = self.places[index]
-        url = storage.join(self.folder, place.relative_path)
-        data = storage.read(url, place.offset, place.offset + place.length)
+    def _read_box(self, index: MetadataIndex) -> torch.Tensor:
+        location = self.locations[index]
+        url = storage.join(self.folder, location.relative_path)
+        data = storage.read(url, location.offset, location.offset + location.length)
         box = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         assert isinstance(box, torch.Tensor)
         return box
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        self.places = {}
+        self.locations = {}
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
@@ -189,7 +190,7 @@ class BoxReader(StorageReader):
 
 
 class _SavePlanner(DefaultSavePlanner):
-    """Plans the writes of this rank's boxes."""
+    """Plans this rank's writes, a box each."""
 
     def __init__(self, fragments: Sequence[Fragment]) -> None:
         super().__init__()
@@ -211,7 +212,7 @@ class _SavePlanner(DefaultSavePlanner):
         self.views[fragment.key, box.offsets] = view
 
     def create_local_plan(self) -> SavePlan:
-        # `planner_data` maps each key to its path in a nested state: ours is flat.
+        # `planner_data` maps keys to paths in a nested state: ours is flat.
         paths = {item.index.fqn: (item.index.fqn,) for item in self.items}
         self.plan = SavePlan(self.items, planner_data=paths)
         return self.plan
@@ -230,11 +231,13 @@ class LoadFragments(DefaultLoadPlanner):
 
     def create_local_plan(self) -> LoadPlan:
         assert self.metadata is not None
-        wanted: dict[str, list[ChunkStorageMetadata]] = {}
+        chunks_by_key: dict[str, list[ChunkStorageMetadata]] = {}
         for fragment in self.fragments:
             stored = self.metadata.state_dict_metadata.get(fragment.key)
             if not isinstance(stored, TensorStorageMetadata):
-                weights = keyed(MASTER, fragment.parameter) in self.metadata.state_dict_metadata
+                weights = (
+                    tensor_key(MASTER, fragment.parameter) in self.metadata.state_dict_metadata
+                )
                 raise CheckpointError(
                     f"it holds no {fragment.key}"
                     f"{', but the weights: another optimizer saved it' if weights else ''}",
@@ -247,10 +250,10 @@ class LoadFragments(DefaultLoadPlanner):
                     hint=_ANOTHER_MODEL,
                 )
             for box, view in fragment.boxes():
-                wanted.setdefault(fragment.key, []).append(_chunk(box))
+                chunks_by_key.setdefault(fragment.key, []).append(_chunk(box))
                 self.views[fragment.key, box.offsets] = view
         items: list[ReadItem] = []
-        for key, chunks in wanted.items():
+        for key, chunks in chunks_by_key.items():
             stored = cast(TensorStorageMetadata, self.metadata.state_dict_metadata[key])
             items += create_read_items_for_chunk_list(key, stored, chunks)
         return LoadPlan(items)
@@ -263,14 +266,14 @@ def _chunk(box: Box) -> ChunkStorageMetadata:
     return ChunkStorageMetadata(offsets=torch.Size(box.offsets), sizes=torch.Size(box.sizes))
 
 
-def _check_whole(metadata: Metadata, folder: Path) -> None:
-    """Raise if a tensor would miss elements. torch checks this for more than one rank only."""
+def _check_complete(metadata: Metadata, folder: Path) -> None:
+    """Raise if a tensor would miss elements. torch checks this only for several ranks."""
     for key, item in metadata.state_dict_metadata.items():
         assert isinstance(item, TensorStorageMetadata)
-        held = sum(math.prod(chunk.sizes) for chunk in item.chunks)
-        if held != math.prod(item.size):
+        stored = sum(math.prod(chunk.sizes) for chunk in item.chunks)
+        if stored != math.prod(item.size):
             raise CheckpointError(
-                f"{key} would be stored with {held:,} of its {math.prod(item.size):,} elements",
+                f"{key} would be stored with {stored:,} of its {math.prod(item.size):,} elements",
                 where=str(folder),
             )
 
@@ -282,7 +285,7 @@ class HashingFiles(FileSystem):
         self.report = report
         self.written: dict[str, _HashingStream] = {}
         self.failure: OSError | None = None
-        """The disk's error: torch's serialiser hides it behind one of its own."""
+        """The disk's error, which torch's serializer hides behind a different one."""
 
     @contextmanager
     def create_stream(self, path: Any, mode: str) -> Iterator[io.IOBase]:
@@ -323,33 +326,28 @@ class _HashingStream(io.IOBase):
         return int(self.file.fileno())
 
 
-def _committed(name: str) -> str:
-    """Return the final name of a file: torch renames its metadata."""
-    return name.removesuffix(".tmp")
-
-
 @contextmanager
-def failures_named(verb: str, what: str) -> Iterator[None]:
-    """Convert errors of torch or the disk, on any rank, into user errors."""
+def converting_errors(verb: str, target: str) -> Iterator[None]:
+    """Convert errors from torch or the disk, on any rank, into user errors."""
     try:
         yield
-    except CheckpointException as error:  # a BaseException: the failures of all ranks
+    except CheckpointException as error:  # a BaseException: the failures on all ranks
         rank, (cause, _) = next(iter(error.failures.items()))
-        raise named(cause, verb, what, rank) from error
+        raise convert_error(cause, verb, target, rank) from error
     except (OSError, RuntimeError, ValueError) as error:
-        raise named(error, verb, what) from error
+        raise convert_error(error, verb, target) from error
 
 
-def named(cause: BaseException, verb: str, what: str, rank: int = 0) -> UserError:
+def convert_error(cause: BaseException, verb: str, target: str, rank: int = 0) -> UserError:
     if isinstance(cause, UserError):
-        cause.where = cause.where or what
+        cause.where = cause.where or target
         return cause
     where = f"rank {rank}" if rank else None
     if isinstance(cause, OSError):
         reason, hint = file_fault(cause)
-        return StorageError(f"cannot {verb} {what}: {reason}", where=where, hint=hint)
+        return StorageError(f"cannot {verb} {target}: {reason}", where=where, hint=hint)
     reason = f"{type(cause).__name__}: {cause}"
-    return CheckpointError(f"cannot {verb} {what}: {reason}", where=where)
+    return CheckpointError(f"cannot {verb} {target}: {reason}", where=where)
 
 
 _ANOTHER_MODEL = "load it into the model that it was saved from (model.yaml of its run)"

@@ -1,4 +1,4 @@
-"""Weights of a checkpoint from its files alone: in one process, without an engine."""
+"""Read a checkpoint's weights from its files, in a single process and without an engine."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ...models.parallel.local_shard import LocalShard
 from ...models.weights import Weights
 from . import store, tensors
 from .fragments import Fragment
-from .kinds import MASTER, keyed
+from .kinds import MASTER, tensor_key
 
 
-def weights(checkpoint: Path | str, kind: str = MASTER) -> Weights:
-    """Return the fp32 weights, or their moving average, read lazily, after verifying the files.
-    Frozen parameters have no average: it is their weights."""
-    manifest, _ = store.look_at(checkpoint)
+def read_weights(checkpoint: Path | str, kind: str = MASTER) -> Weights:
+    """Verify the files and return the fp32 weights or their moving averages, read lazily. Frozen
+    parameters have no average: their weights take its place."""
+    manifest, _ = store.read_checkpoint(checkpoint)
     store.verify(checkpoint, manifest.files)
-    stored = tensors.Stored(storage.join(store.place(checkpoint), store.TENSORS))
+    stored = tensors.StoredTensors(storage.join(store.locate_files(checkpoint), store.TENSORS))
     shapes = stored.shapes(kind)
     if not shapes:
         raise CheckpointError(
@@ -28,11 +28,11 @@ def weights(checkpoint: Path | str, kind: str = MASTER) -> Weights:
             hint="leave out --ema, or train with optimizer.ema=0.9999",
         )
 
-    def read(name: str) -> torch.Tensor:
-        whole = torch.empty(masters[name], dtype=torch.float32)
-        key = keyed(kind if name in shapes else MASTER, name)
-        stored.read([Fragment(key, LocalShard(masters[name]), 0, whole.view(-1))])
-        return whole
+    def read(parameter: str) -> torch.Tensor:
+        tensor = torch.empty(masters[parameter], dtype=torch.float32)
+        key = tensor_key(kind if parameter in shapes else MASTER, parameter)
+        stored.read([Fragment(key, LocalShard(masters[parameter]), 0, tensor.view(-1))])
+        return tensor
 
     masters = stored.shapes(MASTER)
     return Weights(masters, read)

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from ...models.parallel.local_shard import LocalShard
 from ..checkpoints.fragments import Fragment
-from ..checkpoints.kinds import AVERAGE, MASTER, keyed
+from ..checkpoints.kinds import AVERAGE, MASTER, tensor_key
 from .optimizers.base import Optimizer, ParameterGroup
 
 GRADIENT = "gradient"
@@ -71,7 +71,7 @@ class Pieces:
     def _fragment(self, kind: str, piece: Piece, data: Tensor) -> Fragment:
         shard = self.shards[piece.parameter]
         return Fragment(
-            key=keyed(kind, piece.parameter),
+            key=tensor_key(kind, piece.parameter),
             shard=shard,
             start=piece.start,
             data=data,

@@ -108,7 +108,7 @@ def check_profile(job: Job, options: StartOptions) -> None:
                 f"{option}: the plan has steps {first} to {last}",
                 hint="choose steps of the plan, as in --profile 10:15 or --memory-snapshot 12",
             )
-        if saved and store.step_of(saved[-1]) >= steps.stop:
+        if saved and store.parse_step(saved[-1]) >= steps.stop:
             log.warning("%s writes nothing: the run has taken these steps", option)
 
 

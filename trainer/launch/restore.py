@@ -102,7 +102,7 @@ def _identity(origin: WeightSource | None) -> dict[str, Any]:
     """Return facts about the weights that all ranks compare: file names and sizes, or a
     checkpoint's step, because loading compares a checkpoint's contents."""
     if origin is None or isinstance(origin, Checkpoint):
-        return {"checkpoint": origin and store.step_of(origin.where)}
+        return {"checkpoint": origin and store.parse_step(origin.where)}
     files = sorted(path for path in Path(origin.where).iterdir() if path.is_file())
     return {path.name: path.stat().st_size for path in files}
 
@@ -115,7 +115,7 @@ def roll_back(job: Job, engine: Engine, parallel: Parallel) -> RunState:
     """
     every, edges = job.run.checkpoints.every, [job.plan.first_step, *job.ends]
     saved = list_checkpoints(job, parallel)
-    planned = [path for path in saved if is_planned(store.step_of(path), every, edges)]
+    planned = [path for path in saved if is_planned(store.parse_step(path), every, edges)]
     newest = (planned or saved)[-1]
     state = savers.load(newest, engine.fragments(), parallel.checkpoint)
     engine.loaded(state.updates)

@@ -93,7 +93,7 @@ def describe_outcome(job: Job, code: int) -> dict[str, Any]:
         "run": str(job.folder.root),
         "finished": code == 0,
         "exit_code": code,
-        "step": store.step_of(saved[-1]) if saved else job.plan.first_step,
+        "step": store.parse_step(saved[-1]) if saved else job.plan.first_step,
         "last_step": job.plan.end_step,
         "loss": last["loss"] if last else None,
         "plan_hash": job.plan.hash,
@@ -177,7 +177,7 @@ def _finish(job: Job, code: int, write_report: WriteReport) -> None:
         Mirror(job.folder, job.run.watch.mirror).update(final=True)
     if code == ranks.INTERRUPTED:
         command.say(
-            f"saved at step {store.step_of(saved[-1])} of {job.plan.end_step} (exit code {code}); "
+            f"saved at step {store.parse_step(saved[-1])} of {job.plan.end_step} (exit code {code}); "
             f"to go on: trainer resume {shlex.quote(str(job.folder.root))}"
         )
     command.say(f"report: {path}")

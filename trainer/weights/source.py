@@ -65,7 +65,7 @@ class Checkpoint:
 
     @property
     def step(self) -> int:
-        return store.step_of(self.where)
+        return store.parse_step(self.where)
 
     @property
     def model(self) -> ModelConfig:
@@ -73,7 +73,7 @@ class Checkpoint:
         from ...console import yaml_text
         from ...models.config.config import ModelConfig, load_model_config
 
-        file = storage.join(store.place(self.where), store.MODEL)
+        file = storage.join(store.locate_files(self.where), store.MODEL)
         if storage.exists(file):
             data, lines = yaml_text.parse(storage.read(file).decode(), source=file)
             return reader.build(ModelConfig, data, source=file, lines=lines)
@@ -86,9 +86,9 @@ class Checkpoint:
 
     def weights(self) -> Weights:
         from ..checkpoints.kinds import AVERAGE, MASTER
-        from ..checkpoints.weights import weights
+        from ..checkpoints.weights import read_weights
 
-        return weights(self.where, AVERAGE if self.average else MASTER)
+        return read_weights(self.where, AVERAGE if self.average else MASTER)
 
 
 @dataclass(frozen=True)
@@ -143,9 +143,9 @@ def _find(path: str, step: int | None) -> WeightSource:
         siblings = [name for name in storage.names(siblings_folder) if store.NAME.match(name)]
         if siblings:
             # Raises, with the steps that exist.
-            _choose(siblings, siblings_folder, store.step_of(path))
+            _choose(siblings, siblings_folder, store.parse_step(path))
     elif not storage.is_local(path):
-        return Checkpoint(_choose(store.whole(path), path, step))
+        return Checkpoint(_choose(store.list_complete(path), path, step))
     else:
         from ...models.conversion.folders import FORMATS
 
@@ -193,7 +193,7 @@ def _parameter_shapes(model: ModelConfig) -> dict[str, list[int]]:
 
 def _choose(checkpoints: list[str], path: str, step: int | None) -> str:
     """Return the newest checkpoint, or the newest at `step`."""
-    steps = [store.step_of(checkpoint) for checkpoint in checkpoints]
+    steps = [store.parse_step(checkpoint) for checkpoint in checkpoints]
     if step is None and checkpoints:
         return checkpoints[-1]
     if step in steps:

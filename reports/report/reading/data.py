@@ -127,7 +127,7 @@ class RunData:
             recall=list(lines.read(folder.recall)),
             ledger=str((lines.read_last(folder.ledger) or {}).get("hash", "")),
             ledger_damage=find_gap(folder.ledger),
-            checkpoints=[store.step_of(path) for path in store.committed(folder.checkpoints)],
+            checkpoints=[store.parse_step(path) for path in store.committed(folder.checkpoints)],
             candidates=candidates,
             sizes=sizes,
         )

@@ -32,7 +32,7 @@ from headrace.models.model.model import Model
 from headrace.models.parallel.local_shard import LocalShard
 from headrace.trainer.checkpoints import store
 from headrace.trainer.checkpoints.fragments import Fragment
-from headrace.trainer.checkpoints.kinds import MASTER, keyed
+from headrace.trainer.checkpoints.kinds import MASTER, tensor_key
 from headrace.trainer.checkpoints.policy import CheckpointConfig
 from headrace.trainer.checkpoints.saver import Saver
 from headrace.trainer.cluster import ranks as group
@@ -201,7 +201,10 @@ def checkpoint_of(tmp_path: Path, parallel: Parallel) -> Callable[..., RunFolder
         folder.run.touch()
         fragments = [
             Fragment(
-                keyed(kind, name), LocalShard(tuple(p.shape)), 0, p.detach().float().reshape(-1)
+                tensor_key(kind, name),
+                LocalShard(tuple(p.shape)),
+                0,
+                p.detach().float().reshape(-1),
             )
             for kind in (MASTER, *ADAM)
             for name, p in model.named_parameters()

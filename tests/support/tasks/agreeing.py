@@ -193,7 +193,9 @@ def resume(
     listed = store.committed
 
     def stale(checkpoints: Path) -> list[Path]:
-        return [path for path in listed(checkpoints) if store.step_of(path) not in (hidden or [])]
+        return [
+            path for path in listed(checkpoints) if store.parse_step(path) not in (hidden or [])
+        ]
 
     job = load(RunFolder(other if rank and other else folder))
     engine = make_engine()

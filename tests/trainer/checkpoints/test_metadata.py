@@ -67,7 +67,7 @@ def test_indices_of_every_dtype_are_read(
     whole = torch.ones(4, 6).to(dtype)
     fragment = Fragment("master.w", LocalShard((4, 6)), 0, whole.flatten())
     tensors.write(tmp_path / "t", [fragment], parallel.control)
-    assert tensors.Stored(str(tmp_path / "t")).shapes("master") == {"w": (4, 6)}
+    assert tensors.StoredTensors(str(tmp_path / "t")).shapes("master") == {"w": (4, 6)}
 
 
 def test_a_load_names_the_file_that_was_refused(tmp_path: Path, parallel: Parallel) -> None:

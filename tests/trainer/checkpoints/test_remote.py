@@ -69,7 +69,7 @@ def test_files_are_in_the_store_and_a_record_in_the_folder(
     (record,) = store.committed(run.checkpoints)
     names = sorted(path.name for path in record.iterdir())
     assert names == ["manifest.json", "model.yaml", "remote", "state.json"]
-    (there,) = store.whole(url)
+    (there,) = store.list_complete(url)
     assert (record / "remote").read_text() == there and there.startswith(f"{url}/step-00000003.")
     for path in (str(run.root), str(record), there, url):  # the last two need no run folder
         found = sources.find(path)
@@ -84,11 +84,11 @@ def test_only_checkpoints_named_by_a_record_are_deleted(
 ) -> None:
     group = parallel.checkpoint
     save(tmp_path / "other", group, [1, 2], url=url)
-    theirs = store.whole(url)
+    theirs = store.list_complete(url)
     storage.write(f"{url}/step-00000001.0123/notes.txt", b"a person's")
     save(tmp_path / "mine", group, [1, 2, 3, 4], url=url, keep_last=1, keep_every=2)
-    assert [store.step_of(path) for path in store.committed(tmp_path / "mine")] == [2, 4]
-    assert set(theirs) <= set(store.whole(url)) and len(store.whole(url)) == 4
+    assert [store.parse_step(path) for path in store.committed(tmp_path / "mine")] == [2, 4]
+    assert set(theirs) <= set(store.list_complete(url)) and len(store.list_complete(url)) == 4
     assert storage.exists(f"{url}/step-00000001.0123/notes.txt")
     assert [read(path, group) for path in store.committed(tmp_path / "mine")] == [2.0, 4.0]
     assert read(theirs[0], group) == 1.0
@@ -97,7 +97,7 @@ def test_only_checkpoints_named_by_a_record_are_deleted(
 def test_damage_in_the_store_is_detected(tmp_path: Path, parallel: Parallel, url: str) -> None:
     save(tmp_path, parallel.checkpoint, [1], url=url)
     (record,) = store.committed(tmp_path)
-    (there,) = store.whole(url)
+    (there,) = store.list_complete(url)
     place = f"{there}/tensors/__0_0.distcp"
     data = bytearray(storage.read(place))
     data[len(data) // 2] ^= 1
@@ -117,7 +117,7 @@ def test_incomplete_checkpoints_are_invisible_and_removed_at_the_next_start(
     half = store.temporary(tmp_path, 2, "beef")
     store.begin(half, f"{url}/step-00000002.beef")
     storage.write(f"{url}/step-00000002.beef/tensors/__0_0.distcp", b"half")
-    assert len(store.committed(tmp_path)) == len(store.whole(url)) == 1
+    assert len(store.committed(tmp_path)) == len(store.list_complete(url)) == 1
 
     def silent(*_: object) -> Any:
         raise StorageError("no answer")
@@ -128,7 +128,7 @@ def test_incomplete_checkpoints_are_invisible_and_removed_at_the_next_start(
     assert half.exists()
     store.clean(tmp_path)
     assert not half.exists() and len(storage.list_files(url)) == len(
-        storage.list_files(store.whole(url)[0])
+        storage.list_files(store.list_complete(url)[0])
     )
 
 
@@ -145,7 +145,7 @@ def test_a_store_failure_fails_the_save_and_leaves_no_files(
     monkeypatch.setattr(storage, "write", fails)
     with pytest.raises(StorageError, match="it is full"):
         save(tmp_path, parallel.checkpoint, [1], url=url)
-    assert store.whole(url) == storage.list_files(url) == list(tmp_path.iterdir()) == []
+    assert store.list_complete(url) == storage.list_files(url) == list(tmp_path.iterdir()) == []
 
 
 def test_a_run_that_lost_its_folder_finds_its_checkpoints(
@@ -184,13 +184,13 @@ def test_a_run_that_lost_its_folder_finds_its_checkpoints(
     assert prepared == [5, 5, 5]
     assert sorted(path.name for path in new.iterdir()) == [store.name(3), store.name(5)]
     assert store.read_state(store.committed(new)[-1]).step == 5
-    assert len(store.whole(url)) == 2
+    assert len(store.list_complete(url)) == 2
 
 
 def test_a_record_emptied_by_a_power_cut_deletes_nothing(tmp_path: Path) -> None:
     half = store.temporary(tmp_path, 2, "beef")
     store.begin(half, "memory://bucket/run")
-    assert store.place(half) == "memory://bucket/run"
+    assert store.locate_files(half) == "memory://bucket/run"
     (half / store.REMOTE).write_text("")
     with pytest.raises(CheckpointError, match="names no store"):
         store.clean(tmp_path)
@@ -233,6 +233,6 @@ def test_a_run_survives_kills_during_saves_to_s3(
     assert trainer.lines("ledger.jsonl") == ledger[events[0]["step"] - 1 :]
     assert trainer.losses() == trainer.losses(whole)[events[0]["step"] :]
     kept = {(path / "remote").read_text() for path in store.committed(trainer.out / "checkpoints")}
-    assert kept <= set(store.whole(url))
+    assert kept <= set(store.list_complete(url))
     manifests = [json.loads(storage.read(f"{place}/manifest.json")) for place in kept]
     assert max(manifest["step"] for manifest in manifests) == 24

@@ -68,7 +68,7 @@ def test_a_file_that_cannot_grow_is_an_error_and_leaves_no_partial_files(
     assert [path.name for path in tmp_path.iterdir()] == [store.name(1)]
     keeper.save([fragment(torch.zeros(400, 400))], state(3))
     keeper.wait()
-    assert [store.step_of(path) for path in store.committed(tmp_path)] == [1, 3]
+    assert [store.parse_step(path) for path in store.committed(tmp_path)] == [1, 3]
 
 
 @pytest.mark.parametrize("background", [True, False])

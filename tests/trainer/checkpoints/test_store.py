@@ -78,10 +78,10 @@ def test_retention_keeps_the_last_every_nth_and_listed_steps(tmp_path: Path) -> 
     for step in range(1, 11):
         make(tmp_path, step)
     policy = CheckpointConfig(keep_last=2, keep_every=4)
-    outdated = store.outdated(tmp_path, policy, keep=[5])
-    assert [store.step_of(path) for path in outdated] == [1, 2, 3, 6, 7]
+    outdated = store.find_outdated(tmp_path, policy, keep=[5])
+    assert [store.parse_step(path) for path in outdated] == [1, 2, 3, 6, 7]
     store.prune(tmp_path, policy, keep=[5])
-    assert [store.step_of(path) for path in store.committed(tmp_path)] == [4, 5, 8, 9, 10]
+    assert [store.parse_step(path) for path in store.committed(tmp_path)] == [4, 5, 8, 9, 10]
 
 
 @pytest.mark.parametrize(("there", "kept"), [(4, 4), (5, 5), (7, 5)])
@@ -100,7 +100,7 @@ def test_an_abandoned_future_is_set_aside(tmp_path: Path) -> None:
     store.set_aside(tmp_path, 2)
     make(tmp_path, 4)
     store.set_aside(tmp_path, 2)
-    assert [store.step_of(path) for path in store.committed(tmp_path)] == [2]
+    assert [store.parse_step(path) for path in store.committed(tmp_path)] == [2]
     names = {path.name for path in tmp_path.glob("abandoned-*")}
     assert names == {
         "abandoned-step-00000004",
@@ -113,6 +113,6 @@ def test_a_copy_under_the_name_of_another_step_is_refused(tmp_path: Path) -> Non
     copy = tmp_path / store.name(13)
     shutil.copytree(make(tmp_path), copy)
     with pytest.raises(CheckpointError, match="holds the checkpoint of step 12, not that of step"):
-        store.look_at(copy)
+        store.read_checkpoint(copy)
     hidden = copy.rename(tmp_path / f"{store.name(12)}.0a1b")
     assert store.read_state(hidden).step == 12, "a prefix in a store"

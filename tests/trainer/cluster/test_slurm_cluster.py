@@ -71,7 +71,7 @@ class BatchJob:
 
     @property
     def saved(self) -> list[int]:
-        return [store.step_of(path) for path in store.committed(self.out / "checkpoints")]
+        return [store.parse_step(path) for path in store.committed(self.out / "checkpoints")]
 
     def log(self) -> str:
         return (self.out / "logs" / f"slurm-{self.number}.out").read_text()

@@ -77,7 +77,7 @@ def lose_a_machine(
 def resume_elsewhere(trainer: Any, machines: tuple[Host, Host], start: Start) -> None:
     """Resume on one machine with one rank, then on both again. All rows, and the losses up to
     rounding, are those of a run that nothing disturbed."""
-    saved = store.step_of(store.committed(trainer.out / "checkpoints")[-1])
+    saved = store.parse_step(store.committed(trainer.out / "checkpoints")[-1])
     assert saved >= 5
     trainer.run(*ENDLESS, "--stop-after", str(saved + 3), code=85)
     end = [*ENDLESS, "--stop-after", str(saved + 6)]

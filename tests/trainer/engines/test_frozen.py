@@ -17,7 +17,7 @@ from headrace.models.config.options.precision import PRECISIONS
 from headrace.models.model.model import Model, initial_weights
 from headrace.trainer.accounting.state import frozen_parts
 from headrace.trainer.checkpoints.store import name as step_name
-from headrace.trainer.checkpoints.weights import weights
+from headrace.trainer.checkpoints.weights import read_weights
 from headrace.trainer.engines.groups import check_trained, local_shards, parameter_groups
 
 PLACES = [("fsdp2", "fp32"), ("fsdp2", "bf16"), ("zero1", "bf16"), ("zero3", "bf16")]
@@ -76,7 +76,7 @@ def test_frozen_masters_are_in_checkpoints_of_every_engine(two: Ranks, tmp_path:
     """Their average is their weights; the average of the others began at theirs."""
     for rank in two.run("freezing.save_and_load", tmp_path, "zero1", "fsdp2", "bf16"):
         assert all(rank)
-    stored, averages = (weights(tmp_path / step_name(1), kind) for kind in ("master", "ema"))
+    stored, averages = (read_weights(tmp_path / step_name(1), kind) for kind in ("master", "ema"))
     expected = {name: each.float() for name, each in dict(initial_weights(config(), 3)).items()}
     assert set(stored) == set(averages) == set(expected)
     for name, tensor in expected.items():

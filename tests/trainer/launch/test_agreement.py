@@ -174,7 +174,7 @@ def test_a_checkpoint_that_one_rank_lacks_is_no_reason_to_fall_back(
     answers = two.run("resume", tmp_path / "run", other=tmp_path / "other", fallback=True)
     assert answers[0] == answers[1]
     assert f"rank 1: {tmp_path}/other/checkpoints/step-00000004 is not there" in answers[0]
-    assert store.step_of(store.committed(tmp_path / "run" / "checkpoints")[-1]) == 4
+    assert store.parse_step(store.committed(tmp_path / "run" / "checkpoints")[-1]) == 4
 
 
 def test_other_files_of_initial_weights_on_one_rank_are_named(two: Ranks, tmp_path: Path) -> None:

@@ -341,4 +341,4 @@ def test_an_event_says_whether_a_checkpoint_was_sealed_or_its_save_failed(
         saving(folder, parallel).run(begin())
     events = [(event["event"], event["step"]) for event in lines.read(folder.events)]
     assert events == [("checkpoint", 1), ("checkpoint failed", 2)]
-    assert [store.step_of(path) for path in store.committed(folder.checkpoints)] == [1]
+    assert [store.parse_step(path) for path in store.committed(folder.checkpoints)] == [1]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ...checkpoints.fragments import Fragment, averaged
+from ...checkpoints.fragments import Fragment, pair_averages
 
 
 class MovingAverage:
@@ -31,7 +31,7 @@ class MovingAverage:
         a bool on the device, is False."""
         if self.decay is None:
             return
-        pairs = averaged(fragments())
+        pairs = pair_averages(fragments())
         self.steps += finite
         decay = ((1 + self.steps) / (10 + self.steps)).clamp(max=self.decay)
         weight_of_new = torch.where(finite, 1 - decay, 0.0)

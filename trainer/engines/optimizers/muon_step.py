@@ -28,7 +28,7 @@ from torch import Tensor
 
 from ....models.transforms.matrices import Matrices
 from ...checkpoints.fragments import Fragment
-from ...checkpoints.kinds import keyed
+from ...checkpoints.kinds import tensor_key
 from .adamw_step import AdamW
 from .exchange import Exchange
 from .states import MOMENTUM, MUON, Arithmetic
@@ -72,7 +72,7 @@ class Muon(AdamW):
         muon_gradients = [g for g in gradients if g.parameter in self.matrices]
         beta = self.momentum
         for gradient in muon_gradients:
-            momentum = states[keyed(MOMENTUM, gradient.parameter)]
+            momentum = states[tensor_key(MOMENTUM, gradient.parameter)]
             momentum.copy_(torch.where(finite, momentum.lerp(gradient.data, 1 - beta), momentum))
             if self.nesterov:
                 gradient.data.lerp_(momentum, beta)

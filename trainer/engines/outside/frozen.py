@@ -19,7 +19,7 @@ from ....models.model.model import Model
 from ....models.parallel.axes import Axis
 from ....models.parallel.local_shard import LocalShard
 from ...checkpoints.fragments import Fragment
-from ...checkpoints.kinds import MASTER, keyed
+from ...checkpoints.kinds import MASTER, tensor_key
 from ...layout.groups import Parallel
 from ..optimizers.base import ParameterGroup
 
@@ -76,7 +76,7 @@ class Frozen:
                 start = _master_range(weight.numel(), axis, axis.rank).start
             if master.numel():
                 writes = writes and shard.stored
-                fragments.append(Fragment(keyed(MASTER, name), shard, start, master, writes))
+                fragments.append(Fragment(tensor_key(MASTER, name), shard, start, master, writes))
         return fragments
 
     def loaded(self) -> None:
