@@ -42,14 +42,14 @@ SHOWN = 16
 """Maximum missing ranks in an error."""
 
 
-class Verdict(NamedTuple):
+class StartVerdict(NamedTuple):
     """Why the ranks do not start; empty if they do."""
 
     message: str
     hint: str = ""
 
     @classmethod
-    def parse(cls, data: bytes) -> Verdict:
+    def parse(cls, data: bytes) -> StartVerdict:
         return cls(*json.loads(data))
 
     def encode(self) -> str:
@@ -90,7 +90,7 @@ def meet(host: str, port: int, rank: int, world: int, join: timedelta) -> Store:
         if rank == 0:
             store.set(VERDICT, _judge(store, world, join, seconds).encode())
         store.wait([VERDICT], join + ANSWERED)
-        verdict = Verdict.parse(store.get(VERDICT))
+        verdict = StartVerdict.parse(store.get(VERDICT))
         if verdict.message:
             store.set(READ.format(rank), "")
     except DistError as error:
@@ -109,13 +109,13 @@ def check_late_errors() -> None:
     """Raise the error that a rank wrote after the verdict."""
     store = Meeting.store
     if store is not None and store.check([ERROR]):
-        Verdict.parse(store.get(ERROR)).check()
+        StartVerdict.parse(store.get(ERROR)).check()
 
 
 def report_absence(host: str, port: int, rank: int, world: int, error: str) -> None:
     """Report to all ranks why this rank does not arrive."""
     store = _open(host, port, rank, world, FAILED)
-    verdict = Verdict(f"rank {rank} failed before it joined the others: {error}", FAILED_HINT)
+    verdict = StartVerdict(f"rank {rank} failed before it joined the others: {error}", FAILED_HINT)
     if rank == 0:
         store.set(WORLD, str(world))
         store.set(VERDICT, verdict.encode())
@@ -132,7 +132,7 @@ def _open(host: str, port: int, rank: int, world: int, timeout: timedelta) -> St
     return store
 
 
-def _fail(store: Store, rank: int, verdict: Verdict) -> None:
+def _fail(store: Store, rank: int, verdict: StartVerdict) -> None:
     """Write this rank's error, unless the store already has an error."""
     store.compare_set(ERROR, "", verdict.encode())
     store.set(READ.format(rank), "")
@@ -142,25 +142,29 @@ def _check_world(store: Store, rank: int, world: int) -> None:
     """Raise if this rank's world size differs from rank 0's."""
     expected = int(store.get(WORLD))
     if expected != world:
-        verdict = Verdict(f"rank {rank} has WORLD_SIZE={world}, rank 0 has {expected}", WORLD_HINT)
+        verdict = StartVerdict(
+            f"rank {rank} has WORLD_SIZE={world}, rank 0 has {expected}", WORLD_HINT
+        )
         _fail(store, rank, verdict)
         verdict.check()
 
 
-def _judge(store: Store, world: int, join: timedelta, seconds: str) -> Verdict:
+def _judge(store: Store, world: int, join: timedelta, seconds: str) -> StartVerdict:
     """Wait on rank 0 for all ranks or for an error. Return the verdict for all ranks."""
     deadline = time.monotonic() + join.total_seconds()
     keys = [CAME.format(rank) for rank in range(world)]
     while not store.check([ERROR]):
         if store.check(keys):
-            return Verdict("")
+            return StartVerdict("")
         if time.monotonic() > deadline:
             missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
             more = [f"and {len(missing) - SHOWN} more"] if len(missing) > SHOWN else []
             listed = ", ".join([*missing[:SHOWN], *more])
-            return Verdict(f"ranks did not come {seconds}: rank {listed} of {world}", MISSING_HINT)
+            return StartVerdict(
+                f"ranks did not come {seconds}: rank {listed} of {world}", MISSING_HINT
+            )
         time.sleep(POLL)
-    return Verdict.parse(store.get(ERROR))
+    return StartVerdict.parse(store.get(ERROR))
 
 
 def wait_for_readers(timeout: timedelta = ANSWERED) -> None:

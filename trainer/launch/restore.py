@@ -40,7 +40,9 @@ log = logs.get_logger(__name__)
 class RunCheckpoints(savers.Saver):
     """Saves checkpoints while a run trains, and loads them for a rollback."""
 
-    def __init__(self, job: Job, engine: Engine, parallel: Parallel, report: savers.Report) -> None:
+    def __init__(
+        self, job: Job, engine: Engine, parallel: Parallel, report: savers.ReportSave
+    ) -> None:
         texts = {store.MODEL: reader.dump(job.model)}
         super().__init__(
             job.folder.checkpoints,
