@@ -177,8 +177,8 @@ def _finish(job: Job, code: int, write_report: WriteReport) -> None:
         Mirror(job.folder, job.run.watch.mirror).update(final=True)
     if code == ranks.INTERRUPTED:
         command.say(
-            f"saved at step {store.parse_step(saved[-1])} of {job.plan.end_step} (exit code {code}); "
-            f"to go on: trainer resume {shlex.quote(str(job.folder.root))}"
+            f"saved at step {store.parse_step(saved[-1])} of {job.plan.end_step} "
+            f"(exit code {code}); to go on: trainer resume {shlex.quote(str(job.folder.root))}"
         )
     command.say(f"report: {path}")
 
