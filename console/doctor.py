@@ -53,6 +53,10 @@ class MachineReport:
         """True if nothing that headrace needs is missing."""
         return not any(component.needed for component in self.missing)
 
+    def lacks(self, component: str, hint: str, *, needed: bool = False) -> None:
+        """Add a missing component."""
+        self.missing.append(MissingComponent(component, hint, needed))
+
 
 @click.command()
 @command.json_option
@@ -113,9 +117,7 @@ def _packages(report: MachineReport) -> None:
     try:
         installed = importlib.metadata.distribution("headrace")
     except importlib.metadata.PackageNotFoundError:
-        report.missing.append(
-            MissingComponent("headrace itself is not installed", "pip install .", True)
-        )
+        report.lacks("headrace itself is not installed", "pip install .", needed=True)
         return
     report.found["headrace"] = installed.version
     for requirement in map(Requirement, installed.requires or []):
@@ -135,12 +137,12 @@ def _packages(report: MachineReport) -> None:
         elif extras[0]:
             package = f"{requirement.name} ({EXTRAS[extras[0]]})"
             hint = f"pip install 'headrace[{extras[0]}]'"
-            report.missing.append(MissingComponent(package, hint, False))
+            report.lacks(package, hint)
         else:
             installed_version = f"; {version} is installed" if version else ""
             package = f"{requirement.name}{requirement.specifier}"
             hint = f"pip install '{package}'"
-            report.missing.append(MissingComponent(f"{package}{installed_version}", hint, True))
+            report.lacks(f"{package}{installed_version}", hint, needed=True)
 
 
 def _machine(report: MachineReport) -> None:
@@ -154,11 +156,7 @@ def _machine(report: MachineReport) -> None:
     )
     if disk.free < SMALL_DISK:
         hint = "free some space, or work on a larger disk"
-        report.missing.append(
-            MissingComponent(
-                f"disk space: only {format_bytes(disk.free)} are free in this folder", hint, False
-            )
-        )
+        report.lacks(f"disk space: only {format_bytes(disk.free)} are free in this folder", hint)
 
 
 def _devices(report: MachineReport) -> None:
@@ -166,11 +164,8 @@ def _devices(report: MachineReport) -> None:
     try:
         import torch
     except (ImportError, OSError) as error:
-        report.missing.append(
-            MissingComponent(
-                f"torch cannot be imported: {error}", "pip install --force-reinstall torch", True
-            )
-        )
+        hint = "pip install --force-reinstall torch"
+        report.lacks(f"torch cannot be imported: {error}", hint, needed=True)
         return
     report.found["torch"] = f"{torch.__version__}, " + (
         f"for CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
@@ -188,9 +183,7 @@ def _devices(report: MachineReport) -> None:
             hint = "pip install --force-reinstall torch (the default build, not the CPU one)"
         else:
             hint = f"install a driver for CUDA {torch.version.cuda}; see `nvidia-smi`"
-        report.missing.append(
-            MissingComponent("torch cannot use the NVIDIA GPU of this machine", hint, False)
-        )
+        report.lacks("torch cannot use the NVIDIA GPU of this machine", hint)
 
 
 def _compiler(report: MachineReport) -> None:
@@ -202,7 +195,7 @@ def _compiler(report: MachineReport) -> None:
         compiler = (
             f"a C++ compiler (for torch.compile on CPU and DeepSpeed's offloading): {problem}"
         )
-        report.missing.append(MissingComponent(compiler, "apt-get install g++ python3-dev", False))
+        report.lacks(compiler, "apt-get install g++ python3-dev")
 
 
 def _credentials(report: MachineReport) -> None:
@@ -228,7 +221,7 @@ def _credentials(report: MachineReport) -> None:
     if not stores:
         credentials = "credentials of an object store (local datasets need none)"
         hint = "export AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=... (or ~/.aws/credentials)"
-        report.missing.append(MissingComponent(credentials, hint, False))
+        report.lacks(credentials, hint)
 
 
 def _defaults(report: MachineReport) -> None:

@@ -95,6 +95,14 @@ def comparison_table(head: Sequence[str], rows: Iterable[tuple[bool, Sequence[st
     )
 
 
+def scrolling_table(rows: str, heads: Sequence[str] = (), style: str = "") -> str:
+    """Return a table that scrolls on a narrow screen, from rows in HTML."""
+    style = f' class="{style}"' if style else ""
+    cells = "".join(f"<th>{head}</th>" for head in heads)
+    thead = f"<thead><tr>{cells}</tr></thead>" if heads else ""
+    return f'<div class="scroll"><table{style}>{thead}<tbody>{rows}</tbody></table></div>'
+
+
 HINTS = """
 function markCut() {
   for (const each of document.querySelectorAll(".scroll"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...console.errors import ConfigError, ConfigProblem
 from ...console.html.chart import TOP, Chart, Curve, bounds
-from ...console.html.page import WIDE, colour, legend, page, section
+from ...console.html.page import WIDE, colour, legend, page, scrolling_table, section
 from ...console.html.picture import draw_picture
 from ...console.progress import format_number
 from ...dataplane.storage import storage
@@ -141,9 +141,5 @@ def _body(curves: Curves, title: str, panels: Sequence[Panel]) -> str:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f"<th>{name}</th>" for name in heads)
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
-    return (
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-        "</div>"
-    )
+    return scrolling_table(body, heads)

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 
 from ...console.errors import PlanError
 from ...console.html.chart import Chart, Curve, bounds
-from ...console.html.page import WIDE, colour, layer_stripe, legend, page, section, tiles
+from ...console.html.page import (
+    WIDE,
+    colour,
+    layer_stripe,
+    legend,
+    page,
+    scrolling_table,
+    section,
+    tiles,
+)
 from ...console.progress import format_bytes
 from ...models.accounting.level import Moment
 from ...models.accounting.state import HOST, device_bytes
@@ -162,10 +171,6 @@ def _layers(stage: int, timeline: Timeline, stages: int) -> str:
         if "forward" in passes and "backward" in passes
     )
     heads = ("layer", "forward pass", "backward pass", "parts in the backward pass")
-    head = "".join(f"<th>{name}</th>" for name in heads)
-    table = (
-        f'<div class="scroll"><table class="meanings"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>"
-    )
+    table = scrolling_table(rows, heads, "meanings")
     where = f"stage {stage}" if stages > 1 else "a rank"
     return section("Highest level by layer", table, unit=where)

@@ -17,6 +17,7 @@ from ...console.html.page import (
     layer_stripe,
     legend,
     page,
+    scrolling_table,
     section,
     tiles,
 )
@@ -179,10 +180,8 @@ def _time_by_part(outlook: PlanOutlook) -> str:
         f"<td>{seconds / start:.1%}</td><td>{PARTS[name]}</td></tr>"
         for name, seconds in seconds_by_part.items()
     )
-    table = f'<div class="scroll"><table class="meanings"><tbody>{rows}</tbody></table></div>'
-    return section(
-        "Time by part", draw_timeline([("step", bars)], start) + table, unit="busiest stage"
-    )
+    drawn = draw_timeline([("step", bars)], start) + scrolling_table(rows, style="meanings")
+    return section("Time by part", drawn, unit="busiest stage")
 
 
 def _memory(outlook: PlanOutlook) -> str:
@@ -232,7 +231,7 @@ def _slow(outlook: PlanOutlook) -> str:
         f"<td>{step.seconds / outlook.seconds - 1:+.1%}</td></tr>"
         for slow, step in outlook.slowed_steps
     )
-    table = _scrolling_table(rows) if rows else ""
+    table = scrolling_table(rows) if rows else ""
     note = (
         '<p class="note">Seconds of a step if one part of the busiest stage takes as many times as '
         "long. All ranks wait for it.</p>"
@@ -278,12 +277,7 @@ def _failures(outlook: PlanOutlook) -> str:
         f"{failures.write:g} s beside the steps.</p>"
     )
     drawn = chart.render("goodput over the interval between checkpoints")
-    return section("Goodput with failures", f"{drawn}{_scrolling_table(rows)}{note}")
-
-
-def _scrolling_table(rows: str) -> str:
-    """Return a table that scrolls on a phone."""
-    return f'<div class="scroll"><table><tbody>{rows}</tbody></table></div>'
+    return section("Goodput with failures", f"{drawn}{scrolling_table(rows)}{note}")
 
 
 def _messages(outlook: PlanOutlook) -> str:
@@ -308,11 +302,7 @@ def _messages(outlook: PlanOutlook) -> str:
         )
     )
     heads = ("axis", "collective", "ranks", "size", "time alone", "layers")
-    head = "".join(f"<th>{name}</th>" for name in heads)
-    table = (
-        f'<div class="scroll"><table class="meanings"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>"
-    )
+    table = scrolling_table(rows, heads, "meanings")
     return section("Collectives", table, unit="messages of a layer, for one micro-batch")
 
 

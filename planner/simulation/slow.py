@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from ...console.errors import MisuseError
 from ..prices.machine import Machine
@@ -33,23 +33,16 @@ class Slowdown:
 
 def parse_slowdown(text: str, gpus: int) -> Slowdown:
     """Parse PART=RANK:FACTOR for a cluster of `gpus` devices."""
-    match = re.fullmatch(r"(\w+)=(\d+):([\d.]+)", text)
-    if not match or match[1] not in get_args(SlowPart) or not _above_one(match[3]):
+    match = re.fullmatch(r"(\w+)=(\d+):(\d+\.?\d*)", text)
+    if not match or match[1] not in SLOW_PARTS or not 1 <= float(match[3]) < math.inf:
         raise MisuseError(
             f"--slow {text} is not PART=RANK:FACTOR",
-            hint=f"PART is {', '.join(get_args(SlowPart))}; FACTOR is at least 1: rank=17:1.3",
+            hint=f"PART is {', '.join(SLOW_PARTS)}; FACTOR is at least 1: rank=17:1.3",
         )
     if int(match[2]) >= gpus:
         raise MisuseError(f"--slow {text}: the ranks of {gpus} devices are 0 to {gpus - 1}")
     part: SlowPart = match[1]  # type: ignore[assignment]
     return Slowdown(part, int(match[2]), float(match[3]))
-
-
-def _above_one(number: str) -> bool:
-    try:
-        return 1 <= float(number) < math.inf
-    except ValueError:
-        return False
 
 
 class SlowMachine(Machine):

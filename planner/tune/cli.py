@@ -88,6 +88,7 @@ def tune(plan: str, overrides: tuple[str, ...], as_json: bool, **options: Any) -
     device = hardware.file.device
     overrides = add_threads(options["run_file"], overrides, device)
     model, run = _model_and_run(options, overrides, device.kind)
+    run_file = [options["run_file"]] if options["run_file"] is not None else []
     request = work.TuneRequest(
         plan=load_plan(plan),
         plan_file=plan,
@@ -96,7 +97,7 @@ def tune(plan: str, overrides: tuple[str, ...], as_json: bool, **options: Any) -
         memory=options["memory"],
         trials=options["trials"],
         steps=options["steps"],
-        words=[*_words(options), *overrides],
+        words=[*run_file, "--model", options["model"], *overrides],
     )
     work.check_request(request, None if device.kind == "cpu" else count_gpus())
     choose_device(device.kind)  # raises if the figures are those of a GPU, and there is none
@@ -147,8 +148,3 @@ def add_threads(
         device.threads,
     )
     return overrides
-
-
-def _words(options: dict[str, Any]) -> list[str]:
-    run_file = [options["run_file"]] if options["run_file"] is not None else []
-    return [*run_file, "--model", options["model"]]

@@ -8,7 +8,15 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from ...console.html.page import definitions, layer_stripe, legend, page, section, tiles
+from ...console.html.page import (
+    definitions,
+    layer_stripe,
+    legend,
+    page,
+    scrolling_table,
+    section,
+    tiles,
+)
 from ...console.progress import format_bytes, format_duration, format_number
 from ...dataplane.order.plan import Plan
 from ...trainer.accounting.about import ATTESTED
@@ -87,11 +95,7 @@ def _outliers(run: RunData, outliers: Sequence[OutlierStep]) -> str:
         for step in outliers
     )
     headings = ("step", "phase", "loss", "by source", "gradient norm", "events before")
-    head = "".join(f"<th>{heading}</th>" for heading in headings)
-    table = (
-        f'<div class="scroll"><table class="history"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>"
-    )
+    table = scrolling_table(rows, headings, "history")
     note = (
         f"The loss of all tokens, or of one source, is above each of the {WINDOW} losses before "
         f"it, and above their median by more than {DEVIATIONS:g} deviations. Grey: the median of "
@@ -129,9 +133,7 @@ def _skipped(run: RunData) -> str:
     ]
     if (num_hidden := len(rows) - 2 * MAX_SKIPPED) > 0:
         rows[MAX_SKIPPED:-MAX_SKIPPED] = [f'<tr><td colspan="5">… {num_hidden:,} more</td></tr>']
-    table = (
-        f'<div class="scroll"><table class="history"><tbody>{"".join(rows)}</tbody></table></div>'
-    )
+    table = scrolling_table("".join(rows), style="history")
     return section("Skipped steps", table, unit=f"{len(skipped):,} of {run.steps:,} steps")
 
 
@@ -307,10 +309,8 @@ def _history(run: RunData) -> str:
             f"<tr><td>{when}</td><th>{escape(event['event'])}</th><td>step {event['step']:,}</td>"
             f"<td>{escape(_detail(event))}</td></tr>"
         )
-    return (
-        '<section><h2>History</h2><div class="scroll"><table class="history"><tbody>'
-        f"{''.join(rows)}</tbody></table></div></section>"
-    )
+    table = scrolling_table("".join(rows), style="history")
+    return f"<section><h2>History</h2>{table}</section>"
 
 
 def _detail(event: dict[str, Any]) -> str:

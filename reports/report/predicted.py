@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
+from ...console.html.page import scrolling_table
 from ...console.progress import format_bytes
 from ...trainer.accounting.measured import format_phases
 
@@ -35,11 +36,7 @@ def table(comparison: dict[str, Any]) -> tuple[str, str]:
         if size is not None
     ]
     headings = ("", "predicted", "measured", "ratio", "")
-    head = "".join(f"<th>{heading}</th>" for heading in headings)
-    html = (
-        f'<div class="scroll"><table class="history"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-    )
+    html = scrolling_table("".join(rows), headings, "history")
     by_cpu_time = comparison["clock"] == "cpu_seconds"
     time = "CPU time of the busiest rank" if by_cpu_time else "time of a step"
     return html, f"{time}; prediction from {escape(comparison['hardware'])}"

@@ -96,18 +96,12 @@ def main(key: str, place: str | None, as_json: bool) -> None:
 def find_meanings(key: str, data: Any = None) -> list[KeyMeaning]:
     """Return a key's distinct meanings; where a file's `data` names a kind, for this kind alone."""
     kind, path = _root(key)
-    meanings: list[KeyMeaning] = []
-    for field in _fields(kind, path.split("."), data):
-        meaning = describe_field(field.owner, field.field, field.hint)
-        for index, known in enumerate(meanings):
-            if replace(known, kinds=()) == meaning:
-                meanings[index] = replace(
-                    known, kinds=tuple(dict.fromkeys([*known.kinds, *field.kinds]))
-                )
-                break
-        else:
-            meanings.append(replace(meaning, kinds=field.kinds))
-    return meanings
+    meanings: dict[str, KeyMeaning] = {}
+    for owner, field, hint, kinds in _fields(kind, path.split("."), data):
+        meaning = describe_field(owner, field, hint)
+        known = meanings.setdefault(repr(meaning), meaning)
+        meanings[repr(meaning)] = replace(known, kinds=tuple(dict.fromkeys([*known.kinds, *kinds])))
+    return list(meanings.values())
 
 
 def describe_setting(key: str, file: Path, data: Any, lines: Mapping[Any, int | None]) -> str:
@@ -142,19 +136,13 @@ def _root(key: str) -> tuple[Any, str]:
     return {"mixture": (Mixture, path), "model": (ModelConfig, path)}.get(prefix, (RunConfig, key))
 
 
-class _Field(typing.NamedTuple):
-    """A dataclass field, its type, and the kinds chosen above it."""
-
-    owner: type
-    field: Any
-    hint: Any
-    kinds: tuple[str, ...]
-
-
 def _fields(
     hint: Any, path: Sequence[str], data: Any, kinds: tuple[str, ...] = ()
-) -> Iterator[_Field]:
-    """Yield every field at a path below a type, for the kinds that `data` chooses."""
+) -> Iterator[tuple[type, Any, Any, tuple[str, ...]]]:
+    """Yield (dataclass, field, type, kinds above it) for every field at a path below a type.
+
+    Of a section whose kind `data` chooses, only this kind counts.
+    """
     values = [value for _, value in _values(data, path[:1])]
     data_below = values[0] if len(values) == 1 else None
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
@@ -162,7 +150,7 @@ def _fields(
         for field in dataclasses.fields(hint):
             if field.init and field.name == path[0]:
                 if len(path) == 1:
-                    yield _Field(hint, field, hints[field.name], kinds)
+                    yield hint, field, hints[field.name], kinds
                 else:
                     yield from _fields(hints[field.name], path[1:], data_below, kinds)
         return
