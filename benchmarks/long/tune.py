@@ -29,7 +29,7 @@ from headrace.planner.search.search import search
 from headrace.planner.tune import tune as work
 from headrace.planner.tune.folder import TuneFolder
 from headrace.planner.tune.prices import PlanPricer
-from headrace.planner.tune.trial import ProcessRunner, Trial, TrialResult
+from headrace.planner.tune.trial import LayoutTrial, ProcessRunner, TrialResult
 from headrace.trainer.folders.request_folder import write
 from headrace.trainer.run.config import RunConfig
 from headrace.trainer.run.layout_plan import LayoutPlan, load_plan
@@ -67,7 +67,7 @@ class Fastest:
 
     runner: ProcessRunner
 
-    def __call__(self, trial: Trial) -> TrialResult:
+    def __call__(self, trial: LayoutTrial) -> TrialResult:
         found = [self.runner(trial) for _ in range(TURNS)]
         measured = [each for each in found if each.seconds is not None]
         return min(measured, key=lambda each: each.seconds or 0.0, default=found[0])
@@ -170,7 +170,9 @@ def measure(
     runner: Fastest, plan: LayoutPlan, file: Path, length: int, tokens: int, place: Path
 ) -> TrialResult:
     return runner(
-        Trial(plan=plan, file=file, folder=place, steps=STEPS, seq_len=length, batch_tokens=tokens)
+        LayoutTrial(
+            plan=plan, file=file, folder=place, steps=STEPS, seq_len=length, batch_tokens=tokens
+        )
     )
 
 

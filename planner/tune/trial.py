@@ -40,7 +40,7 @@ class TrialResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class LayoutTrial:
     """A layout plan to measure, with a row length and a batch."""
 
     plan: LayoutPlan
@@ -53,7 +53,7 @@ class Trial:
     batch_tokens: int
 
 
-Runner = Callable[[Trial], TrialResult]
+Runner = Callable[[LayoutTrial], TrialResult]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class ProcessRunner:
     words: Sequence[str]
     """Model, run and overrides that trials share."""
 
-    def __call__(self, trial: Trial) -> TrialResult:
+    def __call__(self, trial: LayoutTrial) -> TrialResult:
         if trial.folder.exists():  # a killed tune left it
             shutil.rmtree(trial.folder)
         trial.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ class ProcessRunner:
         outcome: TrialOutcome = "memory" if died_of_memory(process.stdout) else "failed"
         return TrialResult(outcome=outcome, error=last_lines)
 
-    def _words(self, trial: Trial) -> list[str]:
+    def _words(self, trial: LayoutTrial) -> list[str]:
         return [
             *self.words,
             *("--layout", str(trial.file), "--out", str(trial.folder)),

@@ -27,7 +27,7 @@ from .folder import TuneFolder
 from .halving import HalvingResult, halve
 from .prices import PlanPricer
 from .probes import make_probes
-from .trial import Runner, Trial, TrialResult
+from .trial import LayoutTrial, Runner, TrialResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,7 @@ def tune(request: TuneRequest, folder: TuneFolder, runner: Runner) -> TuneOutcom
         ) -> TrialResult:
             def run(run_folder: Path) -> TrialResult:
                 return runner(
-                    Trial(
+                    LayoutTrial(
                         plan=plan,
                         file=folder.candidate(number),
                         folder=run_folder,

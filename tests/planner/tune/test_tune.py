@@ -25,7 +25,7 @@ from headrace.planner.tune.correct import MeasuredStep, apply_correction, fit_co
 from headrace.planner.tune.folder import TuneFolder
 from headrace.planner.tune.prices import PlanPricer
 from headrace.planner.tune.probes import make_probes
-from headrace.planner.tune.trial import Trial, TrialResult, read_result
+from headrace.planner.tune.trial import LayoutTrial, TrialResult, read_result
 from headrace.trainer.cli import main
 from headrace.trainer.engines import ENGINES
 from headrace.trainer.run.config import RunConfig
@@ -104,13 +104,13 @@ def tune_request(planned: tuple[Hardware, LayoutPlan], pricer: PlanPricer) -> wo
 
 
 @pytest.fixture
-def runner(truth: HardwareFile, pricer: PlanPricer) -> Callable[[Trial], TrialResult]:
+def runner(truth: HardwareFile, pricer: PlanPricer) -> Callable[[LayoutTrial], TrialResult]:
     """Trials of the machine: 2 ms more a step, 5 ms with DeepSpeed, and an error of 1% that differs
     among them."""
     more = Overhead(operation=0.0, step=2e-3, engines={"deepspeed": 5e-3}, source="here")
     machine = Hardware(replace(truth, overhead=more), "the machine")
 
-    def run(trial: Trial) -> TrialResult:
+    def run(trial: LayoutTrial) -> TrialResult:
         exact = pricer.price(trial.plan, machine, trial.seq_len, trial.batch_tokens)[0]
         noise = 0.01 * (-1) ** int(trial.file.stem)
         return TrialResult(outcome="measured", seconds=exact * (1 + noise), memory=1000)
@@ -120,7 +120,7 @@ def runner(truth: HardwareFile, pricer: PlanPricer) -> Callable[[Trial], TrialRe
 
 def test_a_planted_wrong_rate_is_corrected_by_trials(
     tune_request: work.TuneRequest,
-    runner: Callable[[Trial], TrialResult],
+    runner: Callable[[LayoutTrial], TrialResult],
     truth: HardwareFile,
     pricer: PlanPricer,
     tmp_path: Path,
@@ -142,7 +142,7 @@ def test_a_planted_wrong_rate_is_corrected_by_trials(
     rounding = 1 + 1e-12  # the two are sums in different orders
     assert best.predicted.bound <= best.predicted.seconds * rounding
     # A length that no trial had.
-    trial = Trial(
+    trial = LayoutTrial(
         plan=best, file=Path("00.yaml"), folder=tmp_path, steps=4, seq_len=HELD_OUT,
         batch_tokens=4 * HELD_OUT,
     )  # fmt: skip
@@ -168,7 +168,7 @@ def test_launches_are_found_where_the_best_layouts_have_the_same(
     overhead = Overhead(operation=1e-4, step=2e-3, source="here")
     machine = Hardware(replace(truth, overhead=overhead), "the machine")
 
-    def run(trial: Trial) -> TrialResult:
+    def run(trial: LayoutTrial) -> TrialResult:
         seconds = pricer.price(trial.plan, machine, trial.seq_len, trial.batch_tokens)[0]
         return TrialResult(outcome="measured", seconds=seconds, memory=1000)
 
@@ -202,7 +202,7 @@ def test_probes_change_one_thing_of_the_best_layout(
 
 
 def test_a_tune_that_ended_is_read_from_its_folder(
-    tune_request: work.TuneRequest, runner: Callable[[Trial], TrialResult], tmp_path: Path
+    tune_request: work.TuneRequest, runner: Callable[[LayoutTrial], TrialResult], tmp_path: Path
 ) -> None:
     folder = TuneFolder(tmp_path / "tune")
     first = work.render_json(work.tune(tune_request, folder, runner))
@@ -215,11 +215,11 @@ def test_a_tune_that_ended_is_read_from_its_folder(
 
 
 def test_trials_that_die_of_memory_are_named(
-    tune_request: work.TuneRequest, runner: Callable[[Trial], TrialResult], tmp_path: Path
+    tune_request: work.TuneRequest, runner: Callable[[LayoutTrial], TrialResult], tmp_path: Path
 ) -> None:
     dead = TrialResult(outcome="memory", error="rank 0 ran out of memory (step 0)")
 
-    def some(trial: Trial) -> TrialResult:
+    def some(trial: LayoutTrial) -> TrialResult:
         return dead if trial.file.stem == "00" else runner(trial)
 
     outcome = work.tune(tune_request, TuneFolder(tmp_path / "some"), some)
