@@ -48,8 +48,8 @@ def parse_slowdown(text: str, gpus: int) -> Slowdown:
 class SlowMachine(Machine):
     """A cluster in which every rank, or every link of a kind, is slow.
 
-    So sees it a group that has the slow rank or link: a collective takes as long as its slowest
-    link, because its rings divide a message evenly.
+    To a group with a slow rank or link the cluster looks like this: a collective takes as long as
+    its slowest link, because its rings divide a message evenly.
     """
 
     def __init__(self, machine: Machine, part: SlowPart, factor: float) -> None:
