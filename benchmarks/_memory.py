@@ -24,7 +24,7 @@ from headrace.trainer.loop.loaders import training_steps
 from headrace.trainer.loop.loop import Loop, LoopOptions
 from headrace.trainer.record.meter import TENSOR_TYPES, Meter, live_storages
 from headrace.trainer.run.job import Job
-from headrace.trainer.run.request import Request
+from headrace.trainer.run.request import RunRequest
 from headrace.trainer.run.resolve import resolve
 
 from ._ranks import TIMEOUT
@@ -36,7 +36,7 @@ def job_of(model: str, words: Sequence[str], steps: int = 2) -> Iterator[Job]:
     with tempfile.TemporaryDirectory() as folder:
         asked: dict[str, Any] = {"model": model, "out": f"{folder}/run", "dry_run": True}
         yield resolve(
-            Request(overrides=["device=cpu", f"synthetic.steps={steps}", *words], **asked)
+            RunRequest(overrides=["device=cpu", f"synthetic.steps={steps}", *words], **asked)
         )
 
 

@@ -19,7 +19,7 @@ from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
 from headrace.trainer.accounting import about
 from headrace.trainer.run import resolve
-from headrace.trainer.run.request import Request
+from headrace.trainer.run.request import RunRequest
 
 SOURCES = tuple(f"source-{number}" for number in range(8))
 MODEL = str(Path(__file__).parents[1] / "tests/support/configs/tiny.yaml")
@@ -36,7 +36,7 @@ def write(root: Path, steps: int, seed: int = 0) -> Path:
     (root / "checkpoints").mkdir()
     plan = _plan(root.parent / "data", steps)
     words = [f"synthetic.steps={steps}", f"optimizer.lr={1e-3 * (1 + seed)}"]
-    request = Request(model=MODEL, out=str(root), overrides=words)
+    request = RunRequest(model=MODEL, out=str(root), overrides=words)
     job = replace(resolve.resolve(request), plan=plan, mixture={"sources": list(SOURCES)})
     job.save()
     about.save_facts(job)

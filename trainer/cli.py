@@ -130,7 +130,7 @@ def run(
         PlainEnd(),
     )  # before the imports of torch, which take seconds
     from .launch import template
-    from .run.request import Request
+    from .run.request import RunRequest
     from .run.resolve import is_readable, resolve
 
     files = [word for word in arguments if _is_file(word)]
@@ -141,7 +141,7 @@ def run(
     overrides += _as_override(processes)
     if init_from is not None:
         overrides.append(f"init_from.path={init_from}")
-    request = Request(
+    request = RunRequest(
         run=files[0] if files else None,
         mixture=mixture,
         model=model,

@@ -73,7 +73,7 @@ def plan_timelines(
         span.sequence for span in plan.layers for _ in range(span.layers[0], span.layers[1] + 1)
     ]
     cuts = plan.layout.cuts or ()
-    return memory.timelines(grid, plan.engine_of_layers, cuts, plan.rules, sequence)
+    return memory.timelines(grid, plan.resolved_engine, cuts, plan.rules, sequence)
 
 
 def memory_page(title: str, batch: str, names: Sequence[str], timelines: Sequence[Timeline]) -> str:

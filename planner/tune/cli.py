@@ -116,10 +116,10 @@ def _model_and_run(
 
     from ...models.config.config import load_model_config
     from ...trainer.run import config as run_config
-    from ...trainer.run.request import Request
+    from ...trainer.run.request import RunRequest
 
-    request = Request(overrides=overrides)
-    model = load_model_config(options["model"], request.overrides_of("model"))
+    request = RunRequest(overrides=overrides)
+    model = load_model_config(options["model"], request.select_overrides("model"))
     run = run_config.load(options["run_file"], request.run_overrides)
     if run.precision == "auto":
         run = replace(run, precision="bf16" if kind == "cuda" else "fp32")
@@ -134,9 +134,9 @@ def add_threads(
     More threads would take less time than any prediction.
     """
     from ...trainer.run import config as run_config
-    from ...trainer.run.request import Request
+    from ...trainer.run.request import RunRequest
 
-    threads = run_config.load(run_file, Request(overrides=overrides).run_overrides).threads
+    threads = run_config.load(run_file, RunRequest(overrides=overrides).run_overrides).threads
     if device.threads is None or threads == device.threads:
         return overrides
     if threads is None:

@@ -115,4 +115,4 @@ class _PricedPlan(NamedTuple):
 def _peak_memory(plan: LayoutPlan, priced: _PricedPlan) -> Timeline:
     """Return the memory timeline of the plan's fullest rank."""
     memory, cuts = priced.costs.memory, priced.division.cuts
-    return peak_timeline(memory.timelines(priced.grid, plan.engine_of_layers, cuts, plan.rules))
+    return peak_timeline(memory.timelines(priced.grid, plan.resolved_engine, cuts, plan.rules))

@@ -206,7 +206,7 @@ def _with_phases(plan: LayoutPlan, request: TuneRequest) -> LayoutPlan:
 
 def _runs_as(plan: LayoutPlan) -> tuple[Any, ...]:
     """Return what `trainer run` takes from a plan."""
-    return plan.layout, plan.engine_of_layers, plan.micro_batch_tokens, plan.rules
+    return plan.layout, plan.resolved_engine, plan.micro_batch_tokens, plan.rules
 
 
 def _correct(

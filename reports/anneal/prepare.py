@@ -24,7 +24,7 @@ from ...trainer.loop.evaluate import (
 )
 from ...trainer.run import config as run_config
 from ...trainer.run.config import RunConfig
-from ...trainer.run.request import Request
+from ...trainer.run.request import RunRequest
 from ...trainer.run.stored import read_run
 from .candidates import MixtureCandidate, resolve_candidates
 
@@ -67,13 +67,17 @@ def prepare(request: AnnealRequest) -> PreparedAnneal:
             f"{request.run} trains on synthetic rows, which no mixture continues",
             hint="name a run that was started with --mixture",
         )
-    overrides = Request(overrides=request.overrides)
-    if overrides.overrides_of("model"):
+    overrides = RunRequest(overrides=request.overrides)
+    if overrides.select_overrides("model"):
         problem = ConfigProblem("model", "the candidates have the model of the run", typed=True)
         raise ConfigError("the overrides on the command line", [problem])
     after = After(run=request.run, step=request.step)
     candidates = resolve_candidates(
-        request.mixtures, after, request.grid, request.num_seeds, overrides.overrides_of("mixture")
+        request.mixtures,
+        after,
+        request.grid,
+        request.num_seeds,
+        overrides.select_overrides("mixture"),
     )
     run, not_scored = _configure_runs(request, parent.run, candidates)
     assert run.evaluate is not None
@@ -89,7 +93,7 @@ def prepare(request: AnnealRequest) -> PreparedAnneal:
                 f"{candidate.name}, seed {candidate.seed}": candidate.plan.hash
                 for candidate in candidates
             },
-            "configuration": run_config.deciding(run, parent.model),
+            "configuration": run_config.defining_settings(run, parent.model),
             "held_out": yaml_config.plain(replace(run.evaluate, every=1)),
         },
         not_scored,
@@ -105,9 +109,9 @@ def _configure_runs(
     from the parent's checkpoint, and each run saves in its folder.
     """
     base = replace(parent, init_from=None, checkpoints=replace(parent.checkpoints, url=None))
-    overrides = Request(overrides=request.overrides).run_overrides
+    overrides = RunRequest(overrides=request.overrides).run_overrides
     run = run_config.build(
-        run_config.overridable(yaml_config.plain(base), overrides),
+        run_config.drop_replaced_engine(yaml_config.plain(base), overrides),
         overrides,
         source=f"the run {request.run}",
     )

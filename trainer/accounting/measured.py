@@ -21,9 +21,9 @@ EVENT = "measured"
 
 def compare_run(job: Job) -> dict[str, Any] | None:
     """Compare the run's last measurement with the prediction; None if the run lacks either."""
-    from ..run.plan_check import prediction
+    from ..run.plan_check import followed_plan
 
-    plan = prediction(job)
+    plan = followed_plan(job)
     measurements = [entry for entry in events.read(job.folder.events) if entry["event"] == EVENT]
     if plan is None or not measurements:
         return None

@@ -104,7 +104,7 @@ def load_recipes() -> dict[str, Recipe]:
 
 def resolve_job(recipe: Recipe) -> Job:
     """Resolve the recipe's run on its GPUs, with synthetic rows like the mixture's longest."""
-    from ..run.request import Request
+    from ..run.request import RunRequest
     from ..run.resolve import resolve
 
     seq_len, batch_tokens = longest_rows(recipe)
@@ -113,7 +113,7 @@ def resolve_job(recipe: Recipe) -> Job:
     words += [f"synthetic.seq_len={seq_len}", f"synthetic.batch_rows={batch_tokens // seq_len}"]
     words += recipe.overrides
     return resolve(
-        Request(run=str(recipe.run_file), model=recipe.model, overrides=words, dry_run=True)
+        RunRequest(run=str(recipe.run_file), model=recipe.model, overrides=words, dry_run=True)
     )
 
 

@@ -54,7 +54,7 @@ from ..record.noise_scale import NoiseScale
 from ..record.steps import NullRecorder, RunRecorder
 from ..record.stragglers import Stragglers
 from ..run.job import Job
-from ..run.plan_check import prediction
+from ..run.plan_check import followed_plan
 from ..scores.at_checkpoints import CheckpointScores
 from . import records, restore
 from .attestation import Outcome, attesting
@@ -165,7 +165,7 @@ def _make_hooks(
     """Return this rank's hooks, in the order in which they run."""
     run, profiles = job.run, job.folder.profiles
     hooks: list[Hook] = [Heartbeat(watched), StopSignal(asked), PeakMemory(run.device)]
-    if prediction(job) is not None:
+    if followed_plan(job) is not None:
         meter = Meter(parallel.device, profiled=options.profile is None)
         hooks.append(MeterSteps(meter, job.plan, parallel.control, recorder))
     if options.profiled_steps is not None:

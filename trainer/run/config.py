@@ -1,4 +1,4 @@
-"""Configuration of a run: everything but the mixture and the model.
+"""Configure a run: everything but the mixture and the model.
 
 optimizer: {lr: 1e-3}
 engine: {kind: deepspeed, zero: 1}
@@ -97,10 +97,10 @@ class RunConfig:
     """Synthetic rows, for a run without a mixture."""
 
     def __post_init__(self) -> None:
-        for name in ("processes", "threads", "micro_batch_tokens"):
-            value = getattr(self, name)
+        for key in ("processes", "threads", "micro_batch_tokens"):
+            value = getattr(self, key)
             if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
+                raise ValueError(f"{key} must be at least 1, not {value}")
         if isinstance(self.recompute, float) and not 0 < self.recompute <= 1:
             raise ValueError(f"recompute must be above 0 and at most 1, not {self.recompute}")
         if self.fp8 is not None and self.precision != "fp8":
@@ -126,18 +126,18 @@ DECIDES = (
     "init_from",
     "synthetic",
 )
-"""Changing any of these defines a new run; everything else may change on resume."""
+"""Keys that define a run: a change starts a new run. All remaining keys may change on resume."""
 
 COUPLED = "{} balances over a micro-batch: micro_batch_tokens, layout.cp and dp define the run"
-"""Explanation of the keys in `division`; the operators' names are to be filled in."""
+"""Explanation for the keys in `division`, with a placeholder for the operators' names."""
 
 
 def load(
     file: str | Path | None, overrides: Sequence[str] = (), planned: Data | None = None
 ) -> RunConfig:
-    """Return the configuration of a YAML, if there is one, with the keys of a layout plan in place
-    of its own, and with overrides applied."""
-    data, lines = reader.read_yaml(file) if file else ({}, {(): None})  # all of it is typed
+    """Load a run's YAML, if given. Keys from a layout plan replace those in the file, and overrides
+    are applied last."""
+    data, lines = reader.read_yaml(file) if file else ({}, {(): None})  # None: typed by a person
     data = {**data, **(planned or {})}
     return build(data, overrides, source=str(file) if file else "the run", lines=lines)
 
@@ -146,44 +146,42 @@ def build(
     data: Data, overrides: Sequence[str], *, source: str, lines: Lines | None = None
 ) -> RunConfig:
     data = reader.apply_overrides(data, overrides, lines)
-    for name, default in (("engine", DeepSpeedConfig), ("optimizer", DEFAULT)):
-        chosen = data.get(name)
-        if isinstance(chosen, dict):
-            chosen.setdefault("kind", default().kind)
+    for key, default in (("engine", DeepSpeedConfig), ("optimizer", DEFAULT)):
+        settings = data.get(key)
+        if isinstance(settings, dict):
+            settings.setdefault("kind", default().kind)
     return reader.build(RunConfig, data, source=source, lines=lines)
 
 
-def overridable(stored: Data, overrides: Sequence[str]) -> Data:
-    """Return a stored run as overrides may change it.
-
-    An override to another engine drops the stored engine's options, which the other does not have.
-    """
+def drop_replaced_engine(stored: Data, overrides: Sequence[str]) -> Data:
+    """Drop the stored engine's options if overrides choose a different engine, which does not have
+    them."""
     kinds = [word.partition("=")[2] for word in overrides if word.startswith("engine.kind=")]
     if kinds and kinds[-1] != stored["engine"]["kind"]:
         return {**stored, "engine": {}}
     return stored
 
 
-def deciding(config: RunConfig, model: ModelConfig) -> dict[str, Any]:
-    """Return the keys that define the run. Its identity is their hash."""
+def defining_settings(config: RunConfig, model: ModelConfig) -> dict[str, Any]:
+    """Return the settings that define the run. Their hash is a part of its identity."""
     plain: dict[str, Any] = reader.plain(config)
-    keys = {name: plain[name] for name in DECIDES}
-    return keys | division(config) if model.couples_rows else keys
+    settings = {key: plain[key] for key in DECIDES}
+    return settings | division(config) if model.couples_rows else settings
 
 
 def model_identity(model: ModelConfig) -> dict[str, Any]:
-    """Return the model as it is hashed."""
-    found: dict[str, Any] = reader.plain(model)
-    for options in found["operators"].values():
+    """Return the model's settings as they are hashed."""
+    settings: dict[str, Any] = reader.plain(model)
+    for options in settings["operators"].values():
         rope = options.get("rope")
         if rope and rope["scaling"] not in ("yarn", "llama3"):  # only exports read it
             rope["original_length"] = Rope.original_length
-    return found
+    return settings
 
 
 def division(config: RunConfig) -> dict[str, Any]:
-    """Return what divides the rows of a step into micro-batches. It defines a run whose model
-    balances its experts over a micro-batch."""
+    """Return the settings that divide a step's rows into micro-batches. They define a run whose
+    model balances experts over a micro-batch."""
     assert config.processes is not None
     dp, cp = config.layout.data_parallel(config.processes), config.layout.cp
     return {"micro_batch_tokens": config.micro_batch_tokens, "layout.cp": cp, "dp": dp}

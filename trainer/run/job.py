@@ -37,9 +37,9 @@ class Job:
     model: ModelConfig
     plan: RunPlan
     mixture: dict[str, Any] | None = None
-    """Contents of the mixture's YAML; None for synthetic rows."""
+    """The mixture's YAML, parsed; None for synthetic rows."""
     layout_plan: LayoutPlan | None = None
-    """Plan of the layout that the run was started with."""
+    """The layout plan with which the run was started."""
 
     @property
     def processes(self) -> int:
@@ -48,12 +48,12 @@ class Job:
 
     @property
     def local_ranks(self) -> int:
-        """Ranks of this start on this machine."""
+        """Ranks on this machine in this start."""
         return int(os.environ.get("LOCAL_WORLD_SIZE", self.processes))
 
     @property
     def threads(self) -> int:
-        """Threads of each rank: as configured, or the cores divided by the ranks of this start."""
+        """Threads per rank: as configured, or the cores divided by this start's ranks."""
         if self.run.threads is not None:
             return self.run.threads
         return threads_per_rank(self.local_ranks)
@@ -68,15 +68,15 @@ class Job:
 
     @cached_property
     def cuts(self) -> Cuts:
-        """First layers of the pipeline's chunks after the first."""
+        """First layers in the pipeline's chunks, without chunk 0's."""
         from ..layout.stages import choose_cuts
 
-        longest = max(phase.seq_len for phase in self.plan.phases)
-        return choose_cuts(self.run.layout, self.model, longest)
+        max_length = max(phase.seq_len for phase in self.plan.phases)
+        return choose_cuts(self.run.layout, self.model, max_length)
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """Recompute rule of each layer."""
+        """Recompute rules by layer."""
         return expand_rules(self.run.recompute, len(self.model.layers))
 
     @property
@@ -97,19 +97,19 @@ class Job:
 
     @property
     def ends(self) -> list[int]:
-        """Last steps of the phases, whose checkpoints are kept for good."""
+        """Steps at which phases end, whose checkpoints are never deleted."""
         return [phase.end_step for phase in self.plan.phases]
 
     @property
     def parent(self) -> str | None:
-        """The checkpoint that the mixture branches from."""
+        """The checkpoint from which the mixture branches."""
         after = (self.mixture or {}).get("after")
         if not after:
             return None
         return str(RunFolder(after["run"]).checkpoints / store.name(self.plan.first_step))
 
     def origin(self) -> WeightSource | None:
-        """Return the source of the initial weights: the parent's checkpoint, or `init_from`."""
+        """Find the source for initial weights: the parent's checkpoint, or `init_from`."""
         source = self.run.init_from
         if self.parent is not None:
             return origins.find(self.parent)
@@ -117,22 +117,22 @@ class Job:
 
     @property
     def held_out(self) -> Path:
-        """File of the plan of held-out rows."""
+        """File with the plan for held-out rows."""
         assert self.run.evaluate is not None
         return self.folder.held_out(held_out_digest(self.run.evaluate))
 
     @property
     def identity(self) -> str:
-        """Hash of everything that defines the run; equal for all of its starts."""
-        parts = [
-            run_config.deciding(self.run, self.model),
+        """Hash over everything that defines the run; equal in all starts."""
+        content = [
+            run_config.defining_settings(self.run, self.model),
             run_config.model_identity(self.model),
             self.plan.hash,
         ]
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
     def save(self) -> None:
-        """Write the job into the run's folder; run.yaml, which marks a run, is written last."""
+        """Write the job into the run's folder. run.yaml, which marks a run, is written last."""
         from ...dataplane.order.plan import Plan
         from ...dataplane.storage import storage
 

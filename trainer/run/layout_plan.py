@@ -32,38 +32,37 @@ if TYPE_CHECKING:
     from ...models.config.config import ModelConfig
 
 SECTIONS = ("layout", "engine", "micro_batch_tokens", "recompute")
-"""Keys of a run that a plan sets."""
+"""Keys in run.yaml that a plan sets."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedPhase:
     name: str
     seq_len: int
-    """Tokens of a row."""
+    """Tokens per row."""
     batch_tokens: int
-    """Tokens of a step."""
+    """Tokens per step."""
     seconds: float
-    """Predicted seconds of a step."""
+    """Predicted seconds per step."""
     memory: int
-    """Predicted bytes of a rank of the fullest stage, at the highest moment of a step."""
+    """Predicted peak bytes on a rank in the fullest stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """The model, batches and cluster of a plan."""
+    """The model, batches and cluster for which a plan was made."""
 
     model: str
     """Hash of the model's configuration."""
     gpus: int
-    """Ranks of the run."""
+    """Ranks in the run."""
     hardware: str
     """Hardware file, with the digest of its figures."""
     executable: bool
-    """False if the plan has choices that only the simulation knows, or is for modules that are not
-    ours."""
+    """False if the plan has choices that only the simulation knows, or is for foreign modules."""
     phases: tuple[PlannedPhase, ...]
     module: str | None = None
-    """package:function of modules that are not ours. They have rows instead of tokens."""
+    """package:function that builds foreign modules. They have rows instead of tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,15 +75,15 @@ class LayerSpan:
     reshard: bool | None = None
     """False: weights stay gathered from the forward to the backward pass (FSDP2)."""
     shard: int | None = None
-    """Ranks that share one copy of the state (FSDP2). None: those of the engine."""
+    """Ranks that share a copy of the state (FSDP2). None: as in the engine's settings."""
     sequence: bool = False
     """True: the tensor ranks work as context ranks, with whole weights. Simulated only."""
 
     def __post_init__(self) -> None:
         first, last = self.layers
         if not 0 <= first <= last:
-            what = f"first and last layer, not {list(self.layers)}"
-            raise ConfigProblems([ConfigProblem("layers", what)])
+            message = f"first and last layer, not {list(self.layers)}"
+            raise ConfigProblems([ConfigProblem("layers", message)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,15 +91,15 @@ class Predicted:
     """Prediction for the first planned phase."""
 
     seconds: float
-    """Seconds of a step."""
+    """Seconds per step."""
     bound: float
-    """No plan of this layout takes less, by the same costs."""
+    """Lower bound in seconds for all plans with this layout, by the same costs."""
     by: Mapping[str, float]
-    """Seconds by part, of the busiest stage."""
+    """Seconds by component, in the busiest stage."""
     memory: int
-    """Bytes of a rank of the fullest stage, at the highest moment of the phase with the most."""
+    """Peak bytes on a rank in the fullest stage, in the phase with the highest peak."""
     memory_by: Mapping[str, int]
-    """Bytes by part."""
+    """Bytes by component."""
     estimated: tuple[str, ...] = ()
     """Kernels without a measured rate, priced by their bytes and operations."""
 
@@ -110,16 +109,16 @@ class Measured:
     """Measurement of the first planned phase by `trainer tune`."""
 
     seconds: float
-    """Median seconds of a step."""
+    """Median seconds per step."""
     memory: int | None
-    """Bytes of tensors on the fullest rank."""
+    """Bytes in tensors on the fullest rank."""
     date: str
     """Date of the measurement."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutPlan:
-    """A layout with the choices of each layer, and its prediction."""
+    """A layout with choices by layer, and its prediction."""
 
     planned: Planned
     layout: LayoutConfig
@@ -130,18 +129,18 @@ class LayoutPlan:
     measured: Measured | None = None
 
     def __post_init__(self) -> None:
-        wrong = [
-            ConfigProblem(f"layers.{number}.layers", what)
-            for number, what in _not_in_order(self.layers)
+        problems = [
+            ConfigProblem(f"layers.{number}.layers", message)
+            for number, message in _order_problems(self.layers)
         ]
         if not self.layers:
-            wrong.append(ConfigProblem("layers", "needs a span: the rule of each layer"))
-        if wrong:
-            raise ConfigProblems(wrong)
+            problems.append(ConfigProblem("layers", "needs a span: the rule of each layer"))
+        if problems:
+            raise ConfigProblems(problems)
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """Recompute rule of each layer."""
+        """Recompute rules by layer."""
         return tuple(
             span.recompute
             for span in self.layers
@@ -149,8 +148,8 @@ class LayoutPlan:
         )
 
     @property
-    def own_shards(self) -> tuple[LayerShards, ...]:
-        """Spans of layers that choose `reshard` or `shard`."""
+    def layer_shards(self) -> tuple[LayerShards, ...]:
+        """Spans that choose `reshard` or `shard`."""
         return tuple(
             LayerShards(layers=span.layers, reshard=span.reshard is not False, shard=span.shard)
             for span in self.layers
@@ -158,23 +157,23 @@ class LayoutPlan:
         )
 
     @property
-    def engine_of_layers(self) -> EngineConfig:
-        """The engine with the choices of the layers."""
-        spans = self.own_shards
+    def resolved_engine(self) -> EngineConfig:
+        """The engine with the layers' choices."""
+        spans = self.layer_shards
         return self.engine.with_layer_shards(spans) if spans else self.engine
 
 
-def _not_in_order(spans: Sequence[LayerSpan]) -> Iterator[tuple[int, str]]:
-    """Yield number and mistake of each span that does not begin where the one before it ends."""
+def _order_problems(spans: Sequence[LayerSpan]) -> Iterator[tuple[int, str]]:
+    """Yield number and message for spans that do not begin where their predecessor ends."""
     expected = 0
     for number, span in enumerate(spans):
         first, last = span.layers
         if first != expected:
             after = f" after {list(spans[number - 1].layers)}" if number else ""
-            wrong = "leaves out" if first > expected else "repeats or reorders"
+            mistake = "leaves out" if first > expected else "repeats or reorders"
             yield (
                 number,
-                f"{list(span.layers)}{after} {wrong} layers: it must begin with layer {expected}",
+                f"{list(span.layers)}{after} {mistake} layers: it must begin with layer {expected}",
             )
         expected = last + 1
 
@@ -184,22 +183,22 @@ def load_plan(file: str | Path) -> LayoutPlan:
 
 
 def check_layers(plan: LayoutPlan, layers: int, file: str | Path) -> None:
-    """Raise unless the spans of a plan's file end with the last of a model's layers."""
-    last = plan.layers[-1].layers[1]
-    if last != layers - 1:
-        place = ("layers", len(plan.layers) - 1, "layers")
-        what = f"{list(plan.layers[-1].layers)} must end with layer {layers - 1}, the model's last"
+    """Raise unless a plan's spans end with the model's last layer."""
+    last_span = list(plan.layers[-1].layers)
+    if last_span[1] != layers - 1:
+        path = ("layers", len(plan.layers) - 1, "layers")
+        message = f"{last_span} must end with layer {layers - 1}, the model's last"
         _, lines = reader.read_yaml(file)
-        raise ConfigError(str(file), [locate_problem(lines, place, what)])
+        raise ConfigError(str(file), [locate_problem(lines, path, message)])
 
 
 def model_hash(model: ModelConfig) -> str:
-    text = json.dumps(model_identity(model), sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    content = json.dumps(model_identity(model), sort_keys=True)
+    return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
 
-def settings(plan: LayoutPlan, file: str) -> dict[str, Any]:
-    """Return the keys of a run that the plan sets, as their YAML has them."""
+def run_settings(plan: LayoutPlan, file: str) -> dict[str, Any]:
+    """Return the keys in run.yaml that the plan sets."""
     if plan.planned.module is not None:
         raise LayoutError(
             f"{file} plans the modules of {plan.planned.module}: they are not a model of "
@@ -216,15 +215,15 @@ def settings(plan: LayoutPlan, file: str) -> dict[str, Any]:
     _check_shards(plan, file)
     return {
         "layout": reader.plain(plan.layout),
-        "engine": reader.plain(plan.engine_of_layers),
+        "engine": reader.plain(plan.resolved_engine),
         "micro_batch_tokens": plan.micro_batch_tokens,
         "recompute": [reader.plain(rule) for rule in plan.rules],
     }
 
 
 def _check_shards(plan: LayoutPlan, file: str) -> None:
-    """Raise if the engine has no choices of layers, or has them twice."""
-    spans = plan.own_shards
+    """Raise if the engine has no choices by layer, or the plan states them twice."""
+    spans = plan.layer_shards
     if spans and not plan.engine.chooses_layers:
         raise LayoutError(
             f"{file}: layers {list(spans[0].layers)} choose `reshard` or `shard`, which "
@@ -239,7 +238,7 @@ def _check_shards(plan: LayoutPlan, file: str) -> None:
 
 
 def check_overrides(overrides: Sequence[str], file: str) -> None:
-    """Raise if the command line sets what the plan sets."""
+    """Raise if the command line sets keys that the plan sets."""
     both = [word for word in overrides if word.partition("=")[0].split(".")[0] in SECTIONS]
     if both:
         raise MisuseError(

@@ -1,4 +1,4 @@
-"""A layout plan beside the job that is to run it."""
+"""Compare a layout plan with the job that will run it."""
 
 from __future__ import annotations
 
@@ -11,43 +11,44 @@ from .layout_plan import LayoutPlan, check_layers, model_hash
 
 def check_plan(plan: LayoutPlan, job: Job, file: str) -> None:
     """Raise unless the plan was made for this model, these ranks and these batches."""
-    different = list(differences(plan, job))
-    if different:
+    differences = list(find_differences(plan, job))
+    if differences:
         raise LayoutError(
             f"{file} was planned for another run",
-            where="\n" + "\n".join(f"    {line}" for line in different),
+            where="\n" + "\n".join(f"    {line}" for line in differences),
             hint="run `trainer plan` again for this run",
         )
     check_layers(plan, len(job.model.layers), file)
 
 
-def differences(plan: LayoutPlan, job: Job) -> Iterator[str]:
+def find_differences(plan: LayoutPlan, job: Job) -> Iterator[str]:
+    """Yield a line for each difference in model, ranks and batches."""
     planned = plan.planned
-    own = model_hash(job.model)
-    if planned.model != own:
-        yield f"model: the plan has {planned.model}, the run {own}"
+    job_model = model_hash(job.model)
+    if planned.model != job_model:
+        yield f"model: the plan has {planned.model}, the run {job_model}"
     if planned.gpus != job.processes:
         yield f"processes: the plan has {planned.gpus}, the run {job.processes}"
-    known = {(phase.seq_len, phase.batch_tokens) for phase in planned.phases}
+    batches = {(phase.seq_len, phase.batch_tokens) for phase in planned.phases}
     for phase in job.plan.phases:
-        here = phase.seq_len, phase.seq_len * phase.batch_rows
-        if here not in known:
-            shown = "; ".join(f"{length:,} × {size:,}" for length, size in sorted(known))
+        batch_tokens = phase.seq_len * phase.batch_rows
+        if (phase.seq_len, batch_tokens) not in batches:
+            shown = "; ".join(f"{length:,} × {size:,}" for length, size in sorted(batches))
             yield (
-                f"phase {phase.name}: {here[0]:,} tokens a row × {here[1]:,} a step, and the plan "
-                f"has {shown}"
+                f"phase {phase.name}: {phase.seq_len:,} tokens a row × {batch_tokens:,} a step, "
+                f"and the plan has {shown}"
             )
 
 
-def prediction(job: Job) -> LayoutPlan | None:
-    """Return the plan whose layout the job runs; None if it has no plan, or overrides changed the
-    run since."""
+def followed_plan(job: Job) -> LayoutPlan | None:
+    """Return the plan whose layout the job runs; None without a plan, or if overrides have changed
+    the run since."""
     plan, run = job.layout_plan, job.run
-    if plan is None or any(differences(plan, job)):
+    if plan is None or any(find_differences(plan, job)):
         return None
     same = (
         plan.layout == run.layout
-        and plan.engine_of_layers == run.engine
+        and plan.resolved_engine == run.engine
         and plan.micro_batch_tokens == run.micro_batch_tokens
         and plan.rules == job.rules
     )

@@ -4,8 +4,8 @@
                                      ├─► Job: configuration, model, plan
     folder of a started run  ──┘
 
-A run's folder holds the resolved job. The same command finds it there and resumes it; a command
-that defines another run raises an error.
+A run's folder stores the resolved job. The same command finds it there and resumes it; a command
+that defines a different run raises an error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from . import layout_plan
 from .config import RunConfig
 from .job import Job
 from .plan_check import check_plan
-from .request import Request
+from .request import RunRequest
 from .stored import read_run, synthetic_plan
 
 if TYPE_CHECKING:
@@ -47,26 +47,26 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "tiny-hybrid"
 
 ANOTHER_KIND = {"--mixture": {"sources", "phases"}, "--model": {"pattern", "operators"}}
-"""Keys that tell the YAMLs of other options from a run's YAML, by option."""
+"""Keys, by option, that show that a YAML is not a run's."""
 
 
-def is_readable(request: Request) -> bool:
-    """Return False if `resolve` will raise for what the YAMLs of the run, the mixture and the model
-    say: that is known in a moment, before torch is imported."""
+def is_readable(request: RunRequest) -> bool:
+    """Return False if `resolve` will raise because of the YAMLs: they are read in a moment, before
+    torch is imported."""
     from ...mixtures.mixture_file.tolerant_read import read
 
     try:
-        _run(request)
-        _named_model(request)
+        _load_run(request)
+        _load_requested_model(request)
         if request.mixture is None:
             return True
-        return not read(request.mixture, request.overrides_of("mixture")).problems
+        return not read(request.mixture, request.select_overrides("mixture")).problems
     except UserError:
         return False
 
 
-def resolve(request: Request) -> Job:
-    """Return a new job, or the job in the folder if it is the same run."""
+def resolve(request: RunRequest) -> Job:
+    """Return a new job, or the folder's job if it is the same run."""
     job = _resolve(request)
     if request.layout is None:
         return job
@@ -75,27 +75,29 @@ def resolve(request: Request) -> Job:
     return replace(job, layout_plan=plan)
 
 
-def _resolve(request: Request) -> Job:
-    name = Path(request.run or request.mixture or "synthetic").stem
-    folder = RunFolder(request.out or f"runs/{name}")
-    run, model, planned = run_all(
-        lambda: _run(request), lambda: _named_model(request), lambda: _planned(request, folder)
+def _resolve(request: RunRequest) -> Job:
+    stem = Path(request.run or request.mixture or "synthetic").stem
+    folder = RunFolder(request.out or f"runs/{stem}")
+    run, model, plan = run_all(
+        lambda: _load_run(request),
+        lambda: _load_requested_model(request),
+        lambda: _plan_mixture(request, folder),
     )
-    run = _here_or_there(run, slurm=request.slurm, dry_run=request.dry_run)
-    model = model or _unnamed_model(run, folder)
+    run = _resolve_machine(run, slurm=request.slurm, dry_run=request.dry_run)
+    model = model or _load_default_model(run, folder)
     mixture = None
     if request.mixture is not None:
         data, _ = reader.read_yaml(request.mixture)
-        mixture = reader.apply_overrides(data, request.overrides_of("mixture"))
+        mixture = reader.apply_overrides(data, request.select_overrides("mixture"))
     if folder.begun:
         stored = read_run(folder)
-        run = _with_origin(run, stored.run)
+        run = _pin_origin(run, stored.run)
         _check_same(stored, run, model, mixture)
         return replace(stored, run=run)
-    run = _with_origin(run, None)
-    if is_first():  # the first rank may have written there already
+    run = _pin_origin(run, None)
+    if is_first():  # rank 0 may have written to the folder already
         folder.check_free()
-    plan = planned or synthetic_plan(run, model)
+    plan = plan or synthetic_plan(run, model)
     return Job(folder=folder, run=run, model=model, plan=plan, mixture=mixture)
 
 
@@ -111,19 +113,19 @@ def load(
     Overrides may change keys that do not define the run.
     """
     stored = read_run(folder)
-    data = run_config.overridable(reader.plain(stored.run), overrides)
-    asked = run_config.build(data, overrides, source=str(folder.run))
-    # The ranks of the last start do not bind a launcher or a batch job.
+    data = run_config.drop_replaced_engine(reader.plain(stored.run), overrides)
+    run = run_config.build(data, overrides, source=str(folder.run))
+    # The last start's ranks do not bind a launcher or a batch job.
     if (slurm or is_rank()) and not any(word.startswith("processes=") for word in overrides):
-        asked = replace(asked, processes=None)
-    run = _here_or_there(asked, slurm=slurm, dry_run=dry_run)
+        run = replace(run, processes=None)
+    run = _resolve_machine(run, slurm=slurm, dry_run=dry_run)
     _check_same(stored, run, stored.model, stored.mixture)
     return replace(stored, run=run)
 
 
-def _run(request: Request) -> RunConfig:
-    """Return the run's configuration, for any machine; its rows come from a mixture or are
-    synthetic."""
+def _load_run(request: RunRequest) -> RunConfig:
+    """Load the run's configuration, for any machine, and check that it has a single source of
+    rows."""
     try:
         run = run_config.load(request.run, request.run_overrides, _planned_layout(request))
     except ConfigError as error:
@@ -141,7 +143,7 @@ def _run(request: Request) -> RunConfig:
         )
     if request.mixture is not None and run.synthetic is not None:
         raise MisuseError("a run takes rows from a mixture or synthetic rows, not both")
-    changes = [word.partition("=")[0] for word in request.overrides_of("mixture")]
+    changes = [word.partition("=")[0] for word in request.select_overrides("mixture")]
     if request.mixture is None and changes:
         problems = [
             ConfigProblem(f"mixture.{path}", "there is no mixture to override", typed=True)
@@ -151,26 +153,26 @@ def _run(request: Request) -> RunConfig:
     return run
 
 
-def _planned_layout(request: Request) -> dict[str, Any]:
+def _planned_layout(request: RunRequest) -> dict[str, Any]:
     """Return the keys that the layout plan sets, if there is one."""
     if request.layout is None:
         return {}
     layout_plan.check_overrides(request.run_overrides, request.layout)
-    return layout_plan.settings(layout_plan.load_plan(request.layout), request.layout)
+    return layout_plan.run_settings(layout_plan.load_plan(request.layout), request.layout)
 
 
-def _named_model(request: Request) -> ModelConfig | None:
-    """Return the model that the command line names, if it names one."""
+def _load_requested_model(request: RunRequest) -> ModelConfig | None:
+    """Load the model on the command line; None if there is none."""
     from ...models.config.config import load_model_config
 
-    changes = request.overrides_of("model")
+    changes = request.select_overrides("model")
     if request.model is None and not changes:
         return None
     return load_model_config(request.model or DEFAULT_MODEL, changes)
 
 
-def _unnamed_model(run: RunConfig, folder: RunFolder) -> ModelConfig:
-    """Return the model of the initial weights, or the default model."""
+def _load_default_model(run: RunConfig, folder: RunFolder) -> ModelConfig:
+    """Load the initial weights' model, or the default model."""
     from ...models.config.config import load_model_config
 
     if run.init_from is None:
@@ -180,17 +182,17 @@ def _unnamed_model(run: RunConfig, folder: RunFolder) -> ModelConfig:
     return origins.find(run.init_from.path, run.init_from.step).model
 
 
-def _planned(request: Request, folder: RunFolder) -> RunPlan | None:
-    """Return the mixture's plan; None for a run that has started, which has its own."""
+def _plan_mixture(request: RunRequest, folder: RunFolder) -> RunPlan | None:
+    """Plan the mixture; None for a run that has started, whose folder has the plan."""
     from ...mixtures.planning.resolve_mixture import resolve_file
 
     if request.mixture is None or folder.begun:
         return None
-    return resolve_file(request.mixture, request.overrides_of("mixture"))
+    return resolve_file(request.mixture, request.select_overrides("mixture"))
 
 
-def _with_origin(run: RunConfig, stored: RunConfig | None) -> RunConfig:
-    """Pin "the newest checkpoint" of init_from to the step it had when the run started."""
+def _pin_origin(run: RunConfig, stored: RunConfig | None) -> RunConfig:
+    """Pin "the newest checkpoint" in init_from to its step when the run started."""
     source = run.init_from
     if source is None or source.step is not None:
         return run
@@ -205,35 +207,36 @@ def _with_origin(run: RunConfig, stored: RunConfig | None) -> RunConfig:
 def _check_same(
     stored: Job, run: RunConfig, model: ModelConfig, mixture: dict[str, Any] | None
 ) -> None:
-    """Raise if the folder holds another run than this configuration defines."""
-    pairs = (
-        (run_config.deciding(stored.run, stored.model), run_config.deciding(run, stored.model), ""),
-        (stored.model, model, "model"),
-        (stored.mixture, mixture, "mixture"),
-    )
-    changed = [str(each) for there, here, name in pairs for each in differences(there, here, name)]
-    if changed:
-        what = "its mixture" if all(c.startswith("mixture") for c in changed) else "it"
+    """Raise unless the folder's run is the one that this configuration defines."""
+    settings_before = run_config.defining_settings(stored.run, stored.model)
+    settings_after = run_config.defining_settings(run, stored.model)
+    changes = [
+        *map(str, differences(settings_before, settings_after)),
+        *map(str, differences(stored.model, model, "model")),
+        *map(str, differences(stored.mixture, mixture, "mixture")),
+    ]
+    if changes:
+        subject = "its mixture" if all(line.startswith("mixture") for line in changes) else "it"
         why = ""
-        if any(line.partition(":")[0] in run_config.division(run) for line in changed):
+        if any(line.partition(":")[0] in run_config.division(run) for line in changes):
             why = f"{run_config.COUPLED.format(', '.join(stored.model.couples_rows))}; "
         raise RunError(
-            f"{stored.folder.root} holds another run: {what} differs",
-            where="\n" + "\n".join(f"    {line}" for line in changed),
+            f"{stored.folder.root} holds another run: {subject} differs",
+            where="\n" + "\n".join(f"    {line}" for line in changes),
             hint=f"{why}start a new run with another --out (a mixture can continue this one with "
             "`after: {run: …, step: …}`), or undo the change",
         )
 
 
-def _here_or_there(asked: RunConfig, *, slurm: bool, dry_run: bool) -> RunConfig:
+def _resolve_machine(run: RunConfig, *, slurm: bool, dry_run: bool) -> RunConfig:
     """Resolve device, processes and precision for this machine, or for the batch job."""
-    run = _in_batch_job(asked) if slurm else _on_this_machine(asked, dry_run)
+    run = _resolve_batch_job(run) if slurm else _resolve_local(run, dry_run)
     if run.precision == "auto":
         run = replace(run, precision=default_precision(run.device).name)
     return replace(run, fp8=run.fp8 or PRECISIONS[run.precision].fp8)
 
 
-def _on_this_machine(run: RunConfig, dry_run: bool) -> RunConfig:
+def _resolve_local(run: RunConfig, dry_run: bool) -> RunConfig:
     from ..layout.devices import choose_device, count_gpus
 
     device = run.device if dry_run and run.device == "cuda" else choose_device(run.device)
@@ -248,7 +251,7 @@ def _on_this_machine(run: RunConfig, dry_run: bool) -> RunConfig:
     return replace(run, device=device, processes=processes)
 
 
-def _in_batch_job(run: RunConfig) -> RunConfig:
+def _resolve_batch_job(run: RunConfig) -> RunConfig:
     if run.processes not in (None, run.slurm.world):
         raise MisuseError(
             f"processes={run.processes}, but a batch job of {run.slurm.nodes} × "

@@ -1,7 +1,7 @@
 """Read a run's folder as it stands, on any machine.
 
-`trainer report`, `mixtures audit`, `trainer export` and `trainer sample` need no device of the run.
-`resolve.load` adapts a stored run to this machine, where a start is meant.
+`trainer report`, `mixtures audit`, `trainer export` and `trainer sample` do not need the run's
+devices. `resolve.load` adapts a stored run to this machine for a start.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def read_run(folder: RunFolder) -> Job:
-    """Return the stored job: the device, ranks and precision of its last start."""
+    """Read the stored job, with the device, ranks and precision from its last start."""
     from ...models.config.config import load_model_config
 
     folder.check_is_run()

@@ -18,7 +18,7 @@ from headrace.dataplane.runlog.ledger import LedgerEntry
 from headrace.dataplane.runlog.writer import encode_line
 from headrace.trainer.folders.folder import RunFolder
 from headrace.trainer.run import resolve
-from headrace.trainer.run.request import Request
+from headrace.trainer.run.request import RunRequest
 
 TINY = str(CONFIGS / "tiny.yaml")
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -26,7 +26,7 @@ VOID = {"meta", "link", "br", "hr", "img", "input"}
 
 def make_run(root: Path, losses: Sequence[float | None]) -> RunFolder:
     words = [f"synthetic.steps={len(losses)}", "synthetic.seq_len=16", "synthetic.batch_rows=4"]
-    job = resolve.resolve(Request(model=TINY, out=str(root), overrides=words))
+    job = resolve.resolve(RunRequest(model=TINY, out=str(root), overrides=words))
     job.folder.prepare()
     job.save()
     with job.folder.metrics.open("wb") as metrics, job.folder.ledger.open("wb") as ledger:

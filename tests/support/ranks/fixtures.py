@@ -42,7 +42,7 @@ from headrace.trainer.folders.folder import RunFolder
 from headrace.trainer.layout.config import LayoutConfig
 from headrace.trainer.layout.groups import Parallel, create_groups
 from headrace.trainer.run.job import Job
-from headrace.trainer.run.request import Request
+from headrace.trainer.run.request import RunRequest
 from headrace.trainer.run.resolve import resolve
 
 TINY = CONFIGS / "tiny.yaml"
@@ -185,7 +185,7 @@ def ask(tmp_path: Path) -> Callable[..., Job]:
     def ask(*overrides: str, out: Path | None = None, **more: Any) -> Job:
         words = ["synthetic.steps=6", "synthetic.batch_rows=4", "synthetic.seq_len=16"]
         asked = {"model": str(TINY), "out": str(out or tmp_path / "run")}
-        return resolve(Request(**{**asked, "overrides": [*words, *overrides], **more}))
+        return resolve(RunRequest(**{**asked, "overrides": [*words, *overrides], **more}))
 
     return ask
 

@@ -52,7 +52,7 @@ from headrace.trainer.record.speed import Speed
 from headrace.trainer.record.steps import NullRecorder, RunRecorder
 from headrace.trainer.record.stragglers import Stragglers
 from headrace.trainer.run.job import Job
-from headrace.trainer.run.request import Request
+from headrace.trainer.run.request import RunRequest
 from headrace.trainer.run.resolve import load, resolve
 from headrace.trainer.scores import team
 
@@ -126,7 +126,7 @@ def refuse_first(error: Exception | None) -> str:
 
 def make_job(folder: Path, words: list[str], mixture: str | None = None) -> Job:
     words = [*words, "model.vocab_size=512"] if mixture else [*SYNTHETIC, *words]
-    return resolve(Request(model=str(TINY), out=str(folder), overrides=words, mixture=mixture))
+    return resolve(RunRequest(model=str(TINY), out=str(folder), overrides=words, mixture=mixture))
 
 
 def start(

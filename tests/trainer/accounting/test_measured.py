@@ -21,7 +21,7 @@ from headrace.trainer.run.layout_plan import (
     Predicted,
     model_hash,
 )
-from headrace.trainer.run.plan_check import prediction
+from headrace.trainer.run.plan_check import followed_plan
 from headrace.trainer.run.stored import read_run
 
 MIB = 1 << 20
@@ -91,8 +91,8 @@ def test_measured_bytes_stand_beside_the_prediction_of_their_own_phase(folder: R
 
 def test_a_run_whose_layout_was_changed_has_no_prediction(folder: RunFolder) -> None:
     job = read_run(folder)
-    assert prediction(job) == plan_of(job)
+    assert followed_plan(job) == plan_of(job)
     for change in ({"micro_batch_tokens": 64}, {"recompute": "block"}, {"processes": 2}):
-        assert prediction(replace(job, run=replace(job.run, **change))) is None
+        assert followed_plan(replace(job, run=replace(job.run, **change))) is None
     folder.layout.unlink()
     assert measured.compare_run(read_run(folder)) is None

@@ -15,7 +15,7 @@ from headrace.console.errors import MissingError, MisuseError, RunError
 from headrace.trainer.cluster import slurm
 from headrace.trainer.cluster.slurm import SlurmConfig, render_script
 from headrace.trainer.launch import preflight as checks
-from headrace.trainer.run.request import Request
+from headrace.trainer.run.request import RunRequest
 from headrace.trainer.run.resolve import resolve
 
 TINY = str(CONFIGS / "tiny.yaml")
@@ -113,12 +113,12 @@ def test_the_script_repeats_the_typed_command(tmp_path: Path) -> None:
 
 def test_the_layout_is_resolved_for_the_batch_job(tmp_path: Path) -> None:
     words = ["synthetic.batch_rows=32", "slurm.nodes=2", "slurm.gpus=8"]
-    ask = Request(model=TINY, out=str(tmp_path / "run"), overrides=words, slurm=True)
+    ask = RunRequest(model=TINY, out=str(tmp_path / "run"), overrides=words, slurm=True)
     found = resolve(ask)
     assert (found.run.device, found.run.precision, found.processes) == ("cuda", "bf16", 16)
     checks.check(found)  # this machine's devices do not matter
     with pytest.raises(MisuseError, match=r"processes=8, but a batch job of 2 × 8 has 16"):
-        resolve(Request(**{**vars(ask), "overrides": [*words, "processes=8"]}))
+        resolve(RunRequest(**{**vars(ask), "overrides": [*words, "processes=8"]}))
 
 
 def test_without_sbatch_the_script_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from support.configs import CONFIGS
 from headrace.console.errors import CheckpointError
 from headrace.trainer.checkpoints import store
 from headrace.trainer.launch import restore
-from headrace.trainer.run.request import Request
+from headrace.trainer.run.request import RunRequest
 from headrace.trainer.run.resolve import resolve
 
 TINY = str(CONFIGS / "tiny.yaml")
@@ -26,7 +26,7 @@ def test_a_checkpoint_of_another_plan_is_rejected(
     tmp_path: Path, parallel: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["synthetic.steps=6", "processes=1"]
-    job = resolve(Request(model=TINY, out=str(tmp_path / "run"), overrides=words))
+    job = resolve(RunRequest(model=TINY, out=str(tmp_path / "run"), overrides=words))
     (job.folder.checkpoints / store.name(3)).mkdir(parents=True)
     state = store.RunState(
         step=3, row=24, tokens=9, plan_hash="another", updates=3, ledger="", seed=1

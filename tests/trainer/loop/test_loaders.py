@@ -14,7 +14,7 @@ from headrace.trainer.loop import evaluate
 from headrace.trainer.loop import loaders as rows
 from headrace.trainer.loop.config import DataConfig
 from headrace.trainer.run.job import Job
-from headrace.trainer.run.request import Request
+from headrace.trainer.run.request import RunRequest
 from headrace.trainer.run.resolve import resolve
 
 TINY = str(CONFIGS / "tiny.yaml")
@@ -23,7 +23,9 @@ PHASE = "{tokens: 512, seq_len: 16, batch: 128, weights: {web: 1}}"
 
 def a_job(tmp_path: Path, *overrides: str, mixture: str | None = None) -> Job:
     words = ["model.vocab_size=512", *overrides]
-    return resolve(Request(model=TINY, out=str(tmp_path / "run"), mixture=mixture, overrides=words))
+    return resolve(
+        RunRequest(model=TINY, out=str(tmp_path / "run"), mixture=mixture, overrides=words)
+    )
 
 
 @pytest.mark.parametrize(

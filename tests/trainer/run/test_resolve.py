@@ -15,7 +15,7 @@ from headrace.trainer.folders.folder import RunFolder
 from headrace.trainer.run import job as jobs
 from headrace.trainer.run import resolve
 from headrace.trainer.run.job import Job
-from headrace.trainer.run.request import Request
+from headrace.trainer.run.request import RunRequest
 
 TINY = str(CONFIGS / "tiny.yaml")
 
@@ -134,7 +134,7 @@ def test_wrong_keys_of_all_files_are_reported_together(tmp_path: Path) -> None:
     mixture = tmp_path / "mixture.yaml"
     mixture.write_text("sources: {web: {date: x}}")
     words = ["checkpoints.evry=2", "model.witdh=3", "mixture.phazes.a=1"]
-    asked = Request(model=TINY, mixture=str(mixture), out=str(tmp_path / "run"), overrides=words)
+    asked = RunRequest(model=TINY, mixture=str(mixture), out=str(tmp_path / "run"), overrides=words)
     with pytest.raises(SeveralErrors) as caught:
         resolve.resolve(asked)
     for near in ("`every`", "`width`", "`phases`", "`data`"):
@@ -149,10 +149,12 @@ def test_mixture_overrides_need_a_mixture(ask: Any) -> None:
 
 def test_a_run_needs_exactly_one_source_of_rows(tmp_path: Path) -> None:
     with pytest.raises(MisuseError, match="no source of rows"):
-        resolve.resolve(Request(model=TINY, out=str(tmp_path / "run")))
+        resolve.resolve(RunRequest(model=TINY, out=str(tmp_path / "run")))
     with pytest.raises(SeveralErrors, match="not both") as caught:
         words = ["synthetic.steps=2"]
-        resolve.resolve(Request(model=TINY, out=str(tmp_path), mixture="m.yaml", overrides=words))
+        resolve.resolve(
+            RunRequest(model=TINY, out=str(tmp_path), mixture="m.yaml", overrides=words)
+        )
     assert "file not found: m.yaml" in str(caught.value)
 
 

@@ -25,7 +25,7 @@ from headrace.models.config.config import ModelConfig
 from headrace.tokenize.cli import main as tokenize
 from headrace.trainer.cli import main as trainer
 from headrace.trainer.folders.folder import RunFolder
-from headrace.trainer.run.request import Request
+from headrace.trainer.run.request import RunRequest
 from headrace.trainer.run.resolve import resolve
 from headrace.trainer.weights.chat_template import find_template, set_variables
 from headrace.trainer.weights.source import Checkpoint, ModelFolder
@@ -127,7 +127,7 @@ def test_a_turn_of_the_assistant_ends_generation(inside: Path) -> None:
 
 def test_the_longest_row_of_all_runs_counts(inside: Path, tmp_path: Path) -> None:
     words = {"model": "model.yaml", "mixture": "after.yaml", "out": str(tmp_path / "next")}
-    job = resolve(Request(**words))
+    job = resolve(RunRequest(**words))
     job.folder.prepare()
     job.save()
     source = Checkpoint("next/checkpoints/step-00000004", job.folder)
@@ -171,7 +171,7 @@ def test_of_several_templates_that_of_most_tokens_is_taken(inside: Path, tmp_pat
     Path("both.yaml").write_text(
         mixture.replace("chats: 0.5, plain: 0.5", "chats: 0.25, plain: 0.75")
     )
-    job = resolve(Request(model="model.yaml", mixture="both.yaml", out=str(tmp_path / "both")))
+    job = resolve(RunRequest(model="model.yaml", mixture="both.yaml", out=str(tmp_path / "both")))
     job.folder.prepare()
     job.save()
     template = find_template(Checkpoint("both/checkpoints/step-00000002", job.folder))
