@@ -11,10 +11,10 @@ from ..loop.batches import micro_batches, micro_rows
 from ..run.job import Job
 
 if TYPE_CHECKING:
-    from ...models.accounting.level import EngineMemory
+    from ...models.accounting.level import EngineMemory, EngineState
     from ...models.accounting.pieces import ModelPasses
     from ...models.accounting.shape import Shape
-    from ...models.accounting.state import Degrees
+    from ...models.accounting.state import Degrees, Shards
     from ...models.accounting.step import Timeline
     from ...models.config.config import ModelConfig
     from ..engines.optimizers.config import OptimizerConfig
@@ -105,9 +105,16 @@ def batches(job: Job) -> list[dict[str, Any]]:
 
 def state_memory(job: Job, stage: int) -> list[dict[str, int]]:
     """Return the state's bytes by part, for each tensor rank of a stage."""
+    from ...models.accounting.state import state_bytes
+
+    state, shards_by_rank = _stage_state(job, stage)
+    return [state_bytes(state.parts, shards, _degrees(job)) for shards in shards_by_rank]
+
+
+def _stage_state(job: Job, stage: int) -> tuple[EngineState, list[Shards]]:
+    """Return the state of a stage, and the local shards of each tensor rank."""
     from ...models.accounting.count import build_meta
     from ...models.accounting.memory import rank_shards
-    from ...models.accounting.state import state_bytes
     from ..layout.stages import list_chunks
     from .parameters import engine_state
 
@@ -117,12 +124,8 @@ def state_memory(job: Job, stage: int) -> list[dict[str, int]]:
     model = build_meta(job.model)
     model.keep(job.cuts, chunks)
     state = engine_state(job.run, model, job.precision, device)
-    return [
-        state_bytes(
-            state.parts, rank_shards(job.model, degrees, tp_rank, job.cuts, chunks), degrees
-        )
-        for tp_rank in range(degrees.tp)
-    ]
+    ranks = range(degrees.tp)
+    return state, [rank_shards(job.model, degrees, rank, job.cuts, chunks) for rank in ranks]
 
 
 def scoring_memory(job: Job, *, activations: bool) -> dict[str, int]:
@@ -227,23 +230,13 @@ def _head_bytes(config: ModelConfig, shape: Shape) -> tuple[int, int]:
 def timelines(job: Job, stage: int) -> list[Timeline]:
     """Return the memory over a step for each tensor rank of a stage, in the phase with the highest
     peak."""
-    from ...models.accounting.count import build_meta
-    from ...models.accounting.memory import rank_shards
     from ...models.accounting.passes import model_passes
     from ...models.accounting.shape import Shape
     from ...models.accounting.step import input_bytes, stream_bytes
-    from ..layout.stages import list_chunks
-    from .parameters import engine_state
 
     layout, degrees, device = job.run.layout, _degrees(job), job.run.device
     assert device != "auto"
-    chunks = list_chunks(layout, stage)
-    model = build_meta(job.model)
-    model.keep(job.cuts, chunks)
-    state = engine_state(job.run, model, job.precision, device)
-    shards_by_rank = [
-        rank_shards(job.model, degrees, tp_rank, job.cuts, chunks) for tp_rank in range(degrees.tp)
-    ]
+    state, shards_by_rank = _stage_state(job, stage)
     highest: list[Timeline] = []
     for phase in job.plan.phases:
         rows = micro_rows(job.run.micro_batch_tokens, phase, job.dp, degrees.cp)
