@@ -48,7 +48,7 @@ class ModuleCosts(Costs):
     def fastest(self, grid: Grid, *, simulate: bool = False) -> Problem:
         """Return the problem of a layout, in which embedding and head are plain modules."""
         return replace(
-            super().fastest(grid, simulate=simulate), first=FixedCosts(), last=FixedCosts()
+            super().fastest_problem(grid, simulate=simulate), first=FixedCosts(), last=FixedCosts()
         )
 
 

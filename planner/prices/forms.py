@@ -1,4 +1,4 @@
-"""How layers run in a layout: the form of a kind, its bytes, and its choices."""
+"""Ways to run a layer in a layout: forms by kind, their bytes, and plans of single layers."""
 
 from __future__ import annotations
 
@@ -11,58 +11,54 @@ from ..division.problem import Choice
 from ..memory.footprints import Footprint
 from ..memory.part_memory import PartMemory
 from ..traces.work import Parts, PassTimes
-from .messages import EngineMessages, Reshard, Sharded
+from .messages import EngineMessages, ParameterCosts, Reshard
 
 
-class Form(NamedTuple):
-    """A layer of one kind as a layout runs it, before its own choices."""
+class LayerForm(NamedTuple):
+    """A kind of layer as a layout runs it, before single layers choose."""
 
     passes: PassTimes
     engine: EngineMessages
-    shards: Sharded
+    parameters: ParameterCosts
     sequence: bool
     """True: the tensor ranks work as context ranks, with whole weights. Simulated only."""
 
     @property
     def forward(self) -> float:
         """Seconds of the forward pass."""
-        return self.engine.forward(self.passes.forward_seconds, self.shards)
+        return self.engine.forward(self.passes.forward_seconds, self.parameters)
 
     @property
-    def fastest(self) -> float:
-        """Seconds of the backward pass of the fastest choice, which recomputes nothing."""
+    def min_backward(self) -> float:
+        """Seconds of the fastest backward pass, which recomputes nothing."""
+        seconds = self.passes.backward_seconds
         return min(
-            self.engine.backward(self.passes.backward_seconds, self.shards, gathers=reshard is None)
+            self.engine.backward(seconds, self.parameters, gathers=reshard is None)
             for reshard in self.engine.reshards
         )
 
     @property
     def update(self) -> float:
-        """Seconds of a step outside the passes."""
+        """Seconds outside the passes, once per step."""
         return self.engine.update(
-            self.passes.forward_seconds, self.passes.backward_seconds, self.shards
+            self.passes.forward_seconds, self.passes.backward_seconds, self.parameters
         )
 
-    def beyond(self, forward: float, update: float, micro_batches: int) -> tuple[float, float]:
-        """Return the seconds of the forward pass beyond those of the kind, and those of the update
-        for each micro-batch."""
-        return self.forward - forward, (self.update - update) / micro_batches
 
+class LayerBytes(NamedTuple):
+    """Bytes of a kind of layer in a layout."""
 
-class Sizes(NamedTuple):
-    """Bytes of a layer of one kind in a layout."""
-
-    rules: Mapping[Rule, Footprint]
-    useful: Sequence[Rule]
-    """Rules that no other beats in everything."""
+    footprints: Mapping[Rule, Footprint]
+    useful_rules: Sequence[Rule]
+    """Rules that no other dominates."""
     state: PartMemory
-    whole: PartMemory
-    """With weights that stay whole from the forward to the backward pass."""
+    whole_state: PartMemory
+    """State if weights stay whole from the forward to the backward pass."""
     early_gradients: bool
     """True if gradients exist while micro-batches are in flight."""
 
 
-class Way(NamedTuple):
+class LayerPlan(NamedTuple):
     """How a layer runs."""
 
     rule: Rule
@@ -70,11 +66,11 @@ class Way(NamedTuple):
     """False: weights stay gathered from the forward to the backward pass. None: as the engine."""
     passes: PassTimes
     engine: EngineMessages
-    shards: Sharded
+    parameters: ParameterCosts
     sequence: bool = False
     """True: the tensor ranks work as context ranks, with whole weights. Simulated only."""
-    later: float = 0.0
-    """Seconds of the update beyond those of the kind, for each micro-batch."""
+    extra_update: float = 0.0
+    """Seconds per micro-batch by which the update exceeds the kind's shortest."""
 
     @property
     def key(self) -> tuple[Rule, Reshard, bool]:
@@ -83,45 +79,52 @@ class Way(NamedTuple):
 
     @property
     def forward(self) -> Parts:
-        """Seconds of the forward pass by part."""
+        """Seconds by part of the pass."""
         return self._with_messages(self.passes.forward, self.engine.forward)
 
     @property
     def backward(self) -> Parts:
-        again = self.passes.recompute_seconds[self.rule] + self.engine.again(self.rule)
-        back = dict(self.passes.backward, recompute=again)
-        backward = partial(self.engine.backward, gathers=self.reshard is None)
-        parts = self._with_messages(back, backward)
-        return {**parts, "update": self.later} if self.later else parts
+        recompute = self.passes.recompute_seconds[self.rule]
+        recompute += self.engine.recompute_seconds(self.rule)
+        busy_parts = dict(self.passes.backward, recompute=recompute)
+        price = partial(self.engine.backward, gathers=self.reshard is None)
+        parts = self._with_messages(busy_parts, price)
+        return {**parts, "update": self.extra_update} if self.extra_update else parts
 
-    def _with_messages(self, parts: Parts, price: Callable[[float, Sharded], float]) -> Parts:
-        """Return the parts of a pass with its exposed messages, which computation does not hide."""
+    def _with_messages(
+        self, parts: Parts, price: Callable[[float, ParameterCosts], float]
+    ) -> Parts:
+        """Return the parts with exposed messages, which computation does not hide."""
         busy = sum(parts.values())
-        exposed = price(busy, self.shards) - busy
+        exposed = price(busy, self.parameters) - busy
         return {**parts, "data": exposed} if exposed else parts
 
 
-def choices(
-    form: Form, sizes: Sizes, longer: float, delayed: float, rules: Sequence[Rule]
+def list_choices(
+    form: LayerForm,
+    sizes: LayerBytes,
+    extra_forward: float,
+    extra_update: float,
+    rules: Sequence[Rule],
 ) -> Iterator[Choice]:
-    """Yield the choices of a layer in one form. Its forward pass is `longer` than that of the kind,
-    and its update `delayed` for each micro-batch."""
-    cost, engine, shards, sequence = form
-    costs = [
-        (
-            rule,
-            cost.backward_seconds + cost.recompute_seconds[rule] + engine.again(rule),
-            *sizes.rules[rule],
-        )
+    """Yield the choices of a layer in one form.
+
+    The form's forward pass takes `extra_forward` seconds more than the kind's shortest, and its
+    update `extra_update` seconds more per micro-batch.
+    """
+    passes, engine, parameters, sequence = form
+    busy_seconds = [
+        passes.backward_seconds + passes.recompute_seconds[rule] + engine.recompute_seconds(rule)
         for rule in rules
     ]
     for reshard in engine.reshards:
-        memory = sizes.state if reshard is None else sizes.whole
-        passes = engine.backwards([back for _, back, *_ in costs], shards, gathers=reshard is None)
-        for (rule, _, activations, workspace), seconds in zip(costs, passes, strict=True):
+        memory = sizes.state if reshard is None else sizes.whole_state
+        backward_passes = engine.backward_passes(busy_seconds, parameters, gathers=reshard is None)
+        for rule, seconds in zip(rules, backward_passes, strict=True):
+            activations, workspace = sizes.footprints[rule]
             yield Choice(
-                name=Way(rule, reshard, cost, engine, shards, sequence, delayed),
-                backward=seconds + longer + delayed,
+                name=LayerPlan(rule, reshard, passes, engine, parameters, sequence, extra_update),
+                backward=seconds + extra_forward + extra_update,
                 state=memory.step_bytes(activations, early_gradients=sizes.early_gradients),
                 activations=activations,
                 workspace=workspace + memory.gathered,

@@ -1,7 +1,7 @@
-"""Costs of the layers of a model in a layout: the problem that the search solves.
+"""Costs of a model in a layout: the problem that the search solves.
 
-Times follow from the trace of a layer and the figures of the hardware. Bytes of layers and of the
-state add up (footprints.py); what does not is counted by the timeline of a step (`timelines`).
+Times follow from traces and the hardware's rates. Bytes add up over layers (planner/memory); what
+does not add up, the timeline of a step counts (`timelines`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ..traces.ring import Operations
 from ..traces.trace import LayerTrace, ModelTrace, trace_model
 from ..traces.work import RULES, PassTimes, recompute_launches
 from . import messages
-from .forms import Form, Sizes, Way, choices
+from .forms import LayerBytes, LayerForm, LayerPlan, list_choices
 from .machine import Machine
 from .rings import compute_rings, split_operations
 
@@ -44,21 +44,21 @@ if TYPE_CHECKING:
     from ...models.config.config import ModelConfig
 
 
-class Computed(NamedTuple):
-    """Operations of a layer of one kind in a micro-batch of a rank."""
+class ComputeTimes(NamedTuple):
+    """Compute times in a micro-batch, for one kind of layer."""
 
     forward: Sequence[tuple[str, float]]
-    """Kind of result by the names of `recompute: {save: …}`, and seconds."""
+    """Kind of result, as in `recompute: {save: …}`, and seconds."""
     backward: float
-    launched: int
-    """Operations of the forward pass."""
+    num_launches: int
+    """Launches in the forward pass."""
 
 
 class Costs:
     """Costs of a model in a phase, on a cluster."""
 
     module: str | None = None
-    """Name of modules that are not ours."""
+    """Name of another program's modules."""
 
     def __init__(
         self, model: ModelConfig, run: RunConfig, machine: Machine, phase: PhaseRows
@@ -70,9 +70,9 @@ class Costs:
         layers = self.trace.layers
         self.memory = RankMemory(self._parts(), run, self.precision, self.device, layers)
         self.sharded = memoize_by_engine(self._sharded)
-        self.beyond: dict[tuple[Any, ...], tuple[float, ...]] = {}
-        """Bytes of plans of alike grids beyond the sum of their parts, for a first guess."""
-        self._useful: dict[tuple[Split, int, LinearForm], list[tuple[Rule, ...]]] = {}
+        self.excess: dict[tuple[Any, ...], tuple[float, ...]] = {}
+        """Counted bytes beyond the sum, by similar grids: the first guess for the next plan."""
+        self._useful_rules: dict[tuple[Split, int, LinearForm], list[tuple[Rule, ...]]] = {}
 
     def _trace(self) -> ModelTrace:
         return trace_model(self.model, self.phase.seq_len, self.precision, self.device)
@@ -80,13 +80,13 @@ class Costs:
     def _parts(self) -> ModelParts:
         return ConfigParts(self.model, self.run, self.phase.seq_len, self.precision, self.device)
 
-    def on(self, machine: Machine) -> Costs:
-        """Return the costs on another cluster with devices of this kind."""
+    def replace_machine(self, machine: Machine) -> Costs:
+        """Return the costs on another cluster with the same kind of device."""
         costs = copy(self)
         costs.machine = machine
         costs.passes, costs.computed = cache(costs._passes), cache(costs._computed)
         costs.sharded = memoize_by_engine(costs._sharded)
-        costs._useful = {}
+        costs._useful_rules = {}
         return costs
 
     @property
@@ -97,52 +97,66 @@ class Costs:
     def kinds(self) -> Sequence[LayerTrace]:
         return self.trace.kinds
 
-    def variants(self, shape: LayoutShape, gpus: int) -> Iterator[Grid]:
-        """Yield the engines and schedules of a shape that the engines' checks accept."""
+    def grids(self, shape: LayoutShape, gpus: int) -> Iterator[Grid]:
+        """Yield a shape with every engine and schedule that the engines' checks accept."""
         return enumerate_grids(shape, self.model, gpus, self.machine.per_node, self.precision)
 
     def _passes(self, split: Split, ep: int) -> tuple[list[PassTimes], PassTimes]:
-        """Return the costs of each kind, and of the head."""
-        *layers, head = [self._of_layer(number, split, ep) for number in range(len(self.kinds) + 1)]
+        """Price every kind, and the head."""
+        *layers, head = [self._price_layer(n, split, ep) for n in range(len(self.kinds) + 1)]
         return layers, head
 
-    def _of_layer(self, number: int, split: Split, ep: int) -> PassTimes:
-        """Return the costs of a kind; the number of the head is the last one."""
+    def _price_layer(self, number: int, split: Split, ep: int) -> PassTimes:
+        """Price a kind by number; the head's number is the last."""
         layer = (*self.kinds, self.trace.head)[number]
-        # `attention` and `hyena_li` change a ring's operations alone: others are priced once.
-        plain = split if self._rings(layer, split) else Split(split.rows, split.tp, split.cp)
-        computed, sent = self.computed(number, plain), self.sent(layer, split, ep)
+        # `attention` and `hyena_li` change rings alone: other layers are priced once.
+        compute_split = split
+        if not self._rings(layer, split):
+            compute_split = Split(split.rows, split.tp, split.cp)
+        computed = self.computed(number, compute_split)
+        message_times = self.price_messages(layer, split, ep)
         forward = {"compute": sum(seconds for _, seconds in computed.forward)}
         backward = {"compute": computed.backward}
-        for name, seconds in sent.items():
-            forward[name], backward[name] = seconds.forward, seconds.backward
-        return PassTimes(forward, backward, partial(self._again, layer, computed, sent))
+        for axis, times in message_times.items():
+            forward[axis], backward[axis] = times.forward, times.backward
+        price_recompute = partial(self._price_recompute, layer, computed, message_times)
+        return PassTimes(forward, backward, price_recompute)
 
-    def _computed(self, number: int, split: Split) -> Computed:
+    def _computed(self, number: int, split: Split) -> ComputeTimes:
         layer = (*self.kinds, self.trace.head)[number]
         machine, rings = self.machine, self._rings(layer, split)
         forward = split_operations(layer.forward, "forward", split, rings)
         backward = split_operations(layer.backward, "backward", split, rings)
-        return Computed(
+        return ComputeTimes(
             [(work.saved, machine.seconds([work], "forward", over)) for work, over in forward],
             sum(machine.seconds([work], "backward", over) for work, over in backward),
             sum(work.count for work, _ in forward if work.kind == "launch"),
         )
 
-    def _again(
-        self, layer: LayerTrace, computed: Computed, sent: Mapping[str, messages.Sent]
+    def _price_recompute(
+        self,
+        layer: LayerTrace,
+        computed: ComputeTimes,
+        message_times: Mapping[str, messages.MessageTimes],
     ) -> dict[Rule, float]:
-        """Return the seconds of the backward pass that each rule adds."""
-        again = {}
+        """Return the seconds that every rule adds to the backward pass."""
+        seconds_by_rule = {}
         for rule in RULES:
             saved: tuple[str, ...] = rule.save if isinstance(rule, Selective) else ()
-            repeated = sum(s.forward - s.saved * ("attention" in saved) for s in sent.values())
-            repeated += sum(seconds for kind, seconds in computed.forward if kind not in saved)
-            launches = recompute_launches(rule, layer.calls, computed.launched)
-            again[rule] = 0.0 if rule == "none" else repeated + self.machine.launches(launches)
-        return again
+            seconds = sum(
+                times.forward - times.saved * ("attention" in saved)
+                for times in message_times.values()
+            )
+            seconds += sum(seconds for kind, seconds in computed.forward if kind not in saved)
+            launches = recompute_launches(rule, layer.calls, computed.num_launches)
+            seconds_by_rule[rule] = (
+                0.0 if rule == "none" else seconds + self.machine.launches(launches)
+            )
+        return seconds_by_rule
 
-    def sent(self, layer: LayerTrace, split: Split, ep: int) -> dict[str, messages.Sent]:
+    def price_messages(
+        self, layer: LayerTrace, split: Split, ep: int
+    ) -> dict[str, messages.MessageTimes]:
         """Return the seconds of a layer's messages, by axis."""
         return messages.price_layer(
             layer,
@@ -160,9 +174,8 @@ class Costs:
             layer, self.model, self.trace.seq_len, self.precision, self.machine, split
         )
 
-    def fastest(self, grid: Grid, *, simulate: bool = False) -> Problem:
-        """Return the problem of a layout on devices of any memory: that of `problem`, with the
-        fastest choice of each kind alone, and without bytes."""
+    def fastest_problem(self, grid: Grid, *, simulate: bool = False) -> Problem:
+        """Return `problem` for unlimited memory: the fastest choices alone, without bytes."""
         shape, layout = grid.shape, grid.layout
         split = shape.split
         _, head = self.passes(split, layout.ep)
@@ -170,13 +183,16 @@ class Costs:
         names = list(sharded.modules)
         kinds = []
         for layer, *forms in zip(self.kinds, *self._forms(grid, simulate=simulate), strict=True):
-            # Choices share the kind's forward pass and update: what is longer stands in their
-            # backward pass, which is exact for one stage.
-            times = [(form.forward, form.fastest, form.update) for form in forms]
-            forward, update = min(f for f, _, _ in times), min(u for _, _, u in times)
+            # A kind's choices share forward pass and update. What a form adds to them counts in
+            # its backward pass, which is exact for one stage.
+            times = [(form.forward, form.min_backward, form.update) for form in forms]
+            forward = min(form_forward for form_forward, _, _ in times)
+            update = min(form_update for _, _, form_update in times)
             backward = min(
-                fastest + (f - forward) + (u - update) / shape.micro_batches
-                for f, fastest, u in times
+                min_backward
+                + (form_forward - forward)
+                + (form_update - update) / shape.micro_batches
+                for form_forward, min_backward, form_update in times
             )
             shared = layer.operators["shared"]
             kinds.append(
@@ -224,11 +240,14 @@ class Costs:
         simulate: bool = False,
         all_choices: bool = False,
     ) -> Problem:
-        """Return the problem of a layout. `simulate` adds choices that cannot be executed; without
-        `all_choices`, those that another beats in everything are left out."""
+        """Return the problem of a layout.
+
+        `simulate` adds choices that cannot be executed. Without `all_choices`, dominated choices
+        are left out.
+        """
         shape, layout = grid.shape, grid.layout
-        early_gradients = gradients_before_the_end(grid)
-        fastest = self.fastest(grid, simulate=simulate)
+        early_gradients = has_early_gradients(grid)
+        fastest = self.fastest_problem(grid, simulate=simulate)
         forms = self._forms(grid, simulate=simulate)
         sizes = [self._sizes(grid, first.sequence, early_gradients) for first, *_ in forms]
         kinds = []
@@ -237,9 +256,10 @@ class Costs:
         ):
             kind_choices: list[Choice] = []
             for form, size in zip(kind_forms, kind_sizes, strict=True):
-                longer, delayed = form.beyond(kind.forward, kind.update, shape.micro_batches)
-                rules = RULES if all_choices else size.useful
-                kind_choices += choices(form, size, longer, delayed, rules)
+                extra_forward = form.forward - kind.forward
+                extra_update = (form.update - kind.update) / shape.micro_batches
+                rules = RULES if all_choices else size.useful_rules
+                kind_choices += list_choices(form, size, extra_forward, extra_update, rules)
             kinds.append(replace(kind, choices=tuple(kind_choices)))
         state = self.memory.sample_parts(grid.engine, layout.pp, grid.degrees)
         ends = self.memory.footprints.estimate(shape.split, layout.ep, grid.engine.linear)
@@ -260,9 +280,9 @@ class Costs:
             ),
         )
 
-    def _forms(self, grid: Grid, *, simulate: bool) -> list[list[Form]]:
-        """Return each kind of layer as a layout runs it: with the tensor axis as it is, and to
-        `simulate` also as a part of the context axis, where it can be one."""
+    def _forms(self, grid: Grid, *, simulate: bool) -> list[list[LayerForm]]:
+        """Return every kind of layer as a layout runs it. To `simulate`, there is a second form,
+        with the tensor ranks as context ranks, where they can be."""
         forms = []
         for sequence in (False, True) if simulate and self._may_be_sequence(grid) else (False,):
             split = _split(grid, sequence)
@@ -270,14 +290,14 @@ class Costs:
             engine, sharded = self._engine(grid, split)
             forms.append(
                 [
-                    Form(cost, engine, shards, sequence)
-                    for cost, shards in zip(passes, sharded.layers, strict=True)
+                    LayerForm(pass_times, engine, parameters, sequence)
+                    for pass_times, parameters in zip(passes, sharded.layers, strict=True)
                 ]
             )
         return forms
 
-    def _sizes(self, grid: Grid, sequence: bool, early_gradients: bool) -> list[Sizes]:
-        """Return the bytes of each kind of layer in one form."""
+    def _sizes(self, grid: Grid, sequence: bool, early_gradients: bool) -> list[LayerBytes]:
+        """Return the bytes of every kind of layer in one form."""
         split, ep = _split(grid, sequence), grid.layout.ep
         pp, degrees = _degrees(grid, split)
         linear = grid.engine.linear
@@ -286,22 +306,26 @@ class Costs:
         engine, _ = self._engine(grid, split)
         if False in engine.reshards:
             whole = self.memory.sample_parts(grid.engine, pp, degrees, whole_blocks=True)
-        columns = sizes, self.useful(split, ep, linear), state.layers, whole.layers
-        return [Sizes(*kind_sizes, early_gradients) for kind_sizes in zip(*columns, strict=True)]
+        columns = sizes, self.useful_rules(split, ep, linear), state.layers, whole.layers
+        return [
+            LayerBytes(*kind_sizes, early_gradients) for kind_sizes in zip(*columns, strict=True)
+        ]
 
     def _engine(
         self, grid: Grid, split: Split
-    ) -> tuple[messages.EngineMessages, PartTable[messages.Sharded]]:
+    ) -> tuple[messages.EngineMessages, PartTable[messages.ParameterCosts]]:
         return self.sharded(grid.engine, *_degrees(grid, split))
 
-    def useful(self, split: Split, ep: int, linear: LinearForm) -> list[tuple[Rule, ...]]:
-        """Return, for each kind, the rules without those that another beats in everything. An
-        engine adds the same bytes to all of them, and never turns the order of their times."""
+    def useful_rules(self, split: Split, ep: int, linear: LinearForm) -> list[tuple[Rule, ...]]:
+        """Return the rules that no other dominates, by kind.
+
+        An engine adds the same bytes to all rules, and never changes the order of their times.
+        """
         key = split, ep, linear
-        if key not in self._useful:
+        if key not in self._useful_rules:
             passes, _ = self.passes(split, ep)
             sizes = self.memory.footprints.estimate(*key).kinds
-            self._useful[key] = [
+            self._useful_rules[key] = [
                 tuple(
                     pareto_front(
                         {rule: (cost.recompute_seconds[rule], *size[rule]) for rule in RULES}
@@ -309,36 +333,35 @@ class Costs:
                 )
                 for cost, size in zip(passes, sizes, strict=True)
             ]
-        return self._useful[key]
+        return self._useful_rules[key]
 
-    def refine(self, grid: Grid, ways: Sequence[Way]) -> bool:
-        """Trace what these ways of the layers use in this layout. Return True if that changed the
-        bytes of the problem."""
+    def refine(self, grid: Grid, layer_plans: Sequence[LayerPlan]) -> bool:
+        """Trace what these plans use in this layout. Return True if that changed the problem."""
         split, ep, linear = grid.shape.split, grid.layout.ep, grid.engine.linear
         changed = False
-        for sequence in sorted({False, *(way.sequence for way in ways)}):
-            way_split = split.context_only if sequence else split
-            used: list[dict[Rule, None]] = [{} for _ in self.kinds]
-            for kind, way in zip(self.trace.layers, ways, strict=True):
-                if way.sequence == sequence:
-                    used[kind][way.rule] = None
-            if self.memory.footprints.refine(way_split, ep, linear, used):
-                self._useful.pop((way_split, ep, linear), None)
+        for sequence in sorted({False, *(plan.sequence for plan in layer_plans)}):
+            plan_split = split.context_only if sequence else split
+            used_rules: list[dict[Rule, None]] = [{} for _ in self.kinds]
+            for kind, plan in zip(self.trace.layers, layer_plans, strict=True):
+                if plan.sequence == sequence:
+                    used_rules[kind][plan.rule] = None
+            if self.memory.footprints.refine(plan_split, ep, linear, used_rules):
+                self._useful_rules.pop((plan_split, ep, linear), None)
                 changed = True
         return changed
 
     def _may_be_sequence(self, grid: Grid) -> bool:
-        """True if the tensor ranks could work as context ranks."""
+        """Return True if the tensor ranks could work as context ranks."""
         layout = grid.layout
         whole = replace(layout, tp=1, cp=layout.cp * layout.tp)
         ranks = grid.shape.dp * layout.shards
-        wrong = problems(whole, ranks, self.model, [self.phase.seq_len])
-        return layout.tp > 1 and layout.ep == 1 and not any(wrong)
+        refusals = problems(whole, ranks, self.model, [self.phase.seq_len])
+        return layout.tp > 1 and layout.ep == 1 and not any(refusals)
 
     def _sharded(
         self, engine: EngineConfig, pp: int, degrees: Degrees
-    ) -> tuple[messages.EngineMessages, PartTable[messages.Sharded]]:
-        """Return the messages of an engine, by part of the model."""
+    ) -> tuple[messages.EngineMessages, PartTable[messages.ParameterCosts]]:
+        """Return an engine's messages, and their costs by part of the model."""
         layout = LayoutConfig(pp=pp, tp=degrees.tp, cp=degrees.cp, ep=degrees.ep)
         shards = self.memory.shards_by_part(pp, degrees.tp, degrees.ep)
         elements = [sum(math.prod(s.local) for s in layer.values()) for layer in shards.layers]
@@ -346,26 +369,28 @@ class Costs:
         engine_messages = messages.EngineMessages(
             engine, layout, degrees.dp, self.precision, self.machine, stage_elements
         )
-        return engine_messages, shards.map(engine_messages.of)
+        return engine_messages, shards.map(engine_messages.price)
 
     def timelines(
-        self, grid: Grid, cuts: Cuts, ways: Sequence[Way], *, every: bool = False
+        self, grid: Grid, cuts: Cuts, layer_plans: Sequence[LayerPlan], *, every: bool = False
     ) -> list[Timeline]:
-        """Return the memory over a step of a rank of each stage, with `every` micro-batch or with
-        as many as the highest level needs."""
+        """Return a rank's memory over a step, by stage, with `every` micro-batch or with as many as
+        the peak needs."""
         ranks = grid.shape.dp * grid.layout.cp * grid.layout.tp
         return self.memory.timelines(
             grid,
-            apply_layer_choices(grid.engine, [(way.reshard, way.sequence) for way in ways], ranks),
+            apply_layer_choices(
+                grid.engine, [(plan.reshard, plan.sequence) for plan in layer_plans], ranks
+            ),
             cuts,
-            [way.rule for way in ways],
-            [way.sequence for way in ways],
+            [plan.rule for plan in layer_plans],
+            [plan.sequence for plan in layer_plans],
             every=every,
         )
 
 
-def gradients_before_the_end(grid: Grid) -> bool:
-    """True if gradients of the first micro-batch are there while later ones are alive."""
+def has_early_gradients(grid: Grid) -> bool:
+    """Return True if gradients exist while micro-batches are in flight."""
     layout, micro_batches = grid.layout, grid.shape.micro_batches
     schedule = layout.pipeline_schedule
     return micro_batches > schedule.warm_up(layout.pp, layout.chunks, micro_batches)
@@ -377,5 +402,5 @@ def _split(grid: Grid, sequence: bool) -> Split:
 
 
 def _degrees(grid: Grid, split: Split) -> tuple[int, Degrees]:
-    """Return the stages, and the degrees of layers that share their rows so."""
+    """Return the number of stages, and the degrees of ranks that share rows by `split`."""
     return grid.layout.pp, replace(grid.degrees, tp=split.tp, cp=split.cp)

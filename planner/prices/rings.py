@@ -1,4 +1,4 @@
-"""The operations of a rank that are priced, where a ring computes attention."""
+"""Select the operations to price where a ring computes attention."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def compute_rings(
     machine: Machine,
     split: Split,
 ) -> dict[tuple[int, ...], Operations]:
-    """Return what a rank computes in the rings of a layer, by the attention's shape."""
+    """Return a rank's operations in a layer's rings, by the attention's shape."""
     if split.cp == 1 or split.attention != "ring":
         return {}
     names = [layer.operators.get(name) for name in ("mixer", "mlp", "shared")]
@@ -47,7 +47,7 @@ def compute_rings(
             device=machine.hardware.file.device.kind,
         )
         computed = trace_ring(ring, split.cp)
-        computed = priced(computed, measured=computed.tiled and machine.has_kernel(RING))
+        computed = select_priced(computed, measured=computed.tiled and machine.has_kernel(RING))
         shard = partial(_shard_heads, rows=split.rows, tp=split.tp)
         rings[work.shape] = map_operations(shard, computed)
     return rings
@@ -59,23 +59,28 @@ def split_operations(
     split: Split,
     rings: Mapping[tuple[int, ...], Operations],
 ) -> list[tuple[Work, Split]]:
-    """Return the operations, each with the split over ranks and rows that its price divides by. A
-    ring's operations replace its attention; they are counted for one rank already."""
-    operations_of_rank = []
+    """Return operations with the split that divides their price.
+
+    A ring's operations replace its attention. They are counted per rank already.
+    """
+    rank_operations = []
     for operation in work:
         ring = rings.get(operation.shape) if operation.kind == "attention" else None
         if ring is None:
-            operations_of_rank.append((operation, split))
+            rank_operations.append((operation, split))
             continue
         for step in ring.select(direction):
             repeated = replace(step, count=step.count * operation.count)
-            operations_of_rank.append((repeated, Split()))
-    return operations_of_rank
+            rank_operations.append((repeated, Split()))
+    return rank_operations
 
 
-def priced(ring: Operations, *, measured: bool) -> Operations:
-    """Return the operations to price. A `measured` rate of ring attention includes everything that
-    one rank computes, and is by pairs of tiles: these alone. Else all but the pairs."""
+def select_priced(ring: Operations, *, measured: bool) -> Operations:
+    """Return the operations to price.
+
+    A `measured` rate of ring attention is per query-key pair and includes everything that a rank
+    computes: then only the pairs count. Otherwise everything else does.
+    """
     forward, backward = (
         tuple(work for work in direction if (work.kind == "pairs") == measured)
         for direction in (ring.forward, ring.backward)
@@ -84,10 +89,10 @@ def priced(ring: Operations, *, measured: bool) -> Operations:
 
 
 def _shard_heads(work: Work, rows: int, tp: int) -> Work:
-    """Return an operation for `rows` rows and the heads of one tensor rank."""
+    """Return an operation on `rows` rows and a tensor rank's heads."""
     if work.kind == "launch":
         return work
-    if work.kind == "matmul":  # a group for each head of keys
+    if work.kind == "matmul":  # a group per kv head
         groups, m, k, n = work.shape
         local_groups = max(1, groups * rows // tp)
         m = groups * m * rows // tp // local_groups

@@ -19,7 +19,7 @@ from ...trainer.run.layout_plan import (
 from ..division.assigned import PricedDivision, price_division
 from ..division.problem import Choice, Problem
 from ..grid.grid import Grid
-from ..prices.forms import Way
+from ..prices.forms import LayerPlan
 from ..prices.layers import Costs
 from .outcome import Candidate
 
@@ -79,7 +79,7 @@ def time_by_part(problem: Problem, plan: PricedDivision) -> dict[str, float]:
     by_part: dict[str, float] = dict.fromkeys(PARTS, 0.0)
     for chunk in problem.stage_chunks(busiest):
         for layer in range(*ranges[chunk]):
-            way: Way = plan.choices[layer].name
+            way: LayerPlan = plan.choices[layer].name
             for pass_parts in (way.forward, way.backward):
                 for part, seconds in pass_parts.items():
                     by_part[part] += m * seconds
@@ -148,7 +148,7 @@ def build_layout_plan(
     )
 
 
-def _group_layers(ways: Sequence[Way]) -> Iterator[LayerSpan]:
+def _group_layers(ways: Sequence[LayerPlan]) -> Iterator[LayerSpan]:
     first = 0
     for (rule, reshard, sequence), alike in groupby(ways, lambda way: way.key):
         count = len(list(alike))

@@ -30,7 +30,7 @@ from ..division.interleaved import interleaved_estimate
 from ..division.problem import Problem, Solution
 from ..grid.grid import Grid, LayoutShape, enumerate_shapes
 from ..grid.settings import Settings, may_match_layout, may_match_shape, select_grids
-from ..prices.layers import Costs, gradients_before_the_end
+from ..prices.layers import Costs, has_early_gradients
 from .exchange import PricedPlan, exchange_choices
 from .outcome import Candidate, Outcome, choices_by_layer
 from .proof.least import FittingPlan, build_floors, prove
@@ -133,11 +133,11 @@ class LayoutSearch:
     def _expand_shape(self, shape: LayoutShape) -> None:
         """Push the engines and schedules of a shape, bounded without the memory."""
         problems: dict[int, Problem] = {}  # schedules differ in nothing else
-        for grid in select_grids(self.costs.variants(shape, self.num_gpus), self.settings):
+        for grid in select_grids(self.costs.grids(shape, self.num_gpus), self.settings):
             self.outcome.grids += 1
             key = id(grid.engine)
             if key not in problems:
-                problems[key] = self.costs.fastest(grid, simulate=self.simulate)
+                problems[key] = self.costs.fastest_problem(grid, simulate=self.simulate)
             bound = fastest_bound(scheduled(problems[key], grid))
             self._push(bound, partial(self._bound_memory, grid, bound))
 
@@ -191,7 +191,7 @@ class LayoutSearch:
     def _problem(self, grid: Grid) -> Problem:
         """Return the problem of a layout whose state fits. Only whether gradients are alive before
         the end distinguishes the costs of schedules."""
-        key = id(grid.shape), id(grid.engine), gradients_before_the_end(grid)
+        key = id(grid.shape), id(grid.engine), has_early_gradients(grid)
         if key not in self._problems:
             self._problems[key] = self.costs.problem(grid, self.budget, simulate=self.simulate)
         return scheduled(self._problems[key], grid)
@@ -233,10 +233,10 @@ def fit_candidate(
         return costs.timelines(grid, solution.cuts, layer_plans)
 
     key = grid.layout.pp, grid.layout.tp, grid.layout.schedule, grid.layout.chunks, id(grid.engine)
-    result = fit(build_problem, measure, ceiling, costs.beyond.get(key, ()))
+    result = fit(build_problem, measure, ceiling, costs.excess.get(key, ()))
     if result is None:
         return None
-    costs.beyond[key] = result.excess
+    costs.excess[key] = result.excess
     return Candidate(grid, build_problem(), result.solution, result.timelines)
 
 

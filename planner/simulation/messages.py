@@ -10,7 +10,7 @@ from ...trainer.engines.traffic import Message
 from ...trainer.layout.schedules import Kind
 from ..grid.grid import Grid
 from ..prices import messages
-from ..prices.forms import Way
+from ..prices.forms import LayerPlan
 from ..prices.layers import Costs
 from ..prices.machine import Machine
 
@@ -65,7 +65,7 @@ class LayerMessages:
 
     def __init__(self, costs: Costs, grid: Grid) -> None:
         self.recorder = RecordingMachine(costs.machine)
-        recorded_costs = costs.on(self.recorder)
+        recorded_costs = costs.replace_machine(self.recorder)
         self.engine, sharded = recorded_costs.sharded(grid.engine, grid.layout.pp, grid.degrees)
         self.shards = sharded.layers
         self.layers = [
@@ -82,7 +82,7 @@ class LayerMessages:
 
         def record(ep: int) -> list[RankMessage]:
             self.recorder.sent = []
-            costs.sent(costs.kinds[layer_kind], grid.shape.split, ep)
+            costs.price_messages(costs.kinds[layer_kind], grid.shape.split, ep)
             return self.recorder.sent
 
         dense, all_messages = record(1), record(grid.layout.ep)  # messages of experts come last
@@ -94,7 +94,7 @@ class LayerMessages:
         )
         return list(dict.fromkeys(named))
 
-    def _data_messages(self, costs: messages.Sharded) -> list[RankMessage]:
+    def _data_messages(self, costs: messages.ParameterCosts) -> list[RankMessage]:
         """Return the engine's messages: gathered weights and reduced gradients."""
         engine = self.engine
         near = math.gcd(engine.shard, max(1, self.recorder.per_node // engine.stride))
@@ -111,7 +111,7 @@ class LayerMessages:
             if costs.seconds[message]
         ]
 
-    def data_seconds(self, layer_kind: int, layer_plan: Way, kind: Kind) -> float:
+    def data_seconds(self, layer_kind: int, layer_plan: LayerPlan, kind: Kind) -> float:
         """Return the seconds of data messages during a layer's pass."""
         shards = self.shards[layer_kind]
         if kind == "forward":

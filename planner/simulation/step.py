@@ -101,7 +101,7 @@ class Simulation:
     def _price_slow_cluster(self, slowdown: Slowdown) -> tuple[Problem, PricedDivision]:
         """Return the problem and the plan on a cluster that is slow everywhere."""
         machine = SlowMachine(self.costs.machine, slowdown.part, slowdown.factor)
-        costs = self.costs.on(machine)
+        costs = self.costs.replace_machine(machine)
         is_simulated = any(choice.name.sequence for choice in self.plan.choices)
         problem = costs.problem(self.grid, self.budget, simulate=is_simulated, all_choices=True)
         choices = match_choices(problem, self.plan.choices)

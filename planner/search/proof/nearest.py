@@ -89,7 +89,7 @@ def _smallest_grids(costs: Costs, gpus: int, settings: Settings | None) -> Itera
     for shape, *_ in enumerate_shapes(costs.model, gpus, costs.machine.per_node, costs.phase):
         if shape is None or not may_match_shape(shape, settings):
             continue
-        for grid in select_grids(costs.variants(shape, gpus), settings):
+        for grid in select_grids(costs.grids(shape, gpus), settings):
             key = id(grid.engine), grid.layout
             asked = settings and "schedule" in settings
             lean = grid.layout.pipeline_schedule.can_save_memory or asked

@@ -77,7 +77,7 @@ def _describe_conflicts(costs: Costs, gpus: int, settings: Settings) -> Iterator
     layouts = [
         grid.settings()
         for shape in _accepted_shapes(costs, gpus, {})
-        for grid in costs.variants(shape, gpus)
+        for grid in costs.grids(shape, gpus)
     ]
     for setting, value in settings.items():
         remaining = {key: settings[key] for key in settings if key != setting}

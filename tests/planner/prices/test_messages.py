@@ -23,7 +23,7 @@ from headrace.models.parallel.tensor import gather, scatter
 from headrace.planner.grid.split import Split
 from headrace.planner.hardware import Hardware
 from headrace.planner.prices.machine import Machine
-from headrace.planner.prices.messages import EngineMessages, Sent, price_layer
+from headrace.planner.prices.messages import EngineMessages, MessageTimes, price_layer
 from headrace.planner.traces.recorder import OperationRecorder
 from headrace.planner.traces.trace import ModelTrace, trace_model
 from headrace.planner.traces.work import Work
@@ -60,7 +60,7 @@ class Copies(Machine):
         return 0.0
 
 
-def priced(traced: ModelTrace, split: Split, machine: Machine, axis: str) -> Sent:
+def priced(traced: ModelTrace, split: Split, machine: Machine, axis: str) -> MessageTimes:
     model = load_model_config("tiny-transformer")
     return price_layer(traced.kinds[0], model, traced, FP32, machine, split, 1, {})[axis]
 
@@ -179,7 +179,7 @@ def test_a_group_that_fills_a_node_shares_its_processor() -> None:
     def together(dp: int, tp: int) -> float:
         layout = LayoutConfig(tp=tp)
         engine = EngineMessages(Fsdp2Config(), layout, dp, FP32, machine, 1e6)
-        return engine.together(1.0, 0.25)
+        return engine.overlap(1.0, 0.25)
 
     node = machine.per_node
     assert together(node, 1) == together(node // 2, 2) == pytest.approx(1.25)
@@ -192,7 +192,7 @@ def test_layers_of_zero_share_messages() -> None:
     layer = {"weight": LocalShard((1000,))}
 
     def seconds(engine: EngineConfig, layers: int) -> tuple[float, float]:
-        parts = EngineMessages(engine, LayoutConfig(), 8, FP32, machine, 1000 * layers).of(layer)
+        parts = EngineMessages(engine, LayoutConfig(), 8, FP32, machine, 1000 * layers).price(layer)
         return layers * parts.seconds["gather"], layers * parts.seconds["all_reduce"]
 
     whole = [machine.collective(name, 50_000 * 4, 8, 1) for name in ("all-gather", "all-reduce")]

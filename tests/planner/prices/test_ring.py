@@ -102,7 +102,7 @@ def test_a_measured_ring_is_priced_by_its_pairs() -> None:
     file = replace(hardware.file, kernels=(row,))
     machine = Machine(Hardware(file, "here.yaml"), "fp32")
     assert machine.has_kernel(RING) and not Machine(hardware, "fp32").has_kernel(RING)
-    found: Operations = rings.priced(trace_ring(TILES, 2), measured=True)
+    found: Operations = rings.select_priced(trace_ring(TILES, 2), measured=True)
     [pairs] = found.forward
     seconds = machine.seconds(found.forward, "forward", Split())
     assert seconds == pytest.approx(pairs.count * 128 / 1e9)

@@ -215,7 +215,7 @@ def test_the_fastest_choices_are_a_bound_of_every_budget(name: str) -> None:
     higher = 0
     for grid in draw.sample(grids(costs, 8), 40):
         for simulate in (False, True):
-            fastest = fastest_bound(costs.fastest(grid, simulate=simulate))
+            fastest = fastest_bound(costs.fastest_problem(grid, simulate=simulate))
             problem = costs.problem(grid, 1e15, simulate=simulate)
             assert quick_bound(problem) == pytest.approx(fastest, rel=ROUNDING)
             within = quick_bound(replace(problem, budget=draw.uniform(1e6, 1e7)))
