@@ -1,4 +1,4 @@
-"""Write a first mixture for some datasets: commented, ready to edit."""
+"""Write a first mixture for datasets: commented, ready to edit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BATCH = 1 << 22
 STEPS = 2_000
 """Minimum number of steps; small datasets get a smaller batch."""
 STABLE, ANNEAL = 90, 7
-"""Percentages of the datasets' tokens, by phase."""
+"""Percentages of all tokens, by phase."""
 EXAMPLES = {"web": 0.8, "code": 0.2}
 PHASES = ("stable", "anneal")
 
@@ -52,7 +52,7 @@ phases:                        # trained one after the other; each is rounded to
 
 
 def render_template(urls: Sequence[str]) -> str:
-    """Render the YAML of a mixture of datasets, with shares in proportion to size."""
+    """Render a mixture as YAML, with shares in proportion to the datasets' sizes."""
     specs = _name_datasets(urls)
     opened, findings = open_sources(specs)
     findings += source_mismatches(opened, None)
@@ -85,7 +85,7 @@ def render_template(urls: Sequence[str]) -> str:
 def _render(
     sources: Mapping[str, str], shares: Mapping[str, float], *, tokens: int, seq_len: int
 ) -> str:
-    """Fill in the template for datasets of `tokens` tokens in total."""
+    """Fill in the template for `tokens` tokens in total."""
     rows = max(1, min(BATCH, tokens // STEPS) // seq_len)
     return TEMPLATE.format(
         sources="\n".join(sources.values()) + "\n",
@@ -106,8 +106,8 @@ def _choose_seq_len(smallest: int) -> int:
 
 
 def _name_datasets(urls: Sequence[str]) -> dict[str, SourceSpec]:
-    """Name datasets by the last segment of the URL, or by the segment before a final `train` (the
-    training split of `tokenize build --split`)."""
+    """Name datasets by the URL's last segment, or by the segment before a final `train` (a training
+    split by `tokenize build --split`)."""
     specs: dict[str, SourceSpec] = {}
     for url in urls:
         *_, above, last = map(_slugify, ["", *url.rstrip("/").split("/")])

@@ -44,7 +44,7 @@ class MixtureFinding(NamedTuple):
 
 @dataclass(frozen=True)
 class Inherited:
-    """Names and sizes that a mixture inherits from the continued run."""
+    """Names and sizes inherited from the continued run."""
 
     phases: tuple[str, ...]
     sources: tuple[str, ...]
@@ -59,7 +59,7 @@ def check_mixture(
     unreadable: Sequence[str] = (),
     names_incomplete: bool = False,
 ) -> Iterator[MixtureFinding]:
-    """Yield the problems of a mixture.
+    """Yield a mixture's problems.
 
     `unreadable` lists sources and phases with unreadable YAML. If `names_incomplete`, some names
     are missing from that list too, so no name is reported as unknown.
@@ -113,7 +113,7 @@ def _check_sources(mixture: Mixture, inherited: Inherited | None) -> Iterator[Mi
 def _check_weights(
     name: str, phase: PhaseSpec, mixture: Mixture, known: list[str] | None
 ) -> Iterator[MixtureFinding]:
-    """Check the weights of a phase. `known` lists the allowed keys; None if undetermined."""
+    """Check a phase's weights. `known` lists the allowed keys; None if undetermined."""
     path: Path = ("phases", name, "weights")
     if not explicit_shares(phase):
         yield MixtureFinding(path, "is empty; name the sources of the phase and their shares")

@@ -102,7 +102,7 @@ class Mixture:
 
 @dataclass(frozen=True)
 class SizedPhase:
-    """A phase with its effective sequence length and batch; None if the mixture sets none."""
+    """A phase with the effective sequence length and batch; None where the mixture sets none."""
 
     name: str
     spec: PhaseSpec
@@ -119,14 +119,14 @@ def sized_phases(mixture: Mixture, seq_len: int | None, batch: int | None) -> It
 
 
 def endpoints(weight: Weight) -> tuple[float, float]:
-    """Return a share at the start and the end of the phase."""
+    """Return a share at both ends of the phase."""
     if isinstance(weight, Mapping):
         return weight["from"], weight["to"]
     return weight, weight
 
 
 def explicit_shares(phase: PhaseSpec) -> dict[str, Weight]:
-    """Return the shares that a phase names; none if they follow from source sizes."""
+    """Return the named shares of a phase; empty if they follow from source sizes."""
     return phase.weights if isinstance(phase.weights, dict) else {}
 
 

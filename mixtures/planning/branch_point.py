@@ -1,12 +1,11 @@
-"""Continue another run's stream: its position, and the remaining tokens of each source.
+"""Continue another run's stream: the position, and the remaining tokens by source.
 
-A source keeps its order and its position if the order still fits: the dataset has not grown, and
-the chunks are multiples of the new sequence lengths. Otherwise, or if the mixture asks for it, it
-starts a new order over the tokens of the epoch that were not served, and over what the dataset has
-grown by.
+A source keeps its order and position if the order still fits: the dataset has not grown, and chunks
+are multiples of the new sequence lengths. Otherwise, or on request, it starts a new order over the
+epoch's unserved tokens and the new tokens in the dataset.
 
-Sources that the new mixture does not use stay in the plan, so that their positions are not lost
-for a later mixture.
+Sources that the new mixture does not use stay in the plan, so that a later mixture finds their
+positions.
 """
 
 from __future__ import annotations
@@ -68,10 +67,8 @@ class BranchPoint:
         return self.stream.positions(self.row)
 
     def shares(self) -> dict[str, dict[str, Fraction]]:
-        """Return, by phase, the average shares by which a replay draws.
-
-        Phases of the runs that this run continues are included.
-        """
+        """Return, by phase, the average shares by which a replay draws, including phases of
+        continued runs."""
         names = [source.name for source in self.plan.sources]
         by_phase = {
             name: dict(shares)
@@ -102,8 +99,8 @@ def open_branch_point(after: After) -> BranchPoint:
 
 
 def check_checkpoint(after: After) -> None:
-    """Raise if a run has checkpoints and none of the step that a mixture continues: the new run
-    would have no weights. A run without checkpoints, such as a plan alone, is not checked."""
+    """Raise if a run has checkpoints, but none at the continued step: the new run would have no
+    weights. A run without checkpoints, such as a plan alone, is not checked."""
     steps = _checkpoint_steps(after.run)
     if steps and after.step is not None and after.step not in steps:
         raise PlanError(
@@ -127,8 +124,8 @@ def _newest_checkpoint_step(run: str) -> int:
 
 
 def add_inherited_sources(mixture: Mixture, branch: BranchPoint) -> Mixture:
-    """Add the run's sources that the mixture uses, by name, by replaying a phase, or in shares that
-    follow from the sizes of all sources."""
+    """Add the run's sources that the mixture uses: by name, by replaying a phase, or in shares from
+    source sizes."""
     used = {name for phase in mixture.phases.values() for name in explicit_shares(phase)}
     names = {*mixture.sources, *mixture.phases, *branch.inherited.phases, *branch.inherited.sources}
     if any(find_temperature(phase, names) is not None for phase in mixture.phases.values()):
@@ -176,10 +173,10 @@ def source_conflicts(
 def continued_order(
     fresh: SourceOrder, branch: BranchPoint, index: int, length: int, lengths: Sequence[int]
 ) -> tuple[SourceOrder, Position]:
-    """Return the order of a source after the run, and its first position.
+    """Return a source's order after the run, and the first position.
 
-    That is the run's order where it fits, else `fresh` over what the run has left. `length` is
-    the sequence length of the first new phase, `lengths` are those of all new phases.
+    This is the run's order where it fits, else `fresh` over the unserved tokens. `length` is the
+    first new phase's sequence length, `lengths` lists all new phases'.
     """
     before, position = branch.plan.sources[index].order, branch.positions[index]
     before_length = branch.last_phase.seq_len

@@ -1,7 +1,7 @@
-"""Compare a plan with the run that it continues: what it inherits, and how far they overlap.
+"""Compare a plan with the continued run: what it inherits, and how far they overlap.
 
-The run may go on with its own plan beside this one. The two plans draw from the same sources, and
-may take the same tokens.
+The run may go on with its plan beside this one. Both plans draw from the same sources, and may take
+the same tokens.
 """
 
 from __future__ import annotations
@@ -19,29 +19,28 @@ from .shares import drawn_shares
 
 @dataclass(frozen=True, kw_only=True)
 class InheritedSource:
-    """The state of a source in the run that a plan continues."""
+    """A source's state in the continued run."""
 
     source: str
     stands_at: float
     """Epochs that the run has consumed."""
     sibling_tokens: int
-    """Tokens that the run takes if it continues with its own plan."""
+    """Tokens that the run takes if it goes on with its plan."""
     shared_tokens: int
-    """Tokens of these that this plan takes as well, in the same epoch."""
+    """The part of `sibling_tokens` that this plan takes as well, in the same epoch."""
     owed: int
-    """Tokens that the source is owed by its share since row 0; negative if it has been given too
-    many."""
+    """Tokens owed to the source since row 0; negative if it is ahead."""
     unpaid: int
-    """Tokens of these that the plan does not carry: all if it never draws from the source, so that
-    a later plan has to pay them."""
+    """The part of `owed` that this plan does not carry: all, if it never draws from the source. A
+    later plan has to pay it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Continuation:
-    """The point at which a plan continues another, and the state of its sources there."""
+    """The point at which a plan continues another, and the sources' state there."""
 
     plan: str
-    """Hash of the plan that is continued."""
+    """Hash of the continued plan."""
     row: int
     step: int
     token: int

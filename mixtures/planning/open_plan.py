@@ -1,4 +1,4 @@
-"""Open the plan of a command's argument: a mixture YAML, a saved plan, or a run's folder."""
+"""Open the plan in a command's argument: a mixture YAML, a saved plan, or a run's folder."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True)
 class OpenedPlan:
-    """A plan as a stream, and the run that it belongs to, if any."""
+    """A plan as a stream, and its run, if any."""
 
     stream: Stream
     run: str | None = None
     """Folder or URL of the run; None for a mixture or a saved plan."""
     sources: Mapping[str, OpenedSource] = field(default_factory=dict)
-    """The datasets of a mixture's sources; none for a saved plan, which does not open them."""
+    """Datasets by source; empty for a saved plan, which opens none."""
 
     @cached_property
     def branch(self) -> BranchPoint | None:
-        """The run that the plan continues; None if there is none, or it cannot be read."""
+        """The continued run; None if there is none, or it cannot be read."""
         parent = self.plan.parent
         if parent is None:
             return None

@@ -1,6 +1,6 @@
-"""Open the datasets of a mixture, and check that they fit together.
+"""Open a mixture's datasets, and check that they fit together.
 
-Only the heads of the manifests are read: they hold the totals, however many shards there are.
+Only the heads of manifests are read, which hold the totals for any number of shards.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ class OpenedSource:
 
     @property
     def tokens(self) -> int:
-        """Tokens in the order, whose last token is only a target: after the last bin of a packed
-        view, an extra token of padding."""
+        """Tokens in the order. The last one is only a target: for a packed view, an extra token of
+        padding."""
         return sum(generation.tokens for generation in self.generations) + (self.bins is not None)
 
     @property
     def bins(self) -> int | None:
-        """Tokens of a bin, if the dataset is a packed view."""
+        """Tokens per bin; None unless the dataset is a packed view."""
         return packing.bin_length(self.manifest)
 
     @property
     def padding(self) -> int:
-        """Tokens of padding in the bins of a packed view."""
+        """Padding tokens in a packed view."""
         return packing.count_padding(self.manifest, len(self.generations))
 
     @property
@@ -60,7 +60,7 @@ class OpenedSource:
 def open_sources(
     specs: Mapping[str, SourceSpec],
 ) -> tuple[dict[str, OpenedSource], list[MixtureFinding]]:
-    """Open the sources in parallel; also return the problems of those that fail."""
+    """Open the sources in parallel; also returns the problems of failed ones."""
 
     def load_manifest(spec: SourceSpec) -> Manifest | UserError:
         try:

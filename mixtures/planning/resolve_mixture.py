@@ -1,4 +1,4 @@
-"""Resolve a mixture and the manifests of its datasets into a plan: exact rows, tokens, epochs.
+"""Resolve a mixture and its datasets' manifests into a plan: exact rows, tokens, epochs.
 
     YAML → Mixture → shares as fractions → rows, rounded to whole steps → Plan → supply check
 
@@ -39,14 +39,14 @@ from .supply import rows_left
 
 CHUNK_TOKENS = 1 << 23
 SMALL_CHUNKS = 256
-"""Chunks in a source that is too small for CHUNK_TOKENS, if rows allow it."""
+"""Chunks in a source too small for CHUNK_TOKENS, if rows allow it."""
 WINDOW_CHUNKS = 32
 """benchmarks/shuffle.py measures how well chunks and windows shuffle, and what they cost."""
 MAX_WITHHELD_ROWS = 3
 """Maximum rows that a rule may withhold from a source."""
 WINDOW_FRACTION = 8
-"""A window is at most 1/8 of a small source, as a change of sequence length can move a window to
-the end of the epoch."""
+"""A window is at most 1/8 of a small source, because a change of sequence length can move a window
+to the end of the epoch."""
 
 
 def resolve_file(file: str | Path, overrides: Sequence[str] = ()) -> Plan:
@@ -271,10 +271,8 @@ def _resolve_phases(
 def _chunking(
     mixture: Mixture, tokens: int, lengths: Sequence[int], before: SourceOrder | None
 ) -> tuple[int, int]:
-    """Choose the tokens per chunk and the chunks per window of a source.
-
-    They come from the mixture, else from the continued run, else from the source's size.
-    """
+    """Choose a source's tokens per chunk and chunks per window: from the mixture, else from the
+    continued run, else by size."""
     common = math.lcm(*lengths)
     if mixture.chunk is not None:
         assert mixture.chunk % common == 0, "check.py has checked it"

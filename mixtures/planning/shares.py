@@ -1,7 +1,7 @@
-"""Convert the shares in a mixture to exact fractions, and to the integer weights of a plan.
+"""Convert a mixture's shares to exact fractions, and to a plan's integer weights.
 
-Shares are the decimals in the YAML. Where tables serve the rows (`Plan.fair`), a changing share is
-a staircase; else it is a line of exact shares.
+Shares are the decimals in the YAML. A changing share is a line; or a staircase, where tables assign
+the rows (`Plan.fair`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Shares = tuple[Fraction, ...]
 def phase_shares(
     phase: PhaseSpec, sources: Sequence[str], replays: Mapping[str, Shares]
 ) -> tuple[Shares, Shares]:
-    """Resolve the share by source at the start and the end of a phase.
+    """Resolve the shares by source at both ends of a phase.
 
-    A replayed phase is replaced by its sources, with the shares in `replays`.
+    A replayed phase stands for its sources, with the shares in `replays`.
     """
     shares = ([Fraction(0)] * len(sources), [Fraction(0)] * len(sources))
     for name, weight in explicit_shares(phase).items():
@@ -108,8 +108,8 @@ def split_stretches(rows: int, first: Shares, last: Shares) -> tuple[Stretch, ..
 def _apportion_ramp(targets: Sequence[int], later: Sequence[int], period: int) -> tuple[int, ...]:
     """Apportion `period` units in proportion to the `targets` of a stretch.
 
-    A source gets at most one unit above its target, and never more than the phase still owes it:
-    its target plus the `later` rows, after the stretch.
+    A source gets at most one unit above its target, and never more than the phase still owes: the
+    target plus the `later` rows, after the stretch.
     """
     total = sum(targets)  # a unit is total / period rows
     weights = [max(rows * period // total, 0) for rows in targets]
@@ -133,7 +133,7 @@ def _apportion_ramp(targets: Sequence[int], later: Sequence[int], period: int) -
 
 
 def _ramp_edges(rows: int) -> list[int]:
-    """Place the edges of a ramp's stretches: equally spaced, then halving towards the end, so that
+    """Place the edges of a ramp's stretches: equally spaced, then halved towards the end, so that
     every source ends within a row of its share."""
     count = min(RAMP_STRETCHES, rows)
     edges = [rows * number // count for number in range(count)]

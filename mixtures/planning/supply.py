@@ -1,9 +1,9 @@
-"""The exact rows that sources have left within `max_epochs`, where a phase begins.
+"""The exact rows that remain in sources within `max_epochs`, where a phase begins.
 
-The order up to the phase's sequence length is known, hence every source's position: the remainder
-of the epoch, and the partial rows that changes of length have cut. Among rows with equal length, a
-source that is owed a whole number of rows has received as many. After a change of length or at a
-branch, debts are paid to within a fraction of a row (ROUNDING), which stays free.
+The order up to the phase's sequence length is known, hence every source's position: the rest of
+the epoch, and the partial rows at changes of length. Among rows with equal length, a source that is
+owed an integer number of rows has received as many. After a change of length or at a branch, debts
+are paid to within a fraction of a row (ROUNDING), which stays free.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def rows_left(
     phases: Sequence[Phase],
     seq_len: int,
 ) -> dict[str, Fraction]:
-    """Compute, by source, the rows with `seq_len` tokens that remain after some phases.
+    """Compute, by source, the rows with `seq_len` tokens that remain after `phases`.
 
     `build_plan` builds a plan from phases. `withheld_rows` are reserved, by source.
     """

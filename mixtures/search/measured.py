@@ -1,4 +1,4 @@
-"""Mixtures with measured scores, from the `scores.json` of one or several anneals."""
+"""Mixtures with measured scores, from `scores.json` files by one or several anneals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MIN_MIXTURES = 4
 @dataclass(frozen=True)
 class MeasuredMixtures:
     names: Sequence[str]
-    """Mixtures, with their anneal's place if there are several."""
+    """Mixtures, with the place of the anneal if there are several."""
     sources: Sequence[str]
     shares: Float64
     """[mixtures, sources]."""
@@ -40,7 +40,7 @@ class MeasuredMixtures:
 
 
 def load_scores(places: Sequence[str]) -> MeasuredMixtures:
-    """Load the scores of anneals, which must weigh the same sources alike."""
+    """Load scores from anneals, which must weigh the same sources alike."""
     entries, errors = [], []
     weights: dict[str, float] | None = None
     for place in places:

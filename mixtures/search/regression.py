@@ -1,10 +1,10 @@
-"""Regression of scores on shares: a Gaussian process, which says how sure it is.
+"""Regress scores on shares by a Gaussian process, which also predicts its errors.
 
-score(x) = mean + slopes · x + a smooth function of √x + noise
+score(x) = mean + slopes · x + smooth(√x) + noise
 
-Between square roots a step from 1% to 2% is as long as one from 10% to about 12.5%, as small shares
-change a score most. The scales of slopes, smooth function and noise, and the length of the
-function, maximize the likelihood of the measured scores.
+In square roots, a step from 1% to 2% is as long as a step from 10% to about 12.5%, because small
+shares change a score most. The scales for slopes, smooth function and noise, and the function's
+length, maximize the likelihood of the measured scores.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NOISE_SCALES = (0.01, 0.03, 0.1, 0.3, 1.0)
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """Parameters of the kernel and the noise."""
+    """Scales in the kernel and the noise."""
 
     slopes: float
     smooth: float
@@ -39,7 +39,7 @@ class Regression:
     """A fit of scores [n] on shares [n, sources]."""
 
     def __init__(self, shares: Float64, scores: Float64, min_noise: float = 0.0) -> None:
-        """Fit the scores. `min_noise` is the standard error of a score, known from seeds."""
+        """Fit the scores. `min_noise` is a score's standard error, known from seeds."""
         self.shares = shares
         self.mean = float(scores.mean())
         self.unit = float(scores.std()) or 1.0
@@ -73,7 +73,7 @@ class Regression:
         return float(-0.5 * half @ half - np.log(np.diag(lower)).sum())
 
     def predict(self, shares: Float64) -> tuple[Float64, Float64]:
-        """Predict scores [m] of shares [m, sources], and standard deviations without noise."""
+        """Predict scores [m] at shares [m, sources], and standard deviations without noise."""
         cross = kernel(shares, self.shares, self.hyperparameters)
         half = np.linalg.solve(self._lower, cross.T)
         prior = prior_variances(shares, self.hyperparameters)
@@ -81,7 +81,8 @@ class Regression:
         return self.mean + self.unit * (cross @ self._weights), self.unit * np.sqrt(variance)
 
     def predict_difference(self, shares: Float64, baseline: Float64) -> tuple[float, float]:
-        """Predict the score of `shares` minus that of `baseline`, with its standard deviation."""
+        """Predict the score at `shares` minus the score at `baseline`; also returns the standard
+        deviation."""
         both = np.stack([shares, baseline])
         sign = np.array([1.0, -1.0])
         cross = kernel(both, self.shares, self.hyperparameters)
@@ -97,7 +98,7 @@ class Regression:
         return np.asarray(self.mean + self.unit * (self.targets - errors))
 
     def condition_on_prediction(self, shares: Float64) -> Regression:
-        """Return the regression as if the predicted score of `shares` had been measured."""
+        """Condition on the predicted score at `shares`, as if it had been measured."""
         predicted, _ = self.predict(shares[None])
         conditioned = object.__new__(Regression)
         conditioned.mean, conditioned.unit = self.mean, self.unit
