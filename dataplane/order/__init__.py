@@ -1,1 +1,1 @@
-"""The order of rows as pure arithmetic: the plan, and the stream that it defines."""
+"""The order of rows as pure arithmetic: the plan, and its stream."""

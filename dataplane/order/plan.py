@@ -82,7 +82,7 @@ class Stretch:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase(PhaseRows):
-    """A span of rows with its own weights, sequence length, batch and learning rate."""
+    """Rows with common weights, sequence length, batch and learning rate."""
 
     stretches: tuple[Stretch, ...]
     lr: Mapping[str, Any] = field(default_factory=dict)
@@ -101,9 +101,9 @@ class Parent:
     hash: str
     row: int
     run: str = ""
-    """Folder of the run that executed it, as the mixture names it; not part of the order."""
+    """Folder of its run, as the mixture names it; not part of the order."""
     phases: Mapping[str, Mapping[str, Fraction]] = field(default_factory=dict)
-    """Shares by which a replay draws, for the phases of that run and its ancestors."""
+    """Shares by which a replay draws, for phases in that run and its ancestors."""
 
 
 @dataclass(frozen=True, kw_only=True)

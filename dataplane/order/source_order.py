@@ -1,4 +1,4 @@
-"""The order of a source: epoch after epoch, in rows of any length that divides its chunks.
+"""A source's order: epoch after epoch, in rows with any length that divides the chunks.
 
     draw m → epoch, row → first token of the row in its source
 
@@ -37,7 +37,7 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True)
 class UnservedTokens:
-    """Tokens of an epoch that another order has not served before a position."""
+    """Tokens in an epoch that another order has not served before a position."""
 
     order: SourceOrder
     position: Position
@@ -46,7 +46,7 @@ class UnservedTokens:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceOrder:
-    """The order of one source, for rows of any length that divides its chunks."""
+    """A source's order, for rows with any length that divides the chunks."""
 
     seed: int
     name: str
@@ -88,7 +88,7 @@ class SourceOrder:
         return Position(epoch=position.epoch + 1 + epochs, row=row)
 
     def change_length(self, position: Position, length: int, new_length: int) -> Position:
-        """Convert a position to rows of a new length, which serve all remaining tokens."""
+        """Convert a position to rows with a new length, which serve all remaining tokens."""
         epoch, cuts = self.epoch(position.epoch, position.cuts), position.cuts
         if not epoch.ends_window(position.row, length):
             cuts = (*cuts, Cut(position.row, length))
@@ -115,7 +115,7 @@ class SourceOrder:
             position = Position(epoch=position.epoch + 1)
 
     def unserved_spans(self, position: Position, length: int) -> Int64:
-        """Return the token spans of the epoch that are not served before a position."""
+        """List the epoch's token spans that are not served before a position."""
         epoch = self.epoch(position.epoch, position.cuts)
         return tokens.unserved_spans(epoch, position.row, length)
 
@@ -159,7 +159,7 @@ class SourceOrder:
 
 
 class Draws:
-    """Rows of one length that sources serve, each from a start position on."""
+    """Rows that sources serve from start positions on, with one length."""
 
     def __init__(
         self, orders: Sequence[SourceOrder], starts: Sequence[Position], length: int

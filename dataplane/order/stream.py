@@ -28,7 +28,7 @@ from .source_order import Draws, Position, SourceOrder
 from .tables import Tables
 
 MIN_CACHED_ROWS = 1 << 17
-"""Minimum rows of a simulation whose tables are cached on disk: a quarter of a second."""
+"""Minimum simulated rows for tables on disk: a quarter of a second."""
 BATCH_ROWS = 2048
 """Rows located by one call, which costs little more than for one row."""
 
@@ -141,10 +141,10 @@ class Shortage:
 
 
 class Stream:
-    """The rows of a plan, located in their sources."""
+    """A plan's rows, located in the sources."""
 
     def __init__(self, plan: Plan, *, is_prefix: bool = False) -> None:
-        """`is_prefix`: the plan is the beginning of a fair plan; rows of another length follow."""
+        """`is_prefix`: a fair plan begins with this one; rows with another length follow."""
         self.plan = plan
         fair = plan.fair or is_prefix
         self.assignment = (
@@ -154,7 +154,7 @@ class Stream:
 
     def locate(self, rows: Int64) -> RowLocations:
         """Locate rows with one length."""
-        span = self.span_at(int(rows[0]))
+        span = self.find_span(int(rows[0]))
         assert rows.min() >= span.first_row and rows.max() < span.end_row, "rows of two lengths"
         sources, draws = self.assignment.locate(rows - self.plan.first_row)
         located = span.draws.locate(sources, draws - span.counts[sources])
@@ -179,7 +179,7 @@ class Stream:
                 yield batch
                 batch, rows, max_rows = [], 0, min(2 * max_rows, BATCH_ROWS)
             if not batch:
-                end_row = self.span_at(int(block[0])).end_row
+                end_row = self.find_span(int(block[0])).end_row
             batch.append(block)
             rows += len(block)
         if batch:
@@ -217,7 +217,7 @@ class Stream:
 
     def positions(self, row: int) -> tuple[Position, ...]:
         """Return the position before `row` by source, in rows with the length before it."""
-        span = self.span_at(max(row - 1, self.plan.first_row))
+        span = self.find_span(max(row - 1, self.plan.first_row))
         drawn = self.counts(row) - span.counts
         return tuple(
             source.order.advance(start, span.length, int(count))
@@ -271,7 +271,7 @@ class Stream:
             return low
         return None
 
-    def span_at(self, row: int) -> LengthSpan:
+    def find_span(self, row: int) -> LengthSpan:
         return next(span for span in reversed(self.spans) if span.first_row <= row)
 
     def _spans(self) -> list[LengthSpan]:

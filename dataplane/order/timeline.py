@@ -1,4 +1,4 @@
-"""Phases of a run, as rows, optimizer steps and tokens. Ends are exclusive.
+"""Consecutive phases, as rows, optimizer steps and tokens. Ends are exclusive.
 
 rows    0 ─────────────── stable ───────────────┬────── anneal ──────┐
 steps   a step has `batch_rows` rows; no step crosses from a phase into the next
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseRows:
-    """A phase, with the numbers of its first row, step and token."""
+    """A phase, as rows, steps and tokens."""
 
     name: str
     first_row: int
@@ -56,7 +56,7 @@ class PlanStep(Generic[P]):
     rows: int
     phase: P
     first_token: int
-    """Tokens of all earlier steps."""
+    """Tokens in all earlier steps."""
 
     @property
     def end_row(self) -> int:
@@ -68,7 +68,7 @@ class PlanStep(Generic[P]):
 
 
 class PhaseTimeline(Generic[P]):
-    """Rows, steps and tokens of consecutive phases."""
+    """Rows, steps and tokens over consecutive phases."""
 
     if TYPE_CHECKING:
 

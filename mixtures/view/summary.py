@@ -130,7 +130,7 @@ def summarize(
 
 def _phase_use(stream: Stream, phase: Phase, rows: Int64) -> PhaseUse:
     plan, length = stream.plan, phase.seq_len
-    span = stream.span_at(phase.first_row)
+    span = stream.find_span(phase.first_row)
     start = span.starts if span.first_row == phase.first_row else stream.positions(phase.first_row)
     end = stream.positions(phase.end_row)
     asked = drawn_shares(phase)

@@ -1,1 +1,1 @@
-"""An epoch of a source: the order of its tokens, in rows of any length."""
+"""One epoch in a source: permuted chunks and rows of any length."""

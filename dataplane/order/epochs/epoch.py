@@ -1,4 +1,4 @@
-"""An epoch of a source: permuted chunks, then the remainder, in windows of permuted rows.
+"""An epoch: permuted chunks, then the remainder, in windows with permuted rows.
 
     chunk 17 ── chunk 3 ── chunk 40 │ chunk 8 ── … ── the last chunks ── the remainder
     └──────── a window ───────────┘ └─ the next …    └──── the last window ──────────┘
@@ -8,10 +8,10 @@ A chunk's tokens are a multiple of every sequence length in the plan, so rows of
 start at any window without cutting a row in two. The remainder is every token outside the windows
 of full chunks: at first the tail after the last full chunk.
 
-Where the row length changes in the middle of a window, the epoch is cut: rows of the new length
-start at the next window, and the unserved tokens of the begun window join the remainder. So an
-epoch serves every token once, except less than a row at the end, through any number of cuts; and a
-cut is known from its row number and length alone.
+Where the row length changes within a window, the epoch is cut: rows with the new length start at
+the next window, and the begun window's unserved tokens join the remainder. So an epoch serves every
+token once, except less than a row at the end, after any number of cuts; and a cut is known from its
+row number and length alone.
 
 This file counts windows and rows; tokens.py finds their tokens.
 """
@@ -26,7 +26,7 @@ from .permutation import PermutationName
 from .remainder import Remainder
 
 ALL_CHUNKS = -1
-"""Takes the place of a window's number in the name of the chunks' permutation."""
+"""Replaces the window's number in the name for the chunks' permutation."""
 
 
 class Cut(NamedTuple):
@@ -38,7 +38,7 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Pool:
-    """The tokens of an epoch: full chunks and shorter tails."""
+    """An epoch's tokens: full chunks and shorter tails."""
 
     num_chunks: int
     tails: Remainder
@@ -48,7 +48,7 @@ class Pool:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Shuffle:
-    """The permutations of a source's chunks, and of the rows in a window."""
+    """The permutations for a source's chunks, and for the rows in a window."""
 
     seed: int
     name: str
@@ -58,7 +58,7 @@ class Shuffle:
     """Chunks per window."""
 
     def permutation_name(self, epoch: int, window: int) -> PermutationName:
-        """Name the permutation of a window's rows, or of all chunks (ALL_CHUNKS)."""
+        """Name the permutation for a window's rows, or for all chunks (ALL_CHUNKS)."""
         return self.seed, self.name, epoch, window
 
 
@@ -76,7 +76,7 @@ class Epoch:
         self.shuffle, self.number, self.pool, self.uncut = shuffle, number, pool, uncut
         self.chunk, self.window = shuffle.chunk, shuffle.window
         self.num_windows = max(1, -(-pool.num_chunks // self.window))
-        """Windows of full chunks; the last one includes the remainder."""
+        """Windows with full chunks; the last one includes the remainder."""
         self.first_window, self.cuts = 0, tuple[Cut, ...]()
         self.tokens = pool.num_chunks * self.chunk + pool.tails.tokens
         """Tokens after the cuts."""
@@ -104,7 +104,7 @@ class Epoch:
         return self.window_start(self.first_window, length)
 
     def window_start(self, window: int, length: int) -> int:
-        """Return the first row of a window, or of the remainder after all windows."""
+        """Return a window's first row; after all windows, the remainder's."""
         return min(window * self.window, self.pool.num_chunks) * (self.chunk // length)
 
     def tokens_left(self, row: int, length: int) -> int:
@@ -124,12 +124,11 @@ class Epoch:
         return Epoch(self.shuffle, self.number, self.pool, (self, Cut(row, length)))
 
     def ends_window(self, row: int, length: int) -> bool:
-        """Tell whether no window is half served before `row`: rows of another length need no
-        cut."""
+        """Tell whether no window is half served before `row`: a new length needs no cut."""
         windows = self.count_windows(row, length)
         at_boundary = windows < self.num_windows and row == windows * self.window_rows(length)
         return at_boundary or row == self.first_row(length)
 
     def window_rows(self, length: int) -> int:
-        """Count the rows of a window; the last window differs."""
+        """Count the rows in a window other than the last."""
         return self.window * (self.chunk // length)

@@ -27,7 +27,7 @@ ROUNDS = 6
 MAX_CACHED_KEYS = 1 << 13
 """Maximum permutations with cached keys: about 3 MB."""
 NETWORK_SIZES = 4 ** np.arange(32, dtype=np.int64)
-"""Integers that a network covers, by half of its bits."""
+"""Integers that a network covers, by the bits in a half."""
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _SHIFT_1, _SHIFT_2, _SHIFT_3 = (np.uint64(bits) for bits in (30, 27, 31))
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -52,7 +52,7 @@ def _digest(name: PermutationName) -> bytes:
 
 
 def permute(keys: UInt64, length: int | Int64, positions: Int64) -> Int64:
-    """Compute the images of positions under permutations of [0, length).
+    """Permute positions within [0, length).
 
     `keys` [ROUNDS, 1] name one permutation; `keys` [ROUNDS, n] and `length` [n] name one per
     position.
@@ -67,7 +67,7 @@ def permute(keys: UInt64, length: int | Int64, positions: Int64) -> Int64:
 
 
 def invert(keys: UInt64, length: int | Int64, images: Int64) -> Int64:
-    """Compute the positions with these images: the inverse of `permute`."""
+    """Return the positions that `permute` maps to these images."""
     return _walk(_unfeistel, keys, length, images)
 
 
@@ -114,18 +114,18 @@ def _walk(bijection: Bijection, keys: UInt64, length: int | Int64, numbers: Int6
 
 def _feistel(networks: _Networks, values: UInt64) -> UInt64:
     half, mask = networks.half, networks.mask
-    left, right = values >> half, values & mask
+    high, low = values >> half, values & mask
     for round_key in networks.keys:
-        left, right = right, left ^ (mix(right ^ round_key) & mask)
-    return (left << half) | right
+        high, low = low, high ^ (mix(low ^ round_key) & mask)
+    return (high << half) | low
 
 
 def _unfeistel(networks: _Networks, values: UInt64) -> UInt64:
     half, mask = networks.half, networks.mask
-    left, right = values >> half, values & mask
+    high, low = values >> half, values & mask
     for round_key in networks.keys[::-1]:
-        left, right = right ^ (mix(left ^ round_key) & mask), left
-    return (left << half) | right
+        high, low = low ^ (mix(high ^ round_key) & mask), high
+    return (high << half) | low
 
 
 def mix(values: UInt64) -> UInt64:

@@ -23,7 +23,7 @@ from .remainder import Remainder, locate_rows, merge_spans
 REMAINDERS_BYTES = 8 << 20
 """Budget for cached remainders of cut epochs. Everything else is computed quickly."""
 MAX_SPANS = 1 << 12
-"""Spans of remainders that are searched together: larger arrays leave a core's cache."""
+"""Spans searched together in remainders: larger arrays leave a core's cache."""
 
 REMAINDERS: BoundedCache[tuple[Shuffle, int, tuple[Cut, ...]], PackedSpans] = BoundedCache(
     REMAINDERS_BYTES
@@ -32,7 +32,7 @@ REMAINDERS: BoundedCache[tuple[Shuffle, int, tuple[Cut, ...]], PackedSpans] = Bo
 
 
 class Epochs:
-    """A table of epochs, in rows of one length."""
+    """A table of epochs, in rows with one length."""
 
     def __init__(self, epochs: Sequence[Epoch], length: int) -> None:
         self.epochs, self.length = epochs, length
@@ -143,7 +143,7 @@ class Epochs:
         return starts
 
     def _batch_remainders(self, indices: Int64) -> Iterator[tuple[int, list[Remainder]]]:
-        """Yield the remainders of epochs in batches, each with the number of those before it."""
+        """Yield the epochs' remainders in batches, with the number of earlier ones."""
         first, num_spans, batch = 0, 0, list[Remainder]()
         for index in indices.tolist():
             batch.append(load_remainder(self.epochs[index]))
@@ -156,7 +156,7 @@ class Epochs:
 
 
 def load_remainder(epoch: Epoch) -> Remainder:
-    """Load the remainder of an epoch from the cache, or compute it."""
+    """Load an epoch's remainder from the cache, or compute it."""
     if epoch.uncut is None:
         return epoch.pool.tails
     name = (epoch.shuffle, epoch.number, epoch.cuts)
@@ -185,7 +185,7 @@ def _compute_remainder(epoch: Epoch) -> Remainder:
 
 
 def served_spans(epoch: Epoch, length: int, first_row: int, end_row: int) -> Int64:
-    """Return the token spans [start, end) of the rows [first_row, end_row)."""
+    """List the token spans [start, end) that the rows [first_row, end_row) serve."""
     window_rows = epoch.window_rows(length)
     # Full windows as chunks; the rows before and after them one by one, as is the last window,
     # which includes the remainder.
@@ -204,7 +204,7 @@ def served_spans(epoch: Epoch, length: int, first_row: int, end_row: int) -> Int
 
 
 def unserved_spans(epoch: Epoch, row: int, length: int) -> Int64:
-    """Return the token spans that are not served before `row`.
+    """List the token spans that are not served before `row`.
 
     After the last row there are none: the epoch has ended.
     """
@@ -236,7 +236,7 @@ def find_rows(epoch: Epoch, length: int, start: int, end: int) -> Int64:
 
 
 def _row_spans(epoch: Epoch, length: int, rows: Int64) -> Int64:
-    """Return the token spans [start, end) of rows."""
+    """List the token spans [start, end) that rows serve."""
     index = np.zeros(len(rows), np.int64)
     tokens, spans_by_row = Epochs([epoch], length).locate(index, index + epoch.number, rows)
     is_contiguous = np.ones(len(rows), np.bool_)
@@ -246,7 +246,7 @@ def _row_spans(epoch: Epoch, length: int, rows: Int64) -> Int64:
 
 
 def _chunk_spans(epoch: Epoch, first_window: int, end_window: int) -> Int64:
-    """Return the token spans [start, end) of the full chunks in some windows."""
+    """List the token spans [start, end) that windows serve in full chunks."""
     num_chunks, starts = epoch.pool.num_chunks, epoch.pool.starts
     slots = np.arange(first_window * epoch.window, min(end_window * epoch.window, num_chunks))
     chunks = permute(_chunk_keys(epoch), num_chunks, slots.astype(np.int64))
@@ -261,8 +261,8 @@ def _chunk_keys(epoch: Epoch) -> UInt64:
 def _find_in_chunks(
     epoch: Epoch, length: int, start: int, end: int
 ) -> Iterator[tuple[Int64, Int64]]:
-    """Yield slots of full chunks, and the rows in these chunks with one of the tokens [start, end):
-    for the inner chunks together, then for the chunks at both ends."""
+    """Yield slots whose full chunks hold tokens in [start, end), and the rows within these chunks
+    that do: for the inner chunks together, then for the chunks at both ends."""
     pool, size = epoch.pool, epoch.chunk
     if not pool.num_chunks:
         return

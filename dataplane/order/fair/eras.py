@@ -1,12 +1,12 @@
-"""The source of every row in a plan: a fair order per era. An era is the rows of one length.
+"""Assigns the rows of a plan to sources by a fair order per era: the rows with one length.
 
     era        rows of 1,024          rows of 512           rows of 2,048
     owed       ─────────────────┐     ┌──────┬────────┐     ┌──────┬────────
     given      ─────────────────┘debts┘ pays ╵        └debts┘ pays ╵
 
-Debts are exact, in tokens since row 0. An era inherits the debts of all earlier rows, and of the
-runs that the plan continues, and pays them (settling.py). So a source is off by less than two of
-the longest rows while debts are paid, then by less than a row; no number of changes adds to it.
+Debts are exact, in tokens since row 0. An era inherits the debts from all earlier rows, with those
+in continued runs, and pays them (settling.py). So a source is off by less than two longest rows
+while debts are paid, then by less than a row; further changes add nothing.
 
 - Debts are paid down to a common level. This is 0, unless the era never draws from a source with a
   debt: this debt waits for a later era, and until then the drawn sources share the opposite debt.
@@ -39,7 +39,7 @@ LoadSlowTable = Callable[[int, OwedRows, Callable[[], SlowTable]], SlowTable]
 
 @dataclass(frozen=True, eq=False)
 class Era:
-    """Rows of one length."""
+    """Rows with one length."""
 
     row_tokens: int
     first_row: int
@@ -54,8 +54,8 @@ class Era:
     def end_row(self) -> int:
         return self.first_row + self.owed.rows
 
-    def debts_at(self, row: int) -> Debts:
-        """Compute the debts before a row of the era, or at its end."""
+    def debts_before(self, row: int) -> Debts:
+        """Compute the debts before a row in the era, or at its end."""
         num_rows = row - self.first_row
         owed, taken = self.owed.exact_rows(num_rows), self.order.counts(num_rows).tolist()
         return tuple(
@@ -95,7 +95,7 @@ class Eras:
             era = Era(row_tokens, row, debts, before, owed[number], order)
             self.eras.append(era)
             before = before + order.counts(order.rows)
-            row, debts = era.end_row, era.debts_at(era.end_row)
+            row, debts = era.end_row, era.debts_before(era.end_row)
         self.edges = np.array([0, *(era.end_row for era in self.eras)])
         self.before = np.stack([*(era.before for era in self.eras), before])
         """Rows before an era, [era, source]."""
@@ -145,7 +145,7 @@ class Eras:
 
     def debts(self, row: int) -> list[Fraction]:
         """Compute the tokens owed to each source after `row` rows."""
-        return list(self._era_at(row).debts_at(row))
+        return list(self._era_at(row).debts_before(row))
 
     def _era_at(self, row: int) -> Era:
         return next(era for era in reversed(self.eras) if era.first_row <= row)

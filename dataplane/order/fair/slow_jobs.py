@@ -244,7 +244,7 @@ def draw_rows(owed: OwedRows, ranges: JobRanges) -> Int64:
 
 
 class _ActiveRanges:
-    """The sum of the rows owed to the active ranges, after n rows of a line."""
+    """Rows owed to all active ranges, after n rows of a line."""
 
     def __init__(self, curve: OwedCurve, starts: Sequence[Fraction]) -> None:
         self.curve, self.starts = curve, starts
