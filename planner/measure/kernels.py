@@ -33,7 +33,7 @@ BACKWARD = 2.5
 
 
 @dataclass(frozen=True)
-class Draw:
+class RandomInputs:
     """Random inputs for a kernel, in one precision on a device."""
 
     rows: int
@@ -71,21 +71,21 @@ class KernelCall:
     """Elements that the rate counts; rows × length × width if None."""
 
 
-def rms_norm(draw: Draw, size: int) -> KernelCall:
+def rms_norm(draw: RandomInputs, size: int) -> KernelCall:
     return KernelCall(draw.module(RMSNorm(draw.width, 1e-5)), {"x": draw.sequences(draw.width)})
 
 
-def add_rms_norm(draw: Draw, size: int) -> KernelCall:
+def add_rms_norm(draw: RandomInputs, size: int) -> KernelCall:
     norm = rms_norm(draw, size)
     return KernelCall(norm.run, {**norm.inputs, "residual": draw.sequences(draw.width)})
 
 
-def gated_rms_norm(draw: Draw, size: int) -> KernelCall:
+def gated_rms_norm(draw: RandomInputs, size: int) -> KernelCall:
     module = draw.module(GatedRMSNorm(draw.width, 1e-5))
     return KernelCall(module, {"y": draw.sequences(draw.width), "z": draw.sequences(draw.width)})
 
 
-def rope(draw: Draw, size: int) -> KernelCall:
+def rope(draw: RandomInputs, size: int) -> KernelCall:
     heads = max(draw.width // 128, 1)
     positions = torch.arange(draw.length, device=draw.device).unsqueeze(0)
     cos, sin = rotation(Rope(), positions, draw.width // heads)
@@ -93,11 +93,11 @@ def rope(draw: Draw, size: int) -> KernelCall:
     return KernelCall(lambda x: rotate(x, cos, sin), {"x": x})
 
 
-def glu(draw: Draw, size: int) -> KernelCall:
+def glu(draw: RandomInputs, size: int) -> KernelCall:
     return KernelCall(lambda x: apply_gate(x, "silu"), {"x": draw.sequences(2 * draw.width)})
 
 
-def linear_cross_entropy(draw: Draw, size: int) -> KernelCall:
+def linear_cross_entropy(draw: RandomInputs, size: int) -> KernelCall:
     table = EmbeddingTable(size, draw.width)
     torch.nn.init.normal_(table.weight, std=draw.width**-0.5)
     unembedding = Unembedding(table.to(draw.device, torch_dtype(draw.precision)))
@@ -111,7 +111,7 @@ def linear_cross_entropy(draw: Draw, size: int) -> KernelCall:
     return KernelCall(run, {"hidden": draw.sequences(draw.width)})
 
 
-def convolution(draw: Draw, size: int) -> KernelCall:
+def convolution(draw: RandomInputs, size: int) -> KernelCall:
     """Return a gated convolution with `size` taps; groups of 16 channels share them."""
     x, taps = draw.sequences(3 * draw.width), draw.normal(max(draw.width // 16, 1), size)
     return KernelCall(
@@ -119,7 +119,7 @@ def convolution(draw: Draw, size: int) -> KernelCall:
     )
 
 
-def fft_convolution(draw: Draw, size: int) -> KernelCall:
+def fft_convolution(draw: RandomInputs, size: int) -> KernelCall:
     """Return a gated convolution with a filter of `size` taps per channel."""
     inputs = {"x": draw.sequences(3 * draw.width), "taps": draw.normal(draw.width, size)}
     inputs["skip"] = draw.normal(draw.width)
@@ -128,7 +128,7 @@ def fft_convolution(draw: Draw, size: int) -> KernelCall:
     )
 
 
-def modal(draw: Draw, size: int) -> KernelCall:
+def modal(draw: RandomInputs, size: int) -> KernelCall:
     inputs = {
         "x": draw.sequences(3 * draw.width),
         "rates": draw.exact(draw.width, size, high=0.1),
@@ -138,7 +138,7 @@ def modal(draw: Draw, size: int) -> KernelCall:
     return KernelCall(lambda **inputs: gated_modal(**inputs)[0], inputs)
 
 
-def ssd(draw: Draw, size: int) -> KernelCall:
+def ssd(draw: RandomInputs, size: int) -> KernelCall:
     """Return Mamba-2's scan: heads with 64 channels, one group with `size` states."""
     heads = max(draw.width // 64, 1)
     dim = draw.width // heads
@@ -154,7 +154,7 @@ def ssd(draw: Draw, size: int) -> KernelCall:
     )
 
 
-def selective_scan(draw: Draw, size: int) -> KernelCall:
+def selective_scan(draw: RandomInputs, size: int) -> KernelCall:
     """Return Mamba-1's scan with `size` states per channel."""
     inputs = {
         "x": draw.sequences(1, draw.width),
@@ -169,7 +169,7 @@ def selective_scan(draw: Draw, size: int) -> KernelCall:
     return KernelCall(lambda **inputs: gated_scan(**inputs)[0], inputs)
 
 
-def ring(draw: Draw, size: int) -> KernelCall:
+def ring(draw: RandomInputs, size: int) -> KernelCall:
     """Return ring attention without a fused kernel, on one rank, with `size` channels per head."""
     zigzag = Zigzag(draw.length, ALONE)
     shape = max(draw.width // size, 1), size
@@ -185,7 +185,7 @@ def ring(draw: Draw, size: int) -> KernelCall:
     return KernelCall(run, inputs, draw.rows * pairs * shape[0] * size)
 
 
-MakeCall = Callable[[Draw, int], KernelCall]
+MakeCall = Callable[[RandomInputs, int], KernelCall]
 KERNELS: dict[str, tuple[MakeCall, tuple[int | str, ...]]] = {
     "rms_norm": (rms_norm, (0,)),
     "add_rms_norm": (add_rms_norm, (0,)),
@@ -214,7 +214,7 @@ def list_sizes(kernel: str, length: int, vocabularies: Sequence[int]) -> list[in
     return sizes
 
 
-def measure_kernel(kernel: str, draw: Draw, size: int, clock: Clock) -> tuple[float, float]:
+def measure_kernel(kernel: str, draw: RandomInputs, size: int, clock: Clock) -> tuple[float, float]:
     """Measure elements (rows · length · width) per second, forward and backward."""
     call = KERNELS[kernel][0](draw, size)
     elements = call.elements or draw.rows * draw.length * draw.width

@@ -281,7 +281,7 @@ def enumerate_measurements(sizes: ProfileSizes, clock: Clock) -> Iterator[Measur
                 ),
             )
         for width in sizes.widths:
-            draw = kernels.Draw(rows, length, width, sizes.precision, clock.device)
+            draw = kernels.RandomInputs(rows, length, width, sizes.precision, clock.device)
             for kernel in kernels.KERNELS:
                 for size in kernels.list_sizes(kernel, length, sizes.vocabularies):
                     fields = {"width": width, "length": length, "size": size}

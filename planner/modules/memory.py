@@ -1,4 +1,4 @@
-"""Memory of foreign modules: traces of their passes, and shards of their parameters."""
+"""Memory of foreign modules: traced passes and parameter shards."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from .load import build_modules
 from .model import ModuleKind, ModuleModel
 
 NO_PASSES = Passes((), ())
-"""Embedding and head: among foreign modules neither has a place of its own."""
+"""Embedding and head, which are plain modules here."""
 
 
 class ModuleParts:
-    """Foreign modules, as `RankMemory` needs a model."""
+    """Foreign modules in the form that `RankMemory` takes."""
 
     def __init__(self, model: ModuleModel, trace: ModelTrace, precision: Precision) -> None:
         self.model, self.trace, self.precision = model, trace, precision
@@ -87,12 +87,12 @@ class ModuleParts:
 
 
 def _module_shards(number: int, kind: ModuleKind) -> dict[str, LocalShard]:
-    """Return the parameters of a module, which no tensor or expert rank shares."""
+    """Return a module's parameters, which no tensor or expert ranks share."""
     return {f"blocks.{number}.{name}": LocalShard(shape) for name, shape in kind.parameters}
 
 
 class ModuleTraces:
-    """Traced passes of the modules for a number of rows."""
+    """Passes of the modules, traced for `rows` rows."""
 
     def __init__(
         self, model: ModuleModel, rows: int, trace_passes: Callable[[int, int, Rule], Passes]
@@ -132,7 +132,7 @@ class _RecomputableModule(Recomputable):
 
 
 class FakeModules:
-    """The modules with fake weights, and the shape of each module's input."""
+    """Modules with fake weights, and their input shapes."""
 
     def __init__(self, name: str, precision: Precision) -> None:
         self.mode, self.dtype = new_mode(), compute_dtype(precision)

@@ -1,4 +1,4 @@
-"""A sequence of foreign modules, in the form that the planner takes a model."""
+"""A sequence of foreign modules, in the form of a model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ModuleModel:
     """package:function."""
     sorts: tuple[ModuleKind, ...]
     layers: tuple[int, ...]
-    """Kind of each module."""
+    """Kinds by module."""
     operators: Mapping[str, Any] = field(default_factory=dict)
     """Always empty: no operator has heads or experts."""
     tie_embeddings: bool = False
@@ -50,7 +50,7 @@ class ModuleModel:
 
     @property
     def layer_kinds(self) -> list[ModuleKind]:
-        """Kind of each module."""
+        """Kinds by module."""
         return [self.sorts[number] for number in self.layers]
 
     def tp_problems(self, tp: int) -> list[str]:
@@ -62,7 +62,7 @@ class ModuleModel:
 
 @dataclass(frozen=True)
 class TracedModules:
-    """Modules from `package:function`, with the operations of each kind."""
+    """Modules from `package:function`, with their operations."""
 
     model: ModuleModel
     trace: ModelTrace
@@ -75,7 +75,7 @@ class TracedModules:
 
     @property
     def names(self) -> list[str]:
-        """Name of each module."""
+        """Names by module."""
         return [kind.name for kind in self.model.layer_kinds]
 
 

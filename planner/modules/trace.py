@@ -1,4 +1,4 @@
-"""Trace of a sequence of foreign modules: parameters and operations of each kind, for one row."""
+"""Trace of foreign modules: parameters and operations by kind, for one row."""
 
 from __future__ import annotations
 

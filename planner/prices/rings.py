@@ -42,7 +42,7 @@ def compute_rings(
             kv_heads=getattr(attention, "kv_heads", None) or heads,
             width=width,
             window=getattr(attention, "window", None),
-            part=seq_len // split.cp,
+            rank_tokens=seq_len // split.cp,
             precision=precision,
             device=machine.hardware.file.device.kind,
         )

@@ -1,4 +1,4 @@
-"""Record the operations of code that runs on fake tensors, by the rows of a hardware file."""
+"""Recording of operations on fake tensors, as work that the rows in a hardware file price."""
 
 from __future__ import annotations
 

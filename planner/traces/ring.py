@@ -1,11 +1,11 @@
-"""Traces of ring attention: the operations of one rank, in both passes.
+"""Traces of ring attention: one rank's operations, forward and backward.
 
-A rank of a ring does not compute a part of the attention of whole rows: it computes tiles, or calls
-fused attention on parts of rows, and merges the results. So the ring alone runs, on tensors without
-numbers. All hops but the first are alike: a long ring follows from two short ones. Where fused
-attention computes the hops, all shapes grow with a rank's part of the row, so that one part stands
-for all. Where tiles do, their rate is measured (`ring_attention` in the hardware file), because
-operations on tiles are far slower than large ones.
+A rank in a ring does not compute a share of whole-row attention: it computes tiles, or calls fused
+attention on parts of rows, and merges the results. So the ring itself runs, on meta tensors. All
+hops but the first are equal: a long ring follows from two short ones. Where fused attention
+computes the hops, all shapes grow with the tokens per rank, so that one length stands for all.
+Where tiles do, their rate is measured (`ring_attention` in the hardware file), because operations
+on tiles are far slower than large ones.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from .recorder import OperationRecorder
 
 MAX_RANKS, MAX_WINDOW_RANKS = 4, 12
-"""Ranks of the longest ring that runs; more with a window, outside which far keys lie."""
-FUSED_PART = 512
-"""Tokens per rank where fused attention runs."""
+"""Ranks in the longest recorded ring. A window needs more: its far keys drop out."""
+FUSED_TOKENS = 512
+"""Tokens per rank in a recorded ring with fused attention."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,7 @@ class Ring:
     width: int
     """Channels per head."""
     window: int | None
-    part: int
-    """Tokens per rank."""
+    rank_tokens: int
     precision: Precision
     device: str
 
@@ -67,9 +66,11 @@ class Operations:
 def trace_ring(ring: Ring, ranks: int) -> Operations:
     """Return the operations of the last rank for one row."""
     if ring.device == "cuda" and ring.window is None:
-        operations = _extrapolate_ranks(replace(ring, part=FUSED_PART), ranks)
+        operations = _extrapolate_ranks(replace(ring, rank_tokens=FUSED_TOKENS), ranks)
         if not operations.tiled:
-            return map_operations(partial(_scale, factor=ring.part / FUSED_PART), operations)
+            return map_operations(
+                partial(_scale, factor=ring.rank_tokens / FUSED_TOKENS), operations
+            )
     return _extrapolate_ranks(ring, ranks)
 
 
@@ -148,14 +149,17 @@ def _record_ring(ring: Ring, ranks: int) -> Operations:
     on_gpu = as_on_gpu() if ring.device == "cuda" else nullcontext()
     with on_gpu, torch.device("meta"):
         operator = Attention(options, ring.width)
-        batch = BatchContext(torch.arange(ring.part).unsqueeze(0), axes=axes)
+        batch = BatchContext(torch.arange(ring.rank_tokens).unsqueeze(0), axes=axes)
         q, k, v = (
-            torch.empty(1, ring.part, heads, ring.width, dtype=dtype, requires_grad=True)
+            torch.empty(1, ring.rank_tokens, heads, ring.width, dtype=dtype, requires_grad=True)
             for heads in (ring.heads, ring.kv_heads, ring.kv_heads)
         )
-        with OperationRecorder(ring.part) as forward, _run_one_tile_per_size(forward, ring):
+        with OperationRecorder(ring.rank_tokens) as forward, _run_one_tile_per_size(forward, ring):
             y = operator.attend_across_ranks(q, k, v, batch)
-        with OperationRecorder(ring.part) as backward, _run_one_tile_per_size(backward, ring):
+        with (
+            OperationRecorder(ring.rank_tokens) as backward,
+            _run_one_tile_per_size(backward, ring),
+        ):
             torch.autograd.grad(y, (q, k, v), torch.empty_like(q))
     return Operations(merge_equal(forward.work), merge_equal(backward.work))
 
@@ -166,7 +170,7 @@ def _run_one_tile_per_size(recorder: OperationRecorder, ring: Ring) -> Iterator[
     pairs are recorded too."""
     from ...models.parallel import ring as module
 
-    shape = ring.width, ring.heads, ring.part
+    shape = ring.width, ring.heads, ring.rank_tokens
 
     def run_one_per_size(tiles: Iterator[Tile]) -> Iterator[Tile]:
         tiles_by_size: dict[tuple[int, int, bool], list[Tile]] = {}

@@ -1,8 +1,8 @@
-"""Traces of a model: the operations of one layer of each kind, and of the head.
+"""Traces: a model's operations, recorded for one layer per kind and for the head.
 
-Nothing is computed: a layer of each kind runs forward and backward on fake tensors, for one row of
-`seq_len` tokens. On a GPU the fused kernels are recorded by name, elsewhere their plain references.
-A trace takes seconds, so it is stored (models/accounting/stored.py).
+Nothing is computed: the layers run forward and backward on fake tensors, for one row with `seq_len`
+tokens. For GPUs the fused kernels are recorded by name, for CPUs their plain references. Recording
+takes seconds, so traces are stored (models/accounting/stored.py).
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ class LayerTrace:
 
     name: str
     operators: dict[str, Any]
-    """Operator names by role: mixer, mlp, shared."""
+    """Operator names by role (mixer, mlp, shared)."""
     forward: tuple[Work, ...]
     backward: tuple[Work, ...]
     stream: int
-    """Bytes of the layer's input."""
+    """Input bytes."""
     calls: int
     """Operator calls."""
 
 
 @dataclass(frozen=True)
 class ModelTrace:
-    """A model on one row of `seq_len` tokens."""
+    """A model on one row with `seq_len` tokens."""
 
     seq_len: int
     width: int
     layers: tuple[int, ...]
-    """Kind of each layer."""
+    """Kinds by layer."""
     kinds: tuple[LayerTrace, ...]
     head: LayerTrace
     """Final norm, logits and loss."""
@@ -128,7 +128,7 @@ def _record_model(
 
 
 def _record_passes(compute: Any, seq_len: int) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
-    """Record the forward and the backward pass of a computation."""
+    """Record a computation forward and backward."""
     import torch
 
     from .recorder import OperationRecorder

@@ -1,4 +1,4 @@
-"""A layer's operations, by the rows of a hardware file, and seconds of its passes."""
+"""A layer's operations, by the rows in a hardware file, and the seconds of both passes."""
 
 from __future__ import annotations
 

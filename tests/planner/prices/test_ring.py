@@ -24,7 +24,9 @@ from headrace.planner.traces.trace import trace_model
 from headrace.planner.traces.work import Work
 
 FP32 = PRECISIONS["fp32"]
-TILES = Ring(heads=4, kv_heads=2, width=32, window=None, part=1536, precision=FP32, device="cpu")
+TILES = Ring(
+    heads=4, kv_heads=2, width=32, window=None, rank_tokens=1536, precision=FP32, device="cpu"
+)
 FUSED = replace(TILES, precision=PRECISIONS["bf16"], device="cuda")
 
 
@@ -65,10 +67,12 @@ def test_a_tile_of_each_size_stands_for_all() -> None:
     [pairs] = [work for work in found.forward if work.kind == "pairs"]
     assert flops(found.forward) == 4 * TILES.heads * TILES.width * pairs.count
     # Each rank computes its causal pairs, and those above the diagonal of its 6 last tiles.
-    assert pairs.count == TILES.part**2 * 3 / 2 + 6 * 256**2 / 2
+    assert pairs.count == TILES.rank_tokens**2 * 3 / 2 + 6 * 256**2 / 2
 
 
-@pytest.mark.parametrize("ring", [replace(TILES, part=512), replace(FUSED, part=1024)])
+@pytest.mark.parametrize(
+    "ring", [replace(TILES, rank_tokens=512), replace(FUSED, rank_tokens=1024)]
+)
 def test_a_long_ring_follows_from_short_ones(ring: Ring) -> None:
     found, real = trace_ring(ring, 7), traces._record_ring(ring, 7)
     for one, other in ((found.forward, real.forward), (found.backward, real.backward)):
@@ -83,7 +87,7 @@ def test_a_long_ring_follows_from_short_ones(ring: Ring) -> None:
 
 def test_hops_of_fused_attention_are_as_many_causal_pairs() -> None:
     """A rank of N has the N-th part of the pairs of a causal row."""
-    row = 4 * FUSED.part
+    row = 4 * FUSED.rank_tokens
     whole = 2 * row**2 * FUSED.heads * FUSED.width
     assert flops(trace_ring(FUSED, 4).forward) == pytest.approx(whole / 4, rel=1e-3)
 
