@@ -12,7 +12,7 @@ from headrace.models.config.config import ModelConfig
 from headrace.planner.hardware.file import HardwareFile
 from headrace.tokenize.builder.build import BuildConfig
 from headrace.tokenize.train import TrainConfig
-from headrace.trainer.guide.config_key import describe_field, iter_members
+from headrace.trainer.guide.config_key import REQUIRED, describe_field, iter_members
 from headrace.trainer.run.config import RunConfig
 
 from .markdown import code, definitions, escaped, link_pages
@@ -78,9 +78,10 @@ def _section(kind: type, paths: list[str]) -> str:
     for field in dataclasses.fields(kind):
         if field.init:
             meaning = describe_field(kind, field, hints[field.name])
+            default = REQUIRED if meaning.required else f"default {code(meaning.default_text)}"
             items.append(
                 (
-                    f"{code(field.name)}: {code(meaning.type_and_default)}",
+                    f"{code(field.name)}: {code(meaning.type)}, {default}",
                     link_pages(escaped(meaning.text)) or _choices(meaning.below),
                 )
             )

@@ -37,15 +37,15 @@ class KeyMeaning:
     type: str
     required: bool
     default: Any
-    """Value of a key that is not set; None if it is required."""
+    """Value in YAML that a key has if it is not set; None if it is required. Of a section, keys
+    with defaults of their own are left out."""
     text: str
     below: tuple[str, ...]
     """Keys below it."""
 
     @property
-    def type_and_default(self) -> str:
-        default = json.dumps(self.default, ensure_ascii=False, default=str)
-        return f"{self.type}, {REQUIRED if self.required else f'default {default}'}"
+    def default_text(self) -> str:
+        return json.dumps(self.default, ensure_ascii=False, default=str)
 
 
 @click.command()
@@ -84,7 +84,8 @@ def main(key: str, place: str | None, as_json: bool) -> None:
         return
     for meaning in meanings:
         kinds = f" (kinds: {', '.join(meaning.kinds)})" if meaning.kinds else ""
-        click.echo(f"{key}: {meaning.type_and_default}{kinds}")
+        default = REQUIRED if meaning.required else f"default {meaning.default_text}"
+        click.echo(f"{key}: {meaning.type}, {default}{kinds}")
         if meaning.text:
             click.echo(textwrap.indent(meaning.text, "  "))
         if meaning.below:
@@ -188,11 +189,7 @@ def iter_members(hint: Any) -> Iterator[tuple[Any, bool]]:
 
 def describe_field(owner: type, field: Any, hint: Any) -> KeyMeaning:
     """Return what a dataclass field of the type `hint` means as a key, without its kinds."""
-    from ...console.config import plain
-
-    default = field.default
-    if field.default_factory is not dataclasses.MISSING:
-        default = field.default_factory()
+    default = _default(field)
     is_required = default is dataclasses.MISSING
     sections = list(_sections(hint))
     fields = (field for section in sections for field in dataclasses.fields(section))
@@ -210,10 +207,33 @@ def describe_field(owner: type, field: Any, hint: Any) -> KeyMeaning:
         (),
         format_type(hint),
         is_required,
-        None if is_required else plain(default),
+        None if is_required else _yaml_value(default, hint),
         text,
         tuple(below),
     )
+
+
+def _default(field: Any) -> Any:
+    factory = field.default_factory
+    return field.default if factory is dataclasses.MISSING else factory()
+
+
+def _yaml_value(value: Any, hint: Any) -> Any:
+    """Return a value as YAML data; of a section, without keys that have their own defaults."""
+    from ...console.config import plain
+
+    if not dataclasses.is_dataclass(value):
+        return plain(value)
+    mark = _kind_mark(hint)
+    return {
+        field.name: plain(getattr(value, field.name))
+        for field in dataclasses.fields(value)
+        if field.init
+        and (
+            getattr(value, field.name) != _default(field)
+            or (mark is not None and field.name == mark.tag)
+        )
+    }
 
 
 def format_type(hint: Any) -> str:
